@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""Build the `fp16` artifact: the canonical safetensors with every floating-point weight in float16.
+
+    python scripts/build_fp16.py SRC DST
+
+Weights that are float16 already are linked. float32 and bfloat16 are rounded to the nearest float16; a weight that
+float16 cannot hold (beyond 65,504) is refused by name, because it would become infinite. Memory stays constant.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from checkpoint import safetensors_file, shards
+from checkpoint.tensor import DTYPE_BYTES, Tensor
+from common import manifest
+from common.program import UserError, parser, run
+from common.publish import place, publish
+
+CAST = {"F32", "BF16", "F64"}  # what becomes F16; integers and booleans stay
+
+
+def stored_dtype(tensor: Tensor) -> str:
+    """The dtype that a tensor has in the artifact."""
+    return "F16" if tensor.dtype in CAST else tensor.dtype
+
+
+def to_float16(tensor: Tensor) -> Iterator[memoryview]:
+    """The tensor's bytes as float16, in pieces. Raises `UserError` where a finite weight would become infinite."""
+    if tensor.dtype not in CAST:
+        yield from tensor.chunks()
+        return
+    for chunk in whole_elements(tensor.chunks(), DTYPE_BYTES[tensor.dtype]):
+        values = as_float(chunk, tensor.dtype)
+        with np.errstate(over="ignore"):
+            rounded = values.astype(np.float16)
+        if np.any(np.isinf(rounded) & np.isfinite(values)):
+            raise UserError(
+                f"{tensor.path}: {tensor.name} holds weights beyond 65,504, which float16 cannot hold; "
+                "leave fp16 and the formats that are built from float16 out of this model's formats"
+            )
+        yield memoryview(rounded.view(np.uint8))
+
+
+def whole_elements(chunks: Iterator[memoryview], width: int) -> Iterator[bytes]:
+    """The same bytes in pieces that end between elements of `width` bytes: a read may end anywhere."""
+    rest = b""
+    for chunk in chunks:
+        data = rest + chunk
+        whole = len(data) - len(data) % width
+        yield data[:whole]
+        rest = data[whole:]
+
+
+def as_float(data: bytes, dtype: str) -> np.ndarray:
+    """Little-endian F64, F32 or BF16 bytes as a float array; bfloat16 is the upper half of a float32."""
+    if dtype == "BF16":
+        return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(data, "<f4" if dtype == "F32" else "<f8")
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("src", type=Path, help="folder of the canonical safetensors")
+    arguments.add_argument("dst", type=Path, help="folder to write")
+    options = arguments.parse_args()
+
+    source = shards.find(options.src)
+    origin = manifest.read(options.src)
+    tensors = source.tensors()
+    with publish(options.dst) as folder:
+        folder.mkdir()
+        total = sum(tensor.numel * DTYPE_BYTES[stored_dtype(tensor)] for tensor in tensors.values())
+        groups = {file.name: [tensor for tensor in tensors.values() if tensor.path == file] for file in source.files}
+        with tqdm(total=total, unit="B", unit_scale=True, desc="to float16", disable=None) as bar:
+            for name, group in groups.items():
+                if any(tensor.dtype in CAST for tensor in group):
+                    safetensors_file.write(
+                        folder / name, group, dtype=stored_dtype, chunks=to_float16, progress=bar.update
+                    )
+                else:
+                    place(source.folder / name, folder / name)
+        if len(groups) > 1:
+            (folder / shards.INDEXES["safetensors"]).write_text(shards.index_json(groups, total), encoding="utf-8")
+        for path in source.others():
+            place(path, folder / path.name)
+        embeddings = tensors.get("model.embed_tokens.weight")
+        row_only = embeddings.numel * 2 if embeddings and not source.config().get("tie_word_embeddings") else 0
+        manifest.write(
+            folder,
+            format="fp16",
+            engine="transformers",
+            tool="build_fp16",
+            tool_version=f"numpy {np.__version__}",
+            source=origin["source"],
+            parameter_count=origin["parameter_count"],
+            weight_files=list(groups),
+            weight_bytes_per_token=total - row_only,
+        )
+
+
+if __name__ == "__main__":
+    run(main)

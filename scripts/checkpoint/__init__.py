@@ -1,0 +1,5 @@
+"""Checkpoints on disk: torch zip files, safetensors files, and folders of shards with an index.
+
+Readers find where each tensor's bytes lie and hold none of them; writers copy them in pieces. No tensor is ever whole
+in memory.
+"""

@@ -1,0 +1,73 @@
+"""What lies in a CTranslate2 model.bin: the names, dtypes and sizes of its variables.
+
+The layout is that of ctranslate2/specs/model_spec.py, ModelSpec._serialize, binary version 6: a version, the model's
+name and revision, then the variables (name, rank, dimensions, dtype, bytes, data) and the aliases.
+"""
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from common.program import UserError
+
+VERSION = 6
+DTYPES = {0: "float32", 1: "int8", 2: "int16", 3: "int32", 4: "float16", 5: "bfloat16"}
+EMBEDDINGS = "decoder/embeddings/"
+HEAD = "decoder/projection/weight"
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One stored array: its dtype's name, its number of elements and of bytes."""
+
+    dtype: str
+    numel: int
+    nbytes: int
+
+
+def read(path: Path) -> dict[str, Variable]:
+    """Name -> `Variable`. Raises `UserError` where the file has another version or is cut off."""
+    try:
+        with path.open("rb") as file:
+            (version,) = _unpack(file, "<I")
+            if version != VERSION:
+                raise UserError(f"{path}: binary version {version} where {VERSION} is known; rebuild it with ctranslate2 4")
+            _string(file)
+            _, count = _unpack(file, "<II")
+            variables = {}
+            for _ in range(count):
+                name = _string(file)
+                (rank,) = _unpack(file, "<B")
+                numel = 1
+                for size in _unpack(file, f"<{rank}I"):
+                    numel *= size
+                dtype, nbytes = _unpack(file, "<BI")
+                variables[name] = Variable(DTYPES.get(dtype, f"dtype {dtype}"), numel, nbytes)
+                file.seek(nbytes, 1)
+            return variables
+    except (struct.error, UnicodeDecodeError):
+        raise UserError(f"{path}: cut off, or no CTranslate2 model; build it again") from None
+
+
+def bytes_per_token(variables: dict[str, Variable], float_bytes: int | None = None) -> int:
+    """Bytes of weights that one decoded token reads: all but the embedding table, unless it is the output head too.
+
+    Args:
+        float_bytes: bytes of a floating-point weight once loaded, where the engine widens or narrows them.
+    """
+    tied = HEAD not in variables
+    return sum(
+        variable.numel * float_bytes if float_bytes and "float" in variable.dtype else variable.nbytes
+        for name, variable in variables.items()
+        if tied or not name.startswith(EMBEDDINGS)
+    )
+
+
+def _unpack(file: BinaryIO, layout: str) -> tuple:
+    return struct.unpack(layout, file.read(struct.calcsize(layout)))
+
+
+def _string(file: BinaryIO) -> str:
+    (length,) = _unpack(file, "<H")
+    return file.read(length)[:-1].decode("utf-8")

@@ -1,0 +1,94 @@
+"""Checkpoint folders: one file or many shards, with an index that says which shard holds which tensor."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from checkpoint import safetensors_file, torch_zip
+from checkpoint.tensor import Tensor
+from common.program import UserError
+
+INDEXES = {"safetensors": "model.safetensors.index.json", "bin": "pytorch_model.bin.index.json"}
+SINGLES = {"safetensors": "model.safetensors", "bin": "pytorch_model.bin"}
+READERS = {"safetensors": safetensors_file.read, "bin": torch_zip.read}
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf", ".index.json")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model's folder: `form` is `safetensors` or `bin`; `files` its weight files, in order."""
+
+    folder: Path
+    form: str
+    files: tuple[Path, ...]
+
+    def config(self) -> dict:
+        """config.json."""
+        return read_json(self.folder / "config.json")
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors: name -> `Tensor`. Raises `UserError` where two shards hold the same name."""
+        found: dict[str, Tensor] = {}
+        for file in self.files:
+            for name, tensor in READERS[self.form](file).items():
+                if name in found:
+                    raise UserError(f"{file}: {name} is also in {found[name].path.name}; only one of them can be meant")
+                found[name] = tensor
+        return found
+
+    def others(self) -> list[Path]:
+        """Config, tokenizer, generation and licence files: everything that holds no weights and is no manifest."""
+        return [
+            path
+            for path in sorted(self.folder.iterdir())
+            if path.is_file() and not path.name.endswith(WEIGHT_SUFFIXES) and path.name != "quantmill.json"
+        ]
+
+
+def read_json(path: Path) -> dict:
+    """A JSON object of a model's folder. Raises `UserError` where it is missing or damaged."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing; a model's folder holds it beside the weights") from None
+    except ValueError as error:
+        raise UserError(f"{path}: no valid JSON ({error}); download it again") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: should hold a JSON object; download it again")
+    return content
+
+
+def find(folder: Path) -> Checkpoint:
+    """The checkpoint in a folder, safetensors before .bin. Raises `UserError` where it is missing or incomplete."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder")
+    for form in ("safetensors", "bin"):
+        index, single = folder / INDEXES[form], folder / SINGLES[form]
+        if index.exists():
+            return Checkpoint(folder, form, _indexed_files(index))
+        if single.exists():
+            return Checkpoint(folder, form, (single,))
+    raise UserError(
+        f"{folder}: holds no weights; looked for {', '.join([*INDEXES.values(), *SINGLES.values()])}"
+    )
+
+
+def _indexed_files(index: Path) -> tuple[Path, ...]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise UserError(f"{index}: has no weight_map; download it again")
+    files = []
+    for name in sorted(set(map(str, weight_map.values()))):
+        if name != Path(name).name:
+            raise UserError(f"{index}: names the shard {name!r:.80}, which lies outside the model's folder; refused")
+        if not (index.parent / name).exists():
+            raise UserError(f"{index.parent / name}: is missing, though {index.name} names it; download it again")
+        files.append(index.parent / name)
+    return tuple(files)
+
+
+def index_json(shards: dict[str, Iterable[Tensor]], total_size: int) -> str:
+    """The text of an index: shards maps a file's name to its tensors, total_size is the bytes of all of them."""
+    weight_map = {tensor.name: file for file, tensors in shards.items() for tensor in tensors}
+    return json.dumps({"metadata": {"total_size": total_size}, "weight_map": weight_map}, indent=2, sort_keys=True) + "\n"

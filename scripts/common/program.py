@@ -1,0 +1,24 @@
+"""How every program under scripts/ starts, reports progress and fails."""
+
+import argparse
+import sys
+from collections.abc import Callable
+
+
+class UserError(Exception):
+    """Something that the user can mend: one line that says what is wrong, where, and what to do."""
+
+
+def parser(doc: str) -> argparse.ArgumentParser:
+    """An argument parser whose `--help` is the program's docstring."""
+    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def run(main: Callable[[], None]) -> None:
+    """Call `main`; a `UserError` (or an interrupt) ends the program with one line instead of a traceback."""
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("error: interrupted; nothing was published")

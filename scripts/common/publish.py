@@ -1,0 +1,66 @@
+"""Nothing appears under its final name before it is whole: write beside, fsync, rename."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+def fsync_path(path: Path) -> None:
+    """Flush a file's bytes, or a folder's entries, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def publish(final: Path) -> Iterator[Path]:
+    """Yield a path beside `final` to write a file or a folder to; rename it to `final` when the block succeeds.
+
+    When the block raises, what it wrote is removed and `final` is left as it was. What a killed run left behind under
+    the temporary name is removed at the next start.
+    """
+    final = Path(os.path.abspath(final))
+    final.parent.mkdir(parents=True, exist_ok=True)
+    partial = final.with_name(f".{final.name}.partial")
+    _remove(partial)
+    try:
+        yield partial
+        for path in sorted(partial.rglob("*")) if partial.is_dir() else []:
+            if not path.is_symlink():
+                fsync_path(path)
+        fsync_path(partial)
+        if partial.is_dir():
+            _remove(final)  # a folder cannot be renamed over one that holds files
+        os.replace(partial, final)
+        fsync_path(final.parent)
+    except BaseException:
+        _remove(partial)
+        raise
+
+
+def publish_json(final: Path, content: Any) -> None:
+    """Write `content` as JSON. NaN and infinity are refused: no reader of JSON need know them."""
+    with publish(final) as partial:
+        partial.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def place(source: Path, target: Path) -> None:
+    """Give a file a second name without copying it: a hard link, or a symbolic one across filesystems."""
+    source = source.resolve(strict=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        target.symlink_to(source)

@@ -1,0 +1,40 @@
+"""The host's processor and memory."""
+
+import os
+import platform
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+COPY_BYTES = 256 * 2**20  # well beyond any cache
+REPEATS = 7
+
+
+def available_threads() -> int:
+    """Processors that this process may use (a container or a scheduler may grant fewer than there are)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def describe(threads: int) -> dict[str, Any]:
+    """The processor's name, the host's cores and the threads used."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return {"name": names[0] if names else platform.processor() or platform.machine(), "threads": threads}
+
+
+def copy_bandwidth(threads: int) -> float:
+    """Bytes a second, read and written, that `threads` threads copy between two arrays of `COPY_BYTES` (median)."""
+    source, target = np.ones(COPY_BYTES, np.uint8), np.zeros(COPY_BYTES, np.uint8)
+    pieces = list(zip(np.array_split(target, threads), np.array_split(source, threads), strict=True))
+    seconds = []
+    with ThreadPoolExecutor(threads) as pool:  # numpy lets go of the interpreter lock while it copies
+        for _ in range(REPEATS):
+            start = time.perf_counter()
+            list(pool.map(lambda pair: np.copyto(*pair), pieces))
+            seconds.append(time.perf_counter() - start)
+    return 2 * COPY_BYTES / statistics.median(seconds)

@@ -1,0 +1,55 @@
+"""One module an engine, all with the same contract; the rest of Quantmill knows engines by this contract alone.
+
+An engine's module holds a class `Engine` and imports its libraries; it is imported inside its own environment.
+"""
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+CHUNK_LOGITS = 2**24  # float32 values in one chunk of logits: 64 MiB
+
+
+class Engine(Protocol):
+    """A loaded artifact on a device."""
+
+    compute_type: str  # what it really calculates in, asked of the library
+    mode: str  # how it decodes, e.g. `eager`, `captured`
+    context: int | None  # most tokens it can hold, where it has a limit
+
+    def __init__(self, artifact: Path, device: str, threads: int) -> None:
+        """Load `artifact` on `device` (`cpu` or `cuda`) with `threads` CPU threads.
+
+        Raises `UserError` where the device or the artifact does not fit.
+        """
+
+    def prefill_decode(self, ids: list[int], n: int) -> Iterator[int]:
+        """Yield `n` greedy token ids after the prompt `ids`, each only once it is on the host.
+
+        End-of-sequence tokens are never chosen, so that every engine decodes the same number of tokens.
+        """
+
+    def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
+        """Yield float32 logits in chunks [positions, vocab] that together cover every position of `ids`, in order."""
+
+    def weight_bytes(self) -> int:
+        """Bytes of weights that one decoded token reads, as loaded (of an untied embedding table it reads one row)."""
+
+    def versions(self) -> dict[str, str]:
+        """The libraries and kernels in use."""
+
+    def close(self) -> None:
+        """Give the memory back."""
+
+
+def load(name: str, artifact: Path, device: str, threads: int) -> Engine:
+    """Import engine `name` (a module of this package) and load `artifact` with it."""
+    return importlib.import_module(f"engines.{name}").Engine(artifact, device, threads)
+
+
+def chunk_positions(vocab_size: int) -> int:
+    """Positions in one chunk of logits: `CHUNK_LOGITS` values, at least 16 positions and at most 512."""
+    return min(512, max(16, CHUNK_LOGITS // vocab_size))

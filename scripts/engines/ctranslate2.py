@@ -1,0 +1,55 @@
+"""CTranslate2's Generator. Where a device has no arithmetic for a stored type it runs another one; it is asked which."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import ctranslate2
+import numpy as np
+
+from checkpoint import ctranslate2_bin
+from common.program import UserError
+from engines import chunk_positions
+
+
+class Engine:
+    """See `engines.Engine`."""
+
+    mode = "streaming"
+    context = None  # CTranslate2 computes rotary positions as it goes
+
+    def __init__(self, artifact: Path, device: str, threads: int) -> None:
+        if device == "cuda" and ctranslate2.get_cuda_device_count() == 0:
+            raise UserError(f"device cuda: ctranslate2 {ctranslate2.__version__} sees no GPU; use device: cpu")
+        if not (artifact / "model.bin").exists():
+            raise UserError(f"{artifact}: holds no model.bin, so it is no CTranslate2 artifact; build it again")
+        try:
+            self.generator = ctranslate2.Generator(str(artifact), device=device, intra_threads=threads)
+        except (RuntimeError, ValueError) as error:
+            raise UserError(f"{artifact}: CTranslate2 cannot load it ({str(error).splitlines()[0]})") from None
+        self.artifact = artifact
+        self.compute_type = self.generator.compute_type
+        # generation takes tokens as strings; position in this list is the id
+        self.vocabulary: list[str] = json.loads((artifact / "vocabulary.json").read_text(encoding="utf-8"))
+
+    def prefill_decode(self, ids: list[int], n: int) -> Iterator[int]:
+        prompt = [self.vocabulary[token] for token in ids]
+        # min_length forbids the end-of-sequence token until n tokens are there
+        for step in self.generator.generate_tokens(prompt, max_length=n, min_length=n, sampling_topk=1):
+            yield step.token_id
+
+    def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
+        # forward_batch keeps no state and returns all positions: one window of logits is the least it can hold
+        window = self.generator.forward_batch([ids]).to_device(ctranslate2.Device.cpu)
+        logits = np.asarray(window.to(ctranslate2.DataType.float32))[0]
+        yield from np.split(logits, range(size := chunk_positions(logits.shape[1]), len(logits), size))
+
+    def weight_bytes(self) -> int:
+        float_bytes = 2 if self.compute_type.endswith("16") else 4
+        return ctranslate2_bin.bytes_per_token(ctranslate2_bin.read(self.artifact / "model.bin"), float_bytes)
+
+    def versions(self) -> dict[str, str]:
+        return {"ctranslate2": ctranslate2.__version__}
+
+    def close(self) -> None:
+        self.generator.unload_model()

@@ -1,0 +1,77 @@
+"""Hugging Face transformers: the reference. float16 on CUDA; on a CPU the same weights are calculated in float32."""
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+
+from common.program import UserError
+from engines import chunk_positions
+
+DTYPES = {"cuda": torch.float16, "cpu": torch.float32}
+
+
+class Engine:
+    """See `engines.Engine`. Decodes with a dynamic cache, one Python call a token."""
+
+    mode = "eager"
+
+    def __init__(self, artifact: Path, device: str, threads: int) -> None:
+        if device == "cuda" and not torch.cuda.is_available():
+            raise UserError(f"device cuda: torch {torch.__version__} of this environment sees no GPU; use device: cpu")
+        torch.set_num_threads(threads)
+        dtype = DTYPES[device]
+        try:
+            self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(artifact, dtype=dtype).to(device).eval()
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f"{artifact}: transformers cannot load it ({str(error).splitlines()[0]})") from None
+        self.device = device
+        self.compute_type = str(dtype).removeprefix("torch.")
+        self.context = self.model.config.max_position_embeddings
+        stop = self.model.config.eos_token_id
+        self.stop_ids = [stop] if isinstance(stop, int) else list(stop or [])
+
+    def _cache(self) -> DynamicCache:
+        return DynamicCache(config=self.model.config)
+
+    @torch.inference_mode()
+    def prefill_decode(self, ids: list[int], n: int) -> Iterator[int]:
+        cache = self._cache()
+        step = torch.tensor([ids], device=self.device)
+        for _ in range(n):
+            logits = self.model(input_ids=step, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0, -1]
+            logits[self.stop_ids] = -torch.inf
+            token = logits.argmax()
+            step = token.view(1, 1)
+            yield int(token)  # waits for the device
+
+    @torch.inference_mode()
+    def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
+        # the key-value cache carries what earlier chunks left, so that logits of one chunk exist at a time
+        cache = self._cache()
+        tokens = torch.tensor([ids], device=self.device)
+        for chunk in tokens.split(chunk_positions(self.model.config.vocab_size), dim=1):
+            yield self.model(input_ids=chunk, past_key_values=cache, use_cache=True).logits[0].float().cpu().numpy()
+
+    def weight_bytes(self) -> int:
+        embeddings, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
+        untied = head is not None and head.weight is not embeddings.weight
+        total = sum(parameter.nbytes for parameter in self.model.parameters())
+        return total - (embeddings.weight.nbytes if untied else 0)
+
+    def versions(self) -> dict[str, str]:
+        return {
+            "transformers": transformers.__version__,
+            "torch": torch.__version__,
+            "attention": self.model.config._attn_implementation,
+        }
+
+    def close(self) -> None:
+        del self.model
+        gc.collect()
+        if self.device == "cuda":
+            torch.cuda.empty_cache()

@@ -1,0 +1,48 @@
+#!/usr/bin/env python3
+"""Take a local checkpoint as it is: link its files to the artifacts and record their hashes.
+
+    python scripts/link_source.py SRC DST --kind path
+
+SRC must hold config.json and weights (safetensors or .bin, sharded or not); nothing is copied or changed.
+"""
+
+from pathlib import Path
+
+from checkpoint import shards
+from common import manifest
+from common.program import parser, run
+from common.publish import place, publish
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("src", type=Path, help="folder of the checkpoint")
+    arguments.add_argument("dst", type=Path, help="folder to write")
+    arguments.add_argument("--kind", choices=["demo", "path"], default="path", help="what the manifest calls the source")
+    options = arguments.parse_args()
+
+    source = shards.find(options.src)
+    source.config()
+    index = options.src / shards.INDEXES[source.form]
+    files = [*source.files, *([index] if index.exists() else []), *source.others()]
+    with publish(options.dst) as folder:
+        folder.mkdir()
+        for file in files:
+            place(file, folder / file.name)
+        manifest.write(
+            folder,
+            format="source",
+            tool="link_source",
+            tool_version="1",
+            source={
+                "kind": options.kind,
+                "path": str(options.src),
+                "commit": None,
+                "sha256": {file.name: manifest.sha256(file) for file in source.files},
+            },
+            weight_files=[file.name for file in source.files],
+        )
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+"""Make a checkpoint of random weights from a config.json: enough to measure speed, which the values do not change.
+
+    python scripts/random_weights.py CONFIG DST [--seed 0]
+
+CONFIG is a config.json of a dense causal language model that transformers knows, or a folder that holds one and, if
+you like, a tokenizer. Weights are float16, normal with the config's own deviation; they repeat after 4 Mi values,
+which no engine can notice and which makes a 7B model a matter of the disk's speed.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from tqdm import tqdm
+
+from checkpoint import safetensors_file, shards
+from checkpoint.tensor import Tensor, row_major
+from common import manifest
+from common.program import UserError, parser, run
+from common.publish import place, publish
+
+SHARD_BYTES = 5 * 10**9  # as transformers shards
+PERIOD = 2**22  # values until the noise repeats
+
+
+def parameter_shapes(config_path: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the model's parameters, asked of transformers on the meta device: no weight is allocated."""
+    try:
+        config = transformers.AutoConfig.from_pretrained(config_path)
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config)
+    except (ValueError, KeyError, OSError) as error:
+        first_line = str(error).splitlines()[0]
+        raise UserError(f"{config_path}: transformers makes no causal language model of it ({first_line})") from None
+    parameters = dict(model.named_parameters())  # a tied head is listed once, under the embeddings' name
+    return {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+
+
+def random_tensors(shapes: dict[str, tuple[int, ...]]) -> list[Tensor]:
+    """Tensors that lie in no file yet."""
+    return [Tensor(name, "F16", shape, row_major(shape), Path(), 0) for name, shape in shapes.items()]
+
+
+def split(tensors: list[Tensor]) -> list[list[Tensor]]:
+    """Shards of at most `SHARD_BYTES`, in the model's order."""
+    groups: list[list[Tensor]] = [[]]
+    size = 0
+    for tensor in tensors:
+        if groups[-1] and size + tensor.nbytes > SHARD_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(tensor)
+        size += tensor.nbytes
+    return groups
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("config", type=Path, help="config.json, or a folder that holds it")
+    arguments.add_argument("dst", type=Path, help="folder to write")
+    arguments.add_argument("--seed", type=int, default=0)
+    options = arguments.parse_args()
+
+    config_path = options.config / "config.json" if options.config.is_dir() else options.config
+    config = shards.read_json(config_path)
+    tensors = random_tensors(parameter_shapes(config_path))
+    deviation = float(config.get("initializer_range", 0.02))
+    noise = np.random.default_rng(options.seed).normal(0, deviation, PERIOD).astype(np.float16)
+
+    def values(tensor: Tensor) -> Iterator[memoryview]:
+        # norm weights are one, so that activations neither vanish nor overflow
+        block = np.ones(PERIOD, np.float16) if len(tensor.shape) == 1 and "norm" in tensor.name else noise
+        for left in range(tensor.numel, 0, -PERIOD):
+            yield memoryview(block[: min(left, PERIOD)].view(np.uint8))
+
+    with publish(options.dst) as folder:
+        folder.mkdir()
+        groups = split(tensors)
+        total = sum(tensor.nbytes for tensor in tensors)
+        names = [f"model-{number:05d}-of-{len(groups):05d}.safetensors" for number in range(1, len(groups) + 1)]
+        with tqdm(total=total, unit="B", unit_scale=True, desc="random weights", disable=None) as bar:
+            for name, group in zip(names, groups, strict=True):
+                safetensors_file.write(folder / name, group, chunks=values, progress=bar.update)
+        index = shards.index_json(dict(zip(names, groups, strict=True)), total)
+        (folder / shards.INDEXES["safetensors"]).write_text(index, encoding="utf-8")
+        dtypes = {"torch_dtype": "float16", "dtype": "float16"}
+        (folder / "config.json").write_text(json.dumps(config | dtypes, indent=2) + "\n", encoding="utf-8")
+        if options.config.is_dir():
+            for path in sorted(options.config.glob("token*")) + sorted(options.config.glob("special_tokens_map.json")):
+                place(path, folder / path.name)
+        manifest.write(
+            folder,
+            format="source",
+            tool="random_weights",
+            tool_version=f"transformers {transformers.__version__}",
+            parameters={"seed": options.seed, "period": PERIOD, "deviation": deviation},
+            source={"kind": "random", "path": str(options.config), "commit": None, "seed": options.seed},
+            weight_files=names,
+        )
+
+
+if __name__ == "__main__":
+    run(main)

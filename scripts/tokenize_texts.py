@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""Tokenise a text once, with the model's own tokenizer; every engine then gets these ids and never the text.
+
+    python scripts/tokenize_texts.py MODEL TEXT DST --as prompts|document
+
+`prompts` is one prompt a line (empty lines are skipped), `document` one text. A beginning-of-sequence token is there
+only if the model's tokenizer puts it there. Random weights that come without a tokenizer get random prompt ids, one
+for every four bytes of the prompt, which is about what a vocabulary of 32,000 makes of English.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import transformers
+
+from checkpoint import shards
+from common.program import UserError, parser, run
+from common.publish import publish_json
+
+BYTES_A_TOKEN = 4
+
+
+def load_tokenizer(model: Path) -> transformers.PreTrainedTokenizerBase | None:
+    """The model's tokenizer; none where its folder holds none. Raises `UserError` where it is damaged."""
+    if not any((model / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        return None
+    transformers.logging.set_verbosity_error()  # or a document longer than the context draws a warning
+    try:
+        return transformers.AutoTokenizer.from_pretrained(model)
+    except (ValueError, OSError, KeyError) as error:
+        raise UserError(f"{model}: transformers cannot read its tokenizer ({str(error).splitlines()[0]})") from None
+
+
+def random_ids(vocab_size: int, prompts: list[str]) -> list[list[int]]:
+    """Ids for prompts of a model without a tokenizer; the same for the same vocabulary."""
+    generator = np.random.default_rng(vocab_size)
+    lengths = [max(1, round(len(prompt.encode()) / BYTES_A_TOKEN)) for prompt in prompts]
+    return [generator.integers(vocab_size, size=length).tolist() for length in lengths]
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("model", type=Path, help="folder that holds config.json and the tokenizer")
+    arguments.add_argument("text", type=Path)
+    arguments.add_argument("dst", type=Path, help="JSON file to write")
+    arguments.add_argument("--as", dest="kind", choices=["prompts", "document"], required=True)
+    options = arguments.parse_args()
+
+    raw = options.text.read_bytes()
+    text = raw.decode("utf-8")
+    if not text.strip():
+        raise UserError(f"{options.text}: is empty; it should hold {'one prompt a line' if options.kind == 'prompts' else 'a text'}")
+    config = shards.read_json(options.model / "config.json")
+    tokenizer = load_tokenizer(options.model)
+    content: dict[str, Any] = {
+        "kind": options.kind,
+        "text_sha256": hashlib.sha256(raw).hexdigest(),
+        "context": config.get("max_position_embeddings"),
+        "tokenizer": type(tokenizer).__name__ if tokenizer else None,
+    }
+    if options.kind == "prompts":
+        prompts = [line.strip() for line in text.splitlines() if line.strip()]
+        ids = [tokenizer(prompt).input_ids for prompt in prompts] if tokenizer else random_ids(config["vocab_size"], prompts)
+        content["prompts"] = [{"text": prompt, "ids": each} for prompt, each in zip(prompts, ids, strict=True)]
+    elif tokenizer is None:
+        raise UserError(f"{options.model}: holds no tokenizer, so {options.text} cannot be tokenised for it")
+    else:
+        content |= {"bytes": len(raw), "words": len(text.split()), "ids": tokenizer(text).input_ids}
+    publish_json(options.dst, content)
+
+
+if __name__ == "__main__":
+    run(main)
