@@ -7,6 +7,7 @@ Weights that are float16 already are linked. float32 and bfloat16 are rounded to
 float16 cannot hold (beyond 65,504) is refused by name, because it would become infinite. Memory stays constant.
 """
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,8 +85,11 @@ def main() -> None:
                     place(source.folder / name, folder / name)
         if len(groups) > 1:
             (folder / shards.INDEXES["safetensors"]).write_text(shards.index_json(groups, total), encoding="utf-8")
+        dtypes = {"torch_dtype": "float16", "dtype": "float16"}  # transformers 4 reads the one, 5 the other
+        (folder / "config.json").write_text(json.dumps(source.config() | dtypes, indent=2) + "\n", encoding="utf-8")
         for path in source.others():
-            place(path, folder / path.name)
+            if path.name != "config.json":
+                place(path, folder / path.name)
         embeddings = tensors.get("model.embed_tokens.weight")
         row_only = embeddings.numel * 2 if embeddings and not source.config().get("tie_word_embeddings") else 0
         manifest.write(

@@ -18,7 +18,9 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("src", type=Path, help="folder of the checkpoint")
     arguments.add_argument("dst", type=Path, help="folder to write")
-    arguments.add_argument("--kind", choices=["demo", "path"], default="path", help="what the manifest calls the source")
+    arguments.add_argument(
+        "--kind", choices=["demo", "path"], default="path", help="what the manifest calls the source"
+    )
     options = arguments.parse_args()
 
     source = shards.find(options.src)

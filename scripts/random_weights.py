@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from tqdm import tqdm
 
 from checkpoint import safetensors_file, shards
@@ -58,6 +60,14 @@ def split(tensors: list[Tensor]) -> list[list[Tensor]]:
     return groups
 
 
+def write_placeholder_tokenizer(folder: Path, vocab_size: int) -> None:
+    """A tokenizer whose tokens are `<0>`, `<1>`, …: converters ask for one, though nobody will read the text."""
+    vocabulary = {f"<{number}>": number for number in range(vocab_size)}
+    Tokenizer(WordLevel(vocabulary, unk_token="<0>")).save(str(folder / "tokenizer.json"))
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<0>", "bos_token": "<1>", "eos_token": "<2>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names, indent=2) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("config", type=Path, help="config.json, or a folder that holds it")
@@ -89,16 +99,18 @@ def main() -> None:
         (folder / shards.INDEXES["safetensors"]).write_text(index, encoding="utf-8")
         dtypes = {"torch_dtype": "float16", "dtype": "float16"}
         (folder / "config.json").write_text(json.dumps(config | dtypes, indent=2) + "\n", encoding="utf-8")
-        if options.config.is_dir():
-            for path in sorted(options.config.glob("token*")) + sorted(options.config.glob("special_tokens_map.json")):
-                place(path, folder / path.name)
+        given = sorted(options.config.glob("token*")) if options.config.is_dir() else []
+        for path in given:
+            place(path, folder / path.name)
+        if not given:
+            write_placeholder_tokenizer(folder, config["vocab_size"])
         manifest.write(
             folder,
             format="source",
             tool="random_weights",
             tool_version=f"transformers {transformers.__version__}",
             parameters={"seed": options.seed, "period": PERIOD, "deviation": deviation},
-            source={"kind": "random", "path": str(options.config), "commit": None, "seed": options.seed},
+            source={"kind": "random", "path": str(options.config), "commit": None, "tokenizer": bool(given)},
             weight_files=names,
         )
 

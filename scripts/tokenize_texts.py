@@ -16,6 +16,7 @@ import numpy as np
 import transformers
 
 from checkpoint import shards
+from common import manifest
 from common.program import UserError, parser, run
 from common.publish import publish_json
 
@@ -23,8 +24,8 @@ BYTES_A_TOKEN = 4
 
 
 def load_tokenizer(model: Path) -> transformers.PreTrainedTokenizerBase | None:
-    """The model's tokenizer; none where its folder holds none. Raises `UserError` where it is damaged."""
-    if not any((model / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+    """The model's tokenizer; none where random weights came without one. Raises `UserError` where it is damaged."""
+    if manifest.read(model)["source"].get("tokenizer") is False:
         return None
     transformers.logging.set_verbosity_error()  # or a document longer than the context draws a warning
     try:
@@ -51,7 +52,9 @@ def main() -> None:
     raw = options.text.read_bytes()
     text = raw.decode("utf-8")
     if not text.strip():
-        raise UserError(f"{options.text}: is empty; it should hold {'one prompt a line' if options.kind == 'prompts' else 'a text'}")
+        raise UserError(
+            f"{options.text}: is empty; it should hold {'one prompt a line' if options.kind == 'prompts' else 'a text'}"
+        )
     config = shards.read_json(options.model / "config.json")
     tokenizer = load_tokenizer(options.model)
     content: dict[str, Any] = {
@@ -62,7 +65,11 @@ def main() -> None:
     }
     if options.kind == "prompts":
         prompts = [line.strip() for line in text.splitlines() if line.strip()]
-        ids = [tokenizer(prompt).input_ids for prompt in prompts] if tokenizer else random_ids(config["vocab_size"], prompts)
+        ids = (
+            [tokenizer(prompt).input_ids for prompt in prompts]
+            if tokenizer
+            else random_ids(config["vocab_size"], prompts)
+        )
         content["prompts"] = [{"text": prompt, "ids": each} for prompt, each in zip(prompts, ids, strict=True)]
     elif tokenizer is None:
         raise UserError(f"{options.model}: holds no tokenizer, so {options.text} cannot be tokenised for it")

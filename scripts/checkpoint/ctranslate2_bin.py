@@ -32,7 +32,9 @@ def read(path: Path) -> dict[str, Variable]:
         with path.open("rb") as file:
             (version,) = _unpack(file, "<I")
             if version != VERSION:
-                raise UserError(f"{path}: binary version {version} where {VERSION} is known; rebuild it with ctranslate2 4")
+                raise UserError(
+                    f"{path}: binary version {version} where {VERSION} is known; rebuild it with ctranslate2 4"
+                )
             _string(file)
             _, count = _unpack(file, "<II")
             variables = {}

@@ -27,10 +27,14 @@ def read(path: Path) -> dict[str, Tensor]:
         prefix = file.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else MAX_HEADER + 1
         if length > min(MAX_HEADER, size - 8):
-            raise UserError(f"{path}: cut off, or no safetensors file (its header does not fit in it); download it again")
+            raise UserError(
+                f"{path}: cut off, or no safetensors file (its header does not fit in it); download it again"
+            )
         try:
             header = json.loads(file.read(length))
-            entries = {name: _entry(path, name, entry, 8 + length) for name, entry in header.items() if name != "__metadata__"}
+            entries = {
+                name: _entry(path, name, entry, 8 + length) for name, entry in header.items() if name != "__metadata__"
+            }
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise UserError(f"{path}: its header is damaged ({error!r:.80}); download it again") from None
     end = 8 + length

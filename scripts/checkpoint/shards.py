@@ -38,12 +38,10 @@ class Checkpoint:
         return found
 
     def others(self) -> list[Path]:
-        """Config, tokenizer, generation and licence files: everything that holds no weights and is no manifest."""
-        return [
-            path
-            for path in sorted(self.folder.iterdir())
-            if path.is_file() and not path.name.endswith(WEIGHT_SUFFIXES) and path.name != "quantmill.json"
-        ]
+        """Config, tokenizer, generation and licence files: what holds no weights, is no manifest and not hidden."""
+        skipped = ("quantmill.json", *WEIGHT_SUFFIXES)
+        files = (path for path in sorted(self.folder.iterdir()) if path.is_file())
+        return [path for path in files if not path.name.startswith(".") and not path.name.endswith(skipped)]
 
 
 def read_json(path: Path) -> dict:
@@ -69,9 +67,7 @@ def find(folder: Path) -> Checkpoint:
             return Checkpoint(folder, form, _indexed_files(index))
         if single.exists():
             return Checkpoint(folder, form, (single,))
-    raise UserError(
-        f"{folder}: holds no weights; looked for {', '.join([*INDEXES.values(), *SINGLES.values()])}"
-    )
+    raise UserError(f"{folder}: holds no weights; looked for {', '.join([*INDEXES.values(), *SINGLES.values()])}")
 
 
 def _indexed_files(index: Path) -> tuple[Path, ...]:
@@ -91,4 +87,6 @@ def _indexed_files(index: Path) -> tuple[Path, ...]:
 def index_json(shards: dict[str, Iterable[Tensor]], total_size: int) -> str:
     """The text of an index: shards maps a file's name to its tensors, total_size is the bytes of all of them."""
     weight_map = {tensor.name: file for file, tensors in shards.items() for tensor in tensors}
-    return json.dumps({"metadata": {"total_size": total_size}, "weight_map": weight_map}, indent=2, sort_keys=True) + "\n"
+    return (
+        json.dumps({"metadata": {"total_size": total_size}, "weight_map": weight_map}, indent=2, sort_keys=True) + "\n"
+    )

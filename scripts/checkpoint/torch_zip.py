@@ -71,7 +71,7 @@ _GLOBALS = {
 
 
 class _Unpickler(pickle._Unpickler):
-    """The pure-Python unpickler (the C one allocates what a memo index asks for), with nothing to call but the above."""
+    """The pure-Python unpickler (the C one allocates what a memo index asks for) with nothing else to call."""
 
     def __init__(self, data: bytes, path: Path) -> None:
         super().__init__(io.BytesIO(data), encoding="utf-8")
@@ -109,7 +109,9 @@ def read(path: Path) -> dict[str, Tensor]:
             if order and archive.read(order) != b"little":
                 raise UserError(f"{path}: written on a big-endian machine; save it again on a little-endian one")
             if members[prefix + "data.pkl"].file_size > MAX_PICKLE:
-                raise UserError(f"{path}: its data.pkl is over {MAX_PICKLE >> 20} MiB, which no checkpoint's is; refused")
+                raise UserError(
+                    f"{path}: its data.pkl is over {MAX_PICKLE >> 20} MiB, which no checkpoint's is; refused"
+                )
             state = _Unpickler(archive.read(prefix + "data.pkl"), path).load()
             return {name: _locate(path, file, members, prefix, name, view) for name, view in _entries(path, state)}
     except zipfile.BadZipFile:
@@ -145,7 +147,9 @@ def _locate(
     last = view.offset + sum((size - 1) * stride for size, stride in zip(view.shape, view.stride, strict=True))
     width = DTYPE_BYTES[view.storage.dtype]
     if 0 not in view.shape and (last + 1) * width > info.file_size:
-        raise UserError(f"{path}: {name} reaches beyond its storage ({(last + 1) * width} > {info.file_size} bytes); refused")
+        raise UserError(
+            f"{path}: {name} reaches beyond its storage ({(last + 1) * width} > {info.file_size} bytes); refused"
+        )
     return Tensor(
         name, view.storage.dtype, view.shape, view.stride, path, _data_start(path, file, info) + view.offset * width
     )

@@ -56,7 +56,7 @@ def write(
             one row, left out), as stored.
         calibration_sha256: hash of the calibration text, where one was used.
     """
-    files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file()}
+    files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file() and path.name[0] != "."}
     weight_bytes = sum(files[name].stat().st_size for name in weight_files or [])
     content = {
         "format": format,

@@ -32,7 +32,7 @@ def publish(final: Path) -> Iterator[Path]:
     When the block raises, what it wrote is removed and `final` is left as it was. What a killed run left behind under
     the temporary name is removed at the next start.
     """
-    final = Path(os.path.abspath(final))
+    final = final.parent.resolve() / final.name
     final.parent.mkdir(parents=True, exist_ok=True)
     partial = final.with_name(f".{final.name}.partial")
     _remove(partial)
@@ -44,7 +44,7 @@ def publish(final: Path) -> Iterator[Path]:
         fsync_path(partial)
         if partial.is_dir():
             _remove(final)  # a folder cannot be renamed over one that holds files
-        os.replace(partial, final)
+        partial.replace(final)
         fsync_path(final.parent)
     except BaseException:
         _remove(partial)

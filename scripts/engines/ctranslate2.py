@@ -1,4 +1,4 @@
-"""CTranslate2's Generator. Where a device has no arithmetic for a stored type it runs another one; it is asked which."""
+"""CTranslate2's Generator. Where a device has no arithmetic for a stored type it runs another; it is asked which."""
 
 import json
 from collections.abc import Iterator

@@ -1,0 +1,49 @@
+# `make report` runs the demo, `make test` the tests. Both create what they need; only Python 3.11+ must be there.
+
+PYTHON ?= python3
+CORES ?= $(shell getconf _NPROCESSORS_ONLN)
+BIN := .venv/bin
+BOOTSTRAP := .venv/.complete
+ENVS := bootstrap tools torch
+
+.PHONY: report test lint format pins clean
+
+report: $(BOOTSTRAP)
+	$(BIN)/snakemake --cores $(CORES) report
+	@echo "The report: artifacts/report/index.html"
+
+test: lint
+	$(BIN)/snakemake --cores $(CORES) envs/tools envs/torch
+	$(BIN)/python -m pytest
+
+lint: $(BOOTSTRAP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/snakefmt --check Snakefile rules
+
+format: $(BOOTSTRAP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/snakefmt Snakefile rules
+
+# The bootstrap environment: Snakemake, uv and the test tools.
+$(BOOTSTRAP): envs/bootstrap.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: $(PYTHON) is Python %d.%d; Quantmill wants 3.11 or newer: make PYTHON=python3.12" % sys.version_info[:2])'
+	$(PYTHON) scripts/create_env.py envs/bootstrap.txt .venv
+	@touch $@
+
+# Resolve the pins again after an edit of envs/*.in. torch goes without hashes, so that a CPU build of the same version
+# serves too, and without its CUDA packages, which its CUDA build asks for by itself.
+pins: $(BOOTSTRAP)
+	for env in $(ENVS); do \
+		$(BIN)/uv pip compile envs/$$env.in --output-file envs/$$env.txt --universal --python-version 3.11 --upgrade --quiet \
+			--generate-hashes --no-emit-index-url --no-emit-find-links --no-annotate --no-header \
+			$$(for name in cuda-bindings cuda-pathfinder cuda-toolkit triton nvidia-cublas nvidia-cuda-cupti nvidia-cuda-nvrtc \
+				nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand nvidia-cusolver nvidia-cusparse \
+				nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx; do \
+				echo --no-emit-package $$name; done) && \
+		sed -i -e '/^torch==/{:a;/\\$$/{N;ba};s/ \\\n.*//}' envs/$$env.txt || exit 1; \
+	done
+
+clean:
+	rm -rf artifacts envs/*/ .snakemake

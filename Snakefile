@@ -1,0 +1,38 @@
+# Quantmill: every served format of a language model, measured by one ruler. The main job: snakemake --cores 8 report
+from snakemake.utils import min_version
+
+min_version("9.27")
+
+if not workflow.overwrite_configfiles:  # a study's own --configfile replaces the demo instead of adding to it
+
+    configfile: "config/config.yaml"
+
+
+include: "rules/common.smk"
+
+
+for format_file in sorted(Path(workflow.basedir, "rules", "formats").glob("*.smk")):
+
+    include: format_file
+
+
+STUDY = check_study(config)
+
+
+include: "rules/envs.smk"
+include: "rules/weights.smk"
+include: "rules/tokens.smk"
+include: "rules/measure.smk"
+include: "rules/report.smk"
+
+
+rule report:
+    default_target: True
+    input:
+        "artifacts/report/index.html",
+
+
+rule all:
+    input:
+        rules.report.input,
+        artifacts(),

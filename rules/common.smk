@@ -1,0 +1,66 @@
+"""Tables and small helpers that the other files use."""
+
+import json
+import sys
+from pathlib import Path
+
+import yaml
+
+sys.path.insert(0, str(Path(workflow.basedir, "scripts")))
+from planning.config import ConfigError, Format, checked, source
+from planning.sources import closure
+
+FORMATS: dict[str, Format] = {}  # filled by rules/formats/*.smk
+ENVS = [pins.stem for pins in sorted(Path("envs").glob("*.txt"))]
+
+# Nothing here may ask a hub on the network: whatever a job needs is among its inputs.
+shell.prefix("set -euo pipefail; export HF_HUB_OFFLINE=1; ")
+
+
+wildcard_constraints:
+    model=r"[A-Za-z0-9][A-Za-z0-9._-]*",
+    format=r"[a-z0-9][a-z0-9._-]*",
+    env=r"[a-z0-9-]+",
+    text="prompts|evaluation|calibration",
+
+
+def check_study(config):
+    """The config, checked and with its defaults; a mistake ends Snakemake with one line."""
+    schema = yaml.safe_load(Path(workflow.basedir, "config", "config.schema.yaml").read_text())
+    try:
+        return checked(config, schema, FORMATS, ENVS)
+    except ConfigError as error:
+        sys.exit(f"config error: {error}")
+
+
+def program(name, *more):
+    """A program and every file of ours that it runs, as input: the program itself comes first."""
+    files = closure(Path("scripts", name))
+    first = Path("scripts", name)
+    return [str(first), *(str(path) for path in files if path != first), *more]
+
+
+def engine_files(format):
+    """The engine's module of a format: imported by name, so that no program's imports show it."""
+    name = FORMATS[format].engine
+    return [str(path) for path in closure(Path("scripts", f"engines/{name}.py"))]
+
+
+def python(env):
+    """The interpreter of an environment: the one that the config names, else the one that the workflow builds."""
+    return config.get("interpreters", {}).get(env, f"envs/{env}/bin/python")
+
+
+def environment(env):
+    """What a job takes as input so that its environment is there, and rebuilt when a pin changes."""
+    return [] if env in config.get("interpreters", {}) else f"envs/{env}"
+
+
+def measured(model):
+    """Whether a model's quality means anything: random weights are measured for speed alone."""
+    return source(STUDY["models"][model])[0] != "random"
+
+
+def artifacts():
+    """Every artifact of the study."""
+    return [f"artifacts/{name}/{format}" for name, model in STUDY["models"].items() for format in model["formats"]]

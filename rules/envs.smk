@@ -1,0 +1,20 @@
+"""Environments as artifacts: one virtual environment for each pinned file, built once and shared by all jobs."""
+
+
+localrules:
+    environment,
+
+
+rule environment:
+    input:
+        pins="envs/{env}.txt",
+        # an edit of the builder does not spoil an environment that it built
+        script=ancient("scripts/create_env.py"),
+    output:
+        directory("envs/{env}"),
+    log:
+        "artifacts/logs/envs/{env}.log",
+    params:
+        python=sys.executable,
+    shell:
+        "{params.python} {input.script} {input.pins} {output} 2> {log}"

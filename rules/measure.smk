@@ -1,0 +1,79 @@
+"""Latency and quality: one program each for all formats and engines."""
+
+
+rule latency:
+    input:
+        program=program("latency.py"),
+        engine=lambda wc: engine_files(wc.format),
+        env=lambda wc: environment(FORMATS[wc.format].env),
+        artifact="artifacts/{model}/{format}",
+        prompts="artifacts/{model}/tokens/prompts.json",
+    output:
+        "artifacts/{model}/latency/{format}.json",
+    log:
+        "artifacts/logs/{model}/latency-{format}.log",
+    # More than any machine has: Snakemake lowers it to --cores, so that nothing runs beside a measurement. A cluster's
+    # profile says with set-threads how many a job gets.
+    threads: 1024
+    resources:
+        gpu=1,
+    params:
+        python=lambda wc: python(FORMATS[wc.format].env),
+        engine=lambda wc: FORMATS[wc.format].engine,
+        device=STUDY["device"],
+        new_tokens=STUDY["latency"]["new_tokens"],
+        repeats=STUDY["latency"]["repeats"],
+        processes=STUDY["latency"]["processes"],
+    shell:
+        "{params.python} {input.program[0]} {input.artifact} {output} --engine {params.engine} --prompts {input.prompts}"
+        " --device {params.device} --threads {threads} --new-tokens {params.new_tokens} --repeats {params.repeats}"
+        " --processes {params.processes} 2> {log}"
+
+
+rule reference_logits:
+    input:
+        program=program("reference_logits.py"),
+        engine=engine_files(STUDY["reference"]),
+        env=environment(FORMATS[STUDY["reference"]].env),
+        artifact=f"artifacts/{{model}}/{STUDY['reference']}",
+        evaluation="artifacts/{model}/tokens/evaluation.json",
+    output:
+        f"artifacts/{{model}}/quality/{STUDY['reference']}-logits.npy",
+    log:
+        "artifacts/logs/{model}/reference-logits.log",
+    threads: 8
+    resources:
+        gpu=1,
+    params:
+        python=python(FORMATS[STUDY["reference"]].env),
+        engine=FORMATS[STUDY["reference"]].engine,
+        device=STUDY["device"],
+    shell:
+        "{params.python} {input.program[0]} {input.artifact} {output} --engine {params.engine}"
+        " --evaluation {input.evaluation} --device {params.device} --threads {threads} 2> {log}"
+
+
+rule quality:
+    input:
+        program=program("quality.py"),
+        engine=lambda wc: engine_files(wc.format),
+        env=lambda wc: environment(FORMATS[wc.format].env),
+        artifact="artifacts/{model}/{format}",
+        evaluation="artifacts/{model}/tokens/evaluation.json",
+        reference=rules.reference_logits.output[0],
+    output:
+        "artifacts/{model}/quality/{format}.json",
+        "artifacts/{model}/quality/{format}.npz",
+    log:
+        "artifacts/logs/{model}/quality-{format}.log",
+    threads: 8
+    resources:
+        gpu=1,
+    params:
+        python=lambda wc: python(FORMATS[wc.format].env),
+        engine=lambda wc: FORMATS[wc.format].engine,
+        device=STUDY["device"],
+    shell:
+        "{params.python} {input.program[0]} {input.artifact} {output[0]} --engine {params.engine}"
+        " --evaluation {input.evaluation} --reference {input.reference}"
+        " --device {params.device} --threads {threads} 2> {log}"

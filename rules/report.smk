@@ -1,0 +1,51 @@
+"""All results on one page."""
+
+
+def cells():
+    """The rows of the report: each model in each format, and where its results are or why it has none."""
+    return [
+        {
+            "model": name,
+            "format": format,
+            "engine": FORMATS[format].engine,
+            "artifact": f"artifacts/{name}/{format}",
+            "latency": f"artifacts/{name}/latency/{format}.json",
+            "quality": f"artifacts/{name}/quality/{format}.json" if measured(name) else None,
+            "no_quality": None if measured(name) else "random weights: measured for speed only",
+        }
+        for name, model in STUDY["models"].items()
+        for format in model["formats"]
+    ]
+
+
+localrules:
+    study,
+
+
+rule study:
+    output:
+        "artifacts/report/study.json",
+    params:
+        study={"config": STUDY, "cells": cells()},
+    script:
+        "../scripts/write_study.py"
+
+
+rule page:
+    input:
+        program=program("report.py", "scripts/reporting/page.html.j2"),
+        env=environment("tools"),
+        study=rules.study.output[0],
+        artifacts=artifacts(),
+        results=[cell[kind] for cell in cells() for kind in ("latency", "quality") if cell[kind]],
+    output:
+        page="artifacts/report/index.html",
+        csv="artifacts/report/results.csv",
+        json="artifacts/report/results.json",
+        svg="artifacts/report/quality-speed.svg",
+    log:
+        "artifacts/logs/report.log",
+    params:
+        python=python("tools"),
+    shell:
+        "{params.python} {input.program[0]} {input.study} artifacts/report 2> {log}"

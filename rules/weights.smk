@@ -1,0 +1,50 @@
+"""From what an author published to the one canonical form: source, then safetensors."""
+
+SOURCE_PROGRAMS = {"demo": "link_source.py", "path": "link_source.py", "random": "random_weights.py"}
+
+
+def source_files(wildcards):
+    """The files that a source is made of: when one changes, what was built from it is built again."""
+    kind, path = source(STUDY["models"][wildcards.model])
+    return sorted(str(file) for file in path.iterdir() if file.is_file()) if path.is_dir() else [str(path)]
+
+
+def source_env(wildcards):
+    kind, _ = source(STUDY["models"][wildcards.model])
+    return "torch" if kind == "random" else "tools"
+
+
+rule source:
+    input:
+        program=lambda wc: program(SOURCE_PROGRAMS[source(STUDY["models"][wc.model])[0]]),
+        env=lambda wc: environment(source_env(wc)),
+        files=source_files,
+    output:
+        directory("artifacts/{model}/source"),
+    log:
+        "artifacts/logs/{model}/source.log",
+    params:
+        python=lambda wc: python(source_env(wc)),
+        path=lambda wc: source(STUDY["models"][wc.model])[1],
+        options=lambda wc: (
+            f"--seed {STUDY['seed']}"
+            if source_env(wc) == "torch"
+            else f"--kind {source(STUDY['models'][wc.model])[0]}"
+        ),
+    shell:
+        "{params.python} {input.program[0]} {params.path} {output} {params.options} 2> {log}"
+
+
+rule safetensors:
+    input:
+        program=program("bin_to_safetensors.py"),
+        env=environment("tools"),
+        source="artifacts/{model}/source",
+    output:
+        directory("artifacts/{model}/safetensors"),
+    log:
+        "artifacts/logs/{model}/safetensors.log",
+    params:
+        python=python("tools"),
+    shell:
+        "{params.python} {input.program[0]} {input.source} {output} 2> {log}"

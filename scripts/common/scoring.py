@@ -1,0 +1,72 @@
+"""Teacher-forced scoring: an engine's logits over a tokenised text, window by window, one chunk at a time."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.program import UserError
+from engines import Engine
+from metrics import perplexity
+
+
+@dataclass(frozen=True)
+class Text:
+    """A tokenised evaluation text and the windows that the protocol `gptq-2048` cuts it into."""
+
+    ids: list[int]
+    windows: list[tuple[int, int]]
+    facts: dict[str, Any]
+
+    @property
+    def positions(self) -> int:
+        """Scored positions: every token of every window but its first."""
+        return sum(stop - start - 1 for start, stop in self.windows)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Logits [n, vocab] of a window's positions, the ids [n] that follow them, and the first's index in the text's
+    scored positions."""
+
+    window: int
+    first: int
+    logits: np.ndarray
+    targets: np.ndarray
+
+
+def read_text(path: Path) -> Text:
+    """Read what tokenize_texts.py wrote. Raises `UserError` where the text fills no window."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        windows = perplexity.gptq_windows(len(content["ids"]), content["context"])
+    except ValueError as error:
+        raise UserError(f"{path}: {error}; give the model a longer evaluation text") from None
+    size = windows[0][1] - windows[0][0]
+    facts = {key: content[key] for key in ("text_sha256", "bytes", "words")}
+    facts |= {"tokens": len(content["ids"]), "window": size, "dropped_tokens": len(content["ids"]) % size}
+    return Text(content["ids"], windows, facts)
+
+
+def chunks(engine: Engine, text: Text) -> Iterator[Chunk]:
+    """Yield every scored position's logits, in order. Raises `UserError` where they are not finite or too few."""
+    first = 0
+    for number, (start, stop) in enumerate(text.windows):
+        ids = text.ids[start:stop]
+        seen = 0
+        for logits in engine.logits(ids):
+            logits = logits[: len(ids) - 1 - seen]  # the last position predicts a token that no window holds
+            if not np.isfinite(logits).all():
+                raise UserError(
+                    f"window {number}: the engine returned logits that are not finite; the artifact is broken"
+                )
+            targets = np.array(ids[seen + 1 : seen + 1 + len(logits)])
+            if len(logits):
+                yield Chunk(number, first + seen, logits, targets)
+            seen += len(logits)
+        if seen != len(ids) - 1:
+            raise UserError(f"window {number}: the engine returned logits of {seen} positions, not {len(ids) - 1}")
+        first += seen

@@ -1,0 +1,126 @@
+"""Check a config at parse time, so that a mistake costs one line and a second instead of an hour of jobs."""
+
+import difflib
+from collections.abc import Collection, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+
+
+class ConfigError(ValueError):
+    """One line: which key, what is wrong, what to do."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """What rules/formats/NAME.smk registers: the environment and engine that run it, and where it can run."""
+
+    env: str
+    engine: str
+    devices: tuple[str, ...] = ("cpu", "cuda")
+
+
+def nearest(word: str, known: Collection[str]) -> str:
+    """`; did you mean 'x'?` where something known is close, else `; known: …`."""
+    close = difflib.get_close_matches(word, known, 1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(sorted(known))}"
+
+
+def checked(
+    config: Mapping[str, Any], schema: Mapping[str, Any], formats: Mapping[str, Format], envs: Collection[str]
+) -> dict[str, Any]:
+    """The config with the schema's defaults filled in. Raises `ConfigError` for the first thing that cannot be."""
+    filled = with_defaults(deepcopy(dict(config)), schema, schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    errors = sorted(validator.iter_errors(filled), key=lambda error: (len(error.absolute_path), str(error.path)))
+    if errors:
+        raise ConfigError(describe(errors[0]))
+    for name in filled["interpreters"]:
+        if name not in envs:
+            raise ConfigError(f"interpreters: no environment is called {name!r}{nearest(name, envs)}")
+    for kind, path in filled["texts"].items():
+        check_text(f"texts.{kind}", Path(path))
+    for name, model in filled["models"].items():
+        model.setdefault("formats", filled["formats"])
+        check_model(name, model, filled, formats)
+    return filled
+
+
+def with_defaults(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any]) -> Any:
+    """Fill a mapping's missing keys from the `default`s of its schema, in place, deep."""
+    if "$ref" in schema:
+        schema = root["$defs"][schema["$ref"].rsplit("/", 1)[1]]
+    if isinstance(value, dict):
+        for key, child in schema.get("properties", {}).items():
+            if key not in value and "default" in child:
+                value[key] = deepcopy(child["default"])
+            if key in value:
+                with_defaults(value[key], child, root)
+    return value
+
+
+def describe(error: jsonschema.ValidationError) -> str:
+    """A schema error in one line that starts with the key."""
+    while error.context:  # of alternatives, tell what is wrong with the nearest
+        error = max(error.context, key=lambda each: len(each.absolute_path))
+    where = ".".join(map(str, error.absolute_path)) or "config"
+    if error.validator == "additionalProperties" and isinstance(error.instance, dict):
+        known = error.schema.get("properties", {})
+        unknown = next(key for key in error.instance if key not in known)
+        return f"{where}: unknown key {unknown!r}{nearest(str(unknown), known)}"
+    if error.validator == "required":
+        missing = next(key for key in error.validator_value if key not in error.instance)
+        return f"{where}: {missing!r} is missing"
+    if error.validator == "enum" and isinstance(error.instance, str):
+        return f"{where}: {error.instance!r} is not possible{nearest(error.instance, error.validator_value)}"
+    reason = error.schema.get("description") if error.validator in {"pattern", "type", "oneOf"} else None
+    return f"{where}: {reason or error.message}".replace("\n", " ")
+
+
+def check_text(key: str, path: Path) -> None:
+    """A text file of the config must be there and hold something."""
+    if not path.is_file():
+        raise ConfigError(f"{key}: {path} is not there; name a text file")
+    if not path.read_text(encoding="utf-8", errors="replace").strip():
+        raise ConfigError(f"{key}: {path} is empty; put a text in it (prompts: one a line)")
+
+
+def check_model(name: str, model: Mapping[str, Any], config: Mapping[str, Any], formats: Mapping[str, Format]) -> None:
+    """Check one model's formats against what is registered and its source against the disk."""
+    for format in model["formats"]:
+        if format not in formats:
+            raise ConfigError(f"formats: unknown format {format!r}{nearest(format, formats)}")
+        if config["device"] != "auto" and config["device"] not in formats[format].devices:
+            raise ConfigError(f"formats: {format} does not run on device {config['device']}; leave it out")
+    kind, path = source(model)
+    if kind != "random" and config["reference"] not in model["formats"]:
+        raise ConfigError(
+            f"models.{name}: the reference {config['reference']!r} is not among its formats "
+            f"({', '.join(model['formats'])}); add it, or name another reference"
+        )
+    if kind == "random":
+        file = path / "config.json" if path.is_dir() else path
+        if not file.is_file():
+            raise ConfigError(f"models.{name}.source.random: {file} is not there; name a model's config.json")
+    elif not path.is_dir():
+        raise ConfigError(f"models.{name}.source: there is no folder {path}")
+    elif not (path / "config.json").is_file():
+        raise ConfigError(f"models.{name}.source: {path} holds no config.json, so it is no model's folder")
+    elif not any(file for pattern in WEIGHT_FILES for file in path.glob(pattern)):
+        raise ConfigError(
+            f"models.{name}.source: {path} holds a config.json but no weights ({' or '.join(WEIGHT_FILES)}); "
+            f"download them, or measure its speed alone with source: {{random: {path}}}"
+        )
+
+
+def source(model: Mapping[str, Any]) -> tuple[str, Path]:
+    """Kind (`demo`, `path`, `random`) and path of a model's source."""
+    if model["source"] == "demo":
+        return "demo", Path("demo")
+    ((kind, path),) = model["source"].items()
+    return kind, Path(path)

@@ -1,0 +1,58 @@
+#!/usr/bin/env python3
+"""Keep the reference's logits over the evaluation text: every other format is compared with them.
+
+    python scripts/reference_logits.py ARTIFACT OUT.npy --engine transformers --evaluation evaluation.json
+
+OUT is a float16 array [scored positions, vocab]. A row is shifted so that its largest logit is 0, which no softmax
+notices and which puts float16's precision where the probability is. The size is checked against the free disk first.
+"""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+import devices
+import engines
+from checkpoint import shards
+from common import scoring
+from common.program import UserError, parser, run
+from common.publish import publish
+from devices import cpu
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("artifact", type=Path)
+    arguments.add_argument("out", type=Path)
+    arguments.add_argument("--engine", required=True, help="a module of scripts/engines")
+    arguments.add_argument("--evaluation", type=Path, required=True, help="what tokenize_texts.py wrote")
+    arguments.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="CPU threads at most")
+    options = arguments.parse_args()
+
+    device = devices.resolve(options.device)
+    text = scoring.read_text(options.evaluation)
+    shape = (text.positions, shards.find(options.artifact).config()["vocab_size"])
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    need, free = shape[0] * shape[1] * 2, shutil.disk_usage(options.out.parent).free
+    if need > free:
+        raise UserError(
+            f"{options.out}: reference logits take {need / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; "
+            "free some disk, or score a shorter evaluation text"
+        )
+    engine = engines.load(options.engine, options.artifact, device, min(options.threads, cpu.available_threads()))
+    with publish(options.out) as partial:
+        with partial.open("wb") as file:  # np.save would append .npy to the temporary name
+            header = {"descr": "<f2", "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, header)
+        array = np.memmap(partial, np.float16, "r+", offset=partial.stat().st_size, shape=shape)
+        for chunk in tqdm(scoring.chunks(engine, text), desc="reference logits", mininterval=1):
+            rows = chunk.logits - chunk.logits.max(axis=-1, keepdims=True)
+            array[chunk.first : chunk.first + len(rows)] = rows
+        array.flush()
+
+
+if __name__ == "__main__":
+    run(main)

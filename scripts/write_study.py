@@ -1,0 +1,8 @@
+"""Write what the report is to hold (run by Snakemake's `script:`): the checked config and a cell a model and format."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+snakemake: Any = globals()["snakemake"]  # put there by Snakemake
+Path(snakemake.output[0]).write_text(json.dumps(snakemake.params.study, indent=2) + "\n", encoding="utf-8")
