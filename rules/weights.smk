@@ -6,7 +6,8 @@ SOURCE_PROGRAMS = {"demo": "link_source.py", "path": "link_source.py", "random":
 def source_files(wildcards):
     """The files that a source is made of: when one changes, what was built from it is built again."""
     kind, path = source(STUDY["models"][wildcards.model])
-    return sorted(str(file) for file in path.iterdir() if file.is_file()) if path.is_dir() else [str(path)]
+    files = path.iterdir() if path.is_dir() else [path]
+    return sorted(str(file) for file in files if file.is_file() and not file.name.startswith("."))
 
 
 def source_env(wildcards):

@@ -66,8 +66,6 @@ def with_defaults(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any]
 
 def describe(error: jsonschema.ValidationError) -> str:
     """A schema error in one line that starts with the key."""
-    while error.context:  # of alternatives, tell what is wrong with the nearest
-        error = max(error.context, key=lambda each: len(each.absolute_path))
     where = ".".join(map(str, error.absolute_path)) or "config"
     if error.validator == "additionalProperties" and isinstance(error.instance, dict):
         known = error.schema.get("properties", {})
@@ -78,7 +76,7 @@ def describe(error: jsonschema.ValidationError) -> str:
         return f"{where}: {missing!r} is missing"
     if error.validator == "enum" and isinstance(error.instance, str):
         return f"{where}: {error.instance!r} is not possible{nearest(error.instance, error.validator_value)}"
-    reason = error.schema.get("description") if error.validator in {"pattern", "type", "oneOf"} else None
+    reason = error.schema.get("description") if error.validator in {"pattern", "oneOf"} else None
     return f"{where}: {reason or error.message}".replace("\n", " ")
 
 

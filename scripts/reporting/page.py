@@ -13,10 +13,10 @@ MISSING = "\u2013"
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A number with so many significant digits, never in exponents; a dash for what was not measured."""
+    """A number of so many significant digits, without exponents; below 1e-6 zero; a dash for None."""
     if value is None:
         return MISSING
-    if value == 0:
+    if abs(value) < 1e-6:  # rounding noise of float16 and of sums
         return "0"
     text = f"{value:.{digits}g}"
     return f"{float(text):f}".rstrip("0").rstrip(".") if "e" in text else text

@@ -1,0 +1,63 @@
+"""Fixtures. The tests run in the bootstrap environment; what needs torch or the report's libraries is run by the
+interpreters of `envs/`, which `make test` builds first."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).parent.parent
+
+
+def _interpreter(env: str) -> Path:
+    path = REPO / "envs" / env / "bin" / "python"
+    if not path.exists():
+        pytest.skip(f"envs/{env} is not built; `make test` builds it")
+    return path
+
+
+@pytest.fixture(scope="session")
+def torch_python() -> Path:
+    """The interpreter of envs/torch."""
+    return _interpreter("torch")
+
+
+@pytest.fixture(scope="session")
+def tools_python() -> Path:
+    """The interpreter of envs/tools."""
+    return _interpreter("tools")
+
+
+@pytest.fixture(scope="session")
+def call() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a command offline and capture its output."""
+
+    def run(*command: object, cwd: Path = REPO, **environment: str) -> subprocess.CompletedProcess[str]:
+        env = os.environ | {"HF_HUB_OFFLINE": "1"} | environment
+        return subprocess.run([str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
+    """Copy the project's own files (tracked, or new and not ignored) to an empty folder, as a clone would hold them."""
+
+    def copy() -> Path:
+        target = tmp_path_factory.mktemp("checkout")
+        listing = subprocess.run(
+            ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+            cwd=REPO,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        for name in filter(None, listing.stdout.split("\0")):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(REPO / name, target / name)
+        return target
+
+    return copy

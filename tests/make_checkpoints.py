@@ -1,0 +1,45 @@
+"""Run in envs/torch: write .bin files with torch, and beside each what the official safetensors writer makes of it."""
+
+import sys
+from collections import OrderedDict
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+out = Path(sys.argv[1])
+torch.manual_seed(0)
+base = torch.randn(6, 10)
+samples = {
+    "dtypes": {
+        "half": torch.randn(3, 5).half(),
+        "bfloat": torch.randn(4).bfloat16(),
+        "float": torch.randn(2, 2, 2),
+        "double": torch.randn(3).double(),
+        "long": torch.arange(7),
+        "int": torch.arange(5, dtype=torch.int32),
+        "short": torch.arange(4, dtype=torch.int16),
+        "char": torch.arange(-3, 3, dtype=torch.int8),
+        "byte": torch.arange(9, dtype=torch.uint8),
+        "bool": torch.tensor([True, False, True]),
+        "nan": torch.tensor([float("nan"), float("inf"), -0.0]),
+        "scalar": torch.tensor(3.5),
+        "empty": torch.empty(0, 4),
+        "naïve name": torch.ones(1),
+    },
+    "views": {
+        "transposed": base.t(),
+        "columns": base[:, 2:5],
+        "steps": base[::2, ::3],
+        "row": base[4],
+        "expanded": torch.arange(3.0).expand(4, 3),
+    },
+    "parameters": OrderedDict(weight=torch.nn.Parameter(torch.randn(300_001)), bias=torch.nn.Parameter(torch.zeros(2))),
+}
+for name, tensors in samples.items():
+    torch.save(tensors, out / f"{name}.bin")
+    plain = {key: value.detach().clone(memory_format=torch.contiguous_format) for key, value in tensors.items()}
+    save_file(plain, out / f"{name}.safetensors", metadata={"format": "pt"})
+torch.save({"weight": torch.ones(2)}, out / "legacy.bin", _use_new_zipfile_serialization=False)
+torch.save({"weight": torch.ones(2), "optimizer": {"lr": 0.1}}, out / "training.bin")
+torch.save(torch.nn.Linear(2, 2), out / "module.bin")

@@ -1,0 +1,106 @@
+"""A mistake in a config costs one line, at parse time, that names the key and what to do."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from conftest import REPO
+from planning.config import ConfigError, Format, checked
+
+SCHEMA = yaml.safe_load((REPO / "config/config.schema.yaml").read_text())
+FORMATS = {
+    "fp16": Format("torch", "transformers"),
+    "ct2-int8": Format("torch", "ctranslate2"),
+    "only-gpu": Format("torch", "transformers", devices=("cuda",)),
+}
+
+
+def check(**changes: Any) -> dict[str, Any]:
+    config = {"models": {"demo": {"source": "demo"}}, "formats": ["fp16", "ct2-int8"]} | changes
+    return checked(config, SCHEMA, FORMATS, ["torch", "tools"])
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder like the repository's root, with a few models that lack something."""
+    shutil.copytree(REPO / "config", tmp_path / "config")
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "config.json").write_text("{}")
+    (tmp_path / "demo" / "pytorch_model.bin").write_text("")
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "config.json").write_text("{}")
+    (tmp_path / "empty.txt").write_text("\n \n")
+    monkeypatch.chdir(tmp_path)
+
+
+def test_defaults_are_filled_in() -> None:
+    study = checked({"models": {"demo": {"source": "demo"}}}, SCHEMA, FORMATS | {"ct2-float16": FORMATS["fp16"]}, [])
+    assert study["reference"] == "fp16"
+    assert study["latency"] == {"new_tokens": 200, "repeats": 3, "processes": 3}
+    assert study["texts"]["prompts"] == "config/prompts.txt"
+    assert study["models"]["demo"]["formats"] == ["fp16", "ct2-int8", "ct2-float16"]
+
+
+def test_a_model_may_have_its_own_formats() -> None:
+    study = check(models={"a": {"source": "demo", "formats": ["fp16"]}, "b": {"source": "demo"}})
+    assert study["models"]["a"]["formats"] == ["fp16"]
+    assert study["models"]["b"]["formats"] == ["fp16", "ct2-int8"]
+
+
+def test_random_weights_need_no_reference() -> None:
+    assert check(models={"r": {"source": {"random": "bare"}, "formats": ["ct2-int8"]}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"formts": ["fp16"]}, "config: unknown key 'formts'; did you mean 'formats'?"),
+        ({"latency": {"new_tokns": 3}}, "latency: unknown key 'new_tokns'; did you mean 'new_tokens'?"),
+        ({"formats": ["fp16", "ct2-int9"]}, "formats: unknown format 'ct2-int9'; did you mean 'ct2-int8'?"),
+        ({"formats": ["zzz"]}, "formats: unknown format 'zzz'; known: ct2-int8, fp16, only-gpu"),
+        ({"device": "gpu"}, "device: 'gpu' is not possible"),
+        ({"device": "cpu", "formats": ["fp16", "only-gpu"]}, "formats: only-gpu does not run on device cpu"),
+        ({"reference": "only-gpu"}, "models.demo: the reference 'only-gpu' is not among its formats"),
+        ({"latency": {"new_tokens": 1}}, "latency.new_tokens: 1 is less than the minimum of 2"),
+        ({"interpreters": {"torhc": "/x"}}, "interpreters: no environment is called 'torhc'; did you mean 'torch'?"),
+        ({"texts": {"prompts": "nope.txt"}}, "texts.prompts: nope.txt is not there"),
+        ({"texts": {"prompts": "empty.txt"}}, "texts.prompts: empty.txt is empty"),
+        ({"models": {"a": {}}}, "models.a: 'source' is missing"),
+        ({"models": {"a/b": {"source": "demo"}}}, "models: a model's name names its folder"),
+        ({"models": {"report": {"source": "demo"}}}, "models: a model's name names its folder"),
+        ({"models": {"a": {"source": "dmo"}}}, "models.a.source: a source is demo, {path: FOLDER} or {random: CONFIG}"),
+        ({"models": {"a": {"source": {"path": "x", "random": "y"}}}}, "models.a.source: a source is demo"),
+        ({"models": {"a": {"source": {"path": "nowhere"}}}}, "models.a.source: there is no folder nowhere"),
+        ({"models": {"a": {"source": {"path": "config"}}}}, "models.a.source: config holds no config.json"),
+        ({"models": {"a": {"source": {"path": "bare"}}}}, "models.a.source: bare holds a config.json but no weights"),
+        ({"models": {"a": {"source": {"random": "x.json"}}}}, "models.a.source.random: x.json is not there"),
+    ],
+)
+def test_mistakes(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(**changes)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_snakemake_ends_with_the_line_and_nothing_else(call: Callable, checkout: Callable[[], Path]) -> None:
+    snakemake = REPO / ".venv" / "bin" / "snakemake"
+    result = call(snakemake, "-n", "report", "--config", "formats=[fp16,ct2-int9]", cwd=checkout())
+    assert result.returncode == 1
+    assert (
+        result.stderr.splitlines()[-1] == "config error: formats: unknown format 'ct2-int9'; did you mean 'ct2-int8'?"
+    )
+    assert "Traceback" not in result.stderr
+
+
+def test_a_study_of_ones_own_replaces_the_demo(call: Callable, checkout: Callable[[], Path]) -> None:
+    root = checkout()
+    (root / "mine.yaml").write_text("models: {other: {source: {path: demo}}}\n")
+    result = call(REPO / ".venv/bin/snakemake", "-n", "report", "--configfile", "mine.yaml", cwd=root)
+    assert result.returncode == 0, result.stderr
+    assert "artifacts/other/fp16" in result.stdout + result.stderr
+    assert "artifacts/demo" not in result.stdout + result.stderr

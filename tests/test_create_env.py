@@ -1,0 +1,103 @@
+"""Environments are built with uv from pip's own settings."""
+
+import base64
+import hashlib
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import REPO
+from create_env import pip_config, uv_environment
+
+LISTING = """\
+:env:.default-timeout='180'
+:env:.find-links='/from/env /more'
+global.extra-index-url='file:///a/simple file:///b/simple'
+global.find-links='/from/file'
+global.index-url='https://mirror.example/simple'
+install.trusted-host='mirror.example'
+"""
+
+
+def test_pip_options_by_rank() -> None:
+    assert pip_config(LISTING) == {
+        "default-timeout": "180",
+        "find-links": "/from/env /more",
+        "extra-index-url": "file:///a/simple file:///b/simple",
+        "index-url": "https://mirror.example/simple",
+        "trusted-host": "mirror.example",
+    }
+
+
+def test_pip_options_become_uv_variables() -> None:
+    assert uv_environment(pip_config(LISTING), {"HOME": "/h"}) == {
+        "HOME": "/h",
+        "UV_DEFAULT_INDEX": "https://mirror.example/simple",
+        "UV_INDEX": "file:///a/simple file:///b/simple",
+        "UV_FIND_LINKS": "/from/env,/more",
+        "UV_INSECURE_HOST": "mirror.example",
+        "UV_HTTP_TIMEOUT": "180",
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+    }
+
+
+def test_what_uv_was_told_wins_and_without_pip_settings_nothing_is_added() -> None:
+    assert uv_environment({"find-links": "/pip"}, {"UV_FIND_LINKS": "/uv"}) == {"UV_FIND_LINKS": "/uv"}
+    assert uv_environment({}, {}) == {}
+
+
+def wheel(folder: Path) -> None:
+    """The smallest wheel there can be, of a package that no registry has."""
+    files = {
+        "quantmill_probe.py": b"ANSWER = 42\n",
+        "quantmill_probe-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: quantmill-probe\nVersion: 1.0\n",
+        "quantmill_probe-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "quantmill_probe-1.0.dist-info/RECORD"
+    lines = []
+    for name, data in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        lines.append(f"{name},sha256={digest},{len(data)}")
+    with zipfile.ZipFile(folder / "quantmill_probe-1.0-py3-none-any.whl", "w") as archive:
+        for name, data in (files | {record: "\n".join([*lines, f"{record},,"]).encode()}).items():
+            archive.writestr(name, data)
+
+
+@pytest.fixture
+def pins(tmp_path: Path) -> Path:
+    path = tmp_path / "probe.txt"
+    path.write_text("quantmill-probe==1.0\n")
+    return path
+
+
+def test_a_folder_of_wheels_that_only_pip_knows(call: Callable, tmp_path: Path, pins: Path) -> None:
+    wheel(tmp_path)
+    env = tmp_path / "env"
+    settings = {"PIP_FIND_LINKS": str(tmp_path), "PIP_NO_INDEX": "1", "UV_CACHE_DIR": str(tmp_path / "cache")}
+    result = call(sys.executable, "scripts/create_env.py", pins, env, **settings)
+    assert result.returncode == 0, result.stderr
+    answer = call(env / "bin/python", "-c", "import quantmill_probe; print(quantmill_probe.ANSWER)")
+    assert answer.stdout == "42\n"
+
+
+def test_a_package_that_is_nowhere_leaves_no_environment(call: Callable, tmp_path: Path, pins: Path) -> None:
+    env = tmp_path / "env"
+    settings = {"PIP_FIND_LINKS": str(tmp_path), "PIP_NO_INDEX": "1", "UV_CACHE_DIR": str(tmp_path / "cache")}
+    result = call(sys.executable, "scripts/create_env.py", pins, env, **settings)
+    assert result.returncode == 1
+    assert "quantmill-probe" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not env.exists()
+
+
+def test_pins_name_versions_and_hashes_and_no_registry() -> None:
+    for path in sorted((REPO / "envs").glob("*.txt")):
+        lines = path.read_text().splitlines()
+        assert not any("://" in line or line.startswith("-") for line in lines), path
+        requirements = [line for line in lines if line and not line.startswith((" ", "#"))]
+        unhashed = [line for line in requirements if not line.endswith("\\")]
+        assert all("==" in line for line in requirements), path
+        assert [line.split("==")[0] for line in unhashed] == (["torch"] if path.stem == "torch" else []), path

@@ -1,0 +1,130 @@
+"""The measuring programs' own honesty, with engines whose faults and delays are known."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common import scoring
+from common.program import UserError
+from latency import timed_tokens
+from metrics import perplexity
+from quality import score, summarise
+
+VOCAB, CONTEXT, TOKENS = 11, 8, 30
+
+
+class Fake:
+    """An engine whose logits are a fixed function of the token before, handed out in chunks of three positions."""
+
+    compute_type, mode, context = "float32", "fake", None
+
+    def __init__(self, shift: int = 0, noise: float = 0.0, drop: int = 0, delay: float = 0.0) -> None:
+        self.table = np.random.default_rng(5).normal(0, 2, (VOCAB, VOCAB)).astype(np.float32)
+        self.table += noise * np.random.default_rng(6).normal(0, 1, (VOCAB, VOCAB)).astype(np.float32)
+        self.shift, self.drop, self.delay = shift, drop, delay
+        self.alive: list[int] = []
+
+    def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
+        rows = np.roll(self.table[np.array(ids)], self.shift, axis=0)
+        for low in range(0, len(ids) - self.drop, 3):
+            yield rows[low : min(low + 3, len(ids) - self.drop)].copy()
+
+    def prefill_decode(self, ids: list[int], n: int) -> Iterator[int]:
+        for token in range(n - self.drop):
+            time.sleep(self.delay)
+            yield token
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> scoring.Text:
+    ids = np.random.default_rng(3).integers(VOCAB, size=TOKENS).tolist()
+    content = {"ids": ids, "context": CONTEXT, "text_sha256": "x", "bytes": 1, "words": 1}
+    (tmp_path / "evaluation.json").write_text(json.dumps(content))
+    return scoring.read_text(tmp_path / "evaluation.json")
+
+
+def reference(engine: Fake, text: scoring.Text) -> np.ndarray:
+    return np.concatenate([chunk.logits for chunk in scoring.chunks(engine, text)])
+
+
+def test_every_scored_position_is_the_next_token_of_its_window(text: scoring.Text) -> None:
+    assert text.windows == [(0, 8), (8, 16), (16, 24)]
+    assert text.positions == 21
+    engine = Fake()
+    positions = score(engine, text, reference(engine, text))
+    log_probabilities = perplexity.log_softmax(engine.table)
+    expected = [
+        -log_probabilities[text.ids[i], text.ids[i + 1]] for start, stop in text.windows for i in range(start, stop - 1)
+    ]
+    assert positions["nll"] == pytest.approx(expected)
+    assert positions["kld"] == pytest.approx(0, abs=1e-12)
+    assert positions["top1"].all()
+
+
+def test_summary_sums_by_window(text: scoring.Text) -> None:
+    engine = Fake()
+    positions = score(engine, text, reference(engine, text))
+    windows, summary = summarise(positions, len(text.windows))
+    assert windows["tokens"] == [7, 7, 7]
+    assert sum(windows["nll"]) == pytest.approx(positions["nll"].sum())
+    assert summary["perplexity"] == pytest.approx(np.exp(positions["nll"].mean()))
+    assert summary["perplexity_low"] <= summary["perplexity"] <= summary["perplexity_high"]
+    assert summary["top1_agreement"] == 1
+
+
+def test_noise_in_the_logits_shows_as_divergence(text: scoring.Text) -> None:
+    kept = reference(Fake(), text)
+    quiet, loud = (score(Fake(noise=noise), text, kept)["kld"].mean() for noise in (0.1, 1.0))
+    assert 0 < quiet < loud / 10
+
+
+def test_logits_shifted_by_one_position_are_seen(text: scoring.Text) -> None:
+    shifted = score(Fake(shift=1), text, reference(Fake(), text))
+    assert shifted["top1"].mean() < 0.5
+    assert shifted["kld"].mean() > 1
+
+
+def test_too_few_positions_are_refused(text: scoring.Text) -> None:
+    with pytest.raises(UserError, match="window 0: the engine returned logits of 5 positions, not 7"):
+        score(Fake(drop=3), text, reference(Fake(), text))
+
+
+def test_logits_that_are_no_numbers_are_refused(text: scoring.Text) -> None:
+    broken = Fake()
+    broken.table[:] = np.nan
+    with pytest.raises(UserError, match="not finite"):
+        score(broken, text, reference(Fake(), text))
+
+
+def test_a_reference_of_another_text_is_refused(text: scoring.Text) -> None:
+    with pytest.raises(UserError, match="of 20 positions, not 21"):
+        score(Fake(), text, reference(Fake(), text)[:-1])
+
+
+def test_a_padded_vocabulary_takes_no_part(text: scoring.Text) -> None:
+    padded = Fake()
+    padded.table = np.pad(padded.table, ((0, 0), (0, 3)), constant_values=50)
+    assert score(padded, text, reference(Fake(), text))["kld"] == pytest.approx(0, abs=1e-12)
+
+
+def test_a_text_shorter_than_a_window_is_refused(tmp_path: Path) -> None:
+    content = {"ids": [1] * 7, "context": CONTEXT, "text_sha256": "x", "bytes": 1, "words": 1}
+    (tmp_path / "short.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="7 tokens do not fill one window of 8"):
+        scoring.read_text(tmp_path / "short.json")
+
+
+def test_known_delays_are_measured() -> None:
+    tokens, seconds = timed_tokens(Fake(delay=0.02), [1], 10)
+    assert tokens == list(range(10))
+    assert np.diff(seconds) == pytest.approx(0.02, rel=0.15)
+    assert seconds[0] == pytest.approx(0.02, rel=0.15)
+
+
+def test_an_engine_that_stops_early_is_refused() -> None:
+    with pytest.raises(UserError, match="returned 9 tokens where 10 were asked for"):
+        timed_tokens(Fake(drop=1), [1], 10)

@@ -1,0 +1,79 @@
+"""Which files a program is made of, and how things appear under their final names."""
+
+from pathlib import Path
+
+import pytest
+
+from common import manifest
+from common.program import UserError
+from common.publish import place, publish, publish_json
+from conftest import REPO
+from planning.sources import closure
+
+
+def names(program: str) -> set[str]:
+    return {str(path.relative_to(REPO / "scripts")) for path in closure(REPO / "scripts" / program)}
+
+
+def test_closure_follows_imports_through_packages() -> None:
+    found = names("bin_to_safetensors.py")
+    assert {"bin_to_safetensors.py", "checkpoint/torch_zip.py", "checkpoint/tensor.py", "common/publish.py"} <= found
+    assert not any(name.startswith(("metrics", "reporting", "engines")) for name in found)
+
+
+def test_quality_does_not_depend_on_latency() -> None:
+    assert "metrics/latency.py" not in names("quality.py")
+    assert "metrics/divergence.py" not in names("latency.py")
+
+
+def test_publish_shows_nothing_until_the_block_succeeds(tmp_path: Path) -> None:
+    final = tmp_path / "folder"
+    with publish(final) as partial:
+        partial.mkdir()
+        (partial / "file").write_text("whole")
+        assert not final.exists()
+    assert (final / "file").read_text() == "whole"
+    with pytest.raises(RuntimeError), publish(final) as partial:
+        partial.mkdir()
+        (partial / "file").write_text("half")
+        raise RuntimeError
+    assert (final / "file").read_text() == "whole"
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_publish_clears_what_a_killed_run_left(tmp_path: Path) -> None:
+    stale = tmp_path / ".folder.partial"
+    stale.mkdir()
+    (stale / "old").write_text("")
+    with publish(tmp_path / "folder") as partial:
+        partial.mkdir()
+    assert list((tmp_path / "folder").iterdir()) == []
+
+
+def test_publish_json_refuses_nan(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Out of range"):
+        publish_json(tmp_path / "x.json", {"value": float("nan")})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_place_gives_the_same_bytes_a_second_name(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("bytes")
+    place(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "b").read_text() == "bytes"
+
+
+def test_manifest_hashes_files_and_divides_bits_by_weights(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_bytes(b"abc")
+    (tmp_path / ".hidden").write_bytes(b"not ours")
+    manifest.write(tmp_path, format="f", tool="t", tool_version="1", parameter_count=6, weight_files=["model.bin"])
+    content = manifest.read(tmp_path)
+    assert content["bits_per_weight"] == 4
+    assert content["bytes"] == 3
+    # the SHA-256 of "abc", FIPS 180-4 appendix
+    abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert content["files"] == {"model.bin": {"bytes": 3, "sha256": abc}}
+
+
+def test_a_folder_without_a_manifest_is_no_artifact(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not a finished artifact"):
+        manifest.read(tmp_path)

@@ -1,0 +1,137 @@
+"""Rows, ties, the Pareto front, and a page that shows hostile strings as text."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.program import UserError
+from metrics import METRICS_VERSION
+from reporting import results
+
+WINDOWS = 30
+
+
+def cell(folder: Path, name: str, rate: float, nll: list[float] | None, model: str = "m") -> dict[str, Any]:
+    """Write an artifact's manifest and its results; return the cell of study.json that names them."""
+    artifact = folder / model / name
+    artifact.mkdir(parents=True)
+    manifest = {"bits_per_weight": 8.0, "bytes": 10, "build_seconds": 1.0, "tool": "t", "tool_version": "1"}
+    (artifact / "quantmill.json").write_text(json.dumps(manifest))
+    common = {"metrics_version": METRICS_VERSION, "compute_type": "float32", "versions": {}, "device": {"name": "d"}}
+    speed = dict.fromkeys(results.LATENCY, 1.0) | {"tokens_per_second": rate}
+    speed |= {"tokens_per_second_low": rate * 0.9, "tokens_per_second_high": rate * 1.1}
+    protocol = {"new_tokens": 2, "repeats": 1, "processes": 1}
+    latency = {"kind": "latency", "mode": "fake", "summary": speed, "protocol": protocol}
+    latency |= {"copy_bandwidth_bytes_per_second": 1.0, "device": {"name": "d", "device": "cpu", "threads": 1}}
+    (artifact / "latency").write_text(json.dumps(common | latency))
+    if nll is not None:
+        quality = {"kind": "quality", "summary": dict.fromkeys(results.QUALITY, 1.0) | {"perplexity": 2.0}}
+        quality |= {"windows": {"nll": nll, "tokens": [100] * WINDOWS}, "protocol": {"text_sha256": "x"}}
+        (artifact / "quality").write_text(json.dumps(common | quality))
+    return {
+        "model": model,
+        "format": name,
+        "engine": "fake",
+        "artifact": str(artifact),
+        "latency": str(artifact / "latency"),
+        "quality": str(artifact / "quality") if nll is not None else None,
+        "no_quality": None if nll is not None else "random weights",
+    }
+
+
+def hard(extra: float, wobble: float = 0.0) -> list[float]:
+    """NLL of windows that differ a lot among themselves, plus something more a window."""
+    return [100.0 + 10 * (i % 7) + extra + wobble * (-1) ** i for i in range(WINDOWS)]
+
+
+def collect(folder: Path, *cells: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    config = {"reference": "reference", "models": {"m": {}}}
+    return {row["format"]: row for row in results.collect({"config": config, "cells": list(cells)})["rows"]}
+
+
+def test_a_paired_difference_is_seen_through_the_noise_between_windows(tmp_path: Path) -> None:
+    rows = collect(
+        tmp_path,
+        cell(tmp_path, "reference", 10, hard(0)),
+        cell(tmp_path, "worse", 10, hard(1)),
+        cell(tmp_path, "same", 10, hard(0, wobble=0.5)),
+    )
+    worse = rows["worse"]["perplexity_ratio"]
+    assert worse["ratio"] == pytest.approx(1.01005, abs=1e-5)  # exp(1 / 100)
+    assert not worse["tie"]
+    assert rows["same"]["perplexity_ratio"]["tie"]
+    assert rows["reference"]["perplexity_ratio"] == {"ratio": 1.0, "low": 1.0, "high": 1.0, "tie": True}
+
+
+def test_pareto_front_counts_ties_as_equal(tmp_path: Path) -> None:
+    rows = collect(
+        tmp_path,
+        cell(tmp_path, "reference", 10, hard(0)),
+        cell(tmp_path, "tied", 11, hard(0, wobble=0.5)),
+        cell(tmp_path, "fast-worse", 30, hard(1)),
+        cell(tmp_path, "slow-worse", 10, hard(1)),
+        cell(tmp_path, "fast-much-worse", 31, hard(5)),
+    )
+    assert {name: row["pareto"] for name, row in rows.items()} == {
+        "reference": True,
+        "tied": True,
+        "fast-worse": True,
+        "slow-worse": False,
+        "fast-much-worse": False,
+    }
+
+
+def test_what_was_not_measured_is_empty_and_says_why(tmp_path: Path) -> None:
+    rows = collect(tmp_path, cell(tmp_path, "random", 10, None))
+    assert rows["random"]["perplexity"] is None
+    assert rows["random"]["pareto"] is None
+    assert rows["random"]["missing"]["perplexity"] == "random weights"
+    assert rows["random"]["missing"]["pareto"] == "no quality to weigh against the speed"
+    results.write_csv(tmp_path / "r.csv", list(rows.values()))
+    with (tmp_path / "r.csv").open() as file:
+        (line,) = csv.DictReader(file)
+    assert list(line) == list(results.COLUMNS)
+    assert line["perplexity"] == line["pareto"] == ""
+    assert line["tokens_per_second"] == "10"
+
+
+def test_columns_are_those_of_the_contract() -> None:
+    assert ",".join(results.COLUMNS) == (
+        "model,format,engine,device,bits_per_weight,size_bytes,perplexity,perplexity_low,perplexity_high,kld_mean,"
+        "kld_median,kld_p99,top1_agreement,ttft_ms_p50,tpot_ms_p50,tpot_ms_p99,tokens_per_second,tokens_per_second_low,"
+        "tokens_per_second_high,peak_memory_bytes,bandwidth_fraction,pareto,build_seconds"
+    )
+
+
+def test_results_of_another_metrics_version_are_refused(tmp_path: Path) -> None:
+    each = cell(tmp_path, "old", 10, None)
+    path = Path(each["latency"])
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"metrics_version": METRICS_VERSION + 1}))
+    with pytest.raises(UserError, match="measure again"):
+        results.row(each)
+
+
+def test_the_page_shows_hostile_names_as_text(call: Callable, tmp_path: Path, tools_python: Path) -> None:
+    hostile = "</script><script>alert(1)</script>"
+    study = {
+        "config": {"reference": "reference", "models": {hostile: {}}},
+        "cells": [
+            {**cell(tmp_path, "reference", 10, hard(0)), "model": hostile},
+            {**cell(tmp_path, "other", 20, hard(1)), "model": hostile},
+        ],
+    }
+    (tmp_path / "study.json").write_text(json.dumps(study))
+    result = call(tools_python, "scripts/report.py", tmp_path / "study.json", tmp_path / "report")
+    assert result.returncode == 0, result.stderr
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "<script>alert(1)" not in page
+    assert "&lt;script&gt;alert(1)" in page
+    assert page.count("<script>") == 2
+    assert "http-equiv" not in page
+    svg = (tmp_path / "report" / "quality-speed.svg").read_text()
+    assert svg.startswith("<svg")
+    assert "other" in svg
