@@ -57,9 +57,7 @@ def convert(source: Checkpoint, folder: Path, progress: Callable[[int], None]) -
     tensors = drop_tied(source.config(), source.tensors())
     by_file = [[tensor for tensor in tensors.values() if tensor.path == file] for file in source.files]
     by_file = [group for group in by_file if group]
-    names = [f"model-{number:05d}-of-{len(by_file):05d}.safetensors" for number in range(1, len(by_file) + 1)]
-    if len(names) == 1:
-        names = [shards.SINGLES["safetensors"]]
+    names = shards.safetensors_names(len(by_file))
     for name, group in zip(names, by_file, strict=True):
         safetensors_file.write(folder / name, group, progress=progress)
     if len(names) > 1:

@@ -83,7 +83,7 @@ def main() -> None:
                     )
                 else:
                     place(source.folder / name, folder / name)
-        if len(groups) > 1:
+        if (options.src / shards.INDEXES["safetensors"]).exists():
             (folder / shards.INDEXES["safetensors"]).write_text(shards.index_json(groups, total), encoding="utf-8")
         dtypes = {"torch_dtype": "float16", "dtype": "float16"}  # transformers 4 reads the one, 5 the other
         (folder / "config.json").write_text(json.dumps(source.config() | dtypes, indent=2) + "\n", encoding="utf-8")

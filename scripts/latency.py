@@ -94,7 +94,7 @@ def measure_here(options: argparse.Namespace, device: str) -> dict[str, Any]:
 
 
 def measure_in_processes(options: argparse.Namespace, device: str) -> list[dict[str, Any]]:
-    """Run this program once a process, one after the other. Raises `UserError` where one fails."""
+    """Run this program once a process, one after the other. Where one fails, its own line says why."""
     most = min(options.threads, cpu.available_threads())
     threads = [most] if device == "cuda" else sorted({1, (most + 1) // 2, most})
     results: list[dict[str, Any]] = []
@@ -103,8 +103,11 @@ def measure_in_processes(options: argparse.Namespace, device: str) -> list[dict[
             out = Path(folder) / f"{process}.json"
             command = [sys.executable, *sys.argv, "--process", str(process), "--process-out", str(out)]
             command += ["--process-threads", *map(str, threads)]
-            if subprocess.run(command).returncode:
-                raise UserError(f"{options.artifact}: process {process} of {options.processes} failed; see above")
+            status = subprocess.run(command).returncode
+            if status < 0:
+                raise UserError(f"{options.artifact}: its process was killed by signal {-status}; was memory short?")
+            if status:
+                sys.exit(status)
             results.append(json.loads(out.read_text(encoding="utf-8")))
             threads = [results[0]["threads"]]
     return results

@@ -28,24 +28,35 @@ def score(engine: engines.Engine, text: scoring.Text, reference: np.ndarray) -> 
     """Window number, NLL, KL divergence (nats) and top-1 agreement of every scored position; each [positions]."""
     if len(reference) != text.positions:
         raise UserError(f"the reference's logits are of {len(reference)} positions, not {text.positions}; rebuild them")
-    columns: dict[str, list[np.ndarray]] = {"window": [], "nll": [], "kld": [], "top1": []}
-    bar = tqdm(total=text.positions, desc="positions", mininterval=1)
-    for chunk in scoring.chunks(engine, text):
-        for low in range(0, len(chunk.logits), ROWS):
-            logits, targets = chunk.logits[low : low + ROWS], chunk.targets[low : low + ROWS]
-            kept = reference[chunk.first + low : chunk.first + low + len(logits)]
-            if logits.shape[1] < kept.shape[1]:
-                raise UserError(f"the engine's vocabulary is {logits.shape[1]}, the reference's {kept.shape[1]}")
-            # some formats pad the vocabulary; what the reference cannot say takes no part
-            candidate = perplexity.log_softmax(logits[:, : kept.shape[1]])
-            expected = perplexity.log_softmax(kept)
-            columns["window"].append(np.full(len(logits), chunk.window))
-            columns["nll"].append(-candidate[np.arange(len(targets)), targets])
-            columns["kld"].append(divergence.kl_divergence(expected, candidate))
-            columns["top1"].append(divergence.top1_agreement(expected, candidate))
-            bar.update(len(logits))
-    bar.close()
-    return {name: np.concatenate(parts) for name, parts in columns.items()}
+    parts: list[dict[str, np.ndarray]] = []
+    with tqdm(total=text.positions, desc="positions", mininterval=1) as bar:
+        for chunk in scoring.chunks(engine, text):
+            parts += score_chunk(chunk, reference)
+            bar.update(len(chunk.targets))
+            del chunk  # or it would still be held while the engine makes the next one
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def score_chunk(chunk: scoring.Chunk, reference: np.ndarray) -> list[dict[str, np.ndarray]]:
+    """The columns of `score` for one chunk, in pieces of `ROWS` positions."""
+    parts = []
+    for low in range(0, len(chunk.targets), ROWS):
+        logits, targets = chunk.logits[low : low + ROWS], chunk.targets[low : low + ROWS]
+        kept = reference[chunk.first + low : chunk.first + low + len(targets)]
+        if logits.shape[1] < kept.shape[1]:
+            raise UserError(f"the engine's vocabulary is {logits.shape[1]}, the reference's {kept.shape[1]}")
+        # some formats pad the vocabulary; what the reference cannot say takes no part
+        candidate = perplexity.log_softmax(logits[:, : kept.shape[1]])
+        expected = perplexity.log_softmax(kept)
+        parts.append(
+            {
+                "window": np.full(len(targets), chunk.window),
+                "nll": -candidate[np.arange(len(targets)), targets],
+                "kld": divergence.kl_divergence(expected, candidate),
+                "top1": divergence.top1_agreement(expected, candidate),
+            }
+        )
+    return parts
 
 
 def summarise(positions: dict[str, np.ndarray], windows: int) -> tuple[dict[str, Any], dict[str, float]]:

@@ -91,12 +91,13 @@ def main() -> None:
         folder.mkdir()
         groups = split(tensors)
         total = sum(tensor.nbytes for tensor in tensors)
-        names = [f"model-{number:05d}-of-{len(groups):05d}.safetensors" for number in range(1, len(groups) + 1)]
+        names = shards.safetensors_names(len(groups))
         with tqdm(total=total, unit="B", unit_scale=True, desc="random weights", disable=None) as bar:
             for name, group in zip(names, groups, strict=True):
                 safetensors_file.write(folder / name, group, chunks=values, progress=bar.update)
-        index = shards.index_json(dict(zip(names, groups, strict=True)), total)
-        (folder / shards.INDEXES["safetensors"]).write_text(index, encoding="utf-8")
+        if len(names) > 1:
+            index = shards.index_json(dict(zip(names, groups, strict=True)), total)
+            (folder / shards.INDEXES["safetensors"]).write_text(index, encoding="utf-8")
         dtypes = {"torch_dtype": "float16", "dtype": "float16"}
         (folder / "config.json").write_text(json.dumps(config | dtypes, indent=2) + "\n", encoding="utf-8")
         given = sorted(options.config.glob("token*")) if options.config.is_dir() else []

@@ -51,6 +51,7 @@ def main() -> None:
         for chunk in tqdm(scoring.chunks(engine, text), desc="reference logits", mininterval=1):
             rows = chunk.logits - chunk.logits.max(axis=-1, keepdims=True)
             array[chunk.first : chunk.first + len(rows)] = rows
+            del chunk, rows  # the engine makes the next chunk while this one is gone
         array.flush()
 
 

@@ -84,6 +84,13 @@ def _indexed_files(index: Path) -> tuple[Path, ...]:
     return tuple(files)
 
 
+def safetensors_names(count: int) -> list[str]:
+    """Names of so many safetensors shards, as transformers names them; a single file needs no index."""
+    if count == 1:
+        return [SINGLES["safetensors"]]
+    return [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+
+
 def index_json(shards: dict[str, Iterable[Tensor]], total_size: int) -> str:
     """The text of an index: shards maps a file's name to its tensors, total_size is the bytes of all of them."""
     weight_map = {tensor.name: file for file, tensors in shards.items() for tensor in tensors}

@@ -67,6 +67,7 @@ def chunks(engine: Engine, text: Text) -> Iterator[Chunk]:
             if len(logits):
                 yield Chunk(number, first + seen, logits, targets)
             seen += len(logits)
+            del logits  # the engine makes the next chunk while this one is gone
         if seen != len(ids) - 1:
             raise UserError(f"window {number}: the engine returned logits of {seen} positions, not {len(ids) - 1}")
         first += seen

@@ -41,8 +41,10 @@ class Engine:
     def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
         # forward_batch keeps no state and returns all positions: one window of logits is the least it can hold
         window = self.generator.forward_batch([ids]).to_device(ctranslate2.Device.cpu)
-        logits = np.asarray(window.to(ctranslate2.DataType.float32))[0]
-        yield from np.split(logits, range(size := chunk_positions(logits.shape[1]), len(logits), size))
+        window = window.to(ctranslate2.DataType.float32)
+        view = np.asarray(window)[0]  # does not keep `window` alive, so chunks are copied out of it
+        for chunk in np.split(view, range(size := chunk_positions(view.shape[1]), len(view), size)):
+            yield chunk.copy()
 
     def weight_bytes(self) -> int:
         float_bytes = 2 if self.compute_type.endswith("16") else 4

@@ -1,0 +1,54 @@
+"""Run in envs/torch with the artifacts of the demo: each line printed is a fact that test_engines.py asserts."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+REPO = Path(__file__).parent.parent
+sys.path.insert(0, str(REPO / "scripts"))
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
+
+import engines  # noqa: E402
+
+artifacts = Path(sys.argv[1])
+ids = json.loads((artifacts / "tokens/prompts.json").read_text())["prompts"][3]["ids"]
+model = AutoModelForCausalLM.from_pretrained(artifacts / "fp16", dtype=torch.float32)
+with torch.inference_mode():
+    batch = torch.tensor([ids])
+    # the mask is given because generate takes <s>, id 0, for padding otherwise
+    options = {"attention_mask": torch.ones_like(batch), "pad_token_id": 0, "do_sample": False}
+    expected = model.generate(batch, max_new_tokens=60, min_new_tokens=60, **options)
+    expected = expected[0, len(ids) :].tolist()
+    logits = model(batch).logits[0].numpy()
+head, table = model.lm_head.weight, model.model.embed_tokens.weight
+
+facts: dict[str, Any] = {}
+for name, engine_name in (("fp16", "transformers"), ("ct2-float32", "ctranslate2"), ("ct2-int8", "ctranslate2")):
+    engine = engines.load(engine_name, artifacts / name, "cpu", 1)
+    tokens = list(engine.prefill_decode(ids, 60))
+    engines.CHUNK_LOGITS = 16 * 2048  # small chunks, so that their seams are crossed
+    parts = list(engine.logits(ids))
+    facts[name] = {
+        "tokens_equal": tokens == expected,
+        "count": len(tokens),
+        "chunks": [len(part) for part in parts],
+        "logits_error": float(np.abs(np.concatenate(parts) - logits).max()),
+        "dtype": str(parts[0].dtype),
+        "weight_bytes": engine.weight_bytes(),
+        "compute_type": engine.compute_type,
+        "versions": engine.versions(),
+    }
+    engine.close()
+
+with torch.inference_mode():
+    head[1] = 50 * head[expected[0]]  # </s> now wins at the first step
+rigged = artifacts / "rigged"
+model.save_pretrained(rigged)
+engine = engines.load("transformers", rigged, "cpu", 1)
+facts["rigged"] = list(engine.prefill_decode(ids, 20))
+facts["linear_float32_bytes"] = 4 * (model.num_parameters() - table.numel())
+print(json.dumps(facts))

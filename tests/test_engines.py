@@ -1,0 +1,59 @@
+"""Both engines against transformers' own generate and forward, on the demo model."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import REPO
+
+
+@pytest.fixture(scope="module")
+def facts(demo: Path, call: Callable, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    artifacts = tmp_path_factory.mktemp("engines") / "demo"
+    shutil.copytree(demo / "artifacts/demo", artifacts)
+    result = call(demo / "envs/torch/bin/python", REPO / "tests/engine_checks.py", artifacts)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("name", ["fp16", "ct2-float32"])
+def test_greedy_tokens_are_those_of_generate(facts: dict[str, Any], name: str) -> None:
+    assert facts[name]["tokens_equal"]
+    assert facts[name]["count"] == 60
+
+
+@pytest.mark.parametrize("name", ["fp16", "ct2-float32"])
+def test_chunked_logits_are_those_of_one_forward(facts: dict[str, Any], name: str) -> None:
+    assert facts[name]["logits_error"] < 1e-4
+    assert facts[name]["dtype"] == "float32"
+
+
+def test_int8_logits_differ_but_not_much(facts: dict[str, Any]) -> None:
+    assert 1e-3 < facts["ct2-int8"]["logits_error"] < 2
+
+
+def test_logits_come_in_chunks(facts: dict[str, Any]) -> None:
+    for name in ("fp16", "ct2-float32"):
+        assert max(facts[name]["chunks"]) == 16
+        assert len(facts[name]["chunks"]) > 1
+
+
+def test_weight_bytes_leave_the_embedding_table_out(facts: dict[str, Any]) -> None:
+    assert facts["fp16"]["weight_bytes"] == facts["linear_float32_bytes"]
+    assert facts["ct2-float32"]["weight_bytes"] == pytest.approx(facts["linear_float32_bytes"], rel=1e-3)
+    assert facts["ct2-int8"]["weight_bytes"] == pytest.approx(facts["linear_float32_bytes"] / 4, rel=0.03)
+
+
+def test_the_arithmetic_is_what_the_library_says(facts: dict[str, Any]) -> None:
+    assert facts["fp16"]["compute_type"] == "float32"
+    assert facts["ct2-int8"]["compute_type"] == "int8_float32"
+    assert facts["ct2-float32"]["versions"] == {"ctranslate2": "4.8.5"}
+
+
+def test_end_of_sequence_is_never_chosen(facts: dict[str, Any]) -> None:
+    assert len(facts["rigged"]) == 20
+    assert 1 not in facts["rigged"]

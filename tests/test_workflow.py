@@ -1,0 +1,233 @@
+"""The workflow itself: the whole demo, what reruns and what does not, other sources, and what bad input leaves."""
+
+import csv
+import json
+import math
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import REPO
+
+SNAKEMAKE = REPO / ".venv/bin/snakemake"
+
+
+def jobs(call: Callable, root: Path, *options: str) -> set[str]:
+    """The jobs that a dry run plans: rule names, with the format where there is one."""
+    result = call(SNAKEMAKE, "-n", "report", *options, cwd=root)
+    assert result.returncode == 0, result.stderr
+    planned = set()
+    for block in re.split(r"\n(?=\[|rule |localrule )", result.stdout + result.stderr):
+        rule = re.search(r"^(?:local)?rule (\w+):", block, re.MULTILINE)
+        wildcards = re.search(r"wildcards: (.*)", block)
+        if rule:
+            named = [
+                part.split("=")[1] for part in (wildcards[1].split(", ") if wildcards else []) if "model=" not in part
+            ]
+            planned.add(" ".join([rule[1], *named]))
+    return planned
+
+
+def rows(root: Path) -> dict[str, dict[str, str]]:
+    with (root / "artifacts/report/results.csv").open() as file:
+        return {row["format"]: row for row in csv.DictReader(file)}
+
+
+def quality(root: Path, name: str) -> dict:
+    return json.loads((root / f"artifacts/demo/quality/{name}.json").read_text())
+
+
+def test_the_demo_fills_every_cell(demo: Path) -> None:
+    table = rows(demo)
+    assert list(table) == ["fp16", "ct2-int8", "ct2-float16", "ct2-float32"]
+    assert all(value != "" for row in table.values() for value in row.values())
+    assert {row["pareto"] for row in table.values()} <= {"True", "False"}
+    assert float(table["ct2-int8"]["bits_per_weight"]) == pytest.approx(8, abs=0.2)
+    assert float(table["fp16"]["bits_per_weight"]) == pytest.approx(16, abs=0.1)
+
+
+def test_ct2_float32_has_the_perplexity_of_transformers(demo: Path) -> None:
+    reference, candidate = (quality(demo, name)["summary"] for name in ("fp16", "ct2-float32"))
+    assert candidate["perplexity"] == pytest.approx(reference["perplexity"], rel=1e-4)
+    assert candidate["top1_agreement"] > 0.999
+    assert abs(candidate["kld_mean"]) < 1e-6
+
+
+def test_int8_costs_something_and_the_pairs_show_it(demo: Path) -> None:
+    results = json.loads((demo / "artifacts/report/results.json").read_text())
+    ratios = {row["format"]: row["perplexity_ratio"] for row in results["rows"]}
+    assert ratios["ct2-int8"]["low"] > 1
+    assert not ratios["ct2-int8"]["tie"]
+    assert quality(demo, "ct2-int8")["summary"]["kld_mean"] > 1e-4
+
+
+def test_perplexity_follows_from_the_stored_sums(demo: Path) -> None:
+    for name in rows(demo):
+        result = quality(demo, name)
+        assert math.exp(result["total_nll"] / result["scored_tokens"]) == pytest.approx(result["summary"]["perplexity"])
+        assert sum(result["windows"]["tokens"]) == result["scored_tokens"]
+
+
+def test_latency_keeps_every_raw_time(demo: Path) -> None:
+    config = {"new_tokens": 200, "repeats": 2, "processes": 2}
+    for name in rows(demo):
+        result = json.loads((demo / f"artifacts/demo/latency/{name}.json").read_text())
+        assert {key: result["protocol"][key] for key in config} == config
+        assert len(result["runs"]) == 2 * 2 * 9
+        assert all(len(run["token_seconds"]) == 200 for run in result["runs"])
+        total = sum(run["token_seconds"][-1] for run in result["runs"])
+        assert result["summary"]["tokens_per_second"] == pytest.approx(len(result["runs"]) * 200 / total)
+        assert result["deterministic"]
+
+
+def test_engines_of_the_same_arithmetic_write_the_same_text(demo: Path) -> None:
+    outputs = []
+    for name in ("fp16", "ct2-float32", "ct2-float16"):
+        result = json.loads((demo / f"artifacts/demo/latency/{name}.json").read_text())
+        outputs.append([prompt["output_ids"] for prompt in result["prompts"]])
+    assert outputs[0] == outputs[1] == outputs[2]
+
+
+def test_the_source_was_bin_and_the_manifest_says_what_made_each(demo: Path) -> None:
+    manifest = json.loads((demo / "artifacts/demo/ct2-int8/quantmill.json").read_text())
+    assert manifest["format"] == "ct2-int8"
+    assert manifest["engine"] == "ctranslate2"
+    assert manifest["tool_version"] == "4.8.5"
+    assert manifest["source"]["kind"] == "demo"
+    assert all(name.endswith(".bin") for name in manifest["source"]["sha256"])
+    assert not list((demo / "artifacts/demo/safetensors").glob("*.bin"))
+
+
+def test_a_second_run_does_nothing(demo: Path, call: Callable) -> None:
+    result = call(SNAKEMAKE, "--cores", "8", "report", cwd=demo)
+    assert result.returncode == 0
+    assert "Nothing to be done" in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("edited", "expected"),
+    [
+        (
+            "scripts/build_ct2.py",
+            {f"{rule} {name}" for rule in ("latency", "quality") for name in ("ct2-int8", "ct2-float16", "ct2-float32")}
+            | {"ct2 int8", "ct2 float16", "ct2 float32", "page", "report"},
+        ),
+        ("scripts/metrics/divergence.py", {"quality *", "page", "report"}),
+        ("scripts/latency.py", {"latency *", "page", "report"}),
+        ("scripts/engines/ctranslate2.py", {"latency ct2", "quality ct2", "page", "report"}),
+        ("scripts/reporting/page.html.j2", {"page", "report"}),
+        ("config/prompts.txt", {"tokens prompts", "latency *", "page", "report"}),
+        ("scripts/create_env.py", set()),
+    ],
+)
+def test_an_edit_reruns_what_depends_on_it(demo: Path, call: Callable, edited: str, expected: set[str]) -> None:
+    path = demo / edited
+    original = path.read_bytes()
+    formats = list(rows(demo))
+    every = {name for name in expected if not name.endswith(("*", " ct2"))}
+    for name in expected - every:
+        rule, kind = name.split()
+        every |= {f"{rule} {format}" for format in formats if kind == "*" or format.startswith("ct2")}
+    try:
+        path.write_bytes(original + b"\n")
+        assert jobs(call, demo) == every
+    finally:
+        path.write_bytes(original)
+        subprocess.run([SNAKEMAKE, "--cores", "1", "--touch", "report"], cwd=demo, check=True, capture_output=True)
+    assert jobs(call, demo) == set()
+
+
+def test_a_new_format_runs_only_its_own_jobs(demo: Path, call: Callable) -> None:
+    file = demo / "rules/formats/copy.smk"
+    file.write_text(
+        (demo / "rules/formats/fp16.smk").read_text().replace("fp16", "copy16").replace("build_copy16", "build_fp16")
+    )
+    config = demo / "config/config.yaml"
+    original = config.read_text()
+    try:
+        config.write_text(original.replace("ct2-float32]", "ct2-float32, copy16]"))
+        assert jobs(call, demo) == {"copy16", "latency copy16", "quality copy16", "study", "page", "report"}
+    finally:
+        file.unlink()
+        config.write_text(original)
+
+
+def test_the_page_is_one_file_that_draws_without_a_network(demo: Path, tmp_path: Path) -> None:
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if not chromium:
+        pytest.skip("chromium is not installed")
+    page = demo / "artifacts/report/index.html"
+    assert page.stat().st_size < 3_000_000
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
+    flags += ["--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={tmp_path}", "--virtual-time-budget=5000"]
+    result = subprocess.run([chromium, *flags, "--dump-dom", f"file://{page}"], capture_output=True, text=True)
+    plot = result.stdout[result.stdout.index('id="plot"') :]
+    assert "<canvas" in plot or "<svg" in plot
+    assert not re.search(r"""(?:src|href)=["']https?:""", result.stdout)
+
+
+def study(root: Path, text: str) -> list[str]:
+    """A config file in `root`, with the repository's environments as interpreters; options that select it."""
+    interpreters = {env: str(REPO / f"envs/{env}/bin/python") for env in ("torch", "tools")}
+    (root / "study.yaml").write_text(text + f"interpreters: {json.dumps(interpreters)}\n")
+    return ["--cores", "8", "report", "--configfile", "study.yaml"]
+
+
+@pytest.fixture
+def root(checkout: Callable[[], Path], torch_python: Path, tools_python: Path) -> Path:
+    """A fresh copy of the project; the environments of this one serve it."""
+    return checkout()
+
+
+LATENCY = "latency: {new_tokens: 8, repeats: 1, processes: 1}\n"
+
+
+def test_random_weights_are_measured_for_speed_only(root: Path, call: Callable) -> None:
+    config = json.loads((root / "demo/config.json").read_text())
+    (root / "shape.json").write_text(json.dumps(config | {"num_hidden_layers": 2, "vocab_size": 640}))
+    options = study(root, "models: {shape: {source: {random: shape.json}}}\nformats: [fp16, ct2-int8]\n" + LATENCY)
+    result = call(SNAKEMAKE, *options, cwd=root)
+    assert result.returncode == 0, result.stderr
+    assert not (root / "envs/torch").exists()  # interpreters: replaces the workflow's own environments
+    table = rows(root)
+    assert all(float(row["tokens_per_second"]) > 0 for row in table.values())
+    assert all(row["perplexity"] == row["kld_mean"] == row["pareto"] == "" for row in table.values())
+    results = json.loads((root / "artifacts/report/results.json").read_text())
+    assert {row["missing"]["perplexity"] for row in results["rows"]} == {"random weights: measured for speed only"}
+    assert "measured for speed only" in (root / "artifacts/report/index.html").read_text()
+
+
+def test_a_local_folder_of_safetensors(root: Path, call: Callable, tools_python: Path, demo: Path) -> None:
+    shutil.copytree(demo / "artifacts/demo/safetensors", root / "mine")
+    (root / "mine/quantmill.json").unlink()
+    options = study(root, "models: {mine: {source: {path: mine}}}\nformats: [fp16]\n" + LATENCY)
+    result = call(SNAKEMAKE, *options, cwd=root)
+    assert result.returncode == 0, result.stderr
+    assert rows(root)["fp16"]["perplexity"] == rows(demo)["fp16"]["perplexity"]
+    assert (root / "artifacts/mine/source/model.safetensors.index.json").exists()
+
+
+def test_a_gpu_that_is_not_there_is_one_line_and_leaves_no_result(root: Path, call: Callable, demo: Path) -> None:
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("this machine has a GPU")
+    options = study(root, "models: {demo: {source: demo}}\nformats: [fp16]\ndevice: cuda\n" + LATENCY)
+    result = call(SNAKEMAKE, *options, cwd=root)
+    assert result.returncode == 1
+    assert "error: device cuda is not there: no NVIDIA driver" in result.stderr + result.stdout
+    assert "Traceback" not in result.stderr + result.stdout
+    assert not list((root / "artifacts").glob("*/latency/*"))
+    assert not (root / "artifacts/report/index.html").exists()
+
+
+def test_damaged_weights_are_one_line_and_leave_no_artifact(root: Path, call: Callable) -> None:
+    shard = root / "demo/pytorch_model-00002-of-00003.bin"
+    shard.write_bytes(shard.read_bytes()[:100_000])
+    options = study(root, "models: {demo: {source: demo}}\nformats: [fp16]\n" + LATENCY)
+    result = call(SNAKEMAKE, *options, cwd=root)
+    assert result.returncode == 1
+    assert re.search(r"error: .*pytorch_model-00002-of-00003\.bin: not a whole zip file", result.stderr + result.stdout)
+    assert sorted(path.name for path in (root / "artifacts/demo").iterdir()) == ["source"]
