@@ -4,8 +4,9 @@
     python scripts/random_weights.py CONFIG DST [--seed 0]
 
 CONFIG is a config.json of a dense causal language model that transformers knows, or a folder that holds one and, if
-you like, a tokenizer. Weights are float16, normal with the config's own deviation; they repeat after 4 Mi values,
-which no engine can notice and which makes a 7B model a matter of the disk's speed.
+you like, a tokenizer. Weights are float16, normal with the config's own deviation. To make a 7B model a matter of the
+disk's speed they repeat after 4 Mi values, but each tensor starts elsewhere in the row: CTranslate2 stores tensors
+that are equal once, and would read a 7B model's weights from the cache.
 """
 
 import json
@@ -27,6 +28,7 @@ from common.publish import place, publish
 
 SHARD_BYTES = 5 * 10**9  # as transformers shards
 PERIOD = 2**22  # values until the noise repeats
+STEP = 1_000_003  # prime, so that thousands of tensors start at different places
 
 
 def parameter_shapes(config_path: Path) -> dict[str, tuple[int, ...]]:
@@ -81,9 +83,12 @@ def main() -> None:
     deviation = float(config.get("initializer_range", 0.02))
     noise = np.random.default_rng(options.seed).normal(0, deviation, PERIOD).astype(np.float16)
 
+    starts = {tensor.name: number * STEP % PERIOD for number, tensor in enumerate(tensors)}
+
     def values(tensor: Tensor) -> Iterator[memoryview]:
         # norm weights are one, so that activations neither vanish nor overflow
-        block = np.ones(PERIOD, np.float16) if len(tensor.shape) == 1 and "norm" in tensor.name else noise
+        is_norm = len(tensor.shape) == 1 and "norm" in tensor.name
+        block = np.ones(PERIOD, np.float16) if is_norm else np.roll(noise, -starts[tensor.name])
         for left in range(tensor.numel, 0, -PERIOD):
             yield memoryview(block[: min(left, PERIOD)].view(np.uint8))
 

@@ -195,6 +195,8 @@ def test_random_weights_are_measured_for_speed_only(root: Path, call: Callable) 
     assert not (root / "envs/torch").exists()  # interpreters: replaces the workflow's own environments
     table = rows(root)
     assert all(float(row["tokens_per_second"]) > 0 for row in table.values())
+    assert float(table["fp16"]["bits_per_weight"]) == pytest.approx(16, rel=0.02)
+    assert float(table["ct2-int8"]["bits_per_weight"]) == pytest.approx(8, rel=0.1)  # no two tensors are stored as one
     assert all(row["perplexity"] == row["kld_mean"] == row["pareto"] == "" for row in table.values())
     results = json.loads((root / "artifacts/report/results.json").read_text())
     assert {row["missing"]["perplexity"] for row in results["rows"]} == {"random weights: measured for speed only"}

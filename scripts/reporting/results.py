@@ -84,6 +84,7 @@ def row(cell: Mapping[str, Any]) -> dict[str, Any]:
         "compute_type": speed["compute_type"],
         "mode": speed["mode"],
         "versions": speed["versions"],
+        "threads": speed["device"].get("threads"),  # of the CPU; a GPU has none to choose
         "missing": {} if loss else dict.fromkeys(QUALITY, cell["no_quality"]),
         "protocol": {"latency": speed["protocol"], "quality": loss["protocol"] if loss else None},
         "latency_summary": speed["summary"],
