@@ -6,7 +6,7 @@ BIN := .venv/bin
 BOOTSTRAP := .venv/.complete
 ENVS := bootstrap tools torch
 
-.PHONY: report test lint format pins clean
+.PHONY: report test lint format pins record readme clean
 
 report: $(BOOTSTRAP)
 	$(BIN)/snakemake --cores $(CORES) report
@@ -20,6 +20,7 @@ lint: $(BOOTSTRAP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile rules
+	$(BIN)/python scripts/update_readme.py README.md results/demo/results.json --check
 
 format: $(BOOTSTRAP)
 	$(BIN)/ruff check --fix .
@@ -44,6 +45,15 @@ pins: $(BOOTSTRAP)
 				echo --no-emit-package $$name; done) && \
 		sed -i -e '/^torch==/{:a;/\\$$/{N;ba};s/ \\\n.*//}' envs/$$env.txt || exit 1; \
 	done
+
+# Keep the last report as the one that the README shows.
+record: report
+	mkdir -p results/demo
+	cp artifacts/report/results.csv artifacts/report/results.json artifacts/report/quality-speed.svg results/demo/
+	$(MAKE) readme
+
+readme:
+	$(BIN)/python scripts/update_readme.py README.md results/demo/results.json
 
 clean:
 	rm -rf artifacts envs/*/ .snakemake

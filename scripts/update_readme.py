@@ -15,7 +15,7 @@ from reporting.numbers import number, size
 BEGIN = "<!-- results: written by `make readme` -->"
 END = "<!-- end of results -->"
 HEADINGS = (
-    *("format", "runs in", "tokens/s (95%)", "perplexity", "× reference (95%, paired)", "mean KL, nats"),
+    *("format", "runs in", "tokens/s (95%)", "perplexity", "over the reference (95%, paired)", "mean KL, nats"),
     *("same first choice", "TTFT, ms", "TPOT, ms", "bits/weight", "size", "Pareto front"),
 )
 
@@ -58,7 +58,7 @@ def table(results: Mapping[str, Any]) -> str:
     )
     if quality:
         protocol += (
-            f"; perplexity by `{quality['perplexity']}` over {quality['windows']} windows of {quality['window']}"
+            f"; perplexity by `{quality['perplexity']}` over {quality['windows']} windows of {quality['window']} tokens"
         )
     rows = [line(row, results["config"]["reference"]) for row in results["rows"]]
     heading = "| " + " | ".join(HEADINGS) + " |\n|" + "---|" * len(HEADINGS)

@@ -50,9 +50,13 @@ def chart(rows: Sequence[Mapping[str, Any]]) -> alt.LayerChart | None:
     colour = alt.Color("format:N", scale=alt.Scale(domain=formats, range=PALETTE * (1 + len(formats) // len(PALETTE))))
     shape = alt.Shape("model:N", legend=alt.Legend() if len({value["model"] for value in values}) > 1 else None)
     speed = alt.X(
-        "tokens_per_second:Q", title="tokens per second (more is better)", scale=alt.Scale(zero=False, nice=True)
+        "tokens_per_second:Q",
+        title="tokens per second (more is better)",
+        scale=alt.Scale(zero=False, nice=False, padding=24),
     )
-    loss = alt.Y("perplexity:Q", title="perplexity (less is better)", scale=alt.Scale(zero=False, nice=True))
+    loss = alt.Y(
+        "perplexity:Q", title="perplexity (less is better)", scale=alt.Scale(zero=False, nice=False, padding=24)
+    )
     front = (
         base.transform_filter("datum.pareto")
         .mark_line(strokeDash=[4, 4], color="#888888", interpolate="linear")
@@ -82,7 +86,7 @@ def chart(rows: Sequence[Mapping[str, Any]]) -> alt.LayerChart | None:
     )
     return (
         alt.layer(front, speed_interval, loss_interval, points, labels)
-        .properties(width=640, height=380)
+        .properties(width=820, height=400)
         .configure_axis(labelFontSize=12, titleFontSize=13, grid=True, gridOpacity=0.4)
         .configure_view(stroke=None)
     )
