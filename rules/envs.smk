@@ -17,4 +17,4 @@ rule environment:
     params:
         python=sys.executable,
     shell:
-        "{params.python} {input.script} {input.pins} {output} 2> {log}"
+        "{params.python:q} {input.script} {input.pins} {output} 2> {log}"

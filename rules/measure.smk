@@ -25,7 +25,7 @@ rule latency:
         repeats=STUDY["latency"]["repeats"],
         processes=STUDY["latency"]["processes"],
     shell:
-        "{params.python} {input.program[0]} {input.artifact} {output} --engine {params.engine} --prompts {input.prompts}"
+        "{params.python:q} {input.program[0]} {input.artifact} {output} --engine {params.engine} --prompts {input.prompts}"
         " --device {params.device} --threads {threads} --new-tokens {params.new_tokens} --repeats {params.repeats}"
         " --processes {params.processes} 2> {log}"
 
@@ -49,7 +49,7 @@ rule reference_logits:
         engine=FORMATS[STUDY["reference"]].engine,
         device=STUDY["device"],
     shell:
-        "{params.python} {input.program[0]} {input.artifact} {output} --engine {params.engine}"
+        "{params.python:q} {input.program[0]} {input.artifact} {output} --engine {params.engine}"
         " --evaluation {input.evaluation} --device {params.device} --threads {threads} 2> {log}"
 
 
@@ -74,6 +74,6 @@ rule quality:
         engine=lambda wc: FORMATS[wc.format].engine,
         device=STUDY["device"],
     shell:
-        "{params.python} {input.program[0]} {input.artifact} {output[0]} --engine {params.engine}"
+        "{params.python:q} {input.program[0]} {input.artifact} {output[0]} --engine {params.engine}"
         " --evaluation {input.evaluation} --reference {input.reference}"
         " --device {params.device} --threads {threads} 2> {log}"

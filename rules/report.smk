@@ -48,4 +48,4 @@ rule page:
     params:
         python=python("tools"),
     shell:
-        "{params.python} {input.program[0]} {input.study} artifacts/report 2> {log}"
+        "{params.python:q} {input.program[0]} {input.study} artifacts/report 2> {log}"

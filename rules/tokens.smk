@@ -15,4 +15,4 @@ rule tokens:
         python=python("torch"),
         kind=lambda wc: "prompts" if wc.text == "prompts" else "document",
     shell:
-        "{params.python} {input.program[0]} {input.model} {input.text} {output} --as {params.kind} 2> {log}"
+        "{params.python:q} {input.program[0]} {input.model} {input.text:q} {output} --as {params.kind} 2> {log}"

@@ -33,7 +33,7 @@ rule source:
             else f"--kind {source(STUDY['models'][wc.model])[0]}"
         ),
     shell:
-        "{params.python} {input.program[0]} {params.path} {output} {params.options} 2> {log}"
+        "{params.python:q} {input.program[0]} {params.path:q} {output} {params.options} 2> {log}"
 
 
 rule safetensors:
@@ -48,4 +48,4 @@ rule safetensors:
     params:
         python=python("tools"),
     shell:
-        "{params.python} {input.program[0]} {input.source} {output} 2> {log}"
+        "{params.python:q} {input.program[0]} {input.source} {output} 2> {log}"

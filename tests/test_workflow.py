@@ -204,9 +204,9 @@ def test_random_weights_are_measured_for_speed_only(root: Path, call: Callable) 
 
 
 def test_a_local_folder_of_safetensors(root: Path, call: Callable, tools_python: Path, demo: Path) -> None:
-    shutil.copytree(demo / "artifacts/demo/safetensors", root / "mine")
-    (root / "mine/quantmill.json").unlink()
-    options = study(root, "models: {mine: {source: {path: mine}}}\nformats: [fp16]\n" + LATENCY)
+    shutil.copytree(demo / "artifacts/demo/safetensors", root / "my model's folder")
+    (root / "my model's folder/quantmill.json").unlink()
+    options = study(root, "models: {mine: {source: {path: my model's folder}}}\nformats: [fp16]\n" + LATENCY)
     result = call(SNAKEMAKE, *options, cwd=root)
     assert result.returncode == 0, result.stderr
     assert rows(root)["fp16"]["perplexity"] == rows(demo)["fp16"]["perplexity"]

@@ -20,4 +20,4 @@ rule ct2:
     params:
         python=python("torch"),
     shell:
-        "{params.python} {input.program[0]} {input.source} {output} --quantization {wildcards.quantization} 2> {log}"
+        "{params.python:q} {input.program[0]} {input.source} {output} --quantization {wildcards.quantization} 2> {log}"

@@ -15,4 +15,4 @@ rule fp16:
     params:
         python=python("tools"),
     shell:
-        "{params.python} {input.program[0]} {input.source} {output} 2> {log}"
+        "{params.python:q} {input.program[0]} {input.source} {output} 2> {log}"
