@@ -49,3 +49,18 @@ rule safetensors:
         python=python("tools"),
     shell:
         "{params.python:q} {input.program[0]} {input.source} {output} 2> {log}"
+
+
+rule bin:
+    input:
+        program=program("safetensors_to_bin.py"),
+        env=environment("tools"),
+        source="artifacts/{model}/safetensors",
+    output:
+        directory("artifacts/{model}/bin"),
+    log:
+        "artifacts/logs/{model}/bin.log",
+    params:
+        python=python("tools"),
+    shell:
+        "{params.python:q} {input.program[0]} {input.source} {output} 2> {log}"

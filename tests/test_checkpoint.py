@@ -43,6 +43,42 @@ def test_safetensors_are_read_and_written_unchanged(samples: Path, tmp_path: Pat
     assert (tmp_path / "out").read_bytes() == path.read_bytes()
 
 
+LOAD = """
+import sys, torch
+from safetensors.torch import load_file
+ours = torch.load(sys.argv[1], weights_only=True, mmap=True)
+official = load_file(sys.argv[2])
+assert list(ours) and set(ours) == set(official)
+for name, tensor in official.items():
+    assert (ours[name].dtype, ours[name].shape) == (tensor.dtype, tensor.shape), name
+    assert ours[name].contiguous().view(-1).view(torch.uint8).equal(tensor.contiguous().view(-1).view(torch.uint8)), name
+    assert tensor.numel() == 0 or ours[name].data_ptr() % 64 == 0, name
+"""
+
+
+@pytest.mark.parametrize("name", ["dtypes", "views", "parameters"])
+def test_torch_loads_the_bin_we_write(
+    samples: Path, tmp_path: Path, name: str, call: Callable, torch_python: Path
+) -> None:
+    official = samples / f"{name}.safetensors"
+    torch_zip.write(tmp_path / "x.bin", safetensors_file.read(official).values())
+    result = call(torch_python, "-c", LOAD, tmp_path / "x.bin", official)
+    assert result.returncode == 0, result.stderr
+    with zipfile.ZipFile(tmp_path / "x.bin") as archive:
+        assert archive.testzip() is None
+
+
+@pytest.mark.parametrize("name", ["dtypes", "views", "parameters"])
+def test_round_trips_are_byte_identical(samples: Path, tmp_path: Path, name: str) -> None:
+    first, second, third = tmp_path / "1.safetensors", tmp_path / "2.bin", tmp_path / "3.safetensors"
+    safetensors_file.write(first, torch_zip.read(samples / f"{name}.bin").values())
+    torch_zip.write(second, safetensors_file.read(first).values())
+    safetensors_file.write(third, torch_zip.read(second).values())
+    assert first.read_bytes() == third.read_bytes()
+    torch_zip.write(tmp_path / "4.bin", safetensors_file.read(third).values())
+    assert second.read_bytes() == (tmp_path / "4.bin").read_bytes()
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -91,6 +91,13 @@ def safetensors_names(count: int) -> list[str]:
     return [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
 
 
+def bin_names(count: int) -> list[str]:
+    """Names of so many .bin shards, as transformers names them; a single file needs no index."""
+    if count == 1:
+        return [SINGLES["bin"]]
+    return [f"pytorch_model-{number:05d}-of-{count:05d}.bin" for number in range(1, count + 1)]
+
+
 def index_json(shards: dict[str, Iterable[Tensor]], total_size: int) -> str:
     """The text of an index: shards maps a file's name to its tensors, total_size is the bytes of all of them."""
     weight_map = {tensor.name: file for file, tensors in shards.items() for tensor in tensors}

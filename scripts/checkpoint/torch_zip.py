@@ -1,96 +1,27 @@
-"""Read `torch.save` zip files without torch, and without running what a pickle says.
+"""Read and write `torch.save` zip files without torch, and without running what a pickle says.
 
-The format (torch/csrc/jit/serialization and torch/serialization.py): an uncompressed zip whose `*/data.pkl` pickles a
-dict of name -> `_rebuild_tensor_v2(storage, offset, size, stride, …)`; a storage is a persistent id
-("storage", type, key, location, elements) whose bytes are the member `*/data/<key>`.
+The format (torch/csrc/jit/serialization and torch/serialization.py): an uncompressed zip whose `*/data.pkl` pickles the
+state_dict (checkpoint/torch_pickle.py) and whose members `*/data/<key>` are the bytes of the storages, each aligned to
+64 bytes so that it can be mapped into memory.
 """
 
 import io
 import pickle
 import struct
 import zipfile
-from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from checkpoint import torch_pickle
 from checkpoint.tensor import DTYPE_BYTES, Tensor
 from common.program import UserError
 
 MAX_PICKLE = 64 * 2**20  # bytes; the pickle of a shard with 10,000 tensors is about 1 MiB
-
-STORAGE_DTYPES = {
-    "DoubleStorage": "F64",
-    "FloatStorage": "F32",
-    "HalfStorage": "F16",
-    "BFloat16Storage": "BF16",
-    "LongStorage": "I64",
-    "IntStorage": "I32",
-    "ShortStorage": "I16",
-    "CharStorage": "I8",
-    "ByteStorage": "U8",
-    "BoolStorage": "BOOL",
-}
-
-
-@dataclass(frozen=True)
-class _StorageType:
-    dtype: str
-
-
-@dataclass(frozen=True)
-class _Storage:
-    dtype: str
-    key: str
-    elements: int
-
-
-@dataclass(frozen=True)
-class _View:
-    storage: _Storage
-    offset: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-
-
-def _rebuild_tensor(storage: _Storage, offset: int, size: tuple, stride: tuple, *_: Any) -> _View:
-    """Stand-in for torch._utils._rebuild_tensor_v2: notes where the elements are instead of loading them."""
-    return _View(storage, offset, tuple(size), tuple(stride))
-
-
-def _rebuild_parameter(data: _View, *_: Any) -> _View:
-    return data
-
-
-_GLOBALS = {
-    ("collections", "OrderedDict"): OrderedDict,
-    ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
-    ("torch._utils", "_rebuild_parameter"): _rebuild_parameter,
-    **{("torch", name): _StorageType(dtype) for name, dtype in STORAGE_DTYPES.items()},
-}
-
-
-class _Unpickler(pickle._Unpickler):
-    """The pure-Python unpickler (the C one allocates what a memo index asks for) with nothing else to call."""
-
-    def __init__(self, data: bytes, path: Path) -> None:
-        super().__init__(io.BytesIO(data), encoding="utf-8")
-        self.path = path
-
-    def find_class(self, module: str, name: str) -> Any:
-        try:
-            return _GLOBALS[module, name]
-        except KeyError:
-            raise UserError(
-                f"{self.path}: its pickle asks for {module}.{name}, which no plain checkpoint needs; refused unrun. "
-                "Get the model as safetensors, or save its bare state_dict again"
-            ) from None
-
-    def persistent_load(self, pid: Any) -> _Storage:
-        kind, storage_type, key, _location, elements = pid
-        if kind != "storage" or not isinstance(storage_type, _StorageType):
-            raise ValueError("unknown persistent id")
-        return _Storage(storage_type.dtype, str(key), int(elements))
+ALIGNMENT = 64  # bytes, torch's own since 2.1
+LOCAL_HEADER = 30  # bytes, before a member's name and extra field
+ZIP64_EXTRA = 20  # bytes, that zipfile adds to the extra field of a member that may be large
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the same tensors give the same file
 
 
 def read(path: Path) -> dict[str, Tensor]:
@@ -112,28 +43,38 @@ def read(path: Path) -> dict[str, Tensor]:
                 raise UserError(
                     f"{path}: its data.pkl is over {MAX_PICKLE >> 20} MiB, which no checkpoint's is; refused"
                 )
-            state = _Unpickler(archive.read(prefix + "data.pkl"), path).load()
+            state = torch_pickle.loads(archive.read(prefix + "data.pkl"))
             return {name: _locate(path, file, members, prefix, name, view) for name, view in _entries(path, state)}
     except zipfile.BadZipFile:
         raise UserError(
             f"{path}: not a whole zip file (an interrupted download, or torch.save's format of before 1.6); "
             "download it again, or load and save it with a current torch"
         ) from None
+    except torch_pickle.ForbiddenGlobal as error:
+        raise UserError(
+            f"{path}: its pickle asks for {error}, which no plain checkpoint needs; refused unrun. "
+            "Get the model as safetensors, or save its bare state_dict again"
+        ) from None
     except (pickle.UnpicklingError, ValueError, TypeError, AttributeError, IndexError, KeyError, EOFError) as error:
         raise UserError(f"{path}: its data.pkl is damaged ({error!r:.80}); download it again") from None
 
 
-def _entries(path: Path, state: Any) -> list[tuple[str, _View]]:
+def _entries(path: Path, state: Any) -> list[tuple[str, torch_pickle.View]]:
     if not isinstance(state, dict):
         raise UserError(f"{path}: holds a {type(state).__name__}, not a state_dict; save model.state_dict() instead")
     for name, value in state.items():
-        if not isinstance(name, str) or not isinstance(value, _View):
+        if not isinstance(name, str) or not isinstance(value, torch_pickle.View):
             raise UserError(f"{path}: entry {name!r:.60} is no tensor; save a bare state_dict")
     return list(state.items())
 
 
 def _locate(
-    path: Path, file: io.BufferedReader, members: dict[str, zipfile.ZipInfo], prefix: str, name: str, view: _View
+    path: Path,
+    file: io.BufferedReader,
+    members: dict[str, zipfile.ZipInfo],
+    prefix: str,
+    name: str,
+    view: torch_pickle.View,
 ) -> Tensor:
     """Check a view against its storage, and the storage against its zip member; find its first byte."""
     info = members.get(f"{prefix}data/{view.storage.key}")
@@ -145,14 +86,12 @@ def _locate(
     if any(not isinstance(number, int) or number < 0 for number in numbers) or len(view.shape) != len(view.stride):
         raise UserError(f"{path}: {name} has an impossible shape {view.shape} or stride {view.stride}; refused")
     last = view.offset + sum((size - 1) * stride for size, stride in zip(view.shape, view.stride, strict=True))
-    width = DTYPE_BYTES[view.storage.dtype]
+    width = DTYPE_BYTES[view.dtype]
     if 0 not in view.shape and (last + 1) * width > info.file_size:
         raise UserError(
             f"{path}: {name} reaches beyond its storage ({(last + 1) * width} > {info.file_size} bytes); refused"
         )
-    return Tensor(
-        name, view.storage.dtype, view.shape, view.stride, path, _data_start(path, file, info) + view.offset * width
-    )
+    return Tensor(name, view.dtype, view.shape, view.stride, path, _data_start(path, file, info) + view.offset * width)
 
 
 def _data_start(path: Path, file: io.BufferedReader, info: zipfile.ZipInfo) -> int:
@@ -166,3 +105,36 @@ def _data_start(path: Path, file: io.BufferedReader, info: zipfile.ZipInfo) -> i
     if start + info.file_size > path.stat().st_size:
         raise UserError(f"{path}: ends inside member {info.filename}; download it again")
     return start
+
+
+def write(path: Path, tensors: Iterable[Tensor], progress: Callable[[int], None] = lambda count: None) -> None:
+    """Write tensors to one file that torch.load(weights_only=True, mmap=True) reads.
+
+    Every tensor gets a contiguous storage of its own; each member carries its CRC32. The same tensors give the same
+    bytes.
+
+    Args:
+        progress: called with the number of bytes just written.
+    """
+    tensors = list(tensors)
+    pickled = torch_pickle.dumps((tensor.name, tensor.dtype, tensor.shape) for tensor in tensors)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in (("data.pkl", pickled), ("byteorder", b"little"), ("version", b"3\n")):
+            with archive.open(_member(archive, name), "w", force_zip64=True) as member:
+                member.write(data)
+        for key, tensor in enumerate(tensors):
+            with archive.open(_member(archive, f"data/{key}"), "w", force_zip64=True) as member:
+                for chunk in tensor.chunks():
+                    member.write(chunk)
+                    progress(len(chunk))
+
+
+def _member(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
+    """A member whose bytes will begin at a multiple of `ALIGNMENT`; its extra field is the padding, as torch's is."""
+    info = zipfile.ZipInfo(f"archive/{name}", EPOCH)
+    info.external_attr = 0o644 << 16
+    field_header = 4  # bytes: a field's id and length
+    begin = archive.fp.tell() + LOCAL_HEADER + len(info.filename.encode()) + ZIP64_EXTRA + field_header
+    padding = -begin % ALIGNMENT
+    info.extra = b"FB" + struct.pack("<H", padding) + b"Z" * padding
+    return info
