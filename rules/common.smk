@@ -11,6 +11,8 @@ from planning.config import ConfigError, Format, checked, source
 from planning.sources import closure
 
 FORMATS: dict[str, Format] = {}  # filled by rules/formats/*.smk
+# formats' files ask for it before the config can be checked, which needs to know the formats
+INTERPRETERS = config["interpreters"] if isinstance(config.get("interpreters"), dict) else {}
 ENVS = [pins.stem for pins in sorted(Path("envs").glob("*.txt"))]
 
 # Nothing here may ask a hub on the network: whatever a job needs is among its inputs.
@@ -35,25 +37,25 @@ def check_study(config):
 
 def program(name, *more):
     """A program and every file of ours that it runs, as input: the program itself comes first."""
-    files = closure(Path("scripts", name))
     first = Path("scripts", name)
+    files = closure(first, Path("scripts"))
     return [str(first), *(str(path) for path in files if path != first), *more]
 
 
 def engine_files(format):
     """The engine's module of a format: imported by name, so that no program's imports show it."""
-    name = FORMATS[format].engine
-    return [str(path) for path in closure(Path("scripts", f"engines/{name}.py"))]
+    file = Path("scripts", "engines", f"{FORMATS[format].engine}.py")
+    return [str(path) for path in closure(file, Path("scripts"))]
 
 
 def python(env):
     """The interpreter of an environment: the one that the config names, else the one that the workflow builds."""
-    return config.get("interpreters", {}).get(env, f"envs/{env}/bin/python")
+    return INTERPRETERS.get(env, f"envs/{env}/bin/python")
 
 
 def environment(env):
     """What a job takes as input so that its environment is there, and rebuilt when a pin changes."""
-    return [] if env in config.get("interpreters", {}) else f"envs/{env}"
+    return [] if env in INTERPRETERS else f"envs/{env}"
 
 
 def measured(model):

@@ -48,9 +48,10 @@ rule reference_logits:
         python=python(FORMATS[STUDY["reference"]].env),
         engine=FORMATS[STUDY["reference"]].engine,
         device=STUDY["device"],
+        protocol=STUDY["perplexity"],
     shell:
         "{params.python:q} {input.program[0]} {input.artifact} {output} --engine {params.engine}"
-        " --evaluation {input.evaluation} --device {params.device} --threads {threads} 2> {log}"
+        " --protocol {params.protocol} --evaluation {input.evaluation} --device {params.device} --threads {threads} 2> {log}"
 
 
 rule quality:
@@ -73,7 +74,9 @@ rule quality:
         python=lambda wc: python(FORMATS[wc.format].env),
         engine=lambda wc: FORMATS[wc.format].engine,
         device=STUDY["device"],
+        protocol=STUDY["perplexity"],
     shell:
         "{params.python:q} {input.program[0]} {input.artifact} {output[0]} --engine {params.engine}"
+        " --protocol {params.protocol}"
         " --evaluation {input.evaluation} --reference {input.reference}"
         " --device {params.device} --threads {threads} 2> {log}"

@@ -8,6 +8,7 @@ rewritten, and config, tokenizer and generation files are carried along. Weights
 linked. Memory stays constant, whatever the size of the model.
 """
 
+import hashlib
 import platform
 from collections.abc import Callable
 from pathlib import Path
@@ -28,8 +29,8 @@ def drop_tied(config: dict, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     transformers 5 initialises a head at random where it is missing and not tied, and silently unties heads that differ.
     """
     head, embeddings = tensors.get("lm_head.weight"), tensors.get("model.embed_tokens.weight")
-    tied = config.get("tie_word_embeddings", False)
-    if not tied and head is None and embeddings is not None and "ForCausalLM" in str(config.get("architectures")):
+    tied = config.get("tie_word_embeddings")  # where it is absent, the model's class decides, and only it knows
+    if tied is False and head is None and embeddings is not None and "ForCausalLM" in str(config.get("architectures")):
         raise UserError(
             f"{embeddings.path.parent}: no lm_head.weight, and config.json does not tie it to the embeddings; "
             "set tie_word_embeddings to true if the model's author meant that, or download it again"
@@ -46,10 +47,15 @@ def drop_tied(config: dict, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def equal_bytes(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors have the same dtype, shape and bytes."""
-    return (first.dtype, first.shape) == (second.dtype, second.shape) and all(
-        one == other for one, other in zip(first.chunks(), second.chunks(), strict=True)
-    )
+    """Whether two tensors have the same dtype, shape and bytes, however either lies in its file."""
+
+    def digest(tensor: Tensor) -> bytes:
+        hashed = hashlib.sha256()
+        for chunk in tensor.chunks():
+            hashed.update(chunk)
+        return hashed.digest()
+
+    return (first.dtype, first.shape) == (second.dtype, second.shape) and digest(first) == digest(second)
 
 
 def convert(source: Checkpoint, folder: Path, progress: Callable[[int], None]) -> list[str]:

@@ -91,7 +91,9 @@ def main() -> None:
             if path.name != "config.json":
                 place(path, folder / path.name)
         embeddings = tensors.get("model.embed_tokens.weight")
-        row_only = embeddings.numel * 2 if embeddings and not source.config().get("tie_word_embeddings") else 0
+        row_only = (
+            embeddings.numel * 2 if embeddings and "lm_head.weight" in tensors else 0
+        )  # a tied table is read whole
         manifest.write(
             folder,
             format="fp16",

@@ -175,9 +175,9 @@ def main() -> None:
         publish_json(options.process_out, measure_here(options, device))
         return
     manifest.read(options.artifact)  # refuses what is no artifact before any work
-    processes = measure_in_processes(options, device)
-    # the device's bandwidth, not that of the threads that happened to be best
+    # of the device, not of the threads that will turn out best; first, so that a fault here costs no measurement
     bandwidth = devices.copy_bandwidth(device, min(options.threads, cpu.available_threads()))
+    processes = measure_in_processes(options, device)
     result = assemble(options, processes, bandwidth)
     publish_json(options.out, result | {"device": devices.describe(device, processes[0]["threads"])})
 

@@ -65,8 +65,8 @@ def summarise(positions: dict[str, np.ndarray], windows: int) -> tuple[dict[str,
     tokens = np.bincount(positions["window"], minlength=windows)
     resamples = bootstrap.indices(windows)
     replicates = {name: perplexity.ratio_of_sums(values, tokens, resamples) for name, values in sums.items()}
-    perplexity_low, perplexity_high = np.exp(bootstrap.interval(replicates["nll"]))
-    kld_low, kld_high = bootstrap.interval(replicates["kld"])
+    perplexity_low, perplexity_high = np.exp(bootstrap.interval(replicates["nll"], windows))
+    kld_low, kld_high = bootstrap.interval(replicates["kld"], windows)
     summary = {
         "perplexity": perplexity.perplexity(sums["nll"], tokens),
         "perplexity_low": float(perplexity_low),
@@ -86,6 +86,7 @@ def main() -> None:
     arguments.add_argument("--engine", required=True, help="a module of scripts/engines")
     arguments.add_argument("--evaluation", type=Path, required=True, help="what tokenize_texts.py wrote")
     arguments.add_argument("--reference", type=Path, required=True, help="what reference_logits.py wrote")
+    arguments.add_argument("--protocol", choices=scoring.PROTOCOLS, default=scoring.PROTOCOLS[0])
     arguments.add_argument("--device", default="auto", help="auto, cpu or cuda")
     arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="CPU threads at most")
     options = arguments.parse_args()
@@ -93,7 +94,7 @@ def main() -> None:
     device = devices.resolve(options.device)
     threads = min(options.threads, cpu.available_threads())
     artifact = manifest.read(options.artifact)
-    text = scoring.read_text(options.evaluation)
+    text = scoring.read_text(options.evaluation, options.protocol)
     reference = np.load(options.reference, mmap_mode="r")
     engine = engines.load(options.engine, options.artifact, device, threads)
     positions = score(engine, text, reference)
@@ -103,7 +104,7 @@ def main() -> None:
         "metrics_version": METRICS_VERSION,
         "artifact": artifact,
         "engine": options.engine,
-        "protocol": {"perplexity": "gptq-2048", "windows": len(text.windows), **text.facts},
+        "protocol": {"perplexity": options.protocol, "windows": len(text.windows), **text.facts},
         "summary": summary,
         "total_nll": float(positions["nll"].sum()),
         "scored_tokens": text.positions,

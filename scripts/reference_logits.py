@@ -15,11 +15,23 @@ from tqdm import tqdm
 
 import devices
 import engines
-from checkpoint import shards
 from common import scoring
 from common.program import UserError, parser, run
 from common.publish import publish
 from devices import cpu
+
+
+def create(path: Path, shape: tuple[int, int]) -> np.memmap:
+    """An empty float16 .npy file of a shape. Raises `UserError` where the disk cannot hold it."""
+    need, free = shape[0] * shape[1] * 2, shutil.disk_usage(path.parent).free
+    if need > free:
+        raise UserError(
+            f"{path.parent}: reference logits take {need / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; "
+            "free some disk, or score a shorter evaluation text"
+        )
+    with path.open("wb") as file:  # np.save would append .npy to the temporary name
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f2", "fortran_order": False, "shape": shape})
+    return np.memmap(path, np.float16, "r+", offset=path.stat().st_size, shape=shape)
 
 
 def main() -> None:
@@ -28,27 +40,19 @@ def main() -> None:
     arguments.add_argument("out", type=Path)
     arguments.add_argument("--engine", required=True, help="a module of scripts/engines")
     arguments.add_argument("--evaluation", type=Path, required=True, help="what tokenize_texts.py wrote")
+    arguments.add_argument("--protocol", choices=scoring.PROTOCOLS, default=scoring.PROTOCOLS[0])
     arguments.add_argument("--device", default="auto", help="auto, cpu or cuda")
     arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="CPU threads at most")
     options = arguments.parse_args()
 
     device = devices.resolve(options.device)
-    text = scoring.read_text(options.evaluation)
-    shape = (text.positions, shards.find(options.artifact).config()["vocab_size"])
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    need, free = shape[0] * shape[1] * 2, shutil.disk_usage(options.out.parent).free
-    if need > free:
-        raise UserError(
-            f"{options.out}: reference logits take {need / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; "
-            "free some disk, or score a shorter evaluation text"
-        )
+    text = scoring.read_text(options.evaluation, options.protocol)
     engine = engines.load(options.engine, options.artifact, device, min(options.threads, cpu.available_threads()))
+    array: np.memmap | None = None
     with publish(options.out) as partial:
-        with partial.open("wb") as file:  # np.save would append .npy to the temporary name
-            header = {"descr": "<f2", "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(file, header)
-        array = np.memmap(partial, np.float16, "r+", offset=partial.stat().st_size, shape=shape)
         for chunk in tqdm(scoring.chunks(engine, text), desc="reference logits", mininterval=1):
+            if array is None:
+                array = create(partial, (text.positions, chunk.logits.shape[1]))
             rows = chunk.logits - chunk.logits.max(axis=-1, keepdims=True)
             array[chunk.first : chunk.first + len(rows)] = rows
             del chunk, rows  # the engine makes the next chunk while this one is gone

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import transformers
 
-from checkpoint import shards
 from common import manifest
 from common.program import UserError, parser, run
 from common.publish import publish_json
@@ -34,6 +33,14 @@ def load_tokenizer(model: Path) -> transformers.PreTrainedTokenizerBase | None:
         raise UserError(f"{model}: transformers cannot read its tokenizer ({str(error).splitlines()[0]})") from None
 
 
+def load_config(model: Path) -> transformers.PretrainedConfig:
+    """The config of the model's language part, its keys under transformers' common names."""
+    try:
+        return transformers.AutoConfig.from_pretrained(model).get_text_config()
+    except (ValueError, OSError, KeyError) as error:
+        raise UserError(f"{model}: transformers cannot read its config.json ({str(error).splitlines()[0]})") from None
+
+
 def random_ids(vocab_size: int, prompts: list[str]) -> list[list[int]]:
     """Ids for prompts of a model without a tokenizer; the same for the same vocabulary."""
     generator = np.random.default_rng(vocab_size)
@@ -50,25 +57,26 @@ def main() -> None:
     options = arguments.parse_args()
 
     raw = options.text.read_bytes()
-    text = raw.decode("utf-8")
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{options.text}: is not UTF-8 at byte {error.start}; save it as UTF-8") from None
     if not text.strip():
         raise UserError(
             f"{options.text}: is empty; it should hold {'one prompt a line' if options.kind == 'prompts' else 'a text'}"
         )
-    config = shards.read_json(options.model / "config.json")
+    config = load_config(options.model)
     tokenizer = load_tokenizer(options.model)
     content: dict[str, Any] = {
         "kind": options.kind,
         "text_sha256": hashlib.sha256(raw).hexdigest(),
-        "context": config.get("max_position_embeddings"),
+        "context": getattr(config, "max_position_embeddings", None),
         "tokenizer": type(tokenizer).__name__ if tokenizer else None,
     }
     if options.kind == "prompts":
         prompts = [line.strip() for line in text.splitlines() if line.strip()]
         ids = (
-            [tokenizer(prompt).input_ids for prompt in prompts]
-            if tokenizer
-            else random_ids(config["vocab_size"], prompts)
+            [tokenizer(prompt).input_ids for prompt in prompts] if tokenizer else random_ids(config.vocab_size, prompts)
         )
         content["prompts"] = [{"text": prompt, "ids": each} for prompt, each in zip(prompts, ids, strict=True)]
     elif tokenizer is None:

@@ -1,6 +1,7 @@
 """Run in envs/torch with the artifacts of the demo: each line printed is a fact that test_engines.py asserts."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ sys.path.insert(0, str(REPO / "scripts"))
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from ctranslate2.converters import TransformersConverter  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 import engines  # noqa: E402
@@ -48,7 +50,12 @@ with torch.inference_mode():
     head[1] = 50 * head[expected[0]]  # </s> now wins at the first step
 rigged = artifacts / "rigged"
 model.save_pretrained(rigged)
-engine = engines.load("transformers", rigged, "cpu", 1)
-facts["rigged"] = list(engine.prefill_decode(ids, 20))
+for file in (artifacts / "fp16").glob("token*"):
+    shutil.copy(file, rigged)
+TransformersConverter(str(rigged)).convert(str(artifacts / "rigged-ct2"))
+facts["rigged"] = [
+    list(engines.load(name, artifacts / folder, "cpu", 1).prefill_decode(ids, 20))
+    for name, folder in (("transformers", "rigged"), ("ctranslate2", "rigged-ct2"))
+]
 facts["linear_float32_bytes"] = 4 * (model.num_parameters() - table.numel())
 print(json.dumps(facts))

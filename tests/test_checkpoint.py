@@ -1,5 +1,6 @@
 """Checkpoint readers and writers against torch's and safetensors' own, and on files that lie."""
 
+import collections
 import io
 import json
 import pickle
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from bin_to_safetensors import drop_tied
 from build_fp16 import as_float, to_float16, whole_elements
 from checkpoint import safetensors_file, shards, torch_zip
-from checkpoint.tensor import Tensor, row_major
+from checkpoint.tensor import CHUNK, Tensor, row_major
 from common.program import UserError
 from conftest import REPO
 
@@ -51,7 +52,8 @@ official = load_file(sys.argv[2])
 assert list(ours) and set(ours) == set(official)
 for name, tensor in official.items():
     assert (ours[name].dtype, ours[name].shape) == (tensor.dtype, tensor.shape), name
-    assert ours[name].contiguous().view(-1).view(torch.uint8).equal(tensor.contiguous().view(-1).view(torch.uint8)), name
+    one, other = (each.contiguous().view(-1).view(torch.uint8) for each in (ours[name], tensor))
+    assert one.equal(other), name
     assert tensor.numel() == 0 or ours[name].data_ptr() % 64 == 0, name
 """
 
@@ -167,7 +169,7 @@ def test_a_hand_made_bin_reads(tmp_path: Path) -> None:
     [
         (1, (4,), (1,), "reaches beyond its storage"),
         (0, (2, 2), (3, 1), "reaches beyond its storage"),
-        (0, (2**62,), (2**62,), "reaches beyond its storage"),
+        (0, (2**62,), (2**62,), "repeats its storage"),
         (0, (-1,), (1,), "impossible shape"),
         (-1, (2,), (1,), "impossible shape"),
         (0, (2,), (1, 1), "impossible shape"),
@@ -184,6 +186,70 @@ def test_compressed_storages_are_refused(tmp_path: Path) -> None:
     path = zip_with(tmp_path / "small.bin", tensor_pickle(0, (4,), (1,)), compression=zipfile.ZIP_DEFLATED)
     with pytest.raises(UserError, match="compressed or encrypted"):
         torch_zip.read(path)
+
+
+@pytest.mark.parametrize(
+    "pickled",
+    [
+        pickle.PROTO + b"\x02" + pickle.EMPTY_TUPLE + pickle.TUPLE1 * 100_000 + pickle.STOP,
+        pickle.PROTO + b"\x02" + pickle.EMPTY_LIST * 5 + pickle.APPEND * 10 + pickle.STOP,
+        pickle.PROTO + b"\x05" + pickle.BYTEARRAY8 + struct.pack("<Q", 2**40) + pickle.STOP,
+        pickle.PROTO
+        + b"\x02"
+        + pickle.GLOBAL
+        + b"torch\nHalfStorage\n"
+        + pickle.EMPTY_DICT
+        + pickle.BUILD
+        + pickle.STOP,
+        pickle.PROTO + b"\x02" + pickle.LONG_BINGET + b"\xff\xff\xff\xff" + pickle.STOP,
+        pickle.PROTO + b"\x02" + pickle.BINUNICODE + b"\xff\xff\xff\xff" + b"short",
+        b"",
+    ],
+    ids=["deep tuples", "empty stack", "huge bytearray", "build a type", "memo", "long text", "empty"],
+)
+def test_pickles_that_would_crash_or_fill_memory_are_one_line(tmp_path: Path, pickled: bytes) -> None:
+    with pytest.raises(UserError, match=r"its data\.pkl is damaged"):
+        torch_zip.read(zip_with(tmp_path / "x.bin", pickled))
+
+
+def test_deep_lists_end_in_one_line(tmp_path: Path) -> None:
+    nested = pickle.PROTO + b"\x02" + pickle.EMPTY_LIST * 100_000 + pickle.APPEND * 99_999 + pickle.STOP
+    with pytest.raises(UserError, match="holds a list, not a state_dict"):
+        torch_zip.read(zip_with(tmp_path / "x.bin", nested))
+
+
+def test_the_attributes_of_a_state_dict_are_dropped(tmp_path: Path) -> None:
+    state = collections.OrderedDict()
+    state._metadata = collections.OrderedDict(version=1)  # what torch.nn.Module.state_dict adds
+    assert torch_zip.read(zip_with(tmp_path / "x.bin", pickle.dumps(state, protocol=2))) == {}
+
+
+def test_a_view_that_repeats_a_few_bytes_into_terabytes_is_refused(tmp_path: Path) -> None:
+    path = zip_with(tmp_path / "x.bin", tensor_pickle(0, (2**40,), (0,)))
+    with pytest.raises(UserError, match="repeats its storage more than 64 times"):
+        torch_zip.read(path)
+
+
+def test_a_compressed_pickle_is_refused_before_it_unfolds(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.bin", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(10_000_000))
+    with pytest.raises(UserError, match="compressed or encrypted"):
+        torch_zip.read(tmp_path / "x.bin")
+
+
+def test_deeply_nested_headers_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="its header is damaged"):
+        safetensors_file.read(safetensors_with(tmp_path / "x.safetensors", b"[" * 100_000))
+
+
+def test_large_transposed_tensors_come_in_small_pieces(tmp_path: Path) -> None:
+    rows, columns = 3, 300_000
+    values = np.arange(rows * columns, dtype="<f4").reshape(rows, columns)
+    (tmp_path / "w").write_bytes(values.tobytes())
+    tensor = Tensor("w", "F32", (columns, 1, rows), (1, 1, columns), tmp_path / "w", 0)
+    pieces = [bytes(piece) for piece in tensor.chunks()]
+    assert max(map(len, pieces)) <= CHUNK
+    assert b"".join(pieces) == values.T.tobytes()
 
 
 def safetensors_with(path: Path, header: bytes, data: bytes = bytes(8)) -> Path:
@@ -223,9 +289,22 @@ def test_a_header_longer_than_the_file_is_refused(tmp_path: Path) -> None:
         safetensors_file.read(tmp_path / "x")
 
 
+def test_a_tensor_that_the_index_promises_and_no_shard_has(tmp_path: Path) -> None:
+    safetensors_with(tmp_path / "a.safetensors", b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}')
+    weight_map = {"a": "a.safetensors", "b": "a.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(UserError, match=r"a\.safetensors: lacks b, which the index says it holds"):
+        shards.find(tmp_path).tensors()
+
+
 def test_index_that_reaches_outside_or_names_a_missing_shard(tmp_path: Path) -> None:
     index = tmp_path / "model.safetensors.index.json"
-    for name, message in (("../../secret", "lies outside"), ("absent.safetensors", "is missing")):
+    for name, message in (
+        ("../../secret", "outside"),
+        ("..", "outside"),
+        ("", "outside"),
+        ("absent.safetensors", "missing"),
+    ):
         index.write_text(json.dumps({"weight_map": {"a": name}}))
         with pytest.raises(UserError, match=message):
             shards.find(tmp_path)
@@ -300,7 +379,9 @@ def test_drop_tied_heads() -> None:
     assert list(drop_tied({"tie_word_embeddings": True}, both)) == ["model.embed_tokens.weight"]
     assert drop_tied({"tie_word_embeddings": False}, both) == both
     with pytest.raises(UserError, match=r"no lm_head\.weight"):
-        drop_tied({"architectures": ["LlamaForCausalLM"]}, {embeddings.name: embeddings})
+        untied = {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": False}
+        drop_tied(untied, {embeddings.name: embeddings})
+    assert drop_tied({"architectures": ["GemmaForCausalLM"]}, {embeddings.name: embeddings})
 
 
 def test_heads_that_differ_though_config_ties_them_are_refused(tmp_path: Path) -> None:

@@ -33,7 +33,11 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "demo" / "pytorch_model.bin").write_text("")
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "config.json").write_text("{}")
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "config.json").write_text("{}")
+    (tmp_path / "adapter" / "adapter_model.safetensors").write_text("")
     (tmp_path / "empty.txt").write_text("\n \n")
+    (tmp_path / "latin1.txt").write_bytes("déjà vu".encode("latin-1"))
     monkeypatch.chdir(tmp_path)
 
 
@@ -51,6 +55,10 @@ def test_a_model_may_have_its_own_formats() -> None:
     assert study["models"]["b"]["formats"] == ["fp16", "ct2-int8"]
 
 
+def test_a_key_without_a_value_has_its_default() -> None:
+    assert check(interpreters=None, latency=None)["latency"]["new_tokens"] == 200
+
+
 def test_random_weights_need_no_reference() -> None:
     assert check(models={"r": {"source": {"random": "bare"}, "formats": ["ct2-int8"]}})
 
@@ -64,6 +72,14 @@ def test_random_weights_need_no_reference() -> None:
         ({"formats": ["zzz"]}, "formats: unknown format 'zzz'; known: ct2-int8, fp16, only-gpu"),
         ({"device": "gpu"}, "device: 'gpu' is not possible"),
         ({"device": "cpu", "formats": ["fp16", "only-gpu"]}, "formats: only-gpu does not run on device cpu"),
+        ({"reference": "fp61"}, "reference: unknown format 'fp61'; did you mean 'fp16'?"),
+        ({"interpreters": {"torch": "/nope/python"}}, "interpreters.torch: /nope/python is no program"),
+        ({"texts": {"evaluation": "latin1.txt"}}, "texts.evaluation: latin1.txt is not UTF-8 at byte 1"),
+        ({"models": {7: {"source": "demo"}}}, "models: the name 7 is no text to YAML"),
+        (
+            {"models": {"a": {"source": {"path": "adapter"}}}},
+            "models.a.source: adapter holds a config.json but no weig",
+        ),
         ({"reference": "only-gpu"}, "models.demo: the reference 'only-gpu' is not among its formats"),
         ({"latency": {"new_tokens": 1}}, "latency.new_tokens: 1 is less than the minimum of 2"),
         ({"interpreters": {"torhc": "/x"}}, "interpreters: no environment is called 'torhc'; did you mean 'torch'?"),

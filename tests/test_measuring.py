@@ -15,7 +15,7 @@ from latency import timed_tokens
 from metrics import perplexity
 from quality import score, summarise
 
-VOCAB, CONTEXT, TOKENS = 11, 8, 30
+VOCAB, CONTEXT, TOKENS = 11, 8, 46
 
 
 class Fake:
@@ -50,7 +50,7 @@ def text(tmp_path: Path) -> scoring.Text:
     ids = np.random.default_rng(3).integers(VOCAB, size=TOKENS).tolist()
     content = {"ids": ids, "context": CONTEXT, "text_sha256": "x", "bytes": 1, "words": 1}
     (tmp_path / "evaluation.json").write_text(json.dumps(content))
-    return scoring.read_text(tmp_path / "evaluation.json")
+    return scoring.read_text(tmp_path / "evaluation.json", "gptq-2048")
 
 
 def reference(engine: Fake, text: scoring.Text) -> np.ndarray:
@@ -58,8 +58,8 @@ def reference(engine: Fake, text: scoring.Text) -> np.ndarray:
 
 
 def test_every_scored_position_is_the_next_token_of_its_window(text: scoring.Text) -> None:
-    assert text.windows == [(0, 8), (8, 16), (16, 24)]
-    assert text.positions == 21
+    assert text.windows == [(0, 8), (8, 16), (16, 24), (24, 32), (32, 40)]
+    assert text.positions == 35
     engine = Fake()
     positions = score(engine, text, reference(engine, text))
     log_probabilities = perplexity.log_softmax(engine.table)
@@ -81,7 +81,7 @@ def test_summary_sums_by_window(text: scoring.Text) -> None:
     engine = Fake()
     positions = score(engine, text, reference(engine, text))
     windows, summary = summarise(positions, len(text.windows))
-    assert windows["tokens"] == [7, 7, 7]
+    assert windows["tokens"] == [7, 7, 7, 7, 7]
     assert sum(windows["nll"]) == pytest.approx(positions["nll"].sum())
     assert summary["perplexity"] == pytest.approx(np.exp(positions["nll"].mean()))
     assert summary["perplexity_low"] <= summary["perplexity"] <= summary["perplexity_high"]
@@ -113,7 +113,7 @@ def test_logits_that_are_no_numbers_are_refused(text: scoring.Text) -> None:
 
 
 def test_a_reference_of_another_text_is_refused(text: scoring.Text) -> None:
-    with pytest.raises(UserError, match="of 20 positions, not 21"):
+    with pytest.raises(UserError, match="of 34 positions, not 35"):
         score(Fake(), text, reference(Fake(), text)[:-1])
 
 
@@ -127,7 +127,14 @@ def test_a_text_shorter_than_a_window_is_refused(tmp_path: Path) -> None:
     content = {"ids": [1] * 7, "context": CONTEXT, "text_sha256": "x", "bytes": 1, "words": 1}
     (tmp_path / "short.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match="7 tokens do not fill one window of 8"):
-        scoring.read_text(tmp_path / "short.json")
+        scoring.read_text(tmp_path / "short.json", "gptq-2048")
+
+
+def test_too_few_windows_for_an_interval_are_refused(tmp_path: Path) -> None:
+    content = {"ids": [1] * 39, "context": CONTEXT, "text_sha256": "x", "bytes": 1, "words": 1}
+    (tmp_path / "few.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="fills 4 windows of 8 tokens, and an interval wants 5"):
+        scoring.read_text(tmp_path / "few.json", "gptq-2048")
 
 
 def test_known_delays_are_measured() -> None:

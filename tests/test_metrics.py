@@ -62,6 +62,25 @@ def test_bootstrap_draws_the_same_windows_each_time() -> None:
     assert np.array_equal(bootstrap.indices(30), bootstrap.indices(30))
 
 
+@pytest.mark.parametrize(("freedom", "table"), [(4, 2.776), (9, 2.262), (29, 2.045), (1000, 1.962)])
+def test_student_t_against_the_printed_table(freedom: int, table: float) -> None:
+    assert bootstrap.student_t(freedom) == pytest.approx(table, rel=0.003)
+
+
+@pytest.mark.parametrize(("n", "plain_misses", "widened_misses"), [(5, 0.15, 0.14), (20, 0.05, 0.085)])
+def test_intervals_of_few_samples_miss_less_often(n: int, plain_misses: float, widened_misses: float) -> None:
+    draws = bootstrap.indices(n)
+    plain = widened = 0
+    for values in np.random.default_rng(11).normal(size=(400, n)):
+        means = values[draws].mean(axis=1)
+        low, high = bootstrap.interval(means)
+        plain += not low <= 0 <= high
+        low, high = bootstrap.interval(means, n)
+        widened += not low <= 0 <= high
+    assert plain / 400 > plain_misses
+    assert widened / 400 < widened_misses
+
+
 def run(process: int, prompt: int, *seconds: float) -> latency.Run:
     return latency.Run(process, 0, prompt, seconds)
 

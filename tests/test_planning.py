@@ -12,13 +12,17 @@ from planning.sources import closure
 
 
 def names(program: str) -> set[str]:
-    return {str(path.relative_to(REPO / "scripts")) for path in closure(REPO / "scripts" / program)}
+    return {str(path.relative_to(REPO / "scripts")) for path in closure(REPO / "scripts" / program, REPO / "scripts")}
 
 
 def test_closure_follows_imports_through_packages() -> None:
     found = names("bin_to_safetensors.py")
     assert {"bin_to_safetensors.py", "checkpoint/torch_zip.py", "checkpoint/tensor.py", "common/publish.py"} <= found
     assert not any(name.startswith(("metrics", "reporting", "engines")) for name in found)
+
+
+def test_closure_of_an_engine_follows_its_imports() -> None:
+    assert "checkpoint/ctranslate2_bin.py" in names("engines/ctranslate2.py")
 
 
 def test_quality_does_not_depend_on_latency() -> None:
@@ -31,6 +35,7 @@ def test_publish_shows_nothing_until_the_block_succeeds(tmp_path: Path) -> None:
     with publish(final) as partial:
         partial.mkdir()
         (partial / "file").write_text("whole")
+        (partial / manifest.NAME).write_text("{}")
         assert not final.exists()
     assert (final / "file").read_text() == "whole"
     with pytest.raises(RuntimeError), publish(final) as partial:
@@ -48,6 +53,19 @@ def test_publish_clears_what_a_killed_run_left(tmp_path: Path) -> None:
     with publish(tmp_path / "folder") as partial:
         partial.mkdir()
     assert list((tmp_path / "folder").iterdir()) == []
+
+
+def test_publish_replaces_artifacts_and_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "thesis"
+    folder.mkdir()
+    (folder / "chapter").write_text("years of work")
+    with pytest.raises(UserError, match="holds files that are no artifact of Quantmill"), publish(folder):
+        pass
+    assert (folder / "chapter").read_text() == "years of work"
+    (folder / manifest.NAME).write_text("{}")
+    with publish(folder) as partial:
+        partial.mkdir()
+    assert list(folder.iterdir()) == []
 
 
 def test_publish_json_refuses_nan(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from common.program import UserError
 from metrics import METRICS_VERSION
 from reporting import results
+from reporting.numbers import number
 
 WINDOWS = 30
 
@@ -113,6 +114,17 @@ def test_results_of_another_metrics_version_are_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"metrics_version": METRICS_VERSION + 1}))
     with pytest.raises(UserError, match="measure again"):
         results.row(each)
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        *((None, 4, "\u2013"), (1.4e-7, 3, "0"), (0.0000123449, 3, "0.0000123"), (0.00097853, 3, "0.000979")),
+        *((46.0308, 4, "46.03"), (3352.4, 3, "3352"), (100.0, 4, "100"), (1.00091, 5, "1.0009"), (-2.5, 3, "-2.5")),
+    ],
+)
+def test_numbers_as_people_read_them(value: float | None, digits: int, text: str) -> None:
+    assert number(value, digits) == text
 
 
 def test_the_page_shows_hostile_names_as_text(call: Callable, tmp_path: Path, tools_python: Path) -> None:

@@ -35,7 +35,7 @@ def read(path: Path) -> dict[str, Tensor]:
             entries = {
                 name: _entry(path, name, entry, 8 + length) for name, entry in header.items() if name != "__metadata__"
             }
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise UserError(f"{path}: its header is damaged ({error!r:.80}); download it again") from None
     end = 8 + length
     for tensor in sorted(entries.values(), key=lambda tensor: (tensor.start, tensor.nbytes)):

@@ -74,14 +74,26 @@ class Tensor:
                 left -= read
 
     def _gathered_chunks(self) -> Iterator[memoryview]:
-        """Row by row of the first dimension, through a memory map: a transposed matrix costs one row of memory."""
+        """Through a memory map, in pieces of at most `CHUNK` bytes, whichever the dimensions."""
         element = f"V{DTYPE_BYTES[self.dtype]}"
         last = sum((size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=True))
         storage = np.memmap(self.path, dtype=element, mode="r", offset=self.start, shape=(last + 1,))
         strides = tuple(stride * storage.itemsize for stride in self.stride)
         view = np.lib.stride_tricks.as_strided(storage, self.shape, strides, writeable=False)
-        for row in view:
-            yield memoryview(np.ascontiguousarray(row).reshape(-1).view(np.uint8))
+        for piece in _pieces(view):
+            yield memoryview(np.ascontiguousarray(piece).reshape(-1).view(np.uint8))
+
+
+def _pieces(view: np.ndarray) -> Iterator[np.ndarray]:
+    """Parts of an array, in row-major order, of at most `CHUNK` bytes each."""
+    if view.nbytes <= CHUNK:
+        yield view
+    elif view.ndim == 1:
+        step = CHUNK // view.itemsize
+        yield from (view[low : low + step] for low in range(0, len(view), step))
+    else:
+        for part in view:
+            yield from _pieces(part)
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:

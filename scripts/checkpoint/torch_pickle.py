@@ -11,9 +11,9 @@ import math
 import pickle
 import struct
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from checkpoint.tensor import DTYPE_BYTES, row_major
 
@@ -101,8 +101,44 @@ _GLOBALS: dict[tuple[str, str], Any] = {
 }
 
 
+# What torch.save writes, in protocols 2 to 4. Among the rest are some that build objects or allocate what they are told
+OPCODES = {
+    *(pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.GLOBAL, pickle.STACK_GLOBAL, pickle.REDUCE),
+    *(pickle.BINPERSID, pickle.BUILD, pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE),
+    *(pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1, pickle.BINFLOAT),
+    *(pickle.BINUNICODE, pickle.SHORT_BINUNICODE),
+    *(pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
+    *(pickle.EMPTY_DICT, pickle.SETITEM, pickle.SETITEMS, pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS),
+    *(pickle.BINPUT, pickle.LONG_BINPUT, pickle.MEMOIZE, pickle.BINGET, pickle.LONG_BINGET),
+}
+
+
+def _shallow(load: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Load a tuple, at most three deep: hashing or freeing very deep ones overflows the interpreter's stack."""
+
+    def checked(unpickler: Any) -> None:
+        load(unpickler)
+        inner = (item for item in unpickler.stack[-1] if isinstance(item, tuple))
+        if any(isinstance(item, tuple) for each in inner for item in each):
+            raise ValueError("tuples nested too deep")
+
+    return checked
+
+
 class _Unpickler(pickle._Unpickler):
     """The pure-Python unpickler: the C one allocates gigabytes for a memo index that a file makes up."""
+
+    dispatch: ClassVar = {code: load for code, load in pickle._Unpickler.dispatch.items() if bytes([code]) in OPCODES}
+
+    def load_build(self) -> None:
+        """Drop the attributes of a state_dict (its `_metadata`); nothing else has any business with this opcode."""
+        self.stack.pop()
+        if type(self.stack[-1]) is not OrderedDict:
+            raise ValueError("attributes for something else than a state_dict")
+
+    dispatch[pickle.BUILD[0]] = load_build
+    for _code in (pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3):
+        dispatch[_code[0]] = _shallow(dispatch[_code[0]])
 
     def find_class(self, module: str, name: str) -> Any:
         try:

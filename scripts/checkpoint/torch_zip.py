@@ -6,6 +6,7 @@ state_dict (checkpoint/torch_pickle.py) and whose members `*/data/<key>` are the
 """
 
 import io
+import math
 import pickle
 import struct
 import zipfile
@@ -17,10 +18,16 @@ from checkpoint import torch_pickle
 from checkpoint.tensor import DTYPE_BYTES, Tensor
 from common.program import UserError
 
+MAX_EXPANSION = 64  # bytes of a tensor over those of its storage: strides of zero make terabytes of nothing
 MAX_PICKLE = 64 * 2**20  # bytes; the pickle of a shard with 10,000 tensors is about 1 MiB
 ALIGNMENT = 64  # bytes, torch's own since 2.1
 LOCAL_HEADER = 30  # bytes, before a member's name and extra field
 ZIP64_EXTRA = 20  # bytes, that zipfile adds to the extra field of a member that may be large
+# what pickle's machine and struct run into where a pickle makes no sense
+DAMAGE = (
+    *(pickle.UnpicklingError, ValueError, TypeError, AttributeError, IndexError, KeyError, EOFError),
+    *(RecursionError, MemoryError, OverflowError, AssertionError, struct.error),
+)
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the same tensors give the same file
 
 
@@ -37,13 +44,9 @@ def read(path: Path) -> dict[str, Tensor]:
             if prefix is None:
                 raise UserError(f"{path}: a zip file without data.pkl is no torch checkpoint; download it again")
             order = members.get(prefix + "byteorder")
-            if order and archive.read(order) != b"little":
+            if order and archive.read(_small(path, order)) != b"little":
                 raise UserError(f"{path}: written on a big-endian machine; save it again on a little-endian one")
-            if members[prefix + "data.pkl"].file_size > MAX_PICKLE:
-                raise UserError(
-                    f"{path}: its data.pkl is over {MAX_PICKLE >> 20} MiB, which no checkpoint's is; refused"
-                )
-            state = torch_pickle.loads(archive.read(prefix + "data.pkl"))
+            state = torch_pickle.loads(archive.read(_small(path, members[prefix + "data.pkl"])))
             return {name: _locate(path, file, members, prefix, name, view) for name, view in _entries(path, state)}
     except zipfile.BadZipFile:
         raise UserError(
@@ -55,8 +58,23 @@ def read(path: Path) -> dict[str, Tensor]:
             f"{path}: its pickle asks for {error}, which no plain checkpoint needs; refused unrun. "
             "Get the model as safetensors, or save its bare state_dict again"
         ) from None
-    except (pickle.UnpicklingError, ValueError, TypeError, AttributeError, IndexError, KeyError, EOFError) as error:
-        raise UserError(f"{path}: its data.pkl is damaged ({error!r:.80}); download it again") from None
+    except DAMAGE as error:
+        reason = f"{type(error).__name__}: {error}" if isinstance(error, ValueError) else type(error).__name__
+        raise UserError(f"{path}: its data.pkl is damaged ({reason:.80}); download it again") from None
+
+
+def _stored(path: Path, info: zipfile.ZipInfo) -> zipfile.ZipInfo:
+    """The same member. Raises `UserError` where it is compressed or encrypted."""
+    if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
+        raise UserError(f"{path}: member {info.filename} is compressed or encrypted, which torch never does; refused")
+    return info
+
+
+def _small(path: Path, info: zipfile.ZipInfo) -> zipfile.ZipInfo:
+    """The same member. Raises `UserError` where reading it whole could take much memory."""
+    if info.file_size > MAX_PICKLE:
+        raise UserError(f"{path}: {info.filename} is over {MAX_PICKLE >> 20} MiB, which no checkpoint's is; refused")
+    return _stored(path, info)
 
 
 def _entries(path: Path, state: Any) -> list[tuple[str, torch_pickle.View]]:
@@ -64,7 +82,8 @@ def _entries(path: Path, state: Any) -> list[tuple[str, torch_pickle.View]]:
         raise UserError(f"{path}: holds a {type(state).__name__}, not a state_dict; save model.state_dict() instead")
     for name, value in state.items():
         if not isinstance(name, str) or not isinstance(value, torch_pickle.View):
-            raise UserError(f"{path}: entry {name!r:.60} is no tensor; save a bare state_dict")
+            shown = f"{name!r:.60}" if isinstance(name, str) else f"of type {type(name).__name__}"
+            raise UserError(f"{path}: entry {shown} is no tensor; save a bare state_dict")
     return list(state.items())
 
 
@@ -80,13 +99,14 @@ def _locate(
     info = members.get(f"{prefix}data/{view.storage.key}")
     if info is None:
         raise UserError(f"{path}: the bytes of {name} (member data/{view.storage.key}) are missing; download it again")
-    if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
-        raise UserError(f"{path}: member {info.filename} is compressed or encrypted, which torch never does; refused")
+    _stored(path, info)
     numbers = (view.offset, *view.shape, *view.stride)
     if any(not isinstance(number, int) or number < 0 for number in numbers) or len(view.shape) != len(view.stride):
         raise UserError(f"{path}: {name} has an impossible shape {view.shape} or stride {view.stride}; refused")
     last = view.offset + sum((size - 1) * stride for size, stride in zip(view.shape, view.stride, strict=True))
     width = DTYPE_BYTES[view.dtype]
+    if math.prod(view.shape) * width > MAX_EXPANSION * max(info.file_size, 1):
+        raise UserError(f"{path}: {name} repeats its storage more than {MAX_EXPANSION} times; refused")
     if 0 not in view.shape and (last + 1) * width > info.file_size:
         raise UserError(
             f"{path}: {name} reaches beyond its storage ({(last + 1) * width} > {info.file_size} bytes); refused"

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from common.program import UserError
+from common.publish import MANIFEST
 
-NAME = "quantmill.json"
+NAME = MANIFEST
 _STARTED = time.monotonic()
 
 

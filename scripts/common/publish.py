@@ -8,6 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from common.program import UserError
+
+MANIFEST = "quantmill.json"
+
 
 def fsync_path(path: Path) -> None:
     """Flush a file's bytes, or a folder's entries, to the disk."""
@@ -30,9 +34,12 @@ def publish(final: Path) -> Iterator[Path]:
     """Yield a path beside `final` to write a file or a folder to; rename it to `final` when the block succeeds.
 
     When the block raises, what it wrote is removed and `final` is left as it was. What a killed run left behind under
-    the temporary name is removed at the next start.
+    the temporary name is removed at the next start. Raises `UserError` where `final` is a folder that holds something
+    else than an artifact of ours, which must not be replaced.
     """
     final = final.parent.resolve() / final.name
+    if final.is_dir() and any(path.name[0] != "." for path in final.iterdir()) and not (final / MANIFEST).exists():
+        raise UserError(f"{final}: holds files that are no artifact of Quantmill; name a folder that does not exist")
     final.parent.mkdir(parents=True, exist_ok=True)
     partial = final.with_name(f".{final.name}.partial")
     _remove(partial)

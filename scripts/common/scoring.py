@@ -10,12 +10,15 @@ import numpy as np
 
 from common.program import UserError
 from engines import Engine
-from metrics import perplexity
+from metrics import bootstrap, perplexity
+
+WINDOWS = {"gptq-2048": perplexity.gptq_windows}  # how each protocol cuts a text
+PROTOCOLS = tuple(WINDOWS)
 
 
 @dataclass(frozen=True)
 class Text:
-    """A tokenised evaluation text and the windows that the protocol `gptq-2048` cuts it into."""
+    """A tokenised evaluation text and the windows that a protocol cuts it into."""
 
     ids: list[int]
     windows: list[tuple[int, int]]
@@ -38,14 +41,19 @@ class Chunk:
     targets: np.ndarray
 
 
-def read_text(path: Path) -> Text:
-    """Read what tokenize_texts.py wrote. Raises `UserError` where the text fills no window."""
+def read_text(path: Path, protocol: str) -> Text:
+    """Read what tokenize_texts.py wrote and cut it by a protocol. Raises `UserError` where it fills too few windows."""
     content = json.loads(path.read_text(encoding="utf-8"))
     try:
-        windows = perplexity.gptq_windows(len(content["ids"]), content["context"])
+        windows = WINDOWS[protocol](len(content["ids"]), content["context"])
     except ValueError as error:
         raise UserError(f"{path}: {error}; give the model a longer evaluation text") from None
     size = windows[0][1] - windows[0][0]
+    if len(windows) < bootstrap.MINIMUM:
+        raise UserError(
+            f"{path}: the evaluation text fills {len(windows)} windows of {size} tokens, and an interval wants "
+            f"{bootstrap.MINIMUM}; give the model a longer one"
+        )
     facts = {key: content[key] for key in ("text_sha256", "bytes", "words")}
     facts |= {"tokens": len(content["ids"]), "window": size, "dropped_tokens": len(content["ids"]) % size}
     return Text(content["ids"], windows, facts)

@@ -6,6 +6,7 @@ Function names and signatures: CUDA Driver API and NVML API references.
 import ctypes
 import os
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 from common.program import UserError
@@ -49,20 +50,28 @@ def _nvml_device() -> tuple[Any, Any]:
 
 
 def describe() -> dict[str, Any]:
-    """Name, memory in bytes, driver, ECC mode, clocks in MHz and power limit in watts of the first visible GPU."""
+    """What NVML tells of the first visible GPU; None where it does not tell.
+
+    Name, memory in bytes, driver, ECC mode, clocks in MHz now, power limit in watts.
+    """
     nvml, handle = _nvml_device()
-    try:
-        ecc = bool(nvml.nvmlDeviceGetEccMode(handle)[0])
-    except nvml.NVMLError:
-        ecc = None
+
+    def ask(function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return function(handle, *arguments)
+        except nvml.NVMLError:
+            return None  # this board, or this slice of one, does not tell
+
+    memory, ecc = ask(nvml.nvmlDeviceGetMemoryInfo), ask(nvml.nvmlDeviceGetEccMode)
+    power_limit = ask(nvml.nvmlDeviceGetEnforcedPowerLimit)
     return {
         "name": nvml.nvmlDeviceGetName(handle),
-        "memory_bytes": nvml.nvmlDeviceGetMemoryInfo(handle).total,
+        "memory_bytes": memory and memory.total,
         "driver": nvml.nvmlSystemGetDriverVersion(),
-        "ecc": ecc,
-        "sm_clock_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
-        "memory_clock_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
-        "power_limit_w": nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
+        "ecc": ecc and bool(ecc[0]),
+        "sm_clock_mhz": ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
+        "memory_clock_mhz": ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
+        "power_limit_w": power_limit and power_limit / 1000,
     }
 
 

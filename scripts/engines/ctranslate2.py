@@ -1,5 +1,6 @@
 """CTranslate2's Generator. Where a device has no arithmetic for a stored type it runs another; it is asked which."""
 
+import ctypes
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,17 @@ from common.program import UserError
 from engines import chunk_positions
 
 
+def check_cublas() -> None:
+    """Raises `UserError` where cuBLAS 12 is not there: CTranslate2 opens it only when it first multiplies."""
+    try:
+        ctypes.CDLL("libcublas.so.12")
+    except OSError:
+        raise UserError(
+            "ctranslate2 wants cuBLAS 12 (libcublas.so.12) and finds none; install CUDA 12's, or put links "
+            "of that name to CUDA 13's on LD_LIBRARY_PATH (docs/FOOTGUNS.md)"
+        ) from None
+
+
 class Engine:
     """See `engines.Engine`."""
 
@@ -21,6 +33,8 @@ class Engine:
     def __init__(self, artifact: Path, device: str, threads: int) -> None:
         if device == "cuda" and ctranslate2.get_cuda_device_count() == 0:
             raise UserError(f"device cuda: ctranslate2 {ctranslate2.__version__} sees no GPU; use device: cpu")
+        if device == "cuda":
+            check_cublas()
         if not (artifact / "model.bin").exists():
             raise UserError(f"{artifact}: holds no model.bin, so it is no CTranslate2 artifact; build it again")
         try:

@@ -26,12 +26,20 @@ class Engine:
         torch.set_num_threads(threads)
         dtype = DTYPES[device]
         try:
-            self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(artifact, dtype=dtype).to(device).eval()
+            model, info = AutoModelForCausalLM.from_pretrained(artifact, dtype=dtype, output_loading_info=True)
         except (OSError, ValueError, KeyError) as error:
             raise UserError(f"{artifact}: transformers cannot load it ({str(error).splitlines()[0]})") from None
+        wrong = sorted({*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])})
+        if wrong:
+            raise UserError(
+                f"{artifact}: lacks {', '.join(wrong[:3])}, which would be random; download the model again"
+            )
+        self.model: PreTrainedModel = model.to(device).eval()
+        text_config = model.config.get_text_config()
+        self.vocab_size = text_config.vocab_size
         self.device = device
         self.compute_type = str(dtype).removeprefix("torch.")
-        self.context = self.model.config.max_position_embeddings
+        self.context = getattr(text_config, "max_position_embeddings", None)
         stop = self.model.config.eos_token_id
         self.stop_ids = [stop] if isinstance(stop, int) else list(stop or [])
 
@@ -54,7 +62,7 @@ class Engine:
         # the key-value cache carries what earlier chunks left, so that logits of one chunk exist at a time
         cache = self._cache()
         tokens = torch.tensor([ids], device=self.device)
-        for chunk in tokens.split(chunk_positions(self.model.config.vocab_size), dim=1):
+        for chunk in tokens.split(chunk_positions(self.vocab_size), dim=1):
             yield self.model(input_ids=chunk, past_key_values=cache, use_cache=True).logits[0].float().cpu().numpy()
 
     def weight_bytes(self) -> int:

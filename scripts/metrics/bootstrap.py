@@ -1,9 +1,18 @@
-"""Percentile bootstrap (Efron 1979) with a fixed seed, so that a figure and its interval can be computed again."""
+"""Percentile bootstrap (Efron 1979) with a fixed seed, so that a figure and its interval can be computed again.
+
+With few samples the plain percentiles are too narrow. They are widened to what Student's t asks for: of 5, 10 and 30
+normal samples the 95% interval then holds the truth 90, 94 and 94% of the time instead of 82, 89 and 93%. This is the
+expanded percentile interval of Hesterberg, "What Teachers Should Know about the Bootstrap" (arXiv 1411.5279).
+"""
+
+import math
+from statistics import NormalDist
 
 import numpy as np
 
 RESAMPLES = 10_000
 CONFIDENCE = 0.95
+MINIMUM = 5  # samples; with fewer there is no telling
 
 
 def indices(n: int, seed: int = 0) -> np.ndarray:
@@ -15,7 +24,24 @@ def indices(n: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(n, size=(RESAMPLES, n))
 
 
-def interval(replicates: np.ndarray) -> tuple[float, float]:
-    """The central 95% of bootstrap replicates."""
-    low, high = np.quantile(replicates, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+def interval(replicates: np.ndarray, n: int | None = None) -> tuple[float, float]:
+    """The central 95% of bootstrap replicates; with the number n of samples (at least 5), widened for it."""
+    tail = (1 - CONFIDENCE) / 2
+    if n is not None:
+        tail = NormalDist().cdf(-math.sqrt(n / (n - 1)) * student_t(n - 1))
+    low, high = np.quantile(replicates, [tail, 1 - tail])
     return float(low), float(high)
+
+
+def student_t(freedom: int) -> float:
+    """The upper 2.5% point of Student's t, to 0.3% from 4 degrees of freedom on.
+
+    The Cornish-Fisher expansion (Abramowitz and Stegun, 26.7.5).
+    """
+    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))

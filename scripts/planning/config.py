@@ -1,6 +1,7 @@
 """Check a config at parse time, so that a mistake costs one line and a second instead of an hour of jobs."""
 
 import difflib
+import shutil
 from collections.abc import Collection, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -9,7 +10,10 @@ from typing import Any
 
 import jsonschema
 
-WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+WEIGHT_FILES = (
+    *("model.safetensors", "model.safetensors.index.json"),
+    *("pytorch_model.bin", "pytorch_model.bin.index.json"),
+)
 
 
 class ConfigError(ValueError):
@@ -35,14 +39,22 @@ def checked(
     config: Mapping[str, Any], schema: Mapping[str, Any], formats: Mapping[str, Format], envs: Collection[str]
 ) -> dict[str, Any]:
     """The config with the schema's defaults filled in. Raises `ConfigError` for the first thing that cannot be."""
-    filled = with_defaults(deepcopy(dict(config)), schema, schema)
+    present = {key: value for key, value in config.items() if value is not None}  # `key:` alone means its default
+    for name in present.get("models") or {}:
+        if not isinstance(name, str):
+            raise ConfigError(f"models: the name {name!r} is no text to YAML; put it in quotes")
+    filled = with_defaults(deepcopy(present), schema, schema)
     validator = jsonschema.Draft202012Validator(schema)
     errors = sorted(validator.iter_errors(filled), key=lambda error: (len(error.absolute_path), str(error.path)))
     if errors:
         raise ConfigError(describe(errors[0]))
-    for name in filled["interpreters"]:
+    for name, interpreter in filled["interpreters"].items():
         if name not in envs:
             raise ConfigError(f"interpreters: no environment is called {name!r}{nearest(name, envs)}")
+        if shutil.which(interpreter) is None:
+            raise ConfigError(f"interpreters.{name}: {interpreter} is no program; name a python that is there")
+    if filled["reference"] not in formats:
+        raise ConfigError(f"reference: unknown format {filled['reference']!r}{nearest(filled['reference'], formats)}")
     for kind, path in filled["texts"].items():
         check_text(f"texts.{kind}", Path(path))
     for name, model in filled["models"].items():
@@ -84,7 +96,11 @@ def check_text(key: str, path: Path) -> None:
     """A text file of the config must be there and hold something."""
     if not path.is_file():
         raise ConfigError(f"{key}: {path} is not there; name a text file")
-    if not path.read_text(encoding="utf-8", errors="replace").strip():
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{key}: {path} is not UTF-8 at byte {error.start}; save it as UTF-8") from None
+    if not text.strip():
         raise ConfigError(f"{key}: {path} is empty; put a text in it (prompts: one a line)")
 
 
@@ -109,9 +125,9 @@ def check_model(name: str, model: Mapping[str, Any], config: Mapping[str, Any], 
         raise ConfigError(f"models.{name}.source: there is no folder {path}")
     elif not (path / "config.json").is_file():
         raise ConfigError(f"models.{name}.source: {path} holds no config.json, so it is no model's folder")
-    elif not any(file for pattern in WEIGHT_FILES for file in path.glob(pattern)):
+    elif not any((path / file).is_file() for file in WEIGHT_FILES):
         raise ConfigError(
-            f"models.{name}.source: {path} holds a config.json but no weights ({' or '.join(WEIGHT_FILES)}); "
+            f"models.{name}.source: {path} holds a config.json but no weights ({', '.join(WEIGHT_FILES)}); "
             f"download them, or measure its speed alone with source: {{random: {path}}}"
         )
 

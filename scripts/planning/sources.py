@@ -6,12 +6,11 @@ from pathlib import Path
 
 
 @cache
-def closure(program: Path) -> tuple[Path, ...]:
-    """`program` and every module under its folder that it imports, directly or not.
+def closure(program: Path, root: Path) -> tuple[Path, ...]:
+    """`program` and every module under `root`, the folder that it imports from, that it imports, directly or not.
 
     Modules that are imported by name at run time (engines) are not found; their rules list them.
     """
-    root = program.parent
     found: dict[Path, None] = {}
     waiting = [program]
     while waiting:

@@ -1,16 +1,19 @@
 """Numbers as people read them, the same on the page and in the README."""
 
+import math
+
 MISSING = "\u2013"
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A number of so many significant digits, without exponents; below 1e-6 zero; a dash for None."""
+    """A number to so many significant digits, whole ones in full, no exponents; below 1e-6 zero; None a dash."""
     if value is None:
         return MISSING
     if abs(value) < 1e-6:  # rounding noise of float16 and of sums
         return "0"
-    text = f"{value:.{digits}g}"
-    return f"{float(text):f}".rstrip("0").rstrip(".") if "e" in text else text
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    text = f"{value:.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if decimals else text
 
 
 def size(value: float | None) -> str:

@@ -26,7 +26,7 @@ def verdict(results: Mapping[str, Any]) -> list[str]:
                 f"quality was not measured ({rows[0]['missing'].get('perplexity', 'no reference')})."
             )
             continue
-        near = [row for row in scored if row["perplexity_ratio"]["low"] <= 1.01]
+        near = [row for row in scored if row["perplexity_ratio"]["ratio"] <= 1.01]
         best = max(near, key=lambda row: row["tokens_per_second"])
         base = next((row for row in rows if row["format"] == reference), best)
         sentence = f"{model}: {best['format']} is the fastest within 1% of {reference}'s perplexity"

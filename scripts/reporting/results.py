@@ -109,7 +109,7 @@ def perplexity_ratio(candidate: Mapping[str, Any], reference: Mapping[str, Any])
         return None
     difference, tokens = np.subtract(one["nll"], other["nll"]), np.array(one["tokens"])
     replicates = perplexity.ratio_of_sums(difference, tokens, bootstrap.indices(len(tokens)))
-    low, high = np.exp(bootstrap.interval(replicates))
+    low, high = np.exp(bootstrap.interval(replicates, len(tokens)))
     ratio = perplexity.perplexity(difference, tokens)
     return {"ratio": ratio, "low": float(low), "high": float(high), "tie": bool(low <= 1 <= high)}
 
