@@ -15,7 +15,7 @@ import psutil
 
 from checkpoint import ctranslate2_bin, shards
 from common import manifest
-from common.program import UserError, parser, run
+from common.program import UserError, first_line, parser, run
 from common.publish import publish
 
 QUANTIZATIONS = ["int8", "int8_float32", "int8_float16", "int8_bfloat16", "float16", "bfloat16", "float32"]
@@ -48,8 +48,8 @@ def main() -> None:
         converter = ctranslate2.converters.TransformersConverter(str(options.src))
         try:
             converter.convert(str(folder), quantization=options.quantization, force=True)
-        except (NotImplementedError, ValueError) as error:
-            raise UserError(f"{options.src}: CTranslate2 cannot convert it ({str(error).splitlines()[0]})") from None
+        except Exception as error:  # whatever transformers and CTranslate2 raise for models that they do not know
+            raise UserError(f"{options.src}: CTranslate2 cannot convert it ({first_line(error)})") from None
         for path in carried:
             shutil.copy(path, folder / path.name)
         manifest.write(

@@ -5,7 +5,7 @@
 
 Each of --processes fresh processes loads the artifact, decodes the longest prompt once to warm up, and then every
 prompt --repeats times. On a CPU the first process also tries how many threads decode fastest: small models lose far
-more at the threads' barriers than they win. The host's clock is read only when a token is on the host. OUT is a JSON
+more at the threads' barriers than they win. A token's time is when it was on the host. OUT is a JSON
 file with every raw time, the summary (TTFT, TPOT, tokens/s with its interval), memory, and the device's copy
 bandwidth, measured here.
 """
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,30 +30,40 @@ from common.publish import publish_json
 from devices import cpu, cuda
 from metrics import METRICS_VERSION, latency
 
-TRIAL_TOKENS = 32  # tokens of one trial of a number of threads
+TRIAL_TOKENS = 64  # tokens of one trial of a number of threads
 TRIALS = 3
+TRIAL_NOISE = 0.1  # relative
 
 
 def timed_tokens(engine: engines.Engine, ids: list[int], n: int) -> tuple[list[int], list[float]]:
-    """Decode n tokens; return them and the seconds from the start to each. Raises `UserError` unless n came."""
-    tokens, seconds = [], []
+    """Decode n tokens; return them and the seconds from the start to each.
+
+    Raises `UserError` unless n came, at times that can be.
+    """
     start = time.perf_counter()
-    for token in engine.prefill_decode(ids, n):
-        seconds.append(time.perf_counter() - start)
-        tokens.append(token)
-    if len(tokens) != n:
-        raise UserError(f"the engine returned {len(tokens)} tokens where {n} were asked for: its times do not count")
-    return tokens, seconds
+    stamped = list(engine.prefill_decode(ids, n))
+    end = time.perf_counter()
+    if len(stamped) != n:
+        raise UserError(f"the engine returned {len(stamped)} tokens where {n} were asked for: its times do not count")
+    stamps = [start, *(at for _, at in stamped), end]
+    if any(later < earlier for earlier, later in pairwise(stamps)):
+        raise UserError("the engine stamped its tokens with times that cannot be: its times do not count")
+    return [token for token, _ in stamped], [at - start for _, at in stamped]
 
 
 def fastest_threads(options: argparse.Namespace, candidates: list[int], ids: list[int]) -> int:
-    """Of several numbers of CPU threads the one that decodes `TRIAL_TOKENS` tokens fastest (best of `TRIALS`)."""
+    """Of several numbers of CPU threads the largest that decodes about as fast as the fastest.
+
+    Each decodes `TRIAL_TOKENS` tokens `TRIALS` times, of which the best counts; `TRIAL_NOISE` is not worth a change.
+    """
+    if len(candidates) == 1:
+        return candidates[0]
     seconds = {}
-    for threads in candidates if len(candidates) > 1 else []:
+    for threads in candidates:
         engine = engines.load(options.engine, options.artifact, "cpu", threads)
         seconds[threads] = min(timed_tokens(engine, ids, TRIAL_TOKENS)[1][-1] for _ in range(TRIALS))
         engine.close()
-    return min(seconds, key=seconds.__getitem__, default=candidates[0])
+    return max(threads for threads in candidates if seconds[threads] <= min(seconds.values()) * (1 + TRIAL_NOISE))
 
 
 def measure_here(options: argparse.Namespace, device: str) -> dict[str, Any]:
@@ -62,12 +73,6 @@ def measure_here(options: argparse.Namespace, device: str) -> dict[str, Any]:
     started = time.perf_counter()
     engine = engines.load(options.engine, options.artifact, device, threads)
     load_seconds = time.perf_counter() - started
-    longest = max(map(len, prompts)) + options.new_tokens
-    if engine.context and longest > engine.context:
-        raise UserError(
-            f"{options.artifact}: longest prompt + new tokens = {longest} exceeds its context of {engine.context}; "
-            "lower latency.new_tokens, or shorten the prompts"
-        )
     runs, outputs = [], [[] for _ in prompts]
     total = 1 + options.repeats * len(prompts)
     with tqdm(total=total, desc=f"process {options.process}", mininterval=1) as bar:
@@ -91,6 +96,17 @@ def measure_here(options: argparse.Namespace, device: str) -> dict[str, Any]:
         "mode": engine.mode,
         "versions": engine.versions(),
     }
+
+
+def check_length(options: argparse.Namespace) -> None:
+    """Refuse prompts and new tokens that together exceed the model's context, whether the engine minds or not."""
+    content = json.loads(options.prompts.read_text(encoding="utf-8"))
+    longest = max(len(prompt["ids"]) for prompt in content["prompts"]) + options.new_tokens
+    if content["context"] and longest > content["context"]:
+        raise UserError(
+            f"{options.artifact}: longest prompt + new tokens = {longest} exceeds its context of {content['context']}; "
+            "lower latency.new_tokens, or shorten the prompts"
+        )
 
 
 def measure_in_processes(options: argparse.Namespace, device: str) -> list[dict[str, Any]]:
@@ -175,6 +191,7 @@ def main() -> None:
         publish_json(options.process_out, measure_here(options, device))
         return
     manifest.read(options.artifact)  # refuses what is no artifact before any work
+    check_length(options)
     # of the device, not of the threads that will turn out best; first, so that a fault here costs no measurement
     bandwidth = devices.copy_bandwidth(device, min(options.threads, cpu.available_threads()))
     processes = measure_in_processes(options, device)

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from checkpoint import safetensors_file, shards
 from checkpoint.tensor import Tensor, row_major
 from common import manifest
-from common.program import UserError, parser, run
+from common.program import UserError, first_line, parser, run
 from common.publish import place, publish
 
 SHARD_BYTES = 5 * 10**9  # as transformers shards
@@ -31,17 +31,20 @@ PERIOD = 2**22  # values until the noise repeats
 STEP = 1_000_003  # prime, so that thousands of tensors start at different places
 
 
-def parameter_shapes(config_path: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the model's parameters, asked of transformers on the meta device: no weight is allocated."""
+def parameter_shapes(config_path: Path) -> tuple[dict[str, tuple[int, ...]], int]:
+    """Names and shapes of the model's parameters, and its vocabulary's size.
+
+    Asked of transformers on the meta device, where no weight is allocated. A tied head is listed once, under the
+    embeddings' name. Raises `UserError` for what transformers makes no causal language model of.
+    """
     try:
         config = transformers.AutoConfig.from_pretrained(config_path)
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(config)
-    except (ValueError, KeyError, OSError) as error:
-        first_line = str(error).splitlines()[0]
-        raise UserError(f"{config_path}: transformers makes no causal language model of it ({first_line})") from None
-    parameters = dict(model.named_parameters())  # a tied head is listed once, under the embeddings' name
-    return {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+    except Exception as error:  # whatever its many config and model classes raise
+        raise UserError(f"{config_path}: transformers makes no language model of it ({first_line(error)})") from None
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    return shapes, config.get_text_config().vocab_size
 
 
 def random_tensors(shapes: dict[str, tuple[int, ...]]) -> list[Tensor]:
@@ -63,11 +66,18 @@ def split(tensors: list[Tensor]) -> list[list[Tensor]]:
 
 
 def write_placeholder_tokenizer(folder: Path, vocab_size: int) -> None:
-    """A tokenizer whose tokens are `<0>`, `<1>`, …: converters ask for one, though nobody will read the text."""
-    vocabulary = {f"<{number}>": number for number in range(vocab_size)}
-    Tokenizer(WordLevel(vocabulary, unk_token="<0>")).save(str(folder / "tokenizer.json"))
-    names = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<0>", "bos_token": "<1>", "eos_token": "<2>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(names, indent=2) + "\n", encoding="utf-8")
+    """A tokenizer whose tokens are `<unk>`, `<s>`, `</s>`, `<|endoftext|>`, `<4>`, `<5>`, …
+
+    Converters ask for one, though nobody will read the text. The special tokens are there by the names that model
+    classes add where they are missing, which would make the vocabulary larger than the model's.
+    """
+    special = ["<unk>", "<s>", "</s>", "<|endoftext|>"]
+    names = [*special, *(f"<{number}>" for number in range(len(special), vocab_size))]
+    vocabulary = {name: number for number, name in enumerate(names[:vocab_size])}
+    Tokenizer(WordLevel(vocabulary, unk_token="<unk>")).save(str(folder / "tokenizer.json"))
+    roles = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<unk>"}
+    text = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **roles}, indent=2)
+    (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -79,7 +89,8 @@ def main() -> None:
 
     config_path = options.config / "config.json" if options.config.is_dir() else options.config
     config = shards.read_json(config_path)
-    tensors = random_tensors(parameter_shapes(config_path))
+    shapes, vocab_size = parameter_shapes(config_path)
+    tensors = random_tensors(shapes)
     deviation = float(config.get("initializer_range", 0.02))
     noise = np.random.default_rng(options.seed).normal(0, deviation, PERIOD).astype(np.float16)
 
@@ -109,7 +120,7 @@ def main() -> None:
         for path in given:
             place(path, folder / path.name)
         if not given:
-            write_placeholder_tokenizer(folder, config["vocab_size"])
+            write_placeholder_tokenizer(folder, vocab_size)
         manifest.write(
             folder,
             format="source",

@@ -16,29 +16,32 @@ import numpy as np
 import transformers
 
 from common import manifest
-from common.program import UserError, parser, run
+from common.program import UserError, first_line, parser, run
 from common.publish import publish_json
 
 BYTES_A_TOKEN = 4
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # one of them makes a tokenizer
 
 
 def load_tokenizer(model: Path) -> transformers.PreTrainedTokenizerBase | None:
     """The model's tokenizer; none where random weights came without one. Raises `UserError` where it is damaged."""
     if manifest.read(model)["source"].get("tokenizer") is False:
         return None
+    if not any((model / name).exists() for name in TOKENIZER_FILES):
+        raise UserError(f"{model}: holds no tokenizer ({', '.join(TOKENIZER_FILES)}); copy it beside the weights")
     transformers.logging.set_verbosity_error()  # or a document longer than the context draws a warning
     try:
         return transformers.AutoTokenizer.from_pretrained(model)
-    except (ValueError, OSError, KeyError) as error:
-        raise UserError(f"{model}: transformers cannot read its tokenizer ({str(error).splitlines()[0]})") from None
+    except Exception as error:  # whatever its many tokenizer classes raise
+        raise UserError(f"{model}: transformers cannot read its tokenizer ({first_line(error)})") from None
 
 
 def load_config(model: Path) -> transformers.PretrainedConfig:
     """The config of the model's language part, its keys under transformers' common names."""
     try:
         return transformers.AutoConfig.from_pretrained(model).get_text_config()
-    except (ValueError, OSError, KeyError) as error:
-        raise UserError(f"{model}: transformers cannot read its config.json ({str(error).splitlines()[0]})") from None
+    except Exception as error:  # whatever its many config classes raise
+        raise UserError(f"{model}: transformers cannot read its config.json ({first_line(error)})") from None
 
 
 def random_ids(vocab_size: int, prompts: list[str]) -> list[list[int]]:

@@ -31,12 +31,15 @@ head, table = model.lm_head.weight, model.model.embed_tokens.weight
 facts: dict[str, Any] = {}
 for name, engine_name in (("fp16", "transformers"), ("ct2-float32", "ctranslate2"), ("ct2-int8", "ctranslate2")):
     engine = engines.load(engine_name, artifacts / name, "cpu", 1)
-    tokens = list(engine.prefill_decode(ids, 60))
+    tokens, times = zip(*engine.prefill_decode(ids, 60), strict=True)
+    gaps = np.diff(times)
     engines.CHUNK_LOGITS = 16 * 2048  # small chunks, so that their seams are crossed
     parts = list(engine.logits(ids))
     facts[name] = {
-        "tokens_equal": tokens == expected,
+        "tokens_equal": list(tokens) == expected,
         "count": len(tokens),
+        "median_gap": float(np.median(gaps)),
+        "shortest_gap": float(np.quantile(gaps, 0.05)),
         "chunks": [len(part) for part in parts],
         "logits_error": float(np.abs(np.concatenate(parts) - logits).max()),
         "dtype": str(parts[0].dtype),
@@ -54,7 +57,7 @@ for file in (artifacts / "fp16").glob("token*"):
     shutil.copy(file, rigged)
 TransformersConverter(str(rigged)).convert(str(artifacts / "rigged-ct2"))
 facts["rigged"] = [
-    list(engines.load(name, artifacts / folder, "cpu", 1).prefill_decode(ids, 20))
+    [token for token, _ in engines.load(name, artifacts / folder, "cpu", 1).prefill_decode(ids, 20)]
     for name, folder in (("transformers", "rigged"), ("ctranslate2", "rigged-ct2"))
 ]
 facts["linear_float32_bytes"] = 4 * (model.num_parameters() - table.numel())

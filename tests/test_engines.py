@@ -26,6 +26,11 @@ def test_greedy_tokens_are_those_of_generate(facts: dict[str, Any], name: str) -
     assert facts[name]["count"] == 60
 
 
+@pytest.mark.parametrize("name", ["fp16", "ct2-float32", "ct2-int8"])
+def test_tokens_are_stamped_when_they_come_and_not_in_bursts(facts: dict[str, Any], name: str) -> None:
+    assert facts[name]["shortest_gap"] > facts[name]["median_gap"] / 3
+
+
 @pytest.mark.parametrize("name", ["fp16", "ct2-float32"])
 def test_chunked_logits_are_those_of_one_forward(facts: dict[str, Any], name: str) -> None:
     assert facts[name]["logits_error"] < 1e-4

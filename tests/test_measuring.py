@@ -21,12 +21,14 @@ VOCAB, CONTEXT, TOKENS = 11, 8, 46
 class Fake:
     """An engine whose logits are a fixed function of the token before, handed out in chunks of three positions."""
 
-    compute_type, mode, context = "float32", "fake", None
+    compute_type, mode = "float32", "fake"
 
-    def __init__(self, shift: int = 0, noise: float = 0.0, drop: int = 0, delay: float = 0.0) -> None:
+    def __init__(
+        self, shift: int = 0, noise: float = 0.0, drop: int = 0, delay: float = 0.0, ahead: float = 0.0
+    ) -> None:
         self.table = np.random.default_rng(5).normal(0, 2, (VOCAB, VOCAB)).astype(np.float32)
         self.table += noise * np.random.default_rng(6).normal(0, 1, (VOCAB, VOCAB)).astype(np.float32)
-        self.shift, self.drop, self.delay = shift, drop, delay
+        self.shift, self.drop, self.delay, self.ahead = shift, drop, delay, ahead
         self.most_alive = 0
 
     def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
@@ -39,10 +41,10 @@ class Fake:
             yield chunk
             del chunk
 
-    def prefill_decode(self, ids: list[int], n: int) -> Iterator[int]:
+    def prefill_decode(self, ids: list[int], n: int) -> Iterator[tuple[int, float]]:
         for token in range(n - self.drop):
             time.sleep(self.delay)
-            yield token
+            yield token, time.perf_counter() + self.ahead
 
 
 @pytest.fixture
@@ -143,6 +145,12 @@ def test_known_delays_are_measured() -> None:
     gaps = np.diff([0, *seconds])
     assert gaps.min() >= 0.02
     assert np.median(gaps) == pytest.approx(0.02, rel=0.05)
+
+
+@pytest.mark.parametrize("ahead", [-10.0, 10.0])
+def test_times_that_cannot_be_are_refused(ahead: float) -> None:
+    with pytest.raises(UserError, match="times that cannot be"):
+        timed_tokens(Fake(ahead=ahead), [1], 3)
 
 
 def test_an_engine_that_stops_early_is_refused() -> None:

@@ -187,8 +187,10 @@ LATENCY = "latency: {new_tokens: 8, repeats: 1, processes: 1}\n"
 
 
 def test_random_weights_are_measured_for_speed_only(root: Path, call: Callable) -> None:
-    config = json.loads((root / "demo/config.json").read_text())
-    (root / "shape.json").write_text(json.dumps(config | {"num_hidden_layers": 2, "vocab_size": 640}))
+    shape = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True}
+    shape |= {"vocab_size": 640, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+    (root / "shape.json").write_text(json.dumps(shape))
     options = study(root, "models: {shape: {source: {random: shape.json}}}\nformats: [fp16, ct2-int8]\n" + LATENCY)
     result = call(SNAKEMAKE, *options, cwd=root)
     assert result.returncode == 0, result.stderr

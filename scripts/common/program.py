@@ -9,16 +9,23 @@ class UserError(Exception):
     """Something that the user can mend: one line that says what is wrong, where, and what to do."""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of a library's error that says something, or the error's type."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def parser(doc: str) -> argparse.ArgumentParser:
     """An argument parser whose `--help` is the program's docstring."""
     return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def run(main: Callable[[], None]) -> None:
-    """Call `main`; a `UserError` (or an interrupt) ends the program with one line instead of a traceback."""
+    """Call `main`; what the user can mend (or an interrupt) ends the program with one line instead of a traceback."""
     try:
         main()
     except UserError as error:
         sys.exit(f"error: {error}")
+    except (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError) as error:
+        sys.exit(f"error: {error.filename}: {error.strerror}")
     except KeyboardInterrupt:
         sys.exit("error: interrupted; nothing was published")

@@ -4,11 +4,14 @@ An engine's module holds a class `Engine` and imports its libraries; it is impor
 """
 
 import importlib
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+
+from common.program import UserError
 
 CHUNK_LOGITS = 2**24  # float32 values in one chunk of logits: 64 MiB
 
@@ -18,7 +21,6 @@ class Engine(Protocol):
 
     compute_type: str  # what it really calculates in, asked of the library
     mode: str  # how it decodes, e.g. `eager`, `captured`
-    context: int | None  # most tokens it can hold, where it has a limit
 
     def __init__(self, artifact: Path, device: str, threads: int) -> None:
         """Load `artifact` on `device` (`cpu` or `cuda`) with `threads` CPU threads.
@@ -26,10 +28,11 @@ class Engine(Protocol):
         Raises `UserError` where the device or the artifact does not fit.
         """
 
-    def prefill_decode(self, ids: list[int], n: int) -> Iterator[int]:
-        """Yield `n` greedy token ids after the prompt `ids`, each only once it is on the host.
+    def prefill_decode(self, ids: list[int], n: int) -> Iterator[tuple[int, float]]:
+        """Yield `n` greedy token ids after the prompt `ids`, each with `time.perf_counter()` of its time on the host.
 
-        End-of-sequence tokens are never chosen, so that every engine decodes the same number of tokens.
+        The engine stamps the time, because only it knows: a token that another thread has to hand over can wait for
+        that thread. End-of-sequence tokens are never chosen, so that every engine decodes the same number of tokens.
         """
 
     def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
@@ -47,6 +50,8 @@ class Engine(Protocol):
 
 def load(name: str, artifact: Path, device: str, threads: int) -> Engine:
     """Import engine `name` (a module of this package) and load `artifact` with it."""
+    if importlib.util.find_spec(f"engines.{name}") is None:
+        raise UserError(f"engine {name!r}: there is no scripts/engines/{name}.py")
     return importlib.import_module(f"engines.{name}").Engine(artifact, device, threads)
 
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import ctranslate2
 import numpy as np
 
 from checkpoint import ctranslate2_bin
-from common.program import UserError
+from common.program import UserError, first_line
 from engines import chunk_positions
 
 
@@ -27,8 +28,7 @@ def check_cublas() -> None:
 class Engine:
     """See `engines.Engine`."""
 
-    mode = "streaming"
-    context = None  # CTranslate2 computes rotary positions as it goes
+    mode = "greedy search"
 
     def __init__(self, artifact: Path, device: str, threads: int) -> None:
         if device == "cuda" and ctranslate2.get_cuda_device_count() == 0:
@@ -40,17 +40,26 @@ class Engine:
         try:
             self.generator = ctranslate2.Generator(str(artifact), device=device, intra_threads=threads)
         except (RuntimeError, ValueError) as error:
-            raise UserError(f"{artifact}: CTranslate2 cannot load it ({str(error).splitlines()[0]})") from None
+            raise UserError(f"{artifact}: CTranslate2 cannot load it ({first_line(error)})") from None
         self.artifact = artifact
         self.compute_type = self.generator.compute_type
         # generation takes tokens as strings; position in this list is the id
         self.vocabulary: list[str] = json.loads((artifact / "vocabulary.json").read_text(encoding="utf-8"))
 
-    def prefill_decode(self, ids: list[int], n: int) -> Iterator[int]:
+    def prefill_decode(self, ids: list[int], n: int) -> Iterator[tuple[int, float]]:
         prompt = [self.vocabulary[token] for token in ids]
-        # min_length forbids the end-of-sequence token until n tokens are there
-        for step in self.generator.generate_tokens(prompt, max_length=n, min_length=n, sampling_topk=1):
-            yield step.token_id
+        tokens: list[tuple[int, float]] = []
+
+        def arrived(step: ctranslate2.GenerationStepResult) -> bool:
+            tokens.append((step.token_id, time.perf_counter()))
+            return False  # go on
+
+        # The callback runs in the thread that decodes. generate_tokens hands tokens to another one through a queue,
+        # where they wait while the decoding threads hold the cores: the first came late, and others in bursts.
+        # min_length forbids the end-of-sequence token until n tokens are there.
+        options = {"max_length": n, "min_length": n, "beam_size": 1, "sampling_topk": 1}
+        self.generator.generate_batch([prompt], include_prompt_in_result=False, callback=arrived, **options)
+        yield from tokens
 
     def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
         # forward_batch keeps no state and returns all positions: one window of logits is the least it can hold

@@ -1,6 +1,7 @@
 """Hugging Face transformers: the reference. float16 on CUDA; on a CPU the same weights are calculated in float32."""
 
 import gc
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
-from common.program import UserError
+from common.program import UserError, first_line
 from engines import chunk_positions
 
 DTYPES = {"cuda": torch.float16, "cpu": torch.float32}
@@ -27,8 +28,8 @@ class Engine:
         dtype = DTYPES[device]
         try:
             model, info = AutoModelForCausalLM.from_pretrained(artifact, dtype=dtype, output_loading_info=True)
-        except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"{artifact}: transformers cannot load it ({str(error).splitlines()[0]})") from None
+        except Exception as error:  # whatever its many model classes raise
+            raise UserError(f"{artifact}: transformers cannot load it ({first_line(error)})") from None
         wrong = sorted({*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])})
         if wrong:
             raise UserError(
@@ -39,15 +40,15 @@ class Engine:
         self.vocab_size = text_config.vocab_size
         self.device = device
         self.compute_type = str(dtype).removeprefix("torch.")
-        self.context = getattr(text_config, "max_position_embeddings", None)
         stop = self.model.config.eos_token_id
-        self.stop_ids = [stop] if isinstance(stop, int) else list(stop or [])
+        stop_ids = [stop] if isinstance(stop, int) else list(stop or [])
+        self.stop_ids = [token for token in stop_ids if token < self.vocab_size]  # a cut vocabulary may lack it
 
     def _cache(self) -> DynamicCache:
         return DynamicCache(config=self.model.config)
 
     @torch.inference_mode()
-    def prefill_decode(self, ids: list[int], n: int) -> Iterator[int]:
+    def prefill_decode(self, ids: list[int], n: int) -> Iterator[tuple[int, float]]:
         cache = self._cache()
         step = torch.tensor([ids], device=self.device)
         for _ in range(n):
@@ -55,7 +56,7 @@ class Engine:
             logits[self.stop_ids] = -torch.inf
             token = logits.argmax()
             step = token.view(1, 1)
-            yield int(token)  # waits for the device
+            yield int(token), time.perf_counter()  # int() waits for the device
 
     @torch.inference_mode()
     def logits(self, ids: list[int]) -> Iterator[np.ndarray]:

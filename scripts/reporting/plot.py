@@ -28,8 +28,10 @@ def plotted(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         ),
         *("tokens_per_second_low", "tokens_per_second_high", "size_bytes", "bits_per_weight", "compute_type"),
     )
+    several = len({row["model"] for row in rows}) > 1
     shown = [{name: row[name] for name in names} for row in rows if row["perplexity"] is not None]
     for value, row in zip(shown, (row for row in rows if row["perplexity"] is not None), strict=True):
+        value["label"] = f"{row['model']}: {row['format']}" if several else row["format"]
         paired = row["perplexity_ratio"]
         if paired:  # the reference's perplexity as it is, and only what the format changes with its uncertainty
             base = row["perplexity"] / paired["ratio"]
@@ -82,7 +84,7 @@ def chart(rows: Sequence[Mapping[str, Any]]) -> alt.LayerChart | None:
         x=speed, y=loss, color=colour, shape=shape, tooltip=tooltip
     )
     labels = base.mark_text(align="left", dx=9, dy=-9, fontSize=12).encode(
-        x=speed, y=loss, text="format:N", color=colour
+        x=speed, y=loss, text="label:N", color=colour
     )
     return (
         alt.layer(front, speed_interval, loss_interval, points, labels)
