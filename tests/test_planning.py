@@ -1,5 +1,7 @@
 """Which files a program is made of, and how things appear under their final names."""
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -90,6 +92,15 @@ def test_manifest_hashes_files_and_divides_bits_by_weights(tmp_path: Path) -> No
     # the SHA-256 of "abc", FIPS 180-4 appendix
     abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert content["files"] == {"model.bin": {"bytes": 3, "sha256": abc}}
+
+
+def test_peak_memory_is_not_that_of_the_parent(call: Callable) -> None:
+    held = bytearray(600_000_000)
+    held[::4096] = bytes(len(held[::4096]))  # touched, so that it is resident here
+    code = "import sys; sys.path.insert(0, 'scripts'); from common import manifest; print(manifest.peak_rss_bytes())"
+    peak = int(call(sys.executable, "-c", code).stdout)
+    assert 5_000_000 < peak < 200_000_000
+    assert manifest.peak_rss_bytes() > 600_000_000
 
 
 def test_a_folder_without_a_manifest_is_no_artifact(tmp_path: Path) -> None:

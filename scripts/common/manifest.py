@@ -23,7 +23,15 @@ def sha256(path: Path) -> str:
 
 
 def peak_rss_bytes() -> int:
-    """Most resident memory that this process has held, in bytes (getrusage counts KiB on Linux, bytes on macOS)."""
+    """Most resident memory that this program has held, in bytes.
+
+    Linux's own count of the program where there is one: getrusage's goes on from what the process that started it held.
+    Elsewhere getrusage, which counts bytes on macOS and KiB on other systems.
+    """
+    status = Path("/proc/self/status")
+    for line in status.read_text(encoding="utf-8").splitlines() if status.exists() else []:
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
