@@ -81,14 +81,8 @@ def summarise(positions: dict[str, np.ndarray], windows: int) -> tuple[dict[str,
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("artifact", type=Path)
-    arguments.add_argument("out", type=Path)
-    arguments.add_argument("--engine", required=True, help="a module of scripts/engines")
-    arguments.add_argument("--evaluation", type=Path, required=True, help="what tokenize_texts.py wrote")
+    scoring.add_arguments(arguments)
     arguments.add_argument("--reference", type=Path, required=True, help="what reference_logits.py wrote")
-    arguments.add_argument("--protocol", choices=scoring.PROTOCOLS, default=scoring.PROTOCOLS[0])
-    arguments.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="CPU threads at most")
     options = arguments.parse_args()
 
     device = devices.resolve(options.device)

@@ -36,13 +36,7 @@ def create(path: Path, shape: tuple[int, int]) -> np.memmap:
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("artifact", type=Path)
-    arguments.add_argument("out", type=Path)
-    arguments.add_argument("--engine", required=True, help="a module of scripts/engines")
-    arguments.add_argument("--evaluation", type=Path, required=True, help="what tokenize_texts.py wrote")
-    arguments.add_argument("--protocol", choices=scoring.PROTOCOLS, default=scoring.PROTOCOLS[0])
-    arguments.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="CPU threads at most")
+    scoring.add_arguments(arguments)
     options = arguments.parse_args()
 
     device = devices.resolve(options.device)

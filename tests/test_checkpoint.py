@@ -1,9 +1,6 @@
 """Checkpoint readers and writers against torch's and safetensors' own, and on files that lie."""
 
-import collections
-import io
 import json
-import pickle
 import struct
 import subprocess
 import zipfile
@@ -12,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import REPO
+from forge import safetensors_with
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +19,6 @@ from build_fp16 import as_float, to_float16, whole_elements
 from checkpoint import safetensors_file, shards, torch_zip
 from checkpoint.tensor import CHUNK, Tensor, row_major
 from common.program import UserError
-from conftest import REPO
 
 
 @pytest.fixture(scope="module")
@@ -101,147 +99,6 @@ def test_a_truncated_bin_is_refused(samples: Path, tmp_path: Path) -> None:
         torch_zip.read(tmp_path / "cut.bin")
 
 
-class Evil:
-    """Unpickled by pickle itself, this would create a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple:
-        return open, (str(self.path), "w")
-
-
-def zip_with(path: Path, pickled: bytes, storage: bytes = bytes(16), compression: int = zipfile.ZIP_STORED) -> Path:
-    with zipfile.ZipFile(path, "w", compression) as archive:
-        archive.writestr("archive/data.pkl", pickled)
-        archive.writestr("archive/data/0", storage)
-    return path
-
-
-def test_a_pickle_that_calls_something_is_refused_unrun(tmp_path: Path) -> None:
-    path = zip_with(tmp_path / "evil.bin", pickle.dumps({"weight": Evil(tmp_path / "ran")}))
-    with pytest.raises(UserError, match=r"asks for (io|_io)\.open"):
-        torch_zip.read(path)
-    assert not (tmp_path / "ran").exists()
-
-
-def tensor_pickle(offset: int, shape: tuple, stride: tuple, elements: int = 4) -> bytes:
-    """The pickle of {"weight": tensor} as torch writes it, with any numbers in it."""
-
-    class Storage:
-        pass
-
-    class View:
-        def __reduce__(self) -> tuple:
-            return rebuild, (Storage(), offset, shape, stride, False, {})
-
-    def rebuild() -> None: ...
-
-    class Global(pickle._Pickler):
-        def persistent_id(self, value: object) -> object:
-            return ("storage", FloatStorage, "0", "cpu", elements) if isinstance(value, Storage) else None
-
-        def save_global(self, value: object, name: str | None = None) -> None:
-            module, attribute = {"rebuild": ("torch._utils", "_rebuild_tensor_v2")}.get(
-                getattr(value, "__name__", ""), ("torch", "FloatStorage")
-            )
-            self.write(pickle.GLOBAL + f"{module}\n{attribute}\n".encode())
-
-        dispatch = pickle._Pickler.dispatch | {type(rebuild): save_global, type: save_global}
-
-    class FloatStorage:
-        pass
-
-    buffer = io.BytesIO()
-    Global(buffer, protocol=2).dump({"weight": View()})
-    return buffer.getvalue()
-
-
-def test_a_hand_made_bin_reads(tmp_path: Path) -> None:
-    storage = np.arange(4, dtype="<f4").tobytes()
-    path = zip_with(tmp_path / "good.bin", tensor_pickle(1, (3,), (1,)), storage)
-    tensor = torch_zip.read(path)["weight"]
-    assert b"".join(bytes(chunk) for chunk in tensor.chunks()) == storage[4:]
-
-
-@pytest.mark.parametrize(
-    ("offset", "shape", "stride", "message"),
-    [
-        (1, (4,), (1,), "reaches beyond its storage"),
-        (0, (2, 2), (3, 1), "reaches beyond its storage"),
-        (0, (2**62,), (2**62,), "repeats its storage"),
-        (0, (-1,), (1,), "impossible shape"),
-        (-1, (2,), (1,), "impossible shape"),
-        (0, (2,), (1, 1), "impossible shape"),
-        (0, ("2",), (1,), "impossible shape"),
-    ],
-)
-def test_views_that_lie_are_refused(tmp_path: Path, offset: int, shape: tuple, stride: tuple, message: str) -> None:
-    path = zip_with(tmp_path / "lie.bin", tensor_pickle(offset, shape, stride))
-    with pytest.raises(UserError, match=message):
-        torch_zip.read(path)
-
-
-def test_compressed_storages_are_refused(tmp_path: Path) -> None:
-    path = zip_with(tmp_path / "small.bin", tensor_pickle(0, (4,), (1,)), compression=zipfile.ZIP_DEFLATED)
-    with pytest.raises(UserError, match="compressed or encrypted"):
-        torch_zip.read(path)
-
-
-@pytest.mark.parametrize(
-    "pickled",
-    [
-        pickle.PROTO + b"\x02" + pickle.EMPTY_TUPLE + pickle.TUPLE1 * 100_000 + pickle.STOP,
-        pickle.PROTO + b"\x02" + pickle.EMPTY_LIST * 5 + pickle.APPEND * 10 + pickle.STOP,
-        pickle.PROTO + b"\x05" + pickle.BYTEARRAY8 + struct.pack("<Q", 2**40) + pickle.STOP,
-        pickle.PROTO
-        + b"\x02"
-        + pickle.GLOBAL
-        + b"torch\nHalfStorage\n"
-        + pickle.EMPTY_DICT
-        + pickle.BUILD
-        + pickle.STOP,
-        pickle.PROTO + b"\x02" + pickle.LONG_BINGET + b"\xff\xff\xff\xff" + pickle.STOP,
-        pickle.PROTO + b"\x02" + pickle.BINUNICODE + b"\xff\xff\xff\xff" + b"short",
-        b"",
-    ],
-    ids=["deep tuples", "empty stack", "huge bytearray", "build a type", "memo", "long text", "empty"],
-)
-def test_pickles_that_would_crash_or_fill_memory_are_one_line(tmp_path: Path, pickled: bytes) -> None:
-    with pytest.raises(UserError, match=r"its data\.pkl is damaged"):
-        torch_zip.read(zip_with(tmp_path / "x.bin", pickled))
-
-
-def test_deep_lists_end_in_one_line(tmp_path: Path) -> None:
-    nested = pickle.PROTO + b"\x02" + pickle.EMPTY_LIST * 100_000 + pickle.APPEND * 99_999 + pickle.STOP
-    with pytest.raises(UserError, match="holds a list, not a state_dict"):
-        torch_zip.read(zip_with(tmp_path / "x.bin", nested))
-
-
-def test_the_attributes_of_a_state_dict_are_dropped(tmp_path: Path) -> None:
-    state = collections.OrderedDict()
-    state._metadata = collections.OrderedDict(version=1)  # what torch.nn.Module.state_dict adds
-    assert torch_zip.read(zip_with(tmp_path / "x.bin", pickle.dumps(state, protocol=2))) == {}
-
-
-def test_a_view_that_repeats_a_few_bytes_into_terabytes_is_refused(tmp_path: Path) -> None:
-    path = zip_with(tmp_path / "x.bin", tensor_pickle(0, (2**40,), (0,)))
-    with pytest.raises(UserError, match="repeats its storage more than 64 times"):
-        torch_zip.read(path)
-
-
-def test_a_compressed_pickle_is_refused_before_it_unfolds(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "x.bin", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("archive/data.pkl", bytes(10_000_000))
-    with pytest.raises(UserError, match="compressed or encrypted"):
-        torch_zip.read(tmp_path / "x.bin")
-
-
-def test_deeply_nested_headers_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="its header is damaged"):
-        safetensors_file.read(safetensors_with(tmp_path / "x.safetensors", b"[" * 100_000))
-
-
 def test_large_transposed_tensors_come_in_small_pieces(tmp_path: Path) -> None:
     rows, columns = 3, 300_000
     values = np.arange(rows * columns, dtype="<f4").reshape(rows, columns)
@@ -250,69 +107,6 @@ def test_large_transposed_tensors_come_in_small_pieces(tmp_path: Path) -> None:
     pieces = [bytes(piece) for piece in tensor.chunks()]
     assert max(map(len, pieces)) <= CHUNK
     assert b"".join(pieces) == values.T.tobytes()
-
-
-def safetensors_with(path: Path, header: bytes, data: bytes = bytes(8)) -> Path:
-    path.write_bytes(struct.pack("<Q", len(header)) + header + data)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("header", "message"),
-    [
-        (b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}} ', None),
-        (b"{", "its header is damaged"),
-        (b"[]", "its header is damaged"),
-        (b'{"a":{"dtype":"F99","shape":[2],"data_offsets":[0,8]}}', "dtype 'F99'"),
-        (b'{"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}}', "its header is damaged"),
-        (b'{"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}', "its header is damaged"),
-        (b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}', "is 70 bytes where its header tells of 66"),
-        (b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}', "overlap another tensor's or leave a gap"),
-        (
-            b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}',
-            "overlap another tensor's or leave a gap",
-        ),
-    ],
-)
-def test_safetensors_headers_that_lie(tmp_path: Path, header: bytes, message: str | None) -> None:
-    path = safetensors_with(tmp_path / "x.safetensors", header)
-    if message is None:
-        assert list(safetensors_file.read(path)) == ["a"]
-        return
-    with pytest.raises(UserError, match=message):
-        safetensors_file.read(path)
-
-
-def test_a_header_longer_than_the_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x").write_bytes(struct.pack("<Q", 10**9) + b"{}")
-    with pytest.raises(UserError, match="its header does not fit"):
-        safetensors_file.read(tmp_path / "x")
-
-
-def test_a_tensor_that_the_index_promises_and_no_shard_has(tmp_path: Path) -> None:
-    safetensors_with(tmp_path / "a.safetensors", b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}')
-    weight_map = {"a": "a.safetensors", "b": "a.safetensors"}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    with pytest.raises(UserError, match=r"a\.safetensors: lacks b, which the index says it holds"):
-        shards.find(tmp_path).tensors()
-
-
-def test_index_that_reaches_outside_or_names_a_missing_shard(tmp_path: Path) -> None:
-    index = tmp_path / "model.safetensors.index.json"
-    for name, message in (
-        ("../../secret", "outside"),
-        ("..", "outside"),
-        ("", "outside"),
-        ("absent.safetensors", "missing"),
-    ):
-        index.write_text(json.dumps({"weight_map": {"a": name}}))
-        with pytest.raises(UserError, match=message):
-            shards.find(tmp_path)
-
-
-def test_a_folder_without_weights_says_what_it_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"holds no weights; looked for model\.safetensors"):
-        shards.find(tmp_path)
 
 
 def stored(path: Path, data: bytes, dtype: str, numel: int) -> Tensor:

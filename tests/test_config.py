@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
-
 from conftest import REPO
+
 from planning.config import ConfigError, Format, checked
 
 SCHEMA = yaml.safe_load((REPO / "config/config.schema.yaml").read_text())

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from conftest import REPO
+
 from create_env import pip_config, uv_environment
 
 LISTING = """\

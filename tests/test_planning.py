@@ -5,11 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import REPO
 
 from common import manifest
 from common.program import UserError
 from common.publish import place, publish, publish_json
-from conftest import REPO
 from planning.sources import closure
 
 

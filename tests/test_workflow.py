@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from conftest import REPO
 
 SNAKEMAKE = REPO / ".venv/bin/snakemake"

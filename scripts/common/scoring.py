@@ -1,5 +1,6 @@
 """Teacher-forced scoring: an engine's logits over a tokenised text, window by window, one chunk at a time."""
 
+import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from common.program import UserError
+from devices import cpu
 from engines import Engine
 from metrics import bootstrap, perplexity
 
@@ -39,6 +41,17 @@ class Chunk:
     first: int
     logits: np.ndarray
     targets: np.ndarray
+
+
+def add_arguments(arguments: argparse.ArgumentParser) -> None:
+    """What every scoring program is told."""
+    arguments.add_argument("artifact", type=Path)
+    arguments.add_argument("out", type=Path)
+    arguments.add_argument("--engine", required=True, help="a module of scripts/engines")
+    arguments.add_argument("--evaluation", type=Path, required=True, help="what tokenize_texts.py wrote")
+    arguments.add_argument("--protocol", choices=PROTOCOLS, default=PROTOCOLS[0])
+    arguments.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="CPU threads at most")
 
 
 def read_text(path: Path, protocol: str) -> Text:
