@@ -151,6 +151,19 @@ def test_program_converts_the_demo_and_carries_its_files(call: Callable, tmp_pat
     )
 
 
+def test_programs_convert_there_and_back(call: Callable, tmp_path: Path, tools_python: Path) -> None:
+    for program, source, target in (
+        ("bin_to_safetensors.py", REPO / "demo", tmp_path / "first"),
+        ("safetensors_to_bin.py", tmp_path / "first", tmp_path / "bin"),
+        ("bin_to_safetensors.py", tmp_path / "bin", tmp_path / "second"),
+    ):
+        result = call(tools_python, f"scripts/{program}", source, target)
+        assert result.returncode == 0, result.stderr
+    files = sorted((tmp_path / "first").glob("*.safetensors*"))
+    assert len(files) == 4
+    assert all(file.read_bytes() == (tmp_path / "second" / file.name).read_bytes() for file in files)
+
+
 def tiny_model(folder: Path, tensors: dict[str, np.ndarray], **config: object) -> Path:
     """A folder with config.json and a model.safetensors of float32 tensors."""
     folder.mkdir()
