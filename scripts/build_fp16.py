@@ -7,14 +7,15 @@ Weights that are float16 already are linked. float32 and bfloat16 are rounded to
 float16 cannot hold (beyond 65,504) is refused by name, because it would become infinite. Memory stays constant.
 """
 
+import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
-from checkpoint import safetensors_file, shards
+from checkpoint import safetensors_file, sharding, shards
+from checkpoint.copying import copy, write_all
 from checkpoint.tensor import DTYPE_BYTES, Tensor
 from common import manifest
 from common.program import UserError, parser, run
@@ -28,12 +29,12 @@ def stored_dtype(tensor: Tensor) -> str:
     return "F16" if tensor.dtype in CAST else tensor.dtype
 
 
-def to_float16(tensor: Tensor) -> Iterator[memoryview]:
-    """The tensor's bytes as float16, in pieces. Raises `UserError` where a finite weight would become infinite."""
+def write_float16(tensor: Tensor, target: io.FileIO) -> None:
+    """Append a tensor's elements as float16. Raises `UserError` where a finite weight would become infinite."""
     if tensor.dtype not in CAST:
-        yield from tensor.chunks()
+        copy(tensor, target)
         return
-    for chunk in whole_elements(tensor.chunks(), DTYPE_BYTES[tensor.dtype]):
+    for chunk in tensor.chunks():  # pieces end between elements: `CHUNK` is a multiple of every width
         values = as_float(chunk, tensor.dtype)
         with np.errstate(over="ignore"):
             rounded = values.astype(np.float16)
@@ -42,20 +43,10 @@ def to_float16(tensor: Tensor) -> Iterator[memoryview]:
                 f"{tensor.path}: {tensor.name} holds weights beyond 65,504, which float16 cannot hold; "
                 "leave fp16 and the formats that are built from float16 out of this model's formats"
             )
-        yield memoryview(rounded.view(np.uint8))
+        write_all(target, memoryview(rounded.view(np.uint8)))
 
 
-def whole_elements(chunks: Iterator[memoryview], width: int) -> Iterator[bytes]:
-    """The same bytes in pieces that end between elements of `width` bytes: a read may end anywhere."""
-    rest = b""
-    for chunk in chunks:
-        data = rest + chunk
-        whole = len(data) - len(data) % width
-        yield data[:whole]
-        rest = data[whole:]
-
-
-def as_float(data: bytes, dtype: str) -> np.ndarray:
+def as_float(data: memoryview, dtype: str) -> np.ndarray:
     """Little-endian F64, F32 or BF16 bytes as a float array; bfloat16 is the upper half of a float32."""
     if dtype == "BF16":
         return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
@@ -79,12 +70,12 @@ def main() -> None:
             for name, group in groups.items():
                 if any(tensor.dtype in CAST for tensor in group):
                     safetensors_file.write(
-                        folder / name, group, dtype=stored_dtype, chunks=to_float16, progress=bar.update
+                        folder / name, group, dtype=stored_dtype, copy=write_float16, progress=bar.update
                     )
                 else:
                     place(source.folder / name, folder / name)
         if (options.src / shards.INDEXES["safetensors"]).exists():
-            (folder / shards.INDEXES["safetensors"]).write_text(shards.index_json(groups, total), encoding="utf-8")
+            (folder / shards.INDEXES["safetensors"]).write_text(sharding.index_json(groups, total), encoding="utf-8")
         dtypes = {"torch_dtype": "float16", "dtype": "float16"}  # transformers 4 reads the one, 5 the other
         (folder / "config.json").write_text(json.dumps(source.config() | dtypes, indent=2) + "\n", encoding="utf-8")
         for path in source.others():
@@ -104,6 +95,7 @@ def main() -> None:
             parameter_count=origin["parameter_count"],
             weight_files=list(groups),
             weight_bytes_per_token=total - row_only,
+            hashes=manifest.linked_hashes(folder, options.src),
         )
 
 

@@ -25,8 +25,8 @@ def main() -> None:
 
     source = shards.find(options.src)
     source.config()
-    index = options.src / shards.INDEXES[source.form]
-    files = [*source.files, *([index] if index.exists() else []), *source.others()]
+    files = [*source.files, *filter(None, [source.index()]), *source.others()]
+    hashes = {file.name: manifest.sha256(file) for file in source.files}
     with publish(options.dst) as folder:
         folder.mkdir()
         for file in files:
@@ -40,9 +40,10 @@ def main() -> None:
                 "kind": options.kind,
                 "path": str(options.src),
                 "commit": None,
-                "sha256": {file.name: manifest.sha256(file) for file in source.files},
+                "sha256": hashes,
             },
-            weight_files=[file.name for file in source.files],
+            weight_files=list(hashes),
+            hashes=hashes,
         )
 
 

@@ -9,8 +9,9 @@ disk's speed they repeat after 4 Mi values, but each tensor starts elsewhere in 
 that are equal once, and would read a 7B model's weights from the cache.
 """
 
+import io
 import json
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tqdm import tqdm
 
-from checkpoint import safetensors_file, shards
+from checkpoint import safetensors_file, sharding, shards
+from checkpoint.copying import write_all
 from checkpoint.tensor import Tensor, row_major
 from common import manifest
 from common.program import UserError, first_line, parser, run
@@ -50,19 +52,6 @@ def parameter_shapes(config_path: Path) -> tuple[dict[str, tuple[int, ...]], int
 def random_tensors(shapes: dict[str, tuple[int, ...]]) -> list[Tensor]:
     """Tensors that lie in no file yet."""
     return [Tensor(name, "F16", shape, row_major(shape), Path(), 0) for name, shape in shapes.items()]
-
-
-def split(tensors: list[Tensor]) -> list[list[Tensor]]:
-    """Shards of at most `SHARD_BYTES`, in the model's order."""
-    groups: list[list[Tensor]] = [[]]
-    size = 0
-    for tensor in tensors:
-        if groups[-1] and size + tensor.nbytes > SHARD_BYTES:
-            groups.append([])
-            size = 0
-        groups[-1].append(tensor)
-        size += tensor.nbytes
-    return groups
 
 
 def write_placeholder_tokenizer(folder: Path, vocab_size: int) -> None:
@@ -96,24 +85,19 @@ def main() -> None:
 
     starts = {tensor.name: number * STEP % PERIOD for number, tensor in enumerate(tensors)}
 
-    def values(tensor: Tensor) -> Iterator[memoryview]:
+    def write_values(tensor: Tensor, target: io.FileIO) -> None:
         # norm weights are one, so that activations neither vanish nor overflow
         is_norm = len(tensor.shape) == 1 and "norm" in tensor.name
         block = np.ones(PERIOD, np.float16) if is_norm else np.roll(noise, -starts[tensor.name])
         for left in range(tensor.numel, 0, -PERIOD):
-            yield memoryview(block[: min(left, PERIOD)].view(np.uint8))
+            write_all(target, memoryview(block[: min(left, PERIOD)].view(np.uint8)))
 
     with publish(options.dst) as folder:
         folder.mkdir()
-        groups = split(tensors)
         total = sum(tensor.nbytes for tensor in tensors)
-        names = shards.safetensors_names(len(groups))
         with tqdm(total=total, unit="B", unit_scale=True, desc="random weights", disable=None) as bar:
-            for name, group in zip(names, groups, strict=True):
-                safetensors_file.write(folder / name, group, chunks=values, progress=bar.update)
-        if len(names) > 1:
-            index = shards.index_json(dict(zip(names, groups, strict=True)), total)
-            (folder / shards.INDEXES["safetensors"]).write_text(index, encoding="utf-8")
+            write_file = partial(safetensors_file.write, copy=write_values, progress=bar.update)
+            names = list(sharding.write(folder, "safetensors", sharding.split(tensors, SHARD_BYTES), write_file))
         dtypes = {"torch_dtype": "float16", "dtype": "float16"}
         (folder / "config.json").write_text(json.dumps(config | dtypes, indent=2) + "\n", encoding="utf-8")
         given = sorted(options.config.glob("token*")) if options.config.is_dir() else []

@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 from conftest import REPO
 from forge import safetensors_with
-from hypothesis import given
-from hypothesis import strategies as st
 
-from bin_to_safetensors import drop_tied
-from build_fp16 import as_float, to_float16, whole_elements
+from build_fp16 import as_float, write_float16
 from checkpoint import safetensors_file, shards, torch_zip
+from checkpoint.conversion import drop_tied
 from checkpoint.tensor import CHUNK, Tensor, row_major
 from common.program import UserError
 
@@ -82,7 +80,7 @@ def test_round_trips_are_byte_identical(samples: Path, tmp_path: Path, name: str
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("legacy", "not a whole zip file"),
+        ("legacy", "a bare pickle, as torch.save wrote before 1.6"),
         ("training", "entry 'optimizer' is no tensor"),
         ("module", "asks for torch.nn.modules.linear.Linear"),
     ],
@@ -114,27 +112,25 @@ def stored(path: Path, data: bytes, dtype: str, numel: int) -> Tensor:
     return Tensor("w", dtype, (numel,), row_major((numel,)), path, 0)
 
 
+def as_float16(tensor: Tensor) -> bytes:
+    target = tensor.path.with_suffix(".f16")
+    with target.open("wb", buffering=0) as file:
+        write_float16(tensor, file)
+    return target.read_bytes()
+
+
 def test_bfloat16_bytes_by_hand(tmp_path: Path) -> None:
     # 0x3F80 is 1.0 and 0xC040 is -3.0 in bfloat16: the upper halves of the float32 patterns
     assert as_float(struct.pack("<HH", 0x3F80, 0xC040), "BF16").tolist() == [1.0, -3.0]
     tensor = stored(tmp_path / "w", struct.pack("<HH", 0x3F80, 0xC040), "BF16", 2)
-    assert b"".join(bytes(chunk) for chunk in to_float16(tensor)) == np.array([1, -3], "<f2").tobytes()
+    assert as_float16(tensor) == np.array([1, -3], "<f2").tobytes()
 
 
 def test_weights_beyond_float16_are_refused_by_name_and_infinities_kept(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="w holds weights beyond 65,504"):
-        list(to_float16(stored(tmp_path / "w", np.array([1, 1e6], "<f4").tobytes(), "F32", 2)))
+        as_float16(stored(tmp_path / "w", np.array([1, 1e6], "<f4").tobytes(), "F32", 2))
     infinite = np.array([np.inf, 65504], "<f4")
-    assert list(to_float16(stored(tmp_path / "w", infinite.tobytes(), "F32", 2)))
-
-
-@given(st.lists(st.binary(max_size=9)), st.sampled_from([1, 2, 4, 8]))
-def test_whole_elements_keep_every_byte_in_order(pieces: list[bytes], width: int) -> None:
-    data = b"".join(pieces)
-    whole = data[: len(data) - len(data) % width]
-    result = list(whole_elements(iter(map(memoryview, pieces)), width))
-    assert b"".join(result) == whole
-    assert all(len(piece) % width == 0 for piece in result)
+    assert as_float16(stored(tmp_path / "w", infinite.tobytes(), "F32", 2)) == infinite.astype("<f2").tobytes()
 
 
 def test_program_converts_the_demo_and_carries_its_files(call: Callable, tmp_path: Path, tools_python: Path) -> None:
@@ -183,11 +179,13 @@ def test_drop_tied_heads() -> None:
 
     embeddings, head = tensor("model.embed_tokens.weight", 0), tensor("lm_head.weight", 0)
     both = {embeddings.name: embeddings, head.name: head}
-    assert list(drop_tied({"tie_word_embeddings": True}, both)) == ["model.embed_tokens.weight"]
+    llama = {"architectures": ["LlamaForCausalLM"]}
+    assert list(drop_tied(llama | {"tie_word_embeddings": True}, both)) == ["model.embed_tokens.weight"]
+    own_class = llama | {"tie_word_embeddings": True, "auto_map": {"AutoModelForCausalLM": "modeling.Own"}}
+    assert drop_tied(own_class, both) == both
     assert drop_tied({"tie_word_embeddings": False}, both) == both
     with pytest.raises(UserError, match=r"no lm_head\.weight"):
-        untied = {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": False}
-        drop_tied(untied, {embeddings.name: embeddings})
+        drop_tied(llama | {"tie_word_embeddings": False}, {embeddings.name: embeddings})
     assert drop_tied({"architectures": ["GemmaForCausalLM"]}, {embeddings.name: embeddings})
 
 

@@ -5,16 +5,17 @@ header {name: {dtype, shape, data_offsets}}, then the tensors' bytes. As the off
 by falling dtype and then by name, and the header is padded with spaces to a multiple of eight bytes.
 """
 
+import io
 import json
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from checkpoint.tensor import DTYPE_BYTES, Tensor, row_major
+from checkpoint import bounded_json
+from checkpoint.copying import copy, write_all
+from checkpoint.tensor import DTYPE_BYTES, Tensor, checked_name, row_major
 from common.program import UserError
-
-MAX_HEADER = 100_000_000  # bytes, the official reader's own limit
 
 
 def read(path: Path) -> dict[str, Tensor]:
@@ -25,17 +26,19 @@ def read(path: Path) -> dict[str, Tensor]:
     size = path.stat().st_size
     with path.open("rb") as file:
         prefix = file.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else MAX_HEADER + 1
-        if length > min(MAX_HEADER, size - 8):
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
+        if prefix == b"version ":
+            raise UserError(f"{path}: only git-lfs's pointer to the weights; run `git lfs pull` in its repository")
+        if length > size - 8:
             raise UserError(
                 f"{path}: cut off, or no safetensors file (its header does not fit in it); download it again"
             )
         try:
-            header = json.loads(file.read(length))
+            header = bounded_json.loads(file.read(min(length, bounded_json.MAX_BYTES + 1)))
             entries = {
                 name: _entry(path, name, entry, 8 + length) for name, entry in header.items() if name != "__metadata__"
             }
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise UserError(f"{path}: its header is damaged ({error!r:.80}); download it again") from None
     end = 8 + length
     for tensor in sorted(entries.values(), key=lambda tensor: (tensor.start, tensor.nbytes)):
@@ -51,11 +54,11 @@ def _entry(path: Path, name: str, entry: dict[str, Any], data_start: int) -> Ten
     shape, (begin, end) = tuple(entry["shape"]), entry["data_offsets"]
     if entry["dtype"] not in DTYPE_BYTES:
         raise UserError(f"{path}: {name} has dtype {entry['dtype']!r:.20}, which Quantmill does not know; refused")
-    if any(type(number) is not int or number < 0 for number in (*shape, begin, end)):
-        raise ValueError(f"{name}: negative or fractional sizes")
-    tensor = Tensor(name, entry["dtype"], shape, row_major(shape), path, data_start + begin)
+    if any(type(number) is not int or not 0 <= number < 2**63 for number in (*shape, begin, end)):
+        raise ValueError(f"{name:.60}: sizes that cannot be")
+    tensor = Tensor(checked_name(name), entry["dtype"], shape, row_major(shape), path, data_start + begin)
     if end - begin != tensor.nbytes:
-        raise ValueError(f"{name}: offsets disagree with its shape")
+        raise ValueError(f"{name:.60}: offsets disagree with its shape")
     return tensor
 
 
@@ -64,13 +67,13 @@ def write(
     tensors: Iterable[Tensor],
     *,
     dtype: Callable[[Tensor], str] = lambda tensor: tensor.dtype,
-    chunks: Callable[[Tensor], Iterator[memoryview]] = Tensor.chunks,
+    copy: Callable[[Tensor, io.FileIO], None] = copy,
     progress: Callable[[int], None] = lambda count: None,
 ) -> None:
     """Write tensors to one file, byte for byte what `safetensors.torch.save_file(…, metadata={"format": "pt"})` writes.
 
     Args:
-        dtype: the dtype to store a tensor in; chunks: its bytes in that dtype, in pieces. Together they convert.
+        dtype: the dtype to store a tensor in; copy: appends its elements in that dtype. Together they convert.
         progress: called with the number of bytes just written.
     """
     ranks = {name: rank for rank, name in enumerate(DTYPE_BYTES)}
@@ -82,11 +85,10 @@ def write(
         header[tensor.name] = {"dtype": dtype(tensor), "shape": list(tensor.shape), "data_offsets": [begin, end]}
     encoded = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     encoded += b" " * (-len(encoded) % 8)
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(encoded)) + encoded)
+    with path.open("wb", buffering=0) as file:
+        write_all(file, struct.pack("<Q", len(encoded)) + encoded)
         for tensor in order:
-            for chunk in chunks(tensor):
-                file.write(chunk)
-                progress(len(chunk))
+            copy(tensor, file)
+            progress(tensor.numel * DTYPE_BYTES[dtype(tensor)])
         if file.tell() != 8 + len(encoded) + end:
             raise OSError(f"{path}: {file.tell()} bytes were written where {8 + len(encoded) + end} were due")

@@ -1,16 +1,17 @@
-"""Checkpoint folders: one file or many shards, with an index that says which shard holds which tensor."""
+"""Read checkpoint folders: one file or many shards, with an index that says which shard holds which tensor."""
 
-import json
-from collections.abc import Iterable
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkpoint import safetensors_file, torch_zip
+from checkpoint import bounded_json, safetensors_file, torch_zip
 from checkpoint.tensor import Tensor
 from common.program import UserError
+from common.publish import MANIFEST
 
 INDEXES = {"safetensors": "model.safetensors.index.json", "bin": "pytorch_model.bin.index.json"}
 SINGLES = {"safetensors": "model.safetensors", "bin": "pytorch_model.bin"}
+SHARDS = {form: re.compile(rf"{Path(name).stem}-\d+-of-\d+{Path(name).suffix}") for form, name in SINGLES.items()}
 READERS = {"safetensors": safetensors_file.read, "bin": torch_zip.read}
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf", ".index.json")
 
@@ -50,36 +51,68 @@ class Checkpoint:
 
     def others(self) -> list[Path]:
         """Config, tokenizer, generation and licence files: what holds no weights, is no manifest and not hidden."""
-        skipped = ("quantmill.json", *WEIGHT_SUFFIXES)
+        skipped = (MANIFEST, *WEIGHT_SUFFIXES)
         files = (path for path in sorted(self.folder.iterdir()) if path.is_file())
-        return [path for path in files if not path.name.startswith(".") and not path.name.endswith(skipped)]
+        kept = [path for path in files if not path.name.startswith(".") and not path.name.endswith(skipped)]
+        return [_within(self.folder, path) for path in kept]
+
+    def index(self) -> Path | None:
+        """The index's file, where there is one."""
+        return self.folder / INDEXES[self.form] if self.weight_map is not None else None
 
 
 def read_json(path: Path) -> dict:
     """A JSON object of a model's folder. Raises `UserError` where it is missing or damaged."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            content = bounded_json.loads(file.read(bounded_json.MAX_BYTES + 1))
     except FileNotFoundError:
         raise UserError(f"{path} is missing; a model's folder holds it beside the weights") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: no valid JSON ({error}); download it again") from None
+    except ValueError as error:
+        raise UserError(f"{path}: no valid JSON ({error!s:.120}); download it again") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: should hold a JSON object; download it again")
     return content
 
 
 def find(folder: Path) -> Checkpoint:
-    """The checkpoint in a folder, safetensors before .bin. Raises `UserError` where it is missing or incomplete."""
+    """The checkpoint in a folder, safetensors before .bin.
+
+    Raises `UserError` where it is missing or incomplete, where files lie outside the folder, and where there is a shard
+    that the index does not name: which of the two is meant?
+    """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
     for form in ("safetensors", "bin"):
         index, single = folder / INDEXES[form], folder / SINGLES[form]
         if index.exists():
-            weight_map = _weight_map(index)
-            return Checkpoint(folder, form, _indexed_files(index, weight_map), weight_map)
-        if single.exists():
-            return Checkpoint(folder, form, (single,))
+            weight_map = _weight_map(_within(folder, index))
+            found = Checkpoint(folder, form, _indexed_files(index, weight_map), weight_map)
+        elif single.exists():
+            found = Checkpoint(folder, form, (_within(folder, single),))
+        else:
+            continue
+        for path in sorted(folder.iterdir()):
+            if (path == single or SHARDS[form].fullmatch(path.name)) and path not in found.files:
+                reason = f"{index.name} does not name it" if index.exists() else f"there is {single.name} too"
+                raise UserError(f"{path}: holds weights, but {reason}; remove the one that is not the model's")
+        return found
+    lone = next((path for form in SHARDS for path in folder.iterdir() if SHARDS[form].fullmatch(path.name)), None)
+    if lone:
+        raise UserError(f"{lone}: a shard, but its index is not there; download {' or '.join(INDEXES.values())} too")
     raise UserError(f"{folder}: holds no weights; looked for {', '.join([*INDEXES.values(), *SINGLES.values()])}")
+
+
+def _within(folder: Path, path: Path) -> Path:
+    """The same path. Raises `UserError` where it is a link that leads out of the model's folder.
+
+    A hub's cache links to its own blobs, and our own artifacts to one another across filesystems; both may.
+    """
+    root = folder.resolve()
+    root = root.parents[1] if root.parent.name == "snapshots" else root
+    if not path.resolve().is_relative_to(root) and not (folder / MANIFEST).exists():
+        raise UserError(f"{path}: is a link that leads out of the model's folder; refused. Put the file itself there")
+    return path
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -98,27 +131,5 @@ def _indexed_files(index: Path, weight_map: dict[str, str]) -> tuple[Path, ...]:
             raise UserError(f"{index}: names the shard {name!r:.80}, which lies outside the model's folder; refused")
         if not (index.parent / name).is_file():
             raise UserError(f"{index.parent / name}: is missing, though {index.name} names it; download it again")
-        files.append(index.parent / name)
+        files.append(_within(index.parent, index.parent / name))
     return tuple(files)
-
-
-def safetensors_names(count: int) -> list[str]:
-    """Names of so many safetensors shards, as transformers names them; a single file needs no index."""
-    if count == 1:
-        return [SINGLES["safetensors"]]
-    return [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
-
-
-def bin_names(count: int) -> list[str]:
-    """Names of so many .bin shards, as transformers names them; a single file needs no index."""
-    if count == 1:
-        return [SINGLES["bin"]]
-    return [f"pytorch_model-{number:05d}-of-{count:05d}.bin" for number in range(1, count + 1)]
-
-
-def index_json(shards: dict[str, Iterable[Tensor]], total_size: int) -> str:
-    """The text of an index: shards maps a file's name to its tensors, total_size is the bytes of all of them."""
-    weight_map = {tensor.name: file for file, tensors in shards.items() for tensor in tensors}
-    return (
-        json.dumps({"metadata": {"total_size": total_size}, "weight_map": weight_map}, indent=2, sort_keys=True) + "\n"
-    )

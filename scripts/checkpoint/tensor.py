@@ -1,5 +1,6 @@
 """Where one tensor lies on disk: the common ground of the readers and the writers."""
 
+import io
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-CHUNK = 512 * 1024  # bytes; larger buffers fall out of the L2 cache and are slower
+CHUNK = 256 * 1024  # bytes; larger buffers fall out of the L2 cache and are slower, smaller ones cost calls
+GATHERED = 8 * 2**20  # bytes of a non-contiguous tensor that are put in order at a time
+MAX_NAME = 1000  # characters of a tensor's name
 
 # Bytes of one element of each of safetensors' dtypes, in the order of its own enumeration (safetensors/src/tensor.rs),
 # by which its writer sorts tensors
@@ -55,47 +58,100 @@ class Tensor:
         )
 
     def chunks(self) -> Iterator[memoryview]:
-        """The elements in row-major order, little-endian, a piece at a time; each piece is valid until the next."""
+        """The elements in row-major order, little-endian, `CHUNK` bytes at a time (the last piece may be shorter).
+
+        A piece is valid until the next one. Raises EOFError where the file has become shorter.
+        """
         if self.contiguous:
-            yield from self._contiguous_chunks()
+            buffer = memoryview(bytearray(min(CHUNK, self.nbytes)))
+            with self.path.open("rb", buffering=0) as file:
+                file.seek(self.start)
+                for begin in range(0, self.nbytes, CHUNK):
+                    piece = buffer[: self.nbytes - begin]
+                    read_into(file, piece)
+                    yield piece
         else:
-            yield from self._gathered_chunks()
+            yield from _evenly(self._gathered())
 
-    def _contiguous_chunks(self) -> Iterator[memoryview]:
-        buffer = memoryview(bytearray(min(CHUNK, self.nbytes)))
-        left = self.nbytes
+    def _gathered(self) -> Iterator[memoryview]:
+        """The elements in row-major order, a block of at most `GATHERED` bytes after another."""
         with self.path.open("rb", buffering=0) as file:
-            file.seek(self.start)
-            while left:
-                read = file.readinto(buffer[: min(CHUNK, left)])
-                if not read:
-                    raise EOFError(f"{self.path} ended {left} bytes before the end of {self.name}")
-                yield buffer[:read]
-                left -= read
-
-    def _gathered_chunks(self) -> Iterator[memoryview]:
-        """Through a memory map, in pieces of at most `CHUNK` bytes, whichever the dimensions."""
-        element = f"V{DTYPE_BYTES[self.dtype]}"
-        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=True))
-        storage = np.memmap(self.path, dtype=element, mode="r", offset=self.start, shape=(last + 1,))
-        strides = tuple(stride * storage.itemsize for stride in self.stride)
-        view = np.lib.stride_tricks.as_strided(storage, self.shape, strides, writeable=False)
-        for piece in _pieces(view):
-            yield memoryview(np.ascontiguousarray(piece).reshape(-1).view(np.uint8))
+            for start, shape, stride in _blocks(self.start, self.shape, self.stride, DTYPE_BYTES[self.dtype]):
+                block = np.empty(shape, f"V{DTYPE_BYTES[self.dtype]}")
+                _gather(file, start, stride, block)
+                yield memoryview(block.reshape(-1).view(np.uint8))
 
 
-def _pieces(view: np.ndarray) -> Iterator[np.ndarray]:
-    """Parts of an array, in row-major order, of at most `CHUNK` bytes each."""
-    if view.nbytes <= CHUNK:
-        yield view
-    elif view.ndim == 1:
-        step = CHUNK // view.itemsize
-        yield from (view[low : low + step] for low in range(0, len(view), step))
-    else:
-        for part in view:
-            yield from _pieces(part)
+def _blocks(
+    start: int, shape: tuple[int, ...], stride: tuple[int, ...], width: int
+) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+    """Cut a view, in row-major order, into (first byte, shape, stride) of at most `GATHERED` bytes each."""
+    if math.prod(shape) * width <= GATHERED:
+        yield start, shape, stride
+        return
+    rows = max(1, GATHERED // (math.prod(shape[1:]) * width))
+    for low in range(0, shape[0], rows):
+        first = start + low * stride[0] * width
+        count = min(rows, shape[0] - low)
+        if count == 1:
+            yield from _blocks(first, shape[1:], stride[1:], width)
+        else:
+            yield first, (count, *shape[1:]), stride
+
+
+def _gather(file: io.FileIO, start: int, stride: tuple[int, ...], block: np.ndarray) -> None:
+    """Fill `block` from a strided view: halve it until what it spans in the file is small, read that, and pick.
+
+    Reading beats mapping, whose touched pages would count as memory: a transposed tensor touches them all.
+    """
+    span = 1 + sum((size - 1) * step for size, step in zip(block.shape, stride, strict=True))
+    if span * block.itemsize <= CHUNK or block.size == 1:
+        raw = bytearray(span * block.itemsize)
+        file.seek(start)
+        read_into(file, memoryview(raw))
+        steps = tuple(step * block.itemsize for step in stride)
+        elements = np.frombuffer(raw, block.dtype)
+        block[...] = np.lib.stride_tricks.as_strided(elements, block.shape, steps, writeable=False)
+        return
+    axis = max(range(block.ndim), key=lambda axis: (block.shape[axis] - 1) * stride[axis])
+    middle = block.shape[axis] // 2
+    low, high = np.split(block, [middle], axis)
+    _gather(file, start, stride, low)
+    _gather(file, start + middle * stride[axis] * block.itemsize, stride, high)
+
+
+def _evenly(pieces: Iterator[memoryview]) -> Iterator[memoryview]:
+    """The same bytes, `CHUNK` at a time."""
+    buffer, filled = memoryview(bytearray(CHUNK)), 0
+    for piece in pieces:
+        while piece:
+            count = min(CHUNK - filled, len(piece))
+            buffer[filled : filled + count] = piece[:count]
+            piece, filled = piece[count:], filled + count
+            if filled == CHUNK:
+                yield buffer
+                filled = 0
+    if filled:
+        yield buffer[:filled]
+
+
+def read_into(file: io.FileIO, buffer: memoryview) -> None:
+    """Fill the whole buffer. Raises EOFError where the file ends first."""
+    while buffer:
+        count = file.readinto(buffer)
+        if not count:
+            raise EOFError(f"{file.name} has become shorter while it was read")
+        buffer = buffer[count:]
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides, in elements, of a tensor without gaps."""
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def checked_name(name: str) -> str:
+    """The same name. Raises ValueError for one that no model has and that would spoil a header or a terminal."""
+    if len(name) > MAX_NAME or not name.isprintable() or name == "__metadata__":
+        raise ValueError(f"a tensor called {name!r:.60}")
+    name.encode()  # a lone surrogate raises UnicodeEncodeError, which is a ValueError
+    return name

@@ -76,7 +76,7 @@ class View:
 def _rebuild_v2(storage: Storage, offset: int, size: tuple, stride: tuple, *_: Any) -> View:
     if storage.dtype is None:
         raise ValueError("an untyped storage without a dtype")
-    return View(storage, storage.dtype, offset, tuple(size), tuple(stride))
+    return _view(storage, storage.dtype, offset, size, stride)
 
 
 def _rebuild_v3(
@@ -84,7 +84,18 @@ def _rebuild_v3(
 ) -> View:
     if dtype.dtype is None:
         raise ValueError("a tensor without a dtype")
-    return View(storage, dtype.dtype, offset, tuple(size), tuple(stride))
+    return _view(storage, dtype.dtype, offset, size, stride)
+
+
+def _view(storage: Storage, dtype: str, offset: int, size: tuple, stride: tuple) -> View:
+    if not (isinstance(storage, Storage) and isinstance(size, tuple) and isinstance(stride, tuple)):
+        raise ValueError("a tensor that is none")
+    return View(storage, dtype, offset, size, stride)
+
+
+def _ordered_dict() -> OrderedDict:
+    """Without arguments, as pickle makes it: copying one again and again would fill memory."""
+    return OrderedDict()
 
 
 def _rebuild_parameter(data: View, *_: Any) -> View:
@@ -92,7 +103,7 @@ def _rebuild_parameter(data: View, *_: Any) -> View:
 
 
 _GLOBALS: dict[tuple[str, str], Any] = {
-    ("collections", "OrderedDict"): OrderedDict,
+    ("collections", "OrderedDict"): _ordered_dict,
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild_v2,
     ("torch._utils", "_rebuild_tensor_v3"): _rebuild_v3,
     ("torch._utils", "_rebuild_parameter"): _rebuild_parameter,
@@ -112,6 +123,32 @@ OPCODES = {
     *(pickle.BINPUT, pickle.LONG_BINPUT, pickle.MEMOIZE, pickle.BINGET, pickle.LONG_BINGET),
 }
 
+MAX_OPERATIONS = 1_200_000  # 37,000 tensors; each leaves at most about 100 bytes in memory
+
+
+def _counted(load: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Load, unless the pickle is longer than any checkpoint's: an opcode of one byte makes an object of a hundred."""
+
+    def counted(unpickler: Any) -> None:
+        unpickler.operations += 1
+        if unpickler.operations > MAX_OPERATIONS:
+            raise ValueError(f"more than {MAX_OPERATIONS} operations")
+        load(unpickler)
+
+    return counted
+
+
+def _named(load: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Put items into a dict, by names only: keys of other types can be chosen to collide, and then take hours."""
+
+    def checked(unpickler: Any) -> None:
+        keys = unpickler.stack[-2:-1] if load is pickle._Unpickler.load_setitem else unpickler.stack[::2]
+        if not all(isinstance(key, str) for key in keys):
+            raise ValueError("a key that is no name")
+        load(unpickler)
+
+    return checked
+
 
 def _shallow(load: Callable[[Any], None]) -> Callable[[Any], None]:
     """Load a tuple, at most three deep: hashing or freeing very deep ones overflows the interpreter's stack."""
@@ -129,6 +166,7 @@ class _Unpickler(pickle._Unpickler):
     """The pure-Python unpickler: the C one allocates gigabytes for a memo index that a file makes up."""
 
     dispatch: ClassVar = {code: load for code, load in pickle._Unpickler.dispatch.items() if bytes([code]) in OPCODES}
+    operations = 0
 
     def load_build(self) -> None:
         """Drop the attributes of a state_dict (its `_metadata`); nothing else has any business with this opcode."""
@@ -139,6 +177,10 @@ class _Unpickler(pickle._Unpickler):
     dispatch[pickle.BUILD[0]] = load_build
     for _code in (pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3):
         dispatch[_code[0]] = _shallow(dispatch[_code[0]])
+    for _code in (pickle.SETITEM, pickle.SETITEMS):
+        dispatch[_code[0]] = _named(dispatch[_code[0]])
+    for _code, _load in dispatch.items():
+        dispatch[_code] = _counted(_load)
 
     def find_class(self, module: str, name: str) -> Any:
         try:
@@ -148,10 +190,11 @@ class _Unpickler(pickle._Unpickler):
 
     def persistent_load(self, pid: Any) -> Storage:
         kind, storage_type, key, _location, elements = pid
-        if kind != "storage" or not isinstance(storage_type, Name) or not isinstance(elements, int):
+        types = (type(storage_type), type(key), type(elements))
+        if kind != "storage" or types != (Name, str, int):
             raise ValueError("unknown persistent id")
         width = DTYPE_BYTES[storage_type.dtype] if storage_type.dtype else 1
-        return Storage(storage_type.dtype, str(key), elements * width)
+        return Storage(storage_type.dtype, key, elements * width)
 
 
 def loads(data: bytes) -> Any:

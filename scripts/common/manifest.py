@@ -49,6 +49,7 @@ def write(
     weight_files: list[str] | None = None,
     weight_bytes_per_token: int | None = None,
     calibration_sha256: str | None = None,
+    hashes: Mapping[str, str | None] | None = None,
 ) -> None:
     """Write the manifest, as the last file of an artifact.
 
@@ -64,8 +65,10 @@ def write(
         weight_bytes_per_token: bytes of weights that one decoded token reads (the embedding table, of which it reads
             one row, left out), as stored.
         calibration_sha256: hash of the calibration text, where one was used.
+        hashes: SHA-256 of files that is known already, or None for a file that is not to be hashed.
     """
     files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file() and path.name[0] != "."}
+    hashes = {name: hashes[name] if hashes and name in hashes else sha256(path) for name, path in files.items()}
     weight_bytes = sum(files[name].stat().st_size for name in weight_files or [])
     content = {
         "format": format,
@@ -82,9 +85,19 @@ def write(
         "bytes": sum(path.stat().st_size for path in files.values()),
         "build_seconds": round(time.monotonic() - _STARTED, 3),
         "peak_memory_bytes": peak_rss_bytes(),
-        "files": {name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for name, path in files.items()},
+        "files": {name: {"bytes": path.stat().st_size, "sha256": hashes[name]} for name, path in files.items()},
     }
     (folder / NAME).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def linked_hashes(folder: Path, origin: Path) -> dict[str, str | None]:
+    """SHA-256 of the files in `folder` that are the very files of the artifact `origin`, from its manifest."""
+    known = read(origin)["files"] if (origin / NAME).exists() else {}
+    return {
+        name: entry["sha256"]
+        for name, entry in known.items()
+        if (folder / name).exists() and (origin / name).exists() and (folder / name).samefile(origin / name)
+    }
 
 
 def read(folder: Path) -> dict[str, Any]:

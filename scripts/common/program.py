@@ -14,6 +14,11 @@ def first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
+def printable(text: str) -> str:
+    """One line for a terminal: what a stranger's file put in it stays visible, and moves no cursor."""
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
 def parser(doc: str) -> argparse.ArgumentParser:
     """An argument parser whose `--help` is the program's docstring."""
     return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -24,8 +29,8 @@ def run(main: Callable[[], None]) -> None:
     try:
         main()
     except UserError as error:
-        sys.exit(f"error: {error}")
-    except (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError) as error:
-        sys.exit(f"error: {error.filename}: {error.strerror}")
+        sys.exit(f"error: {printable(str(error))}")
+    except OSError as error:  # the disk is full, a file is not there or not ours
+        sys.exit(f"error: {printable(f'{error.filename}: {error.strerror}' if error.filename else str(error))}")
     except KeyboardInterrupt:
         sys.exit("error: interrupted; nothing was published")

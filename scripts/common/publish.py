@@ -30,29 +30,36 @@ def _remove(path: Path) -> None:
 
 
 @contextmanager
-def publish(final: Path) -> Iterator[Path]:
+def publish(final: Path, *, sync: bool = True) -> Iterator[Path]:
     """Yield a path beside `final` to write a file or a folder to; rename it to `final` when the block succeeds.
 
     When the block raises, what it wrote is removed and `final` is left as it was. What a killed run left behind under
-    the temporary name is removed at the next start. Raises `UserError` where `final` is a folder that holds something
+    temporary names is removed at the next start. Raises `UserError` where `final` is a folder that holds something
     else than an artifact of ours, which must not be replaced.
+
+    Args:
+        sync: flush what was written to the disk first, so that not even a power failure leaves half of it.
     """
     final = final.parent.resolve() / final.name
     if final.is_dir() and any(path.name[0] != "." for path in final.iterdir()) and not (final / MANIFEST).exists():
         raise UserError(f"{final}: holds files that are no artifact of Quantmill; name a folder that does not exist")
     final.parent.mkdir(parents=True, exist_ok=True)
-    partial = final.with_name(f".{final.name}.partial")
+    partial, old = final.with_name(f".{final.name}.partial"), final.with_name(f".{final.name}.old")
     _remove(partial)
+    _remove(old)
     try:
         yield partial
-        for path in sorted(partial.rglob("*")) if partial.is_dir() else []:
-            if not path.is_symlink():
-                fsync_path(path)
-        fsync_path(partial)
-        if partial.is_dir():
-            _remove(final)  # a folder cannot be renamed over one that holds files
+        if sync:
+            for path in sorted(partial.rglob("*")) if partial.is_dir() else []:
+                if not path.is_symlink():
+                    fsync_path(path)
+            fsync_path(partial)
+        if partial.is_dir() and final.exists():
+            final.rename(old)  # a folder cannot be renamed over one that holds files, and removing one takes a while
         partial.replace(final)
-        fsync_path(final.parent)
+        _remove(old)
+        if sync:
+            fsync_path(final.parent)
     except BaseException:
         _remove(partial)
         raise

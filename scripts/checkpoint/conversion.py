@@ -1,0 +1,160 @@
+"""Write a checkpoint's tensors as files of another form, and check what was written."""
+
+import argparse
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tqdm import tqdm
+
+from checkpoint import safetensors_file, sharding, shards, torch_zip
+from checkpoint.copying import equal_bytes
+from checkpoint.shards import Checkpoint
+from checkpoint.tensor import Tensor
+from common import manifest, program
+from common.program import UserError
+from common.publish import fsync_path, place, publish
+
+WRITERS = {"safetensors": safetensors_file.write, "bin": torch_zip.write}
+
+
+def parser(doc: str) -> argparse.ArgumentParser:
+    """The arguments of a program that converts a checkpoint's folder."""
+
+    def size(text: str) -> int:
+        try:
+            return sharding.parse_size(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    arguments = program.parser(doc)
+    arguments.add_argument("src", type=Path, help="folder of the model")
+    arguments.add_argument("dst", type=Path, help="folder to write")
+    arguments.add_argument(
+        "--verify",
+        action="store_true",
+        help="check the CRCs of the source, compare every byte that was written, hash it and flush it to the disk",
+    )
+    arguments.add_argument("--max-shard-size", type=size, help="cut the weights anew, e.g. 5GB; default: as they are")
+    return arguments
+
+
+def publish_converted(
+    source: Checkpoint,
+    tensors: Mapping[str, Tensor],
+    form: str,
+    options: argparse.Namespace,
+    *,
+    tool: str,
+    linked: bool = False,
+) -> None:
+    """Publish a folder with these tensors of a checkpoint in a form, and its other files as they are.
+
+    Args:
+        tool: the program's name; linked: the weight files need no change, and are linked.
+    """
+    ordered = list(tensors.values())
+    groups = sharding.split(ordered, options.max_shard_size) if options.max_shard_size else sharding.by_file(ordered)
+    with publish(options.dst, sync=options.verify) as folder:
+        folder.mkdir()
+        if linked:
+            for file in (*source.files, source.index()):
+                if file:
+                    place(file, folder / file.name)
+            hashes: dict[str, str | None] = {}
+        else:
+            total = sum(tensor.nbytes for tensor in ordered)
+            with tqdm(total=total, unit="B", unit_scale=True, desc=f"to {form}", disable=None) as bar:
+                hashes = convert(groups, folder, form, verify=options.verify, hash=options.verify, progress=bar.update)
+        for path in source.others():
+            place(path, folder / path.name)
+        origin = manifest.read(options.src)["source"] if (options.src / manifest.NAME).exists() else {}
+        manifest.write(
+            folder,
+            format=form,
+            tool="link" if linked else tool,
+            tool_version=f"python {platform.python_version()}",
+            parameters={"verify": options.verify, "max_shard_size": options.max_shard_size},
+            source=origin,
+            parameter_count=sum(tensor.numel for tensor in ordered),
+            weight_files=[file.name for file in source.files] if linked else list(hashes),
+            hashes=manifest.linked_hashes(folder, options.src) | hashes,
+        )
+
+
+def convert(
+    groups: Sequence[Sequence[Tensor]],
+    folder: Path,
+    form: str,
+    *,
+    verify: bool,
+    hash: bool,
+    progress: Callable[[int], None] = lambda count: None,
+) -> dict[str, str | None]:
+    """Write a file for each group of tensors, several at a time, and the index; return the SHA-256 of each weight file.
+
+    Args:
+        form: `safetensors` or `bin`.
+        verify: check the CRC of every member of source files that are zips, read back what was written, compare it
+            byte by byte, and flush it to the disk.
+        hash: compute the SHA-256; else it is None.
+        progress: called with the number of bytes just written.
+
+    Raises `UserError` where a source file is damaged, OSError where what was written is not what was read.
+    """
+    checks: dict[str, set[Path]] = {}  # each source file is checked with the first group that it holds tensors of
+    for tensors in groups:
+        sources = {tensor.path for tensor in tensors if tensor.path.suffix == ".bin"}
+        checks[tensors[0].name] = sources.difference(*checks.values())
+
+    def write_file(path: Path, tensors: Sequence[Tensor]) -> str | None:
+        for source in checks[tensors[0].name] if verify else ():
+            torch_zip.check(source)
+        WRITERS[form](path, tensors, progress=progress)
+        with ThreadPoolExecutor(1) as disk:
+            flushed = disk.submit(fsync_path, path) if verify else None
+            if verify:
+                compare(tensors, path, form)
+            digest = manifest.sha256(path) if hash else None
+            if flushed:
+                flushed.result()
+        return digest
+
+    return sharding.write(folder, form, groups, write_file)
+
+
+def compare(tensors: Sequence[Tensor], path: Path, form: str) -> None:
+    """Read a written file and raise OSError where it holds other tensors, or other bytes in them, than it should."""
+    written = shards.READERS[form](path)
+    wrong = {tensor.name for tensor in tensors} ^ set(written)
+    wrong |= {
+        tensor.name for tensor in tensors if tensor.name in written and not equal_bytes(tensor, written[tensor.name])
+    }
+    if wrong:
+        raise OSError(f"{path}: {min(wrong)} was not written as it was read; check the disk and the memory")
+
+
+def drop_tied(config: dict, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Leave lm_head out where the config ties it to the embeddings, and check that the checkpoint agrees.
+
+    transformers 5 initialises a head at random where it is missing and not tied, and silently unties heads that differ.
+    Classes of a repository's own (`auto_map`) need not know the tie: their heads stay.
+    """
+    head, embeddings = tensors.get("lm_head.weight"), tensors.get("model.embed_tokens.weight")
+    tied = config.get("tie_word_embeddings")  # where it is absent, the model's class decides, and only it knows
+    causal = "ForCausalLM" in str(config.get("architectures")) and "auto_map" not in config
+    if tied is False and head is None and embeddings is not None and causal:
+        raise UserError(
+            f"{embeddings.path.parent}: no lm_head.weight, and config.json does not tie it to the embeddings; "
+            "set tie_word_embeddings to true if the model's author meant that, or download it again"
+        )
+    if tied is not True or head is None or embeddings is None:
+        return tensors
+    same = (head.path, head.start, head.stride) == (embeddings.path, embeddings.start, embeddings.stride)
+    if not (same and head.shape == embeddings.shape) and not equal_bytes(head, embeddings):
+        raise UserError(
+            f"{head.path}: lm_head.weight differs from the embeddings that config.json ties it to; "
+            "set tie_word_embeddings to false, or download it again"
+        )
+    return {name: tensor for name, tensor in tensors.items() if name != head.name} if causal else tensors
