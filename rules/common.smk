@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 sys.path.insert(0, str(Path(workflow.basedir, "scripts")))
-from planning.config import ConfigError, Format, checked, source
+from planning.config import TEXTS, ConfigError, Format, checked, source
 from planning.sources import closure
 
 FORMATS: dict[str, Format] = {}  # filled by rules/formats/*.smk
@@ -15,15 +15,16 @@ FORMATS: dict[str, Format] = {}  # filled by rules/formats/*.smk
 INTERPRETERS = config["interpreters"] if isinstance(config.get("interpreters"), dict) else {}
 ENVS = [pins.stem for pins in sorted(Path("envs").glob("*.txt"))]
 
-# Nothing here may ask a hub on the network: whatever a job needs is among its inputs.
-shell.prefix("set -euo pipefail; export HF_HUB_OFFLINE=1; ")
+# Only what downloads may ask the hub: whatever another job needs is among its inputs.
+shell.prefix("set -euo pipefail; export ASKED_OFFLINE=${{HF_HUB_OFFLINE:-0}} HF_HUB_OFFLINE=1; ")
+ASK_THE_HUB = "HF_HUB_OFFLINE=$ASKED_OFFLINE "
 
 
 wildcard_constraints:
     model=r"[A-Za-z0-9][A-Za-z0-9._-]*",
     format=r"[a-z0-9][a-z0-9._-]*",
     env=r"[a-z0-9-]+",
-    text="prompts|evaluation|calibration",
+    text="|".join(TEXTS),
 
 
 def check_study(config):

@@ -1,12 +1,52 @@
 """Texts become token ids once a model, by its own tokenizer; no engine ever sees a text."""
 
 
+def text_of(model, kind):
+    """Where a model's text of a kind lies: the user's own file, or what is fetched from the hub."""
+    text = STUDY["models"][model]["texts"][kind]
+    return f"artifacts/texts/{kind}" if isinstance(text, dict) else text
+
+
+def hub_text(kind):
+    """The text of a kind that comes from the hub; all models that take one take the same."""
+    texts = (model["texts"][kind] for model in STUDY["models"].values())
+    return next(text for text in texts if isinstance(text, dict))
+
+
+localrules:
+    text,
+
+
+rule text:
+    input:
+        program=program("fetch_text.py"),
+        env=environment("tools"),
+    output:
+        directory("artifacts/texts/{text}"),
+    log:
+        "artifacts/logs/texts/{text}.log",
+    resources:
+        hub=1,
+    params:
+        python=python("tools"),
+        repository=lambda wc: hub_text(wc.text)["hub"],
+        file=lambda wc: hub_text(wc.text)["file"],
+        options=lambda wc: [
+            f"--{key}={hub_text(wc.text)[key]}"
+            for key in ("revision", "column", "documents", "join")
+            if key in hub_text(wc.text)
+        ],
+    shell:
+        ASK_THE_HUB + "{params.python:q} {input.program[0]} {params.repository:q} {params.file:q} {output}"
+        " {params.options:q} 2> {log}"
+
+
 rule tokens:
     input:
         program=program("tokenize_texts.py"),
         env=environment("torch"),
         model="artifacts/{model}/safetensors",
-        text=lambda wc: STUDY["texts"][wc.text],
+        text=lambda wc: text_of(wc.model, wc.text),
     output:
         "artifacts/{model}/tokens/{text}.json",
     log:

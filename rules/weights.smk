@@ -1,6 +1,11 @@
 """From what an author published to the one canonical form: source, then safetensors."""
 
+import re
+
 SOURCE_PROGRAMS = {"demo": "link_source.py", "path": "link_source.py", "random": "random_weights.py"}
+
+
+HUB_MODELS = [name for name, model in STUDY["models"].items() if source(model)[0] == "hub"]
 
 
 def source_files(wildcards):
@@ -13,6 +18,34 @@ def source_files(wildcards):
 def source_env(wildcards):
     kind, _ = source(STUDY["models"][wildcards.model])
     return "torch" if kind == "random" else "tools"
+
+
+localrules:
+    download,
+
+
+ruleorder: download > source
+
+
+rule download:
+    input:
+        program=program("download.py"),
+        env=environment("tools"),
+    output:
+        directory("artifacts/{model}/source"),
+    log:
+        "artifacts/logs/{model}/source.log",
+    wildcard_constraints:
+        model="|".join(map(re.escape, HUB_MODELS)) or "(?!)",
+    resources:
+        hub=1,
+    params:
+        python=python("tools"),
+        repository=lambda wc: source(STUDY["models"][wc.model])[1],
+        revision=lambda wc: STUDY["models"][wc.model]["source"]["revision"],
+    shell:
+        ASK_THE_HUB + "{params.python:q} {input.program[0]} {params.repository:q} {output}"
+        " --revision {params.revision:q} 2> {log}"
 
 
 rule source:
@@ -45,10 +78,11 @@ rule safetensors:
         directory("artifacts/{model}/safetensors"),
     log:
         "artifacts/logs/{model}/safetensors.log",
+    threads: 4
     params:
         python=python("tools"),
     shell:
-        "{params.python:q} {input.program[0]} {input.source} {output} 2> {log}"
+        "{params.python:q} {input.program[0]} {input.source} {output} --verify 2> {log}"
 
 
 rule bin:
@@ -60,7 +94,8 @@ rule bin:
         directory("artifacts/{model}/bin"),
     log:
         "artifacts/logs/{model}/bin.log",
+    threads: 4
     params:
         python=python("tools"),
     shell:
-        "{params.python:q} {input.program[0]} {input.source} {output} 2> {log}"
+        "{params.python:q} {input.program[0]} {input.source} {output} --verify 2> {log}"

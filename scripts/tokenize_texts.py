@@ -54,19 +54,20 @@ def random_ids(vocab_size: int, prompts: list[str]) -> list[list[int]]:
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("model", type=Path, help="folder that holds config.json and the tokenizer")
-    arguments.add_argument("text", type=Path)
+    arguments.add_argument("text", type=Path, help="a text, or a folder that fetch_text.py wrote")
     arguments.add_argument("dst", type=Path, help="JSON file to write")
     arguments.add_argument("--as", dest="kind", choices=["prompts", "document"], required=True)
     options = arguments.parse_args()
 
-    raw = options.text.read_bytes()
+    path = options.text / "text.txt" if options.text.is_dir() else options.text
+    raw = path.read_bytes()
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"{options.text}: is not UTF-8 at byte {error.start}; save it as UTF-8") from None
+        raise UserError(f"{path}: is not UTF-8 at byte {error.start}; save it as UTF-8") from None
     if not text.strip():
         raise UserError(
-            f"{options.text}: is empty; it should hold {'one prompt a line' if options.kind == 'prompts' else 'a text'}"
+            f"{path}: is empty; it should hold {'one prompt a line' if options.kind == 'prompts' else 'a text'}"
         )
     config = load_config(options.model)
     tokenizer = load_tokenizer(options.model)
@@ -83,7 +84,7 @@ def main() -> None:
         )
         content["prompts"] = [{"text": prompt, "ids": each} for prompt, each in zip(prompts, ids, strict=True)]
     elif tokenizer is None:
-        raise UserError(f"{options.model}: holds no tokenizer, so {options.text} cannot be tokenised for it")
+        raise UserError(f"{options.model}: holds no tokenizer, so {path} cannot be tokenised for it")
     else:
         content |= {"bytes": len(raw), "words": len(text.split()), "ids": tokenizer(text).input_ids}
     publish_json(options.dst, content)

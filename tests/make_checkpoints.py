@@ -1,5 +1,6 @@
 """Run in envs/torch: write .bin files with torch, and beside each what the official safetensors writer makes of it."""
 
+import json
 import sys
 from collections import OrderedDict
 from pathlib import Path
@@ -44,6 +45,24 @@ for name, tensors in samples.items():
     torch.save(tensors, out / f"{name}.bin")
     plain = {key: value.detach().clone(memory_format=torch.contiguous_format) for key, value in tensors.items()}
     save_file(plain, out / f"{name}.safetensors", metadata={"format": "pt"})
+# a model in two .bin shards whose head is tied, and stored with the embeddings in one storage or in the other shard
+embeddings, other = torch.randn(8, 4), torch.randn(4, 4)
+for name, first, second in (
+    ("tied", {"model.embed_tokens.weight": embeddings, "lm_head.weight": embeddings}, {"model.norm.weight": other}),
+    (
+        "copied",
+        {"model.embed_tokens.weight": embeddings},
+        {"lm_head.weight": embeddings.clone(), "x": other, "y": other},
+    ),
+):
+    (out / name).mkdir()
+    files = {"pytorch_model-00001-of-00002.bin": first, "pytorch_model-00002-of-00002.bin": second}
+    for file, tensors in files.items():
+        torch.save(tensors, out / name / file)
+    weight_map = {key: file for file, tensors in files.items() for key in tensors}
+    (out / name / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    config = {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True}
+    (out / name / "config.json").write_text(json.dumps(config))
 torch.save({"weight": torch.ones(2)}, out / "legacy.bin", _use_new_zipfile_serialization=False)
 torch.save({"weight": torch.ones(2), "optimizer": {"lr": 0.1}}, out / "training.bin")
 torch.save(torch.nn.Linear(2, 2), out / "module.bin")

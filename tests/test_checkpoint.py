@@ -1,6 +1,7 @@
 """Checkpoint readers and writers against torch's and safetensors' own, and on files that lie."""
 
 import json
+import math
 import struct
 import subprocess
 import zipfile
@@ -11,10 +12,13 @@ import numpy as np
 import pytest
 from conftest import REPO
 from forge import safetensors_with
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from build_fp16 import as_float, write_float16
-from checkpoint import safetensors_file, shards, torch_zip
-from checkpoint.conversion import drop_tied
+from checkpoint import safetensors_file, sharding, shards, torch_zip
+from checkpoint.conversion import compare, drop_tied
+from checkpoint.copying import equal_bytes
 from checkpoint.tensor import CHUNK, Tensor, row_major
 from common.program import UserError
 
@@ -194,3 +198,92 @@ def test_heads_that_differ_though_config_ties_them_are_refused(tmp_path: Path) -
     source = shards.find(tiny_model(tmp_path / "m", values, tie_word_embeddings=True))
     with pytest.raises(UserError, match=r"lm_head\.weight differs from the embeddings"):
         drop_tied(source.config(), source.tensors())
+
+
+SILENT = """
+import sys, transformers
+model, info = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], output_loading_info=True)
+assert not any(info.values()), info
+"""
+
+
+def test_transformers_loads_what_we_write_and_says_nothing(
+    call: Callable, tmp_path: Path, tools_python: Path, torch_python: Path
+) -> None:
+    assert call(tools_python, "scripts/bin_to_safetensors.py", REPO / "demo", tmp_path / "out").returncode == 0
+    result = call(torch_python, "-W", "error", "-c", SILENT, tmp_path / "out", HF_HUB_DISABLE_PROGRESS_BARS="1")
+    lines = [line for line in result.stderr.splitlines() if "Loading weights" not in line]  # its progress bar
+    assert (result.returncode, lines) == (0, [])
+
+
+@pytest.mark.parametrize("name", ["tied", "copied"])
+def test_a_tied_head_is_dropped_wherever_it_lies(
+    call: Callable, samples: Path, tmp_path: Path, tools_python: Path, name: str
+) -> None:
+    result = call(tools_python, "scripts/bin_to_safetensors.py", samples / name, tmp_path / "out", "--verify")
+    assert result.returncode == 0, result.stderr
+    index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
+    found = shards.find(tmp_path / "out").tensors()
+    rest = {"model.norm.weight"} if name == "tied" else {"x", "y"}  # x and y share a storage; both are kept
+    assert set(index["weight_map"]) == set(found) == {"model.embed_tokens.weight"} | rest
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in found.values())
+
+
+def test_resharding(call: Callable, tmp_path: Path, tools_python: Path) -> None:
+    program = "scripts/bin_to_safetensors.py"
+    result = call(tools_python, program, REPO / "demo", tmp_path / "out", "--verify", "--max-shard-size", "2MB")
+    assert result.returncode == 0, result.stderr
+    sizes = [path.stat().st_size for path in (tmp_path / "out").glob("*.safetensors")]
+    assert len(sizes) > 5
+    assert max(sizes) < 2.1e6
+    result = call(tools_python, program, tmp_path / "out", tmp_path / "one", "--max-shard-size", "1GB")
+    assert result.returncode == 0, result.stderr
+    assert not (tmp_path / "one/model.safetensors.index.json").exists()
+    found, original = shards.find(tmp_path / "one").tensors(), shards.find(REPO / "demo").tensors()
+    assert set(found) == set(original)
+    assert all(equal_bytes(found[name], original[name]) for name in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("5GB", 5 * 10**9), ("500 mb", 500 * 10**6), ("2GiB", 2**31), ("1.5KB", 1500), ("7", 7)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert sharding.parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "5 apples", "1e9"])
+def test_sizes_that_are_none(text: str) -> None:
+    with pytest.raises(ValueError, match="is no size"):
+        sharding.parse_size(text)
+
+
+def test_a_byte_that_was_written_wrong_is_found(tmp_path: Path) -> None:
+    tensor = stored(tmp_path / "w", bytes(range(200)), "U8", 200)
+    safetensors_file.write(tmp_path / "out", [tensor])
+    compare([tensor], tmp_path / "out", "safetensors")
+    data = bytearray((tmp_path / "out").read_bytes())
+    data[-7] ^= 1
+    (tmp_path / "out").write_bytes(data)
+    with pytest.raises(OSError, match="w was not written as it was read"):
+        compare([tensor], tmp_path / "out", "safetensors")
+
+
+def test_nan_payloads_are_kept(tmp_path: Path) -> None:
+    payloads = struct.pack("<4I", 0x7FC00001, 0xFFC12345, 0x7F800001, 0x7FFFFFFF)  # quiet and signalling NaNs
+    safetensors_file.write(tmp_path / "1", [stored(tmp_path / "w", payloads, "F32", 4)])
+    torch_zip.write(tmp_path / "2", safetensors_file.read(tmp_path / "1").values())
+    assert b"".join(map(bytes, torch_zip.read(tmp_path / "2")["w"].chunks())) == payloads
+
+
+@given(st.data())
+@settings(deadline=None)
+def test_any_view_is_gathered_as_numpy_does(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    dimensions = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))
+    order = data.draw(st.permutations(range(len(dimensions))))
+    steps = [data.draw(st.integers(1, 3)) for _ in dimensions]
+    values = np.arange(math.prod(dimensions), dtype="<f4").reshape(dimensions)
+    view = values.transpose(order)[tuple(slice(None, None, step) for step in steps)]
+    path = tmp_path_factory.mktemp("view") / "w"
+    path.write_bytes(values.tobytes())
+    tensor = Tensor("w", "F32", view.shape, tuple(stride // 4 for stride in view.strides), path, 0)
+    assert b"".join(map(bytes, tensor.chunks())) == view.tobytes()

@@ -63,6 +63,17 @@ def test_random_weights_need_no_reference() -> None:
     assert check(models={"r": {"source": {"random": "bare"}, "formats": ["ct2-int8"]}})
 
 
+def test_texts_of_a_model_of_the_hub() -> None:
+    config = {"models": {"h": {"source": {"hub": "x/y"}}, "d": {"source": "demo"}}}
+    models = check(**config)["models"]
+    assert models["h"]["source"]["revision"] == "main"
+    assert models["h"]["texts"]["evaluation"]["hub"] == "Salesforce/wikitext"
+    assert models["h"]["texts"]["calibration"]["hub"] != "Salesforce/wikitext"
+    assert models["d"]["texts"]["evaluation"] == "config/evaluation.txt"
+    models = check(**config, texts={"evaluation": "config/evaluation.txt"})["models"]
+    assert models["h"]["texts"]["evaluation"] == "config/evaluation.txt"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -88,7 +99,13 @@ def test_random_weights_need_no_reference() -> None:
         ({"models": {"a": {}}}, "models.a: 'source' is missing"),
         ({"models": {"a/b": {"source": "demo"}}}, "models: a model's name names its folder"),
         ({"models": {"report": {"source": "demo"}}}, "models: a model's name names its folder"),
-        ({"models": {"a": {"source": "dmo"}}}, "models.a.source: a source is demo, {path: FOLDER} or {random: CONFIG}"),
+        ({"models": {"a": {"source": "dmo"}}}, "models.a.source: a source is demo, {path: FOLDER}, {hub: ORG"),
+        ({"models": {"a": {"source": {"hub": "x/y", "path": "z"}}}}, "models.a.source: a source is demo"),
+        ({"models": {"a": {"source": {"hub": "a b"}}}}, "models.a.source: a source is demo"),
+        ({"models": {"a": {"source": {"hub": "x/y", "revision": 7}}}}, "models.a.source: a source is demo"),
+        ({"models": {"texts": {"source": "demo"}}}, "models: a model's name names its folder"),
+        ({"texts": {"evaluation": {"hub": "x/y", "file": "z"}}}, "texts.evaluation: a text is a file, or {hub:"),
+        ({"texts": {"prompts": {"hub": "x/y"}}}, "texts.prompts: "),
         ({"models": {"a": {"source": {"path": "x", "random": "y"}}}}, "models.a.source: a source is demo"),
         ({"models": {"a": {"source": {"path": "nowhere"}}}}, "models.a.source: there is no folder nowhere"),
         ({"models": {"a": {"source": {"path": "config"}}}}, "models.a.source: config holds no config.json"),

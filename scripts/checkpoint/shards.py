@@ -44,6 +44,8 @@ class Checkpoint:
                 if name in found:
                     raise UserError(f"{file}: {name} is also in {found[name].path.name}; only one of them can be meant")
                 found[name] = tensor
+        if not found:
+            raise UserError(f"{self.files[0]}: holds no tensors; download it again")
         for name, file in (self.weight_map or {}).items():
             if name not in found or found[name].path.name != file:
                 raise UserError(f"{self.folder / file}: lacks {name}, which the index says it holds; download it again")
@@ -109,7 +111,7 @@ def _within(folder: Path, path: Path) -> Path:
     A hub's cache links to its own blobs, and our own artifacts to one another across filesystems; both may.
     """
     root = folder.resolve()
-    root = root.parents[1] if root.parent.name == "snapshots" else root
+    root = root.parents[2] if root.parent.name == "snapshots" and root.parents[1].name.startswith("models--") else root
     if not path.resolve().is_relative_to(root) and not (folder / MANIFEST).exists():
         raise UserError(f"{path}: is a link that leads out of the model's folder; refused. Put the file itself there")
     return path

@@ -36,7 +36,11 @@ def read(path: Path) -> dict[str, Member]:
     Raises `zipfile.BadZipFile` for what is no zip, and `UserError` where members are compressed, encrypted, cut off,
     called the same or share bytes, and where the directory lies about them.
     """
-    with _Bounded(path, "rb") as file, zipfile.ZipFile(file) as archive:
+    with _Bounded(path, "rb") as file:
+        try:
+            archive = zipfile.ZipFile(file)
+        except (NotImplementedError, ValueError, OSError, struct.error) as error:  # numbers that cannot be
+            raise zipfile.BadZipFile(str(error)) from None
         infos = sorted(archive.infolist(), key=lambda info: info.header_offset)
         members: dict[str, Member] = {}
         for info in infos:
@@ -68,9 +72,9 @@ def _member(path: Path, file: io.FileIO, info: zipfile.ZipInfo) -> Member:
         raise UserError(
             f"{path}: member {info.filename:.80} is compressed or encrypted, which torch never does; refused"
         )
-    file.seek(info.header_offset)
+    file.seek(max(0, info.header_offset))
     header = file.read(LOCAL_HEADER)
-    if len(header) < LOCAL_HEADER or header[:4] != b"PK\x03\x04":
+    if info.header_offset < 0 or len(header) < LOCAL_HEADER or header[:4] != b"PK\x03\x04":
         raise UserError(f"{path}: member {info.filename:.80} is not where the zip's directory says; download it again")
     name_length, extra_length = struct.unpack("<HH", header[26:30])
     start = info.header_offset + LOCAL_HEADER + name_length + extra_length

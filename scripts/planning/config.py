@@ -15,6 +15,28 @@ WEIGHT_FILES = (
     *("pytorch_model.bin", "pytorch_model.bin.index.json"),
 )
 
+# kind of text -> where it lies by default: in the repository, and for a model of the hub on the hub, pinned to a commit
+TEXTS: dict[str, tuple[str, dict[str, Any] | None]] = {
+    "prompts": ("config/prompts.txt", None),
+    "evaluation": (
+        "config/evaluation.txt",
+        {  # WikiText-2 raw, test
+            "hub": "Salesforce/wikitext",
+            "revision": "b08601e04326c79dfdd32d625aee71d232d685c3",
+            "file": "wikitext-2-raw-v1/test-00000-of-00001.parquet",
+        },
+    ),
+    "calibration": (
+        "config/calibration.txt",
+        {  # C4, which shares nothing with WikiText
+            "hub": "allenai/c4",
+            "revision": "1588ec454efa1a09f29cd18ddd04fe05fc8653a2",
+            "file": "en/c4-validation.00000-of-00008.json.gz",
+            "documents": 2000,
+        },
+    ),
+}
+
 
 class ConfigError(ValueError):
     """One line: which key, what is wrong, what to do."""
@@ -55,11 +77,19 @@ def checked(
             raise ConfigError(f"interpreters.{name}: {interpreter} is no program; name a python that is there")
     if filled["reference"] not in formats:
         raise ConfigError(f"reference: unknown format {filled['reference']!r}{nearest(filled['reference'], formats)}")
-    for kind, path in filled["texts"].items():
-        check_text(f"texts.{kind}", Path(path))
     for name, model in filled["models"].items():
         model.setdefault("formats", filled["formats"])
         check_model(name, model, filled, formats)
+        from_hub = source(model)[0] == "hub"
+        if from_hub:
+            model["source"].setdefault("revision", "main")
+        model["texts"] = {
+            kind: filled["texts"].get(kind, hub if from_hub and hub else shipped)
+            for kind, (shipped, hub) in TEXTS.items()
+        }
+        for kind, text in model["texts"].items():
+            if isinstance(text, str):
+                check_text(f"texts.{kind}", Path(text))
     return filled
 
 
@@ -121,6 +151,8 @@ def check_model(name: str, model: Mapping[str, Any], config: Mapping[str, Any], 
         file = path / "config.json" if path.is_dir() else path
         if not file.is_file():
             raise ConfigError(f"models.{name}.source.random: {file} is not there; name a model's config.json")
+    elif kind == "hub":
+        return
     elif not path.is_dir():
         raise ConfigError(f"models.{name}.source: there is no folder {path}")
     elif not (path / "config.json").is_file():
@@ -133,8 +165,8 @@ def check_model(name: str, model: Mapping[str, Any], config: Mapping[str, Any], 
 
 
 def source(model: Mapping[str, Any]) -> tuple[str, Path]:
-    """Kind (`demo`, `path`, `random`) and path of a model's source."""
+    """Kind (`demo`, `path`, `random`, `hub`) and path of a model's source; of the hub's, the repository's name."""
     if model["source"] == "demo":
         return "demo", Path("demo")
-    ((kind, path),) = model["source"].items()
-    return kind, Path(path)
+    kind = next(kind for kind in ("path", "random", "hub") if kind in model["source"])
+    return kind, Path(model["source"][kind])

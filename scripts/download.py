@@ -1,0 +1,55 @@
+#!/usr/bin/env python3
+"""Fetch a model from the Hugging Face Hub, at one commit, and check every file's hash.
+
+    python scripts/download.py ORGANISATION/NAME DST [--revision main]
+
+Weights come in one form, safetensors where there are any, else .bin. Files land in the hub's own cache, where a later
+run finds them, and DST links to them. A token is taken from HF_TOKEN or from `hf auth login`.
+"""
+
+from pathlib import Path
+
+import huggingface_hub
+
+from checkpoint import shards
+from checkpoint.selection import select
+from common import hub, manifest
+from common.program import parser, run
+from common.publish import place, publish
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("repository")
+    arguments.add_argument("dst", type=Path, help="folder to write")
+    arguments.add_argument("--revision", default="main", help="branch, tag or commit")
+    options = arguments.parse_args()
+
+    repository = hub.resolve(options.repository, options.revision)
+    files = hub.fetch(repository, select(repository.name, repository.files))
+    with publish(options.dst) as folder:
+        folder.mkdir()
+        for name, path in files.items():
+            place(path, folder / name)
+        weights = [name for name in files if name.endswith((".safetensors", ".bin"))]
+        hashes = {name: repository.files[name].sha256 or manifest.sha256(folder / name) for name in weights}
+        manifest.write(
+            folder,
+            format="source",
+            tool="download",
+            tool_version=f"huggingface_hub {huggingface_hub.__version__}",
+            source={
+                "kind": "hub",
+                "hub": repository.name,
+                "revision": options.revision,
+                "commit": repository.commit,
+                "sha256": hashes,
+            },
+            weight_files=weights,
+            hashes=hashes,
+        )
+        shards.find(folder)  # an index that names a shard that was not there
+
+
+if __name__ == "__main__":
+    run(main)

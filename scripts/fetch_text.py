@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""Fetch a text from a data set on the Hugging Face Hub, at one commit.
+
+    python scripts/fetch_text.py ORGANISATION/NAME FILE DST --revision COMMIT [--column text] [--documents N] [--join S]
+
+FILE is one of the data set's files: .parquet, JSON lines (.jsonl or .json, also .gz) or plain text. Its documents, or
+the first N of them, are joined by S (default: an empty line, as the published WikiText-2 perplexities are). DST becomes
+a folder with text.txt and its manifest.
+"""
+
+import gzip
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import huggingface_hub
+import pyarrow
+from pyarrow import parquet
+
+from common import hub, manifest
+from common.program import UserError, parser, run
+from common.publish import publish
+
+
+def documents(path: Path, name: str, column: str) -> Iterator[str]:
+    """The documents of a file; `name` is what the data set calls it. Raises `UserError` where it has no such column."""
+    try:
+        if name.endswith(".parquet"):
+            for batch in parquet.ParquetFile(path).iter_batches(columns=[column]):
+                yield from batch.column(column).to_pylist()
+        elif name.endswith((".json", ".jsonl", ".json.gz", ".jsonl.gz")):
+            with (
+                gzip.open(path, "rt", encoding="utf-8") if name.endswith(".gz") else path.open(encoding="utf-8") as file
+            ):
+                for line in file:
+                    yield json.loads(line)[column]
+        else:
+            yield path.read_text(encoding="utf-8")
+    except KeyError:
+        raise UserError(f"{name}: has no column {column!r}; name one with `column`") from None
+    except (ValueError, TypeError, OSError) as error:  # pyarrow's and json's errors are ValueErrors
+        raise UserError(f"{name}: cannot be read as its name says ({type(error).__name__}: {error!s:.100})") from None
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("repository")
+    arguments.add_argument("file")
+    arguments.add_argument("dst", type=Path, help="folder to write")
+    arguments.add_argument("--revision", required=True, help="branch, tag or commit")
+    arguments.add_argument("--column", default="text")
+    arguments.add_argument("--documents", type=int, help="as many from the beginning; default: all")
+    arguments.add_argument("--join", default="\n\n")
+    options = arguments.parse_args()
+
+    repository = hub.resolve(options.repository, options.revision, "dataset")
+    if options.file not in repository.files:
+        raise UserError(f"{options.repository}: holds no file {options.file}; its page lists those it has")
+    path = hub.fetch(repository, [options.file])[options.file]
+    text = options.join.join(islice(documents(path, options.file, options.column), options.documents))
+    if not text.strip():
+        raise UserError(f"{options.repository}: {options.file} holds no text in column {options.column!r}")
+    with publish(options.dst) as folder:
+        folder.mkdir()
+        (folder / "text.txt").write_text(text, encoding="utf-8", newline="")
+        manifest.write(
+            folder,
+            format="text",
+            tool="fetch_text",
+            tool_version=f"huggingface_hub {huggingface_hub.__version__}, pyarrow {pyarrow.__version__}",
+            parameters={"column": options.column, "documents": options.documents, "join": options.join},
+            source={
+                "kind": "hub",
+                "hub": repository.name,
+                "revision": options.revision,
+                "commit": repository.commit,
+                "sha256": {options.file: manifest.sha256(path)},
+            },
+        )
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,201 @@
+"""scripts/download.py with the real huggingface_hub client against a hub on this machine."""
+
+import json
+import os
+import random
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import REPO
+from hub_server import Fault, Hub, Repository, serving
+
+from checkpoint.selection import select
+from common.program import UserError
+
+NAME = "acme/tiny"
+TOKEN = "hf_secretsecretsecret"
+Download = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with serving() as server:
+        server.repositories[f"models/{NAME}"] = Repository.of(REPO / "demo")
+        yield server
+
+
+@pytest.fixture
+def download(hub: Hub, tmp_path: Path, tools_python: Path) -> Download:
+    """Run the program against the hub, with a cache and a home of its own."""
+
+    def run(*options: str, name: str = NAME, **environment: str) -> subprocess.CompletedProcess[str]:
+        env = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
+        env |= {
+            "HF_ENDPOINT": hub.endpoint,
+            "HF_HOME": str(tmp_path / "home"),
+            "HF_HUB_ETAG_TIMEOUT": "5",
+        } | environment
+        command = [tools_python, "scripts/download.py", name, tmp_path / "out", *options]
+        return subprocess.run([*map(str, command)], cwd=REPO, env=env, capture_output=True, text=True, timeout=120)
+
+    return run
+
+
+def refused(result: subprocess.CompletedProcess[str], out: Path) -> str:
+    """The one line that a refused download ends with."""
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    assert not out.exists()
+    line = result.stderr.splitlines()[-1]
+    assert line.startswith("error: ")
+    return line
+
+
+def test_a_model_arrives_at_a_commit_with_its_hashes(hub: Hub, download: Download, tmp_path: Path) -> None:
+    repository = hub.repositories[f"models/{NAME}"]
+    repository.files |= {"onnx/model.onnx": b"x", "tf_model.h5": b"x", "training_args.bin": b"x", "pic.png": b"x"}
+    result = download()
+    assert result.returncode == 0, result.stderr
+    got = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    source = json.loads(got.pop("quantmill.json"))["source"]
+    assert got == {name: repository.files[name] for name in got}
+    assert {"config.json", "tokenizer.json", "pytorch_model.bin.index.json"} <= set(got)
+    assert not {"onnx", "model.onnx", "tf_model.h5", "training_args.bin", "pic.png"} & set(got)
+    assert (source["hub"], source["revision"], source["commit"]) == (NAME, "main", repository.commit)
+    asked = [path for _, path, _ in hub.log if "/resolve/" in path]
+    assert all(f"/resolve/{repository.commit}/" in path for path in asked)  # the branch is resolved once
+    assert sum(hub.bytes_sent[f"/cdn/models/{NAME}/{name}"] for name in got) == sum(
+        len(content) for name, content in got.items() if name.endswith(".bin")
+    )
+
+
+def test_safetensors_win_over_bin() -> None:
+    names = ["config.json", "model.safetensors", "pytorch_model.bin", "tokenizer.json", "README.md", "a/config.json"]
+    assert select("x", names) == ["model.safetensors", "README.md", "config.json", "tokenizer.json"]
+    shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"]
+    others = ["pytorch_model.bin.index.json", "pytorch_model-00001-of-00001.bin", "consolidated.safetensors"]
+    assert sorted(select("x", ["config.json", *shards, *others])) == sorted(["config.json", *shards])
+    for missing in (["config.json"], ["model.safetensors"], ["config.json", "model.gguf"]):
+        with pytest.raises(UserError, match="holds no"):
+            select("x", missing)
+
+
+def test_a_dropped_connection_is_resumed_where_it_broke(hub: Hub, download: Download, tmp_path: Path) -> None:
+    weights = random.Random(0).randbytes(32_000_000)
+    hub.repositories[f"models/{NAME}"] = Repository({"config.json": b"{}", "model.safetensors": weights})
+    hub.faults = [Fault("GET /cdn/", times=2, drop_after=12_000_000)]
+    result = download()
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "out/model.safetensors").read_bytes() == weights
+    ranges = [headers.get("Range") for method, path, headers in hub.log if path.startswith("/cdn") and method == "GET"]
+    block = 10 * 2**20  # the client keeps whole blocks
+    assert ranges == [None, f"bytes={block}-", f"bytes={2 * block}-"]
+
+
+def test_what_arrived_before_a_failure_is_not_fetched_again(hub: Hub, download: Download, tmp_path: Path) -> None:
+    broken = "pytorch_model-00003-of-00003.bin"
+    hub.faults = [Fault(f"/cdn/models/{NAME}/{broken}", status=403)]
+    assert "(403)" in refused(download(), tmp_path / "out")
+    sent = dict(hub.bytes_sent)
+    hub.faults = []
+    assert download().returncode == 0
+    again = {path for path, count in hub.bytes_sent.items() if path.startswith("/cdn") and count > sent.get(path, 0)}
+    assert again == {f"/cdn/models/{NAME}/{broken}"}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("/cdn/", times=2, status=503),
+        Fault("GET /api/", times=1, status=502),
+        Fault("/resolve/", times=1, status=429, headers={"Retry-After": "1"}),
+        Fault("/cdn/", times=1, status=429, headers={"Retry-After": "1"}),
+        Fault("/cdn/", times=10, delay=0.02),
+    ],
+    ids=["503", "502 of the API", "429 of HEAD", "429 of GET", "slow"],
+)
+def test_what_passes_is_waited_for(hub: Hub, download: Download, fault: Fault) -> None:
+    hub.faults = [fault]
+    result = download()
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("file", ["pytorch_model-00001-of-00003.bin", "tokenizer.json"])
+def test_wrong_bytes_are_refused_and_not_kept(hub: Hub, download: Download, tmp_path: Path, file: str) -> None:
+    hub.faults = [Fault(f"/{file}", times=100, corrupt=True)]
+    assert f"{file} came with other bytes than the hub's hash says" in refused(download(), tmp_path / "out")
+    hub.faults = []
+    assert download().returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "message"),
+    [
+        ({"gated": True, "token": TOKEN}, {}, "is gated; accept its terms at http://127.0.0.1"),
+        ({"gated": True, "token": TOKEN}, {"HF_TOKEN": "hf_other"}, "is gated; accept its terms"),
+        ({"token": TOKEN}, {}, "no such repository, or it is private"),
+        ({}, {"HF_TOKEN": "bad_token"}, "does not accept your token (401)"),
+    ],
+    ids=["gated", "gated, other token", "private", "bad token"],
+)
+def test_refusals_are_one_line(
+    hub: Hub, download: Download, tmp_path: Path, options: dict, environment: dict, message: str
+) -> None:
+    hub.repositories[f"models/{NAME}"] = Repository.of(REPO / "demo", **options)
+    result = download(**environment)
+    assert message in refused(result, tmp_path / "out")
+    assert not any(token in result.stderr for token in environment.values())
+
+
+def test_a_token_opens_a_gated_model_and_goes_to_the_hub_alone(hub: Hub, download: Download, tmp_path: Path) -> None:
+    hub.repositories[f"models/{NAME}"] = Repository.of(REPO / "demo", gated=True, token=TOKEN)
+    result = download(HF_TOKEN=TOKEN)
+    assert result.returncode == 0, result.stderr
+    assert TOKEN not in result.stderr + result.stdout + (tmp_path / "out/quantmill.json").read_text()
+    hosts = {headers["Host"].split(":")[0] for _, _, headers in hub.log if "Authorization" in headers}
+    assert hosts == {"127.0.0.1"}  # and not the storage that it redirects to
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "message"),
+    [
+        ({"name": "acme/other"}, {}, "no such repository"),
+        ({"options": ["--revision", "gone"]}, {}, "has no revision gone"),
+        ({"name": "a/b/c"}, {}, "is no repository's name"),
+        ({}, {"HF_HUB_OFFLINE": "1"}, "is not in the cache"),
+        ({}, {"HF_ENDPOINT": "http://127.0.0.1:9"}, "cannot reach http://127.0.0.1:9"),
+    ],
+    ids=["404", "revision", "name", "offline", "no network"],
+)
+def test_what_is_not_there(
+    download: Download, tmp_path: Path, arguments: dict, environment: dict, message: str
+) -> None:
+    names = {"name": arguments["name"]} if "name" in arguments else {}
+    assert message in refused(download(*arguments.get("options", []), **names, **environment), tmp_path / "out")
+
+
+def test_offline_takes_what_the_cache_has(hub: Hub, download: Download, tmp_path: Path) -> None:
+    assert download().returncode == 0
+    first = (tmp_path / "out/quantmill.json").read_text()
+    asked = len(hub.log)
+    result = download(HF_HUB_OFFLINE="1")
+    assert result.returncode == 0, result.stderr
+    assert len(hub.log) == asked
+    again = (tmp_path / "out/quantmill.json").read_text()
+    assert json.loads(again)["source"] == json.loads(first)["source"]
+    assert json.loads(again)["files"] == json.loads(first)["files"]
+
+
+def test_a_full_disk_is_known_before_the_first_byte(hub: Hub, download: Download, tmp_path: Path) -> None:
+    repository = hub.repositories[f"models/{NAME}"]
+    real = repository.files["pytorch_model-00001-of-00003.bin"]
+
+    class Huge(bytes):
+        def __len__(self) -> int:
+            return 10**18
+
+    repository.files["pytorch_model-00001-of-00003.bin"] = Huge(real)
+    assert "1000000000.0 GB are to be downloaded" in refused(download(), tmp_path / "out")
+    assert not hub.bytes_sent or not any(path.startswith("/cdn") for path in hub.bytes_sent)

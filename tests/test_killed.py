@@ -1,0 +1,71 @@
+"""Conversions that are killed at any moment: no partial result is ever taken for a whole one, and a rerun mends all."""
+
+import json
+import random
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import REPO
+
+from checkpoint import sharding, torch_zip
+from checkpoint.tensor import Tensor, row_major
+from common import manifest
+
+KILLS = 100
+SHARD = 8 * 2**20  # bytes
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight .bin shards of noise."""
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "config.json").write_text("{}")
+    noise = folder / "noise"
+    noise.write_bytes(np.random.default_rng(0).bytes(8 * SHARD))
+    shape = (SHARD // 4096, 2048)
+    tensors = [Tensor(f"layers.{n}", "F16", shape, row_major(shape), noise, n * SHARD) for n in range(8)]
+    sharding.write(folder, "bin", [[tensor] for tensor in tensors], torch_zip.write)
+    return folder
+
+
+def check(folder: Path, expected: dict[str, str]) -> None:
+    """What lies under the final name is whole: every file that the manifest lists, with its hash."""
+    files = json.loads((folder / "quantmill.json").read_text())["files"]
+    assert {name: manifest.sha256(folder / name) for name in files} == {name: files[name]["sha256"] for name in files}
+    assert {name: entry["sha256"] for name, entry in files.items() if name.endswith(".safetensors")} == expected
+
+
+def test_a_killed_conversion(model: Path, tmp_path: Path, tools_python: Path) -> None:
+    out = tmp_path / "out"
+    command = [str(tools_python), str(REPO / "scripts/bin_to_safetensors.py"), str(model), str(out), "--verify"]
+    start = time.monotonic()
+    subprocess.run(command, check=True)
+    seconds = time.monotonic() - start
+    files = json.loads((out / "quantmill.json").read_text())["files"]
+    expected = {name: entry["sha256"] for name, entry in files.items() if name.endswith(".safetensors")}
+    assert len(expected) == 8
+
+    moments, killed, found = random.Random(0), 0, 0
+    while killed < KILLS:
+        if killed % 4 == 0 and out.exists():  # three in four begin with an artifact there already
+            subprocess.run(["rm", "-r", str(out)], check=True)
+        process = subprocess.Popen(command)
+        try:
+            process.wait(moments.uniform(0, 1.1 * seconds))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            killed += 1
+        if out.exists():
+            check(out, expected)
+            found += 1
+        if killed % 10 == 0:
+            subprocess.run(command, check=True)
+            check(out, expected)
+    assert found > KILLS / 4
+    subprocess.run(command, check=True)
+    check(out, expected)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]  # nothing is left of what was killed
