@@ -64,6 +64,32 @@ def measured(model):
     return source(STUDY["models"][model])[0] != "random"
 
 
+def gated(wildcards):
+    """Whether an artifact is compared with its model's reference before it is published."""
+    return measured(wildcards.model) and wildcards.format != STUDY["reference"]
+
+
+def gate_input(wildcards):
+    """What the quality gate compares with, and the files of ours that it runs."""
+    if not gated(wildcards):
+        return []
+    quality = f"artifacts/{wildcards.model}/quality/{STUDY['reference']}.json"
+    return [
+        quality,
+        f"artifacts/{wildcards.model}/tokens/evaluation.json",
+        *program("gate.py"),
+        *engine_files(wildcards.format),
+    ]
+
+
+def gate_options(wildcards):
+    """The same, as flags of the program that builds."""
+    if not gated(wildcards):
+        return []
+    reference, evaluation, *_ = gate_input(wildcards)
+    return ["--gate-reference", reference, "--gate-evaluation", evaluation, f"--gate-factor={STUDY['quality_gate']}"]
+
+
 def artifacts():
     """Every artifact of the study."""
     return [f"artifacts/{name}/{format}" for name, model in STUDY["models"].items() for format in model["formats"]]

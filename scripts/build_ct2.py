@@ -14,7 +14,7 @@ import ctranslate2
 import psutil
 
 from checkpoint import ctranslate2_bin, shards
-from common import manifest
+from common import manifest, quality_gate
 from common.program import UserError, first_line, parser, run
 from common.publish import publish
 
@@ -38,6 +38,8 @@ def main() -> None:
     arguments.add_argument("src", type=Path, help="folder of the canonical safetensors")
     arguments.add_argument("dst", type=Path, help="folder to write")
     arguments.add_argument("--quantization", choices=QUANTIZATIONS, default="int8")
+    arguments.add_argument("--device", default="auto", help="auto, cpu or cuda: where the quality gate runs it")
+    quality_gate.add_arguments(arguments)
     options = arguments.parse_args()
 
     source = shards.find(options.src)
@@ -52,6 +54,7 @@ def main() -> None:
             raise UserError(f"{options.src}: CTranslate2 cannot convert it ({first_line(error)})") from None
         for path in carried:
             shutil.copy(path, folder / path.name)
+        gate = quality_gate.check(folder, "ctranslate2", options.device, options)
         manifest.write(
             folder,
             format=f"ct2-{options.quantization}",
@@ -62,6 +65,7 @@ def main() -> None:
             source=origin["source"],
             parameter_count=origin["parameter_count"],
             weight_files=["model.bin"],
+            gate=gate,
             weight_bytes_per_token=ctranslate2_bin.bytes_per_token(ctranslate2_bin.read(folder / "model.bin")),
         )
 

@@ -15,10 +15,10 @@ from forge import safetensors_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from build_fp16 import as_float, write_float16
 from checkpoint import safetensors_file, sharding, shards, torch_zip
 from checkpoint.conversion import compare, drop_tied
 from checkpoint.copying import equal_bytes
+from checkpoint.float16 import as_float, write_float16
 from checkpoint.tensor import CHUNK, Tensor, row_major
 from common.program import UserError
 

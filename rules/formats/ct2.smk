@@ -1,9 +1,9 @@
 """CTranslate2: ct2-int8, ct2-float16 and ct2-float32, one converter with three quantizations."""
 
-CT2_QUANTIZATIONS = ["int8", "float16", "float32"]
+CT2_QUANTIZATIONS = {f"ct2-{name}": name for name in ("int8", "float16", "float32")}
 
-for quantization in CT2_QUANTIZATIONS:
-    FORMATS[f"ct2-{quantization}"] = Format(env="torch", engine="ctranslate2")
+for name in CT2_QUANTIZATIONS:
+    FORMATS[name] = Format(env="torch", engine="ctranslate2")
 
 
 rule ct2:
@@ -11,13 +11,20 @@ rule ct2:
         program=program("build_ct2.py"),
         env=environment("torch"),
         source="artifacts/{model}/safetensors",
+        gate=gate_input,
     output:
-        directory("artifacts/{model}/ct2-{quantization}"),
+        directory("artifacts/{model}/{format}"),
     log:
-        "artifacts/logs/{model}/ct2-{quantization}.log",
+        "artifacts/logs/{model}/{format}.log",
     wildcard_constraints:
-        quantization="|".join(CT2_QUANTIZATIONS),
+        format="|".join(CT2_QUANTIZATIONS),
+    resources:
+        gpu=lambda wc: int(gated(wc)),
     params:
         python=python("torch"),
+        quantization=lambda wc: CT2_QUANTIZATIONS[wc.format],
+        device=lambda wc: STUDY["device"],
+        gate=gate_options,
     shell:
-        "{params.python:q} {input.program[0]} {input.source} {output} --quantization {wildcards.quantization} 2> {log}"
+        "{params.python:q} {input.program[0]} {input.source} {output} --quantization {params.quantization}"
+        " --device {params.device} {params.gate:q} 2> {log}"

@@ -49,6 +49,7 @@ def write(
     weight_files: list[str] | None = None,
     weight_bytes_per_token: int | None = None,
     calibration_sha256: str | None = None,
+    gate: Mapping[str, Any] | None = None,
     hashes: Mapping[str, str | None] | None = None,
 ) -> None:
     """Write the manifest, as the last file of an artifact.
@@ -65,6 +66,7 @@ def write(
         weight_bytes_per_token: bytes of weights that one decoded token reads (the embedding table, of which it reads
             one row, left out), as stored.
         calibration_sha256: hash of the calibration text, where one was used.
+        gate: what the quality gate found, where it was asked.
         hashes: SHA-256 of files that is known already, or None for a file that is not to be hashed.
     """
     files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file() and path.name[0] != "."}
@@ -78,6 +80,7 @@ def write(
         "parameters": dict(parameters or {}),
         "source": dict(source or {}),
         "calibration_sha256": calibration_sha256,
+        "gate": dict(gate) if gate else None,
         "parameter_count": parameter_count,
         "weight_bytes": weight_bytes,
         "bits_per_weight": weight_bytes * 8 / parameter_count if parameter_count else None,

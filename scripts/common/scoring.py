@@ -3,7 +3,7 @@
 import argparse
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,10 @@ class Text:
     def positions(self) -> int:
         """Scored positions: every token of every window but its first."""
         return sum(stop - start - 1 for start, stop in self.windows)
+
+    def first(self, count: int) -> "Text":
+        """The same text, of which only the first windows are scored."""
+        return replace(self, windows=self.windows[:count])
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,17 @@ class Engine:
         if device == "cuda" and not torch.cuda.is_available():
             raise UserError(f"device cuda: torch {torch.__version__} of this environment sees no GPU; use device: cpu")
         torch.set_num_threads(threads)
+        model = self._load(artifact, device).to(device).eval()
+        self.model: PreTrainedModel = model
+        text_config = model.config.get_text_config()
+        self.vocab_size = text_config.vocab_size
+        self.device = device
+        stop = self.model.config.eos_token_id
+        stop_ids = [stop] if isinstance(stop, int) else list(stop or [])
+        self.stop_ids = [token for token in stop_ids if token < self.vocab_size]  # a cut vocabulary may lack it
+
+    def _load(self, artifact: Path, device: str) -> PreTrainedModel:
+        """The model; sets `compute_type`. Raises `UserError` where it cannot be loaded whole."""
         dtype = DTYPES[device]
         try:
             model, info = AutoModelForCausalLM.from_pretrained(artifact, dtype=dtype, output_loading_info=True)
@@ -35,14 +46,8 @@ class Engine:
             raise UserError(
                 f"{artifact}: lacks {', '.join(wrong[:3])}, which would be random; download the model again"
             )
-        self.model: PreTrainedModel = model.to(device).eval()
-        text_config = model.config.get_text_config()
-        self.vocab_size = text_config.vocab_size
-        self.device = device
         self.compute_type = str(dtype).removeprefix("torch.")
-        stop = self.model.config.eos_token_id
-        stop_ids = [stop] if isinstance(stop, int) else list(stop or [])
-        self.stop_ids = [token for token in stop_ids if token < self.vocab_size]  # a cut vocabulary may lack it
+        return model
 
     def _cache(self) -> DynamicCache:
         return DynamicCache(config=self.model.config)

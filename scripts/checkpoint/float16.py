@@ -1,0 +1,40 @@
+"""Store floating-point weights as float16."""
+
+import io
+
+import numpy as np
+
+from checkpoint.copying import copy, write_all
+from checkpoint.tensor import Tensor
+from common.program import UserError
+
+CAST = {"F32", "BF16", "F64"}  # what becomes F16; integers and booleans stay
+
+
+def stored_dtype(tensor: Tensor) -> str:
+    """The dtype that a tensor has in the artifact."""
+    return "F16" if tensor.dtype in CAST else tensor.dtype
+
+
+def write_float16(tensor: Tensor, target: io.FileIO) -> None:
+    """Append a tensor's elements as float16. Raises `UserError` where a finite weight would become infinite."""
+    if tensor.dtype not in CAST:
+        copy(tensor, target)
+        return
+    for chunk in tensor.chunks():  # pieces end between elements: `CHUNK` is a multiple of every width
+        values = as_float(chunk, tensor.dtype)
+        with np.errstate(over="ignore"):
+            rounded = values.astype(np.float16)
+        if np.any(np.isinf(rounded) & np.isfinite(values)):
+            raise UserError(
+                f"{tensor.path}: {tensor.name} holds weights beyond 65,504, which float16 cannot hold; "
+                "leave fp16 and the formats that are built from float16 out of this model's formats"
+            )
+        write_all(target, memoryview(rounded.view(np.uint8)))
+
+
+def as_float(data: memoryview, dtype: str) -> np.ndarray:
+    """Little-endian F64, F32 or BF16 bytes as a float array; bfloat16 is the upper half of a float32."""
+    if dtype == "BF16":
+        return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(data, "<f4" if dtype == "F32" else "<f8")

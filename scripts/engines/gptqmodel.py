@@ -1,0 +1,57 @@
+"""GPTQ and AWQ through gptqmodel's kernels, in transformers' model."""
+
+import os
+from pathlib import Path
+
+# Read at import: its own guess is wrong on machines with two cores; no kernel sources may come from the network
+os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
+os.environ.setdefault("GPTQMODEL_OFFLINE", "1")
+
+import gptqmodel
+import torch
+from gptqmodel import BACKEND
+from transformers import PreTrainedModel
+
+from checkpoint import shards
+from common.program import UserError, first_line
+from engines import transformers
+
+# (method, device, symmetric) -> kernel and the dtype of activations: the fastest that is right.
+# gptqmodel's own choice on CUDA is Machete, which wants sources from the network and then fails; its fused kernel on a
+# CPU is wrong for GPTQ that is not symmetric.
+KERNELS = {
+    ("gptq", "cpu", True): (BACKEND.GPTQ_TORCH_FUSED, torch.float32),
+    ("gptq", "cpu", False): (BACKEND.GPTQ_TORCH_ATEN, torch.bfloat16),
+    ("awq", "cpu", False): (BACKEND.AWQ_TORCH_FUSED, torch.float32),
+    ("gptq", "cuda", True): (BACKEND.GPTQ_MARLIN, torch.float16),
+    ("gptq", "cuda", False): (BACKEND.GPTQ_TRITON, torch.float16),
+    ("awq", "cuda", False): (BACKEND.AWQ_MARLIN, torch.float16),
+}
+
+
+class Engine(transformers.Engine):
+    """See `engines.Engine`."""
+
+    def _load(self, artifact: Path, device: str) -> PreTrainedModel:
+        quantization = shards.read_json(artifact / "config.json").get("quantization_config", {})
+        method = quantization.get("quant_method")
+        key = (method, device, method == "gptq" and bool(quantization.get("sym", True)))
+        if key not in KERNELS:
+            raise UserError(f"{artifact}: its quant_method is {method!r}, unknown to this engine; build it again")
+        backend, dtype = KERNELS[key]
+        try:
+            loaded = gptqmodel.GPTQModel.load(str(artifact), device=device, backend=backend, dtype=dtype)
+        except Exception as error:  # whatever its kernels and transformers' classes raise
+            raise UserError(f"{artifact}: gptqmodel cannot load it ({first_line(error)})") from None
+        quantized = [module for module in loaded.model.modules() if hasattr(module, "qweight")]
+        self.kernel = type(quantized[0]).__name__
+        self.compute_type = str(dtype).removeprefix("torch.")
+        # as loaded: kernels may keep their weights in another layout, made when they first run
+        self.quantized_bytes = sum(buffer.nbytes for module in quantized for buffer in module.buffers())
+        return loaded.model
+
+    def weight_bytes(self) -> int:
+        return super().weight_bytes() + self.quantized_bytes
+
+    def versions(self) -> dict[str, str]:
+        return super().versions() | {"gptqmodel": gptqmodel.__version__, "kernel": self.kernel}

@@ -1,0 +1,36 @@
+"""Which layers are quantized, and the group sizes that fit them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from checkpoint.tensor import Tensor
+from common.program import UserError
+
+GROUP_SIZES = (128, 64, 32)  # that the kernels of both formats know
+
+
+def linear_layers(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
+    """Name -> (outputs, inputs) of the matrices inside the model's numbered blocks: what GPTQ and AWQ quantize."""
+    return {
+        name.removesuffix(".weight"): (tensor.shape[0], tensor.shape[1])
+        for name, tensor in tensors.items()
+        if len(tensor.shape) == 2 and name.endswith(".weight") and any(part.isdigit() for part in name.split("."))
+    }
+
+
+def group_size(asked: str, layers: Mapping[str, tuple[int, int]], folder: Path) -> int:
+    """The group size that `asked` (a number, or `auto` for the largest that fits) means for these layers.
+
+    Raises `UserError` where it does not divide the inputs of every layer, with those layers and the sizes that fit.
+    """
+    fitting = [size for size in GROUP_SIZES if all(inputs % size == 0 for _, inputs in layers.values())]
+    if asked == "auto" and fitting:
+        return fitting[0]
+    unfit = [f"{name} ({inputs})" for name, (_, inputs) in layers.items() if asked == "auto" or inputs % int(asked)]
+    if not layers or unfit:
+        fit = ", ".join(map(str, fitting)) or "none of " + ", ".join(map(str, GROUP_SIZES))
+        raise UserError(
+            f"{folder}: group_size {asked} does not divide the inputs of {len(unfit)} of {len(layers)} layers "
+            f"({', '.join(unfit[:3])}); sizes that fit: {fit}"
+        )
+    return int(asked)

@@ -1,0 +1,88 @@
+"""Run in envs/gptqmodel with the artifacts of the demo: facts about GPTQ and AWQ that test_quantization.py asserts.
+
+The packed weights are unpacked here by hand, from the formats' descriptions, and run by plain transformers: what the
+kernels calculate must be the same.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+REPO = Path(__file__).parent.parent
+sys.path.insert(0, str(REPO / "scripts"))
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from safetensors.numpy import load_file  # noqa: E402
+from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
+
+import engines  # noqa: E402
+
+AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # which of eight outputs lies in nibble 0, 1, … of a word
+
+artifacts = Path(sys.argv[1])
+
+
+def nibbles(words: np.ndarray) -> np.ndarray:
+    """[…, n] words -> […, n, 8] values of 0 to 15, the lowest bits first."""
+    return (words[..., None].view(np.uint32) >> (4 * np.arange(8, dtype=np.uint32))) & 15
+
+
+def gptq_weight(tensors: dict[str, np.ndarray], name: str) -> np.ndarray:
+    """[outputs, inputs]; the words hold eight inputs each, and zero points are stored less one."""
+    packed, zeros, scales = (tensors[f"{name}.{part}"] for part in ("qweight", "qzeros", "scales"))
+    values = nibbles(packed).transpose(0, 2, 1).reshape(-1, packed.shape[1]).astype(np.float32)
+    points = nibbles(zeros).reshape(zeros.shape[0], -1).astype(np.float32) + 1
+    group = tensors[f"{name}.g_idx"]
+    return ((values - points[group]) * scales.astype(np.float32)[group]).T
+
+
+def awq_weight(tensors: dict[str, np.ndarray], name: str) -> np.ndarray:
+    """[outputs, inputs]; the words hold eight outputs each, in `AWQ_ORDER`."""
+    packed, zeros, scales = (tensors[f"{name}.{part}"] for part in ("qweight", "qzeros", "scales"))
+    inverse = np.argsort(AWQ_ORDER)
+    values, points = (
+        nibbles(words)[..., inverse].reshape(len(words), -1).astype(np.float32) for words in (packed, zeros)
+    )
+    size = len(values) // len(scales)
+    return ((values - points.repeat(size, 0)) * scales.astype(np.float32).repeat(size, 0)).T
+
+
+ids = json.loads((artifacts / "tokens/evaluation.json").read_text())["ids"][:256]
+facts: dict[str, Any] = {}
+for name, program, weight in (("gptq-int4", "build_gptq.py", gptq_weight), ("awq-int4", "build_awq.py", awq_weight)):
+    folder = artifacts / name
+    stored = load_file(folder / "model.safetensors")
+    layers = [key.removesuffix(".qweight") for key in stored if key.endswith(".qweight")]
+    plain = {key: value for key, value in stored.items() if key.rpartition(".")[0] not in layers}
+    plain |= {f"{layer}.weight": weight(stored, layer) for layer in layers}
+    config = AutoConfig.from_pretrained(folder)
+    del config.quantization_config
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    wrong = model.load_state_dict({key: torch.tensor(value).float() for key, value in plain.items()}, strict=False)
+    with torch.inference_mode():
+        expected = model(torch.tensor([ids])).logits[0].numpy()
+    engine = engines.load("gptqmodel", folder, "cpu", 1)
+    logits = np.concatenate(list(engine.logits(ids)))
+    tokens = [token for token, _ in engine.prefill_decode(ids[:20], 40)]
+    again = artifacts / f"{name}-again"
+    command = [sys.executable, REPO / "scripts" / program, artifacts / "fp16", again]
+    command += ["--calibration", artifacts / "tokens/calibration.json"]
+    command += ["--evaluation", artifacts / "tokens/evaluation.json"]
+    subprocess.run(list(map(str, command)), check=True, stdout=sys.stderr)
+    built = [json.loads((each / "quantmill.json").read_text()) for each in (folder, again)]
+    facts[name] = {
+        "layers": len(layers),
+        "unexpected": wrong.unexpected_keys + wrong.missing_keys,
+        "error": float(np.abs(logits - expected).max() / np.abs(expected).max()),
+        "tokens": len(tokens),
+        "versions": engine.versions(),
+        "weight_bytes": engine.weight_bytes(),
+        "stored_bytes": sum(value.nbytes for value in stored.values()),
+        "same_bytes": built[0]["files"] == built[1]["files"],
+        "gate": built[0]["gate"],
+    }
+    engine.close()
+print(json.dumps(facts))
