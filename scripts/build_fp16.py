@@ -30,7 +30,7 @@ def main() -> None:
     source = shards.find(options.src)
     origin = manifest.read(options.src)
     tensors = source.tensors()
-    with publish(options.dst) as folder:
+    with publish(options.dst, source=options.src) as folder:
         folder.mkdir()
         total = sum(tensor.numel * DTYPE_BYTES[stored_dtype(tensor)] for tensor in tensors.values())
         groups = {file.name: [tensor for tensor in tensors.values() if tensor.path == file] for file in source.files}
@@ -63,7 +63,6 @@ def main() -> None:
             parameter_count=origin["parameter_count"],
             weight_files=list(groups),
             weight_bytes_per_token=total - row_only,
-            hashes=manifest.linked_hashes(folder, options.src),
         )
 
 

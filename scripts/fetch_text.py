@@ -10,6 +10,7 @@ a folder with text.txt and its manifest.
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -22,6 +23,9 @@ from common import hub, manifest
 from common.program import UserError, parser, run
 from common.publish import publish
 
+# pyarrow's and json's errors are ValueErrors
+DAMAGE = (ValueError, TypeError, OSError, EOFError, RecursionError, zlib.error)
+
 
 def documents(path: Path, name: str, column: str) -> Iterator[str]:
     """The documents of a file; `name` is what the data set calls it. Raises `UserError` where it has no such column."""
@@ -33,14 +37,19 @@ def documents(path: Path, name: str, column: str) -> Iterator[str]:
             with (
                 gzip.open(path, "rt", encoding="utf-8") if name.endswith(".gz") else path.open(encoding="utf-8") as file
             ):
-                for line in file:
+                for line in filter(str.strip, file):
                     yield json.loads(line)[column]
         else:
             yield path.read_text(encoding="utf-8")
     except KeyError:
         raise UserError(f"{name}: has no column {column!r}; name one with `column`") from None
-    except (ValueError, TypeError, OSError) as error:  # pyarrow's and json's errors are ValueErrors
+    except DAMAGE as error:
         raise UserError(f"{name}: cannot be read as its name says ({type(error).__name__}: {error!s:.100})") from None
+
+
+def is_text(document: object) -> bool:
+    """Whether it is a string that can be written: one half of a surrogate pair cannot."""
+    return isinstance(document, str) and document.encode("utf-8", "ignore").decode("utf-8") == document
 
 
 def main() -> None:
@@ -50,15 +59,20 @@ def main() -> None:
     arguments.add_argument("dst", type=Path, help="folder to write")
     arguments.add_argument("--revision", required=True, help="branch, tag or commit")
     arguments.add_argument("--column", default="text")
-    arguments.add_argument("--documents", type=int, help="as many from the beginning; default: all")
+    arguments.add_argument("--documents", type=int, help="as many from the beginning, at least 1; default: all")
     arguments.add_argument("--join", default="\n\n")
     options = arguments.parse_args()
 
+    if options.documents is not None and options.documents < 1:
+        raise UserError(f"--documents {options.documents}: take at least one")
     repository = hub.resolve(options.repository, options.revision, "dataset")
     if options.file not in repository.files:
         raise UserError(f"{options.repository}: holds no file {options.file}; its page lists those it has")
     path = hub.fetch(repository, [options.file])[options.file]
-    text = options.join.join(islice(documents(path, options.file, options.column), options.documents))
+    chosen = list(islice(documents(path, options.file, options.column), options.documents))
+    if not all(is_text(document) for document in chosen):
+        raise UserError(f"{options.file}: column {options.column!r} holds something that is no text; name another")
+    text = options.join.join(chosen)
     if not text.strip():
         raise UserError(f"{options.repository}: {options.file} holds no text in column {options.column!r}")
     with publish(options.dst) as folder:

@@ -27,7 +27,7 @@ def main() -> None:
     source.config()
     files = [*source.files, *filter(None, [source.index()]), *source.others()]
     hashes = {file.name: manifest.sha256(file) for file in source.files}
-    with publish(options.dst) as folder:
+    with publish(options.dst, source=options.src) as folder:
         folder.mkdir()
         for file in files:
             place(file, folder / file.name)

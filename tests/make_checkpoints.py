@@ -66,3 +66,6 @@ for name, first, second in (
 torch.save({"weight": torch.ones(2)}, out / "legacy.bin", _use_new_zipfile_serialization=False)
 torch.save({"weight": torch.ones(2), "optimizer": {"lr": 0.1}}, out / "training.bin")
 torch.save(torch.nn.Linear(2, 2), out / "module.bin")
+complex_numbers = torch.randn(4, dtype=torch.complex64)
+torch.save({"w": complex_numbers.conj()}, out / "conjugated.bin")
+torch.save({"w": complex_numbers.conj().imag}, out / "negated.bin")

@@ -87,6 +87,8 @@ def test_round_trips_are_byte_identical(samples: Path, tmp_path: Path, name: str
         ("legacy", "a bare pickle, as torch.save wrote before 1.6"),
         ("training", "entry 'optimizer' is no tensor"),
         ("module", "asks for torch.nn.modules.linear.Linear"),
+        ("conjugated", "a conjugated or negated view"),
+        ("negated", "a conjugated or negated view"),
     ],
 )
 def test_what_is_no_bare_state_dict_is_refused(samples: Path, name: str, message: str) -> None:
@@ -251,7 +253,7 @@ def test_sizes(text: str, size: int) -> None:
     assert sharding.parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "5 apples", "1e9"])
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "0.1", "9" * 400, "5 apples", "1e9"])
 def test_sizes_that_are_none(text: str) -> None:
     with pytest.raises(ValueError, match="is no size"):
         sharding.parse_size(text)

@@ -4,6 +4,7 @@ import argparse
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from tqdm import tqdm
@@ -55,8 +56,15 @@ def publish_converted(
         tool: the program's name; linked: the weight files need no change, and are linked.
     """
     ordered = list(tensors.values())
+    origin = manifest.read(options.src)["source"] if (options.src / manifest.NAME).exists() else {}
     groups = sharding.split(ordered, options.max_shard_size) if options.max_shard_size else sharding.by_file(ordered)
-    with publish(options.dst, sync=options.verify) as folder:
+    for group in groups:
+        if len(group) > torch_zip.MAX_TENSORS_A_FILE and not linked:
+            raise UserError(
+                f"{options.src}: {len(group)} tensors would come into one file, and {torch_zip.MAX_TENSORS_A_FILE} is "
+                "the most; cut the weights with --max-shard-size"
+            )
+    with publish(options.dst, source=options.src, sync=options.verify) as folder:
         folder.mkdir()
         if linked:
             for file in (*source.files, source.index()):
@@ -69,7 +77,6 @@ def publish_converted(
                 hashes = convert(groups, folder, form, verify=options.verify, hash=options.verify, progress=bar.update)
         for path in source.others():
             place(path, folder / path.name)
-        origin = manifest.read(options.src)["source"] if (options.src / manifest.NAME).exists() else {}
         manifest.write(
             folder,
             format=form,
@@ -79,7 +86,7 @@ def publish_converted(
             source=origin,
             parameter_count=sum(tensor.numel for tensor in ordered),
             weight_files=[file.name for file in source.files] if linked else list(hashes),
-            hashes=manifest.linked_hashes(folder, options.src) | hashes,
+            hashes=hashes,
         )
 
 
@@ -151,8 +158,7 @@ def drop_tied(config: dict, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         )
     if tied is not True or head is None or embeddings is None:
         return tensors
-    same = (head.path, head.start, head.stride) == (embeddings.path, embeddings.start, embeddings.stride)
-    if not (same and head.shape == embeddings.shape) and not equal_bytes(head, embeddings):
+    if replace(head, name="") != replace(embeddings, name="") and not equal_bytes(head, embeddings):
         raise UserError(
             f"{head.path}: lm_head.weight differs from the embeddings that config.json ties it to; "
             "set tie_word_embeddings to false, or download it again"

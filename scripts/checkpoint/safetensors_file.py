@@ -14,7 +14,7 @@ from typing import Any
 
 from checkpoint import bounded_json
 from checkpoint.copying import copy, write_all
-from checkpoint.tensor import DTYPE_BYTES, Tensor, checked_name, row_major
+from checkpoint.tensor import DTYPE_BYTES, Tensor, checked_name, possible, row_major
 from common.program import UserError
 
 
@@ -54,7 +54,7 @@ def _entry(path: Path, name: str, entry: dict[str, Any], data_start: int) -> Ten
     shape, (begin, end) = tuple(entry["shape"]), entry["data_offsets"]
     if entry["dtype"] not in DTYPE_BYTES:
         raise UserError(f"{path}: {name} has dtype {entry['dtype']!r:.20}, which Quantmill does not know; refused")
-    if any(type(number) is not int or not 0 <= number < 2**63 for number in (*shape, begin, end)):
+    if not possible(shape) or any(type(number) is not int or not 0 <= number < 2**63 for number in (begin, end)):
         raise ValueError(f"{name:.60}: sizes that cannot be")
     tensor = Tensor(checked_name(name), entry["dtype"], shape, row_major(shape), path, data_start + begin)
     if end - begin != tensor.nbytes:

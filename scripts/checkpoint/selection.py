@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from checkpoint.shards import INDEXES, SHARDS, SINGLES
 from common.program import UserError
+from common.publish import MANIFEST
 
 KEPT_SUFFIXES = (".json", ".txt", ".model", ".jinja", ".tiktoken")  # config, generation and tokenizer files
 KEPT_NAMES = ("LICENSE", "LICENCE", "NOTICE", "README", "USE_POLICY")
@@ -19,11 +20,8 @@ def select(repository: str, names: Iterable[str]) -> list[str]:
     if not weights or "config.json" not in names:
         missing = "config.json" if weights else "weights in safetensors or .bin"
         raise UserError(f"{repository}: holds no {missing}; name a repository with the model's original weights")
-    kept = [
-        name
-        for name in names
-        if not name.endswith(".index.json") and (name.endswith(KEPT_SUFFIXES) or name.startswith(KEPT_NAMES))
-    ]
+    wanted = [name for name in names if name.endswith(KEPT_SUFFIXES) or name.startswith(KEPT_NAMES)]
+    kept = [name for name in wanted if not name.endswith((".index.json", MANIFEST)) and name[0] != "."]
     return [*weights, *kept]
 
 

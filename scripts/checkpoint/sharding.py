@@ -73,7 +73,8 @@ def index_json(files: Mapping[str, Sequence[Tensor]], total_size: int) -> str:
 
 def parse_size(text: str) -> int:
     """Bytes of `5GB`, `500 MB`, `2GiB` or `1000000`. Raises ValueError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?I?B?)", text.strip().upper())
-    if not match or match[2] not in UNITS or float(match[1]) == 0:
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMG]?I?B?)", text.strip().upper())
+    size = int(float(match[1]) * UNITS[match[2]]) if match and match[2] in UNITS else 0
+    if size == 0:
         raise ValueError(f"{text!r} is no size; write 5GB, 500MB or 2GiB")
-    return int(float(match[1]) * UNITS[match[2]])
+    return size

@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checkpoint import bounded_json, safetensors_file, torch_zip
-from checkpoint.tensor import Tensor
+from checkpoint.tensor import MAX_NAME, Tensor
 from common.program import UserError
 from common.publish import MANIFEST
 
 INDEXES = {"safetensors": "model.safetensors.index.json", "bin": "pytorch_model.bin.index.json"}
 SINGLES = {"safetensors": "model.safetensors", "bin": "pytorch_model.bin"}
 SHARDS = {form: re.compile(rf"{Path(name).stem}-\d+-of-\d+{Path(name).suffix}") for form, name in SINGLES.items()}
+MAX_CONFIG = 4 * 2**20  # bytes of a config.json; those with a name for each of 20,000 classes take 1 MB
+MAX_TENSORS = 200_000  # of a model; the largest have 90,000
 READERS = {"safetensors": safetensors_file.read, "bin": torch_zip.read}
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf", ".index.json")
 
@@ -41,6 +43,8 @@ class Checkpoint:
         found: dict[str, Tensor] = {}
         for file in self.files:
             for name, tensor in READERS[self.form](file).items():
+                if len(found) == MAX_TENSORS:
+                    raise UserError(f"{file}: goes beyond {MAX_TENSORS} tensors, which no model has; refused")
                 if name in found:
                     raise UserError(f"{file}: {name} is also in {found[name].path.name}; only one of them can be meant")
                 found[name] = tensor
@@ -63,13 +67,13 @@ class Checkpoint:
         return self.folder / INDEXES[self.form] if self.weight_map is not None else None
 
 
-def read_json(path: Path) -> dict:
-    """A JSON object of a model's folder. Raises `UserError` where it is missing or damaged."""
+def read_json(path: Path, limit: int = MAX_CONFIG) -> dict:
+    """A JSON object of a model's folder. Raises `UserError` where it is missing, damaged or over `limit` bytes."""
+    if not path.is_file():
+        raise UserError(f"{path} is missing; a model's folder holds it beside the weights")
     try:
         with path.open("rb") as file:
-            content = bounded_json.loads(file.read(bounded_json.MAX_BYTES + 1))
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing; a model's folder holds it beside the weights") from None
+            content = bounded_json.loads(file.read(limit + 1), limit)
     except ValueError as error:
         raise UserError(f"{path}: no valid JSON ({error!s:.120}); download it again") from None
     if not isinstance(content, dict):
@@ -87,16 +91,16 @@ def find(folder: Path) -> Checkpoint:
         raise UserError(f"{folder}: no such folder")
     for form in ("safetensors", "bin"):
         index, single = folder / INDEXES[form], folder / SINGLES[form]
-        if index.exists():
+        if index.is_file():
             weight_map = _weight_map(_within(folder, index))
-            found = Checkpoint(folder, form, _indexed_files(index, weight_map), weight_map)
-        elif single.exists():
+            found = Checkpoint(folder, form, _indexed_files(index, form, weight_map), weight_map)
+        elif single.is_file():
             found = Checkpoint(folder, form, (_within(folder, single),))
         else:
             continue
         for path in sorted(folder.iterdir()):
             if (path == single or SHARDS[form].fullmatch(path.name)) and path not in found.files:
-                reason = f"{index.name} does not name it" if index.exists() else f"there is {single.name} too"
+                reason = f"{index.name} does not name it" if index.is_file() else f"there is {single.name} too"
                 raise UserError(f"{path}: holds weights, but {reason}; remove the one that is not the model's")
         return found
     lone = next((path for form in SHARDS for path in folder.iterdir() if SHARDS[form].fullmatch(path.name)), None)
@@ -108,29 +112,37 @@ def find(folder: Path) -> Checkpoint:
 def _within(folder: Path, path: Path) -> Path:
     """The same path. Raises `UserError` where it is a link that leads out of the model's folder.
 
-    A hub's cache links to its own blobs, and our own artifacts to one another across filesystems; both may.
+    A hub's cache links to its own blobs, and may.
     """
     root = folder.resolve()
-    root = root.parents[2] if root.parent.name == "snapshots" and root.parents[1].name.startswith("models--") else root
-    if not path.resolve().is_relative_to(root) and not (folder / MANIFEST).exists():
+    roots = [root]
+    if root.parent.name == "snapshots" and root.parents[1].name.startswith("models--"):
+        roots = [root.parents[1], root.parents[2] / "blobs"]
+    if not any(path.resolve().is_relative_to(each) for each in roots):
         raise UserError(f"{path}: is a link that leads out of the model's folder; refused. Put the file itself there")
     return path
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    weight_map = read_json(index).get("weight_map")
+    weight_map = read_json(index, bounded_json.MAX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise UserError(f"{index}: has no weight_map; download it again")
-    if not all(isinstance(file, str) for file in weight_map.values()):
-        raise UserError(f"{index}: its weight_map names something that is no file; download it again")
+    if len(weight_map) > MAX_TENSORS:
+        raise UserError(f"{index}: names more than {MAX_TENSORS} tensors, which no model has; refused")
+    for name, file in weight_map.items():
+        if len(name) > MAX_NAME or not isinstance(file, str) or len(file) > MAX_NAME:
+            raise UserError(f"{index}: its weight_map has an impossible entry {name!r:.60}; download it again")
     return weight_map
 
 
-def _indexed_files(index: Path, weight_map: dict[str, str]) -> tuple[Path, ...]:
+def _indexed_files(index: Path, form: str, weight_map: dict[str, str]) -> tuple[Path, ...]:
     files = []
     for name in sorted(set(weight_map.values())):
         if name != Path(name).name or name in ("", ".", ".."):
             raise UserError(f"{index}: names the shard {name!r:.80}, which lies outside the model's folder; refused")
+        suffix = Path(SINGLES[form]).suffix
+        if not name.endswith(suffix) or name.startswith("."):
+            raise UserError(f"{index}: names the shard {name!r:.80}, which is no {suffix} file; refused")
         if not (index.parent / name).is_file():
             raise UserError(f"{index.parent / name}: is missing, though {index.name} names it; download it again")
         files.append(_within(index.parent, index.parent / name))

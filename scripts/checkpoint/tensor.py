@@ -10,6 +10,7 @@ import numpy as np
 
 CHUNK = 256 * 1024  # bytes; larger buffers fall out of the L2 cache and are slower, smaller ones cost calls
 GATHERED = 8 * 2**20  # bytes of a non-contiguous tensor that are put in order at a time
+MAX_DIMENSIONS = 16
 MAX_NAME = 1000  # characters of a tensor's name
 
 # Bytes of one element of each of safetensors' dtypes, in the order of its own enumeration (safetensors/src/tensor.rs),
@@ -147,6 +148,14 @@ def read_into(file: io.FileIO, buffer: memoryview) -> None:
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides, in elements, of a tensor without gaps."""
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def possible(shape: tuple[int, ...]) -> bool:
+    """Whether a tensor can have this shape: some dimensions, and sizes whose product is a number to a computer."""
+    return len(shape) <= MAX_DIMENSIONS and (
+        all(type(size) is int and 0 <= size < 2**63 for size in shape)
+        and math.prod(max(1, size) for size in shape) < 2**63
+    )
 
 
 def checked_name(name: str) -> str:

@@ -42,6 +42,10 @@ UNTYPED = {
 }
 
 
+class TooLong(ValueError):
+    """The pickle is larger than those of checkpoints, damaged or not."""
+
+
 class ForbiddenGlobal(ValueError):
     """The pickle asks for something that no plain checkpoint needs."""
 
@@ -73,18 +77,41 @@ class View:
     stride: tuple[int, ...]
 
 
-def _rebuild_v2(storage: Storage, offset: int, size: tuple, stride: tuple, *_: Any) -> View:
+def _rebuild_v2(
+    storage: Storage,
+    offset: int,
+    size: tuple,
+    stride: tuple,
+    _grad: Any = None,
+    _hooks: Any = None,
+    metadata: Any = None,
+) -> View:
+    _plain(metadata)
     if storage.dtype is None:
         raise ValueError("an untyped storage without a dtype")
     return _view(storage, storage.dtype, offset, size, stride)
 
 
 def _rebuild_v3(
-    storage: Storage, offset: int, size: tuple, stride: tuple, _grad: Any, _hooks: Any, dtype: Name, *_: Any
+    storage: Storage,
+    offset: int,
+    size: tuple,
+    stride: tuple,
+    _grad: Any,
+    _hooks: Any,
+    dtype: Name,
+    metadata: Any = None,
 ) -> View:
+    _plain(metadata)
     if dtype.dtype is None:
         raise ValueError("a tensor without a dtype")
     return _view(storage, dtype.dtype, offset, size, stride)
+
+
+def _plain(metadata: Any) -> None:
+    """torch notes there that the numbers are to be conjugated or negated."""
+    if metadata:
+        raise ValueError("a conjugated or negated view; save its .resolve_conj().resolve_neg()")
 
 
 def _view(storage: Storage, dtype: str, offset: int, size: tuple, stride: tuple) -> View:
@@ -123,6 +150,7 @@ OPCODES = {
     *(pickle.BINPUT, pickle.LONG_BINPUT, pickle.MEMOIZE, pickle.BINGET, pickle.LONG_BINGET),
 }
 
+MAX_TUPLE = 64
 MAX_OPERATIONS = 1_200_000  # 37,000 tensors; each leaves at most about 100 bytes in memory
 
 
@@ -132,7 +160,7 @@ def _counted(load: Callable[[Any], None]) -> Callable[[Any], None]:
     def counted(unpickler: Any) -> None:
         unpickler.operations += 1
         if unpickler.operations > MAX_OPERATIONS:
-            raise ValueError(f"more than {MAX_OPERATIONS} operations")
+            raise TooLong(f"more than {MAX_OPERATIONS} operations")
         load(unpickler)
 
     return counted
@@ -151,10 +179,12 @@ def _named(load: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def _shallow(load: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Load a tuple, at most three deep: hashing or freeing very deep ones overflows the interpreter's stack."""
+    """Load a tuple, at most three deep and 64 long: freeing very deep ones overflows the interpreter's stack."""
 
     def checked(unpickler: Any) -> None:
         load(unpickler)
+        if len(unpickler.stack[-1]) > MAX_TUPLE:
+            raise ValueError("a tuple that is too long")
         inner = (item for item in unpickler.stack[-1] if isinstance(item, tuple))
         if any(isinstance(item, tuple) for each in inner for item in each):
             raise ValueError("tuples nested too deep")

@@ -5,6 +5,7 @@ state_dict (checkpoint/torch_pickle.py) and whose members `*/data/<key>` are the
 64 bytes so that it can be mapped into memory.
 """
 
+import math
 import pickle
 import struct
 import zipfile
@@ -14,13 +15,13 @@ from typing import Any
 
 from checkpoint import torch_pickle, zip_directory
 from checkpoint.copying import copy, write_all
-from checkpoint.tensor import DTYPE_BYTES, Tensor, checked_name
+from checkpoint.tensor import DTYPE_BYTES, Tensor, checked_name, possible, row_major
 from checkpoint.zip_directory import Member, crc32
 from checkpoint.zip_writer import ZipWriter
 from common.program import UserError
 
 MAX_EXPANSION = 64  # bytes of all tensors over those of the file: strides of zero make terabytes of nothing
-MAX_DIMENSIONS = 64  # torch's own limit
+MAX_TENSORS_A_FILE = 25_000  # whose pickle is certain to be within torch_pickle's bounds
 MAX_PICKLE = 8 * 2**20  # bytes; the pickle of a shard with 10,000 tensors is about 1 MiB
 # what pickle's machine and struct run into where a pickle makes no sense
 DAMAGE = (
@@ -37,9 +38,12 @@ def read(path: Path) -> dict[str, Tensor]:
     """
     try:
         members = zip_directory.read(path)
-        prefix = next((name[: -len("data.pkl")] for name in members if name.endswith("/data.pkl")), None)
-        if prefix is None:
+        prefixes = [name[: -len("data.pkl")] for name in members if name.endswith("/data.pkl")]
+        if not prefixes:
             raise UserError(f"{path}: a zip file without data.pkl is no torch checkpoint; download it again")
+        if len(prefixes) > 1:
+            raise UserError(f"{path}: holds two data.pkl, and only one can be meant; refused")
+        prefix = prefixes[0]
         order = members.get(prefix + "byteorder")
         if order and _bytes(path, order) != b"little":
             raise UserError(f"{path}: written on a big-endian machine; save it again on a little-endian one")
@@ -51,6 +55,10 @@ def read(path: Path) -> dict[str, Tensor]:
         raise UserError(
             f"{path}: its pickle asks for {error!s:.80}, which no plain checkpoint needs; refused unrun. "
             "Get the model as safetensors, or save its bare state_dict again"
+        ) from None
+    except torch_pickle.TooLong:
+        raise UserError(
+            f"{path}: its data.pkl is longer than that of {MAX_TENSORS_A_FILE} tensors; save the model in more files"
         ) from None
     except DAMAGE as error:
         reason = f"{type(error).__name__}: {error}" if isinstance(error, ValueError) else type(error).__name__
@@ -108,16 +116,20 @@ def _locate(path: Path, members: dict[str, Member], prefix: str, name: str, view
             f"{path}: the bytes of {name} (member data/{view.storage.key:.20}) are missing; download it again"
         )
     numbers = (view.offset, *view.shape, *view.stride)
-    if any(type(number) is not int or not 0 <= number < 2**63 for number in numbers) or (
-        len(view.shape) != len(view.stride) or len(view.shape) > MAX_DIMENSIONS
+    if any(type(number) is not int or number < 0 for number in numbers) or (
+        len(view.shape) != len(view.stride) or not possible(view.shape)
     ):
         raise UserError(f"{path}: {name} has an impossible shape or stride ({view.shape!r:.60}); refused")
     last = view.offset + sum((size - 1) * stride for size, stride in zip(view.shape, view.stride, strict=True))
     width = DTYPE_BYTES[view.dtype]
-    if 0 not in view.shape and (last + 1) * width > member.size:
-        raise UserError(
-            f"{path}: {name} reaches beyond its storage ({(last + 1) * width} > {member.size} bytes); refused"
-        )
+    size = min(member.size, view.storage.nbytes)
+    if 0 in view.shape:
+        return Tensor(name, view.dtype, view.shape, row_major(view.shape), path, member.start)
+    if (last + 1) * width > size:
+        raise UserError(f"{path}: {name} reaches beyond its storage ({(last + 1) * width} > {size} bytes); refused")
+    distinct = math.prod(count for count, step in zip(view.shape, view.stride, strict=True) if step)
+    if distinct * width > size:
+        raise UserError(f"{path}: {name} overlaps itself, which no weight does; refused")
     return Tensor(name, view.dtype, view.shape, view.stride, path, member.start + view.offset * width)
 
 

@@ -16,7 +16,7 @@ try:  # four times as fast as zlib's
 except ImportError:  # an interpreter of the user's own need not have it
     from zlib import crc32
 
-MAX_DIRECTORY = 8 * 2**20  # bytes; an entry takes about 100, and 1,000 in memory
+MAX_DIRECTORY = 4 * 2**20  # bytes; an entry takes about 100, and 1,000 in memory
 LOCAL_HEADER = 30  # bytes, before a member's name and extra field
 
 
@@ -72,9 +72,10 @@ def _member(path: Path, file: io.FileIO, info: zipfile.ZipInfo) -> Member:
         raise UserError(
             f"{path}: member {info.filename:.80} is compressed or encrypted, which torch never does; refused"
         )
-    file.seek(max(0, info.header_offset))
+    inside = 0 <= info.header_offset < os.fstat(file.fileno()).st_size
+    file.seek(info.header_offset if inside else 0)
     header = file.read(LOCAL_HEADER)
-    if info.header_offset < 0 or len(header) < LOCAL_HEADER or header[:4] != b"PK\x03\x04":
+    if not inside or len(header) < LOCAL_HEADER or header[:4] != b"PK\x03\x04":
         raise UserError(f"{path}: member {info.filename:.80} is not where the zip's directory says; download it again")
     name_length, extra_length = struct.unpack("<HH", header[26:30])
     start = info.header_offset + LOCAL_HEADER + name_length + extra_length

@@ -6,13 +6,17 @@ import resource
 import sys
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from checkpoint import bounded_json
 from common.program import UserError
 from common.publish import MANIFEST
 
 NAME = MANIFEST
+MAX_BYTES = 4 * 2**20
+HASHERS = 4  # files hashed at the same time
 _STARTED = time.monotonic()
 
 
@@ -70,7 +74,10 @@ def write(
         hashes: SHA-256 of files that is known already, or None for a file that is not to be hashed.
     """
     files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file() and path.name[0] != "."}
-    hashes = {name: hashes[name] if hashes and name in hashes else sha256(path) for name, path in files.items()}
+    known = dict(hashes or {})
+    with ThreadPoolExecutor(HASHERS) as workers:
+        missing = [name for name in files if name not in known]
+        known |= zip(missing, workers.map(sha256, (files[name] for name in missing)), strict=True)
     weight_bytes = sum(files[name].stat().st_size for name in weight_files or [])
     content = {
         "format": format,
@@ -88,25 +95,22 @@ def write(
         "bytes": sum(path.stat().st_size for path in files.values()),
         "build_seconds": round(time.monotonic() - _STARTED, 3),
         "peak_memory_bytes": peak_rss_bytes(),
-        "files": {name: {"bytes": path.stat().st_size, "sha256": hashes[name]} for name, path in files.items()},
+        "files": {name: {"bytes": path.stat().st_size, "sha256": known[name]} for name, path in files.items()},
     }
-    (folder / NAME).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def linked_hashes(folder: Path, origin: Path) -> dict[str, str | None]:
-    """SHA-256 of the files in `folder` that are the very files of the artifact `origin`, from its manifest."""
-    known = read(origin)["files"] if (origin / NAME).exists() else {}
-    return {
-        name: entry["sha256"]
-        for name, entry in known.items()
-        if (folder / name).exists() and (origin / name).exists() and (folder / name).samefile(origin / name)
-    }
+    with (folder / NAME).open("x", encoding="utf-8") as file:  # never through a link to somebody else's
+        file.write(json.dumps(content, indent=2) + "\n")
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The manifest of an artifact. Raises `UserError` where there is none."""
+    """The manifest of an artifact. Raises `UserError` where there is none, or it is none of ours."""
     path = folder / NAME
+    if not path.is_file():
+        raise UserError(f"{path} is missing: {folder} is not a finished artifact; build it again")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing: {folder} is not a finished artifact; build it again") from None
+        with path.open("rb") as file:
+            content = bounded_json.loads(file.read(MAX_BYTES + 1), MAX_BYTES)
+    except ValueError as error:
+        raise UserError(f"{path}: is damaged ({error!s:.80}); build the artifact again") from None
+    if not isinstance(content, dict) or not isinstance(content.get("source"), dict):
+        raise UserError(f"{path}: is no manifest of Quantmill's; remove it, or build the artifact again")
+    return content

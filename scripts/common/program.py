@@ -1,8 +1,12 @@
 """How every program under scripts/ starts, reports progress and fails."""
 
 import argparse
+import errno
 import sys
 from collections.abc import Callable
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+MAX_LINE = 2000  # characters of an error
 
 
 class UserError(Exception):
@@ -16,7 +20,7 @@ def first_line(error: BaseException) -> str:
 
 def printable(text: str) -> str:
     """One line for a terminal: what a stranger's file put in it stays visible, and moves no cursor."""
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text[:MAX_LINE])
 
 
 def parser(doc: str) -> argparse.ArgumentParser:
@@ -30,7 +34,12 @@ def run(main: Callable[[], None]) -> None:
         main()
     except UserError as error:
         sys.exit(f"error: {printable(str(error))}")
-    except OSError as error:  # the disk is full, a file is not there or not ours
-        sys.exit(f"error: {printable(f'{error.filename}: {error.strerror}' if error.filename else str(error))}")
+    except EOFError as error:
+        sys.exit(f"error: {printable(str(error))}; is somebody still writing it? run again")
+    except OSError as error:
+        if error.errno in FULL:
+            sys.exit(f"error: {error.strerror}, and nothing was published; free some space there and run again")
+        named = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        sys.exit(f"error: {printable(named)}")
     except KeyboardInterrupt:
         sys.exit("error: interrupted; nothing was published")

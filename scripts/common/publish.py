@@ -1,5 +1,6 @@
 """Nothing appears under its final name before it is whole: write beside, fsync, rename."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ from typing import Any
 from common.program import UserError
 
 MANIFEST = "quantmill.json"
+SNAKEMAKE = ".snakemake_timestamp"  # what Snakemake leaves in a folder that is an output
 
 
 def fsync_path(path: Path) -> None:
@@ -30,39 +32,77 @@ def _remove(path: Path) -> None:
 
 
 @contextmanager
-def publish(final: Path, *, sync: bool = True) -> Iterator[Path]:
+def publish(final: Path, *, source: Path | None = None, sync: bool = True) -> Iterator[Path]:
     """Yield a path beside `final` to write a file or a folder to; rename it to `final` when the block succeeds.
 
     When the block raises, what it wrote is removed and `final` is left as it was. What a killed run left behind under
-    temporary names is removed at the next start. Raises `UserError` where `final` is a folder that holds something
-    else than an artifact of ours, which must not be replaced.
+    temporary names is removed at the next start. Raises `UserError` where `final` is or holds something else than an
+    artifact of ours, which must not be replaced, and where another program is writing it.
 
     Args:
+        source: a folder that is read meanwhile; `final` must not hold it.
         sync: flush what was written to the disk first, so that not even a power failure leaves half of it.
     """
     final = final.parent.resolve() / final.name
-    if final.is_dir() and any(path.name[0] != "." for path in final.iterdir()) and not (final / MANIFEST).exists():
+    names = {path.name for path in final.iterdir()} - {SNAKEMAKE} if final.is_dir() else set()
+    if names and MANIFEST not in names:
         raise UserError(f"{final}: holds files that are no artifact of Quantmill; name a folder that does not exist")
+    if source is not None and source.resolve() != final and source.resolve().is_relative_to(final):
+        raise UserError(f"{final}: holds {source}, which is to be read; name another folder to write")
     final.parent.mkdir(parents=True, exist_ok=True)
     partial, old = final.with_name(f".{final.name}.partial"), final.with_name(f".{final.name}.old")
-    _remove(partial)
-    _remove(old)
-    try:
-        yield partial
-        if sync:
-            for path in sorted(partial.rglob("*")) if partial.is_dir() else []:
-                if not path.is_symlink():
-                    fsync_path(path)
-            fsync_path(partial)
-        if partial.is_dir() and final.exists():
-            final.rename(old)  # a folder cannot be renamed over one that holds files, and removing one takes a while
-        partial.replace(final)
-        _remove(old)
-        if sync:
-            fsync_path(final.parent)
-    except BaseException:
+    with _locked(final):
         _remove(partial)
+        if old.exists() and not final.exists():  # a run was killed between its two renames
+            old.rename(final)
+        _remove(old)
+        try:
+            yield partial
+            if sync:
+                for path in sorted(partial.rglob("*")) if partial.is_dir() else []:
+                    fsync_path(path)
+                fsync_path(partial)
+            _replace(partial, final, old)
+            _remove(old)
+            if sync:
+                fsync_path(final.parent)
+        except BaseException:
+            _remove(partial)
+            raise
+
+
+def _replace(partial: Path, final: Path, old: Path) -> None:
+    """Rename `partial` to `final`; a folder that is there already is put aside as `old`."""
+    if not partial.is_dir() or not final.exists():
+        partial.replace(final)
+        return
+    if not final.is_dir():
+        raise UserError(f"{final}: is a file where a folder is to be; remove it, or name another folder")
+    final.rename(old)  # a folder cannot be renamed over one that holds files, and removing one takes a while
+    try:
+        partial.replace(final)
+    except OSError:
+        old.rename(final)
         raise
+
+
+@contextmanager
+def _locked(final: Path) -> Iterator[None]:
+    """Hold a lock beside `final`. Raises `UserError` where another program holds it."""
+    path = final.with_name(f".{final.name}.lock")
+    while True:
+        with path.open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"{final}: another program is writing it; wait for it to end") from None
+            if not path.exists() or not os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                continue  # whoever held it has removed it meanwhile
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
 
 
 def publish_json(final: Path, content: Any) -> None:
@@ -72,9 +112,12 @@ def publish_json(final: Path, content: Any) -> None:
 
 
 def place(source: Path, target: Path) -> None:
-    """Give a file a second name without copying it: a hard link, or a symbolic one across filesystems."""
+    """Give a file a second name: a hard link, or a copy where there can be none (across filesystems, of strangers).
+
+    Never a symbolic link: artifacts are read as if a stranger had made them, and links that lead out are refused.
+    """
     source = source.resolve(strict=True)
     try:
         os.link(source, target)
     except OSError:
-        target.symlink_to(source)
+        shutil.copyfile(source, target)

@@ -94,5 +94,4 @@ def write_artifact(
         weight_bytes_per_token=sum(stored.values()) - (stored.get("model.embed_tokens.weight", 0) if untied else 0),
         calibration_sha256=calibration.sha256,
         gate=gate,
-        hashes=manifest.linked_hashes(folder, source.folder),
     )

@@ -49,7 +49,7 @@ def refusal(tmp_path: Path, tools_python: Path, model: Path) -> Callable[[], str
         assert int(result.stdout) < MEMORY
         lines = result.stderr.splitlines()
         assert len(lines) == 1, lines
-        assert lines[0].startswith(f"error: {model}/"), lines
+        assert lines[0].startswith(f"error: {model}"), lines
         return lines[0]
 
     return run
@@ -102,6 +102,9 @@ FORBIDDEN_ZOO = {
         b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n((X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000"
         b"X\x03\x00\x00\x00cpuK\x04tQK\x00X" + struct.pack("<I", 7_000_000) + b"x" * 7_000_000 + b")\x89}tR."
     ),
+    "a long tuple, again and again": (b"\x80\x02](" + b"N" * 400_000 + b"tq\x00a" + b"h\x00\x85a" * 2000 + b"."),
+    "a tensor at the end of the world": tensor_pickle(2**62, (1,), (1,)),
+    "one that overlaps itself": tensor_pickle(0, (2, 2, 2), (1, 1, 1)),
     "copies of a dict": (
         b"\x80\x02}q\x00(" + b"".join(b"X\x04\x00\x00\x00%04dN" % i for i in range(9999)) + b"u"
         b"ccollections\nOrderedDict\nq\x01" + b"h\x01h\x00\x85R" * 100_000 + b"."
@@ -185,6 +188,18 @@ def test_a_directory_of_many_empty_members(model: Path, refusal: Callable) -> No
     assert "without data.pkl" in refusal()
 
 
+def test_two_checkpoints_in_one_file(model: Path, refusal: Callable) -> None:
+    (model / "pytorch_model.bin").write_bytes(zip_of(*GOOD, ("other/data.pkl", GOOD[0][1])))
+    assert "holds two data.pkl" in refusal()
+
+
+def test_a_member_beyond_the_file(model: Path, refusal: Callable) -> None:
+    data = zip_of(*GOOD)
+    struct.pack_into("<I", data, directory_entry(data, 1) + 42, 2**31)
+    (model / "pytorch_model.bin").write_bytes(data)
+    assert "is not where the zip's directory says" in refusal()
+
+
 def test_damaged_bytes_of_a_tensor(model: Path, refusal: Callable) -> None:
     data = zip_of(*GOOD)
     data[data.index(b"archive/data/0") + len("archive/data/0")] ^= 1
@@ -210,6 +225,8 @@ HEADERS = {
     "a size that is true": b'{"a":{"dtype":"F32","shape":[true],"data_offsets":[0,4]}}',
     "a size that is NaN": b'{"a":{"dtype":"F32","shape":[NaN],"data_offsets":[0,4]}}',
     "a size with 5,000 digits": b'{"a":{"dtype":"F32","shape":[' + b"9" * 5000 + b'],"data_offsets":[0,4]}}',
+    "thousands of dimensions": b'{"a":{"dtype":"F32","shape":[0' + b",1" * 20_000 + b'],"data_offsets":[0,0]}}',
+    "sizes beyond numbers": b'{"a":{"dtype":"F32","shape":[0,4611686018427387904,8],"data_offsets":[0,0]}}',
     "half a surrogate": b'{"\\ud800":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
     "a name with a line end": b'{"a\\n":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
     "no UTF-8": b'{"\xff":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
@@ -235,7 +252,13 @@ FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safete
 @pytest.mark.parametrize("name", ["../../secret", "/etc/passwd", "a/../b", "..", "", "a\0b"])
 def test_shards_outside_the_folder(model: Path, refusal: Callable, name: str) -> None:
     sharded(model, a=name)
-    assert "outside the model's folder" in refusal() or "is missing" in refusal()
+    assert "names the shard" in refusal()
+
+
+@pytest.mark.parametrize("name", ["quantmill.json", "tokenizer.json", ".hidden.safetensors", "weights.bin"])
+def test_shards_that_are_no_weight_files(model: Path, refusal: Callable, name: str) -> None:
+    sharded(model, name, a=name)
+    assert "which is no .safetensors file" in refusal()
 
 
 def test_links_that_lead_out(model: Path, tmp_path: Path, refusal: Callable) -> None:
@@ -250,6 +273,47 @@ def test_a_tokenizer_that_is_a_link(model: Path, tmp_path: Path, refusal: Callab
     safetensors_with(model / "model.safetensors", ONE)
     (model / "tokenizer.json").symlink_to(tmp_path / "secret")
     assert "tokenizer.json: is a link that leads out" in refusal()
+
+
+def test_a_manifest_gives_links_no_licence(model: Path, tmp_path: Path, refusal: Callable) -> None:
+    (tmp_path / "secret").write_text("secret")
+    safetensors_with(model / "model.safetensors", ONE)
+    (model / "tokenizer.json").symlink_to(tmp_path / "secret")
+    (model / "quantmill.json").write_text('{"source": {}, "files": {}}')
+    assert "tokenizer.json: is a link that leads out" in refusal()
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json", "quantmill.json"])
+def test_pipes(model: Path, refusal: Callable, name: str) -> None:
+    if name != "model.safetensors":
+        safetensors_with(model / "model.safetensors", ONE)
+    (model / name).unlink(missing_ok=True)
+    os.mkfifo(model / name)
+    if name == "model.safetensors.index.json":  # a pipe is no index, and the single file is a whole model
+        (model / "model.safetensors").unlink()
+    line = refusal()
+    assert "missing" in line or "holds no weights" in line
+
+
+MANIFESTS = ["{}", "x", "[]", '{"source": "abc"}', "[" * 100_000, '{"source": {}, "x": [' + "[]," * 900_000 + "[]]}"]
+
+
+@pytest.mark.parametrize("content", MANIFESTS, ids=["empty", "no JSON", "list", "no source", "deep", "long"])
+def test_manifests_that_are_none(model: Path, refusal: Callable, content: str) -> None:
+    safetensors_with(model / "model.safetensors", ONE)
+    (model / "quantmill.json").write_text(content)
+    assert "quantmill.json: is " in refusal()
+
+
+def test_a_long_name_in_an_index(model: Path, refusal: Callable) -> None:
+    sharded(model, FIRST, **{"一" * 2_000_000: FIRST})
+    assert "impossible entry" in refusal()
+
+
+def test_a_config_of_15_megabytes(model: Path, refusal: Callable) -> None:
+    (model / "config.json").write_text(json.dumps({"a": [{f"{n:x}一": "二"} for n in range(390_000)]}))
+    safetensors_with(model / "model.safetensors", ONE)
+    assert "config.json: no valid JSON (over 4 MiB)" in refusal()
 
 
 def test_a_shard_that_is_missing(model: Path, refusal: Callable) -> None:
@@ -307,3 +371,24 @@ def test_heads_that_differ(model: Path, refusal: Callable) -> None:
     config = {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True}
     (model / "config.json").write_text(json.dumps(config))
     assert "lm_head.weight differs from the embeddings that config.json ties it to" in refusal()
+
+
+def test_a_head_of_another_dtype_is_no_tied_one(model: Path, refusal: Callable) -> None:
+    entries = {"model.embed_tokens.weight": "F16", "lm_head.weight": "BF16"}
+    header = {
+        name: {"dtype": dtype, "shape": [1], "data_offsets": [2 * i, 2 * i + 2]}
+        for i, (name, dtype) in enumerate(entries.items())
+    }
+    safetensors_with(model / "model.safetensors", json.dumps(header).encode(), bytes(4))
+    config = {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True}
+    (model / "config.json").write_text(json.dumps(config))
+    assert "lm_head.weight differs from the embeddings" in refusal()
+
+
+def test_more_tensors_than_a_bin_can_name(model: Path, tmp_path: Path, tools_python: Path) -> None:
+    entry = {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}
+    safetensors_with(model / "model.safetensors", json.dumps({f"t{n}": entry for n in range(60_000)}).encode(), b"")
+    command = [tools_python, "-c", RUN, "scripts/safetensors_to_bin.py", model, tmp_path / "out"]
+    result = subprocess.run([*map(str, command)], cwd=REPO, capture_output=True, text=True, timeout=60)
+    assert "60000 tensors would come into one file" in result.stderr
+    assert int(result.stdout) < MEMORY

@@ -72,7 +72,15 @@ def test_a_model_arrives_at_a_commit_with_its_hashes(hub: Hub, download: Downloa
 
 
 def test_safetensors_win_over_bin() -> None:
-    names = ["config.json", "model.safetensors", "pytorch_model.bin", "tokenizer.json", "README.md", "a/config.json"]
+    names = [
+        "config.json",
+        "model.safetensors",
+        "pytorch_model.bin",
+        "tokenizer.json",
+        "README.md",
+        "a/config.json",
+        "quantmill.json",
+    ]
     assert select("x", names) == ["model.safetensors", "README.md", "config.json", "tokenizer.json"]
     shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"]
     others = ["pytorch_model.bin.index.json", "pytorch_model-00001-of-00001.bin", "consolidated.safetensors"]

@@ -40,6 +40,10 @@ def lines_of(rows: list[str]) -> bytes:
         ("bad.json.gz", [], "cannot be read as its name says"),
         ("none.txt", [], "holds no file none.txt"),
         ("empty.txt", [], "holds no text"),
+        ("null.jsonl", [], "holds something that is no text"),
+        ("half.jsonl", [], "holds something that is no text"),
+        ("cut.json.gz", [], "cannot be read as its name says"),
+        ("deep.jsonl", [], "cannot be read as its name says"),
     ],
 )
 def test_a_text(tmp_path: Path, tools_python: Path, call: Callable, file: str, options: list, expected: str) -> None:
@@ -53,6 +57,10 @@ def test_a_text(tmp_path: Path, tools_python: Path, call: Callable, file: str, o
                 "bad.parquet": b"PAR1",
                 "bad.json.gz": b"not gzip",
                 "empty.txt": b" \n",
+                "null.jsonl": b'{"text": null}\n',
+                "half.jsonl": b'{"text": "\\ud800"}\n',
+                "cut.json.gz": gzip.compress(lines_of(ROWS))[:-9],
+                "deep.jsonl": b"[" * 100_000,
             }
         )
         environment = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}

@@ -1,0 +1,107 @@
+"""Publishing: nothing half-written under a final name, nothing of the user's lost, one writer at a time."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import REPO
+
+from common import manifest
+from common.program import UserError
+from common.publish import place, publish
+
+
+def build(final: Path, content: str = "new", **options: Path) -> None:
+    with publish(final, **options) as folder:
+        folder.mkdir()
+        (folder / "weights").write_text(content)
+        manifest.write(folder, format="x", tool="x", tool_version="1", source={})
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    build(tmp_path / "out", "old")
+    with pytest.raises(ZeroDivisionError), publish(tmp_path / "out") as folder:
+        folder.mkdir()
+        raise ZeroDivisionError
+    assert (tmp_path / "out/weights").read_text() == "old"
+    build(tmp_path / "out")
+    assert (tmp_path / "out/weights").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("name", ["notes.txt", ".git", ".env"])
+def test_what_is_not_ours_is_left_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text("precious")
+    with pytest.raises(UserError, match="no artifact of Quantmill"):
+        build(tmp_path / "out")
+    assert (tmp_path / "out" / name).read_text() == "precious"
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("precious")
+    with pytest.raises(UserError, match="is a file where a folder is to be"):
+        build(tmp_path / "out")
+    assert (tmp_path / "out").read_text() == "precious"
+
+
+def test_a_folder_that_holds_its_source_is_not_replaced(tmp_path: Path) -> None:
+    build(tmp_path / "out")
+    (tmp_path / "out/src").mkdir()
+    with pytest.raises(UserError, match=r"holds .*src, which is to be read"):
+        build(tmp_path / "out", source=tmp_path / "out/src")
+    assert (tmp_path / "out/src").is_dir()
+
+
+def test_a_second_writer_is_told_so(tmp_path: Path, call: Callable, tools_python: Path) -> None:
+    with publish(tmp_path / "out") as folder:
+        folder.mkdir()
+        result = call(tools_python, "scripts/bin_to_safetensors.py", REPO / "demo", tmp_path / "out")
+        assert result.returncode == 1
+        assert "another program is writing it" in result.stderr
+        (folder / "first").write_text("first")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["first"]
+
+
+def test_what_was_put_aside_comes_back_after_a_kill(tmp_path: Path) -> None:
+    build(tmp_path / "out", "old")
+    (tmp_path / "out").rename(tmp_path / ".out.old")  # as if killed between the two renames
+    with pytest.raises(ZeroDivisionError), publish(tmp_path / "out"):
+        raise ZeroDivisionError
+    assert (tmp_path / "out/weights").read_text() == "old"
+
+
+def test_a_manifest_is_never_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("precious")
+    with pytest.raises(FileExistsError), publish(tmp_path / "out") as folder:
+        folder.mkdir()
+        place(tmp_path / "victim", folder / "quantmill.json")
+        manifest.write(folder, format="x", tool="x", tool_version="1")
+    assert (tmp_path / "victim").read_text() == "precious"
+
+
+def test_no_link_no_copy_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a filesystem knows no hard links, files are copied."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(1, "no links here")
+
+    (tmp_path / "a").write_text("a")
+    monkeypatch.setattr(os, "link", refuse)
+    place(tmp_path / "a", tmp_path / "b")
+    assert not (tmp_path / "b").is_symlink()
+    assert (tmp_path / "b").read_text() == "a"
+
+
+def test_hashes_are_of_the_bytes_and_not_of_what_a_manifest_claims(
+    tmp_path: Path, call: Callable, tools_python: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(REPO / "demo", model)
+    (model / "quantmill.json").write_text('{"source": {}, "files": {"config.json": {"sha256": "FORGED"}}}')
+    assert call(tools_python, "scripts/bin_to_safetensors.py", model, tmp_path / "out", "--verify").returncode == 0
+    files = json.loads((tmp_path / "out/quantmill.json").read_text())["files"]
+    assert all(manifest.sha256(tmp_path / "out" / name) == entry["sha256"] for name, entry in files.items())
