@@ -68,7 +68,7 @@ def demo(checkout: Callable[[], Path], call: Callable[..., subprocess.CompletedP
     """The whole default job, environments included, run once in a fresh copy of the project; with ct2-float32 too."""
     root = checkout()
     config = (root / "config/config.yaml").read_text()
-    (root / "config/config.yaml").write_text(config.replace("ct2-float16]", "ct2-float16, ct2-float32]"))
+    (root / "config/config.yaml").write_text(config.replace("ct2-float16,", "ct2-float16, ct2-float32,"))
     result = call(REPO / ".venv/bin/snakemake", "--cores", "8", "report", cwd=root)
     assert result.returncode == 0, result.stdout + result.stderr
     return root

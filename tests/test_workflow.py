@@ -42,7 +42,7 @@ def quality(root: Path, name: str) -> dict:
 
 def test_the_demo_fills_every_cell(demo: Path) -> None:
     table = rows(demo)
-    assert list(table) == ["fp16", "ct2-int8", "ct2-float16", "ct2-float32"]
+    assert list(table) == ["fp16", "ct2-int8", "ct2-float16", "ct2-float32", "gptq-int4", "awq-int4"]
     assert all(value != "" for row in table.values() for value in row.values())
     assert {row["pareto"] for row in table.values()} <= {"True", "False"}
     assert float(table["ct2-int8"]["bits_per_weight"]) == pytest.approx(8, abs=0.2)
@@ -113,7 +113,7 @@ def test_a_second_run_does_nothing(demo: Path, call: Callable) -> None:
         (
             "scripts/build_ct2.py",
             {f"{rule} {name}" for rule in ("latency", "quality") for name in ("ct2-int8", "ct2-float16", "ct2-float32")}
-            | {"ct2 int8", "ct2 float16", "ct2 float32", "page", "report"},
+            | {"ct2 ct2-int8", "ct2 ct2-float16", "ct2 ct2-float32", "page", "report"},
         ),
         ("scripts/metrics/divergence.py", {"quality *", "page", "report"}),
         ("scripts/latency.py", {"latency *", "page", "report"}),
@@ -148,7 +148,7 @@ def test_a_new_format_runs_only_its_own_jobs(demo: Path, call: Callable) -> None
     config = demo / "config/config.yaml"
     original = config.read_text()
     try:
-        config.write_text(original.replace("ct2-float32]", "ct2-float32, copy16]"))
+        config.write_text(original.replace("ct2-float32,", "ct2-float32, copy16,"))
         assert jobs(call, demo) == {"copy16", "latency copy16", "quality copy16", "study", "page", "report"}
     finally:
         file.unlink()
