@@ -70,11 +70,11 @@ def gated(wildcards):
 
 
 def gate_input(wildcards):
-    """What the quality gate compares with. Rules take it as `ancient`: scoring anew is no reason to build anew."""
+    """What the quality gate compares with."""
     if not gated(wildcards):
         return []
     model = f"artifacts/{wildcards.model}"
-    return [f"{model}/quality/{STUDY['reference']}.json", f"{model}/tokens/evaluation.json"]
+    return [f"{model}/gate.json", f"{model}/tokens/evaluation.json"]
 
 
 def gate_options(wildcards):

@@ -54,6 +54,31 @@ rule reference_logits:
         " --protocol {params.protocol} --evaluation {input.evaluation} --device {params.device} --threads {threads} 2> {log}"
 
 
+rule gate_reference:
+    input:
+        # scoring anew is no reason to build anew what is compared with it
+        program=ancient(program("gate.py")),
+        engine=ancient(engine_files(STUDY["reference"])),
+        env=environment(FORMATS[STUDY["reference"]].env),
+        artifact=f"artifacts/{{model}}/{STUDY['reference']}",
+        evaluation="artifacts/{model}/tokens/evaluation.json",
+    output:
+        "artifacts/{model}/gate.json",
+    log:
+        "artifacts/logs/{model}/gate-reference.log",
+    threads: 8
+    resources:
+        gpu=1,
+    params:
+        python=python(FORMATS[STUDY["reference"]].env),
+        engine=FORMATS[STUDY["reference"]].engine,
+        device=STUDY["device"],
+        protocol=STUDY["perplexity"],
+    shell:
+        "{params.python:q} {input.program[0]} {input.artifact} {output} --engine {params.engine}"
+        " --protocol {params.protocol} --evaluation {input.evaluation} --device {params.device} --threads {threads} 2> {log}"
+
+
 rule quality:
     input:
         program=program("quality.py"),

@@ -74,6 +74,15 @@ def test_what_was_put_aside_comes_back_after_a_kill(tmp_path: Path) -> None:
     assert (tmp_path / "out/weights").read_text() == "old"
 
 
+def test_what_was_half_removed_never_comes_back(tmp_path: Path) -> None:
+    build(tmp_path / "out", "old")
+    (tmp_path / "out").rename(tmp_path / ".out.gone")  # as if killed while it was being removed
+    (tmp_path / ".out.gone/weights").unlink()
+    with pytest.raises(ZeroDivisionError), publish(tmp_path / "out"):
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_manifest_is_never_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("precious")
     with pytest.raises(FileExistsError), publish(tmp_path / "out") as folder:

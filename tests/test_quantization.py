@@ -147,7 +147,7 @@ def test_the_quality_gate(
     shard.write_bytes(data)
     gate = (
         "--gate-reference",
-        artifacts / "quality/fp16.json",
+        artifacts / "gate.json",
         "--gate-evaluation",
         artifacts / "tokens/evaluation.json",
     )

@@ -20,7 +20,14 @@ def cell(folder: Path, name: str, rate: float, nll: list[float] | None, model: s
     """Write an artifact's manifest and its results; return the cell of study.json that names them."""
     artifact = folder / model / name
     artifact.mkdir(parents=True)
-    manifest = {"bits_per_weight": 8.0, "bytes": 10, "build_seconds": 1.0, "tool": "t", "tool_version": "1"}
+    manifest = {
+        "source": {},
+        "bits_per_weight": 8.0,
+        "bytes": 10,
+        "build_seconds": 1.0,
+        "tool": "t",
+        "tool_version": "1",
+    }
     (artifact / "quantmill.json").write_text(json.dumps(manifest))
     common = {"metrics_version": METRICS_VERSION, "compute_type": "float32", "versions": {}, "device": {"name": "d"}}
     speed = dict.fromkeys(results.LATENCY, 1.0) | {"tokens_per_second": rate}

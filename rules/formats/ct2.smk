@@ -11,7 +11,7 @@ rule ct2:
         program=program("build_ct2.py"),
         env=environment("torch"),
         source="artifacts/{model}/safetensors",
-        gate=ancient(gate_input),
+        gate=gate_input,
     output:
         directory("artifacts/{model}/{format}"),
     log:

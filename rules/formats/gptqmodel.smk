@@ -18,7 +18,7 @@ rule quantize:
         source="artifacts/{model}/fp16",
         calibration="artifacts/{model}/tokens/calibration.json",
         evaluation="artifacts/{model}/tokens/evaluation.json",
-        gate=ancient(gate_input),
+        gate=gate_input,
     output:
         directory("artifacts/{model}/{format}"),
     log:

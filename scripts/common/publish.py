@@ -50,12 +50,12 @@ def publish(final: Path, *, source: Path | None = None, sync: bool = True) -> It
     if source is not None and source.resolve() != final and source.resolve().is_relative_to(final):
         raise UserError(f"{final}: holds {source}, which is to be read; name another folder to write")
     final.parent.mkdir(parents=True, exist_ok=True)
-    partial, old = final.with_name(f".{final.name}.partial"), final.with_name(f".{final.name}.old")
+    partial, old, gone = (final.with_name(f".{final.name}.{name}") for name in ("partial", "old", "gone"))
     with _locked(final):
         _remove(partial)
+        _remove(gone)
         if old.exists() and not final.exists():  # a run was killed between its two renames
             old.rename(final)
-        _remove(old)
         try:
             yield partial
             if sync:
@@ -63,7 +63,9 @@ def publish(final: Path, *, source: Path | None = None, sync: bool = True) -> It
                     fsync_path(path)
                 fsync_path(partial)
             _replace(partial, final, old)
-            _remove(old)
+            if old.exists():
+                old.rename(gone)  # what is called old is always whole
+            _remove(gone)
             if sync:
                 fsync_path(final.parent)
         except BaseException:
@@ -78,6 +80,7 @@ def _replace(partial: Path, final: Path, old: Path) -> None:
         return
     if not final.is_dir():
         raise UserError(f"{final}: is a file where a folder is to be; remove it, or name another folder")
+    _remove(old)
     final.rename(old)  # a folder cannot be renamed over one that holds files, and removing one takes a while
     try:
         partial.replace(final)

@@ -15,7 +15,7 @@ GATE = Path(__file__).resolve().parents[1] / "gate.py"
 
 def add_arguments(arguments: argparse.ArgumentParser) -> None:
     """What the gate needs; without a reference nothing is scored."""
-    arguments.add_argument("--gate-reference", type=Path, help="what quality.py wrote for the reference")
+    arguments.add_argument("--gate-reference", type=Path, help="what gate.py wrote for the reference")
     arguments.add_argument("--gate-evaluation", type=Path, help="the tokenised evaluation text")
     arguments.add_argument("--gate-factor", type=float, default=1.5, help="of the reference's perplexity, at most")
 
