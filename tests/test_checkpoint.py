@@ -289,3 +289,19 @@ def test_any_view_is_gathered_as_numpy_does(tmp_path_factory: pytest.TempPathFac
     path.write_bytes(values.tobytes())
     tensor = Tensor("w", "F32", view.shape, tuple(stride // 4 for stride in view.strides), path, 0)
     assert b"".join(map(bytes, tensor.chunks())) == view.tobytes()
+
+
+def test_a_snapshot_of_the_hubs_cache_links_to_its_blobs_and_nowhere_else(tmp_path: Path) -> None:
+    folder = tmp_path / "models--a--b/snapshots/commit"
+    tiny_model(tmp_path / "made", {"w": np.ones(2)})
+    folder.mkdir(parents=True)
+    for blobs in (tmp_path / "models--a--b/blobs", tmp_path / "blobs"):  # a repository's own, and all repositories'
+        blobs.mkdir()
+        (blobs / "1").write_bytes((tmp_path / "made/model.safetensors").read_bytes())
+        (folder / "model.safetensors").unlink(missing_ok=True)
+        (folder / "model.safetensors").symlink_to(blobs / "1")
+        assert list(shards.find(folder).tensors()) == ["w"]
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to(tmp_path / "made/model.safetensors")
+    with pytest.raises(UserError, match="link that leads out"):
+        shards.find(folder)
