@@ -7,21 +7,16 @@
 SRC is the fp16 artifact. The same input gives the same bytes on a CPU.
 """
 
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import awq
-import torch
 from awq.quantize.quantizer import AwqQuantizer
 from transformers import AutoTokenizer
 
-import devices
-from checkpoint import shards
-from common.program import UserError, first_line, run
-from common.publish import publish
-from quantization import calibration, layers
-from quantization.program import boolean, parser, write_artifact
+from common.program import run
+from quantization.program import Job, boolean, build, parser
+
+PARAMETERS = ("w_bit", "q_group_size", "zero_point", "version")
 
 
 class Quantizer(AwqQuantizer):
@@ -41,6 +36,22 @@ class Quantizer(AwqQuantizer):
             del module2inspect.state_dict
 
 
+def quantize(job: Job) -> None:
+    """Call autoawq."""
+    model = awq.AutoAWQForCausalLM.from_pretrained(
+        str(job.src), torch_dtype=job.dtype, device_map=job.device, safetensors=True
+    )
+    model.quantize(
+        AutoTokenizer.from_pretrained(job.src),
+        quant_config=job.parameters,
+        calib_data=job.calibration.samples,
+        max_calib_samples=len(job.calibration.samples),
+        max_calib_seq_len=job.calibration.sequence_length,
+        quantizer_cls=Quantizer,
+    )
+    model.save_quantized(str(job.saved), safetensors=True)
+
+
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--w-bit", type=int, choices=[4], default=4)
@@ -49,55 +60,15 @@ def main() -> None:
     arguments.add_argument("--version", choices=["GEMM"], default="GEMM")
     options = arguments.parse_args()
 
-    source = shards.find(options.src)
-    size = layers.group_size(options.q_group_size, layers.linear_layers(source.tensors()), options.src)
-    chosen = calibration.read(
-        options.calibration,
-        options.evaluation,
-        samples=options.samples,
-        sequence_length=options.sequence_length,
-        seed=options.seed,
+    build(
+        options,
+        quantize,
+        format="awq-int4",
+        tool="autoawq",
+        tool_version=awq.__version__,
+        parameters={name: getattr(options, name) for name in PARAMETERS},
+        group_size="q_group_size",
     )
-    parameters = {
-        "w_bit": options.w_bit,
-        "q_group_size": size,
-        "zero_point": options.zero_point,
-        "version": options.version,
-    }
-    torch.manual_seed(options.seed)
-    device = devices.resolve(options.device)
-    with publish(options.dst) as folder, tempfile.TemporaryDirectory() as temporary:
-        folder.mkdir()
-        try:
-            model = awq.AutoAWQForCausalLM.from_pretrained(
-                str(options.src),
-                torch_dtype=torch.float32 if device == "cpu" else torch.float16,
-                device_map=device,
-                safetensors=True,
-            )
-            model.quantize(
-                AutoTokenizer.from_pretrained(options.src),
-                quant_config=parameters,
-                calib_data=chosen.samples,
-                max_calib_samples=len(chosen.samples),
-                max_calib_seq_len=chosen.sequence_length,
-                quantizer_cls=Quantizer,
-            )
-            model.save_quantized(temporary, safetensors=True)
-        except Exception as error:  # whatever transformers and autoawq raise for models that they do not know
-            raise UserError(f"{options.src}: autoawq cannot quantize it ({first_line(error)})") from error
-        write_artifact(
-            folder,
-            Path(temporary),
-            source,
-            format="awq-int4",
-            tool="autoawq",
-            tool_version=awq.__version__,
-            parameters=parameters,
-            calibration=chosen,
-            device=device,
-            options=options,
-        )
 
 
 if __name__ == "__main__":

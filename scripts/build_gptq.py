@@ -8,8 +8,6 @@ SRC is the fp16 artifact. The same input gives the same bytes on a CPU.
 """
 
 import os
-import tempfile
-from pathlib import Path
 
 # Read at import: its own guess is wrong on machines with two cores; no kernel sources may come from the network
 os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
@@ -18,12 +16,19 @@ os.environ.setdefault("GPTQMODEL_OFFLINE", "1")
 import gptqmodel
 import torch
 
-import devices
-from checkpoint import shards
-from common.program import UserError, first_line, run
-from common.publish import publish
-from quantization import calibration, layers
-from quantization.program import boolean, parser, write_artifact
+from common.program import run
+from quantization.program import Job, boolean, build, parser
+
+PARAMETERS = ("bits", "group_size", "sym", "desc_act", "damp_percent")
+
+
+def quantize(job: Job) -> None:
+    """Call gptqmodel."""
+    config = gptqmodel.QuantizeConfig(**job.parameters, device=job.device, offload_to_disk=False)
+    model = gptqmodel.GPTQModel.load(str(job.src), config, dtype=job.dtype)
+    samples = [torch.tensor([ids]) for ids in job.calibration.samples]
+    model.quantize([{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in samples], batch_size=1)
+    model.save(str(job.saved))
 
 
 def main() -> None:
@@ -35,50 +40,15 @@ def main() -> None:
     arguments.add_argument("--damp-percent", type=float, default=0.05)
     options = arguments.parse_args()
 
-    source = shards.find(options.src)
-    size = layers.group_size(options.group_size, layers.linear_layers(source.tensors()), options.src)
-    chosen = calibration.read(
-        options.calibration,
-        options.evaluation,
-        samples=options.samples,
-        sequence_length=options.sequence_length,
-        seed=options.seed,
+    build(
+        options,
+        quantize,
+        format="gptq-int4",
+        tool="gptqmodel",
+        tool_version=gptqmodel.__version__,
+        parameters={name: getattr(options, name) for name in PARAMETERS},
+        group_size="group_size",
     )
-    parameters = {
-        "bits": options.bits,
-        "group_size": size,
-        "sym": options.sym,
-        "desc_act": options.desc_act,
-        "damp_percent": options.damp_percent,
-    }
-    torch.manual_seed(options.seed)
-    device = devices.resolve(options.device)
-    data = [
-        {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
-        for ids in chosen.samples
-    ]
-    with publish(options.dst) as folder, tempfile.TemporaryDirectory() as temporary:
-        folder.mkdir()
-        try:
-            config = gptqmodel.QuantizeConfig(**parameters, device=device, offload_to_disk=False)
-            dtype = torch.float32 if device == "cpu" else torch.float16
-            model = gptqmodel.GPTQModel.load(str(options.src), config, dtype=dtype)
-            model.quantize(data, batch_size=1)
-            model.save(temporary)
-        except Exception as error:  # whatever transformers and gptqmodel raise for models that they do not know
-            raise UserError(f"{options.src}: gptqmodel cannot quantize it ({first_line(error)})") from error
-        write_artifact(
-            folder,
-            Path(temporary),
-            source,
-            format="gptq-int4",
-            tool="gptqmodel",
-            tool_version=gptqmodel.__version__,
-            parameters=parameters,
-            calibration=chosen,
-            device=device,
-            options=options,
-        )
 
 
 if __name__ == "__main__":

@@ -10,6 +10,16 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).parent.parent
+MEMORY = 200 * 1024  # KiB
+# the program, and at its end the most memory that it held
+RUN = """
+import atexit, runpy, sys
+status = lambda: open('/proc/self/status').read().split('VmHWM:')[1].split()[0]
+atexit.register(lambda: print(status()))
+sys.path.insert(0, 'scripts')
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name='__main__')
+"""
 
 
 def _interpreter(env: str) -> Path:
@@ -72,3 +82,30 @@ def demo(checkout: Callable[[], Path], call: Callable[..., subprocess.CompletedP
     result = call(REPO / ".venv/bin/snakemake", "--cores", "8", "report", cwd=root)
     assert result.returncode == 0, result.stdout + result.stderr
     return root
+
+
+@pytest.fixture
+def hostile_model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def refusal(tmp_path: Path, tools_python: Path, hostile_model: Path) -> Callable[[], str]:
+    def run() -> str:
+        before = sorted(tmp_path.iterdir())
+        program = "scripts/bin_to_safetensors.py"
+        command = [tools_python, "-c", RUN, program, hostile_model, tmp_path / "out", "--verify"]
+        result = subprocess.run([*map(str, command)], cwd=REPO, capture_output=True, text=True, timeout=60)
+        assert result.returncode == 1, result.stdout + result.stderr
+        # nothing converted, nothing half-done, nothing that a pickle made
+        assert sorted(tmp_path.iterdir()) == before
+        assert int(result.stdout) < MEMORY
+        lines = result.stderr.splitlines()
+        assert len(lines) == 1, lines
+        assert lines[0].startswith(f"error: {hostile_model}"), lines
+        return lines[0]
+
+    return run

@@ -78,18 +78,9 @@ class View:
 
 
 def _rebuild_v2(
-    storage: Storage,
-    offset: int,
-    size: tuple,
-    stride: tuple,
-    _grad: Any = None,
-    _hooks: Any = None,
-    metadata: Any = None,
+    storage: Storage, offset: int, size: tuple, stride: tuple, grad: Any = None, hooks: Any = None, metadata: Any = None
 ) -> View:
-    _plain(metadata)
-    if storage.dtype is None:
-        raise ValueError("an untyped storage without a dtype")
-    return _view(storage, storage.dtype, offset, size, stride)
+    return _rebuild_v3(storage, offset, size, stride, grad, hooks, storage, metadata)
 
 
 def _rebuild_v3(
@@ -99,25 +90,14 @@ def _rebuild_v3(
     stride: tuple,
     _grad: Any,
     _hooks: Any,
-    dtype: Name,
+    dtype: Name | Storage,
     metadata: Any = None,
 ) -> View:
-    _plain(metadata)
-    if dtype.dtype is None:
-        raise ValueError("a tensor without a dtype")
-    return _view(storage, dtype.dtype, offset, size, stride)
-
-
-def _plain(metadata: Any) -> None:
-    """torch notes there that the numbers are to be conjugated or negated."""
-    if metadata:
+    if metadata:  # torch notes there that the numbers are to be conjugated or negated
         raise ValueError("a conjugated or negated view; save its .resolve_conj().resolve_neg()")
-
-
-def _view(storage: Storage, dtype: str, offset: int, size: tuple, stride: tuple) -> View:
-    if not (isinstance(storage, Storage) and isinstance(size, tuple) and isinstance(stride, tuple)):
+    if not (isinstance(storage, Storage) and isinstance(size, tuple) and isinstance(stride, tuple)) or not dtype.dtype:
         raise ValueError("a tensor that is none")
-    return View(storage, dtype, offset, size, stride)
+    return View(storage, dtype.dtype, offset, size, stride)
 
 
 def _ordered_dict() -> OrderedDict:

@@ -2,17 +2,24 @@
 
 import argparse
 import json
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
+import devices
 from checkpoint import safetensors_file, sharding, shards
 from checkpoint.float16 import stored_dtype, write_float16
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import DTYPE_BYTES
 from common import manifest, program, quality_gate
-from common.publish import place
+from common.program import UserError, first_line
+from common.publish import place, publish
+from quantization import calibration, layers
 from quantization.calibration import Calibration
 
 SHARD_BYTES = 5 * 10**9
@@ -40,26 +47,75 @@ def boolean(text: str) -> bool:
     return text.lower() == "true"
 
 
-def write_artifact(
-    folder: Path,
-    saved: Path,
-    source: Checkpoint,
+@dataclass(frozen=True)
+class Job:
+    """What a tool is to do: quantize `src` as `parameters` say, on `samples`, and save to `saved`."""
+
+    src: Path
+    saved: Path
+    parameters: dict[str, Any]
+    calibration: Calibration
+    device: str
+    dtype: torch.dtype
+
+
+def build(
+    options: argparse.Namespace,
+    quantize: Callable[[Job], None],
     *,
     format: str,
     tool: str,
     tool_version: str,
-    parameters: Mapping[str, Any],
-    calibration: Calibration,
-    device: str,
-    options: argparse.Namespace,
+    parameters: dict[str, Any],
+    group_size: str,
 ) -> None:
-    """Write what a tool saved to `saved` as an artifact that has passed the quality gate.
+    """Quantize with a tool and publish the result.
+
+    Args:
+        options: of `parser`. quantize: calls the tool.
+        parameters: in the tool's own words; the one called `group_size` may be `auto`.
+
+    Raises `UserError` where the group size or the calibration does not fit, and for whatever the tool raises.
+    """
+    source = shards.find(options.src)
+    fitting = layers.group_size(parameters[group_size], layers.linear_layers(source.tensors()), options.src)
+    samples = calibration.read(
+        options.calibration,
+        options.evaluation,
+        samples=options.samples,
+        sequence_length=options.sequence_length,
+        seed=options.seed,
+    )
+    device = devices.resolve(options.device)
+    torch.manual_seed(options.seed)
+    with publish(options.dst, source=options.src) as folder, tempfile.TemporaryDirectory() as temporary:
+        folder.mkdir()
+        dtype = torch.float32 if device == "cpu" else torch.float16
+        job = Job(options.src, Path(temporary), parameters | {group_size: fitting}, samples, device, dtype)
+        try:
+            quantize(job)
+        except Exception as error:  # whatever transformers and the tools raise for models that they do not know
+            raise UserError(f"{options.src}: {tool} cannot quantize it ({first_line(error)})") from error
+        write_artifact(folder, job, source, options, format=format, tool=tool, tool_version=tool_version)
+
+
+def write_artifact(
+    folder: Path,
+    job: Job,
+    source: Checkpoint,
+    options: argparse.Namespace,
+    *,
+    format: str,
+    tool: str,
+    tool_version: str,
+) -> None:
+    """Write what a tool saved as an artifact that has passed the quality gate.
 
     Weights that were not quantized are stored in float16 again, the config is the source's with the tool's
     quantization_config added, and all else is carried over: what a tool writes beside that (paths of temporary folders,
     a cache that is off, rope_theta in one spelling) differs from run to run, or makes it another model.
     """
-    written = shards.find(saved)
+    written = shards.find(job.saved)
     tensors = written.tensors()
     groups = sharding.split(list(tensors.values()), SHARD_BYTES)
     names = sharding.write(
@@ -71,7 +127,7 @@ def write_artifact(
     for path in source.others():
         if path.name != "config.json":
             place(path, folder / path.name)
-    gate = quality_gate.check(folder, "gptqmodel", device, options)
+    gate = quality_gate.check(folder, "gptqmodel", job.device, options)
     origin = manifest.read(source.folder)
     stored = {name: tensor.numel * DTYPE_BYTES[stored_dtype(tensor)] for name, tensor in tensors.items()}
     untied = "lm_head.weight" in stored
@@ -82,16 +138,16 @@ def write_artifact(
         tool=tool,
         tool_version=tool_version,
         parameters={
-            **parameters,
+            **job.parameters,
             "seed": options.seed,
-            "device": device,
-            "samples": len(calibration.samples),
-            "sequence_length": calibration.sequence_length,
+            "device": job.device,
+            "samples": len(job.calibration.samples),
+            "sequence_length": job.calibration.sequence_length,
         },
         source=origin["source"],
         parameter_count=origin["parameter_count"],
         weight_files=list(names),
         weight_bytes_per_token=sum(stored.values()) - (stored.get("model.embed_tokens.weight", 0) if untied else 0),
-        calibration_sha256=calibration.sha256,
+        calibration_sha256=job.calibration.sha256,
         gate=gate,
     )

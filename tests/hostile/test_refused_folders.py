@@ -1,0 +1,195 @@
+"""Hostile safetensors and folders through the programs: memory stays small, one line names the file and remedy."""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import MEMORY, REPO, RUN
+from forge import safetensors_with
+
+ONE = b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
+
+
+HEADERS = {
+    "a key twice": (b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},' * 2)[:-1] + b"}",
+    "a shape twice": b'{"a":{"dtype":"F32","shape":[1],"shape":[2],"data_offsets":[0,8]}}',
+    "millions of lists": b'{"__metadata__":[' + b"[]," * 5_000_000 + b"[]]}",
+    "millions of keys": b"{" + b",".join(b'"%07d":1' % number for number in range(1_000_000)) + b"}",
+    "a text of 15 MB": b'{"' + b"x" * 15_000_000 + '\N{PILE OF POO}"'.encode() + b":1}",
+    "a header of 20 MB": ONE + b" " * 20_000_000,
+    "a dtype that is a list": b'{"a":{"dtype":["F32"],"shape":[2],"data_offsets":[0,8]}}',
+    "a size that is true": b'{"a":{"dtype":"F32","shape":[true],"data_offsets":[0,4]}}',
+    "a size that is NaN": b'{"a":{"dtype":"F32","shape":[NaN],"data_offsets":[0,4]}}',
+    "a size with 5,000 digits": b'{"a":{"dtype":"F32","shape":[' + b"9" * 5000 + b'],"data_offsets":[0,4]}}',
+    "thousands of dimensions": b'{"a":{"dtype":"F32","shape":[0' + b",1" * 20_000 + b'],"data_offsets":[0,0]}}',
+    "sizes beyond numbers": b'{"a":{"dtype":"F32","shape":[0,4611686018427387904,8],"data_offsets":[0,0]}}',
+    "half a surrogate": b'{"\\ud800":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
+    "a name with a line end": b'{"a\\n":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
+    "no UTF-8": b'{"\xff":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
+}
+
+
+@pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS.keys())
+def test_safetensors_headers(hostile_model: Path, refusal: Callable, header: bytes) -> None:
+    safetensors_with(hostile_model / "model.safetensors", header)
+    assert "its header is damaged" in refusal()
+
+
+def sharded(hostile_model: Path, *names: str, **weight_map: str) -> None:
+    """Write a shard of a tensor `a` under each name, and an index."""
+    for name in names:
+        safetensors_with(hostile_model / name, ONE)
+    (hostile_model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+@pytest.mark.parametrize("name", ["../../secret", "/etc/passwd", "a/../b", "..", "", "a\0b"])
+def test_shards_outside_the_folder(hostile_model: Path, refusal: Callable, name: str) -> None:
+    sharded(hostile_model, a=name)
+    assert "names the shard" in refusal()
+
+
+@pytest.mark.parametrize("name", ["quantmill.json", "tokenizer.json", ".hidden.safetensors", "weights.bin"])
+def test_shards_that_are_no_weight_files(hostile_model: Path, refusal: Callable, name: str) -> None:
+    sharded(hostile_model, name, a=name)
+    assert "which is no .safetensors file" in refusal()
+
+
+def test_links_that_lead_out(hostile_model: Path, tmp_path: Path, refusal: Callable) -> None:
+    safetensors_with(tmp_path / "elsewhere", ONE)
+    sharded(hostile_model, a=FIRST)
+    (hostile_model / FIRST).symlink_to(tmp_path / "elsewhere")
+    assert "link that leads out of the model's folder" in refusal()
+
+
+def test_a_tokenizer_that_is_a_link(hostile_model: Path, tmp_path: Path, refusal: Callable) -> None:
+    (tmp_path / "secret").write_text("secret")
+    safetensors_with(hostile_model / "model.safetensors", ONE)
+    (hostile_model / "tokenizer.json").symlink_to(tmp_path / "secret")
+    assert "tokenizer.json: is a link that leads out" in refusal()
+
+
+def test_a_manifest_gives_links_no_licence(hostile_model: Path, tmp_path: Path, refusal: Callable) -> None:
+    (tmp_path / "secret").write_text("secret")
+    safetensors_with(hostile_model / "model.safetensors", ONE)
+    (hostile_model / "tokenizer.json").symlink_to(tmp_path / "secret")
+    (hostile_model / "quantmill.json").write_text('{"source": {}, "files": {}}')
+    assert "tokenizer.json: is a link that leads out" in refusal()
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json", "quantmill.json"])
+def test_pipes(hostile_model: Path, refusal: Callable, name: str) -> None:
+    if name != "model.safetensors":
+        safetensors_with(hostile_model / "model.safetensors", ONE)
+    (hostile_model / name).unlink(missing_ok=True)
+    os.mkfifo(hostile_model / name)
+    if name == "model.safetensors.index.json":  # a pipe is no index, and the single file is a whole model
+        (hostile_model / "model.safetensors").unlink()
+    line = refusal()
+    assert "missing" in line or "holds no weights" in line
+
+
+MANIFESTS = ["{}", "x", "[]", '{"source": "abc"}', "[" * 100_000, '{"source": {}, "x": [' + "[]," * 900_000 + "[]]}"]
+
+
+@pytest.mark.parametrize("content", MANIFESTS, ids=["empty", "no JSON", "list", "no source", "deep", "long"])
+def test_manifests_that_are_none(hostile_model: Path, refusal: Callable, content: str) -> None:
+    safetensors_with(hostile_model / "model.safetensors", ONE)
+    (hostile_model / "quantmill.json").write_text(content)
+    assert "quantmill.json: is " in refusal()
+
+
+def test_a_long_name_in_an_index(hostile_model: Path, refusal: Callable) -> None:
+    sharded(hostile_model, FIRST, **{"一" * 2_000_000: FIRST})
+    assert "impossible entry" in refusal()
+
+
+def test_a_config_of_15_megabytes(hostile_model: Path, refusal: Callable) -> None:
+    (hostile_model / "config.json").write_text(json.dumps({"a": [{f"{n:x}一": "二"} for n in range(390_000)]}))
+    safetensors_with(hostile_model / "model.safetensors", ONE)
+    assert "config.json: no valid JSON (over 4 MiB)" in refusal()
+
+
+def test_a_shard_that_is_missing(hostile_model: Path, refusal: Callable) -> None:
+    sharded(hostile_model, FIRST, a=FIRST, b=SECOND)
+    assert f"{SECOND}: is missing" in refusal()
+
+
+def test_a_shard_that_is_a_pipe(hostile_model: Path, refusal: Callable) -> None:
+    sharded(hostile_model, FIRST, a=FIRST, b=SECOND)
+    os.mkfifo(hostile_model / SECOND)
+    assert f"{SECOND}: is missing" in refusal()
+
+
+def test_a_shard_that_nobody_names(hostile_model: Path, refusal: Callable) -> None:
+    sharded(hostile_model, FIRST, SECOND, a=FIRST)
+    assert f"{SECOND}: holds weights, but model.safetensors.index.json does not name it" in refusal()
+
+
+def test_a_single_file_beside_shards(hostile_model: Path, refusal: Callable) -> None:
+    sharded(hostile_model, FIRST, "model.safetensors", a=FIRST)
+    assert "model.safetensors: holds weights, but" in refusal()
+
+
+def test_shards_without_an_index(hostile_model: Path, refusal: Callable) -> None:
+    safetensors_with(hostile_model / FIRST, ONE)
+    assert f"{FIRST}: a shard, but its index is not there" in refusal()
+
+
+def test_two_shards_that_hold_one_name(hostile_model: Path, refusal: Callable) -> None:
+    sharded(hostile_model, FIRST, SECOND, a=FIRST, b=SECOND)
+    assert "a is also in" in refusal()
+
+
+def test_an_index_that_names_a_tensor_twice(hostile_model: Path, refusal: Callable) -> None:
+    sharded(hostile_model, FIRST, SECOND)
+    index = hostile_model / "model.safetensors.index.json"
+    index.write_text(f'{{"weight_map": {{"a": "{FIRST}", "a": "{SECOND}"}}}}')
+    assert "the key 'a' stands twice" in refusal()
+
+
+def test_an_index_of_another_model(hostile_model: Path, refusal: Callable) -> None:
+    sharded(hostile_model, FIRST, a=FIRST, b=FIRST)
+    assert f"{FIRST}: lacks b, which the index says it holds" in refusal()
+
+
+def test_a_truncated_shard(hostile_model: Path, refusal: Callable) -> None:
+    safetensors_with(hostile_model / "model.safetensors", ONE, bytes(4))
+    assert "its header tells of" in refusal()
+
+
+def test_heads_that_differ(hostile_model: Path, refusal: Callable) -> None:
+    entries = ("model.embed_tokens.weight", "lm_head.weight")
+    header = {name: {"dtype": "U8", "shape": [1], "data_offsets": [i, i + 1]} for i, name in enumerate(entries)}
+    safetensors_with(hostile_model / "model.safetensors", json.dumps(header).encode(), b"\1\2")
+    config = {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True}
+    (hostile_model / "config.json").write_text(json.dumps(config))
+    assert "lm_head.weight differs from the embeddings that config.json ties it to" in refusal()
+
+
+def test_a_head_of_another_dtype_is_no_tied_one(hostile_model: Path, refusal: Callable) -> None:
+    entries = {"model.embed_tokens.weight": "F16", "lm_head.weight": "BF16"}
+    header = {
+        name: {"dtype": dtype, "shape": [1], "data_offsets": [2 * i, 2 * i + 2]}
+        for i, (name, dtype) in enumerate(entries.items())
+    }
+    safetensors_with(hostile_model / "model.safetensors", json.dumps(header).encode(), bytes(4))
+    config = {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True}
+    (hostile_model / "config.json").write_text(json.dumps(config))
+    assert "lm_head.weight differs from the embeddings" in refusal()
+
+
+def test_more_tensors_than_a_bin_can_name(hostile_model: Path, tmp_path: Path, tools_python: Path) -> None:
+    entry = {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}
+    safetensors_with(
+        hostile_model / "model.safetensors", json.dumps({f"t{n}": entry for n in range(60_000)}).encode(), b""
+    )
+    command = [tools_python, "-c", RUN, "scripts/safetensors_to_bin.py", hostile_model, tmp_path / "out"]
+    result = subprocess.run([*map(str, command)], cwd=REPO, capture_output=True, text=True, timeout=60)
+    assert "60000 tensors would come into one file" in result.stderr
+    assert int(result.stdout) < MEMORY
