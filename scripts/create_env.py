@@ -76,7 +76,10 @@ def find_uv(pins: Path) -> list[str]:
 def call(command: list[str], environment: Mapping[str, str]) -> None:
     """Run a command. Raises `UserError` where it fails; what it printed stands above."""
     if subprocess.run(command, env=dict(environment)).returncode:
-        raise UserError(f"{' '.join(command)} failed; see above")
+        raise UserError(
+            f"{' '.join(command)} failed; see above. A package that failed to build wants a C++ compiler and Python's "
+            "headers: install them, or leave out the formats that use this environment (config/README.md, `formats`)"
+        )
 
 
 def main() -> None:
