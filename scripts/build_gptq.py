@@ -15,6 +15,7 @@ os.environ.setdefault("GPTQMODEL_OFFLINE", "1")
 
 import gptqmodel
 import torch
+from gptqmodel.looper import loop_processor
 
 from common.program import run
 from quantization.program import Job, boolean, build, parser
@@ -24,6 +25,7 @@ PARAMETERS = ("bits", "group_size", "sym", "desc_act", "damp_percent")
 
 def quantize(job: Job) -> None:
     """Call gptqmodel."""
+    loop_processor._PROJECT_LOG_DIR = job.saved / "logs"  # its own choice is a folder where the user happens to be
     config = gptqmodel.QuantizeConfig(**job.parameters, device=job.device, offload_to_disk=False)
     model = gptqmodel.GPTQModel.load(str(job.src), config, dtype=job.dtype)
     samples = [torch.tensor([ids]) for ids in job.calibration.samples]
