@@ -24,10 +24,11 @@ rule latency:
         new_tokens=STUDY["latency"]["new_tokens"],
         repeats=STUDY["latency"]["repeats"],
         processes=STUDY["latency"]["processes"],
+        decode=STUDY["latency"]["decode"],
     shell:
         "{params.python:q} {input.program[0]} {input.artifact} {output} --engine {params.engine} --prompts {input.prompts}"
         " --device {params.device} --threads {threads} --new-tokens {params.new_tokens} --repeats {params.repeats}"
-        " --processes {params.processes} 2> {log}"
+        " --processes {params.processes} --decode {params.decode} 2> {log}"
 
 
 rule reference_logits:

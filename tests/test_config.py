@@ -44,7 +44,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_defaults_are_filled_in() -> None:
     study = checked({"models": {"demo": {"source": "demo"}}}, SCHEMA, FORMATS | {"ct2-float16": FORMATS["fp16"]}, [])
     assert study["reference"] == "fp16"
-    assert study["latency"] == {"new_tokens": 200, "repeats": 3, "processes": 3}
+    assert study["latency"] == {"new_tokens": 200, "repeats": 3, "processes": 3, "decode": "captured"}
     assert study["texts"]["prompts"] == "config/prompts.txt"
     assert study["models"]["demo"]["formats"] == ["fp16", "ct2-int8", "ct2-float16"]
 

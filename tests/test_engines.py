@@ -25,6 +25,10 @@ def test_greedy_tokens_are_those_of_generate(facts: dict[str, Any], name: str) -
     assert facts[name]["count"] == 60
 
 
+def test_a_static_cache_gives_the_tokens_of_generate(facts: dict[str, Any]) -> None:
+    assert facts["fp16"]["static_tokens_equal"]
+
+
 @pytest.mark.parametrize("name", ["fp16", "ct2-float32", "ct2-int8"])
 def test_tokens_are_stamped_when_they_come_and_not_in_bursts(facts: dict[str, Any], name: str) -> None:
     assert facts[name]["shortest_gap"] > facts[name]["median_gap"] / 3

@@ -1,5 +1,6 @@
 """The measuring programs' own honesty, with engines whose faults and delays are known."""
 
+import argparse
 import json
 import time
 import weakref
@@ -9,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common import scoring
+from common import manifest, scoring
 from common.program import UserError
-from latency import timed_tokens
+from latency import assemble, timed_tokens
 from metrics import perplexity
 from quality import score, summarise
 
@@ -21,7 +22,7 @@ VOCAB, CONTEXT, TOKENS = 11, 8, 46
 class Fake:
     """An engine whose logits are a fixed function of the token before, handed out in chunks of three positions."""
 
-    compute_type, mode = "float32", "fake"
+    compute_type, modes, mode = "float32", ("fake",), "fake"
 
     def __init__(
         self, shift: int = 0, noise: float = 0.0, drop: int = 0, delay: float = 0.0, ahead: float = 0.0
@@ -156,3 +157,43 @@ def test_times_that_cannot_be_are_refused(ahead: float) -> None:
 def test_an_engine_that_stops_early_is_refused() -> None:
     with pytest.raises(UserError, match="returned 9 tokens where 10 were asked for"):
         timed_tokens(Fake(drop=1), [1], 10)
+
+
+def decoded(mode: str, seconds: float, *outputs: list[int]) -> list[dict]:
+    """What one process says that decodes a token every `seconds`."""
+    runs = [
+        {"process": 0, "repeat": 0, "prompt": number, "token_seconds": [seconds * (i + 1) for i in range(len(tokens))]}
+        for number, tokens in enumerate(outputs)
+    ]
+    said = {"compute_type": "float16", "versions": {}, "threads": 1, "load_seconds": 1.0, "peak_memory_bytes": 7}
+    said |= {"mode": mode, "modes": ["eager", "captured"], "weight_bytes_per_token": 100}
+    return [said | {"runs": runs, "outputs": [[tokens] for tokens in outputs]}]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seconds", "mode", "refused"),
+    [
+        ([4, 5, 6], 0.01, "captured", None),
+        ([4, 5, 6], 0.1, "eager", None),
+        ([4, 9, 6], 0.01, "eager", "its tokens differ from eager ones after prompt 2, from token 2 on"),
+    ],
+)
+def test_another_way_to_decode_counts_if_its_tokens_are_the_same(
+    tmp_path: Path, tokens: list[int], seconds: float, mode: str, refused: str | None
+) -> None:
+    (tmp_path / "model.bin").write_bytes(b"")
+    manifest.write(tmp_path, format="fake", tool="fake", tool_version="1")
+    prompts = {"prompts": [{"text": "a", "ids": [1]}, {"text": "b", "ids": [2]}]}
+    (tmp_path / "prompts.json").write_text(json.dumps(prompts))
+    options = argparse.Namespace(
+        artifact=tmp_path, prompts=tmp_path / "prompts.json", engine="fake", new_tokens=3, repeats=1, processes=1
+    )
+    ways = [decoded("eager", 0.05, [1, 2, 3], [4, 5, 6]), decoded("captured", seconds, [1, 2, 3], tokens)]
+    result = assemble(options, ways, bandwidth=1e4)
+    assert result["mode"] == mode
+    assert result["summary"]["tokens_per_second"] == pytest.approx(1 / seconds if mode == "captured" else 20)
+    assert result["summary"]["bandwidth_fraction"] == pytest.approx(result["summary"]["tokens_per_second"] / 100)
+    assert [prompt["output_ids"] for prompt in result["prompts"]] == [[1, 2, 3], [4, 5, 6]]
+    (other,) = result["other_modes"]
+    assert other["mode"] != mode
+    assert other["refused"] == refused

@@ -33,7 +33,7 @@ def cell(folder: Path, name: str, rate: float, nll: list[float] | None, model: s
     speed = dict.fromkeys(results.LATENCY, 1.0) | {"tokens_per_second": rate}
     speed |= {"tokens_per_second_low": rate * 0.9, "tokens_per_second_high": rate * 1.1}
     protocol = {"new_tokens": 2, "repeats": 1, "processes": 1}
-    latency = {"kind": "latency", "mode": "fake", "summary": speed, "protocol": protocol}
+    latency = {"kind": "latency", "mode": "fake", "other_modes": [], "summary": speed, "protocol": protocol}
     latency |= {"copy_bandwidth_bytes_per_second": 1.0, "device": {"name": "d", "device": "cpu", "threads": 1}}
     (artifact / "latency").write_text(json.dumps(common | latency))
     if nll is not None:
@@ -143,6 +143,13 @@ def test_the_page_shows_hostile_names_as_text(call: Callable, tmp_path: Path, to
             {**cell(tmp_path, "other", 20, hard(1)), "model": hostile},
         ],
     }
+    path = Path(study["cells"][1]["latency"])
+    speed = json.loads(path.read_text())
+    speed["other_modes"] = [
+        {"mode": "eager", "refused": None, "summary": speed["summary"] | {"tokens_per_second": 1234.0}},
+        {"mode": "captured", "refused": hostile, "summary": {}},
+    ]
+    path.write_text(json.dumps(speed))
     (tmp_path / "study.json").write_text(json.dumps(study))
     result = call(tools_python, "scripts/report.py", tmp_path / "study.json", tmp_path / "report")
     assert result.returncode == 0, result.stderr
@@ -150,6 +157,8 @@ def test_the_page_shows_hostile_names_as_text(call: Callable, tmp_path: Path, to
     assert "<script>alert(1)" not in page
     assert "&lt;script&gt;alert(1)" in page
     assert page.count("<script>") == 2
+    assert "eager: 1234" in page
+    assert "captured: refused" in page
     assert "http-equiv" not in page
     svg = (tmp_path / "report" / "quality-speed.svg").read_text()
     assert svg.startswith("<svg")

@@ -20,7 +20,8 @@ class Engine(Protocol):
     """A loaded artifact on a device."""
 
     compute_type: str  # what it really calculates in, asked of the library
-    mode: str  # how it decodes, e.g. `eager`, `captured`
+    modes: tuple[str, ...]  # how it can decode this artifact on this device, the plain way first
+    mode: str  # the one in use, `modes[0]` at first; setting it chooses another
 
     def __init__(self, artifact: Path, device: str, threads: int) -> None:
         """Load `artifact` on `device` (`cpu` or `cuda`) with `threads` CPU threads.

@@ -28,7 +28,8 @@ def check_cublas() -> None:
 class Engine:
     """See `engines.Engine`."""
 
-    mode = "greedy search"
+    modes = ("greedy search",)
+    mode = modes[0]
 
     def __init__(self, artifact: Path, device: str, threads: int) -> None:
         if device == "cuda" and ctranslate2.get_cuda_device_count() == 0:

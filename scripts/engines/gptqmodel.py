@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from checkpoint import shards
 from common.program import UserError, first_line
 from engines import transformers
+from engines.merged import merge
 
 # (method, device, symmetric) -> kernel and the dtype of activations: the fastest that is right.
 # gptqmodel's own choice on CUDA is Machete, which wants sources from the network and then fails; its fused kernel on a
@@ -45,6 +46,9 @@ class Engine(transformers.Engine):
             raise UserError(f"{artifact}: gptqmodel cannot load it ({first_line(error)})") from None
         quantized = [module for module in loaded.model.modules() if hasattr(module, "qweight")]
         self.kernel = type(quantized[0]).__name__
+        if backend in (BACKEND.GPTQ_MARLIN, BACKEND.AWQ_MARLIN) and not quantization.get("desc_act"):
+            merge(loaded.model, type(quantized[0]))
+            quantized = [module for module in loaded.model.modules() if hasattr(module, "qweight")]
         self.compute_type = str(dtype).removeprefix("torch.")
         # as loaded: kernels may keep their weights in another layout, made when they first run
         self.quantized_bytes = sum(buffer.nbytes for module in quantized for buffer in module.buffers())

@@ -12,14 +12,13 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from common.program import UserError, first_line
 from engines import chunk_positions
+from engines.static_cache import StaticDecode
 
 DTYPES = {"cuda": torch.float16, "cpu": torch.float32}
 
 
 class Engine:
-    """See `engines.Engine`. Decodes with a dynamic cache, one Python call a token."""
-
-    mode = "eager"
+    """See `engines.Engine`. `eager` is one Python call a token; `captured`, on a GPU, the same as a CUDA graph."""
 
     def __init__(self, artifact: Path, device: str, threads: int) -> None:
         if device == "cuda" and not torch.cuda.is_available():
@@ -33,6 +32,10 @@ class Engine:
         stop = self.model.config.eos_token_id
         stop_ids = [stop] if isinstance(stop, int) else list(stop or [])
         self.stop_ids = [token for token in stop_ids if token < self.vocab_size]  # a cut vocabulary may lack it
+        # a CPU would calculate the masked part of a static cache, and gain nothing
+        self.modes = ("eager", "captured") if device == "cuda" and StaticDecode.fits(model) else ("eager",)
+        self.mode = self.modes[0]
+        self.static: StaticDecode | None = None
 
     def _load(self, artifact: Path, device: str) -> PreTrainedModel:
         """The model; sets `compute_type`. Raises `UserError` where it cannot be loaded whole."""
@@ -52,8 +55,18 @@ class Engine:
     def _cache(self) -> DynamicCache:
         return DynamicCache(config=self.model.config)
 
-    @torch.inference_mode()
     def prefill_decode(self, ids: list[int], n: int) -> Iterator[tuple[int, float]]:
+        if len(self.modes) == 1:
+            yield from self._dynamic(ids, n)
+            return
+        captured = self.mode == "captured"
+        if self.static is None or self.static.captured != captured or self.static.positions < len(ids) + n:
+            self.static = None  # its memory first
+            self.static = StaticDecode(self.model, len(ids) + n, self.stop_ids, captured=captured)
+        yield from self.static.tokens(ids, n)
+
+    @torch.inference_mode()
+    def _dynamic(self, ids: list[int], n: int) -> Iterator[tuple[int, float]]:
         cache = self._cache()
         step = torch.tensor([ids], device=self.device)
         for _ in range(n):
@@ -82,10 +95,12 @@ class Engine:
             "transformers": transformers.__version__,
             "torch": torch.__version__,
             "attention": self.model.config._attn_implementation,
+            **({"fused": ", ".join(self.static.fused) or "nothing"} if self.static and self.static.captured else {}),
         }
 
     def close(self) -> None:
         del self.model
+        self.static = None
         gc.collect()
         if self.device == "cuda":
             torch.cuda.empty_cache()

@@ -83,6 +83,11 @@ def row(cell: Mapping[str, Any]) -> dict[str, Any]:
         **{name: columns[name] for name in COLUMNS},
         "compute_type": speed["compute_type"],
         "mode": speed["mode"],
+        "other_modes": [
+            {"mode": way["mode"], "refused": way["refused"]}
+            | {name: way["summary"][name] for name in LATENCY if not way["refused"]}
+            for way in speed["other_modes"]
+        ],
         "versions": speed["versions"],
         "threads": speed["device"].get("threads"),  # of the CPU; a GPU has none to choose
         "missing": {} if loss else dict.fromkeys(QUALITY, cell["no_quality"]),

@@ -1,0 +1,113 @@
+"""The element-wise chains of a decode step as single kernels (torch.compile), rounded as they are apart.
+
+Only what gives the same bits is put in place: each replacement is tried on random numbers first, and what differs, or
+cannot be compiled here, stays as it is. Sums are never fused, because another order of summation is another result.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+
+def write_cache(
+    keys: torch.Tensor, values: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor
+) -> None:
+    """Put `key` and `value` [1, heads, n, dim] into a cache [1, heads, positions, dim] at `slots` [n]."""
+    keys.index_copy_(2, slots, key)
+    values.index_copy_(2, slots, value)
+
+
+def _squared(x: torch.Tensor) -> torch.Tensor:
+    return x.float().pow(2)
+
+
+def _normalised(x: torch.Tensor, variance: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    return weight * (x.float() * torch.rsqrt(variance + epsilon)).to(x.dtype)
+
+
+def _compiled(function: Callable) -> Callable:
+    """`function` as one kernel for each shape that it is called with; every intermediate is rounded to its dtype."""
+    return torch.compile(function, dynamic=False, options={"emulate_precision_casts": True})
+
+
+def _same(function: Callable, other: Callable, *arguments: torch.Tensor) -> bool:
+    """Whether two functions return the same bits; False where one cannot be compiled."""
+    try:
+        one, two = (
+            result if isinstance(result, tuple) else (result,) for result in (function(*arguments), other(*arguments))
+        )
+    except RuntimeError:  # no compiler, or one that fails
+        return False
+    return all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+def _norms(model: PreTrainedModel, random: Callable[..., torch.Tensor]) -> bool:
+    """Fuse RMSNorm (arXiv 1910.07467) of one position: the mean as it was, and what is around it."""
+    squared, normalised = _compiled(_squared), _compiled(_normalised)
+
+    def one_position(module: nn.Module) -> Callable:
+        original, weight, epsilon = module.forward, module.weight, module.variance_epsilon
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            if x.shape[-2] != 1:
+                return original(x)
+            return normalised(x, squared(x).mean(-1, keepdim=True), weight, epsilon)
+
+        return forward
+
+    norms = [each for each in model.modules() if hasattr(each, "variance_epsilon") and hasattr(each, "weight")]
+    forwards = [one_position(module) for module in norms]
+    if not norms or not _same(forwards[0], norms[0].forward, random(1, 1, len(norms[0].weight))):
+        return False
+    for module, forward in zip(norms, forwards, strict=True):
+        module.forward = forward
+    return True
+
+
+def _rotary(model: PreTrainedModel, random: Callable[..., torch.Tensor]) -> bool:
+    """Fuse the rotary embedding of one position, in the module that defines the model."""
+    modeling, name = sys.modules[type(model).__module__], "apply_rotary_pos_emb"
+    original = getattr(modeling, name, None)
+    if original is None:
+        return False
+    config = model.config.get_text_config()
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = config.num_attention_heads, config.num_key_value_heads
+    rotary = _compiled(original)
+    arguments = *(random(1, each, 1, size) for each in heads), random(1, 1, size), random(1, 1, size)
+    if not _same(rotary, original, *arguments):
+        return False
+
+    def embed(query: torch.Tensor, *rest: Any, **options: Any) -> Any:
+        return (rotary if query.shape[-2] == 1 else original)(query, *rest, **options)
+
+    setattr(modeling, name, embed)
+    return True
+
+
+def fuse(model: PreTrainedModel) -> tuple[Callable, list[str]]:
+    """Fuse a model's norms and rotary embedding; returns what writes one position to a cache, and all that is fused."""
+    noise = torch.Generator(model.device).manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=noise, device=model.device).to(model.dtype)
+
+    def written(write: Callable) -> Callable:
+        def cache(key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            keys, values = (torch.zeros(1, 2, 4, 8, dtype=model.dtype, device=model.device) for _ in range(2))
+            write(keys, values, key, value, torch.tensor([3], device=model.device))
+            return keys, values
+
+        return cache
+
+    write = _compiled(write_cache)
+    parts = {
+        "norm": _norms(model, random),
+        "rotary embedding": _rotary(model, random),
+        "cache": _same(written(write), written(write_cache), random(1, 2, 1, 8), random(1, 2, 1, 8)),
+    }
+    return write if parts["cache"] else write_cache, [name for name, fused in parts.items() if fused]
