@@ -13,6 +13,7 @@ import awq
 from awq.quantize.quantizer import AwqQuantizer
 from transformers import AutoTokenizer
 
+from checkpoint import shards
 from common.program import run
 from quantization.program import Job, boolean, build, parser
 
@@ -37,7 +38,10 @@ class Quantizer(AwqQuantizer):
 
 
 def quantize(job: Job) -> None:
-    """Call autoawq."""
+    """Call autoawq. Raises `ValueError` for models that it quantizes but that would load as other ones."""
+    fused = sorted(name for name in shards.find(job.src).tensors() if name.endswith("mlp.gate_up_proj.weight"))
+    if fused:
+        raise ValueError(f"gptqmodel, which runs the result, splits {fused[0]} wrongly; gptq-int4 is right")
     model = awq.AutoAWQForCausalLM.from_pretrained(
         str(job.src), torch_dtype=job.dtype, device_map=job.device, safetensors=True
     )

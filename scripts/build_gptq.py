@@ -16,20 +16,27 @@ os.environ.setdefault("GPTQMODEL_OFFLINE", "1")
 import gptqmodel
 import torch
 from gptqmodel.looper import loop_processor
+from gptqmodel.looper.checkpoint_store import CheckpointConfig
 
 from common.program import run
 from quantization.program import Job, boolean, build, parser
 
+RESUMABLE = ("llama", "qwen3_moe")  # gptqmodel.looper.gptq_checkpoint.validate_checkpoint_support
 PARAMETERS = ("bits", "group_size", "sym", "desc_act", "damp_percent")
 
 
 def quantize(job: Job) -> None:
     """Call gptqmodel."""
     loop_processor._PROJECT_LOG_DIR = job.saved / "logs"  # its own choice is a folder where the user happens to be
-    config = gptqmodel.QuantizeConfig(**job.parameters, device=job.device, offload_to_disk=False)
+    config = gptqmodel.QuantizeConfig(
+        **job.parameters, device=job.device, offload_to_disk=True, offload_to_disk_path=str(job.saved / "offload")
+    )
     model = gptqmodel.GPTQModel.load(str(job.src), config, dtype=job.dtype)
     samples = [torch.tensor([ids]) for ids in job.calibration.samples]
-    model.quantize([{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in samples], batch_size=1)
+    resume = CheckpointConfig(path=job.resume) if model.model.config.model_type in RESUMABLE else None
+    model.quantize(
+        [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in samples], batch_size=1, checkpoint=resume
+    )
     model.save(str(job.saved))
 
 

@@ -4,8 +4,8 @@
     python scripts/tokenize_texts.py MODEL TEXT DST --as prompts|document
 
 `prompts` is one prompt a line (empty lines are skipped), `document` one text. A beginning-of-sequence token is there
-only if the model's tokenizer puts it there. Random weights that come without a tokenizer get random prompt ids, one
-for every four bytes of the prompt, which is about what a vocabulary of 32,000 makes of English.
+only if the model's tokenizer puts it there. Random weights that come without a tokenizer get random ids, one for every
+four bytes of the text, which is about what a vocabulary of 32,000 makes of English.
 """
 
 import hashlib
@@ -44,11 +44,11 @@ def load_config(model: Path) -> transformers.PretrainedConfig:
         raise UserError(f"{model}: transformers cannot read its config.json ({first_line(error)})") from None
 
 
-def random_ids(vocab_size: int, prompts: list[str]) -> list[list[int]]:
-    """Ids for prompts of a model without a tokenizer; the same for the same vocabulary."""
-    generator = np.random.default_rng(vocab_size)
-    lengths = [max(1, round(len(prompt.encode()) / BYTES_A_TOKEN)) for prompt in prompts]
-    return [generator.integers(vocab_size, size=length).tolist() for length in lengths]
+def random_ids(vocab_size: int, text: str) -> list[int]:
+    """Ids for a text of a model without a tokenizer; the same for the same vocabulary and text."""
+    raw = text.encode()
+    generator = np.random.default_rng([vocab_size, *hashlib.sha256(raw).digest()])
+    return generator.integers(vocab_size, size=max(1, round(len(raw) / BYTES_A_TOKEN))).tolist()
 
 
 def main() -> None:
@@ -77,16 +77,15 @@ def main() -> None:
         "context": getattr(config, "max_position_embeddings", None),
         "tokenizer": type(tokenizer).__name__ if tokenizer else None,
     }
+
+    def ids(part: str) -> list[int]:
+        return tokenizer(part).input_ids if tokenizer else random_ids(config.vocab_size, part)
+
     if options.kind == "prompts":
         prompts = [line.strip() for line in text.splitlines() if line.strip()]
-        ids = (
-            [tokenizer(prompt).input_ids for prompt in prompts] if tokenizer else random_ids(config.vocab_size, prompts)
-        )
-        content["prompts"] = [{"text": prompt, "ids": each} for prompt, each in zip(prompts, ids, strict=True)]
-    elif tokenizer is None:
-        raise UserError(f"{options.model}: holds no tokenizer, so {path} cannot be tokenised for it")
+        content["prompts"] = [{"text": prompt, "ids": ids(prompt)} for prompt in prompts]
     else:
-        content |= {"bytes": len(raw), "words": len(text.split()), "ids": tokenizer(text).input_ids}
+        content |= {"bytes": len(raw), "words": len(text.split()), "ids": ids(text)}
     publish_json(options.dst, content)
 
 

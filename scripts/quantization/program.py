@@ -1,9 +1,11 @@
 """What the programs that quantize share: their arguments, and how what a tool saved becomes an artifact."""
 
 import argparse
+import hashlib
 import json
+import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -49,10 +51,14 @@ def boolean(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Job:
-    """What a tool is to do: quantize `src` as `parameters` say, on `samples`, and save to `saved`."""
+    """What a tool is to do: quantize `src` as `parameters` say, on `samples`, and save to `saved`.
+
+    What it writes to `resume` while it works is there again when the job is started again after it was killed.
+    """
 
     src: Path
     saved: Path
+    resume: Path
     parameters: dict[str, Any]
     calibration: Calibration
     device: str
@@ -88,15 +94,47 @@ def build(
     )
     device = devices.resolve(options.device)
     torch.manual_seed(options.seed)
+    parameters |= {group_size: fitting}
+    resume = resume_folder(options, source, parameters, samples, tool_version)
     with publish(options.dst, source=options.src) as folder, tempfile.TemporaryDirectory() as temporary:
         folder.mkdir()
         dtype = torch.float32 if device == "cpu" else torch.float16
-        job = Job(options.src, Path(temporary), parameters | {group_size: fitting}, samples, device, dtype)
+        job = Job(options.src, Path(temporary), resume, parameters, samples, device, dtype)
         try:
             quantize(job)
         except Exception as error:  # whatever transformers and the tools raise for models that they do not know
-            raise UserError(f"{options.src}: {tool} cannot quantize it ({first_line(error)})") from error
+            again = f"; to start from the beginning, remove {resume}" if resume.exists() else ""
+            raise UserError(f"{options.src}: {tool} cannot quantize it ({first_line(error)}){again}") from error
         write_artifact(folder, job, source, options, format=format, tool=tool, tool_version=tool_version)
+    shutil.rmtree(resume, ignore_errors=True)
+
+
+def resume_folder(
+    options: argparse.Namespace,
+    source: Checkpoint,
+    parameters: Mapping[str, Any],
+    samples: Calibration,
+    tool_version: str,
+) -> Path:
+    """Where a tool keeps its progress: beside the artifact, and another folder for whatever would be another result.
+
+    Progress of other jobs for the same artifact is removed: nobody will go on with it.
+    """
+    job = [
+        parameters,
+        samples.samples,
+        options.seed,
+        options.device,
+        tool_version,
+        manifest.read(source.folder)["files"],
+    ]
+    digest = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()
+    name = f".{options.dst.name}.resume"
+    folder = options.dst.with_name(f"{name}-{digest[:16]}")
+    for other in options.dst.parent.glob(f"{name}-*"):
+        if other != folder:
+            shutil.rmtree(other, ignore_errors=True)
+    return folder
 
 
 def write_artifact(

@@ -1,0 +1,91 @@
+"""Run in envs/gptqmodel: quantize small random models of several architectures, and print what became of each as JSON.
+
+    python tests/architecture_checks.py FOLDER DEMO-ARTIFACTS
+
+Their tokenizer and texts are the demo's; the weights are random, biases and norms too, so that nothing that a tool drops
+goes unnoticed.
+"""
+
+import contextlib
+import io
+import json
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+REPO = Path(__file__).parent.parent
+sys.path.insert(0, str(REPO / "scripts"))
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+import transformers  # noqa: E402
+
+import engines  # noqa: E402
+
+SHAPE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+SHAPE |= {"num_key_value_heads": 2, "vocab_size": 2048, "max_position_embeddings": 256, "pad_token_id": 0}
+ARCHITECTURES = {
+    "qwen2": transformers.Qwen2Config(**SHAPE),
+    "mistral": transformers.MistralConfig(**SHAPE, sliding_window=None),
+    "phi3": transformers.Phi3Config(**SHAPE),
+    "gemma": transformers.GemmaConfig(**SHAPE, head_dim=32),
+    "mamba": transformers.MambaConfig(hidden_size=128, num_hidden_layers=2, vocab_size=2048, time_step_rank=32),
+}
+
+work, demo = Path(sys.argv[1]), Path(sys.argv[2])
+ids = json.loads((demo / "tokens/evaluation.json").read_text())["ids"][:128]
+texts = ["--calibration", demo / "tokens/calibration.json", "--evaluation", demo / "tokens/evaluation.json"]
+texts += ["--samples", "8", "--sequence-length", "128"]
+
+
+def checkpoint(name: str) -> Path:
+    """The fp16 artifact of a random model."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(ARCHITECTURES[name], dtype=torch.float32)
+    with torch.no_grad():
+        for key, value in model.named_parameters():
+            value.copy_(torch.randn_like(value) * 0.08 + ("norm" in key and name != "gemma"))
+    folder = work / name / "source"
+    model.to(torch.float16).save_pretrained(folder)
+    for file in (demo / "fp16").glob("token*"):
+        shutil.copy(file, folder)
+    for program, source, out in (("bin_to_safetensors", "source", "safetensors"), ("build_fp16", "safetensors", "fp16")):
+        command = [sys.executable, REPO / f"scripts/{program}.py", work / name / source, work / name / out]
+        subprocess.run(list(map(str, command)), check=True, stdout=sys.stderr)
+    return work / name / "fp16"
+
+
+def build(program: str, *arguments: object) -> str:
+    """Run a program in this process, whose libraries take long to import; returns its last line of errors."""
+    sys.argv = [program, *map(str, arguments)]
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(sys.stderr):
+            runpy.run_path(str(REPO / "scripts" / program), run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            return str(end.code)
+    return ""
+
+
+facts: dict[str, Any] = {}
+for architecture in ARCHITECTURES:
+    fp16 = checkpoint(architecture)
+    reference = engines.load("transformers", fp16, "cpu", 1)
+    expected = np.concatenate(list(reference.logits(ids)))
+    for tool, group in (("gptq", "--group-size"), ("awq", "--q-group-size")):
+        out = work / architecture / tool
+        fact = facts[f"{architecture} {tool}"] = {
+            "error": build(f"build_{tool}.py", fp16, out, *texts, group, "auto"),
+            "published": out.exists(),
+        }
+        if out.exists():
+            engine = engines.load("gptqmodel", out, "cpu", 1)
+            logits = np.concatenate(list(engine.logits(ids)))
+            cosine = (logits * expected).sum(-1) / np.linalg.norm(logits, axis=-1) / np.linalg.norm(expected, axis=-1)
+            fact |= {"cosine": float(np.median(cosine)), "tokens": len(list(engine.prefill_decode(ids[:20], 20)))}
+            engine.close()
+print(json.dumps(facts))
