@@ -23,6 +23,8 @@ from quantization import calibration, layers
 from quantization.calibration import Calibration
 
 SHARD_BYTES = 5 * 10**9
+# auto-gptq's names for the files of a run, and a key of its that gptqmodel refuses whatever its value
+NOT_PORTABLE = ("meta", "model_name_or_path", "model_file_base_name", "is_marlin_format")
 
 
 def parser(doc: str) -> argparse.ArgumentParser:
@@ -64,6 +66,7 @@ def build(
     quantize: Callable[[Job], None],
     *,
     format: str,
+    engine: str,
     tool: str,
     tool_version: str,
     parameters: dict[str, Any],
@@ -96,7 +99,17 @@ def build(
             quantize(job)
         except Exception as error:  # whatever transformers and the tools raise for models that they do not know
             raise UserError(f"{options.src}: {tool} cannot quantize it ({first_line(error)})") from error
-        write_artifact(folder, job, source, options, format=format, tool=tool, tool_version=tool_version)
+        write_artifact(folder, job, source, options, format=format, engine=engine, tool=tool, tool_version=tool_version)
+
+
+def portable(quantization: dict[str, Any]) -> dict[str, Any]:
+    """A quantization_config without what is of one run alone and what another tool refuses to load.
+
+    Of `meta` the quantizer's name and version stay: gptqmodel loads GPTQ that is not symmetric by its own hand alone.
+    """
+    kept = {key: value for key, value in quantization.items() if key not in NOT_PORTABLE}
+    quantizer = quantization.get("meta", {}).get("quantizer")
+    return kept | ({"meta": {"quantizer": quantizer}} if quantizer else {})
 
 
 def write_artifact(
@@ -106,6 +119,7 @@ def write_artifact(
     options: argparse.Namespace,
     *,
     format: str,
+    engine: str,
     tool: str,
     tool_version: str,
 ) -> None:
@@ -113,7 +127,8 @@ def write_artifact(
 
     Weights that were not quantized are stored in float16 again, the config is the source's with the tool's
     quantization_config added, and all else is carried over: what a tool writes beside that (paths of temporary folders,
-    a cache that is off, rope_theta in one spelling) differs from run to run, or makes it another model.
+    a cache that is off, rope_theta in one spelling) differs from run to run, or makes it another model. auto-gptq reads
+    a local folder's quantize_config.json alone, so that GPTQ's is written there too.
     """
     written = shards.find(job.saved)
     tensors = written.tensors()
@@ -121,20 +136,22 @@ def write_artifact(
     names = sharding.write(
         folder, "safetensors", groups, partial(safetensors_file.write, dtype=stored_dtype, copy=write_float16)
     )
-    quantization = {key: value for key, value in written.config()["quantization_config"].items() if key != "meta"}
+    quantization = portable(written.config()["quantization_config"])
     config = source.config() | {"quantization_config": quantization}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    if quantization["quant_method"] == "gptq":
+        (folder / "quantize_config.json").write_text(json.dumps(quantization, indent=2) + "\n", encoding="utf-8")
     for path in source.others():
         if path.name != "config.json":
             place(path, folder / path.name)
-    gate = quality_gate.check(folder, "gptqmodel", job.device, options)
+    gate = quality_gate.check(folder, engine, job.device, options)
     origin = manifest.read(source.folder)
     stored = {name: tensor.numel * DTYPE_BYTES[stored_dtype(tensor)] for name, tensor in tensors.items()}
     untied = "lm_head.weight" in stored
     manifest.write(
         folder,
         format=format,
-        engine="gptqmodel",
+        engine=engine,
         tool=tool,
         tool_version=tool_version,
         parameters={
