@@ -68,6 +68,7 @@ def main() -> None:
         options,
         quantize,
         format="awq-int4",
+        engine="gptqmodel",
         tool="autoawq",
         tool_version=awq.__version__,
         parameters={name: getattr(options, name) for name in PARAMETERS},

@@ -9,6 +9,7 @@ float16 cannot hold (beyond 65,504) is refused by name, because it would become 
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -19,6 +20,21 @@ from checkpoint.tensor import DTYPE_BYTES
 from common import manifest
 from common.program import parser, run
 from common.publish import place, publish
+
+
+def both_spellings(config: dict[str, Any]) -> dict[str, Any]:
+    """A config with what transformers 5 calls `dtype` and `rope_parameters` in transformers 4's words too.
+
+    transformers 4 ignores the words of 5, and calculates another model. Parameters that differ between layers have no
+    words in 4 and stay alone.
+    """
+    old: dict[str, Any] = {"torch_dtype": config["dtype"]}
+    rope = config.get("rope_parameters") or {}
+    if "rope_theta" in rope:
+        scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
+        old["rope_theta"] = rope["rope_theta"]
+        old["rope_scaling"] = scaling if scaling.get("rope_type", "default") != "default" else None
+    return config | old
 
 
 def main() -> None:
@@ -44,8 +60,8 @@ def main() -> None:
                     place(source.folder / name, folder / name)
         if (options.src / shards.INDEXES["safetensors"]).exists():
             (folder / shards.INDEXES["safetensors"]).write_text(sharding.index_json(groups, total), encoding="utf-8")
-        dtypes = {"torch_dtype": "float16", "dtype": "float16"}  # transformers 4 reads the one, 5 the other
-        (folder / "config.json").write_text(json.dumps(source.config() | dtypes, indent=2) + "\n", encoding="utf-8")
+        config = both_spellings(source.config() | {"dtype": "float16"})
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         for path in source.others():
             if path.name != "config.json":
                 place(path, folder / path.name)

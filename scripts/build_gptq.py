@@ -53,6 +53,7 @@ def main() -> None:
         options,
         quantize,
         format="gptq-int4",
+        engine="gptqmodel",
         tool="gptqmodel",
         tool_version=gptqmodel.__version__,
         parameters={name: getattr(options, name) for name in PARAMETERS},

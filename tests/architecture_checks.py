@@ -2,8 +2,8 @@
 
     python tests/architecture_checks.py FOLDER DEMO-ARTIFACTS
 
-Their tokenizer and texts are the demo's; the weights are random, biases and norms too, so that nothing that a tool drops
-goes unnoticed.
+Their tokenizer and texts are the demo's; the weights are random, biases and norms too, so that nothing that a tool
+drops goes unnoticed.
 """
 
 import contextlib
@@ -52,7 +52,10 @@ def checkpoint(name: str) -> Path:
     model.to(torch.float16).save_pretrained(folder)
     for file in (demo / "fp16").glob("token*"):
         shutil.copy(file, folder)
-    for program, source, out in (("bin_to_safetensors", "source", "safetensors"), ("build_fp16", "safetensors", "fp16")):
+    for program, source, out in (
+        ("bin_to_safetensors", "source", "safetensors"),
+        ("build_fp16", "safetensors", "fp16"),
+    ):
         command = [sys.executable, REPO / f"scripts/{program}.py", work / name / source, work / name / out]
         subprocess.run(list(map(str, command)), check=True, stdout=sys.stderr)
     return work / name / "fp16"

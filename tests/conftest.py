@@ -4,12 +4,14 @@ interpreters of `envs/`, which `make test` builds first."""
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 REPO = Path(__file__).parent.parent
+AUTOGPTQ = ["autogptq-int4"] if sys.version_info[:2] == (3, 11) else []  # its environment is for Python 3.11 alone
 MEMORY = 200 * 1024  # KiB
 # the program, and at its end the most memory that it held
 RUN = """
@@ -22,7 +24,8 @@ runpy.run_path(sys.argv[0], run_name='__main__')
 """
 
 
-def _interpreter(env: str) -> Path:
+def interpreter(env: str) -> Path:
+    """The interpreter of an environment."""
     path = REPO / "envs" / env / "bin" / "python"
     if not path.exists():
         pytest.skip(f"envs/{env} is not built; `make test` builds it")
@@ -32,13 +35,13 @@ def _interpreter(env: str) -> Path:
 @pytest.fixture(scope="session")
 def torch_python() -> Path:
     """The interpreter of envs/torch."""
-    return _interpreter("torch")
+    return interpreter("torch")
 
 
 @pytest.fixture(scope="session")
 def tools_python() -> Path:
     """The interpreter of envs/tools."""
-    return _interpreter("tools")
+    return interpreter("tools")
 
 
 @pytest.fixture(scope="session")
@@ -75,11 +78,13 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
 
 @pytest.fixture(scope="session")
 def demo(checkout: Callable[[], Path], call: Callable[..., subprocess.CompletedProcess[str]]) -> Path:
-    """The whole default job, environments included, run once in a fresh copy of the project; with ct2-float32 too."""
+    """The whole default job, environments included, run once in a fresh copy of the project; with ct2-float32 too, and
+    with autogptq-int4 built and scored (on a CPU its latency alone would take minutes)."""
     root = checkout()
     config = (root / "config/config.yaml").read_text()
     (root / "config/config.yaml").write_text(config.replace("ct2-float16,", "ct2-float16, ct2-float32,"))
-    result = call(REPO / ".venv/bin/snakemake", "--cores", "8", "report", cwd=root)
+    scored = [f"artifacts/demo/quality/{name}.json" for name in AUTOGPTQ]
+    result = call(REPO / ".venv/bin/snakemake", "--cores", "8", "report", *scored, cwd=root)
     assert result.returncode == 0, result.stdout + result.stderr
     return root
 

@@ -1,7 +1,8 @@
-"""Run in envs/gptqmodel with the artifacts of the demo: facts about GPTQ and AWQ that test_quantization.py asserts.
+"""Run in envs/gptqmodel or envs/autogptq with the demo's artifacts and names of formats: facts about GPTQ and AWQ that
+test_quantization.py asserts.
 
 The packed weights are unpacked here by hand, from the formats' descriptions, and run by plain transformers: what the
-kernels calculate must be the same.
+kernels calculate must be the same. transformers is 5 in one of the environments and 4 in the other.
 """
 
 import json
@@ -50,39 +51,87 @@ def awq_weight(tensors: dict[str, np.ndarray], name: str) -> np.ndarray:
     return ((values - points.repeat(size, 0)) * scales.astype(np.float32).repeat(size, 0)).T
 
 
+FORMATS = {
+    "gptq-int4": ("build_gptq.py", "gptqmodel", gptq_weight),
+    "awq-int4": ("build_awq.py", "gptqmodel", awq_weight),
+    "autogptq-int4": ("build_autogptq.py", "autogptq", gptq_weight),
+}
+OTHER_GPTQ = ["--sym", "false", "--desc-act", "true", "--group-size", "64", "--samples", "2"]
 ids = json.loads((artifacts / "tokens/evaluation.json").read_text())["ids"][:256]
-facts: dict[str, Any] = {}
-for name, program, weight in (("gptq-int4", "build_gptq.py", gptq_weight), ("awq-int4", "build_awq.py", awq_weight)):
-    folder = artifacts / name
+
+
+def build(name: str, folder: Path, *options: str) -> Path:
+    """Quantize the demo's fp16 to `folder`."""
+    command = [sys.executable, REPO / "scripts" / FORMATS[name][0], artifacts / "fp16", folder, *options]
+    command += ["--calibration", artifacts / "tokens/calibration.json"]
+    command += ["--evaluation", artifacts / "tokens/evaluation.json"]
+    subprocess.run(list(map(str, command)), check=True, stdout=sys.stderr)
+    return folder
+
+
+def kernels(name: str, folder: Path) -> dict[str, Any]:
+    """What the format's engine makes of a folder, beside the same weights unpacked by hand."""
+    _, engine_name, weight = FORMATS[name]
     stored = load_file(folder / "model.safetensors")
     layers = [key.removesuffix(".qweight") for key in stored if key.endswith(".qweight")]
     plain = {key: value for key, value in stored.items() if key.rpartition(".")[0] not in layers}
     plain |= {f"{layer}.weight": weight(stored, layer) for layer in layers}
     config = AutoConfig.from_pretrained(folder)
     del config.quantization_config
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_config(config).float().eval()
     wrong = model.load_state_dict({key: torch.tensor(value).float() for key, value in plain.items()}, strict=False)
     with torch.inference_mode():
         expected = model(torch.tensor([ids])).logits[0].numpy()
-    engine = engines.load("gptqmodel", folder, "cpu", 1)
+    engine = engines.load(engine_name, folder, "cpu", 1)
     logits = np.concatenate(list(engine.logits(ids)))
-    tokens = [token for token, _ in engine.prefill_decode(ids[:20], 40)]
-    again = artifacts / f"{name}-again"
-    command = [sys.executable, REPO / "scripts" / program, artifacts / "fp16", again]
-    command += ["--calibration", artifacts / "tokens/calibration.json"]
-    command += ["--evaluation", artifacts / "tokens/evaluation.json"]
-    subprocess.run(list(map(str, command)), check=True, stdout=sys.stderr)
-    built = [json.loads((each / "quantmill.json").read_text()) for each in (folder, again)]
-    facts[name] = {
+    facts = {
         "layers": len(layers),
         "unexpected": wrong.unexpected_keys + wrong.missing_keys,
         "error": float(np.abs(logits - expected).max() / np.abs(expected).max()),
-        "tokens": len(tokens),
+        "tokens": len([token for token, _ in engine.prefill_decode(ids[:20], 40)]),
         "versions": engine.versions(),
         "weight_bytes": engine.weight_bytes(),
         "stored_bytes": sum(value.nbytes for value in stored.values()),
+    }
+    engine.close()
+    return facts
+
+
+def spilled(quantizer: Any) -> dict[str, float]:
+    """How far auto-gptq's packed layers are from what they packed, where one output's weights are all positive."""
+    from auto_gptq.nn_modules.qlinear import qlinear_cuda, qlinear_cuda_old
+
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(64, 32, bias=False)
+    linear.requires_grad_(False).weight[2].abs_()
+    quantizer.configure(4, perchannel=True, sym=False)
+    quantizer.find_params(linear.weight, weight=True)
+    quantized = quantizer.quantize(linear.weight)
+    steps = float(((quantized - linear.weight).abs() / quantizer.scale).max())
+    linear.weight.copy_(quantized)
+    errors = {}
+    for module in (qlinear_cuda_old, qlinear_cuda):
+        layer = module.QuantLinear(4, 64, 64, 32, True, weight_dtype=torch.float32)
+        layer.pack(linear, quantizer.scale, quantizer.zero.clone(), torch.zeros(64, dtype=torch.int32))
+        errors[layer.QUANT_TYPE] = float((layer(torch.eye(64)).T - linear.weight).abs().max())
+    return errors | {"steps": steps}
+
+
+facts: dict[str, Any] = {}
+for name in sys.argv[2:]:
+    folder = artifacts / name
+    again = build(name, artifacts / f"{name}-again")
+    built = [json.loads((each / "quantmill.json").read_text()) for each in (folder, again)]
+    facts[name] = kernels(name, folder) | {
         "same_bytes": built[0]["files"] == built[1]["files"],
         "gate": built[0]["gate"],
     }
-    engine.close()
+    if name != "awq-int4":
+        facts[name]["other"] = kernels(name, build(name, artifacts / f"{name}-other", *OTHER_GPTQ))
+    if name == "autogptq-int4":
+        from auto_gptq.quantization.quantizer import Quantizer
+
+        import build_autogptq
+
+        facts["spilled"] = {"theirs": spilled(Quantizer()), "ours": spilled(build_autogptq.Quantizer())}
 print(json.dumps(facts))

@@ -1,4 +1,4 @@
-"""GPTQ and AWQ of models that are not Llama: built, loaded, and near their float16; what cannot be is refused by name."""
+"""GPTQ and AWQ of models that are not Llama: built, loaded and near their float16, or refused by name."""
 
 import json
 from collections.abc import Callable

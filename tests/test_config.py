@@ -1,6 +1,7 @@
 """A mistake in a config costs one line, at parse time, that names the key and what to do."""
 
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,15 @@ def test_a_model_may_have_its_own_formats() -> None:
     study = check(models={"a": {"source": "demo", "formats": ["fp16"]}, "b": {"source": "demo"}})
     assert study["models"]["a"]["formats"] == ["fp16"]
     assert study["models"]["b"]["formats"] == ["fp16", "ct2-int8"]
+
+
+def test_a_format_whose_environment_wants_another_python() -> None:
+    formats = FORMATS | {"legacy": Format("old", "transformers", python="2.7")}
+    config = {"models": {"demo": {"source": "demo"}}, "formats": ["fp16", "legacy"]}
+    with pytest.raises(ConfigError, match=r"formats: legacy wants Python 2\.7, and this is 3\.\d+; leave it out"):
+        checked(config, SCHEMA, formats, ["old"])
+    study = checked(config | {"interpreters": {"old": sys.executable}}, SCHEMA, formats, ["old"])
+    assert study["models"]["demo"]["formats"] == ["fp16", "legacy"]
 
 
 def test_a_key_without_a_value_has_its_default() -> None:

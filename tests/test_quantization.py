@@ -2,21 +2,28 @@
 
 import json
 import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import REPO
+from conftest import AUTOGPTQ, REPO, interpreter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from build_fp16 import both_spellings
 from checkpoint.tensor import Tensor, row_major
 from common.program import UserError
 from quantization import calibration, layers
 from quantization.calibration import SHARED, shared_passage
+
+# format -> what its kernel is called on a CPU
+FORMATS = {"gptq-int4": "TorchFused", "awq-int4": "TorchFused"} | dict.fromkeys(AUTOGPTQ, "cuda-old (torch)")
+legacy = pytest.mark.skipif(not AUTOGPTQ, reason="envs/autogptq wants Python 3.11")
 
 
 @given(st.integers(0, 2**32), st.integers(0, 300), st.integers(0, 200), st.integers(0, 2 * SHARED))
@@ -77,47 +84,112 @@ def test_group_sizes() -> None:
         layers.group_size("auto", layers.linear_layers(shapes(up_proj=100)), Path("m"))
 
 
+def test_fp16_has_transformers_4s_words_for_the_rotary_embedding() -> None:
+    rope = {"rope_type": "linear", "rope_theta": 50.0, "factor": 4.0}
+    config = {"dtype": "float16", "rope_parameters": rope}
+    scaling = {"rope_type": "linear", "factor": 4.0}
+    assert both_spellings(config) == config | {"torch_dtype": "float16", "rope_theta": 50.0, "rope_scaling": scaling}
+    plain = both_spellings({"dtype": "float16", "rope_parameters": {"rope_type": "default", "rope_theta": 50.0}})
+    assert (plain["rope_theta"], plain["rope_scaling"]) == (50.0, None)
+    for config in ({"rope_theta": 7.0}, {"rope_parameters": {"full_attention": rope, "sliding_attention": rope}}):
+        both = both_spellings(config | {"dtype": "float16"})
+        assert both == config | {"dtype": "float16", "torch_dtype": "float16"}
+
+
 @pytest.fixture(scope="module")
-def facts(demo: Path) -> dict[str, Any]:
+def facts(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What tests/quantized_checks.py found out about the demo's artifacts."""
-    python = REPO / "envs/gptqmodel/bin/python"
-    if not python.exists():
-        pytest.skip("envs/gptqmodel is not built; `make test` builds it")
-    command = [python, REPO / "tests/quantized_checks.py", demo / "artifacts/demo"]
-    result = subprocess.run(list(map(str, command)), capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout.splitlines()[-1])
+    artifacts = tmp_path_factory.mktemp("quantized") / "demo"
+    shutil.copytree(demo / "artifacts/demo", artifacts)
+    found = {}
+    for env, names in {"gptqmodel": ["gptq-int4", "awq-int4"], "autogptq": AUTOGPTQ}.items():
+        if names:
+            command = [interpreter(env), REPO / "tests/quantized_checks.py", artifacts, *names]
+            result = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+            assert result.returncode == 0, result.stderr
+            found |= json.loads(result.stdout.splitlines()[-1])
+    return found
 
 
-@pytest.mark.parametrize("name", ["gptq-int4", "awq-int4"])
+@pytest.mark.parametrize("name", FORMATS)
 def test_kernels_calculate_what_is_stored(facts: dict[str, Any], name: str) -> None:
     assert facts[name]["layers"] == 7 * 7
     assert facts[name]["unexpected"] == []
-    assert facts[name]["error"] < 1e-2  # the kernels multiply in bfloat16
+    assert facts[name]["error"] < 1e-2  # gptqmodel's multiply in bfloat16
     assert facts[name]["tokens"] == 40
-    assert facts[name]["versions"]["kernel"].startswith("TorchFused")
+    assert facts[name]["versions"]["kernel"].startswith(FORMATS[name])
 
 
-@pytest.mark.parametrize("name", ["gptq-int4", "awq-int4"])
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "awq-int4"])
+def test_gptq_that_is_not_symmetric_and_reorders_inputs(facts: dict[str, Any], name: str) -> None:
+    other = facts[name]["other"]
+    assert other["layers"] == 7 * 7
+    assert other["unexpected"] == []
+    assert other["error"] < 1e-2
+    assert other["versions"]["kernel"] != facts[name]["versions"]["kernel"]
+
+
+@pytest.mark.parametrize("name", FORMATS)
 def test_the_same_input_gives_the_same_bytes(facts: dict[str, Any], name: str) -> None:
     assert facts[name]["same_bytes"]
 
 
-@pytest.mark.parametrize("name", ["gptq-int4", "awq-int4"])
+@pytest.mark.parametrize("name", FORMATS)
 def test_four_bits_cost_little(demo: Path, name: str) -> None:
     """Within 2% of float16: rounding to nearest costs 1.2 to 1.8%, and AWQ on a CPU cost 5.6% before it was mended."""
-    results = json.loads((demo / "artifacts/report/results.json").read_text())
-    rows = {row["format"]: row for row in results["rows"]}
-    assert 1.0 < rows[name]["perplexity"] / rows["fp16"]["perplexity"] < 1.02
+    ours, reference = (
+        json.loads((demo / f"artifacts/demo/quality/{each}.json").read_text())["summary"]["perplexity"]
+        for each in (name, "fp16")
+    )
+    assert 1.0 < ours / reference < 1.02
     manifest = json.loads((demo / f"artifacts/demo/{name}/quantmill.json").read_text())
     text = json.loads((demo / "artifacts/demo/tokens/calibration.json").read_text())
     assert manifest["calibration_sha256"] == text["text_sha256"]
 
 
+@legacy
+@pytest.mark.parametrize(("name", "engine"), [("gptq-int4", "autogptq"), ("autogptq-int4", "gptqmodel")])
+def test_each_gptq_tool_loads_what_the_other_wrote(
+    demo: Path, call: Callable, tmp_path: Path, name: str, engine: str
+) -> None:
+    """The folder as it is, with the quality that its own tool's engine has."""
+    artifacts = demo / "artifacts/demo"
+    options = ("--engine", engine, "--evaluation", artifacts / "tokens/evaluation.json")
+    options += ("--reference", artifacts / "quality/fp16-logits.npy")
+    out = tmp_path / "quality.json"
+    result = call(interpreter(engine), "scripts/quality.py", artifacts / name, out, *options)
+    assert result.returncode == 0, result.stderr
+    own, theirs = (json.loads(path.read_text()) for path in (artifacts / f"quality/{name}.json", out))
+    assert own["engine"] != theirs["engine"]
+    assert theirs["total_nll"] == pytest.approx(own["total_nll"], rel=1e-3)
+    assert own["summary"]["perplexity_low"] < theirs["summary"]["perplexity"] < own["summary"]["perplexity_high"]
+
+
+@legacy
+def test_zero_points_do_not_spill_into_their_neighbours(facts: dict[str, Any]) -> None:
+    theirs, ours = facts["spilled"]["theirs"], facts["spilled"]["ours"]
+    assert min(theirs["cuda-old"], theirs["cuda"]) > 0.1
+    assert max(ours["cuda-old"], ours["cuda"]) < 1e-6
+    assert ours["steps"] < 0.501  # still to the nearest of its sixteen values
+
+
+@legacy
+def test_an_artifact_that_lacks_a_weight_is_refused(demo: Path, call: Callable, tmp_path: Path) -> None:
+    """auto-gptq itself says nothing, and leaves the weight as chance had it."""
+    artifacts = demo / "artifacts/demo"
+    broken = tmp_path / "broken"
+    shutil.copytree(artifacts / "autogptq-int4", broken)
+    data = (broken / "model.safetensors").read_bytes()
+    (broken / "model.safetensors").unlink()
+    (broken / "model.safetensors").write_bytes(data.replace(b'"model.norm.weight"', b'"model.norm.wrong_"', 1))
+    options = ("--engine", "autogptq", "--evaluation", artifacts / "tokens/evaluation.json")
+    result = call(interpreter("autogptq"), "scripts/gate.py", broken, tmp_path / "gate.json", *options)
+    assert result.returncode == 1
+    assert "lacks model.norm.weight, which would be random" in result.stderr.splitlines()[-1]
+
+
 def test_a_group_size_that_does_not_fit_is_one_line(demo: Path, call: Callable, tmp_path: Path) -> None:
-    python = REPO / "envs/gptqmodel/bin/python"
-    if not python.exists():
-        pytest.skip("envs/gptqmodel is not built; `make test` builds it")
+    python = interpreter("gptqmodel")
     artifacts = demo / "artifacts/demo"
     texts = (
         "--calibration",
@@ -135,7 +207,7 @@ def test_the_quality_gate(
     demo: Path, call: Callable, tmp_path: Path, torch_python: Path, facts: dict[str, Any]
 ) -> None:
     """It lets good artifacts pass and says what it found; one that is broken is refused before it has its name."""
-    for name in ("gptq-int4", "awq-int4"):
+    for name in FORMATS:
         assert facts[name]["gate"]["perplexity"] < 1.05 * facts[name]["gate"]["reference"]
     artifacts = demo / "artifacts/demo"
     broken = tmp_path / "broken"
@@ -158,3 +230,25 @@ def test_the_quality_gate(
     assert not (tmp_path / "out").exists()
     result = call(*program, *gate, "--gate-factor", "1000")
     assert result.returncode == 0, result.stderr
+
+
+def test_gptq_goes_on_after_it_was_killed(demo: Path, tmp_path: Path, facts: dict[str, Any]) -> None:
+    """The layers that were done are not done again, and the bytes are those of a job that nobody killed."""
+    artifacts, out = demo / "artifacts/demo", tmp_path / "out"
+    command = [REPO / "envs/gptqmodel/bin/python", REPO / "scripts/build_gptq.py", artifacts / "fp16", out]
+    for kind in ("calibration", "evaluation"):
+        command += [f"--{kind}", artifacts / f"tokens/{kind}.json"]
+    first = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while first.poll() is None and not list(tmp_path.glob(".out.resume-*/CURRENT")):  # a layer is safe
+        time.sleep(0.05)
+    first.send_signal(signal.SIGKILL)
+    assert first.wait() == -signal.SIGKILL
+    assert not out.exists()
+    second = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert second.returncode == 0, second.stderr
+    printed = second.stdout + second.stderr
+    assert "Quantizing layer 6 of 6" in printed
+    assert "Quantizing layer 0 of 6" not in printed
+    built = [json.loads((each / "quantmill.json").read_text())["files"] for each in (artifacts / "gptq-int4", out)]
+    assert built[0] == built[1]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

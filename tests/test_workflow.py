@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import REPO
+from conftest import AUTOGPTQ, REPO
 
 SNAKEMAKE = REPO / ".venv/bin/snakemake"
 
@@ -153,6 +153,19 @@ def test_a_new_format_runs_only_its_own_jobs(demo: Path, call: Callable) -> None
     finally:
         file.unlink()
         config.write_text(original)
+
+
+@pytest.mark.skipif(not AUTOGPTQ, reason="envs/autogptq wants Python 3.11")
+def test_a_format_that_is_off_by_default_joins_the_report_when_named(demo: Path, call: Callable) -> None:
+    config = demo / "config/config.yaml"
+    original = config.read_text()
+    try:
+        config.write_text(original.replace("awq-int4]", "awq-int4, autogptq-int4]"))
+        planned = jobs(call, demo)
+    finally:
+        config.write_text(original)
+    rest = {"quantize autogptq-int4", "quality autogptq-int4", "study", "page", "report"}
+    assert planned - rest == {"latency autogptq-int4"}
 
 
 def test_the_page_is_one_file_that_draws_without_a_network(demo: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import gc
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,6 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from common.program import UserError, first_line
 from engines import chunk_positions
-from engines.static_cache import StaticDecode
 
 DTYPES = {"cuda": torch.float16, "cpu": torch.float32}
 
@@ -32,10 +32,9 @@ class Engine:
         stop = self.model.config.eos_token_id
         stop_ids = [stop] if isinstance(stop, int) else list(stop or [])
         self.stop_ids = [token for token in stop_ids if token < self.vocab_size]  # a cut vocabulary may lack it
-        # a CPU would calculate the masked part of a static cache, and gain nothing
-        self.modes = ("eager", "captured") if device == "cuda" and StaticDecode.fits(model) else ("eager",)
+        self.modes = self._modes()
         self.mode = self.modes[0]
-        self.static: StaticDecode | None = None
+        self.static: Any = None
 
     def _load(self, artifact: Path, device: str) -> PreTrainedModel:
         """The model; sets `compute_type`. Raises `UserError` where it cannot be loaded whole."""
@@ -52,6 +51,13 @@ class Engine:
         self.compute_type = str(dtype).removeprefix("torch.")
         return model
 
+    def _modes(self) -> tuple[str, ...]:
+        if self.device == "cpu":  # it would calculate the masked part of a static cache, and gain nothing
+            return ("eager",)
+        from engines.static_cache import StaticDecode
+
+        return ("eager", "captured") if StaticDecode.fits(self.model) else ("eager",)
+
     def _cache(self) -> DynamicCache:
         return DynamicCache(config=self.model.config)
 
@@ -61,6 +67,8 @@ class Engine:
             return
         captured = self.mode == "captured"
         if self.static is None or self.static.captured != captured or self.static.positions < len(ids) + n:
+            from engines.static_cache import StaticDecode
+
             self.static = None  # its memory first
             self.static = StaticDecode(self.model, len(ids) + n, self.stop_ids, captured=captured)
         yield from self.static.tokens(ids, n)

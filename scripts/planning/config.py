@@ -2,6 +2,7 @@
 
 import difflib
 import shutil
+import sys
 from collections.abc import Collection, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 
 import jsonschema
 
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 WEIGHT_FILES = (
     *("model.safetensors", "model.safetensors.index.json"),
     *("pytorch_model.bin", "pytorch_model.bin.index.json"),
@@ -44,11 +46,15 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Format:
-    """What rules/formats/NAME.smk registers: the environment and engine that run it, and where it can run."""
+    """What rules/formats/NAME.smk registers: the environment and engine that run it, and where it can run.
+
+    `python` is the one version, such as 3.11, that its environment can be built with; None for any.
+    """
 
     env: str
     engine: str
     devices: tuple[str, ...] = ("cpu", "cuda")
+    python: str | None = None
 
 
 def nearest(word: str, known: Collection[str]) -> str:
@@ -141,6 +147,12 @@ def check_model(name: str, model: Mapping[str, Any], config: Mapping[str, Any], 
             raise ConfigError(f"formats: unknown format {format!r}{nearest(format, formats)}")
         if config["device"] != "auto" and config["device"] not in formats[format].devices:
             raise ConfigError(f"formats: {format} does not run on device {config['device']}; leave it out")
+        env, wanted = formats[format].env, formats[format].python
+        if wanted not in (None, PYTHON) and env not in config["interpreters"]:
+            raise ConfigError(
+                f"formats: {format} wants Python {wanted}, and this is {PYTHON}; leave it out, name a Python that has "
+                f"it in interpreters.{env}, or make .venv anew with PYTHON=python{wanted}"
+            )
     kind, path = source(model)
     if kind != "random" and config["reference"] not in model["formats"]:
         raise ConfigError(

@@ -4,8 +4,8 @@ import argparse
 import hashlib
 import json
 import shutil
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,8 @@ from quantization import calibration, layers
 from quantization.calibration import Calibration
 
 SHARD_BYTES = 5 * 10**9
+# auto-gptq's names for the files of a run, and a key of its that gptqmodel refuses whatever its value
+NOT_PORTABLE = ("meta", "model_name_or_path", "model_file_base_name", "is_marlin_format")
 
 
 def parser(doc: str) -> argparse.ArgumentParser:
@@ -70,6 +72,7 @@ def build(
     quantize: Callable[[Job], None],
     *,
     format: str,
+    engine: str,
     tool: str,
     tool_version: str,
     parameters: dict[str, Any],
@@ -96,17 +99,29 @@ def build(
     torch.manual_seed(options.seed)
     parameters |= {group_size: fitting}
     resume = resume_folder(options, source, parameters, samples, tool_version)
-    with publish(options.dst, source=options.src) as folder, tempfile.TemporaryDirectory() as temporary:
+    with publish(options.dst, source=options.src) as folder, work_folder(options.dst) as saved:
         folder.mkdir()
         dtype = torch.float32 if device == "cpu" else torch.float16
-        job = Job(options.src, Path(temporary), resume, parameters, samples, device, dtype)
+        job = Job(options.src, saved, resume, parameters, samples, device, dtype)
         try:
             quantize(job)
         except Exception as error:  # whatever transformers and the tools raise for models that they do not know
             again = f"; to start from the beginning, remove {resume}" if resume.exists() else ""
             raise UserError(f"{options.src}: {tool} cannot quantize it ({first_line(error)}){again}") from error
-        write_artifact(folder, job, source, options, format=format, tool=tool, tool_version=tool_version)
+        write_artifact(folder, job, source, options, format=format, engine=engine, tool=tool, tool_version=tool_version)
     shutil.rmtree(resume, ignore_errors=True)
+
+
+@contextmanager
+def work_folder(dst: Path) -> Iterator[Path]:
+    """An empty folder for as long as a tool works, on the disk that holds the artifact: /tmp may be small."""
+    folder = dst.with_name(f".{dst.name}.work")
+    shutil.rmtree(folder, ignore_errors=True)  # of a job that was killed
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def resume_folder(
@@ -137,6 +152,16 @@ def resume_folder(
     return folder
 
 
+def portable(quantization: dict[str, Any]) -> dict[str, Any]:
+    """A quantization_config without what is of one run alone and what another tool refuses to load.
+
+    Of `meta` the quantizer's name and version stay: gptqmodel loads GPTQ that is not symmetric by its own hand alone.
+    """
+    kept = {key: value for key, value in quantization.items() if key not in NOT_PORTABLE}
+    quantizer = quantization.get("meta", {}).get("quantizer")
+    return kept | ({"meta": {"quantizer": quantizer}} if quantizer else {})
+
+
 def write_artifact(
     folder: Path,
     job: Job,
@@ -144,6 +169,7 @@ def write_artifact(
     options: argparse.Namespace,
     *,
     format: str,
+    engine: str,
     tool: str,
     tool_version: str,
 ) -> None:
@@ -151,7 +177,8 @@ def write_artifact(
 
     Weights that were not quantized are stored in float16 again, the config is the source's with the tool's
     quantization_config added, and all else is carried over: what a tool writes beside that (paths of temporary folders,
-    a cache that is off, rope_theta in one spelling) differs from run to run, or makes it another model.
+    a cache that is off, rope_theta in one spelling) differs from run to run, or makes it another model. auto-gptq reads
+    a local folder's quantize_config.json alone, so that GPTQ's is written there too.
     """
     written = shards.find(job.saved)
     tensors = written.tensors()
@@ -159,20 +186,22 @@ def write_artifact(
     names = sharding.write(
         folder, "safetensors", groups, partial(safetensors_file.write, dtype=stored_dtype, copy=write_float16)
     )
-    quantization = {key: value for key, value in written.config()["quantization_config"].items() if key != "meta"}
+    quantization = portable(written.config()["quantization_config"])
     config = source.config() | {"quantization_config": quantization}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    if quantization["quant_method"] == "gptq":
+        (folder / "quantize_config.json").write_text(json.dumps(quantization, indent=2) + "\n", encoding="utf-8")
     for path in source.others():
         if path.name != "config.json":
             place(path, folder / path.name)
-    gate = quality_gate.check(folder, "gptqmodel", job.device, options)
+    gate = quality_gate.check(folder, engine, job.device, options)
     origin = manifest.read(source.folder)
     stored = {name: tensor.numel * DTYPE_BYTES[stored_dtype(tensor)] for name, tensor in tensors.items()}
     untied = "lm_head.weight" in stored
     manifest.write(
         folder,
         format=format,
-        engine="gptqmodel",
+        engine=engine,
         tool=tool,
         tool_version=tool_version,
         parameters={

@@ -1,20 +1,27 @@
-"""gptq-int4 and awq-int4: four bits a weight, calibrated; run by gptqmodel's kernels."""
+"""gptq-int4, awq-int4 and autogptq-int4: four bits a weight, calibrated."""
 
 FORMATS["gptq-int4"] = Format(env="gptqmodel", engine="gptqmodel")
 FORMATS["awq-int4"] = Format(env="gptqmodel", engine="gptqmodel")
-QUANTIZERS = {"gptq-int4": "gptq", "awq-int4": "awq"}
+FORMATS["autogptq-int4"] = Format(env="autogptq", engine="autogptq", python="3.11")
+# format -> the program that builds it, and the config's key that holds its parameters
+QUANTIZERS = {
+    "gptq-int4": ("build_gptq.py", "gptq"),
+    "awq-int4": ("build_awq.py", "awq"),
+    "autogptq-int4": ("build_autogptq.py", "gptq"),
+}
 
 
 def quantizer_options(wildcards):
     """What the config says to a tool, as its program's flags."""
-    config = STUDY[QUANTIZERS[wildcards.format]] | STUDY["calibration"] | {"seed": STUDY["seed"]}
+    _, key = QUANTIZERS[wildcards.format]
+    config = STUDY[key] | STUDY["calibration"] | {"seed": STUDY["seed"]}
     return [f"--{key.replace('_', '-')}={value}" for key, value in config.items()]
 
 
 rule quantize:
     input:
-        program=lambda wc: program(f"build_{QUANTIZERS[wc.format]}.py"),
-        env=environment("gptqmodel"),
+        program=lambda wc: program(QUANTIZERS[wc.format][0]),
+        env=lambda wc: environment(FORMATS[wc.format].env),
         source="artifacts/{model}/fp16",
         calibration="artifacts/{model}/tokens/calibration.json",
         evaluation="artifacts/{model}/tokens/evaluation.json",
@@ -29,7 +36,7 @@ rule quantize:
     resources:
         gpu=1,
     params:
-        python=python("gptqmodel"),
+        python=lambda wc: python(FORMATS[wc.format].env),
         device=lambda wc: STUDY["device"],
         options=quantizer_options,
         gate=gate_options,
