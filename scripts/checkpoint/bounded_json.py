@@ -8,12 +8,12 @@ MAX_BYTES = 16 * 2**20  # headers and indexes of the largest models (90,000 tens
 MAX_VALUES = 800_000  # about; a tensor in a header has 8. A value takes up to 200 bytes of memory, of 1.5 in the file
 
 
-def loads(data: bytes, limit: int = MAX_BYTES) -> Any:
+def loads(data: bytes, limit: int = MAX_BYTES, values: int = MAX_VALUES) -> Any:
     """What UTF-8 bytes, at most `limit`, say. Raises ValueError where that is no JSON, too much, or has a key twice."""
     if len(data) > limit:
         raise ValueError(f"over {limit >> 20} MiB")
-    if sum(map(data.count, (b",", b"[", b"{"))) > MAX_VALUES:
-        raise ValueError(f"more than {MAX_VALUES} values")
+    if sum(map(data.count, (b",", b"[", b"{"))) > values:
+        raise ValueError(f"more than {values} values")
     try:
         return json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
     except RecursionError:

@@ -67,13 +67,13 @@ class Checkpoint:
         return self.folder / INDEXES[self.form] if self.weight_map is not None else None
 
 
-def read_json(path: Path, limit: int = MAX_CONFIG) -> dict:
+def read_json(path: Path, limit: int = MAX_CONFIG, values: int = bounded_json.MAX_VALUES) -> dict:
     """A JSON object of a model's folder. Raises `UserError` where it is missing, damaged or over `limit` bytes."""
     if not path.is_file():
         raise UserError(f"{path} is missing; a model's folder holds it beside the weights")
     try:
         with path.open("rb") as file:
-            content = bounded_json.loads(file.read(limit + 1), limit)
+            content = bounded_json.loads(file.read(limit + 1), limit, values)
     except ValueError as error:
         raise UserError(f"{path}: no valid JSON ({error!s:.120}); download it again") from None
     if not isinstance(content, dict):
