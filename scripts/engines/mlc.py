@@ -1,0 +1,163 @@
+"""MLC-LLM's format q4f16_1 through TVM's virtual machine and the library `model_lib.so` beside the weights."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+os.environ.setdefault("TVM_USE_RUNTIME_LIB", "1")  # read at import: the compiler's 250 MB are not needed to run
+
+import tvm
+from tvm.runtime.vm import VirtualMachine
+
+from common.program import UserError, first_line
+from devices import cpu
+from engines import chunk_positions
+from mlc import architecture, cpu_layout, tensor_cache
+
+LIBRARY = "model_lib.so"
+TILE = 64  # positions; capacities are multiples of it (`mlc.cpu_kernels.KEYS`)
+PAGE = 16  # positions of a page of TVM's paged cache
+
+
+class Engine:
+    """See `engines.Engine`."""
+
+    mode = "compiled"
+
+    def __init__(self, artifact: Path, device: str, threads: int) -> None:
+        self.shape = architecture.read(artifact)
+        self.context = architecture.context_length(artifact)
+        tvm_device = tvm.cuda() if device == "cuda" else tvm.cpu()
+        if not tvm_device.exist:
+            raise UserError(
+                f"device cuda: TVM {tvm.__version__} sees no GPU; it wants libcudart.so of its CUDA version where "
+                "the loader finds it (LD_LIBRARY_PATH)"
+            )
+        tvm.get_global_func("runtime.config_threadpool")(1, threads)
+        try:
+            machine = VirtualMachine(tvm.runtime.load_module(str(artifact / LIBRARY)), tvm_device)
+        except Exception as error:  # whatever the loader raises
+            raise UserError(f"{artifact / LIBRARY}: TVM cannot load it ({first_line(error)}); build it again") from None
+        self.library = json.loads(machine["metadata"]())
+        self._check_library(artifact, device)
+        bias = np.zeros(self.shape.vocab_size, np.float32)
+        bias[architecture.stop_ids(artifact, self.shape.vocab_size)] = -np.inf
+        arrays = tensor_cache.read(artifact, self.shape.parameters())
+        session = CudaSession if device == "cuda" else CpuSession
+        self.session = session(machine, self.shape, arrays, bias)
+        self.compute_type = session.compute_type
+
+    def _check_library(self, artifact: Path, device: str) -> None:
+        """Raises `UserError` where the library is of another model, device or processor."""
+        built = self.library
+        if built["architecture"] != json.loads(json.dumps(asdict(self.shape))):
+            raise UserError(f"{artifact / LIBRARY}: was compiled for another architecture; build it again")
+        if built["device"] != device:
+            raise UserError(f"{artifact / LIBRARY}: was compiled for {built['device']}, not {device}; build it again")
+        missing = set(built["features"]) - set(cpu.features())
+        if missing:
+            raise UserError(
+                f"{artifact / LIBRARY}: was compiled for a processor with {', '.join(sorted(missing))}, which this one "
+                "lacks; build it again here"
+            )
+
+    def _check_length(self, positions: int) -> None:
+        if positions > self.context:
+            raise UserError(f"{positions} positions exceed the context of {self.context}; lower the number of tokens")
+
+    def prefill_decode(self, ids: list[int], n: int) -> Iterator[tuple[int, float]]:
+        self._check_length(len(ids) + n)
+        self.session.start(len(ids) + n)
+        yield self.session.prefill(ids), time.perf_counter()
+        for _ in range(n - 1):
+            yield self.session.decode(), time.perf_counter()
+
+    def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
+        self._check_length(len(ids))
+        self.session.start(len(ids))
+        for start in range(0, len(ids), size := chunk_positions(self.shape.vocab_size)):
+            yield self.session.score(ids[start : start + size])
+
+    def weight_bytes(self) -> int:
+        tied = self.shape.tie_word_embeddings
+        sizes = zip(self.shape.parameters(), self.session.parameters, strict=True)
+        return sum(nbytes(tensor) for name, tensor in sizes if tied or not name.startswith("model.embed_tokens."))
+
+    def versions(self) -> dict[str, str]:
+        return {"apache-tvm": tvm.__version__, "target": self.library["target"]}
+
+    def close(self) -> None:
+        del self.session
+
+
+def nbytes(tensor: Any) -> int:
+    """Bytes of a TVM tensor."""
+    return int(np.prod(tensor.shape)) * np.dtype(str(tensor.dtype)).itemsize
+
+
+class CpuSession:
+    """One sequence in a contiguous cache; the library changes its arguments in place (`mlc.cpu.Model`)."""
+
+    compute_type = "float32"
+
+    def __init__(
+        self, machine: VirtualMachine, shape: architecture.Architecture, arrays: dict[str, np.ndarray], bias: np.ndarray
+    ) -> None:
+        self.shape = shape
+        self.functions = {name: machine[name] for name in ("prefill", "decode", "score")}
+        self.parameters = [
+            tvm.runtime.tensor(cpu_layout.pack(array) if array.ndim == 2 else array) for array in arrays.values()
+        ]
+        room = cpu_layout.padded(shape.vocab_size) - shape.vocab_size
+        self.bias = tvm.runtime.tensor(np.pad(bias, (0, room), constant_values=-np.inf))
+        self.token, self.position = (tvm.runtime.empty(size, "int32") for size in ((1, 1), (1,)))
+        self.token_view, self.position_view = np.from_dlpack(self.token), np.from_dlpack(self.position)
+        self.capacity = 0
+
+    def start(self, positions: int) -> None:
+        """Forget what was read, and make room."""
+        self.position_view[:] = 0
+        if positions > self.capacity:
+            self.capacity = -(-positions // TILE) * TILE
+            shape = self.shape
+            heads, size = (shape.num_hidden_layers, shape.num_key_value_heads), shape.head_dim
+            self.cache = (
+                tvm.runtime.empty((*heads, size, self.capacity), "float32"),
+                tvm.runtime.empty((*heads, self.capacity, size), "float32"),
+            )
+        self.step = (self.token, self.position, self.bias, *self.cache, self.parameters)
+
+    def prefill(self, ids: list[int]) -> int:
+        """Read `ids`; the token after them."""
+        self.functions["prefill"](tvm.runtime.tensor(np.array([ids], np.int32)), *self.step)
+        return int(self.token_view[0, 0])
+
+    def decode(self) -> int:
+        """Read the last token; the one after it."""
+        self.functions["decode"](*self.step)
+        return int(self.token_view[0, 0])
+
+    def score(self, ids: list[int]) -> np.ndarray:
+        """Read `ids`; the logits [len(ids), vocab] of their positions."""
+        tokens = tvm.runtime.tensor(np.array([ids], np.int32))
+        logits = self.functions["score"](tokens, self.position, *self.cache, self.parameters).numpy()[0]
+        self.position_view += len(ids)
+        return logits[:, : self.shape.vocab_size]
+
+
+class CudaSession:
+    """One sequence in TVM's paged cache (`mlc.cuda.Model`)."""
+
+    compute_type = "float16"
+    CHUNK = 2048  # positions of one prefill
+
+    def __init__(
+        self, machine: VirtualMachine, shape: architecture.Architecture, arrays: dict[str, np.ndarray], bias: np.ndarray
+    ) -> None:
+        raise NotImplementedError

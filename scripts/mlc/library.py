@@ -1,0 +1,73 @@
+"""Compile a model library: the architecture for a target, without any weights."""
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import tvm
+import tvm_ffi
+from tvm import relax
+from tvm.target import Target, codegen
+
+from common.program import UserError, first_line
+from devices import cpu as processor
+from mlc import cpu, cuda
+from mlc.architecture import Architecture
+
+CUDA_THREADS = 1024
+CUDA_SHARED_BYTES = 48 * 1024
+
+
+def cpu_target() -> Target:
+    """This machine's processor: a generic one was 31 times slower."""
+    return Target({"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu()})
+
+
+def cuda_target(arch: str | None) -> Target:
+    """A GPU by its architecture (`sm_90`), or the one that is there.
+
+    Raises `UserError` where none is there and none is named.
+    """
+    if arch is None:
+        device = tvm.cuda()
+        if not device.exist:
+            raise UserError("device cuda: TVM sees no GPU to compile for; name one with --arch sm_90")
+        arch = "sm_" + device.compute_version.replace(".", "")
+    limits = {"max_threads_per_block": CUDA_THREADS, "max_shared_memory_per_block": CUDA_SHARED_BYTES}
+    host = {"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu()}
+    return Target({"kind": "cuda", "arch": arch, "thread_warp_size": 32, **limits, "host": host})
+
+
+def key(shape: Architecture, target: Target) -> str:
+    """Hexadecimal name of a library: equal where architecture, target, TVM and the model's definition are equal."""
+    definition = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    parts = [asdict(shape), str(target), processor.features(), tvm.__version__, tvm_ffi.__version__]
+    return hashlib.sha256(json.dumps(parts).encode() + definition).hexdigest()[:32]
+
+
+def compile(shape: Architecture, target: Target, out: Path) -> None:
+    """Write the library to `out`. Where there is no nvcc it holds CUDA source, compiled when it is loaded.
+
+    Raises `UserError` where there is no C++ compiler to link it.
+    """
+    device = "cuda" if target.kind.name == "cuda" else "cpu"
+    model = cuda.Model(shape, target) if device == "cuda" else cpu.Model(shape)
+    module, parameters = model.export_tvm(spec=model.get_default_spec())[:2]
+    assert [name for name, _ in parameters] == list(shape.parameters()), "parameters are not in the model's order"
+    metadata = {"architecture": asdict(shape), "device": device, "target": str(target.attrs.get("mcpu", target.attrs.get("arch")))}
+    builder = relax.BlockBuilder(module)
+    with builder.function("metadata", []):
+        builder.emit_func_output(tvm.ir.StringImm(json.dumps(metadata | {"features": processor.features()})))
+    if device == "cuda":
+        os.environ.setdefault("TVM_CUDA_COMPILE_MODE", "nvcc")
+        if shutil.which("nvcc") is None:
+            tvm_ffi.register_global_func("tvm_callback_cuda_compile", lambda source, *_: source, override=True)
+    with tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": device == "cuda"}):
+        executable = tvm.compile(builder.finalize(), target)
+    try:
+        executable.export_library(str(out))
+    except RuntimeError as error:
+        raise UserError(f"{out}: cannot be linked ({first_line(error)}); install a C++ compiler") from None
