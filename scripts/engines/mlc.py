@@ -10,9 +10,12 @@ from typing import Any
 
 import numpy as np
 
-os.environ.setdefault("TVM_USE_RUNTIME_LIB", "1")  # read at import: the compiler's 250 MB are not needed to run
+# Read at import: the compiler's 250 MB are not needed to run, and threads are not bound to cores that others use too
+os.environ.setdefault("TVM_USE_RUNTIME_LIB", "1")
+os.environ.setdefault("TVM_BIND_THREADS", "0")
 
 import tvm
+import tvm_ffi
 from tvm.runtime.vm import VirtualMachine
 
 from common.program import UserError, first_line
@@ -23,6 +26,8 @@ from mlc import architecture, cpu_layout, tensor_cache
 LIBRARY = "model_lib.so"
 TILE = 64  # positions; capacities are multiples of it (`mlc.cpu_kernels.KEYS`)
 PAGE = 16  # positions of a page of TVM's paged cache
+CHUNK = 2048  # positions that the paged cache reads at a time
+SEQUENCE = 0  # the paged cache's name of the only one
 
 
 class Engine:
@@ -39,7 +44,7 @@ class Engine:
                 f"device cuda: TVM {tvm.__version__} sees no GPU; it wants libcudart.so of its CUDA version where "
                 "the loader finds it (LD_LIBRARY_PATH)"
             )
-        tvm.get_global_func("runtime.config_threadpool")(1, threads)
+        set_threads(threads)
         try:
             machine = VirtualMachine(tvm.runtime.load_module(str(artifact / LIBRARY)), tvm_device)
         except Exception as error:  # whatever the loader raises
@@ -94,6 +99,17 @@ class Engine:
 
     def close(self) -> None:
         del self.session
+
+
+def set_threads(threads: int) -> None:
+    """Let TVM use so many CPU threads.
+
+    Its pool is made once, for as many as it is told then, so it is told of all first. It reads the variable at every
+    parallel loop: unset, it asks the system each time, which took half of the demo's decoding; 1 makes loops plain.
+    """
+    os.environ["TVM_NUM_THREADS"] = str(max(threads, cpu.available_threads()))
+    tvm.get_global_func("runtime.config_threadpool")(1, threads)
+    os.environ["TVM_NUM_THREADS"] = str(threads)
 
 
 def nbytes(tensor: Any) -> int:
@@ -155,9 +171,48 @@ class CudaSession:
     """One sequence in TVM's paged cache (`mlc.cuda.Model`)."""
 
     compute_type = "float16"
-    CHUNK = 2048  # positions of one prefill
 
     def __init__(
         self, machine: VirtualMachine, shape: architecture.Architecture, arrays: dict[str, np.ndarray], bias: np.ndarray
     ) -> None:
-        raise NotImplementedError
+        self.device = tvm.cuda() if tvm.cuda().exist else tvm.cpu()
+        self.functions = {name: machine[name] for name in ("create_cache", "prefill", "decode", "score")}
+        builtins = ("clear", "add_sequence", "begin_forward", "end_forward")
+        self.cache_functions = {name: tvm.get_global_func(f"vm.builtin.kv_state_{name}") for name in builtins}
+        self.parameters = [tvm.runtime.tensor(array, self.device) for array in arrays.values()]
+        self.bias = tvm.runtime.tensor(bias, self.device)
+        self.capacity = 0
+
+    def start(self, positions: int) -> None:
+        """Forget what was read, and make room."""
+        if positions > self.capacity:
+            self.capacity = -(-positions // TILE) * TILE
+            sizes = (self.capacity, min(self.capacity, CHUNK), PAGE)
+            self.cache = self.functions["create_cache"](*(tvm_ffi.Shape((size,)) for size in sizes))
+        self.cache_functions["clear"](self.cache)
+        self.cache_functions["add_sequence"](self.cache, SEQUENCE)
+
+    def _run(self, name: str, tokens: Any, count: int, *more: Any) -> Any:
+        self.cache_functions["begin_forward"](self.cache, tvm_ffi.Shape((SEQUENCE,)), tvm_ffi.Shape((count,)))
+        result = self.functions[name](tokens, *more, self.cache, self.parameters)
+        self.cache_functions["end_forward"](self.cache)
+        return result
+
+    def _tokens(self, ids: list[int]) -> Any:
+        return tvm.runtime.tensor(np.array([ids], np.int32), self.device)
+
+    def prefill(self, ids: list[int]) -> int:
+        """Read `ids`; the token after them."""
+        for start in range(0, len(ids), CHUNK):
+            chunk = ids[start : start + CHUNK]
+            self.token = self._run("prefill", self._tokens(chunk), len(chunk), self.bias)
+        return int(self.token.numpy()[0, 0])
+
+    def decode(self) -> int:
+        """Read the last token; the one after it."""
+        self.token = self._run("decode", self.token, 1, self.bias)
+        return int(self.token.numpy()[0, 0])
+
+    def score(self, ids: list[int]) -> np.ndarray:
+        """Read `ids`; the logits [len(ids), vocab] of their positions."""
+        return self._run("score", self._tokens(ids), len(ids)).numpy()[0]

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -49,9 +48,10 @@ def key(shape: Architecture, target: Target) -> str:
 
 
 def compile(shape: Architecture, target: Target, out: Path) -> None:
-    """Write the library to `out`. Where there is no nvcc it holds CUDA source, compiled when it is loaded.
+    """Write the library to `out`.
 
-    Raises `UserError` where there is no C++ compiler to link it.
+    Where TVM finds no CUDA driver, a library for CUDA holds source, which nvcc compiles each time it is loaded. Raises
+    `UserError` where there is no C++ compiler, or no nvcc.
     """
     device = "cuda" if target.kind.name == "cuda" else "cpu"
     model = cuda.Model(shape, target) if device == "cuda" else cpu.Model(shape)
@@ -61,13 +61,12 @@ def compile(shape: Architecture, target: Target, out: Path) -> None:
     builder = relax.BlockBuilder(module)
     with builder.function("metadata", []):
         builder.emit_func_output(tvm.ir.StringImm(json.dumps(metadata | {"features": processor.features()})))
-    if device == "cuda":
-        os.environ.setdefault("TVM_CUDA_COMPILE_MODE", "nvcc")
-        if shutil.which("nvcc") is None:
-            tvm_ffi.register_global_func("tvm_callback_cuda_compile", lambda source, *_: source, override=True)
-    with tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": device == "cuda"}):
-        executable = tvm.compile(builder.finalize(), target)
-    try:
-        executable.export_library(str(out))
-    except RuntimeError as error:
-        raise UserError(f"{out}: cannot be linked ({first_line(error)}); install a C++ compiler") from None
+    os.environ.setdefault("TVM_CUDA_COMPILE_MODE", "nvcc")
+    with target, tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": device == "cuda"}):
+        try:
+            tvm.compile(builder.finalize(), target).export_library(str(out))
+        except Exception as error:  # whatever TVM, nvcc and the linker raise
+            raise UserError(
+                f"TVM {tvm.__version__} cannot compile the model library ({first_line(error)}); it wants a C++ compiler"
+                + (" and nvcc" if device == "cuda" else "")
+            ) from None
