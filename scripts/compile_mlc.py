@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 import devices
-from common.program import UserError, parser, run
+from common.program import parser, run
 from common.publish import place, publish
 from mlc import architecture, library
 

@@ -24,7 +24,7 @@ from engines import chunk_positions
 from mlc import architecture, cpu_layout, tensor_cache
 
 LIBRARY = "model_lib.so"
-TILE = 64  # positions; capacities are multiples of it (`mlc.cpu_kernels.KEYS`)
+TILE = 64  # positions; capacities are multiples of it (`mlc.cpu_attention.KEYS`)
 PAGE = 16  # positions of a page of TVM's paged cache
 CHUNK = 2048  # positions that the paged cache reads at a time
 SEQUENCE = 0  # the paged cache's name of the only one
@@ -55,7 +55,7 @@ class Engine:
         bias[architecture.stop_ids(artifact, self.shape.vocab_size)] = -np.inf
         arrays = tensor_cache.read(artifact, self.shape.parameters())
         session = CudaSession if device == "cuda" else CpuSession
-        self.session = session(machine, self.shape, arrays, bias)
+        self.session = session(machine, tvm_device, self.shape, arrays, bias)
         self.compute_type = session.compute_type
 
     def _check_library(self, artifact: Path, device: str) -> None:
@@ -123,7 +123,12 @@ class CpuSession:
     compute_type = "float32"
 
     def __init__(
-        self, machine: VirtualMachine, shape: architecture.Architecture, arrays: dict[str, np.ndarray], bias: np.ndarray
+        self,
+        machine: VirtualMachine,
+        device: tvm.runtime.Device,
+        shape: architecture.Architecture,
+        arrays: dict[str, np.ndarray],
+        bias: np.ndarray,
     ) -> None:
         self.shape = shape
         self.functions = {name: machine[name] for name in ("prefill", "decode", "score")}
@@ -173,9 +178,14 @@ class CudaSession:
     compute_type = "float16"
 
     def __init__(
-        self, machine: VirtualMachine, shape: architecture.Architecture, arrays: dict[str, np.ndarray], bias: np.ndarray
+        self,
+        machine: VirtualMachine,
+        device: tvm.runtime.Device,
+        shape: architecture.Architecture,
+        arrays: dict[str, np.ndarray],
+        bias: np.ndarray,
     ) -> None:
-        self.device = tvm.cuda() if tvm.cuda().exist else tvm.cpu()
+        self.device = device
         self.functions = {name: machine[name] for name in ("create_cache", "prefill", "decode", "score")}
         builtins = ("clear", "add_sequence", "begin_forward", "end_forward")
         self.cache_functions = {name: tvm.get_global_func(f"vm.builtin.kv_state_{name}") for name in builtins}

@@ -76,7 +76,11 @@ class Architecture:
 
 def find_config(path: Path) -> Path:
     """The config of an artifact's or a checkpoint's folder, or the file that is named."""
-    return next((path / name for name in CONFIGS if (path / name).is_file()), path / "config.json") if path.is_dir() else path
+    return (
+        next((path / name for name in CONFIGS if (path / name).is_file()), path / "config.json")
+        if path.is_dir()
+        else path
+    )
 
 
 def read(path: Path) -> Architecture:
@@ -123,7 +127,9 @@ def _architecture(path: Path, config: dict[str, Any]) -> Architecture:
         raise UserError(f"{path}: attention_bias is {config['attention_bias']!r}, which {found.qkv_name} has not")
     for key in ("hidden_size", "intermediate_size", "head_dim"):
         if getattr(found, key) < 1 or getattr(found, key) % MULTIPLE:
-            raise UserError(f"{path}: {key} is {getattr(found, key)}, and the model library wants a multiple of {MULTIPLE}")
+            raise UserError(
+                f"{path}: {key} is {getattr(found, key)}, and the model library wants a multiple of {MULTIPLE}"
+            )
     if found.num_key_value_heads < 1 or heads % found.num_key_value_heads:
         raise UserError(f"{path}: {heads} attention heads cannot share {found.num_key_value_heads} key-value heads")
     return found

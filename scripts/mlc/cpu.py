@@ -11,7 +11,7 @@ import numpy as np
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op, spec
 
-from mlc import cpu_kernels
+from mlc import cpu_attention, cpu_matrices, cpu_vectors
 from mlc.architecture import GROUP, Architecture
 from mlc.cpu_layout import LANES, padded
 from mlc.model import Decoder, Linear
@@ -26,21 +26,21 @@ class Kernels:
         return (blocks, inputs // 8, LANES), (blocks, inputs // GROUP, LANES)
 
     def embed(self, tokens: Tensor, table: Linear) -> Tensor:
-        kernel = cpu_kernels.embed(padded(table.outputs), table.inputs)
+        kernel = cpu_matrices.embed(padded(table.outputs), table.inputs)
         return _call(kernel, "embed", [tokens, table.q_weight, table.q_scale], (*tokens.shape, table.inputs))
 
     def linear(self, x: Tensor, layer: Linear) -> Tensor:
         outputs = padded(layer.outputs)
-        make = cpu_kernels.matrix_matrix if _many(x) else cpu_kernels.matrix_vector
+        make = cpu_matrices.matrix_matrix if _many(x) else cpu_matrices.matrix_vector
         arguments = [x, layer.q_weight, layer.q_scale]
         return _call(make(outputs, layer.inputs), make.__name__, arguments, (*x.shape[:2], outputs))
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        return _call(cpu_kernels.rms_norm(x.shape[2], epsilon, _many(x)), "rms_norm", [x, weight], x.shape)
+        return _call(cpu_vectors.rms_norm(x.shape[2], epsilon, _many(x)), "rms_norm", [x, weight], x.shape)
 
     def silu_multiply(self, x: Tensor) -> Tensor:
         size = x.shape[2] // 2
-        return _call(cpu_kernels.silu_multiply(size, _many(x)), "silu_multiply", [x], (*x.shape[:2], size))
+        return _call(cpu_vectors.silu_multiply(size, _many(x)), "silu_multiply", [x], (*x.shape[:2], size))
 
 
 def _many(x: Tensor) -> bool:
@@ -64,16 +64,14 @@ class Cache:
 
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
         shape = self.shape
-        kernel = cpu_kernels.attention(
+        kernel = cpu_attention.attention(
             shape.num_hidden_layers, shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim, _many(qkv)
         )
         number = Tensor.from_const(np.array([layer], np.int32))
         width = shape.num_attention_heads * shape.head_dim
         out = Tensor.placeholder((*qkv.shape[:2], width), "float32")
         arguments = [qkv, self.cosine, self.sine, self.position, number, self.keys, self.values]
-        result = op.tensor_ir_inplace_op(
-            kernel, "attention", arguments, [5, 6, -1], [self.keys, self.values, out]
-        )
+        result = op.tensor_ir_inplace_op(kernel, "attention", arguments, [5, 6, -1], [self.keys, self.values, out])
         self.keys, self.values, out = result
         return out
 
@@ -91,14 +89,14 @@ class Model(Decoder):
 
     def _cache(self, tokens: Tensor, position: Tensor, keys: Tensor, values: Tensor) -> Cache:
         half = self.shape.head_dim // 2
-        kernel = cpu_kernels.rotations(half)
+        kernel = cpu_attention.rotations(half)
         outputs = [Tensor.placeholder((tokens.shape[1], half), "float32") for _ in range(2)]
         frequency = Tensor.from_const(frequencies(self.shape))
         cosine, sine = op.tensor_ir_op(kernel, "rotations", [position, frequency], outputs)
         return Cache(self.shape, cosine, sine, position, keys, values)
 
     def _choose(self, hidden: Tensor, bias: Tensor, tokens: Tensor, token: Tensor, position: Tensor) -> Tensor:
-        kernel = cpu_kernels.choose(padded(self.shape.vocab_size))
+        kernel = cpu_vectors.choose(padded(self.shape.vocab_size))
         arguments = [self.logits(hidden), bias, tokens, token, position]
         return op.tensor_ir_inplace_op(kernel, "choose", arguments, [3, 4], [token, position])[0]
 
@@ -107,7 +105,9 @@ class Model(Decoder):
     ) -> Tensor:
         """Read tokens [1, S] and choose the next one."""
         hidden = self.hidden(tokens, self._cache(tokens, position, keys, values))
-        last = _call(cpu_kernels.last_position(self.shape.hidden_size), "last", [hidden], (1, 1, self.shape.hidden_size))
+        last = _call(
+            cpu_vectors.last_position(self.shape.hidden_size), "last", [hidden], (1, 1, self.shape.hidden_size)
+        )
         return self._choose(last, bias, tokens, token, position)
 
     def decode(self, token: Tensor, position: Tensor, bias: Tensor, keys: Tensor, values: Tensor) -> Tensor:

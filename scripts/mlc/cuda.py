@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tvm import relax, te, tirx, topi
+from tvm import relax, te, tirx
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op, spec
 from tvm.relax.frontend.nn.llm.kv_cache import PagedKVCache, RopeMode, TIRPagedKVCache

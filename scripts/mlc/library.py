@@ -9,12 +9,15 @@ from pathlib import Path
 import tvm
 import tvm_ffi
 from tvm import relax
+from tvm.relax.backend.cuda import pipeline
+from tvm.s_tir.dlight import ApplyDefaultSchedule, gpu
 from tvm.target import Target, codegen
 
 from common.program import UserError, first_line
 from devices import cpu as processor
 from mlc import cpu, cuda
 from mlc.architecture import Architecture
+from planning.sources import closure
 
 CUDA_THREADS = 1024
 CUDA_SHARED_BYTES = 48 * 1024
@@ -40,9 +43,29 @@ def cuda_target(arch: str | None) -> Target:
     return Target({"kind": "cuda", "arch": arch, "thread_warp_size": 32, **limits, "host": host})
 
 
+def cuda_passes(target: Target) -> tvm.transform.Pass:
+    """TVM's own passes for CUDA, but reshapes become views before they would be fused into kernels that copy."""
+    schedules = (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback())
+    return tvm.transform.Sequential(
+        [
+            *pipeline.library_dispatch_passes(target),
+            relax.transform.LegalizeOps(),
+            relax.transform.RewriteDataflowReshape(),
+            relax.transform.AnnotateTIROpPattern(),
+            relax.transform.FoldConstant(),
+            relax.transform.FuseOps(),
+            relax.transform.FuseTIR(),
+            ApplyDefaultSchedule(*schedules),
+            *pipeline.dataflow_lower_passes(target),
+            *pipeline.finalize_passes(target),
+        ]
+    )
+
+
 def key(shape: Architecture, target: Target) -> str:
     """Hexadecimal name of a library: equal where architecture, target, TVM and the model's definition are equal."""
-    definition = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    scripts = Path(__file__).parents[1]
+    definition = b"".join(path.read_bytes() for path in closure(Path(__file__), scripts))
     parts = [asdict(shape), str(target), processor.features(), tvm.__version__, tvm_ffi.__version__]
     return hashlib.sha256(json.dumps(parts).encode() + definition).hexdigest()[:32]
 
@@ -57,14 +80,19 @@ def compile(shape: Architecture, target: Target, out: Path) -> None:
     model = cuda.Model(shape, target) if device == "cuda" else cpu.Model(shape)
     module, parameters = model.export_tvm(spec=model.get_default_spec())[:2]
     assert [name for name, _ in parameters] == list(shape.parameters()), "parameters are not in the model's order"
-    metadata = {"architecture": asdict(shape), "device": device, "target": str(target.attrs.get("mcpu", target.attrs.get("arch")))}
+    metadata = {
+        "architecture": asdict(shape),
+        "device": device,
+        "target": str(target.attrs.get("mcpu", target.attrs.get("arch"))),
+    }
     builder = relax.BlockBuilder(module)
     with builder.function("metadata", []):
         builder.emit_func_output(tvm.ir.StringImm(json.dumps(metadata | {"features": processor.features()})))
     os.environ.setdefault("TVM_CUDA_COMPILE_MODE", "nvcc")
     with target, tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": device == "cuda"}):
         try:
-            tvm.compile(builder.finalize(), target).export_library(str(out))
+            passes = "default" if device == "cpu" else cuda_passes(target)
+            tvm.compile(builder.finalize(), target, relax_pipeline=passes).export_library(str(out))
         except Exception as error:  # whatever TVM, nvcc and the linker raise
             raise UserError(
                 f"TVM {tvm.__version__} cannot compile the model library ({first_line(error)}); it wants a C++ compiler"

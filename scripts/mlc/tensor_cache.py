@@ -31,10 +31,13 @@ def read(folder: Path, wanted: Mapping[str, tuple[tuple[int, ...], str]]) -> dic
         raise UserError(f"{folder / INDEX}: is damaged ({error!r:.80}); build the artifact again") from None
     for name, (shape, dtype) in wanted.items():
         if name not in found:
-            raise UserError(f"{folder / INDEX}: lacks {name}, which the model's config asks for; build the artifact again")
-        if found[name].shape != shape or found[name].dtype != dtype:
             raise UserError(
-                f"{folder / INDEX}: {name} is {found[name].dtype} {list(found[name].shape)}, not {dtype} {list(shape)}; "
+                f"{folder / INDEX}: lacks {name}, which the model's config asks for; build the artifact again"
+            )
+        there = found[name]
+        if there.shape != shape or there.dtype != dtype:
+            raise UserError(
+                f"{folder / INDEX}: {name} is {there.dtype} {list(there.shape)}, not {dtype} {list(shape)}; "
                 "build the artifact again"
             )
     return {name: found[name] for name in wanted}
