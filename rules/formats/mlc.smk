@@ -30,9 +30,11 @@ rule mlc:
         library=rules.mlc_library.output,
         gate=gate_input,
     output:
-        directory("artifacts/{model}/mlc-q4f16_1"),
+        directory("artifacts/{model}/{format}"),
     log:
-        "artifacts/logs/{model}/mlc-q4f16_1.log",
+        "artifacts/logs/{model}/{format}.log",
+    wildcard_constraints:
+        format="mlc-q4f16_1",
     resources:
         gpu=lambda wc: int(gated(wc)),
     params:
