@@ -13,10 +13,12 @@ import numpy as np
 # Read at import: the compiler's 250 MB are not needed to run, and threads are not bound to cores that others use too
 os.environ.setdefault("TVM_USE_RUNTIME_LIB", "1")
 os.environ.setdefault("TVM_BIND_THREADS", "0")
+os.environ.setdefault("TVM_CUDA_COMPILE_MODE", "nvcc")  # for libraries that hold source
 
 import tvm
 import tvm_ffi
 from tvm.runtime.vm import VirtualMachine
+from tvm_ffi.libinfo import load_lib_ctypes
 
 from common.program import UserError, first_line
 from devices import cpu
@@ -38,12 +40,9 @@ class Engine:
     def __init__(self, artifact: Path, device: str, threads: int) -> None:
         self.shape = architecture.read(artifact)
         self.context = architecture.context_length(artifact)
+        if device == "cuda":
+            load_cuda()
         tvm_device = tvm.cuda() if device == "cuda" else tvm.cpu()
-        if not tvm_device.exist:
-            raise UserError(
-                f"device cuda: TVM {tvm.__version__} sees no GPU; it wants libcudart.so of its CUDA version where "
-                "the loader finds it (LD_LIBRARY_PATH)"
-            )
         set_threads(threads)
         try:
             machine = VirtualMachine(tvm.runtime.load_module(str(artifact / LIBRARY)), tvm_device)
@@ -99,6 +98,23 @@ class Engine:
 
     def close(self) -> None:
         del self.session
+
+
+def load_cuda() -> None:
+    """Load TVM's CUDA runtime, which it leaves out where the compiler is not loaded.
+
+    Raises `UserError` where a library of CUDA's is missing, or TVM sees no GPU.
+    """
+    try:
+        paths = tvm.libinfo.package_lib_paths()
+        load_lib_ctypes("tvm", "tvm_runtime_cuda", "RTLD_LOCAL", extra_lib_paths=paths)
+    except (OSError, RuntimeError) as error:
+        raise UserError(
+            f"device cuda: TVM's CUDA runtime does not load ({first_line(error)}); name the folder of what it lacks "
+            "in LD_LIBRARY_PATH"
+        ) from None
+    if not tvm.cuda().exist:
+        raise UserError(f"device cuda: TVM {tvm.__version__} sees no GPU; use device: cpu")
 
 
 def set_threads(threads: int) -> None:
