@@ -11,6 +11,7 @@ import tvm_ffi
 from tvm import relax
 from tvm.relax.backend.cuda import pipeline
 from tvm.s_tir.dlight import ApplyDefaultSchedule, gpu
+from tvm.support.cc import get_cc
 from tvm.target import Target, codegen
 
 from common.program import UserError, first_line
@@ -76,6 +77,8 @@ def compile(shape: Architecture, target: Target, out: Path) -> None:
     Where TVM finds no CUDA driver, a library for CUDA holds source, which nvcc compiles each time it is loaded. Raises
     `UserError` where there is no C++ compiler, or no nvcc.
     """
+    if get_cc() is None:
+        raise UserError("the model library wants a C++ compiler to link it (g++ or clang++ on PATH); install one")
     device = "cuda" if target.kind.name == "cuda" else "cpu"
     model = cuda.Model(shape, target) if device == "cuda" else cpu.Model(shape)
     module, parameters = model.export_tvm(spec=model.get_default_spec())[:2]
@@ -95,6 +98,6 @@ def compile(shape: Architecture, target: Target, out: Path) -> None:
             tvm.compile(builder.finalize(), target, relax_pipeline=passes).export_library(str(out))
         except Exception as error:  # whatever TVM, nvcc and the linker raise
             raise UserError(
-                f"TVM {tvm.__version__} cannot compile the model library ({first_line(error)}); it wants a C++ compiler"
-                + (" and nvcc" if device == "cuda" else "")
+                f"TVM {tvm.__version__} cannot compile the model library ({first_line(error)}); "
+                + ("it wants nvcc on PATH" if device == "cuda" else "leave mlc-q4f16_1 out of this model's formats")
             ) from None

@@ -177,6 +177,16 @@ def test_other_architectures_are_refused_by_name(
     assert not (tmp_path / "out.so").exists()
 
 
+def test_without_a_compiler_it_says_so(mlc_python: Path, call: Callable, tmp_path: Path) -> None:
+    artifact = small_models.write(tmp_path / "artifact", small_models.LLAMA)
+    options = (artifact, tmp_path / "out.so", "--device", "cpu")
+    result = call(mlc_python, "scripts/compile_mlc.py", *options, PATH=str(tmp_path), CXX="")
+    assert result.returncode == 1
+    assert "wants a C++ compiler" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert not (tmp_path / "out.so").exists()
+
+
 def engine_error(mlc_python: Path, artifact: Path, last: str = LOAD) -> str:
     """The one line in which the engine refuses an artifact."""
     command = [mlc_python, "-c", last, artifact]
