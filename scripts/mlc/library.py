@@ -40,8 +40,8 @@ def cuda_target(arch: str | None) -> Target:
             raise UserError("device cuda: TVM sees no GPU to compile for; name one with --arch sm_90")
         arch = "sm_" + device.compute_version.replace(".", "")
     limits = {"max_threads_per_block": CUDA_THREADS, "max_shared_memory_per_block": CUDA_SHARED_BYTES}
-    host = {"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu()}
-    return Target({"kind": "cuda", "arch": arch, "thread_warp_size": 32, **limits, "host": host})
+    # any processor can launch kernels
+    return Target({"kind": "cuda", "arch": arch, "thread_warp_size": 32, **limits, "host": {"kind": "llvm"}})
 
 
 def cuda_passes(target: Target) -> tvm.transform.Pass:
@@ -63,11 +63,16 @@ def cuda_passes(target: Target) -> tvm.transform.Pass:
     )
 
 
+def features(target: Target) -> list[str]:
+    """Vector instructions that a library for a target wants of the processor."""
+    return processor.features() if target.kind.name == "llvm" else []
+
+
 def key(shape: Architecture, target: Target) -> str:
     """Hexadecimal name of a library: equal where architecture, target, TVM and the model's definition are equal."""
     scripts = Path(__file__).parents[1]
     definition = b"".join(path.read_bytes() for path in closure(Path(__file__), scripts))
-    parts = [asdict(shape), str(target), processor.features(), tvm.__version__, tvm_ffi.__version__]
+    parts = [asdict(shape), str(target), features(target), tvm.__version__, tvm_ffi.__version__]
     return hashlib.sha256(json.dumps(parts).encode() + definition).hexdigest()[:32]
 
 
@@ -87,10 +92,11 @@ def compile(shape: Architecture, target: Target, out: Path) -> None:
         "architecture": asdict(shape),
         "device": device,
         "target": str(target.attrs.get("mcpu", target.attrs.get("arch"))),
+        "features": features(target),
     }
     builder = relax.BlockBuilder(module)
     with builder.function("metadata", []):
-        builder.emit_func_output(tvm.ir.StringImm(json.dumps(metadata | {"features": processor.features()})))
+        builder.emit_func_output(tvm.ir.StringImm(json.dumps(metadata)))
     os.environ.setdefault("TVM_CUDA_COMPILE_MODE", "nvcc")
     with target, tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": device == "cuda"}):
         try:
