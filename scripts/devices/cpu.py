@@ -12,11 +12,20 @@ import numpy as np
 
 COPY_BYTES = 256 * 2**20  # well beyond any cache
 REPEATS = 7
+VECTORS = ("avx", "fma", "f16c", "bmi", "sse", "asimd", "sve", "fp")  # x86 and Arm
 
 
 def available_threads() -> int:
     """Processors that this process may use (a container or a scheduler may grant fewer than there are)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def features() -> list[str]:
+    """Vector instructions that the processor has, by Linux's names; none where they are not told."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    words = next((line.split(":", 1)[1].split() for line in lines if line.startswith(("flags", "Features"))), [])
+    return sorted({word for word in words if word.startswith(VECTORS)})
 
 
 def describe(threads: int) -> dict[str, Any]:

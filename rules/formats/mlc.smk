@@ -1,0 +1,46 @@
+"""mlc-q4f16_1: MLC-LLM's four bits a weight, not calibrated; run by TVM, with a library compiled for the model's shape."""
+
+FORMATS["mlc-q4f16_1"] = Format(env="mlc", engine="mlc")
+
+
+rule mlc_library:
+    input:
+        program=program("compile_mlc.py"),
+        env=environment("mlc"),
+        source="artifacts/{model}/safetensors",
+    output:
+        "artifacts/{model}/mlc/model_lib.so",
+    log:
+        "artifacts/logs/{model}/mlc-library.log",
+    resources:
+        gpu=1,  # compiled for the one that is there
+    params:
+        python=python("mlc"),
+        device=lambda wc: STUDY["device"],
+    shell:
+        "{params.python:q} {input.program[0]} {input.source} {output} --device {params.device}"
+        " --cache artifacts/libraries 2> {log}"
+
+
+rule mlc:
+    input:
+        program=program("build_mlc.py"),
+        env=environment("mlc"),
+        source="artifacts/{model}/safetensors",
+        library=rules.mlc_library.output,
+        gate=gate_input,
+    output:
+        directory("artifacts/{model}/{format}"),
+    log:
+        "artifacts/logs/{model}/{format}.log",
+    wildcard_constraints:
+        format="mlc-q4f16_1",
+    resources:
+        gpu=lambda wc: int(gated(wc)),
+    params:
+        python=python("mlc"),
+        device=lambda wc: STUDY["device"],
+        gate=gate_options,
+    shell:
+        "{params.python:q} {input.program[0]} {input.source} {output} --library {input.library}"
+        " --device {params.device} {params.gate:q} 2> {log}"

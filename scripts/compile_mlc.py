@@ -1,0 +1,45 @@
+#!/usr/bin/env python3
+"""Compile the library that runs a model in MLC's q4f16_1: one for each architecture and processor, for any weights.
+
+    python scripts/compile_mlc.py MODEL OUT.so [--device auto] [--cache FOLDER]
+
+MODEL is a folder with mlc-chat-config.json or config.json, or such a file. A library in the cache is used again where
+architecture, target, TVM and the definition of the model (scripts/mlc) are the same.
+"""
+
+import os
+from pathlib import Path
+
+import devices
+from common.program import parser, run
+from common.publish import place, publish
+from mlc import architecture, library
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("model", type=Path, help="folder of a model or an artifact, or its config")
+    arguments.add_argument("out", type=Path, help="library to write")
+    arguments.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    arguments.add_argument("--arch", help="compile for this kind of GPU, which need not be there: sm_90")
+    arguments.add_argument("--cache", type=Path, help="folder of libraries that were compiled before")
+    options = arguments.parse_args()
+
+    shape = architecture.read(options.model)
+    device = "cuda" if options.arch else devices.resolve(options.device)
+    target = library.cuda_target(options.arch) if device == "cuda" else library.cpu_target()
+    cached = options.cache and options.cache / f"{library.key(shape, target)}.so"
+    with publish(options.out) as partial:
+        if cached and cached.is_file():
+            place(cached, partial)
+            return
+        library.compile(shape, target, partial)
+        if cached:
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            beside = cached.with_name(f".{cached.name}.{os.getpid()}")  # others may be at it too
+            place(partial, beside)
+            beside.replace(cached)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,245 @@
+"""MLC-LLM's format q4f16_1 through TVM's virtual machine and the library `model_lib.so` beside the weights."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# Read at import: the compiler's 250 MB are not needed to run, and threads are not bound to cores that others use too
+os.environ.setdefault("TVM_USE_RUNTIME_LIB", "1")
+os.environ.setdefault("TVM_BIND_THREADS", "0")
+os.environ.setdefault("TVM_CUDA_COMPILE_MODE", "nvcc")  # for libraries that hold source
+
+import tvm
+import tvm_ffi
+from tvm.runtime.vm import VirtualMachine
+from tvm_ffi.libinfo import load_lib_ctypes
+
+from common.program import UserError, first_line
+from devices import cpu
+from engines import chunk_positions
+from mlc import architecture, cpu_layout, tensor_cache
+
+LIBRARY = "model_lib.so"
+TILE = 64  # positions; capacities are multiples of it (`mlc.cpu_attention.KEYS`)
+PAGE = 16  # positions of a page of TVM's paged cache
+CHUNK = 2048  # positions that the paged cache reads at a time
+SEQUENCE = 0  # the paged cache's name of the only one
+
+
+class Engine:
+    """See `engines.Engine`."""
+
+    modes = ("compiled",)
+    mode = modes[0]
+
+    def __init__(self, artifact: Path, device: str, threads: int) -> None:
+        self.shape = architecture.read(artifact)
+        self.context = architecture.context_length(artifact)
+        if device == "cuda":
+            load_cuda()
+        tvm_device = tvm.cuda() if device == "cuda" else tvm.cpu()
+        set_threads(threads)
+        try:
+            machine = VirtualMachine(tvm.runtime.load_module(str(artifact / LIBRARY)), tvm_device)
+        except Exception as error:  # whatever the loader raises
+            raise UserError(f"{artifact / LIBRARY}: TVM cannot load it ({first_line(error)}); build it again") from None
+        self.library = json.loads(machine["metadata"]())
+        self._check_library(artifact, device)
+        bias = np.zeros(self.shape.vocab_size, np.float32)
+        bias[architecture.stop_ids(artifact, self.shape.vocab_size)] = -np.inf
+        arrays = tensor_cache.read(artifact, self.shape.parameters())
+        session = CudaSession if device == "cuda" else CpuSession
+        self.session = session(machine, tvm_device, self.shape, arrays, bias)
+        self.compute_type = session.compute_type
+
+    def _check_library(self, artifact: Path, device: str) -> None:
+        """Raises `UserError` where the library is of another model, device or processor."""
+        built = self.library
+        if built["architecture"] != json.loads(json.dumps(asdict(self.shape))):
+            raise UserError(f"{artifact / LIBRARY}: was compiled for another architecture; build it again")
+        if built["device"] != device:
+            raise UserError(f"{artifact / LIBRARY}: was compiled for {built['device']}, not {device}; build it again")
+        missing = set(built["features"]) - set(cpu.features())
+        if missing:
+            raise UserError(
+                f"{artifact / LIBRARY}: was compiled for a processor with {', '.join(sorted(missing))}, which this one "
+                "lacks; build it again here"
+            )
+
+    def _check_length(self, positions: int) -> None:
+        if positions > self.context:
+            raise UserError(f"{positions} positions exceed the context of {self.context}; lower the number of tokens")
+
+    def prefill_decode(self, ids: list[int], n: int) -> Iterator[tuple[int, float]]:
+        self._check_length(len(ids) + n)
+        self.session.start(len(ids) + n)
+        yield self.session.prefill(ids), time.perf_counter()
+        for _ in range(n - 1):
+            yield self.session.decode(), time.perf_counter()
+
+    def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
+        self._check_length(len(ids))
+        self.session.start(len(ids))
+        for start in range(0, len(ids), size := chunk_positions(self.shape.vocab_size)):
+            yield self.session.score(ids[start : start + size])
+
+    def weight_bytes(self) -> int:
+        tied = self.shape.tie_word_embeddings
+        sizes = zip(self.shape.parameters(), self.session.parameters, strict=True)
+        return sum(nbytes(tensor) for name, tensor in sizes if tied or not name.startswith("model.embed_tokens."))
+
+    def versions(self) -> dict[str, str]:
+        return {"apache-tvm": tvm.__version__, "target": self.library["target"]}
+
+    def close(self) -> None:
+        del self.session
+
+
+def load_cuda() -> None:
+    """Load TVM's CUDA runtime, which it leaves out where the compiler is not loaded.
+
+    Raises `UserError` where a library of CUDA's is missing, or TVM sees no GPU.
+    """
+    try:
+        paths = tvm.libinfo.package_lib_paths()
+        load_lib_ctypes("tvm", "tvm_runtime_cuda", "RTLD_LOCAL", extra_lib_paths=paths)
+    except (OSError, RuntimeError) as error:
+        raise UserError(
+            f"device cuda: TVM's CUDA runtime does not load ({first_line(error)}); name the folder of what it lacks "
+            "in LD_LIBRARY_PATH"
+        ) from None
+    if not tvm.cuda().exist:
+        raise UserError(f"device cuda: TVM {tvm.__version__} sees no GPU; use device: cpu")
+
+
+def set_threads(threads: int) -> None:
+    """Let TVM use so many CPU threads.
+
+    Its pool is made once, for as many as it is told then, so it is told of all first. It reads the variable at every
+    parallel loop: unset, it asks the system each time, which took half of the demo's decoding; 1 makes loops plain.
+    """
+    os.environ["TVM_NUM_THREADS"] = str(max(threads, cpu.available_threads()))
+    tvm.get_global_func("runtime.config_threadpool")(1, threads)
+    os.environ["TVM_NUM_THREADS"] = str(threads)
+
+
+def nbytes(tensor: Any) -> int:
+    """Bytes of a TVM tensor."""
+    return int(np.prod(tensor.shape)) * np.dtype(str(tensor.dtype)).itemsize
+
+
+class CpuSession:
+    """One sequence in a contiguous cache; the library changes its arguments in place (`mlc.cpu.Model`)."""
+
+    compute_type = "float32"
+
+    def __init__(
+        self,
+        machine: VirtualMachine,
+        device: tvm.runtime.Device,
+        shape: architecture.Architecture,
+        arrays: dict[str, np.ndarray],
+        bias: np.ndarray,
+    ) -> None:
+        self.shape = shape
+        self.functions = {name: machine[name] for name in ("prefill", "decode", "score")}
+        self.parameters = [
+            tvm.runtime.tensor(cpu_layout.pack(array) if array.ndim == 2 else array) for array in arrays.values()
+        ]
+        room = cpu_layout.padded(shape.vocab_size) - shape.vocab_size
+        self.bias = tvm.runtime.tensor(np.pad(bias, (0, room), constant_values=-np.inf))
+        self.token, self.position = (tvm.runtime.empty(size, "int32") for size in ((1, 1), (1,)))
+        self.token_view, self.position_view = np.from_dlpack(self.token), np.from_dlpack(self.position)
+        self.capacity = 0
+
+    def start(self, positions: int) -> None:
+        """Forget what was read, and make room."""
+        self.position_view[:] = 0
+        if positions > self.capacity:
+            self.capacity = -(-positions // TILE) * TILE
+            shape = self.shape
+            heads, size = (shape.num_hidden_layers, shape.num_key_value_heads), shape.head_dim
+            self.cache = (
+                tvm.runtime.empty((*heads, size, self.capacity), "float32"),
+                tvm.runtime.empty((*heads, self.capacity, size), "float32"),
+            )
+        self.step = (self.token, self.position, self.bias, *self.cache, self.parameters)
+
+    def prefill(self, ids: list[int]) -> int:
+        """Read `ids`; the token after them."""
+        self.functions["prefill"](tvm.runtime.tensor(np.array([ids], np.int32)), *self.step)
+        return int(self.token_view[0, 0])
+
+    def decode(self) -> int:
+        """Read the last token; the one after it."""
+        self.functions["decode"](*self.step)
+        return int(self.token_view[0, 0])
+
+    def score(self, ids: list[int]) -> np.ndarray:
+        """Read `ids`; the logits [len(ids), vocab] of their positions."""
+        tokens = tvm.runtime.tensor(np.array([ids], np.int32))
+        logits = self.functions["score"](tokens, self.position, *self.cache, self.parameters).numpy()[0]
+        self.position_view += len(ids)
+        return logits[:, : self.shape.vocab_size]
+
+
+class CudaSession:
+    """One sequence in TVM's paged cache (`mlc.cuda.Model`)."""
+
+    compute_type = "float16"
+
+    def __init__(
+        self,
+        machine: VirtualMachine,
+        device: tvm.runtime.Device,
+        shape: architecture.Architecture,
+        arrays: dict[str, np.ndarray],
+        bias: np.ndarray,
+    ) -> None:
+        self.device = device
+        self.functions = {name: machine[name] for name in ("create_cache", "prefill", "decode", "score")}
+        builtins = ("clear", "add_sequence", "begin_forward", "end_forward")
+        self.cache_functions = {name: tvm.get_global_func(f"vm.builtin.kv_state_{name}") for name in builtins}
+        self.parameters = [tvm.runtime.tensor(array, self.device) for array in arrays.values()]
+        self.bias = tvm.runtime.tensor(bias, self.device)
+        self.capacity = 0
+
+    def start(self, positions: int) -> None:
+        """Forget what was read, and make room."""
+        if positions > self.capacity:
+            self.capacity = -(-positions // TILE) * TILE
+            sizes = (self.capacity, min(self.capacity, CHUNK), PAGE)
+            self.cache = self.functions["create_cache"](*(tvm_ffi.Shape((size,)) for size in sizes))
+        self.cache_functions["clear"](self.cache)
+        self.cache_functions["add_sequence"](self.cache, SEQUENCE)
+
+    def _run(self, name: str, tokens: Any, count: int, *more: Any) -> Any:
+        self.cache_functions["begin_forward"](self.cache, tvm_ffi.Shape((SEQUENCE,)), tvm_ffi.Shape((count,)))
+        result = self.functions[name](tokens, *more, self.cache, self.parameters)
+        self.cache_functions["end_forward"](self.cache)
+        return result
+
+    def _tokens(self, ids: list[int]) -> Any:
+        return tvm.runtime.tensor(np.array([ids], np.int32), self.device)
+
+    def prefill(self, ids: list[int]) -> int:
+        """Read `ids`; the token after them."""
+        for start in range(0, len(ids), CHUNK):
+            chunk = ids[start : start + CHUNK]
+            self.token = self._run("prefill", self._tokens(chunk), len(chunk), self.bias)
+        return int(self.token.numpy()[0, 0])
+
+    def decode(self) -> int:
+        """Read the last token; the one after it."""
+        self.token = self._run("decode", self.token, 1, self.bias)
+        return int(self.token.numpy()[0, 0])
+
+    def score(self, ids: list[int]) -> np.ndarray:
+        """Read `ids`; the logits [len(ids), vocab] of their positions."""
+        return self._run("score", self._tokens(ids), len(ids)).numpy()[0]

@@ -1,0 +1,109 @@
+"""Compile a model library: the architecture for a target, without any weights."""
+
+import hashlib
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import tvm
+import tvm_ffi
+from tvm import relax
+from tvm.relax.backend.cuda import pipeline
+from tvm.s_tir.dlight import ApplyDefaultSchedule, gpu
+from tvm.support.cc import get_cc
+from tvm.target import Target, codegen
+
+from common.program import UserError, first_line
+from devices import cpu as processor
+from mlc import cpu, cuda
+from mlc.architecture import Architecture
+from planning.sources import closure
+
+CUDA_THREADS = 1024
+CUDA_SHARED_BYTES = 48 * 1024
+
+
+def cpu_target() -> Target:
+    """This machine's processor: a generic one was 31 times slower."""
+    return Target({"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu()})
+
+
+def cuda_target(arch: str | None) -> Target:
+    """A GPU by its architecture (`sm_90`), or the one that is there.
+
+    Raises `UserError` where none is there and none is named.
+    """
+    if arch is None:
+        device = tvm.cuda()
+        if not device.exist:
+            raise UserError("device cuda: TVM sees no GPU to compile for; name one with --arch sm_90")
+        arch = "sm_" + device.compute_version.replace(".", "")
+    limits = {"max_threads_per_block": CUDA_THREADS, "max_shared_memory_per_block": CUDA_SHARED_BYTES}
+    # any processor can launch kernels
+    return Target({"kind": "cuda", "arch": arch, "thread_warp_size": 32, **limits, "host": {"kind": "llvm"}})
+
+
+def cuda_passes(target: Target) -> tvm.transform.Pass:
+    """TVM's own passes for CUDA, but reshapes become views before they would be fused into kernels that copy."""
+    schedules = (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback())
+    return tvm.transform.Sequential(
+        [
+            *pipeline.library_dispatch_passes(target),
+            relax.transform.LegalizeOps(),
+            relax.transform.RewriteDataflowReshape(),
+            relax.transform.AnnotateTIROpPattern(),
+            relax.transform.FoldConstant(),
+            relax.transform.FuseOps(),
+            relax.transform.FuseTIR(),
+            ApplyDefaultSchedule(*schedules),
+            *pipeline.dataflow_lower_passes(target),
+            *pipeline.finalize_passes(target),
+        ]
+    )
+
+
+def features(target: Target) -> list[str]:
+    """Vector instructions that a library for a target wants of the processor."""
+    return processor.features() if target.kind.name == "llvm" else []
+
+
+def key(shape: Architecture, target: Target) -> str:
+    """Hexadecimal name of a library: equal where architecture, target, TVM and the model's definition are equal."""
+    scripts = Path(__file__).parents[1]
+    definition = b"".join(path.read_bytes() for path in closure(Path(__file__), scripts))
+    parts = [asdict(shape), str(target), features(target), tvm.__version__, tvm_ffi.__version__]
+    return hashlib.sha256(json.dumps(parts).encode() + definition).hexdigest()[:32]
+
+
+def compile(shape: Architecture, target: Target, out: Path) -> None:
+    """Write the library to `out`.
+
+    Where TVM finds no CUDA driver, a library for CUDA holds source, which nvcc compiles each time it is loaded. Raises
+    `UserError` where there is no C++ compiler, or no nvcc.
+    """
+    if get_cc() is None:
+        raise UserError("the model library wants a C++ compiler to link it (g++ or clang++ on PATH); install one")
+    device = "cuda" if target.kind.name == "cuda" else "cpu"
+    model = cuda.Model(shape, target) if device == "cuda" else cpu.Model(shape)
+    module, parameters = model.export_tvm(spec=model.get_default_spec())[:2]
+    assert [name for name, _ in parameters] == list(shape.parameters()), "parameters are not in the model's order"
+    metadata = {
+        "architecture": asdict(shape),
+        "device": device,
+        "target": str(target.attrs.get("mcpu", target.attrs.get("arch"))),
+        "features": features(target),
+    }
+    builder = relax.BlockBuilder(module)
+    with builder.function("metadata", []):
+        builder.emit_func_output(tvm.ir.StringImm(json.dumps(metadata)))
+    os.environ.setdefault("TVM_CUDA_COMPILE_MODE", "nvcc")
+    with target, tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": device == "cuda"}):
+        try:
+            passes = "default" if device == "cpu" else cuda_passes(target)
+            tvm.compile(builder.finalize(), target, relax_pipeline=passes).export_library(str(out))
+        except Exception as error:  # whatever TVM, nvcc and the linker raise
+            raise UserError(
+                f"TVM {tvm.__version__} cannot compile the model library ({first_line(error)}); "
+                + ("it wants nvcc on PATH" if device == "cuda" else "leave mlc-q4f16_1 out of this model's formats")
+            ) from None

@@ -1,0 +1,70 @@
+"""Run in envs/mlc: what the engine makes of an artifact, for transformers_checks.py.
+
+    python engine_run.py ARTIFACT IDS.json PROMPT TOKENS OUT.npz [--threads 1] [--gpu-model]
+
+With --gpu-model the GPU's model (tensor expressions, float16, paged cache), compiled for this processor, runs instead.
+"""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+REPO = Path(__file__).parents[2]
+sys.path.insert(0, str(REPO / "scripts"))
+arguments = argparse.ArgumentParser()
+arguments.add_argument("artifact", type=Path)
+arguments.add_argument("ids", type=Path)
+arguments.add_argument("prompt", type=int)
+arguments.add_argument("tokens", type=int)
+arguments.add_argument("out", type=Path)
+arguments.add_argument("--threads", type=int, default=1)
+arguments.add_argument("--gpu-model", action="store_true")
+options = arguments.parse_args()
+if options.gpu_model:
+    os.environ["TVM_USE_RUNTIME_LIB"] = "0"
+
+import numpy as np  # noqa: E402
+
+import engines  # noqa: E402
+from mlc import architecture, tensor_cache  # noqa: E402
+
+ids = json.loads(options.ids.read_text())
+if options.gpu_model:
+    import tvm
+    from tvm.runtime.vm import VirtualMachine
+
+    from engines.mlc import CudaSession
+    from mlc import cuda, library
+
+    shape = architecture.read(options.artifact)
+    model = cuda.Model(shape, library.cpu_target())
+    module, _ = model.export_tvm(spec=model.get_default_spec())[:2]
+    machine = VirtualMachine(tvm.compile(module, library.cpu_target()), tvm.cpu())
+    bias = np.zeros(shape.vocab_size, np.float32)
+    bias[architecture.stop_ids(options.artifact, shape.vocab_size)] = -np.inf
+    arrays = tensor_cache.read(options.artifact, shape.parameters())
+    session = CudaSession(machine, tvm.cpu(), shape, arrays, bias)
+    session.start(len(ids))
+    half = len(ids) // 2
+    chunks = [session.score(ids[:half]), session.score(ids[half:])]
+    session.start(options.prompt + options.tokens)
+    tokens = [session.prefill(ids[: options.prompt])] + [session.decode() for _ in range(options.tokens - 1)]
+    facts = {}
+else:
+    engines.CHUNK_LOGITS = 1  # the smallest chunks, so that their seams are crossed
+    engine = engines.load("mlc", options.artifact, "cpu", options.threads)
+    chunks = list(engine.logits(ids))
+    tokens = [token for token, _ in engine.prefill_decode(ids[: options.prompt], options.tokens)]
+    again = [token for token, _ in engine.prefill_decode(ids[: options.prompt], options.tokens)]
+    facts = {
+        "again": tokens == again,
+        "versions": engine.versions(),
+        "weight_bytes": engine.weight_bytes(),
+        "compute_type": engine.compute_type,
+        "dtype": str(chunks[0].dtype),
+    }
+    engine.close()
+np.savez(options.out, ids=ids, logits=np.concatenate(chunks), tokens=tokens, prompt=options.prompt)
+print(json.dumps(facts | {"chunks": [len(chunk) for chunk in chunks]}))

@@ -1,0 +1,226 @@
+"""The model library and its engine, against transformers on the same weights."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import small_models
+from conftest import REPO, _interpreter
+
+HERE = Path(__file__).parent
+LOAD = """
+import sys
+from pathlib import Path
+sys.path.insert(0, 'scripts')
+import engines
+from devices import cpu
+from common.program import run
+run(lambda: engines.load('mlc', Path(sys.argv[1]), 'cpu', 1))
+"""
+
+
+@pytest.fixture(scope="session")
+def mlc_python() -> Path:
+    """The interpreter of envs/mlc."""
+    return _interpreter("mlc")
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of compiled libraries that all tests share."""
+    return tmp_path_factory.mktemp("libraries")
+
+
+@pytest.fixture
+def build(mlc_python: Path, call: Callable, cache: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Write a small model and compile its library."""
+
+    def run(config: dict[str, Any], name: str = "artifact", seed: int = 0) -> Path:
+        artifact = small_models.write(tmp_path / name, config, seed)
+        out = artifact / "model_lib.so"
+        options = (artifact, out, "--device", "cpu", "--cache", cache)
+        result = call(mlc_python, "scripts/compile_mlc.py", *options)
+        assert result.returncode == 0, result.stderr
+        return artifact
+
+    return run
+
+
+@pytest.fixture
+def compare(mlc_python: Path, torch_python: Path, call: Callable, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """What the engine says of itself, and how far its logits and tokens are from transformers'."""
+
+    def run(
+        artifact: Path, *options: object, ids: list[int] | None = None, config: Path | None = None
+    ) -> dict[str, Any]:
+        random = np.random.default_rng(0).integers(2, 300, 75).tolist()
+        (tmp_path / "ids.json").write_text(json.dumps(ids or random))
+        out = tmp_path / "facts.npz"
+        ran = call(mlc_python, HERE / "engine_run.py", artifact, tmp_path / "ids.json", 11, 200, out, *options)
+        assert ran.returncode == 0, ran.stderr
+        compared = call(torch_python, HERE / "transformers_checks.py", artifact, config or artifact, out)
+        assert compared.returncode == 0, compared.stderr
+        return json.loads(ran.stdout.splitlines()[-1]) | json.loads(compared.stdout.splitlines()[-1])
+
+    return run
+
+
+def bytes_per_token(config: dict[str, Any]) -> float:
+    """4.5 bits a weight, the head's rows filled up to 320; of an untied table nothing."""
+    shapes = small_models.shapes(config)
+    if not config["tie_word_embeddings"]:
+        del shapes["model.embed_tokens"]
+    rows = [(320 if shape[0] == 300 else shape[0], *shape[1:]) for shape in shapes.values()]
+    return sum(np.prod(shape) * (2 if len(shape) == 1 else 4.5 / 8) for shape in rows)
+
+
+@pytest.mark.parametrize("name", small_models.MODELS)
+def test_the_library_calculates_what_transformers_does(name: str, build: Callable, compare: Callable) -> None:
+    facts = compare(build(small_models.MODELS[name]))
+    assert facts["error"] < 1e-5
+    assert facts["positions"] == 75
+    assert facts["chunks"] == [16, 16, 16, 16, 11]
+    assert facts["tokens"] == 200
+    assert all(margin < 1e-4 for margin in facts["wrong_margins"])
+    assert facts["again"]
+    assert (facts["compute_type"], facts["dtype"]) == ("float32", "float32")
+    assert facts["versions"]["apache-tvm"] == "0.27.0.post1"
+    assert facts["weight_bytes"] == bytes_per_token(small_models.MODELS[name])
+
+
+@pytest.mark.parametrize("name", ["llama3", "qwen2"])
+def test_the_gpus_model_calculates_the_same(name: str, build: Callable, compare: Callable) -> None:
+    """Its paged cache, chunks and choice of tokens, compiled for this processor; in float16."""
+    facts = compare(build(small_models.MODELS[name]), "--gpu-model")
+    assert facts["error"] < 1e-2
+    assert facts["positions"] == 75
+    assert all(margin < 1e-2 for margin in facts["wrong_margins"])
+
+
+def test_threads_change_nothing(build: Callable, compare: Callable) -> None:
+    facts = compare(build(small_models.LLAMA), "--threads", 3)
+    assert facts["error"] < 1e-5
+    assert all(margin < 1e-4 for margin in facts["wrong_margins"])
+
+
+def test_end_of_sequence_is_never_chosen(build: Callable, compare: Callable, tmp_path: Path) -> None:
+    artifact = build(small_models.LLAMA)
+    compare(artifact)
+    first, *rest = np.load(tmp_path / "facts.npz")["tokens"].tolist()
+    stop = [first, next(token for token in rest if token != first)]
+    (artifact / "config.json").write_text(json.dumps(small_models.LLAMA | {"eos_token_id": stop}))
+    facts = compare(artifact)
+    assert facts["chose_stop"] == []
+    assert all(margin < 1e-4 for margin in facts["wrong_margins"])
+
+
+def test_the_demo_is_decoded_as_by_transformers(
+    mlc_python: Path, tools_python: Path, call: Callable, compare: Callable, tmp_path: Path
+) -> None:
+    source, artifact = tmp_path / "safetensors", tmp_path / "mlc"
+    for command in (
+        (tools_python, "scripts/link_source.py", "demo", tmp_path / "source", "--kind", "demo"),
+        (tools_python, "scripts/bin_to_safetensors.py", tmp_path / "source", source),
+        (mlc_python, "scripts/compile_mlc.py", source, tmp_path / "model_lib.so", "--device", "cpu"),
+        (mlc_python, "scripts/build_mlc.py", source, artifact, "--library", tmp_path / "model_lib.so"),
+    ):
+        result = call(*command)
+        assert result.returncode == 0, result.stderr
+    ids = np.random.default_rng(0).integers(2, 2048, 300).tolist()
+    facts = compare(artifact, ids=ids, config=source)
+    assert facts["error"] < 1e-5
+    assert facts["tokens"] == 200
+    assert all(margin < 1e-4 for margin in facts["wrong_margins"])
+
+
+def test_a_library_is_compiled_once_for_all_weights(build: Callable, cache: Path) -> None:
+    config = small_models.LLAMA | {"intermediate_size": 96}
+    before = set(cache.iterdir())
+    first = build(config, "first", seed=1)
+    (added,) = set(cache.iterdir()) - before
+    written = added.stat().st_mtime_ns
+    second = build(config | {"max_position_embeddings": 64}, "second", seed=2)
+    assert set(cache.iterdir()) - before == {added}
+    assert added.stat().st_mtime_ns == written
+    assert (first / "model_lib.so").read_bytes() == (second / "model_lib.so").read_bytes()
+    build(config | {"rope_theta": 500.0}, "third")
+    assert len(set(cache.iterdir()) - before) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "gpt2"}, "model_type 'gpt2' has no model library; mlc-q4f16_1 runs llama, mistral, qwen2"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope scaling 'yarn' is not in the model library"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', and the model library does 'silu' alone"),
+        ({"hidden_size": 100}, "hidden_size is 100, and the model library wants a multiple of 32"),
+        ({"num_key_value_heads": 3}, "4 attention heads cannot share 3 key-value heads"),
+        ({"vocab_size": None}, "is no config of a llama model"),
+    ],
+)
+def test_other_architectures_are_refused_by_name(
+    change: dict[str, Any], message: str, mlc_python: Path, call: Callable, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(small_models.LLAMA | change))
+    result = call(mlc_python, "scripts/compile_mlc.py", config, tmp_path / "out.so", "--device", "cpu")
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert not (tmp_path / "out.so").exists()
+
+
+def test_without_a_compiler_it_says_so(mlc_python: Path, call: Callable, tmp_path: Path) -> None:
+    artifact = small_models.write(tmp_path / "artifact", small_models.LLAMA)
+    options = (artifact, tmp_path / "out.so", "--device", "cpu")
+    result = call(mlc_python, "scripts/compile_mlc.py", *options, PATH=str(tmp_path), CXX="")
+    assert result.returncode == 1
+    assert "wants a C++ compiler" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert not (tmp_path / "out.so").exists()
+
+
+def engine_error(mlc_python: Path, artifact: Path, last: str = LOAD) -> str:
+    """The one line in which the engine refuses an artifact."""
+    command = [mlc_python, "-c", last, artifact]
+    result = subprocess.run(list(map(str, command)), cwd=REPO, capture_output=True, text=True)
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    return line
+
+
+def test_what_does_not_belong_together_is_refused(build: Callable, mlc_python: Path, tmp_path: Path) -> None:
+    artifact = build(small_models.LLAMA)
+    elsewhere = LOAD.replace("\nrun(", "\ncpu.features = lambda: []\nrun(")
+    assert "which this one lacks; build it again here" in engine_error(mlc_python, artifact, elsewhere)
+    other = build(small_models.LLAMA | {"num_hidden_layers": 1}, "other")
+    (artifact / "model_lib.so").unlink()  # a link into the cache
+    shutil.copy(other / "model_lib.so", artifact)
+    assert "was compiled for another architecture; build it again" in engine_error(mlc_python, artifact)
+    content = json.loads((other / "tensor-cache.json").read_text())
+    records = content["records"][0]["records"]
+    (other / "tensor-cache.json").write_text(
+        json.dumps({"records": [content["records"][0] | {"records": records[1:]}]})
+    )
+    assert "lacks model.embed_tokens.q_weight" in engine_error(mlc_python, other)
+    records[-1]["nbytes"] += 64
+    (other / "tensor-cache.json").write_text(json.dumps(content))
+    assert "params_shard_0.bin: is too short for" in engine_error(mlc_python, other)
+    (other / "model_lib.so").unlink()
+    (other / "model_lib.so").write_bytes(b"\x7fELF")
+    assert "model_lib.so: TVM cannot load it" in engine_error(mlc_python, other)
+
+
+def test_a_library_for_a_gpu_that_is_not_here(mlc_python: Path, call: Callable, tmp_path: Path) -> None:
+    """Everything up to the CUDA source of each kernel, or where nvcc and a driver are, their binaries."""
+    artifact = small_models.write(tmp_path / "artifact", small_models.LLAMA | {"num_hidden_layers": 1})
+    out = artifact / "model_lib.so"
+    result = call(mlc_python, "scripts/compile_mlc.py", artifact, out, "--arch", "sm_90")
+    assert result.returncode == 0, result.stderr
+    assert b"batch_decode_paged_kv_kernel" in out.read_bytes()
+    assert "build it again" in engine_error(mlc_python, artifact)
