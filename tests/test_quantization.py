@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from build_fp16 import both_spellings
 from checkpoint.tensor import Tensor, row_major
 from common.program import UserError
+from planning.memory import quantization_mb
 from quantization import calibration, layers
 from quantization.calibration import SHARED, shared_passage
 
@@ -186,6 +187,14 @@ def test_an_artifact_that_lacks_a_weight_is_refused(demo: Path, call: Callable, 
     result = call(interpreter("autogptq"), "scripts/gate.py", broken, tmp_path / "gate.json", *options)
     assert result.returncode == 1
     assert "lacks model.norm.weight, which would be random" in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("name", "tool"), [("gptq-int4", "gptqmodel"), ("awq-int4", "autoawq")])
+def test_the_memory_that_a_job_asks_for_is_what_it_takes(demo: Path, name: str, tool: str) -> None:
+    artifacts = demo / "artifacts/demo"
+    took = json.loads((artifacts / name / "quantmill.json").read_text())["peak_memory_bytes"] / 2**20
+    calibration = {"samples": 16, "sequence_length": 512}  # as many as the text fills
+    assert took < quantization_mb(artifacts / "fp16", tool, calibration, "cpu") < 2 * took
 
 
 def test_a_group_size_that_does_not_fit_is_one_line(demo: Path, call: Callable, tmp_path: Path) -> None:

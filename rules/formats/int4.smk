@@ -18,6 +18,14 @@ def quantizer_options(wildcards):
     return [f"--{key.replace('_', '-')}={value}" for key, value in config.items()]
 
 
+def quantizer_memory(wildcards, input):
+    """MiB for the job; how many samples a text fills is not known yet, so it is as if it filled all."""
+    tool = FORMATS[wildcards.format].env if wildcards.format != "awq-int4" else "autoawq"
+    return quantization_mb(Path(input.source), tool, STUDY["calibration"], STUDY["device"])
+
+
+# A job that was killed goes on: gptqmodel saves its progress after every block, of Llama and Qwen3-MoE (beside the
+# artifact, in .FORMAT.resume-…). autoawq and auto-gptq have nothing of the kind and begin anew (docs/FOOTGUNS.md).
 rule quantize:
     input:
         program=lambda wc: program(QUANTIZERS[wc.format][0]),
@@ -35,6 +43,7 @@ rule quantize:
     threads: 8
     resources:
         gpu=1,
+        mem_mb=quantizer_memory,
     params:
         python=lambda wc: python(FORMATS[wc.format].env),
         device=lambda wc: STUDY["device"],

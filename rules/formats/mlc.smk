@@ -1,6 +1,7 @@
 """mlc-q4f16_1: MLC-LLM's four bits a weight, not calibrated; run by TVM, with a library compiled for the model's shape."""
 
 FORMATS["mlc-q4f16_1"] = Format(env="mlc", engine="mlc")
+ENVS.append("mlc_llm")  # no environment of ours: a Python of the user's that has MLC-LLM itself
 
 
 rule mlc_library:
@@ -40,7 +41,11 @@ rule mlc:
     params:
         python=python("mlc"),
         device=lambda wc: STUDY["device"],
+        tool=lambda wc: [
+            f"--tool={STUDY['mlc']['tool']}",
+            *([f"--mlc-llm-python={INTERPRETERS['mlc_llm']}"] if "mlc_llm" in INTERPRETERS else []),
+        ],
         gate=gate_options,
     shell:
         "{params.python:q} {input.program[0]} {input.source} {output} --library {input.library}"
-        " --device {params.device} {params.gate:q} 2> {log}"
+        " --device {params.device} {params.tool:q} {params.gate:q} 2> {log}"
