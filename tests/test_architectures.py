@@ -6,16 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import REPO
+from conftest import REPO, interpreter
 
 
 @pytest.fixture(scope="module")
 def facts(demo: Path, call: Callable, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    python = REPO / "envs/gptqmodel/bin/python"
-    if not python.exists():
-        pytest.skip("envs/gptqmodel is not built; `make test` builds it")
     work = tmp_path_factory.mktemp("architectures")
-    result = call(python, REPO / "tests/architecture_checks.py", work, demo / "artifacts/demo")
+    result = call(interpreter("gptqmodel"), REPO / "tests/architecture_checks.py", work, demo / "artifacts/demo")
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
 

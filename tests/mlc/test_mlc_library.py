@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import small_models
-from conftest import REPO, _interpreter
+from conftest import REPO, interpreter
 
 HERE = Path(__file__).parent
 LOAD = """
@@ -27,7 +27,7 @@ run(lambda: engines.load('mlc', Path(sys.argv[1]), 'cpu', 1))
 @pytest.fixture(scope="session")
 def mlc_python() -> Path:
     """The interpreter of envs/mlc."""
-    return _interpreter("mlc")
+    return interpreter("mlc")
 
 
 @pytest.fixture(scope="session")
