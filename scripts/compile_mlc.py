@@ -3,29 +3,31 @@
 
     python scripts/compile_mlc.py MODEL OUT.so [--device auto] [--cache FOLDER]
 
-MODEL is a folder with mlc-chat-config.json or config.json, or such a file. A library in the cache is used again where
-architecture, target, TVM and the definition of the model (scripts/mlc) are the same.
+MODEL is a folder with a model's config.json, or that file. A library in the cache is used again where architecture,
+target, TVM and the definition of the model (scripts/mlc) are the same.
 """
 
 import os
 from pathlib import Path
 
 import devices
+from checkpoint import shards
 from common.program import parser, run
 from common.publish import place, publish
-from mlc import architecture, library
+from mlc import architecture, library, source_config
 
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("model", type=Path, help="folder of a model or an artifact, or its config")
+    arguments.add_argument("model", type=Path, help="folder of a model, or its config.json")
     arguments.add_argument("out", type=Path, help="library to write")
     arguments.add_argument("--device", default="auto", help="auto, cpu or cuda")
     arguments.add_argument("--arch", help="compile for this kind of GPU, which need not be there: sm_90")
     arguments.add_argument("--cache", type=Path, help="folder of libraries that were compiled before")
     options = arguments.parse_args()
 
-    shape = architecture.read(options.model)
+    path = options.model / "config.json" if options.model.is_dir() else options.model
+    shape = architecture.of(source_config.read(shards.read_json(path), path), path)
     device = "cuda" if options.arch else devices.resolve(options.device)
     target = library.cuda_target(options.arch) if device == "cuda" else library.cpu_target()
     cached = options.cache and options.cache / f"{library.key(shape, target)}.so"

@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def quality(root: Path, name: str) -> dict:
 
 def test_the_demo_fills_every_cell(demo: Path) -> None:
     table = rows(demo)
-    assert list(table) == ["fp16", "ct2-int8", "ct2-float16", "ct2-float32", "gptq-int4", "awq-int4"]
+    assert list(table) == ["fp16", "ct2-int8", "ct2-float16", "ct2-float32", "gptq-int4", "awq-int4", "mlc-q4f16_1"]
     assert all(value != "" for row in table.values() for value in row.values())
     assert {row["pareto"] for row in table.values()} <= {"True", "False"}
     assert float(table["ct2-int8"]["bits_per_weight"]) == pytest.approx(8, abs=0.2)
@@ -160,7 +161,7 @@ def test_a_format_that_is_off_by_default_joins_the_report_when_named(demo: Path,
     config = demo / "config/config.yaml"
     original = config.read_text()
     try:
-        config.write_text(original.replace("awq-int4]", "awq-int4, autogptq-int4]"))
+        config.write_text(original.replace("mlc-q4f16_1]", "mlc-q4f16_1, autogptq-int4]"))
         planned = jobs(call, demo)
     finally:
         config.write_text(original)
@@ -247,3 +248,13 @@ def test_damaged_weights_are_one_line_and_leave_no_artifact(root: Path, call: Ca
     assert result.returncode == 1
     assert re.search(r"error: .*pytorch_model-00002-of-00003\.bin: not a whole zip file", result.stderr + result.stdout)
     assert sorted(path.name for path in (root / "artifacts/demo").iterdir()) == ["source"]
+
+
+def test_mlc_llm_of_the_users_is_asked_to_convert(demo: Path, call: Callable, tmp_path: Path) -> None:
+    config = (demo / "config/config.yaml").read_text()
+    study = tmp_path / "study.yaml"
+    study.write_text(config + f"interpreters: {{mlc_llm: {sys.executable}}}\nmlc: {{tool: mlc_llm}}\n")
+    options = ("--configfile", study, "--forcerun", "mlc", "--", "artifacts/demo/mlc-q4f16_1")
+    result = call(SNAKEMAKE, "-n", "-p", *options, cwd=demo)
+    assert result.returncode == 0, result.stderr
+    assert f"--tool=mlc_llm --mlc-llm-python={sys.executable}" in result.stdout + result.stderr

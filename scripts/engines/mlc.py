@@ -39,8 +39,8 @@ class Engine:
     mode = modes[0]
 
     def __init__(self, artifact: Path, device: str, threads: int) -> None:
-        self.shape = architecture.read(artifact)
-        self.context = architecture.context_length(artifact)
+        served = architecture.of_artifact(artifact)
+        self.shape, self.context = served.architecture, served.context
         if device == "cuda":
             load_cuda()
         tvm_device = tvm.cuda() if device == "cuda" else tvm.cpu()
@@ -52,7 +52,7 @@ class Engine:
         self.library = json.loads(machine["metadata"]())
         self._check_library(artifact, device)
         bias = np.zeros(self.shape.vocab_size, np.float32)
-        bias[architecture.stop_ids(artifact, self.shape.vocab_size)] = -np.inf
+        bias[served.stop_ids] = -np.inf
         arrays = tensor_cache.read(artifact, self.shape.parameters())
         session = CudaSession if device == "cuda" else CpuSession
         self.session = session(machine, tvm_device, self.shape, arrays, bias)

@@ -1,4 +1,4 @@
-"""Which transformer a folder holds: the numbers that a model library is compiled for, and its parameters by name."""
+"""What a model library is compiled for: the numbers of a transformer, and its parameters by name."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,13 +6,11 @@ from typing import Any
 
 from checkpoint import shards
 from common.program import UserError
+from mlc import chat_config
+from mlc.source_config import FAMILIES, LLAMA3, SourceConfig
 
 GROUP = 32  # weights that share a scale
 MULTIPLE = 32  # of which every width but the vocabulary's must be one; all published models are
-CONFIGS = ("mlc-chat-config.json", "config.json")
-# model_type -> MLC-LLM's name of the fused q, k and v projection, and whether it has a bias
-ATTENTION = {"llama": ("qkv_proj", False), "mistral": ("qkv_proj", False), "qwen2": ("c_attn", True)}
-LLAMA3_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
 @dataclass(frozen=True)
@@ -31,16 +29,8 @@ class Architecture:
     tie_word_embeddings: bool
     rope_theta: float
     rope_scaling: tuple[tuple[str, float], ...]  # llama3's four numbers by name, or none
-
-    @property
-    def qkv_name(self) -> str:
-        """What MLC-LLM calls the fused projection."""
-        return ATTENTION[self.model_type][0]
-
-    @property
-    def qkv_bias(self) -> bool:
-        """Whether that projection has a bias."""
-        return ATTENTION[self.model_type][1]
+    qkv_name: str  # what MLC-LLM calls the fused projection
+    qkv_bias: bool
 
     @property
     def qkv_size(self) -> int:
@@ -74,91 +64,71 @@ class Architecture:
         return found
 
 
-def find_config(path: Path) -> Path:
-    """The config of an artifact's or a checkpoint's folder, or the file that is named."""
-    return (
-        next((path / name for name in CONFIGS if (path / name).is_file()), path / "config.json")
-        if path.is_dir()
-        else path
-    )
+def of(config: SourceConfig, path: Path) -> Architecture:
+    """The architecture of a checkpoint whose config.json, at `path`, was understood.
 
-
-def read(path: Path) -> Architecture:
-    """The architecture that a folder's config, MLC-LLM's or transformers', describes.
-
-    Raises `UserError` by name for what the library does not do.
+    Raises `UserError` for widths that the library's kernels cannot do.
     """
-    path = find_config(path)
-    content = shards.read_json(path)
-    config: dict[str, Any] = content | content.get("model_config", {})
-    model_type = config.get("model_type")
-    if model_type not in ATTENTION:
-        raise UserError(
-            f"{path}: model_type {model_type!r} has no model library; "
-            f"mlc-q4f16_1 runs {', '.join(ATTENTION)}: leave the format out for this model"
-        )
-    try:
-        return _architecture(path, config)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: is no config of a {model_type} model ({error!r:.80}); download it again") from None
-
-
-def _architecture(path: Path, config: dict[str, Any]) -> Architecture:
-    heads, hidden_size = int(config["num_attention_heads"]), int(config["hidden_size"])
-    theta, scaling = _rope(path, config)
     found = Architecture(
-        model_type=config["model_type"],
-        hidden_size=hidden_size,
-        intermediate_size=int(config["intermediate_size"]),
-        num_hidden_layers=int(config["num_hidden_layers"]),
-        num_attention_heads=heads,
-        num_key_value_heads=int(config.get("num_key_value_heads") or heads),
-        head_dim=int(config.get("head_dim") or hidden_size // heads),
-        vocab_size=int(config["vocab_size"]),
-        rms_norm_eps=float(config["rms_norm_eps"]),
-        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-        rope_theta=theta,
-        rope_scaling=scaling,
+        model_type=config.family.model_type,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.num_hidden_layers,
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        vocab_size=config.vocab_size,
+        rms_norm_eps=float(config.rms_norm_eps),
+        tie_word_embeddings=config.tied,
+        rope_theta=float(config.rope_theta),
+        rope_scaling=_numbers(config.rope_scaling),
+        qkv_name=config.family.qkv,
+        qkv_bias=config.family.biased,
     )
-    for key, wanted in (("hidden_act", "silu"), ("mlp_bias", False)):
-        if config.get(key, wanted) != wanted:
-            raise UserError(f"{path}: {key} is {config[key]!r}, and the model library does {wanted!r} alone")
-    if config.get("attention_bias", found.qkv_bias) != found.qkv_bias:
-        raise UserError(f"{path}: attention_bias is {config['attention_bias']!r}, which {found.qkv_name} has not")
     for key in ("hidden_size", "intermediate_size", "head_dim"):
-        if getattr(found, key) < 1 or getattr(found, key) % MULTIPLE:
+        if getattr(found, key) % MULTIPLE:
             raise UserError(
                 f"{path}: {key} is {getattr(found, key)}, and the model library wants a multiple of {MULTIPLE}"
             )
-    if found.num_key_value_heads < 1 or heads % found.num_key_value_heads:
-        raise UserError(f"{path}: {heads} attention heads cannot share {found.num_key_value_heads} key-value heads")
     return found
 
 
-def _rope(path: Path, config: dict[str, Any]) -> tuple[float, tuple[tuple[str, float], ...]]:
-    """Rotary positions' base, and llama3's scaling where there is one, in any of the spellings that are about."""
-    parameters = config.get("rope_parameters") or {}
-    scaling = config.get("rope_scaling") or parameters
-    theta = config.get("position_embedding_base") or config.get("rope_theta") or parameters.get("rope_theta", 10000.0)
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind == "default":
-        return float(theta), ()
-    if kind != "llama3":
-        raise UserError(f"{path}: rope scaling {kind!r} is not in the model library; it knows 'default' and 'llama3'")
-    return float(theta), tuple((key, float(scaling[key])) for key in LLAMA3_KEYS)
+@dataclass(frozen=True)
+class Served:
+    """What an artifact's mlc-chat-config.json says to an engine."""
+
+    architecture: Architecture
+    context: int  # positions
+    stop_ids: list[int]
 
 
-def stop_ids(folder: Path, vocab_size: int) -> list[int]:
-    """End-of-sequence ids of a folder's config. A cut vocabulary may lack them."""
-    stop = shards.read_json(find_config(folder)).get("eos_token_id")
-    return [token for token in ([stop] if isinstance(stop, int) else list(stop or [])) if token < vocab_size]
+def of_artifact(folder: Path) -> Served:
+    """Read an artifact's mlc-chat-config.json. Raises `UserError` where it is damaged, or of another architecture."""
+    path = folder / chat_config.NAME
+    content: dict[str, Any] = shards.read_json(path)
+    try:
+        model = content["model_config"]
+        family = {each.model_type: each for each in FAMILIES.values()}[content["model_type"]]
+        heads = model["num_attention_heads"]
+        found = Architecture(
+            model_type=family.model_type,
+            **{key: model[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")},
+            num_attention_heads=heads,
+            num_key_value_heads=model["num_key_value_heads"],
+            head_dim=model.get("head_dim") or model["hidden_size"] // heads,
+            rms_norm_eps=float(model["rms_norm_eps"]),
+            tie_word_embeddings=model.get("tie_word_embeddings", False),
+            rope_theta=float(model.get("position_embedding_base") or model["rope_theta"]),
+            rope_scaling=_numbers(model.get("rope_scaling")),
+            qkv_name=family.qkv,
+            qkv_bias=family.biased,
+        )
+        stop = content["eos_token_id"]
+        stop_ids = [token for token in ([stop] if isinstance(stop, int) else stop) if token < found.vocab_size]
+        return Served(found, content["context_window_size"], stop_ids)  # a cut vocabulary may lack some
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: is damaged ({error!r:.80}); build the artifact again") from None
 
 
-def context_length(folder: Path) -> int:
-    """Positions that attend to all before them: the context, or the sliding window where that is shorter."""
-    content = shards.read_json(find_config(folder))
-    config = content | content.get("model_config", {})
-    context = int(config.get("context_window_size") or config["max_position_embeddings"])
-    window = config.get("sliding_window_size") or config.get("sliding_window") or -1
-    slides = int(window) > 0 and config.get("use_sliding_window", True)
-    return min(context, int(window)) if slides else context
+def _numbers(scaling: dict[str, Any] | None) -> tuple[tuple[str, float], ...]:
+    return tuple((key, float(scaling[key])) for key in LLAMA3) if scaling else ()

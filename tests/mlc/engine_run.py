@@ -38,12 +38,13 @@ if options.gpu_model:
     from engines.mlc import CudaSession
     from mlc import cuda, library
 
-    shape = architecture.read(options.artifact)
+    served = architecture.of_artifact(options.artifact)
+    shape = served.architecture
     model = cuda.Model(shape, library.cpu_target())
     module, _ = model.export_tvm(spec=model.get_default_spec())[:2]
     machine = VirtualMachine(tvm.compile(module, library.cpu_target()), tvm.cpu())
     bias = np.zeros(shape.vocab_size, np.float32)
-    bias[architecture.stop_ids(options.artifact, shape.vocab_size)] = -np.inf
+    bias[served.stop_ids] = -np.inf
     arrays = tensor_cache.read(options.artifact, shape.parameters())
     session = CudaSession(machine, tvm.cpu(), shape, arrays, bias)
     session.start(len(ids))

@@ -8,6 +8,7 @@ import numpy as np
 
 LLAMA = {
     "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
     "vocab_size": 300,
     "hidden_size": 128,
     "intermediate_size": 224,
@@ -35,8 +36,15 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama3": LLAMA
     | {"num_key_value_heads": 1, "num_attention_heads": 2, "head_dim": 128, "tie_word_embeddings": True}
     | {"rope_theta": 500000.0, "rope_scaling": LLAMA3_ROPE},
-    "mistral": LLAMA | {"model_type": "mistral", "vocab_size": 320, "sliding_window": None},
-    "qwen2": LLAMA | {"model_type": "qwen2", "tie_word_embeddings": True, "rope_theta": 1000000.0},
+    "mistral": LLAMA
+    | {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "vocab_size": 320, "sliding_window": None},
+    "qwen2": LLAMA
+    | {
+        "model_type": "qwen2",
+        "architectures": ["Qwen2ForCausalLM"],
+        "tie_word_embeddings": True,
+        "rope_theta": 1000000.0,
+    },
 }
 
 
@@ -64,7 +72,7 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def write(folder: Path, config: dict[str, Any], seed: int = 0) -> Path:
-    """An artifact without a library: config.json, one shard and its table of contents."""
+    """An artifact without a library: configs in both spellings, one shard and its table of contents."""
     random = np.random.default_rng(seed)
     tensors: dict[str, np.ndarray] = {}
     for name, shape in shapes(config).items():
@@ -86,4 +94,8 @@ def write(folder: Path, config: dict[str, Any], seed: int = 0) -> Path:
     shard = {"dataPath": "params_shard_0.bin", "format": "raw-shard", "nbytes": len(data), "records": records}
     (folder / "tensor-cache.json").write_text(json.dumps({"metadata": {}, "records": [shard]}))
     (folder / "config.json").write_text(json.dumps(config))
+    own = {"context_window_size": config["max_position_embeddings"], "eos_token_id": config["eos_token_id"]}
+    model = config | {"position_embedding_base": config["rope_theta"]}
+    content = {"model_type": config["model_type"], "model_config": model}
+    (folder / "mlc-chat-config.json").write_text(json.dumps(content | own))
     return folder
