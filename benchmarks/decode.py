@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """How fast a shape decodes on a GPU, eager and captured, and which kernels a captured step spends its time in.
 
-    envs/gptqmodel/bin/python benchmarks/decode.py CONFIG float16|gptq|awq [--unmerged] [--runs 5]
+    envs/gptqmodel/bin/python benchmarks/decode.py CONFIG float16|gptq|awq [--unmerged] [--backend GPTQ_TRITON]
 
-Speed does not depend on the values of weights, so those of CONFIG (a Llama's config.json) are random words,
-made where they are used: no checkpoint, no quantization. --unmerged leaves the projections that read one input apart.
-Prints tokens/s of decoding (the first token's time left out; median and range of the runs), whether captured tokens are
-the eager ones, and the kernels.
+Speed does not depend on the values of weights, so those of CONFIG (a Llama's config.json) are random words, made where
+they are used: no checkpoint, no quantization. --unmerged leaves the projections that read one input apart, --backend
+takes another of gptqmodel's kernels than the engine would. Prints tokens/s of decoding (the first token's time left
+out; median and range of the runs), whether captured tokens are the eager ones, and the kernels.
 """
 
 import argparse
@@ -91,11 +91,15 @@ def main() -> None:
     parser.add_argument("config", type=Path)
     parser.add_argument("weights", choices=["float16", "gptq", "awq"])
     parser.add_argument("--unmerged", action="store_true")
+    parser.add_argument("--backend", choices=[backend.name for backend in gptqmodel.BACKEND])
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
     config = json.loads(options.config.read_text())
     if options.unmerged:
         gptqmodel.merge = lambda *_: None
+    if options.backend:
+        backend = gptqmodel.BACKEND[options.backend]
+        gptqmodel.KERNELS = {key: (backend, dtype) for key, (_, dtype) in gptqmodel.KERNELS.items()}
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
