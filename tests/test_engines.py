@@ -67,3 +67,7 @@ def test_end_of_sequence_is_never_chosen(facts: dict[str, Any]) -> None:
     assert len(transformers) == 20
     assert 1 not in transformers
     assert ctranslate2 == transformers
+
+
+def test_merged_layers_give_what_they_gave_apart(facts: dict[str, Any]) -> None:
+    assert facts["merging"] == {"same": True, "all_parts": True, "uneven_left": True}
