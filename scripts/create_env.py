@@ -8,6 +8,7 @@ certificate) has said all there is to say, so pip's settings are handed on; what
 """
 
 import ast
+import fcntl
 import os
 import re
 import shutil
@@ -63,13 +64,19 @@ def find_uv(pins: Path) -> list[str]:
     found = str(beside) if beside.exists() else shutil.which("uv")
     if found:
         return [found]
-    folder = pins.parent / ".uv"
     bootstrap = (pins.parent / "bootstrap.txt").read_text(encoding="utf-8")
     version = re.search(r"^uv==([\w.]+)", bootstrap, re.MULTILINE)
     if version is None:
         raise UserError(f"{pins.parent / 'bootstrap.txt'}: pins no uv; restore the line uv==…")
-    call([sys.executable, "-m", "venv", str(folder)], os.environ)
-    call([str(folder / "bin" / "pip"), "install", "--quiet", f"uv=={version[1]}"], os.environ)
+    folder = pins.parent / ".uv" / version[1]
+    ready = folder / "ready"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # environments are built several at a time, and only one job fetches uv
+        if not ready.exists():
+            call([sys.executable, "-m", "venv", "--clear", str(folder)], os.environ)
+            call([str(folder / "bin" / "pip"), "install", "--quiet", f"uv=={version[1]}"], os.environ)
+            ready.touch()
     return [str(folder / "bin" / "uv")]
 
 

@@ -2,9 +2,12 @@
 
 import base64
 import hashlib
+import shutil
+import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -81,6 +84,23 @@ def test_a_folder_of_wheels_that_only_pip_knows(call: Callable, tmp_path: Path, 
     assert result.returncode == 0, result.stderr
     answer = call(env / "bin/python", "-c", "import quantmill_probe; print(quantmill_probe.ANSWER)")
     assert answer.stdout == "42\n"
+
+
+def test_jobs_that_start_together_fetch_uv_once(call: Callable, tmp_path: Path, pins: Path) -> None:
+    """Without uv beside Python or on the PATH, as for whoever brings a Snakemake of their own."""
+    wheel(tmp_path)
+    shutil.copy(REPO / "envs/bootstrap.txt", tmp_path)
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
+    settings = {"PATH": "/usr/bin:/bin", "UV_CACHE_DIR": str(tmp_path / "cache"), "UV_FIND_LINKS": str(tmp_path)}
+    envs = [tmp_path / f"env{number}" for number in range(4)]
+    with ThreadPoolExecutor(len(envs)) as pool:
+        commands = [(bare / "bin/python", "scripts/create_env.py", pins, env) for env in envs]
+        results = list(pool.map(lambda command: call(*command, **settings), commands))
+    assert [result.returncode for result in results] == [0] * len(envs), results
+    for env in envs:
+        assert call(env / "bin/python", "-c", "import quantmill_probe").returncode == 0
+    assert [path.name for path in (tmp_path / ".uv").glob("*/bin/uv")] == ["uv"]
 
 
 def test_a_package_that_is_nowhere_leaves_no_environment(call: Callable, tmp_path: Path, pins: Path) -> None:
