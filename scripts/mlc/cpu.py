@@ -11,14 +11,14 @@ import numpy as np
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op, spec
 
-from mlc import cpu_attention, cpu_matrices, cpu_vectors
+from mlc import cpu_attention, cpu_matrices, cpu_vectors, model
 from mlc.architecture import GROUP, Architecture
 from mlc.cpu_layout import LANES, padded
-from mlc.model import Decoder, Linear
+from mlc.model import Decoder, Linear, RMSNorm
 from mlc.rope import frequencies
 
 
-class Kernels:
+class Kernels(model.Kernels):
     """See `mlc.model.Kernels`; chosen by whether S is one or many."""
 
     def weight_shapes(self, outputs: int, inputs: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -29,14 +29,14 @@ class Kernels:
         kernel = cpu_matrices.embed(padded(table.outputs), table.inputs)
         return _call(kernel, "embed", [tokens, table.q_weight, table.q_scale], (*tokens.shape, table.inputs))
 
-    def linear(self, x: Tensor, layer: Linear) -> Tensor:
+    def product(self, x: Tensor, layer: Linear) -> Tensor:
         outputs = padded(layer.outputs)
         make = cpu_matrices.matrix_matrix if _many(x) else cpu_matrices.matrix_vector
         arguments = [x, layer.q_weight, layer.q_scale]
         return _call(make(outputs, layer.inputs), make.__name__, arguments, (*x.shape[:2], outputs))
 
-    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        return _call(cpu_vectors.rms_norm(x.shape[2], epsilon, _many(x)), "rms_norm", [x, weight], x.shape)
+    def rms_norm(self, x: Tensor, norm: RMSNorm) -> Tensor:
+        return _call(cpu_vectors.rms_norm(x.shape[2], norm.epsilon, _many(x)), "rms_norm", [x, norm.weight], x.shape)
 
     def silu_multiply(self, x: Tensor) -> Tensor:
         size = x.shape[2] // 2

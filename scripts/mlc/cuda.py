@@ -1,15 +1,22 @@
-"""The model for a GPU: tensor expressions that TVM's dlight schedules, float16, and TVM's paged key-value cache."""
+"""The model for a GPU, float16, and one contiguous key-value cache for one sequence.
 
+One position goes through our own kernels (cuda_matrices.py). Products of many positions, their norms and activations
+are tensor expressions that TVM's dlight schedules.
+"""
+
+from dataclasses import dataclass
 from typing import Any
 
-from tvm import relax, te, tirx
+import numpy as np
+from tvm import te, tirx
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op, spec
-from tvm.relax.frontend.nn.llm.kv_cache import PagedKVCache, RopeMode, TIRPagedKVCache
-from tvm.target import Target
 
+from mlc import cuda_attention, cuda_matrices, cuda_vectors, model
 from mlc.architecture import GROUP, Architecture
-from mlc.model import Decoder, Linear
+from mlc.cuda_kernel import call
+from mlc.model import Decoder, Linear, RMSNorm
+from mlc.rope import frequencies
 
 DTYPE = "float16"
 
@@ -20,7 +27,11 @@ def dequantize(weight: te.Tensor, scale: te.Tensor, row: Any, column: Any) -> An
     return (nibble.astype(DTYPE) - tirx.const(7, DTYPE)) * scale[row, column // GROUP]
 
 
-class Kernels:
+def _one(x: Tensor) -> bool:
+    return isinstance(x.shape[1], int)  # else symbolic
+
+
+class Kernels(model.Kernels):
     """See `mlc.model.Kernels`."""
 
     def weight_shapes(self, outputs: int, inputs: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -33,7 +44,7 @@ class Kernels:
 
         return op.tensor_expr_op(take, "embed", [tokens, table.q_weight, table.q_scale])
 
-    def linear(self, x: Tensor, layer: Linear) -> Tensor:
+    def product(self, x: Tensor, layer: Linear) -> Tensor:
         def multiply(x: te.Tensor, weight: te.Tensor, scale: te.Tensor) -> te.Tensor:
             shape = (layer.outputs, layer.inputs)
             matrix = te.compute(shape, lambda n, k: dequantize(weight, scale, n, k), name="dequantize")
@@ -47,113 +58,125 @@ class Kernels:
 
         return op.tensor_expr_op(multiply, "linear", [x, layer.q_weight, layer.q_scale])
 
-    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        return op.rms_norm(x, weight, axes=-1, epsilon=epsilon)
+    def rms_norm(self, x: Tensor, norm: RMSNorm) -> Tensor:
+        return op.rms_norm(x, norm.weight, axes=-1, epsilon=norm.epsilon)
 
     def silu_multiply(self, x: Tensor) -> Tensor:
         gate, up = op.split(x, 2, axis=-1)
         return op.silu(gate) * up
 
+    def linear(self, x: Tensor, layer: Linear, norm: RMSNorm | None = None, add: Tensor | None = None) -> Tensor:
+        if not _one(x):
+            return super().linear(x, layer, norm, add)
+        assert layer.bias is None or add is None
+        return self._vector(x, layer, norm, layer.bias if add is None else add)
 
+    def gated(self, x: Tensor, layer: Linear, norm: RMSNorm) -> Tensor:
+        return self._vector(x, layer, norm, gate=True) if _one(x) else super().gated(x, layer, norm)
+
+    def _vector(
+        self, x: Tensor, layer: Linear, norm: RMSNorm | None, add: Tensor | None = None, gate: bool = False
+    ) -> Tensor:
+        launch = cuda_matrices.choose_launch(layer.inputs)
+        epsilon = None if norm is None else norm.epsilon
+        added = None if add is None else tuple(add.shape)
+        kernel = cuda_matrices.matrix_vector(
+            layer.outputs, layer.inputs, launch, epsilon=epsilon, add=added, gate=gate
+        )
+        given = [x, layer.q_weight, layer.q_scale, None if norm is None else norm.weight, add]
+        out = Tensor.placeholder((1, 1, layer.outputs // 2 if gate else layer.outputs), DTYPE)
+        return call("matrix_vector", kernel, [tensor for tensor in given if tensor is not None], [out])
+
+
+@dataclass
 class Cache:
-    """See `mlc.model.Cache`."""
+    """See `mlc.model.Cache`: keys and values [layers, kv_heads, C, head_dim]."""
 
-    def __init__(self, shape: Architecture, pages: PagedKVCache) -> None:
-        self.shape, self.pages = shape, pages
+    shape: Architecture
+    position: Tensor
+    counter: Tensor
+    keys: Tensor
+    values: Tensor
 
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
-        heads, size = self.shape.num_attention_heads, self.shape.head_dim
-        all_heads = heads + 2 * self.shape.num_key_value_heads
-        split = op.reshape(qkv, (*qkv.shape[:2], all_heads, size))
-        out = self.pages.attention_with_fused_qkv(layer, split, heads, sm_scale=size**-0.5)
-        return op.reshape(out, (*qkv.shape[:2], heads * size))
+        shape = self.shape
+        heads, kv_heads, size = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
+        sizes = (shape.num_hidden_layers, heads, kv_heads, size)
+        frequency = Tensor.from_const(frequencies(shape))
+        number = tirx.IntImm("int64", layer)
+        out = Tensor.placeholder((*qkv.shape[:2], heads * size), DTYPE)
+        if _one(qkv):
+            partial = Tensor.placeholder((heads, cuda_attention.splits(kv_heads), size + 2), "float32")
+            arguments = [qkv, frequency, self.position, self.counter, self.keys, self.values, number]
+            kernel = cuda_attention.attend_one(*sizes)
+            results = call("attend_one", kernel, arguments, [partial, out], [3, 4, 5])
+            self.counter, self.keys, self.values, _, out = results
+            return out
+        arguments = [qkv, frequency, self.position, self.keys, self.values, number]
+        self.keys, self.values, queries = call("append", cuda_attention.append(*sizes), arguments, [out], [3, 4])
+        arguments = [queries, self.position, self.keys, self.values, number]
+        return call("attend_many", cuda_attention.attend_many(*sizes), arguments, [out])
 
 
 class Model(Decoder):
-    """What the library offers: `create_cache`, and `prefill`, `decode` and `score` on it."""
+    """What the library offers: `prefill`, `decode` and `score`, each from `position` on.
 
-    def __init__(self, shape: Architecture, target: Target) -> None:
+    `token` [1, 1] and `position` [1] are changed in place, so that decoding takes the same arguments every time and can
+    be recorded; `bias` is added to the logits before the largest is chosen; `counter` [kv_heads] holds zeros.
+    """
+
+    def __init__(self, shape: Architecture) -> None:
         super().__init__(Kernels(), shape)
-        self.shape, self.target = shape, target
+        self.shape = shape
 
-    def _choose(self, hidden: Tensor, bias: Tensor) -> Tensor:
-        """The token [1, 1] of the largest logit + bias, the first of equals, by two reductions over threads."""
+    def _choose(self, hidden: Tensor, bias: Tensor, count: Any, token: Tensor, position: Tensor) -> Tensor:
+        kernel = cuda_vectors.choose(self.shape.vocab_size)
+        arguments = [self.logits(hidden), bias, token, position, count]
+        return call("choose", kernel, arguments, [], [2, 3])[0]
 
-        def largest(logits: te.Tensor, bias: te.Tensor) -> te.Tensor:
-            k = te.reduce_axis((0, self.shape.vocab_size), name="k")
-            return te.compute((1, 1), lambda b, s: te.max(logits[b, s, k] + bias[k], axis=k), name="largest")
-
-        def first(logits: te.Tensor, bias: te.Tensor, largest: te.Tensor) -> te.Tensor:
-            k = te.reduce_axis((0, self.shape.vocab_size), name="k")
-            none = tirx.const(self.shape.vocab_size - 1, "int32")
-
-            def place(b: Any, s: Any) -> Any:
-                equal = logits[b, s, k] + bias[k] >= largest[b, s]
-                return te.min(tirx.Select(equal, k.astype("int32"), none), axis=k)
-
-            return te.compute((1, 1), place, name="first")
-
-        logits = self.logits(hidden)
-        most = op.tensor_expr_op(largest, "largest", [logits, bias])
-        return op.tensor_expr_op(first, "first", [logits, bias, most])
-
-    def prefill(self, tokens: Tensor, bias: Tensor, cache: PagedKVCache) -> Tensor:
+    def prefill(
+        self,
+        tokens: Tensor,
+        token: Tensor,
+        position: Tensor,
+        bias: Tensor,
+        counter: Tensor,
+        keys: Tensor,
+        values: Tensor,
+    ) -> Tensor:
         """Read tokens [1, S] and choose the next one."""
 
         def last(x: te.Tensor) -> te.Tensor:
             return te.compute((1, 1, x.shape[2]), lambda b, _, k: x[b, x.shape[1] - 1, k], name="last")
 
-        hidden = self.hidden(tokens, Cache(self.shape, cache))
-        return self._choose(op.tensor_expr_op(last, "last", [hidden]), bias)
+        hidden = self.hidden(tokens, Cache(self.shape, position, counter, keys, values))
+        return self._choose(op.tensor_expr_op(last, "last", [hidden]), bias, tokens.shape[1], token, position)
 
-    def decode(self, token: Tensor, bias: Tensor, cache: PagedKVCache) -> Tensor:
-        """Read `token` [1, 1] and choose the next one."""
-        return self._choose(self.hidden(token, Cache(self.shape, cache)), bias)
+    def decode(
+        self, token: Tensor, position: Tensor, bias: Tensor, counter: Tensor, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        """Read `token` and choose the next one."""
+        hidden = self.hidden(token, Cache(self.shape, position, counter, keys, values))
+        return self._choose(hidden, bias, tirx.IntImm("int64", 1), token, position)
 
-    def score(self, tokens: Tensor, cache: PagedKVCache) -> Tensor:
-        """Logits [1, S, vocab_size] of tokens [1, S]."""
-        return self.logits(self.hidden(tokens, Cache(self.shape, cache)))
-
-    def create_cache(self, positions: tirx.Var, chunk: tirx.Var, page: tirx.Var) -> PagedKVCache:
-        """A cache of one sequence of up to `positions`, read by at most `chunk` at a time."""
-        shape = self.shape
-        scaling = {"rope_type": "llama3"} | dict(shape.rope_scaling) if shape.rope_scaling else {}
-        return TIRPagedKVCache(
-            attn_kind="mha",
-            max_batch_size=tirx.const(1, "int64"),
-            max_total_seq_len=positions,
-            prefill_chunk_size=chunk,
-            page_size=page,
-            support_sliding_window=tirx.const(0, "int64"),
-            layer_partition=relax.ShapeExpr([0, shape.num_hidden_layers]),
-            num_hidden_layers=shape.num_hidden_layers,
-            num_attention_heads=shape.num_attention_heads,
-            num_key_value_heads=shape.num_key_value_heads,
-            qk_head_dim=shape.head_dim,
-            v_head_dim=shape.head_dim,
-            mla_original_qk_head_dim=0,
-            mla_original_v_head_dim=0,
-            rope_mode=RopeMode.NORMAL,
-            rope_scale=1,
-            rope_theta=int(shape.rope_theta),
-            rope_scaling=scaling,
-            rope_ext_factors=relax.prim_value(0),
-            rotary_dim=shape.head_dim,
-            enable_disaggregation=False,
-            dtype=DTYPE,
-            target=self.target,
-        )
+    def score(self, tokens: Tensor, position: Tensor, counter: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Float32 logits [1, S, vocab_size] of tokens [1, S]; `position` stays."""
+        hidden = self.hidden(tokens, Cache(self.shape, position, counter, keys, values))
+        return self.logits(hidden).astype("float32")
 
     def get_default_spec(self) -> spec.ModuleSpec:
+        shape = self.shape
+        size = [shape.num_hidden_layers, shape.num_key_value_heads, "capacity", shape.head_dim]
         tokens = {"tokens": spec.Tensor([1, "positions"], "int32")}
-        bias = {"bias": spec.Tensor([self.shape.vocab_size], "float32")}
-        cache = {"cache": spec.Object(object_type=PagedKVCache)}
+        token = {"token": spec.Tensor([1, 1], "int32")}
+        position = {"position": spec.Tensor([1], "int32")}
+        bias = {"bias": spec.Tensor([shape.vocab_size], "float32")}
+        cache = {"counter": spec.Tensor([shape.num_key_value_heads], "int32")}
+        cache |= {name: spec.Tensor(size, DTYPE) for name in ("keys", "values")}
         mode = {"$": {"param_mode": "packed", "effect_mode": "none"}}
         methods = {
-            "prefill": tokens | bias | cache | mode,
-            "decode": {"token": spec.Tensor([1, 1], "int32")} | bias | cache | mode,
-            "score": tokens | cache | mode,
-            "create_cache": {"positions": int, "chunk": int, "page": int}
-            | {"$": {"param_mode": "none", "effect_mode": "none"}},
+            "prefill": tokens | token | position | bias | cache | mode,
+            "decode": token | position | bias | cache | mode,
+            "score": tokens | position | cache | mode,
         }
         return nn.spec.ModuleSpec.from_raw(methods, self)

@@ -85,7 +85,7 @@ def compile(shape: Architecture, target: Target, out: Path) -> None:
     if get_cc() is None:
         raise UserError("the model library wants a C++ compiler to link it (g++ or clang++ on PATH); install one")
     device = "cuda" if target.kind.name == "cuda" else "cpu"
-    model = cuda.Model(shape, target) if device == "cuda" else cpu.Model(shape)
+    model = cuda.Model(shape) if device == "cuda" else cpu.Model(shape)
     module, parameters = model.export_tvm(spec=model.get_default_spec())[:2]
     assert [name for name, _ in parameters] == list(shape.parameters()), "parameters are not in the model's order"
     metadata = {

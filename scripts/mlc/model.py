@@ -1,5 +1,6 @@
 """The decoder, written once; what differs between devices are the kernels and the key-value cache."""
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 from tvm.relax.frontend import nn
@@ -8,23 +9,39 @@ from tvm.relax.frontend.nn import Tensor
 from mlc.architecture import Architecture
 
 
-class Kernels(Protocol):
+class Kernels(ABC):
     """A device's operations on activations [1, S, width]."""
 
+    @abstractmethod
     def weight_shapes(self, outputs: int, inputs: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of a quantized matrix's words and scales."""
 
+    @abstractmethod
     def embed(self, tokens: Tensor, table: "Linear") -> Tensor:
         """Rows of a quantized matrix for tokens [1, S]."""
 
-    def linear(self, x: Tensor, layer: "Linear") -> Tensor:
+    @abstractmethod
+    def product(self, x: Tensor, layer: "Linear") -> Tensor:
         """x times a quantized matrix."""
 
-    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        """x over its root mean square, times weight."""
+    @abstractmethod
+    def rms_norm(self, x: Tensor, norm: "RMSNorm") -> Tensor:
+        """x over its root mean square, times the norm's weight."""
 
+    @abstractmethod
     def silu_multiply(self, x: Tensor) -> Tensor:
         """SiLU of the first half of the last axis, times the second."""
+
+    def linear(self, x: Tensor, layer: "Linear", norm: "RMSNorm | None" = None, add: Tensor | None = None) -> Tensor:
+        """x, normed, times a matrix, plus its bias and `add`."""
+        out = self.product(x if norm is None else self.rms_norm(x, norm), layer)
+        if layer.bias is not None:
+            out = out + layer.bias.astype(out.dtype)
+        return out if add is None else add + out
+
+    def gated(self, x: Tensor, layer: "Linear", norm: "RMSNorm") -> Tensor:
+        """SiLU of the first half of a normed x times a matrix, times the second half."""
+        return self.silu_multiply(self.linear(x, layer, norm))
 
 
 class Cache(Protocol):
@@ -38,41 +55,33 @@ class Linear(nn.Module):
     """A quantized matrix [outputs, inputs], perhaps with a bias."""
 
     def __init__(self, kernels: Kernels, outputs: int, inputs: int, bias: bool = False) -> None:
-        self.kernels, self.outputs, self.inputs = kernels, outputs, inputs
+        self.outputs, self.inputs = outputs, inputs
         words, scales = kernels.weight_shapes(outputs, inputs)
         self.q_weight = nn.Parameter(words, "uint32")
         self.q_scale = nn.Parameter(scales, "float16")
         self.bias = nn.Parameter((outputs,), "float16") if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[1, S, inputs] -> [1, S, outputs]."""
-        out = self.kernels.linear(x, self)
-        return out if self.bias is None else out + self.bias.astype(out.dtype)
-
 
 class RMSNorm(nn.Module):
     """A norm with a weight, in float16 as stored."""
 
-    def __init__(self, kernels: Kernels, size: int, epsilon: float) -> None:
-        self.kernels, self.epsilon = kernels, epsilon
+    def __init__(self, size: int, epsilon: float) -> None:
+        self.epsilon = epsilon
         self.weight = nn.Parameter((size,), "float16")
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[1, S, size] -> the same."""
-        return self.kernels.rms_norm(x, self.weight, self.epsilon)
 
 
 class Attention(nn.Module):
     """Grouped queries with rotary positions."""
 
     def __init__(self, kernels: Kernels, shape: Architecture) -> None:
-        self.qkv_name = shape.qkv_name
+        self.kernels, self.qkv_name = kernels, shape.qkv_name
         setattr(self, self.qkv_name, Linear(kernels, shape.qkv_size, shape.hidden_size, shape.qkv_bias))
         self.o_proj = Linear(kernels, shape.hidden_size, shape.num_attention_heads * shape.head_dim)
 
-    def forward(self, x: Tensor, cache: Cache, layer: int) -> Tensor:
-        """[1, S, hidden_size] -> the same."""
-        return self.o_proj(cache.attend(layer, getattr(self, self.qkv_name)(x)))
+    def forward(self, x: Tensor, norm: RMSNorm, cache: Cache, layer: int) -> Tensor:
+        """x [1, S, hidden_size] -> x plus what it attends to once normed."""
+        qkv = self.kernels.linear(x, getattr(self, self.qkv_name), norm)
+        return self.kernels.linear(cache.attend(layer, qkv), self.o_proj, add=x)
 
 
 class MLP(nn.Module):
@@ -83,24 +92,24 @@ class MLP(nn.Module):
         self.gate_up_proj = Linear(kernels, 2 * shape.intermediate_size, shape.hidden_size)
         self.down_proj = Linear(kernels, shape.hidden_size, shape.intermediate_size)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[1, S, hidden_size] -> the same."""
-        return self.down_proj(self.kernels.silu_multiply(self.gate_up_proj(x)))
+    def forward(self, x: Tensor, norm: RMSNorm) -> Tensor:
+        """x [1, S, hidden_size] -> x plus what is made of it once normed."""
+        return self.kernels.linear(self.kernels.gated(x, self.gate_up_proj, norm), self.down_proj, add=x)
 
 
 class Layer(nn.Module):
     """Attention and perceptron, each after a norm and beside a residual."""
 
     def __init__(self, kernels: Kernels, shape: Architecture) -> None:
-        self.input_layernorm = RMSNorm(kernels, shape.hidden_size, shape.rms_norm_eps)
+        self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.self_attn = Attention(kernels, shape)
-        self.post_attention_layernorm = RMSNorm(kernels, shape.hidden_size, shape.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.mlp = MLP(kernels, shape)
 
     def forward(self, x: Tensor, cache: Cache, layer: int) -> Tensor:
         """[1, S, hidden_size] -> the same."""
-        x = x + self.self_attn(self.input_layernorm(x), cache, layer)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        x = self.self_attn(x, self.input_layernorm, cache, layer)
+        return self.mlp(x, self.post_attention_layernorm)
 
 
 class Body(nn.Module):
@@ -109,7 +118,7 @@ class Body(nn.Module):
     def __init__(self, kernels: Kernels, shape: Architecture) -> None:
         self.embed_tokens = Linear(kernels, shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList([Layer(kernels, shape) for _ in range(shape.num_hidden_layers)])
-        self.norm = RMSNorm(kernels, shape.hidden_size, shape.rms_norm_eps)
+        self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
 
 
 class Decoder(nn.Module):
@@ -128,6 +137,6 @@ class Decoder(nn.Module):
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[1, S, hidden_size] -> float32 [1, S, vocab_size]."""
+        """[1, S, hidden_size] -> [1, S, vocab_size]."""
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        return head(self.model.norm(hidden)).astype("float32")
+        return self.kernels.linear(hidden, head, self.model.norm)

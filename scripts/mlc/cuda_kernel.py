@@ -1,0 +1,119 @@
+"""How a CUDA kernel of our own gets into a TVM library: a loop nest of blocks and threads around one device function.
+
+TVM writes the source of the function before the kernels of the module. `launch` is all that knows of CUDA: a test calls
+the same sources on a CPU in its place.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tvm import tirx
+from tvm.backend.cuda.op import cuda_func_call
+from tvm.relax.frontend.nn import Tensor, op
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+# A dependent launch: a kernel starts while the one before it runs, and waits for it before it reads what that one wrote
+LAUNCH = ["blockIdx.x", "threadIdx.x", "tirx.use_programtic_dependent_launch"]
+
+PRIMITIVES = r"""
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// c [16, 8] += a [16, 16] b [16, 8]; PTX ISA, mma.m16n8k16
+__device__ __forceinline__ void multiply_add(
+    float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+// two 8x8 matrices, transposed; lane i of the first 16 names row i
+__device__ __forceinline__ void load_transposed(unsigned& r0, unsigned& r1, const half* row) {
+  unsigned address = (unsigned)__cvta_generic_to_shared(row);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];" : "=r"(r0), "=r"(r1) : "r"(address));
+}
+// weights are read once: they go past the first cache, and whole lines into the second
+__device__ __forceinline__ uint4 load_once(const uint4* p) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  return v;
+}
+"""
+COMMON = r"""
+__device__ __forceinline__ half2 as_half2(unsigned v) { return *reinterpret_cast<half2*>(&v); }
+__device__ __forceinline__ unsigned as_unsigned(half2 v) { return *reinterpret_cast<unsigned*>(&v); }
+__device__ __forceinline__ void to_floats(float* out, uint4 v) {
+  const unsigned words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = __half22float2(as_half2(words[i]));
+    out[2 * i] = pair.x;
+    out[2 * i + 1] = pair.y;
+  }
+}
+"""
+Buffer = tuple[Sequence[Any], str]
+
+OPAQUE = 8  # not to be fused; tvm.relax.op_attrs.OpPatternKind
+
+
+def once(name: str, source: str) -> str:
+    """A source that may stand in a module many times."""
+    return f"#ifndef {name}\n#define {name}\n{source}\n#endif\n"
+
+
+def launch(function: str, source: str, arguments: Sequence[Any], grid: Any, threads: int) -> None:
+    """Emit `function(*arguments)` for `grid` blocks of `threads`, into the loop nest that is being built."""
+    source = once("MLC_PRIMITIVES", PRIMITIVES) + once("MLC_COMMON", COMMON) + source
+    with T.thread_binding(0, grid, thread="blockIdx.x"), T.thread_binding(0, threads, thread="threadIdx.x"):
+        T.evaluate(cuda_func_call(function, *arguments, source_code=source))
+
+
+def kernel(
+    function: str,
+    source: str,
+    parameters: Mapping[str, Buffer | None],
+    grid: Any,
+    threads: int,
+    integers: Sequence[str] = (),
+) -> tirx.PrimFunc:
+    """A scheduled function of `parameters`: name -> shape and dtype, or None for an integer.
+
+    Strings in a shape name sizes. The device function gets the buffers' addresses, then the `integers`, which are sizes
+    or parameters. `grid` is a number of blocks, or a function of sizes by name.
+    """
+    with IRBuilder() as builder:
+        with T.prim_func(is_private=True, s_tir=True):
+            T.func_name("kernel")
+            T.func_attr({"tirx.is_scheduled": True, "tirx.noalias": True, "tirx.kernel_launch_params": LAUNCH})
+            T.func_attr({"op_pattern": OPAQUE})
+            given = {name: T.arg(name, T.handle() if wanted else T.int64()) for name, wanted in parameters.items()}
+            buffers = {name: wanted for name, wanted in parameters.items() if wanted}
+            sizes = {size: T.int64() for shape, _ in buffers.values() for size in shape if isinstance(size, str)}
+            data = [
+                T.match_buffer(given[name], [sizes.get(size, size) for size in shape], dtype).data
+                for name, (shape, dtype) in buffers.items()
+            ]
+            with T.sblock("root"):
+                T.reads()
+                T.writes()
+                more = [T.Cast("int32", sizes[name] if name in sizes else given[name]) for name in integers]
+                launch(function, source, data + more, grid(sizes) if callable(grid) else grid, threads)
+    return builder.get()
+
+
+def call(
+    name: str, function: tirx.PrimFunc, arguments: Sequence[Any], outputs: Sequence[Tensor], changed: Sequence[int] = ()
+) -> Any:
+    """Call a kernel: its outputs, after the arguments that it changes, by number."""
+    if not changed:
+        return op.tensor_ir_op(function, name, list(arguments), outputs[0] if len(outputs) == 1 else list(outputs))
+    indices = [*changed, *(-1 for _ in outputs)]
+    results = [arguments[number] for number in changed] + list(outputs)
+    return op.tensor_ir_inplace_op(
+        function, name, list(arguments), indices, results[0] if len(results) == 1 else results
+    )

@@ -1,0 +1,219 @@
+"""A quantized matrix times one vector on a GPU, bound by the weights' bytes.
+
+A warp takes 16 rows through tensor cores (mma.m16n8k16) though there is but one vector: that spares the additions, so
+that a weight costs under two instructions. A lane reads a whole group, 16 bytes, of row lane / 4 and of row
+lane / 4 + 8; four lanes read four groups beside each other. As the order of a sum is free, the vector lies in shared
+memory in the order in which the nibbles come out of a word: 0 4 1 5 2 6 3 7.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+from tvm.tirx import PrimFunc
+
+from mlc.architecture import GROUP
+from mlc.cuda_kernel import kernel, once
+
+SOURCE = r"""
+// 2 weights of a row from a word: (nibble - 7) * scale in float16, as the format says; 0x6400 is 1024, of which a
+// nibble is the last bits, or 16 times it (lop3 and magic numbers: Kim et al. 2022, arXiv 2211.10017)
+__device__ __forceinline__ unsigned low_pair(unsigned word, half2 scale) {
+  const half2 v = __hsub2(as_half2((word & 0x000f000fu) | 0x64006400u), as_half2(0x64076407u));
+  return as_unsigned(__hmul2(v, scale));
+}
+__device__ __forceinline__ unsigned high_pair(unsigned word, half2 scale) {
+  const half2 v = __hfma2(as_half2((word & 0x00f000f0u) | 0x64006400u), as_half2(0x2c002c00u), as_half2(0xd470d470u));
+  return as_unsigned(__hmul2(v, scale));
+}
+template <int INPUTS, int THREADS, bool NORM>
+__device__ __forceinline__ void vector_to_shared(half* shared, const half* x, const half* norm, float epsilon) {
+  constexpr int CHUNKS = INPUTS / 8, EACH = (CHUNKS + THREADS - 1) / THREADS;
+  const int tid = threadIdx.x;
+  uint4 chunk[EACH];
+  float sum = 0.f;
+#pragma unroll
+  for (int i = 0; i < EACH; ++i) {
+    const int c = tid + i * THREADS;
+    chunk[i] = make_uint4(0, 0, 0, 0);
+    if (c < CHUNKS) chunk[i] = __ldcg(reinterpret_cast<const uint4*>(x) + c);
+    if (NORM) {
+      float f[8];
+      to_floats(f, chunk[i]);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) sum += f[j] * f[j];
+    }
+  }
+  float factor = 1.f;
+  if (NORM) {
+    __shared__ float sums[THREADS / 32];
+#pragma unroll
+    for (int mask = 16; mask > 0; mask >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, mask);
+    if (tid % 32 == 0) sums[tid / 32] = sum;
+    __syncthreads();
+    sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < THREADS / 32; ++i) sum += sums[i];
+    factor = rsqrtf(sum / INPUTS + epsilon);
+  }
+#pragma unroll
+  for (int i = 0; i < EACH; ++i) {
+    const int c = tid + i * THREADS;
+    if (c < CHUNKS) {
+      uint4 v = chunk[i];
+      if (NORM) {
+        float f[8], w[8];
+        to_floats(f, v);
+        to_floats(w, __ldg(reinterpret_cast<const uint4*>(norm) + c));
+#pragma unroll
+        for (int j = 0; j < 8; ++j) f[j] *= factor * w[j];
+        v = make_uint4(as_unsigned(__floats2half2_rn(f[0], f[1])), as_unsigned(__floats2half2_rn(f[2], f[3])),
+                       as_unsigned(__floats2half2_rn(f[4], f[5])), as_unsigned(__floats2half2_rn(f[6], f[7])));
+      }
+      // 80 bytes a group: four lanes' groups then lie in different banks
+      reinterpret_cast<uint4*>(shared)[c / 4 * 5 + c % 4] =
+          make_uint4(__byte_perm(v.x, v.z, 0x5410), __byte_perm(v.x, v.z, 0x7632),
+                     __byte_perm(v.y, v.w, 0x5410), __byte_perm(v.y, v.w, 0x7632));
+    }
+  }
+  __syncthreads();
+}
+// EPILOGUE 0: product; 1: product + add; 2: SiLU(first half of the rows) * second half
+template <int OUTPUTS, int INPUTS, int WARPS, int LOADS, bool NORM, int EPILOGUE>
+__device__ __forceinline__ void matrix_vector(const half* x, const uint4* weight, const half* scale, const half* norm,
+                                              const half* add, half* out, float epsilon) {
+  constexpr int GROUPS = INPUTS / 32, STEPS = (GROUPS + 4 * WARPS - 1) / (4 * WARPS);
+  constexpr int ROWS = EPILOGUE == 2 ? 8 : 16, RESULTS = EPILOGUE == 2 ? OUTPUTS / 2 : OUTPUTS;
+  __shared__ __align__(16) half shared[GROUPS * 40];
+  __shared__ float partial[WARPS][16];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int first = blockIdx.x * ROWS + lane / 4, second = first + (EPILOGUE == 2 ? RESULTS : 8);
+  const int rows[2] = {min(first, OUTPUTS - 1), min(second, OUTPUTS - 1)};
+  uint4 now[2][LOADS], next[2][LOADS];
+  half now_scale[2][LOADS], next_scale[2][LOADS];
+  const auto load = [&](uint4 (&words)[2][LOADS], half (&scales)[2][LOADS], int step) {
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i) {
+      const int group = ((step + i) * WARPS + warp) * 4 + lane % 4;
+      const bool valid = group < GROUPS && (step + i) < STEPS;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int place = rows[r] * GROUPS + group;
+        words[r][i] = make_uint4(0, 0, 0, 0);
+        scales[r][i] = __float2half(0.f);
+        if (valid) {
+          words[r][i] = load_once(weight + place);
+          scales[r][i] = __ldg(scale + place);
+        }
+      }
+    }
+  };
+  load(now, now_scale, 0);
+  wait_for_kernel_before();
+  vector_to_shared<INPUTS, WARPS * 32, NORM>(shared, x, norm, epsilon);
+  float sums[2][4] = {};
+#pragma unroll 2
+  for (int step = 0; step < STEPS; step += LOADS) {
+    if (step + LOADS < STEPS) load(next, next_scale, step + LOADS);
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i) {
+      const int group = ((step + i) * WARPS + warp) * 4 + lane % 4;
+      const uint4* values = reinterpret_cast<const uint4*>(shared) + (group < GROUPS ? group : 0) * 5;
+      const half2 s0 = __half2half2(now_scale[0][i]), s1 = __half2half2(now_scale[1][i]);
+      const unsigned w0[4] = {now[0][i].x, now[0][i].y, now[0][i].z, now[0][i].w};
+      const unsigned w1[4] = {now[1][i].x, now[1][i].y, now[1][i].z, now[1][i].w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const uint4 v = values[j];
+        multiply_add(sums[0], low_pair(w0[j], s0), low_pair(w1[j], s1), high_pair(w0[j], s0), high_pair(w1[j], s1),
+                     v.x, v.y);
+        const unsigned u0 = w0[j] >> 8, u1 = w1[j] >> 8;
+        multiply_add(sums[1], low_pair(u0, s0), low_pair(u1, s1), high_pair(u0, s0), high_pair(u1, s1), v.z, v.w);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) now[r][i] = next[r][i], now_scale[r][i] = next_scale[r][i];
+  }
+  if (lane % 4 == 0) {
+    partial[warp][lane / 4] = sums[0][0] + sums[1][0];
+    partial[warp][lane / 4 + 8] = sums[0][2] + sums[1][2];
+  }
+  __syncthreads();
+  const int result = blockIdx.x * ROWS + threadIdx.x;
+  if (threadIdx.x < ROWS && result < RESULTS) {
+    float total = 0.f, up = 0.f;
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) total += partial[w][threadIdx.x];
+    if (EPILOGUE == 1) total += __half2float(__ldcg(add + result));
+    if (EPILOGUE == 2) {
+#pragma unroll
+      for (int w = 0; w < WARPS; ++w) up += partial[w][threadIdx.x + 8];
+      total = total / (1.f + __expf(-total)) * up;
+    }
+    out[result] = __float2half(total);
+  }
+}
+"""
+
+
+TYPES = {"weight": "unsigned"}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Warps of a block, which share its 16 rows, and steps of 128 inputs that a warp has under way at a time."""
+
+    warps: int
+    loads: int
+
+
+def choose_launch(inputs: int) -> Launch:
+    """Enough steps for every warp, and few enough registers for many blocks."""
+    steps = -(-inputs // (4 * GROUP))
+    return Launch(8, 4) if steps <= 32 else Launch(8, 2)
+
+
+@cache
+def matrix_vector(
+    outputs: int,
+    inputs: int,
+    launch: Launch,
+    *,
+    epsilon: float | None = None,
+    add: tuple[int, ...] | None = None,
+    gate: bool = False,
+) -> PrimFunc:
+    """x [inputs], perhaps normed (RMS, with `epsilon`), times a matrix [outputs, inputs].
+
+    Then, of float32 sums: plus a vector of shape `add`, or SiLU(first half) * second half. Arguments: x, q_weight, q_scale,
+    the norm's weight if any, the vector if any, and the result.
+    """
+    assert not (add and gate)
+    norm, results = epsilon is not None, outputs // 2 if gate else outputs
+    buffers = {
+        "x": ((1, 1, inputs), "float16"),
+        "weight": ((outputs, inputs // 8), "uint32"),
+        "scale": ((outputs, inputs // GROUP), "float16"),
+    }
+    if norm:
+        buffers["norm"] = ((inputs,), "float16")
+    if add:
+        buffers["add"] = (add, "float16")
+    buffers["out"] = ((1, 1, results), "float16")
+    numbers = (outputs, inputs, launch.warps, launch.loads, int(norm), 2 if gate else int(bool(add)))
+    name = "_".join(["matrix_vector", *map(str, numbers)])
+    names = [*buffers]
+    declared = ", ".join(f"{'half' if name == 'out' else 'const ' + TYPES.get(name, 'half')}* {name}" for name in names)
+    given = ", ".join(
+        f"reinterpret_cast<const uint4*>({name})" if name == "weight" else name if name in buffers else "nullptr"
+        for name in ("x", "weight", "scale", "norm", "add", "out")
+    )
+    template = ", ".join(map(str, numbers))
+    entry = (
+        f"__device__ __forceinline__ void {name}({declared}) {{\n"
+        f"  matrix_vector<{template}>({given}, {epsilon or 0.0:.9e}f);\n}}\n"
+    )
+    source = once("MLC_MATRIX_VECTOR", SOURCE) + once(f"MLC_{name}".upper(), entry)
+    return kernel(name, source, buffers, -(-results // (8 if gate else 16)), launch.warps * 32)
+
