@@ -16,20 +16,18 @@ os.environ.setdefault("TVM_BIND_THREADS", "0")
 os.environ.setdefault("TVM_CUDA_COMPILE_MODE", "nvcc")  # for libraries that hold source
 
 import tvm
-import tvm_ffi
 from tvm.runtime.vm import VirtualMachine
 from tvm_ffi.libinfo import load_lib_ctypes
 
 from common.program import UserError, first_line
 from devices import cpu
 from engines import chunk_positions
+from engines.cuda_stream import Stream
 from mlc import architecture, cpu_layout, tensor_cache
 
 LIBRARY = "model_lib.so"
 TILE = 64  # positions; capacities are multiples of it (`mlc.cpu_attention.KEYS`)
-PAGE = 16  # positions of a page of TVM's paged cache
-CHUNK = 2048  # positions that the paged cache reads at a time
-SEQUENCE = 0  # the paged cache's name of the only one
+CHUNK = 2048  # positions that a GPU reads at a time
 
 
 class Engine:
@@ -79,9 +77,8 @@ class Engine:
     def prefill_decode(self, ids: list[int], n: int) -> Iterator[tuple[int, float]]:
         self._check_length(len(ids) + n)
         self.session.start(len(ids) + n)
-        yield self.session.prefill(ids), time.perf_counter()
-        for _ in range(n - 1):
-            yield self.session.decode(), time.perf_counter()
+        for token in self.session.tokens(ids, n):
+            yield token, time.perf_counter()
 
     def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
         self._check_length(len(ids))
@@ -171,15 +168,13 @@ class CpuSession:
             )
         self.step = (self.token, self.position, self.bias, *self.cache, self.parameters)
 
-    def prefill(self, ids: list[int]) -> int:
-        """Read `ids`; the token after them."""
+    def tokens(self, ids: list[int], n: int) -> Iterator[int]:
+        """Read `ids`; the `n` tokens after them."""
         self.functions["prefill"](tvm.runtime.tensor(np.array([ids], np.int32)), *self.step)
-        return int(self.token_view[0, 0])
-
-    def decode(self) -> int:
-        """Read the last token; the one after it."""
-        self.functions["decode"](*self.step)
-        return int(self.token_view[0, 0])
+        yield int(self.token_view[0, 0])
+        for _ in range(n - 1):
+            self.functions["decode"](*self.step)
+            yield int(self.token_view[0, 0])
 
     def score(self, ids: list[int]) -> np.ndarray:
         """Read `ids`; the logits [len(ids), vocab] of their positions."""
@@ -190,7 +185,11 @@ class CpuSession:
 
 
 class CudaSession:
-    """One sequence in TVM's paged cache (`mlc.cuda.Model`)."""
+    """One sequence in a contiguous cache; the library changes its arguments in place (`mlc.cuda.Model`).
+
+    A step takes nothing from the host and leaves the token where the next one reads it: it is recorded once for a
+    capacity, and replayed while the token before is on its way here.
+    """
 
     compute_type = "float16"
 
@@ -202,44 +201,57 @@ class CudaSession:
         arrays: dict[str, np.ndarray],
         bias: np.ndarray,
     ) -> None:
-        self.device = device
-        self.functions = {name: machine[name] for name in ("create_cache", "prefill", "decode", "score")}
-        builtins = ("clear", "add_sequence", "begin_forward", "end_forward")
-        self.cache_functions = {name: tvm.get_global_func(f"vm.builtin.kv_state_{name}") for name in builtins}
-        self.parameters = [tvm.runtime.tensor(array, self.device) for array in arrays.values()]
-        self.bias = tvm.runtime.tensor(bias, self.device)
+        self.device, self.shape = device, shape
+        self.functions = {name: machine[name] for name in ("prefill", "decode", "score")}
+        self.parameters = [self._tensor(array) for array in arrays.values()]
+        self.bias = self._tensor(bias)
+        self.token, self.position = self._tensor(np.zeros((1, 1), np.int32)), self._tensor(np.zeros(1, np.int32))
+        self.counter = self._tensor(np.zeros(shape.num_key_value_heads, np.int32))
+        self.stream = Stream(device) if device == tvm.cuda() else None
+        self.recording = None
         self.capacity = 0
+
+    def _tensor(self, array: np.ndarray) -> Any:
+        return tvm.runtime.tensor(array, self.device)
 
     def start(self, positions: int) -> None:
         """Forget what was read, and make room."""
         if positions > self.capacity:
             self.capacity = -(-positions // TILE) * TILE
-            sizes = (self.capacity, min(self.capacity, CHUNK), PAGE)
-            self.cache = self.functions["create_cache"](*(tvm_ffi.Shape((size,)) for size in sizes))
-        self.cache_functions["clear"](self.cache)
-        self.cache_functions["add_sequence"](self.cache, SEQUENCE)
+            shape = self.shape
+            size = (shape.num_hidden_layers, shape.num_key_value_heads, self.capacity, shape.head_dim)
+            self.cache = tuple(tvm.runtime.empty(size, "float16", self.device) for _ in range(2))
+            self.step = (self.token, self.position, self.bias, self.counter, *self.cache, self.parameters)
+            if self.stream is not None:
+                if self.recording is not None:
+                    self.stream.forget(self.recording)
+                self._decode()
+                self.recording = self.stream.record(self._decode)
+        self._set_position(0)
 
-    def _run(self, name: str, tokens: Any, count: int, *more: Any) -> Any:
-        self.cache_functions["begin_forward"](self.cache, tvm_ffi.Shape((SEQUENCE,)), tvm_ffi.Shape((count,)))
-        result = self.functions[name](tokens, *more, self.cache, self.parameters)
-        self.cache_functions["end_forward"](self.cache)
-        return result
+    def _set_position(self, position: int) -> None:
+        self.position.copyfrom(np.array([position], np.int32))
 
-    def _tokens(self, ids: list[int]) -> Any:
-        return tvm.runtime.tensor(np.array([ids], np.int32), self.device)
+    def _decode(self) -> None:
+        self.functions["decode"](*self.step)
 
-    def prefill(self, ids: list[int]) -> int:
-        """Read `ids`; the token after them."""
+    def tokens(self, ids: list[int], n: int) -> Iterator[int]:
+        """Read `ids`; the `n` tokens after them."""
         for start in range(0, len(ids), CHUNK):
-            chunk = ids[start : start + CHUNK]
-            self.token = self._run("prefill", self._tokens(chunk), len(chunk), self.bias)
-        return int(self.token.numpy()[0, 0])
-
-    def decode(self) -> int:
-        """Read the last token; the one after it."""
-        self.token = self._run("decode", self.token, 1, self.bias)
-        return int(self.token.numpy()[0, 0])
+            self.functions["prefill"](self._tensor(np.array([ids[start : start + CHUNK]], np.int32)), *self.step)
+        for number in range(n):
+            if self.stream is None:
+                yield int(self.token.numpy()[0, 0])
+                self._decode()
+                continue
+            self.stream.fetch(self.token)
+            if number + 1 < n:
+                self.stream.replay(self.recording)
+            yield self.stream.fetched()
 
     def score(self, ids: list[int]) -> np.ndarray:
         """Read `ids`; the logits [len(ids), vocab] of their positions."""
-        return self._run("score", self._tokens(ids), len(ids)).numpy()[0]
+        tokens = self._tensor(np.array([ids], np.int32))
+        logits = self.functions["score"](tokens, self.position, self.counter, *self.cache, self.parameters).numpy()[0]
+        self._set_position(int(self.position.numpy()[0]) + len(ids))
+        return logits

@@ -23,6 +23,12 @@ __device__ __forceinline__ void wait_for_kernel_before() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+// word & mask | 0x64006400 in one instruction, where the compiler makes two
+__device__ __forceinline__ unsigned with_exponent(unsigned word, unsigned mask) {
+  unsigned result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(word), "r"(mask), "r"(0x64006400u));
+  return result;
+}
 // c [16, 8] += a [16, 16] b [16, 8]; PTX ISA, mma.m16n8k16
 __device__ __forceinline__ void multiply_add(
     float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {

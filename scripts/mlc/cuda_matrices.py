@@ -18,11 +18,11 @@ SOURCE = r"""
 // 2 weights of a row from a word: (nibble - 7) * scale in float16, as the format says; 0x6400 is 1024, of which a
 // nibble is the last bits, or 16 times it (lop3 and magic numbers: Kim et al. 2022, arXiv 2211.10017)
 __device__ __forceinline__ unsigned low_pair(unsigned word, half2 scale) {
-  const half2 v = __hsub2(as_half2((word & 0x000f000fu) | 0x64006400u), as_half2(0x64076407u));
+  const half2 v = __hsub2(as_half2(with_exponent(word, 0x000f000fu)), as_half2(0x64076407u));
   return as_unsigned(__hmul2(v, scale));
 }
 __device__ __forceinline__ unsigned high_pair(unsigned word, half2 scale) {
-  const half2 v = __hfma2(as_half2((word & 0x00f000f0u) | 0x64006400u), as_half2(0x2c002c00u), as_half2(0xd470d470u));
+  const half2 v = __hfma2(as_half2(with_exponent(word, 0x00f000f0u)), as_half2(0x2c002c00u), as_half2(0xd470d470u));
   return as_unsigned(__hmul2(v, scale));
 }
 template <int INPUTS, int THREADS, bool NORM>

@@ -2,7 +2,7 @@
 
     python engine_run.py ARTIFACT IDS.json PROMPT TOKENS OUT.npz [--threads 1] [--gpu-model]
 
-With --gpu-model the GPU's model (tensor expressions, float16, paged cache), compiled for this processor, runs instead.
+With --gpu-model the GPU's model, float16, runs instead: its kernels' sources and all else compiled for this processor.
 """
 
 import argparse
@@ -35,13 +35,17 @@ if options.gpu_model:
     import tvm
     from tvm.runtime.vm import VirtualMachine
 
+    import cuda_on_cpu
+
     from engines.mlc import CudaSession
     from mlc import cuda, library
 
     served = architecture.of_artifact(options.artifact)
     shape = served.architecture
-    model = cuda.Model(shape, library.cpu_target())
+    kernels = cuda_on_cpu.Kernels()
+    model = cuda.Model(shape)
     module, _ = model.export_tvm(spec=model.get_default_spec())[:2]
+    kernels.load(options.out.parent)
     machine = VirtualMachine(tvm.compile(module, library.cpu_target()), tvm.cpu())
     bias = np.zeros(shape.vocab_size, np.float32)
     bias[served.stop_ids] = -np.inf
@@ -51,7 +55,7 @@ if options.gpu_model:
     half = len(ids) // 2
     chunks = [session.score(ids[:half]), session.score(ids[half:])]
     session.start(options.prompt + options.tokens)
-    tokens = [session.prefill(ids[: options.prompt])] + [session.decode() for _ in range(options.tokens - 1)]
+    tokens = list(session.tokens(ids[: options.prompt], options.tokens))
     facts = {}
 else:
     engines.CHUNK_LOGITS = 1  # the smallest chunks, so that their seams are crossed
