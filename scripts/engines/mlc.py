@@ -241,8 +241,9 @@ class CudaSession:
             self.functions["prefill"](self._tensor(np.array([ids[start : start + CHUNK]], np.int32)), *self.step)
         for number in range(n):
             if self.stream is None:
+                if number:
+                    self._decode()
                 yield int(self.token.numpy()[0, 0])
-                self._decode()
                 continue
             self.stream.fetch(self.token)
             if number + 1 < n:

@@ -222,9 +222,9 @@ __device__ __forceinline__ void attend_many(const half* queries, const int* posi
       const bool valid = first + n < end;
       const size_t place = (size_t)(first + n) * SIZE + d;
       const uint4 zero = make_uint4(0, 0, 0, 0);
-      *reinterpret_cast<uint4*>(key + n * PITCH + d) = valid ? *reinterpret_cast<const uint4*>(keys + place) : zero;
+      *reinterpret_cast<uint4*>(key + n * PITCH + d) = valid ? __ldcg(reinterpret_cast<const uint4*>(keys + place)) : zero;
       *reinterpret_cast<uint4*>(value + n * PITCH + d) =
-          valid ? *reinterpret_cast<const uint4*>(values + place) : zero;
+          valid ? __ldcg(reinterpret_cast<const uint4*>(values + place)) : zero;
     }
     __syncthreads();
     float score[TILES][4] = {};

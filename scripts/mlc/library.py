@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from planning.sources import closure
 
 CUDA_THREADS = 1024
 CUDA_SHARED_BYTES = 48 * 1024
+TENSOR_CORES = 80  # compute capability of mma.m16n8k16
+DEPENDENT_LAUNCH = 90
 
 
 def cpu_target() -> Target:
@@ -41,7 +44,10 @@ def cuda_target(arch: str | None) -> Target:
         arch = "sm_" + device.compute_version.replace(".", "")
     limits = {"max_threads_per_block": CUDA_THREADS, "max_shared_memory_per_block": CUDA_SHARED_BYTES}
     # any processor can launch kernels
-    return Target({"kind": "cuda", "arch": arch, "thread_warp_size": 32, **limits, "host": {"kind": "llvm"}})
+    target = Target({"kind": "cuda", "arch": arch, "thread_warp_size": 32, **limits, "host": {"kind": "llvm"}})
+    if capability(target) < TENSOR_CORES:
+        raise UserError(f"device cuda: {arch} is older than sm_{TENSOR_CORES}, which mlc-q4f16_1's kernels want")
+    return target
 
 
 def cuda_passes(target: Target) -> tvm.transform.Pass:
@@ -57,10 +63,27 @@ def cuda_passes(target: Target) -> tvm.transform.Pass:
             relax.transform.FuseOps(),
             relax.transform.FuseTIR(),
             ApplyDefaultSchedule(*schedules),
+            launches(target),
             *pipeline.dataflow_lower_passes(target),
             *pipeline.finalize_passes(target),
         ]
     )
+
+
+def launches(target: Target) -> tvm.transform.Pass:
+    """Plain launches of our kernels where a GPU has no dependent ones."""
+
+    @tvm.tirx.transform.prim_func_pass(opt_level=0)
+    def change(function: tvm.tirx.PrimFunc, *_: object) -> tvm.tirx.PrimFunc:
+        dependent = capability(target) >= DEPENDENT_LAUNCH
+        return function if dependent else function.without_attr("tirx.kernel_launch_params")
+
+    return change
+
+
+def capability(target: Target) -> int:
+    """90 for sm_90 and sm_90a."""
+    return int(re.sub(r"\D", "", str(target.attrs["arch"])))
 
 
 def features(target: Target) -> list[str]:
@@ -98,7 +121,7 @@ def compile(shape: Architecture, target: Target, out: Path) -> None:
     with builder.function("metadata", []):
         builder.emit_func_output(tvm.ir.StringImm(json.dumps(metadata)))
     os.environ.setdefault("TVM_CUDA_COMPILE_MODE", "nvcc")
-    with target, tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": device == "cuda"}):
+    with target:
         try:
             passes = "default" if device == "cpu" else cuda_passes(target)
             tvm.compile(builder.finalize(), target, relax_pipeline=passes).export_library(str(out))

@@ -28,7 +28,7 @@ class Kernels:
         for argument in arguments:
             kind = str(argument.ty.element_type.dtype) if hasattr(argument.ty, "element_type") else None
             types.append(f"{TYPES[kind]}*" if kind else "int")
-        symbol = f"on_cpu_{len(self.functions)}"
+        symbol = f"on_cpu_{id(self)}_{len(self.functions)}"
         self.functions[symbol] = function, types
         self.sources[source] = None
         T.evaluate(T.call_extern("int32", symbol, *arguments, T.Cast("int32", grid), T.int32(threads)))
