@@ -270,7 +270,12 @@ def choice(bench: Bench, shape: architecture.Architecture) -> None:
     token, position = bench.empty((1, 1), "int32"), bench.empty((1,), "int32")
     bias = np.zeros(shape.vocab_size, np.float32)
     bias[2] = -np.inf
-    for equals in ([2, 7, 9], [shape.vocab_size - 1], [8191, 8192, shape.vocab_size - 2], [0, 1]):
+    for equals in (
+        [2, 7, 9],
+        [shape.vocab_size - 1],
+        [shape.vocab_size // 3, shape.vocab_size // 3 + 1, shape.vocab_size - 2],
+        [0, 1],
+    ):
         logits = RANDOM.normal(0, 1, shape.vocab_size).astype(np.float16)
         logits[equals] = 20
         given = bench.tensor(logits[None, None]), bench.tensor(bias)

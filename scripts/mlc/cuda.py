@@ -7,7 +7,6 @@ are tensor expressions that TVM's dlight schedules.
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from tvm import te, tirx
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op, spec
@@ -80,9 +79,7 @@ class Kernels(model.Kernels):
         launch = cuda_matrices.choose_launch(layer.inputs)
         epsilon = None if norm is None else norm.epsilon
         added = None if add is None else tuple(add.shape)
-        kernel = cuda_matrices.matrix_vector(
-            layer.outputs, layer.inputs, launch, epsilon=epsilon, add=added, gate=gate
-        )
+        kernel = cuda_matrices.matrix_vector(layer.outputs, layer.inputs, launch, epsilon=epsilon, add=added, gate=gate)
         given = [x, layer.q_weight, layer.q_scale, None if norm is None else norm.weight, add]
         out = Tensor.placeholder((1, 1, layer.outputs // 2 if gate else layer.outputs), DTYPE)
         return call("matrix_vector", kernel, [tensor for tensor in given if tensor is not None], [out])

@@ -222,7 +222,8 @@ __device__ __forceinline__ void attend_many(const half* queries, const int* posi
       const bool valid = first + n < end;
       const size_t place = (size_t)(first + n) * SIZE + d;
       const uint4 zero = make_uint4(0, 0, 0, 0);
-      *reinterpret_cast<uint4*>(key + n * PITCH + d) = valid ? __ldcg(reinterpret_cast<const uint4*>(keys + place)) : zero;
+      *reinterpret_cast<uint4*>(key + n * PITCH + d) =
+          valid ? __ldcg(reinterpret_cast<const uint4*>(keys + place)) : zero;
       *reinterpret_cast<uint4*>(value + n * PITCH + d) =
           valid ? __ldcg(reinterpret_cast<const uint4*>(values + place)) : zero;
     }
@@ -298,7 +299,7 @@ def splits(kv_heads: int) -> int:
 
 
 def _cache(layers: int, kv_heads: int, size: int) -> dict[str, tuple[tuple[int | str, ...], str]]:
-    return {name: ((layers, kv_heads, "C", size), "float16") for name in ("keys", "values")}
+    return dict.fromkeys(("keys", "values"), ((layers, kv_heads, "C", size), "float16"))
 
 
 @cache
@@ -344,7 +345,7 @@ def append(layers: int, heads: int, kv_heads: int, size: int) -> PrimFunc:
 
 @cache
 def attend_many(layers: int, heads: int, kv_heads: int, size: int) -> PrimFunc:
-    """Rotated queries [1, S, heads * size] attend to what is cached. 
+    """Rotated queries [1, S, heads * size] attend to what is cached.
 
     Arguments: queries, position, keys, values, layer, out.
     """

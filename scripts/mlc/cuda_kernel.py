@@ -92,23 +92,22 @@ def kernel(
     Strings in a shape name sizes. The device function gets the buffers' addresses, then the `integers`, which are sizes
     or parameters. `grid` is a number of blocks, or a function of sizes by name.
     """
-    with IRBuilder() as builder:
-        with T.prim_func(is_private=True, s_tir=True):
-            T.func_name("kernel")
-            T.func_attr({"tirx.is_scheduled": True, "tirx.noalias": True, "tirx.kernel_launch_params": LAUNCH})
-            T.func_attr({"op_pattern": OPAQUE})
-            given = {name: T.arg(name, T.handle() if wanted else T.int64()) for name, wanted in parameters.items()}
-            buffers = {name: wanted for name, wanted in parameters.items() if wanted}
-            sizes = {size: T.int64() for shape, _ in buffers.values() for size in shape if isinstance(size, str)}
-            data = [
-                T.match_buffer(given[name], [sizes.get(size, size) for size in shape], dtype).data
-                for name, (shape, dtype) in buffers.items()
-            ]
-            with T.sblock("root"):
-                T.reads()
-                T.writes()
-                more = [T.Cast("int32", sizes[name] if name in sizes else given[name]) for name in integers]
-                launch(function, source, data + more, grid(sizes) if callable(grid) else grid, threads)
+    with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
+        T.func_name("kernel")
+        T.func_attr({"tirx.is_scheduled": True, "tirx.noalias": True, "tirx.kernel_launch_params": LAUNCH})
+        T.func_attr({"op_pattern": OPAQUE})
+        given = {name: T.arg(name, T.handle() if wanted else T.int64()) for name, wanted in parameters.items()}
+        buffers = {name: wanted for name, wanted in parameters.items() if wanted}
+        sizes = {size: T.int64() for shape, _ in buffers.values() for size in shape if isinstance(size, str)}
+        data = [
+            T.match_buffer(given[name], [sizes.get(size, size) for size in shape], dtype).data
+            for name, (shape, dtype) in buffers.items()
+        ]
+        with T.sblock("root"):
+            T.reads()
+            T.writes()
+            more = [T.Cast("int32", sizes[name] if name in sizes else given[name]) for name in integers]
+            launch(function, source, data + more, grid(sizes) if callable(grid) else grid, threads)
     return builder.get()
 
 

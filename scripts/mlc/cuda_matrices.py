@@ -186,8 +186,8 @@ def matrix_vector(
 ) -> PrimFunc:
     """x [inputs], perhaps normed (RMS, with `epsilon`), times a matrix [outputs, inputs].
 
-    Then, of float32 sums: plus a vector of shape `add`, or SiLU(first half) * second half. Arguments: x, q_weight, q_scale,
-    the norm's weight if any, the vector if any, and the result.
+    Then, of float32 sums: plus a vector of shape `add`, or SiLU(first half) * second half.
+    Arguments: x, q_weight, q_scale, the norm's weight if any, the vector if any, and the result.
     """
     assert not (add and gate)
     norm, results = epsilon is not None, outputs // 2 if gate else outputs
@@ -216,4 +216,3 @@ def matrix_vector(
     )
     source = once("MLC_MATRIX_VECTOR", SOURCE) + once(f"MLC_{name}".upper(), entry)
     return kernel(name, source, buffers, -(-results // (8 if gate else 16)), launch.warps * 32)
-

@@ -42,11 +42,12 @@ class Kernels:
             names = [f"a{number}" for number in range(len(types))]
             declared = ", ".join(f"{kind} {name}" for kind, name in zip(types, names, strict=True))
             lines.append(
-                f'extern "C" int {symbol}({declared}, int grid, int threads) {{'
+                f'extern "C" __attribute__((visibility("default"))) int {symbol}({declared}, int grid, int threads) {{'
                 f" run_blocks(grid, threads, [&] {{ {function}({', '.join(names)}); }}); return 0; }}"
             )
         source, library = folder / "kernels.cpp", folder / "kernels.so"
         source.write_text("\n".join(lines))
         options = ["-std=c++17", "-O2", "-U_FORTIFY_SOURCE", "-mf16c", "-shared", "-fPIC", "-fno-strict-aliasing"]
+        options += ["-fvisibility=hidden"]  # each library's threads are its own
         subprocess.run(["g++", *options, source, "-o", library], check=True)
         ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)

@@ -32,10 +32,9 @@ from mlc import architecture, tensor_cache  # noqa: E402
 
 ids = json.loads(options.ids.read_text())
 if options.gpu_model:
+    import cuda_on_cpu
     import tvm
     from tvm.runtime.vm import VirtualMachine
-
-    import cuda_on_cpu
 
     from engines.mlc import CudaSession
     from mlc import cuda, library
