@@ -249,8 +249,8 @@ def attention(bench: Bench, shape: architecture.Architecture) -> None:
         turned = np.concatenate(
             [first * np.cos(angle) - second * np.sin(angle), second * np.cos(angle) + first * np.sin(angle)], 1
         ).astype(np.float16)
+        one_layer[0][:, here], one_layer[1][:, here] = turned[heads:], parts[heads + kv_heads :]  # as the kernel does
         keys, values = (array[:, : here + 1].astype(np.float32) for array in one_layer)
-        keys[:, here], values[:, here] = turned[heads:], parts[heads + kv_heads :]
         query = turned[:heads].astype(np.float32).reshape(kv_heads, share, size)
         scores = query @ keys.transpose(0, 2, 1) / size**0.5
         weights = np.exp(scores - scores.max(-1, keepdims=True))
