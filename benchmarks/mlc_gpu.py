@@ -81,7 +81,8 @@ class Bench:
     def compile(self, functions: dict[str, tvm.tirx.PrimFunc]) -> Any:
         """Functions of a module by name."""
         module = tvm.IRModule({name: made.with_attr("global_symbol", name) for name, made in functions.items()})
-        return tvm.compile(library.launches(self.target)(module), self.target)
+        with self.target:
+            return tvm.compile(library.launches(self.target)(module), self.target)
 
     def microseconds(self, calls: list[Callable[[], object]]) -> float:
         """Of a call, in a recording of all."""
