@@ -29,9 +29,10 @@ from tvm.runtime.vm import VirtualMachine  # noqa: E402
 from devices import cuda as gpu  # noqa: E402
 from engines.cuda_stream import Stream  # noqa: E402
 from engines.mlc import CudaSession  # noqa: E402
-from mlc import architecture, cuda, cuda_attention, cuda_matrices, cuda_vectors, library, model  # noqa: E402
+from mlc import architecture, cuda, cuda_attention, cuda_matrices, cuda_vectors, library, model, source_config  # noqa: E402
 from mlc.cuda_matrices import Launch  # noqa: E402
-from mlc.rope import frequencies  # noqa: E402
+from mlc.rope import frequencies
+from checkpoint.shards import read_json  # noqa: E402
 
 VARIANTS = ("8x4", "8x2", "8x1", "8x3", "4x4", "4x2", "4x3", "4x1", "16x2", "16x1", "2x4")
 BYTES = 400_000_000
@@ -48,7 +49,7 @@ def main() -> None:
     arguments.add_argument("--plain", action="store_true", help="dlight's kernels for the same products too")
     arguments.add_argument("--library", type=Path, help="compiled before, for the step")
     options = arguments.parse_args()
-    shape = architecture.read(options.config)
+    shape = architecture.of(source_config.read(read_json(options.config), options.config), options.config)
     parts = options.only or ("matrices", "attention", "choice", "step")
     device = tvm.cuda()
     copy = gpu.copy_bandwidth()
@@ -69,7 +70,9 @@ class Bench:
     """A device, and how long recorded calls take on it."""
 
     def __init__(self, device: tvm.runtime.Device) -> None:
-        self.device, self.stream = device, Stream(device)
+        self.device = device
+        self.empty((1,), "int32")  # a stream wants the context that the first allocation makes
+        self.stream = Stream(device)
         self.target = library.cuda_target(None)
 
     def tensor(self, array: np.ndarray) -> tvm.runtime.Tensor:
@@ -92,16 +95,16 @@ class Bench:
                 call()
 
         once()
-        self.device.sync(self.stream.handle)
+        self.device.sync(self.stream.handle.value)
         recording = self.stream.record(once)
         best = float("inf")
         for _ in range(3):
             self.stream.replay(recording)
-            self.device.sync(self.stream.handle)
+            self.device.sync(self.stream.handle.value)
             start = time.perf_counter()
             for _ in range(REPLAYS):
                 self.stream.replay(recording)
-            self.device.sync(self.stream.handle)
+            self.device.sync(self.stream.handle.value)
             best = min(best, time.perf_counter() - start)
         self.stream.forget(recording)
         return best / REPLAYS / len(calls) * 1e6

@@ -22,7 +22,7 @@ class Stream:
         self.handle, self.event = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuStreamCreate", ctypes.byref(self.handle), 0)
         self._call("cuEventCreate", ctypes.byref(self.event), 0)
-        device.set_raw_stream(self.handle)
+        device.set_raw_stream(self.handle.value)
         page = ctypes.c_void_p()
         self._call("cuMemHostAlloc", ctypes.byref(page), ctypes.c_size_t(4), 0)
         self.page = page
