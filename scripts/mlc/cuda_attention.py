@@ -10,9 +10,9 @@ from tvm.tirx import PrimFunc
 
 from mlc.cuda_kernel import kernel, once
 
-BLOCKS = 264  # that decoding wants under way: two on each of an H100's or H200's 132 multiprocessors
-WARPS = 4
-ROWS = 64  # queries of a block
+BLOCKS = 132  # that decoding has under way: one on each of an H100's or H200's multiprocessors
+THREADS = 128  # of a block that takes many queries
+ROWS = 64  # queries of such a block
 SOURCE = r"""
 __device__ __forceinline__ void rotate(float& low, float& high, float position, float frequency) {
   float sine, cosine;
@@ -21,23 +21,43 @@ __device__ __forceinline__ void rotate(float& low, float& high, float position, 
   low = before * cosine - high * sine;
   high = high * cosine + before * sine;
 }
-template <int HEADS, int KV_HEADS, int SIZE, int SPLITS>
+template <int HEADS, int KV_HEADS, int SIZE, int SPLITS, int THREADS>
 __device__ __forceinline__ void attend_one(const half* qkv, const float* frequency, const int* position, int* counter,
                                            half* keys, half* values, float* partial, half* out, int layer,
                                            int capacity) {
-  constexpr int SHARE = HEADS / KV_HEADS, HALF = SIZE / 2, THREADS = 128, AT_ONCE = 4, STRIDE = SIZE + 2;
+  constexpr int SHARE = HEADS / KV_HEADS, HALF = SIZE / 2, STRIDE = SIZE + 2, WARPS = THREADS / 32;
   constexpr int LANES = SIZE > 128 ? 32 : SIZE > 64 ? 16 : SIZE > 32 ? 8 : 4, TEAMS = THREADS / LANES;
+  constexpr int AT_ONCE = SHARE > 2 ? 4 : 8, STEP = TEAMS * AT_ONCE;
+  constexpr int HEADS_AT_ONCE = SHARE * WARPS * SIZE > 8192 ? 1 : SHARE;
   __shared__ float query[SHARE * SIZE];
-  __shared__ float team_sum[TEAMS][SIZE], team_most[TEAMS], team_weight[TEAMS];
+  __shared__ float warp_sum[HEADS_AT_ONCE][WARPS][SIZE], warp_most[SHARE][WARPS], warp_weight[SHARE][WARPS];
   __shared__ bool is_last;
+  start_next_kernel();
   const int tid = threadIdx.x, kv_head = blockIdx.x / SPLITS, split = blockIdx.x % SPLITS;
-  wait_for_kernel_before();
+  // the position, and what lies before it, were there before this recording began: none of its kernels is waited for
   const int here = __ldcg(position), count = here + 1;
-  const int each = max((count + SPLITS * 32 - 1) / (SPLITS * 32) * 32, 64);
+  const int each = max((count + SPLITS * 32 - 1) / (SPLITS * 32) * 32, STEP);
   const int active = (count + each - 1) / each, begin = split * each, end = min(begin + each, count);
   if (split >= active) return;
   const size_t head_offset = ((size_t)layer * KV_HEADS + kv_head) * capacity * SIZE;
   keys += head_offset, values += head_offset;
+  const int team = tid / LANES, part = tid % LANES;
+  const bool inside = part * 8 < SIZE;
+  uint4 key[AT_ONCE], value[AT_ONCE];
+  const auto load = [&](int first, int from, int to) {
+#pragma unroll
+    for (int n = 0; n < AT_ONCE; ++n) {
+      const int place = first + n * TEAMS + team;
+      if (place >= from && place < to && inside) {
+        key[n] = *reinterpret_cast<const uint4*>(keys + (size_t)place * SIZE + part * 8);
+        value[n] = *reinterpret_cast<const uint4*>(values + (size_t)place * SIZE + part * 8);
+      }
+    }
+  };
+#pragma unroll
+  for (int n = 0; n < AT_ONCE; ++n) key[n] = value[n] = make_uint4(0, 0, 0, 0);
+  load(begin, begin, min(end, here));
+  wait_for_kernel_before();
   for (int i = tid; i < (SHARE + 1) * HALF; i += THREADS) {
     const int head = i / HALF, d = i % HALF;
     const half* from = qkv + (head < SHARE ? kv_head * SHARE + head : HEADS + kv_head) * SIZE;
@@ -56,8 +76,6 @@ __device__ __forceinline__ void attend_one(const half* qkv, const float* frequen
     }
   }
   __syncthreads();
-  const int team = tid / LANES, part = tid % LANES;
-  const bool inside = part * 8 < SIZE;
   float q[SHARE][8], sum[SHARE][8], most[SHARE], weight[SHARE];
 #pragma unroll
   for (int r = 0; r < SHARE; ++r) {
@@ -68,17 +86,8 @@ __device__ __forceinline__ void attend_one(const half* qkv, const float* frequen
       sum[r][j] = 0.f;
     }
   }
-  for (int first = begin; first < end; first += TEAMS * AT_ONCE) {
-    uint4 key[AT_ONCE], value[AT_ONCE];
-#pragma unroll
-    for (int n = 0; n < AT_ONCE; ++n) {
-      const int place = first + n * TEAMS + team;
-      key[n] = value[n] = make_uint4(0, 0, 0, 0);
-      if (place < end && inside) {
-        key[n] = *reinterpret_cast<const uint4*>(keys + (size_t)place * SIZE + part * 8);
-        value[n] = *reinterpret_cast<const uint4*>(values + (size_t)place * SIZE + part * 8);
-      }
-    }
+  for (int first = begin; first < end; first += STEP) {
+    load(first, first == begin ? here : first, end);
     float score[SHARE][AT_ONCE];
 #pragma unroll
     for (int n = 0; n < AT_ONCE; ++n) {
@@ -119,23 +128,41 @@ __device__ __forceinline__ void attend_one(const half* qkv, const float* frequen
     }
   }
 #pragma unroll
-  for (int r = 0; r < SHARE; ++r) {
-    const int head = kv_head * SHARE + r;
-    if (r) __syncthreads();
-    if (part == 0) team_most[team] = most[r], team_weight[team] = weight[r];
-    if (inside)
+  for (int r = 0; r < SHARE; ++r) {  // teams of a warp become one
+    float all = most[r];
 #pragma unroll
-      for (int j = 0; j < 8; ++j) team_sum[team][part * 8 + j] = sum[r][j];
+    for (int mask = 16; mask >= LANES; mask >>= 1) all = fmaxf(all, __shfl_xor_sync(0xffffffffu, all, mask));
+    const float factor = exp2f(most[r] - all);
+    weight[r] *= factor;
+#pragma unroll
+    for (int mask = 16; mask >= LANES; mask >>= 1) weight[r] += __shfl_xor_sync(0xffffffffu, weight[r], mask);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      sum[r][j] *= factor;
+#pragma unroll
+      for (int mask = 16; mask >= LANES; mask >>= 1) sum[r][j] += __shfl_xor_sync(0xffffffffu, sum[r][j], mask);
+    }
+    if (tid % 32 == 0) warp_most[r][tid / 32] = all, warp_weight[r][tid / 32] = weight[r];
+  }
+#pragma unroll
+  for (int round = 0; round < SHARE; round += HEADS_AT_ONCE) {
+    if (round) __syncthreads();
+    if (tid % 32 < LANES && inside)
+#pragma unroll
+      for (int r = 0; r < HEADS_AT_ONCE; ++r)
+#pragma unroll
+        for (int j = 0; j < 8; ++j) warp_sum[r][tid / 32][part * 8 + j] = sum[round + r][j];
     __syncthreads();
-    for (int d = tid; d < SIZE; d += THREADS) {
+    for (int i = tid; i < HEADS_AT_ONCE * SIZE; i += THREADS) {
+      const int r = i / SIZE, d = i % SIZE, head = kv_head * SHARE + round + r;
       float all = -1e30f, total = 0.f, below = 0.f;
 #pragma unroll
-      for (int i = 0; i < TEAMS; ++i) all = fmaxf(all, team_most[i]);
+      for (int w = 0; w < WARPS; ++w) all = fmaxf(all, warp_most[round + r][w]);
 #pragma unroll
-      for (int i = 0; i < TEAMS; ++i) {
-        const float factor = exp2f(team_most[i] - all);
-        total += factor * team_sum[i][d];
-        below += factor * team_weight[i];
+      for (int w = 0; w < WARPS; ++w) {
+        const float factor = exp2f(warp_most[round + r][w] - all);
+        total += factor * warp_sum[r][w][d];
+        below += factor * warp_weight[round + r][w];
       }
       if (active == 1) {
         out[head * SIZE + d] = __float2half(total / below);
@@ -157,7 +184,9 @@ __device__ __forceinline__ void attend_one(const half* qkv, const float* frequen
     const int d = i % SIZE;
     const float* from = partial + (size_t)(kv_head * SHARE + i / SIZE) * SPLITS * STRIDE;
     float all = -1e30f, total = 0.f, below = 0.f;
+#pragma unroll 4
     for (int s = 0; s < active; ++s) all = fmaxf(all, __ldcg(from + s * STRIDE + SIZE));
+#pragma unroll 4
     for (int s = 0; s < active; ++s) {
       const float factor = exp2f(__ldcg(from + s * STRIDE + SIZE) - all);
       total += factor * __ldcg(from + s * STRIDE + d);
@@ -320,9 +349,10 @@ def attend_one(layers: int, heads: int, kv_heads: int, size: int) -> PrimFunc:
         "partial": ((heads, parts, size + 2), "float32"),
         "out": ((1, 1, heads * size), "float16"),
     }
-    function = f"attend_one<{heads}, {kv_heads}, {size}, {parts}>"
+    threads = 512 if heads <= 2 * kv_heads else 256  # those of many heads want more registers
+    function = f"attend_one<{heads}, {kv_heads}, {size}, {parts}, {threads}>"
     source = once("MLC_ATTENTION", SOURCE)
-    return kernel(function, source, buffers, kv_heads * parts, 32 * WARPS, ["layer", "C"])
+    return kernel(function, source, buffers, kv_heads * parts, threads, ["layer", "C"])
 
 
 @cache
@@ -358,4 +388,4 @@ def attend_many(layers: int, heads: int, kv_heads: int, size: int) -> PrimFunc:
     }
     function, source = f"attend_many<{heads}, {kv_heads}, {size}>", once("MLC_ATTENTION", SOURCE)
     blocks = lambda sizes: (sizes["S"] + ROWS - 1) // ROWS * heads  # noqa: E731
-    return kernel(function, source, buffers, blocks, 32 * WARPS, ["layer", "S", "C"])
+    return kernel(function, source, buffers, blocks, THREADS, ["layer", "S", "C"])

@@ -17,9 +17,14 @@ from tvm.script.ir_builder import tirx as T
 LAUNCH = ["blockIdx.x", "threadIdx.x", "tirx.use_programtic_dependent_launch"]
 
 PRIMITIVES = r"""
-__device__ __forceinline__ void wait_for_kernel_before() {
+__device__ __forceinline__ void start_next_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+__device__ __forceinline__ void wait_for_kernel_before() {
+  start_next_kernel();
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }

@@ -78,19 +78,21 @@ __device__ __forceinline__ void vector_to_shared(half* shared, const half* x, co
   __syncthreads();
 }
 // EPILOGUE 0: product; 1: product + add; 2: SiLU(first half of the rows) * second half
+// A block takes every gridDim.x-th tile of rows, and loads the next one's first weights before it adds this one up.
 template <int OUTPUTS, int INPUTS, int WARPS, int LOADS, bool NORM, int EPILOGUE>
 __device__ __forceinline__ void matrix_vector(const half* x, const uint4* weight, const half* scale, const half* norm,
                                               const half* add, half* out, float epsilon) {
   constexpr int GROUPS = INPUTS / 32, STEPS = (GROUPS + 4 * WARPS - 1) / (4 * WARPS);
   constexpr int ROWS = EPILOGUE == 2 ? 8 : 16, RESULTS = EPILOGUE == 2 ? OUTPUTS / 2 : OUTPUTS;
+  constexpr int TILES = (RESULTS + ROWS - 1) / ROWS;
   __shared__ __align__(16) half shared[GROUPS * 40];
-  __shared__ float partial[WARPS][16];
+  __shared__ float partial[2][WARPS][16];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int first = blockIdx.x * ROWS + lane / 4, second = first + (EPILOGUE == 2 ? RESULTS : 8);
-  const int rows[2] = {min(first, OUTPUTS - 1), min(second, OUTPUTS - 1)};
   uint4 now[2][LOADS], next[2][LOADS];
   half now_scale[2][LOADS], next_scale[2][LOADS];
-  const auto load = [&](uint4 (&words)[2][LOADS], half (&scales)[2][LOADS], int step) {
+  const auto load = [&](uint4 (&words)[2][LOADS], half (&scales)[2][LOADS], int tile, int step) {
+    const int first = tile * ROWS + lane / 4, second = first + (EPILOGUE == 2 ? RESULTS : 8);
+    const int rows[2] = {min(first, OUTPUTS - 1), min(second, OUTPUTS - 1)};
 #pragma unroll
     for (int i = 0; i < LOADS; ++i) {
       const int group = ((step + i) * WARPS + warp) * 4 + lane % 4;
@@ -107,13 +109,16 @@ __device__ __forceinline__ void matrix_vector(const half* x, const uint4* weight
       }
     }
   };
-  load(now, now_scale, 0);
+  int tile = blockIdx.x, step = 0, buffer = 0;
+  load(now, now_scale, tile, step);
   wait_for_kernel_before();
   vector_to_shared<INPUTS, WARPS * 32, NORM>(shared, x, norm, epsilon);
   float sums[2][4] = {};
 #pragma unroll 2
-  for (int step = 0; step < STEPS; step += LOADS) {
-    if (step + LOADS < STEPS) load(next, next_scale, step + LOADS);
+  while (true) {
+    const bool last = step + LOADS >= STEPS;
+    const int next_tile = last ? tile + gridDim.x : tile, next_step = last ? 0 : step + LOADS;
+    if (next_tile < TILES) load(next, next_scale, next_tile, next_step);
 #pragma unroll
     for (int i = 0; i < LOADS; ++i) {
       const int group = ((step + i) * WARPS + warp) * 4 + lane % 4;
@@ -130,48 +135,66 @@ __device__ __forceinline__ void matrix_vector(const half* x, const uint4* weight
         multiply_add(sums[1], low_pair(u0, s0), low_pair(u1, s1), high_pair(u0, s0), high_pair(u1, s1), v.z, v.w);
       }
     }
+    if (last) {
+      if (lane % 4 == 0) {
+        partial[buffer][warp][lane / 4] = sums[0][0] + sums[1][0];
+        partial[buffer][warp][lane / 4 + 8] = sums[0][2] + sums[1][2];
+      }
+      __syncthreads();
+      const int result = tile * ROWS + threadIdx.x;
+      if (threadIdx.x < ROWS && result < RESULTS) {
+        float total = 0.f, up = 0.f;
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) total += partial[buffer][w][threadIdx.x];
+        if (EPILOGUE == 1) total += __half2float(__ldcg(add + result));
+        if (EPILOGUE == 2) {
+#pragma unroll
+          for (int w = 0; w < WARPS; ++w) up += partial[buffer][w][threadIdx.x + 8];
+          total = total / (1.f + __expf(-total)) * up;
+        }
+        out[result] = __float2half(total);
+      }
+      if (next_tile >= TILES) return;
+      buffer ^= 1;  // so that the other warps need not wait until these sums are read
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[0][i] = sums[1][i] = 0.f;
+    }
+    tile = next_tile, step = next_step;
 #pragma unroll
     for (int i = 0; i < LOADS; ++i)
 #pragma unroll
       for (int r = 0; r < 2; ++r) now[r][i] = next[r][i], now_scale[r][i] = next_scale[r][i];
-  }
-  if (lane % 4 == 0) {
-    partial[warp][lane / 4] = sums[0][0] + sums[1][0];
-    partial[warp][lane / 4 + 8] = sums[0][2] + sums[1][2];
-  }
-  __syncthreads();
-  const int result = blockIdx.x * ROWS + threadIdx.x;
-  if (threadIdx.x < ROWS && result < RESULTS) {
-    float total = 0.f, up = 0.f;
-#pragma unroll
-    for (int w = 0; w < WARPS; ++w) total += partial[w][threadIdx.x];
-    if (EPILOGUE == 1) total += __half2float(__ldcg(add + result));
-    if (EPILOGUE == 2) {
-#pragma unroll
-      for (int w = 0; w < WARPS; ++w) up += partial[w][threadIdx.x + 8];
-      total = total / (1.f + __expf(-total)) * up;
-    }
-    out[result] = __float2half(total);
   }
 }
 """
 
 
 TYPES = {"weight": "unsigned"}
+MULTIPROCESSORS = 132  # of an H100 or H200; of another GPU, it is only speed that depends on it
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Warps of a block, which share its 16 rows, and steps of 128 inputs that a warp has under way at a time."""
+    """How a product is cut.
+
+    Warps of a block, which share its 16 rows; steps of 128 inputs that a warp has under way at a time; blocks on a
+    multiprocessor, which take one tile of rows after another.
+    """
 
     warps: int
     loads: int
+    resident: int
+
+    def blocks(self, tiles: int) -> int:
+        """The fewest that need no more rounds than all that are resident at once."""
+        rounds = -(-tiles // (MULTIPROCESSORS * self.resident))
+        return -(-tiles // rounds)
 
 
-def choose_launch(inputs: int) -> Launch:
-    """Enough steps for every warp, and few enough registers for many blocks."""
-    steps = -(-inputs // (4 * GROUP))
-    return Launch(8, 4) if steps <= 32 else Launch(8, 2)
+def choose_launch(outputs: int, gate: bool) -> Launch:
+    """Many warps for few tiles, so that enough bytes are under way (docs/PERFORMANCE.md)."""
+    tiles = outputs // 2 // 8 if gate else outputs // 16
+    return Launch(16, 2, 2) if tiles <= 2 * MULTIPROCESSORS else Launch(8, 2, 4)
 
 
 @cache
@@ -215,4 +238,5 @@ def matrix_vector(
         f"  matrix_vector<{template}>({given}, {epsilon or 0.0:.9e}f);\n}}\n"
     )
     source = once("MLC_MATRIX_VECTOR", SOURCE) + once(f"MLC_{name}".upper(), entry)
-    return kernel(name, source, buffers, -(-results // (8 if gate else 16)), launch.warps * 32)
+    tiles = -(-results // (8 if gate else 16))
+    return kernel(name, source, buffers, launch.blocks(tiles), launch.warps * 32)

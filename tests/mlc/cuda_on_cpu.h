@@ -73,6 +73,7 @@ inline unsigned with_exponent(unsigned word, unsigned mask) { return (word & mas
 inline uint4 load_once(const uint4* p) { return *p; }
 inline int atomicAdd(int* p, int more) { return (*p += more) - more; }
 inline void __threadfence() {}
+inline void start_next_kernel() {}
 inline void wait_for_kernel_before() {}
 
 struct Thread {
@@ -89,7 +90,7 @@ static std::vector<Meeting> warps;
 static Meeting block;
 static jmp_buf scheduler;
 static int current;
-static Index threadIdx, blockIdx;
+static Index threadIdx, blockIdx, gridDim;
 static const std::function<void()>* body;
 static struct {
   uint64_t values[6][32];
@@ -161,6 +162,7 @@ static void run_blocks(int grid, int count, const std::function<void()>& kernel)
   body = &kernel;
   while ((int)threads.size() < count) threads.push_back(std::make_unique<Thread>());
   for (int number = 0; number < grid; ++number) {
+    gridDim.x = grid;
     block = {count};
     warps.assign(count / 32, {32});
     for (int i = 0; i < count; ++i) threads[i]->begun = threads[i]->done = false;
