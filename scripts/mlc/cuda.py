@@ -76,7 +76,7 @@ class Kernels(model.Kernels):
     def _vector(
         self, x: Tensor, layer: Linear, norm: RMSNorm | None, add: Tensor | None = None, gate: bool = False
     ) -> Tensor:
-        launch = cuda_matrices.choose_launch(layer.outputs, gate)
+        launch = cuda_matrices.choose_launch(layer.inputs)
         epsilon = None if norm is None else norm.epsilon
         added = None if add is None else tuple(add.shape)
         kernel = cuda_matrices.matrix_vector(layer.outputs, layer.inputs, launch, epsilon=epsilon, add=added, gate=gate)

@@ -78,8 +78,8 @@ __device__ __forceinline__ void vector_to_shared(half* shared, const half* x, co
   __syncthreads();
 }
 // EPILOGUE 0: product; 1: product + add; 2: SiLU(first half of the rows) * second half
-// A block takes every gridDim.x-th tile of rows, and loads the next one's first weights before it adds this one up.
-template <int OUTPUTS, int INPUTS, int WARPS, int LOADS, bool NORM, int EPILOGUE>
+// A block takes every gridDim.x-th tile of rows: the vector is read and normed once, and bytes stay under way.
+template <int OUTPUTS, int INPUTS, int WARPS, bool NORM, int EPILOGUE>
 __device__ __forceinline__ void matrix_vector(const half* x, const uint4* weight, const half* scale, const half* norm,
                                               const half* add, half* out, float epsilon) {
   constexpr int GROUPS = INPUTS / 32, STEPS = (GROUPS + 4 * WARPS - 1) / (4 * WARPS);
@@ -88,82 +88,75 @@ __device__ __forceinline__ void matrix_vector(const half* x, const uint4* weight
   __shared__ __align__(16) half shared[GROUPS * 40];
   __shared__ float partial[2][WARPS][16];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  uint4 now[2][LOADS], next[2][LOADS];
-  half now_scale[2][LOADS], next_scale[2][LOADS];
-  const auto load = [&](uint4 (&words)[2][LOADS], half (&scales)[2][LOADS], int tile, int step) {
+  struct Stage {
+    uint4 words[2];
+    half scales[2];
+  } one, two;  // each loaded while the other is used
+  const auto load = [&](Stage& stage, int tile, int step) {
     const int first = tile * ROWS + lane / 4, second = first + (EPILOGUE == 2 ? RESULTS : 8);
     const int rows[2] = {min(first, OUTPUTS - 1), min(second, OUTPUTS - 1)};
+    const int group = (step * WARPS + warp) * 4 + lane % 4;
+    const bool valid = group < GROUPS && tile < TILES;
 #pragma unroll
-    for (int i = 0; i < LOADS; ++i) {
-      const int group = ((step + i) * WARPS + warp) * 4 + lane % 4;
-      const bool valid = group < GROUPS && (step + i) < STEPS;
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int place = rows[r] * GROUPS + group;
-        words[r][i] = make_uint4(0, 0, 0, 0);
-        scales[r][i] = __float2half(0.f);
-        if (valid) {
-          words[r][i] = load_once(weight + place);
-          scales[r][i] = __ldg(scale + place);
-        }
+    for (int r = 0; r < 2; ++r) {
+      const int place = rows[r] * GROUPS + group;
+      stage.words[r] = make_uint4(0, 0, 0, 0);
+      stage.scales[r] = __float2half(0.f);
+      if (valid) {
+        stage.words[r] = load_once(weight + place);
+        stage.scales[r] = __ldg(scale + place);
       }
     }
   };
-  int tile = blockIdx.x, step = 0, buffer = 0;
-  load(now, now_scale, tile, step);
+  float sums[2][4];
+  const auto multiply = [&](const Stage& stage, int step) {
+    const int group = (step * WARPS + warp) * 4 + lane % 4;
+    const uint4* values = reinterpret_cast<const uint4*>(shared) + (group < GROUPS ? group : 0) * 5;
+    const half2 s0 = __half2half2(stage.scales[0]), s1 = __half2half2(stage.scales[1]);
+    const uint4 first = stage.words[0], second = stage.words[1];
+    const unsigned w0[4] = {first.x, first.y, first.z, first.w}, w1[4] = {second.x, second.y, second.z, second.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint4 v = values[j];
+      multiply_add(sums[0], low_pair(w0[j], s0), low_pair(w1[j], s1), high_pair(w0[j], s0), high_pair(w1[j], s1),
+                   v.x, v.y);
+      const unsigned u0 = w0[j] >> 8, u1 = w1[j] >> 8;
+      multiply_add(sums[1], low_pair(u0, s0), low_pair(u1, s1), high_pair(u0, s0), high_pair(u1, s1), v.z, v.w);
+    }
+  };
+  load(one, blockIdx.x, 0);
   wait_for_kernel_before();
   vector_to_shared<INPUTS, WARPS * 32, NORM>(shared, x, norm, epsilon);
-  float sums[2][4] = {};
+  int buffer = 0;  // of two, so that no warp waits until the sums before are read
+  for (int tile = blockIdx.x; tile < TILES; tile += gridDim.x, buffer ^= 1) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[0][i] = sums[1][i] = 0.f;
 #pragma unroll 2
-  while (true) {
-    const bool last = step + LOADS >= STEPS;
-    const int next_tile = last ? tile + gridDim.x : tile, next_step = last ? 0 : step + LOADS;
-    if (next_tile < TILES) load(next, next_scale, next_tile, next_step);
-#pragma unroll
-    for (int i = 0; i < LOADS; ++i) {
-      const int group = ((step + i) * WARPS + warp) * 4 + lane % 4;
-      const uint4* values = reinterpret_cast<const uint4*>(shared) + (group < GROUPS ? group : 0) * 5;
-      const half2 s0 = __half2half2(now_scale[0][i]), s1 = __half2half2(now_scale[1][i]);
-      const unsigned w0[4] = {now[0][i].x, now[0][i].y, now[0][i].z, now[0][i].w};
-      const unsigned w1[4] = {now[1][i].x, now[1][i].y, now[1][i].z, now[1][i].w};
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const uint4 v = values[j];
-        multiply_add(sums[0], low_pair(w0[j], s0), low_pair(w1[j], s1), high_pair(w0[j], s0), high_pair(w1[j], s1),
-                     v.x, v.y);
-        const unsigned u0 = w0[j] >> 8, u1 = w1[j] >> 8;
-        multiply_add(sums[1], low_pair(u0, s0), low_pair(u1, s1), high_pair(u0, s0), high_pair(u1, s1), v.z, v.w);
-      }
+    for (int step = 0; step < STEPS; step += 2) {
+      load(two, tile, step + 1);
+      multiply(one, step);
+      const bool last = step + 2 >= STEPS;
+      load(one, last ? tile + gridDim.x : tile, last ? 0 : step + 2);
+      if (step + 1 < STEPS) multiply(two, step + 1);
     }
-    if (last) {
-      if (lane % 4 == 0) {
-        partial[buffer][warp][lane / 4] = sums[0][0] + sums[1][0];
-        partial[buffer][warp][lane / 4 + 8] = sums[0][2] + sums[1][2];
-      }
-      __syncthreads();
-      const int result = tile * ROWS + threadIdx.x;
-      if (threadIdx.x < ROWS && result < RESULTS) {
-        float total = 0.f, up = 0.f;
-#pragma unroll
-        for (int w = 0; w < WARPS; ++w) total += partial[buffer][w][threadIdx.x];
-        if (EPILOGUE == 1) total += __half2float(__ldcg(add + result));
-        if (EPILOGUE == 2) {
-#pragma unroll
-          for (int w = 0; w < WARPS; ++w) up += partial[buffer][w][threadIdx.x + 8];
-          total = total / (1.f + __expf(-total)) * up;
-        }
-        out[result] = __float2half(total);
-      }
-      if (next_tile >= TILES) return;
-      buffer ^= 1;  // so that the other warps need not wait until these sums are read
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sums[0][i] = sums[1][i] = 0.f;
+    if (lane % 4 == 0) {
+      partial[buffer][warp][lane / 4] = sums[0][0] + sums[1][0];
+      partial[buffer][warp][lane / 4 + 8] = sums[0][2] + sums[1][2];
     }
-    tile = next_tile, step = next_step;
+    __syncthreads();
+    const int result = tile * ROWS + threadIdx.x;
+    if (threadIdx.x < ROWS && result < RESULTS) {
+      float total = 0.f, up = 0.f;
 #pragma unroll
-    for (int i = 0; i < LOADS; ++i)
+      for (int w = 0; w < WARPS; ++w) total += partial[buffer][w][threadIdx.x];
+      if (EPILOGUE == 1) total += __half2float(__ldcg(add + result));
+      if (EPILOGUE == 2) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) now[r][i] = next[r][i], now_scale[r][i] = next_scale[r][i];
+        for (int w = 0; w < WARPS; ++w) up += partial[buffer][w][threadIdx.x + 8];
+        total = total / (1.f + __expf(-total)) * up;
+      }
+      out[result] = __float2half(total);
+    }
   }
 }
 """
@@ -175,14 +168,9 @@ MULTIPROCESSORS = 132  # of an H100 or H200; of another GPU, it is only speed th
 
 @dataclass(frozen=True)
 class Launch:
-    """How a product is cut.
-
-    Warps of a block, which share its 16 rows; steps of 128 inputs that a warp has under way at a time; blocks on a
-    multiprocessor, which take one tile of rows after another.
-    """
+    """How a product is cut: warps of a block, which share its 16 rows, and blocks on a multiprocessor."""
 
     warps: int
-    loads: int
     resident: int
 
     def blocks(self, tiles: int) -> int:
@@ -191,10 +179,9 @@ class Launch:
         return -(-tiles // rounds)
 
 
-def choose_launch(outputs: int, gate: bool) -> Launch:
-    """Many warps for few tiles, so that enough bytes are under way (docs/PERFORMANCE.md)."""
-    tiles = outputs // 2 // 8 if gate else outputs // 16
-    return Launch(16, 2, 2) if tiles <= 2 * MULTIPROCESSORS else Launch(8, 2, 4)
+def choose_launch(inputs: int) -> Launch:
+    """As many warps as have two steps of 128 inputs each: one is loaded while the other is used."""
+    return Launch(16, 2) if inputs >= 4096 else Launch(8, 3)
 
 
 @cache
@@ -224,7 +211,7 @@ def matrix_vector(
     if add:
         buffers["add"] = (add, "float16")
     buffers["out"] = ((1, 1, results), "float16")
-    numbers = (outputs, inputs, launch.warps, launch.loads, int(norm), 2 if gate else int(bool(add)))
+    numbers = (outputs, inputs, launch.warps, int(norm), 2 if gate else int(bool(add)))
     name = "_".join(["matrix_vector", *map(str, numbers)])
     names = [*buffers]
     declared = ", ".join(f"{'half' if name == 'out' else 'const ' + TYPES.get(name, 'half')}* {name}" for name in names)
