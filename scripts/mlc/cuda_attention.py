@@ -286,8 +286,10 @@ __device__ __forceinline__ void attend_many(const half* queries, const int* posi
     if (s < count)
 #pragma unroll
       for (int d = 0; d < SIZE / 8; ++d)
-        *reinterpret_cast<unsigned*>(out + ((size_t)s * HEADS + head) * SIZE + d * 8 + 2 * t) = as_unsigned(
-            __floats2half2_rn(sums[d][2 * r] / weight[r], sums[d][2 * r + 1] / weight[r]));
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          out[((size_t)s * HEADS + head) * SIZE + arranged(d * 8 + 2 * t + i)] =
+              __float2half(sums[d][2 * r + i] / weight[r]);
   }
 }
 """
@@ -347,7 +349,7 @@ def append(layers: int, heads: int, kv_heads: int, size: int) -> PrimFunc:
 def attend_many(layers: int, heads: int, kv_heads: int, size: int) -> PrimFunc:
     """Rotated queries [1, S, heads * size] attend to what is cached.
 
-    Arguments: queries, position, keys, values, layer, out.
+    Arguments: queries, position, keys, values, layer, out, arranged for a product.
     """
     buffers = {
         "queries": ((1, "S", heads * size), "float16"),

@@ -15,6 +15,7 @@ from tvm.script.ir_builder import tirx as T
 
 # A dependent launch: a kernel starts while the one before it runs, and waits for it before it reads what that one wrote
 LAUNCH = ["blockIdx.x", "threadIdx.x", "tirx.use_programtic_dependent_launch"]
+DYNAMIC = "tirx.use_dyn_shared_memory"  # TVM wants it last
 
 PRIMITIVES = r"""
 __device__ __forceinline__ void wait_for_kernel_before() {
@@ -41,6 +42,26 @@ __device__ __forceinline__ void load_transposed(unsigned& r0, unsigned& r1, cons
   unsigned address = (unsigned)__cvta_generic_to_shared(row);
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];" : "=r"(r0), "=r"(r1) : "r"(address));
 }
+// four 8x8 matrices; lane i names row i % 8 of matrix i / 8
+__device__ __forceinline__ void load_matrices(unsigned (&r)[4], const void* row) {
+  unsigned address = (unsigned)__cvta_generic_to_shared(row);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+}
+// BYTES from global to shared memory while other work goes on, or zeros; committed copies are waited for in order
+template <int BYTES>
+__device__ __forceinline__ void copy_async(void* to, const void* from, bool valid) {
+  const unsigned address = (unsigned)__cvta_generic_to_shared(to);
+  if constexpr (BYTES == 16)
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
+                 :: "r"(address), "l"(from), "r"(valid ? 16 : 0) : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                 :: "r"(address), "l"(from), "n"(BYTES), "r"(valid ? BYTES : 0) : "memory");
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT>
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory"); }
 // weights are read once: they go past the first cache, and whole lines into the second
 __device__ __forceinline__ uint4 load_once(const uint4* p) {
   uint4 v;
@@ -50,6 +71,8 @@ __device__ __forceinline__ uint4 load_once(const uint4* p) {
 }
 """
 COMMON = r"""
+// where element e of a row lies that a product reads: 32 are a matrix [8, 4], transposed (cuda_products.cuh)
+__device__ __forceinline__ int arranged(int e) { return e / 32 * 32 + e % 4 * 8 + e % 32 / 4; }
 __device__ __forceinline__ half2 as_half2(unsigned v) { return *reinterpret_cast<half2*>(&v); }
 __device__ __forceinline__ unsigned as_unsigned(half2 v) { return *reinterpret_cast<unsigned*>(&v); }
 __device__ __forceinline__ void to_floats(float* out, uint4 v) {
@@ -72,8 +95,13 @@ def once(name: str, source: str) -> str:
     return f"#ifndef {name}\n#define {name}\n{source}\n#endif\n"
 
 
-def launch(function: str, source: str, arguments: Sequence[Any], grid: Any, threads: int) -> None:
-    """Emit `function(*arguments)` for `grid` blocks of `threads`, into the loop nest that is being built."""
+def launch(function: str, source: str, arguments: Sequence[Any], grid: Any, threads: int, shared: int) -> None:
+    """Emit `function(*arguments)` for `grid` blocks of `threads`, into the loop nest that is being built.
+
+    The last argument, where `shared` is not 0, is the address of so many bytes of a block's own.
+    """
+    if shared:
+        arguments = [*arguments, T.sblock_alloc_buffer([shared], "uint8", scope="shared.dyn").data]
     source = once("MLC_PRIMITIVES", PRIMITIVES) + once("MLC_COMMON", COMMON) + source
     with T.thread_binding(0, grid, thread="blockIdx.x"), T.thread_binding(0, threads, thread="threadIdx.x"):
         T.evaluate(cuda_func_call(function, *arguments, source_code=source))
@@ -86,15 +114,18 @@ def kernel(
     grid: Any,
     threads: int,
     integers: Sequence[str] = (),
+    shared: int = 0,
 ) -> tirx.PrimFunc:
     """A scheduled function of `parameters`: name -> shape and dtype, or None for an integer.
 
     Strings in a shape name sizes. The device function gets the buffers' addresses, then the `integers`, which are sizes
-    or parameters. `grid` is a number of blocks, or a function of sizes by name.
+    or parameters, then the address of `shared` bytes of a block's own, which may be more than CUDA's 48 KiB. `grid` is
+    a number of blocks, or a function of sizes by name.
     """
+    params = LAUNCH and LAUNCH + [DYNAMIC] * bool(shared)
     with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
         T.func_name("kernel")
-        T.func_attr({"tirx.is_scheduled": True, "tirx.noalias": True, "tirx.kernel_launch_params": LAUNCH})
+        T.func_attr({"tirx.is_scheduled": True, "tirx.noalias": True, "tirx.kernel_launch_params": params})
         T.func_attr({"op_pattern": OPAQUE})
         given = {name: T.arg(name, T.handle() if wanted else T.int64()) for name, wanted in parameters.items()}
         buffers = {name: wanted for name, wanted in parameters.items() if wanted}
@@ -107,7 +138,7 @@ def kernel(
             T.reads()
             T.writes()
             more = [T.Cast("int32", sizes[name] if name in sizes else given[name]) for name in integers]
-            launch(function, source, data + more, grid(sizes) if callable(grid) else grid, threads)
+            launch(function, source, data + more, grid(sizes) if callable(grid) else grid, threads, shared)
     return builder.get()
 
 

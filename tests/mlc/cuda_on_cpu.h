@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -75,11 +76,18 @@ inline int atomicAdd(int* p, int more) { return (*p += more) - more; }
 inline void __threadfence() {}
 inline void wait_for_kernel_before() {}
 
+struct Copy {
+  void* to;
+  const void* from;
+  int bytes;
+  bool valid;
+};
 struct Thread {
   ucontext_t start;
   jmp_buf place;
   bool begun = false, done = false;
   std::vector<char> stack = std::vector<char>(1 << 17);
+  std::deque<std::vector<Copy>> copies;  // done as late as may be
 };
 struct Meeting {
   int alive, arrived = 0, number = 0;
@@ -150,6 +158,39 @@ inline void load_transposed(unsigned& r0, unsigned& r1, const half* row) {
   meet_warp();
 }
 
+inline void load_matrices(unsigned (&r)[4], const void* row) {
+  const int lane = threadIdx.x % 32;
+  slot(0, lane) = (uint64_t)row;
+  meet_warp();
+  for (int i = 0; i < 4; ++i) memcpy(&r[i], (const unsigned*)slot(0, i * 8 + lane / 4) + lane % 4, 4);
+  meet_warp();
+}
+template <int BYTES>
+void copy_async(void* to, const void* from, bool valid) {
+  auto& copies = threads[current]->copies;
+  if (copies.empty()) copies.emplace_back();
+  copies.back().push_back({to, from, BYTES, valid});
+}
+inline void commit_copies() {
+  auto& copies = threads[current]->copies;
+  if (copies.empty()) copies.emplace_back();
+  copies.emplace_back();
+}
+template <int LEFT>
+void wait_for_copies() {
+  auto& copies = threads[current]->copies;
+  for (; copies.size() > LEFT + 1; copies.pop_front())
+    for (const Copy& copy : copies.front()) {
+      memset(copy.to, 0, copy.bytes);
+      if (copy.valid) memcpy(copy.to, copy.from, copy.bytes);
+    }
+}
+inline unsigned char* shared_bytes(int count) {
+  static std::vector<unsigned char> bytes;
+  bytes.assign(count, 255);  // not a number, until something is written
+  return bytes.data();
+}
+
 static void enter() {
   (*body)();
   threads[current]->done = true;
@@ -163,7 +204,7 @@ static void run_blocks(int grid, int count, const std::function<void()>& kernel)
   for (int number = 0; number < grid; ++number) {
     block = {count};
     warps.assign(count / 32, {32});
-    for (int i = 0; i < count; ++i) threads[i]->begun = threads[i]->done = false;
+    for (int i = 0; i < count; ++i) threads[i]->begun = threads[i]->done = false, threads[i]->copies.clear();
     volatile int left = count;
     while (left) {
       left = 0;
