@@ -1,18 +1,19 @@
 // A quantized matrix times many positions, by tensor cores (mma.m16n8k16, float32 sums).
 //
-// The matrix is the left operand: a warp takes 64 rows of it through TILES * 8 positions. In a step of WARPS_K groups of
-// 32 inputs a warp has one group, of which lane % 4 says the word of a row: its nibbles 0 4 1 5 2 6 3 7, which is how
-// they come out, are the inputs that the instruction wants of that lane where positions lie as arranged() says. Words,
-// scales and positions come into shared memory STAGES - 1 steps ahead.
+// The matrix is the left operand: a warp takes 64 rows of it through TILES * 8 positions. In a step a warp has
+// DEPTH groups of 32 inputs, and WARPS_K warps have others. Of a row's group lane % 4 says the word: its nibbles
+// 0 4 1 5 2 6 3 7, which is how they come out, are the inputs that the instruction wants of that lane where positions
+// lie as arranged() says. Words, scales and positions come into shared memory STAGES - 1 steps ahead.
 enum { PLAIN, BIAS, RESIDUAL, GATE };
 
-template <int OUTPUTS, int INPUTS, int EPILOGUE, int WARPS_M, int WARPS_N, int WARPS_K, int TILES, int STAGES>
+template <int OUTPUTS, int INPUTS, int EPILOGUE, int WARPS_M, int WARPS_N, int WARPS_K, int DEPTH, int TILES,
+          int STAGES>
 __device__ __forceinline__ void product(const half* x, const unsigned* weight, const half* scale, const half* add,
                                         half* out, int count, unsigned char* shared) {
   constexpr int THREADS = 32 * WARPS_M * WARPS_N * WARPS_K, ROWS = 64 * WARPS_M, TOKENS = 8 * TILES * WARPS_N;
-  constexpr int GROUPS = INPUTS / 32, STEPS = (GROUPS + WARPS_K - 1) / WARPS_K;
+  constexpr int GROUPS = INPUTS / 32, WIDTH = WARPS_K * DEPTH, STEPS = (GROUPS + WIDTH - 1) / WIDTH;
   constexpr int RESULTS = EPILOGUE == GATE ? OUTPUTS / 2 : OUTPUTS, TILE_RESULTS = EPILOGUE == GATE ? ROWS / 2 : ROWS;
-  constexpr int X_BYTES = TOKENS * WARPS_K * 64, WORD_BYTES = ROWS * WARPS_K * 16, SCALE_BYTES = ROWS * WARPS_K * 2;
+  constexpr int X_BYTES = TOKENS * WIDTH * 64, WORD_BYTES = ROWS * WIDTH * 16, SCALE_BYTES = ROWS * WIDTH * 2;
   constexpr int WORDS_AT = STAGES * X_BYTES, SCALES_AT = WORDS_AT + STAGES * WORD_BYTES;
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, g = lane / 4, t = lane % 4;
   const int warp_m = warp % WARPS_M, warp_n = warp / WARPS_M % WARPS_N, warp_k = warp / (WARPS_M * WARPS_N);
@@ -25,28 +26,28 @@ __device__ __forceinline__ void product(const half* x, const unsigned* weight, c
   const auto load_weights = [&](int step) {
     unsigned char* words = shared + WORDS_AT + step % STAGES * WORD_BYTES;
 #pragma unroll
-    for (int i = 0; i < (ROWS * WARPS_K + THREADS - 1) / THREADS; ++i) {
-      const int n = tid + i * THREADS, r = n / WARPS_K, k = n % WARPS_K, group = step * WARPS_K + k;
-      if ((ROWS * WARPS_K) % THREADS && n >= ROWS * WARPS_K) break;
-      const bool valid = GROUPS % WARPS_K == 0 || group < GROUPS;
+    for (int i = 0; i < (ROWS * WIDTH + THREADS - 1) / THREADS; ++i) {
+      const int n = tid + i * THREADS, r = n / WIDTH, k = n % WIDTH, group = step * WIDTH + k;
+      if ((ROWS * WIDTH) % THREADS && n >= ROWS * WIDTH) break;
+      const bool valid = GROUPS % WIDTH == 0 || group < GROUPS;
       const size_t place = (size_t)row_of(r) * GROUPS + (valid ? group : 0);
       copy_async<16>(words + (k * ROWS + r) * 16, weight + 4 * place, valid);
-      if (GROUPS % WARPS_K) {
-        half* to = reinterpret_cast<half*>(shared + SCALES_AT + step % STAGES * SCALE_BYTES) + r * WARPS_K + k;
+      if (GROUPS % WIDTH) {
+        half* to = reinterpret_cast<half*>(shared + SCALES_AT + step % STAGES * SCALE_BYTES) + r * WIDTH + k;
         *to = valid ? __ldg(scale + place) : __float2half(0.f);
       }
     }
-    if (GROUPS % WARPS_K == 0 && tid < ROWS)
-      copy_async<2 * WARPS_K>(shared + SCALES_AT + step % STAGES * SCALE_BYTES + tid * 2 * WARPS_K,
-                              scale + (size_t)row_of(tid) * GROUPS + step * WARPS_K, true);
+    if (GROUPS % WIDTH == 0 && tid < ROWS)
+      copy_async<2 * WIDTH>(shared + SCALES_AT + step % STAGES * SCALE_BYTES + tid * 2 * WIDTH,
+                              scale + (size_t)row_of(tid) * GROUPS + step * WIDTH, true);
   };
   const auto load_x = [&](int step) {
     unsigned char* to = shared + step % STAGES * X_BYTES;
 #pragma unroll
-    for (int i = 0; i < TOKENS * WARPS_K * 4 / THREADS; ++i) {
-      const int n = tid + i * THREADS, token = n / (4 * WARPS_K), chunk = n % (4 * WARPS_K);
-      const int group = step * WARPS_K + chunk / 4;
-      const bool valid = GROUPS % WARPS_K == 0 || group < GROUPS;
+    for (int i = 0; i < TOKENS * WIDTH * 4 / THREADS; ++i) {
+      const int n = tid + i * THREADS, token = n / (4 * WIDTH), chunk = n % (4 * WIDTH);
+      const int group = step * WIDTH + chunk / 4;
+      const bool valid = GROUPS % WIDTH == 0 || group < GROUPS;
       const half* from = x + (size_t)min(first_token + token, count - 1) * INPUTS + (valid ? group * 32 : 0);
       // 128 bytes a position, in which eight positions' chunks of 16 bytes lie in different banks
       copy_async<16>(to + (chunk / 8 * TOKENS + token) * 128 + (chunk % 8 ^ token % 8) * 16, from + chunk % 4 * 8,
@@ -54,12 +55,12 @@ __device__ __forceinline__ void product(const half* x, const unsigned* weight, c
     }
   };
   float sums[4][TILES][4] = {};
-  const auto multiply = [&](int step) {
+  const auto multiply = [&](int step, int k) {
     const unsigned char* words = shared + WORDS_AT + step % STAGES * WORD_BYTES;
     const unsigned char* scales = shared + SCALES_AT + step % STAGES * SCALE_BYTES;
     const unsigned char* values = shared + step % STAGES * X_BYTES +
-                                  (warp_k / 2 * TOKENS + warp_n * TILES * 8 + lane % 8) * 128 +
-                                  ((warp_k % 2 * 4 + lane / 8) ^ lane % 8) * 16;
+                                  (k / 2 * TOKENS + warp_n * TILES * 8 + lane % 8) * 128 +
+                                  ((k % 2 * 4 + lane / 8) ^ lane % 8) * 16;
     unsigned value[TILES][4];
 #pragma unroll
     for (int n = 0; n < TILES; ++n) load_matrices(value[n], values + n * 1024);
@@ -69,8 +70,8 @@ __device__ __forceinline__ void product(const half* x, const unsigned* weight, c
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int row = warp_m * 64 + m * 16 + r * 8 + g;
-        const unsigned word = *reinterpret_cast<const unsigned*>(words + (warp_k * ROWS + row) * 16 + t * 4);
-        const half2 s = __half2half2(*reinterpret_cast<const half*>(scales + (row * WARPS_K + warp_k) * 2));
+        const unsigned word = *reinterpret_cast<const unsigned*>(words + (k * ROWS + row) * 16 + t * 4);
+        const half2 s = __half2half2(*reinterpret_cast<const half*>(scales + (row * WIDTH + k) * 2));
         left[r][0] = low_pair(word, s), left[r][1] = high_pair(word, s);
         left[r][2] = low_pair(word >> 8, s), left[r][3] = high_pair(word >> 8, s);
       }
@@ -97,7 +98,8 @@ __device__ __forceinline__ void product(const half* x, const unsigned* weight, c
     const int next = step + STAGES - 1;
     if (next < STEPS) load_weights(next), load_x(next);
     commit_copies();
-    multiply(step);
+#pragma unroll
+    for (int i = 0; i < DEPTH; ++i) multiply(step, warp_k * DEPTH + i);
   }
   constexpr int PITCH = ROWS + 4;  // lanes' sums then lie in different banks
   float* tile = reinterpret_cast<float*>(shared);

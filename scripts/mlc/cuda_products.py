@@ -21,11 +21,15 @@ Epilogue = Literal["PLAIN", "BIAS", "RESIDUAL", "GATE"]
 
 @dataclass(frozen=True)
 class Block:
-    """How a block's warps share rows, positions and inputs; tiles of 8 positions of a warp; steps under way."""
+    """How a block's warps share rows, positions and inputs.
+
+    A warp has `depth` groups of inputs in a step, and `tiles` * 8 positions; steps are under way in `stages`.
+    """
 
     rows: int
     positions: int
     inputs: int
+    depth: int
     tiles: int
     stages: int
 
@@ -38,11 +42,11 @@ class Block:
     def shared_bytes(self) -> int:
         """Words, scales and positions of all stages, or afterwards the float32 sums."""
         rows, positions = self.tile
-        stage = self.inputs * (positions * 2 * GROUP + rows * (GROUP // 2 + 2))
+        stage = self.inputs * self.depth * (positions * 2 * GROUP + rows * (GROUP // 2 + 2))
         return max(self.stages * stage, positions * (rows + 4) * 4)
 
 
-BLOCKS = (Block(1, 1, 8, 2, 4), Block(1, 1, 8, 4, 3), Block(1, 2, 4, 4, 4), Block(2, 2, 2, 8, 4))
+BLOCKS = (Block(1, 1, 8, 1, 2, 4), Block(1, 1, 8, 1, 4, 3), Block(1, 2, 4, 1, 4, 4), Block(2, 2, 2, 1, 8, 4))
 
 
 @cache

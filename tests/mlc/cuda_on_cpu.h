@@ -102,6 +102,9 @@ static const std::function<void()>* body;
 static struct {
   uint64_t values[6][32];
 } slots[32];
+static struct {
+  float a[16][16], b[8][16];
+} matrices[32];
 
 inline void release(Meeting& meeting) {
   if (meeting.arrived && meeting.arrived == meeting.alive) meeting.arrived = 0, ++meeting.number;
@@ -133,16 +136,16 @@ inline float half_of(unsigned pair, int n) {
   return __half2float(h);
 }
 inline void multiply_add(float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
-  const int lane = threadIdx.x % 32;
-  const unsigned given[6] = {a0, a1, a2, a3, b0, b1};
-  for (int i = 0; i < 6; ++i) slot(i, lane) = given[i];
-  meet_warp();
-  for (int i = 0; i < 4; ++i) {
-    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-    for (int k = 0; k < 16; ++k)
-      c[i] += half_of(slot(row / 8 + k / 8 * 2, row % 8 * 4 + k % 8 / 2), k % 2) *
-              half_of(slot(4 + k / 8, column * 4 + k % 8 / 2), k % 2);
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4 * 2;
+  auto& shared = matrices[threadIdx.x / 32];
+  const unsigned a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
+  for (int i = 0; i < 2; ++i) {
+    for (int n = 0; n < 4; ++n) shared.a[n % 2 * 8 + g][n / 2 * 8 + t + i] = half_of(a[n], i);
+    for (int n = 0; n < 2; ++n) shared.b[g][n * 8 + t + i] = half_of(b[n], i);
   }
+  meet_warp();
+  for (int i = 0; i < 4; ++i)
+    for (int k = 0; k < 16; ++k) c[i] += shared.a[i / 2 * 8 + g][k] * shared.b[t + i % 2][k];
   meet_warp();
 }
 inline void load_transposed(unsigned& r0, unsigned& r1, const half* row) {
