@@ -31,7 +31,7 @@ from mlc.cuda_products import Block
 from mlc.rope import frequencies
 
 VARIANTS = ("8x4", "8x2", "8x1", "8x3", "4x4", "4x2", "4x3", "4x1", "16x2", "16x1", "2x4")
-BLOCKS = ("4x2x1x2x8x3", "4x2x1x2x8x4", "2x2x2x1x8x3", "2x2x2x2x8x2", "1x2x4x1x4x4", "2x2x2x1x4x4", "1x1x8x1x8x2")
+BLOCKS = ("2x2x2x2x8x4", "4x2x1x2x8x4", "4x2x1x2x8x3", "2x2x2x1x8x4", "2x2x2x1x4x4")
 PARTS = ("matrices", "products", "attention", "choice", "step")
 
 
@@ -55,7 +55,8 @@ def main() -> None:
         variants = [Launch(*map(int, name.split("x"))) for name in options.variants]
         matrices(bench, shape, variants, copy)
     if "products" in parts:
-        blocks = [cuda_products.BLOCKS, *((Block(*map(int, name.split("x"))),) for name in options.blocks)]
+        chosen = cuda_products.WARPGROUP_BLOCKS if bench.warpgroups else cuda_products.BLOCKS
+        blocks = [chosen, *((Block(*map(int, name.split("x"))),) for name in options.blocks)]
         many(bench, shape, blocks, options.positions, options.plain)
     if "attention" in parts:
         attention(bench, shape)

@@ -28,6 +28,7 @@ class Bench:
         self.empty((1,), "int32")  # a stream wants the context that the first allocation makes
         self.stream = Stream(device)
         self.target = library.cuda_target(None)
+        self.warpgroups = str(self.target.attrs["arch"]) == library.WARPGROUPS
 
     def tensor(self, array: np.ndarray) -> tvm.runtime.Tensor:
         return tvm.runtime.tensor(array, self.device)

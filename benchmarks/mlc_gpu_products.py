@@ -128,7 +128,7 @@ def many(
                 function = compiled[f"v{number}"]
                 calls = [lambda w=w, f=function: f(arranged, *w, *tensors, out) for w in weights]  # noqa: B023
                 micros = bench.microseconds(calls)
-                label = "chosen" if choice is cuda_products.BLOCKS else "x".join(map(str, astuple(choice[0])))
+                label = "chosen" if len(choice) > 1 else "x".join(map(str, astuple(choice[0])))
                 report(label, micros, out.numpy()[0, places], full)
             if machine is not None:
                 calls = [lambda w=w: machine["forward"](given, *w) for w in weights]  # noqa: B023

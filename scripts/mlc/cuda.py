@@ -34,6 +34,9 @@ def _one(x: Tensor) -> bool:
 class Kernels(model.Kernels):
     """See `mlc.model.Kernels`. Many positions without a norm are arranged (`mlc.cuda_products`)."""
 
+    def __init__(self, warpgroups: bool = False) -> None:
+        self.blocks = cuda_products.WARPGROUP_BLOCKS if warpgroups else cuda_products.BLOCKS
+
     def weight_shapes(self, outputs: int, inputs: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return (outputs, inputs // 8), (outputs, inputs // GROUP)
 
@@ -61,7 +64,7 @@ class Kernels(model.Kernels):
         if norm is not None:
             kernel = cuda_products.rms_norm(layer.inputs, norm.epsilon)
             x = call("rms_norm", kernel, [x, norm.weight], [Tensor.placeholder(x.shape, DTYPE)])
-        kernel = cuda_products.product(layer.outputs, layer.inputs, epilogue)
+        kernel = cuda_products.product(layer.outputs, layer.inputs, epilogue, self.blocks)
         given = [x, layer.q_weight, layer.q_scale, add]
         out = Tensor.placeholder((*x.shape[:2], layer.outputs // (2 if epilogue == "GATE" else 1)), DTYPE)
         return call("product", kernel, [tensor for tensor in given if tensor is not None], [out])
@@ -113,10 +116,11 @@ class Model(Decoder):
 
     `token` [1, 1] and `position` [1] are changed in place, so that decoding takes the same arguments every time and can
     be recorded; `bias` is added to the logits before the largest is chosen; `counter` [kv_heads] holds zeros.
+    `warpgroups`: the GPU has instructions for four warps, and the shared memory that these want (sm_90a).
     """
 
-    def __init__(self, shape: Architecture) -> None:
-        super().__init__(Kernels(), shape)
+    def __init__(self, shape: Architecture, warpgroups: bool = False) -> None:
+        super().__init__(Kernels(warpgroups), shape)
         self.shape = shape
 
     def _choose(self, hidden: Tensor, bias: Tensor, count: Any, token: Tensor, position: Tensor) -> Tensor:

@@ -62,6 +62,42 @@ __device__ __forceinline__ void copy_async(void* to, const void* from, bool vali
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int LEFT>
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory"); }
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define MLC_WARPGROUPS 1
+#else
+#define MLC_WARPGROUPS 0
+#endif
+// of four warps: c [64, 128] += a [64, 16] b [16, 128], of which a warp has 16 rows as in multiply_add; b is read from
+// rows of 128 bytes at `rows`, from 16-byte chunk `chunk` on, swizzled (PTX ISA, wgmma: matrix descriptor)
+__device__ __forceinline__ void multiply_add_group(
+    float (&c)[16][4], const unsigned (&a)[4], const void* rows, int chunk) {
+  const unsigned address = (unsigned)__cvta_generic_to_shared(rows) + chunk * 16;
+  const unsigned long long b = (1ull << 62) | (64ull << 32) | (1ull << 16) | ((address & 0x3ffff) >> 4);
+#define MLC_FOUR(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,"
+      "%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,"
+      "%58,%59,%60,%61,%62,%63}, {%64,%65,%66,%67}, %68, p, 1, 1, 0;\n}"
+      : MLC_FOUR(0), MLC_FOUR(1), MLC_FOUR(2), MLC_FOUR(3), MLC_FOUR(4), MLC_FOUR(5), MLC_FOUR(6), MLC_FOUR(7),
+        MLC_FOUR(8), MLC_FOUR(9), MLC_FOUR(10), MLC_FOUR(11), MLC_FOUR(12), MLC_FOUR(13), MLC_FOUR(14), MLC_FOUR(15)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+#undef MLC_FOUR
+}
+__device__ __forceinline__ void fence_groups() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void commit_groups() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int LEFT>
+__device__ __forceinline__ void wait_for_groups() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(LEFT) : "memory");
+}
+// what copies wrote is seen by multiply_add_group
+__device__ __forceinline__ void fence_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
+// registers that multiply_add_group may still be reading are not used for anything else up to here
+template <int N>
+__device__ __forceinline__ void keep(unsigned (&values)[N][2][4]) {
+#pragma unroll
+  for (int i = 0; i < N * 8; ++i) asm volatile("" : "+r"(values[i / 8][i / 4 % 2][i % 4]) :: "memory");
+}
 // weights are read once: they go past the first cache, and whole lines into the second
 __device__ __forceinline__ uint4 load_once(const uint4* p) {
   uint4 v;

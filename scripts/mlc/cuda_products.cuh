@@ -3,20 +3,28 @@
 // The matrix is the left operand: a warp takes 64 rows of it through TILES * 8 positions. In a step a warp has
 // DEPTH groups of 32 inputs, and WARPS_K warps have others. Of a row's group lane % 4 says the word: its nibbles
 // 0 4 1 5 2 6 3 7, which is how they come out, are the inputs that the instruction wants of that lane where positions
-// lie as arranged() says. Words, scales and positions come into shared memory STAGES - 1 steps ahead.
+// lie as arranged() says. Words, scales and positions come into shared memory some steps ahead.
+//
+// Where there are instructions for four warps (wgmma), these take 128 rows through 128 positions, which they read from
+// shared memory themselves, while the next rows are dequantized.
 enum { PLAIN, BIAS, RESIDUAL, GATE };
 
 template <int OUTPUTS, int INPUTS, int EPILOGUE, int WARPS_M, int WARPS_N, int WARPS_K, int DEPTH, int TILES,
           int STAGES>
 __device__ __forceinline__ void product(const half* x, const unsigned* weight, const half* scale, const half* add,
                                         half* out, int count, unsigned char* shared) {
+  shared += (1024 - reinterpret_cast<size_t>(shared) % 1024) % 1024;  // where the pattern of banks begins
   constexpr int THREADS = 32 * WARPS_M * WARPS_N * WARPS_K, ROWS = 64 * WARPS_M, TOKENS = 8 * TILES * WARPS_N;
   constexpr int GROUPS = INPUTS / 32, WIDTH = WARPS_K * DEPTH, STEPS = (GROUPS + WIDTH - 1) / WIDTH;
   constexpr int RESULTS = EPILOGUE == GATE ? OUTPUTS / 2 : OUTPUTS, TILE_RESULTS = EPILOGUE == GATE ? ROWS / 2 : ROWS;
   constexpr int X_BYTES = TOKENS * WIDTH * 64, WORD_BYTES = ROWS * WIDTH * 16, SCALE_BYTES = ROWS * WIDTH * 2;
   constexpr int WORDS_AT = STAGES * X_BYTES, SCALES_AT = WORDS_AT + STAGES * WORD_BYTES;
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, g = lane / 4, t = lane % 4;
-  const int warp_m = warp % WARPS_M, warp_n = warp / WARPS_M % WARPS_N, warp_k = warp / (WARPS_M * WARPS_N);
+  constexpr bool GROUPED = MLC_WARPGROUPS && WARPS_M % 2 == 0 && WARPS_N == 2 && TILES == 8;
+  constexpr int ROW_TILES = GROUPED ? 2 : 4, TOKEN_TILES = GROUPED ? 16 : TILES;
+  constexpr int AHEAD = GROUPED ? STAGES - 2 : STAGES - 1;  // a step's reads go on in the next one
+  const int warp_k = warp / (WARPS_M * WARPS_N), warp_n = GROUPED ? 0 : warp / WARPS_M % WARPS_N;
+  const int first_row = GROUPED ? warp / 4 % (WARPS_M / 2) * 128 + warp % 4 * 16 : warp % WARPS_M * 64;
   // blocks beside each other share rows, as positions are what a cache has room for
   const int token_tiles = (count + TOKENS - 1) / TOKENS, first_token = blockIdx.x % token_tiles * TOKENS;
   const int first_result = blockIdx.x / token_tiles * TILE_RESULTS;
@@ -54,52 +62,74 @@ __device__ __forceinline__ void product(const half* x, const unsigned* weight, c
                      valid);
     }
   };
-  float sums[4][TILES][4] = {};
-  const auto multiply = [&](int step, int k) {
+  float sums[ROW_TILES][TOKEN_TILES][4] = {};
+  unsigned left[DEPTH][ROW_TILES][2][4] = {};
+  const auto dequantize = [&](int step, int k, unsigned (&left)[2][4], int row) {
     const unsigned char* words = shared + WORDS_AT + step % STAGES * WORD_BYTES;
     const unsigned char* scales = shared + SCALES_AT + step % STAGES * SCALE_BYTES;
-    const unsigned char* values = shared + step % STAGES * X_BYTES +
-                                  (k / 2 * TOKENS + warp_n * TILES * 8 + lane % 8) * 128 +
-                                  ((k % 2 * 4 + lane / 8) ^ lane % 8) * 16;
-    unsigned value[TILES][4];
 #pragma unroll
-    for (int n = 0; n < TILES; ++n) load_matrices(value[n], values + n * 1024);
+    for (int r = 0; r < 2; ++r) {
+      const unsigned word = *reinterpret_cast<const unsigned*>(words + (k * ROWS + row + r * 8 + g) * 16 + t * 4);
+      const half2 s = __half2half2(*reinterpret_cast<const half*>(scales + ((row + r * 8 + g) * WIDTH + k) * 2));
+      left[0][r] = low_pair(word, s), left[0][r + 2] = high_pair(word, s);
+      left[1][r] = low_pair(word >> 8, s), left[1][r + 2] = high_pair(word >> 8, s);
+    }
+  };
+  const auto multiply = [&](int step, int i) {
+    const int k = warp_k * DEPTH + i;
+    const unsigned char* values = shared + step % STAGES * X_BYTES + k / 2 * TOKENS * 128;
+    if constexpr (GROUPED) {
+      wait_for_groups<DEPTH - 1>();
+      keep(left[i]);
 #pragma unroll
-    for (int m = 0; m < 4; ++m) {
-      unsigned left[2][4];
+      for (int m = 0; m < ROW_TILES; ++m) dequantize(step, k, left[i][m], first_row + m * 64);
+      fence_groups();
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int row = warp_m * 64 + m * 16 + r * 8 + g;
-        const unsigned word = *reinterpret_cast<const unsigned*>(words + (k * ROWS + row) * 16 + t * 4);
-        const half2 s = __half2half2(*reinterpret_cast<const half*>(scales + (row * WIDTH + k) * 2));
-        left[r][0] = low_pair(word, s), left[r][1] = high_pair(word, s);
-        left[r][2] = low_pair(word >> 8, s), left[r][3] = high_pair(word >> 8, s);
+      for (int h = 0; h < 2; ++h)
+#pragma unroll
+        for (int m = 0; m < ROW_TILES; ++m) multiply_add_group(sums[m], left[i][m][h], values, k % 2 * 4 + h * 2);
+      commit_groups();
+    } else {
+      unsigned value[TILES][4];
+      values += (warp_n * TILES * 8 + lane % 8) * 128 + ((k % 2 * 4 + lane / 8) ^ lane % 8) * 16;
+#pragma unroll
+      for (int n = 0; n < TILES; ++n) load_matrices(value[n], values + n * 1024);
+#pragma unroll
+      for (int m = 0; m < ROW_TILES; ++m) {
+        dequantize(step, k, left[i][m], first_row + m * 16);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const unsigned* a = left[i][m][h];
+#pragma unroll
+          for (int n = 0; n < TILES; ++n)
+            multiply_add(sums[m][n], a[0], a[1], a[2], a[3], value[n][2 * h], value[n][2 * h + 1]);
+        }
       }
-#pragma unroll
-      for (int n = 0; n < TILES; ++n)
-        multiply_add(sums[m][n], left[0][0], left[1][0], left[0][1], left[1][1], value[n][0], value[n][1]);
-#pragma unroll
-      for (int n = 0; n < TILES; ++n)
-        multiply_add(sums[m][n], left[0][2], left[1][2], left[0][3], left[1][3], value[n][2], value[n][3]);
     }
   };
 #pragma unroll
-  for (int step = 0; step < STAGES - 1; ++step)
+  for (int step = 0; step < AHEAD; ++step)
     if (step < STEPS) load_weights(step);
   wait_for_kernel_before();
 #pragma unroll
-  for (int step = 0; step < STAGES - 1; ++step) {
+  for (int step = 0; step < AHEAD; ++step) {
     if (step < STEPS) load_x(step);
     commit_copies();
   }
   for (int step = 0; step < STEPS; ++step) {
-    wait_for_copies<STAGES - 2>();
+    wait_for_copies<AHEAD - 1>();
+    if (GROUPED) fence_copies();
     __syncthreads();
-    const int next = step + STAGES - 1;
+    const int next = step + AHEAD;
     if (next < STEPS) load_weights(next), load_x(next);
     commit_copies();
 #pragma unroll
-    for (int i = 0; i < DEPTH; ++i) multiply(step, warp_k * DEPTH + i);
+    for (int i = 0; i < DEPTH; ++i) multiply(step, i);
+  }
+  if constexpr (GROUPED) {
+    wait_for_groups<0>();
+#pragma unroll
+    for (int i = 0; i < DEPTH; ++i) keep(left[i]);
   }
   constexpr int PITCH = ROWS + 4;  // lanes' sums then lie in different banks
   float* tile = reinterpret_cast<float*>(shared);
@@ -108,12 +138,13 @@ __device__ __forceinline__ void product(const half* x, const unsigned* weight, c
     __syncthreads();
     if (warp_k == k)
 #pragma unroll
-      for (int m = 0; m < 4; ++m)
+      for (int m = 0; m < ROW_TILES; ++m)
 #pragma unroll
-        for (int n = 0; n < TILES; ++n)
+        for (int n = 0; n < TOKEN_TILES; ++n)
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            const int token = (warp_n * TILES + n) * 8 + 2 * t + i % 2, row = warp_m * 64 + m * 16 + i / 2 * 8 + g;
+            const int token = (warp_n * TILES + n) * 8 + 2 * t + i % 2;
+            const int row = first_row + m * (GROUPED ? 64 : 16) + i / 2 * 8 + g;
             float* to = tile + token * PITCH + row;
             *to = k == WARPS_K - 1 ? sums[m][n][i] : *to + sums[m][n][i];
           }

@@ -16,6 +16,7 @@ from mlc.cuda_kernel import kernel, once
 SOURCE = Path(__file__).with_suffix(".cuh").read_text(encoding="utf-8")
 WARP_ROWS, TILE = 64, 8  # of a warp, and positions of an instruction
 THREADS = 256
+ALIGNMENT = 1024  # bytes, of shared memory; TVM promises 64
 Epilogue = Literal["PLAIN", "BIAS", "RESIDUAL", "GATE"]
 
 
@@ -23,7 +24,8 @@ Epilogue = Literal["PLAIN", "BIAS", "RESIDUAL", "GATE"]
 class Block:
     """How a block's warps share rows, positions and inputs.
 
-    A warp has `depth` groups of inputs in a step, and `tiles` * 8 positions; steps are under way in `stages`.
+    A warp has 64 rows, `tiles` * 8 positions, and `depth` groups of inputs in a step; `stages` of steps are in shared
+    memory. Four warps of 128 rows and 128 positions go together where a GPU has instructions for them.
     """
 
     rows: int
@@ -46,7 +48,9 @@ class Block:
         return max(self.stages * stage, positions * (rows + 4) * 4)
 
 
-BLOCKS = (Block(1, 1, 8, 1, 2, 4), Block(1, 1, 8, 1, 4, 3), Block(1, 2, 4, 1, 4, 4), Block(2, 2, 2, 1, 8, 4))
+FEW = (Block(1, 1, 8, 1, 2, 4), Block(1, 1, 8, 1, 4, 3), Block(1, 2, 4, 1, 4, 4))
+BLOCKS = (*FEW, Block(2, 2, 2, 1, 8, 4))
+WARPGROUP_BLOCKS = (*FEW, Block(2, 2, 2, 2, 8, 4))  # for sm_90a, whose shared memory holds more
 
 
 @cache
@@ -87,7 +91,7 @@ def product(outputs: int, inputs: int, epilogue: Epilogue = "PLAIN", blocks: tup
         return found
 
     source = _source() + once(f"MLC_{name}".upper(), entry)
-    shared = max(block.shared_bytes for block in blocks)
+    shared = max(block.shared_bytes for block in blocks) + ALIGNMENT
     return kernel(name, source, buffers, grid, THREADS, ["S"], shared)
 
 

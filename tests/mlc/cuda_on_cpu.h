@@ -82,12 +82,19 @@ struct Copy {
   int bytes;
   bool valid;
 };
+struct Multiplication {
+  float (*c)[4];
+  float a[2][16];
+  const unsigned char* rows;
+  int chunk;
+};
 struct Thread {
   ucontext_t start;
   jmp_buf place;
   bool begun = false, done = false;
   std::vector<char> stack = std::vector<char>(1 << 17);
-  std::deque<std::vector<Copy>> copies;  // done as late as may be
+  std::deque<std::vector<Copy>> copies;  // these are done as late as may be
+  std::deque<std::vector<Multiplication>> groups;
 };
 struct Meeting {
   int alive, arrived = 0, number = 0;
@@ -135,6 +142,17 @@ inline float half_of(unsigned pair, int n) {
   memcpy(&h, &bits, 2);
   return __half2float(h);
 }
+// the last of the groups is open
+template <typename T>
+void commit(T& groups) {
+  if (groups.empty()) groups.emplace_back();
+  groups.emplace_back();
+}
+template <int LEFT, typename T, typename F>
+void wait(T& groups, const F& carry_out) {
+  for (; groups.size() > LEFT + 1; groups.pop_front())
+    for (const auto& todo : groups.front()) carry_out(todo);
+}
 inline void multiply_add(float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4 * 2;
   auto& shared = matrices[threadIdx.x / 32];
@@ -148,6 +166,37 @@ inline void multiply_add(float* c, unsigned a0, unsigned a1, unsigned a2, unsign
     for (int k = 0; k < 16; ++k) c[i] += shared.a[i / 2 * 8 + g][k] * shared.b[t + i % 2][k];
   meet_warp();
 }
+inline void multiply_add_group(float (&c)[16][4], const unsigned (&a)[4], const void* rows, int chunk) {
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4 * 2;
+  auto& shared = matrices[threadIdx.x / 32];
+  for (int n = 0; n < 4; ++n)
+    for (int i = 0; i < 2; ++i) shared.a[n % 2 * 8 + g][n / 2 * 8 + t + i] = half_of(a[n], i);
+  meet_warp();
+  auto& groups = threads[current]->groups;
+  if (groups.empty()) groups.emplace_back();
+  groups.back().push_back({c, {}, (const unsigned char*)rows, chunk});
+  for (int r = 0; r < 2; ++r) memcpy(groups.back().back().a[r], shared.a[r * 8 + g], sizeof shared.a[0]);
+  meet_warp();
+}
+inline void commit_groups() { commit(threads[current]->groups); }
+template <int LEFT>
+void wait_for_groups() {
+  const int t = threadIdx.x % 4 * 2;
+  wait<LEFT>(threads[current]->groups, [&](const Multiplication& todo) {
+    for (int n = 0; n < 16; ++n)
+      for (int j = 0; j < 2; ++j) {
+        const int row = n * 8 + t + j;
+        half b[16];
+        for (int k = 0; k < 2; ++k) memcpy(b + k * 8, todo.rows + row * 128 + ((todo.chunk + k) ^ row % 8) * 16, 16);
+        for (int r = 0; r < 2; ++r)
+          for (int k = 0; k < 16; ++k) todo.c[n][r * 2 + j] += todo.a[r][k] * __half2float(b[k]);
+      }
+  });
+}
+inline void fence_groups() {}
+inline void fence_copies() {}
+template <int N>
+void keep(unsigned (&)[N][2][4]) {}
 inline void load_transposed(unsigned& r0, unsigned& r1, const half* row) {
   const int lane = threadIdx.x % 32;
   slot(0, lane) = (uint64_t)row;
@@ -174,19 +223,13 @@ void copy_async(void* to, const void* from, bool valid) {
   if (copies.empty()) copies.emplace_back();
   copies.back().push_back({to, from, BYTES, valid});
 }
-inline void commit_copies() {
-  auto& copies = threads[current]->copies;
-  if (copies.empty()) copies.emplace_back();
-  copies.emplace_back();
-}
+inline void commit_copies() { commit(threads[current]->copies); }
 template <int LEFT>
 void wait_for_copies() {
-  auto& copies = threads[current]->copies;
-  for (; copies.size() > LEFT + 1; copies.pop_front())
-    for (const Copy& copy : copies.front()) {
-      memset(copy.to, 0, copy.bytes);
-      if (copy.valid) memcpy(copy.to, copy.from, copy.bytes);
-    }
+  wait<LEFT>(threads[current]->copies, [](const Copy& copy) {
+    memset(copy.to, 0, copy.bytes);
+    if (copy.valid) memcpy(copy.to, copy.from, copy.bytes);
+  });
 }
 inline unsigned char* shared_bytes(int count) {
   static std::vector<unsigned char> bytes;
@@ -207,7 +250,7 @@ static void run_blocks(int grid, int count, const std::function<void()>& kernel)
   for (int number = 0; number < grid; ++number) {
     block = {count};
     warps.assign(count / 32, {32});
-    for (int i = 0; i < count; ++i) threads[i]->begun = threads[i]->done = false, threads[i]->copies.clear();
+    for (int i = 0; i < count; ++i) threads[i]->begun = threads[i]->done = false, threads[i]->copies.clear(), threads[i]->groups.clear();
     volatile int left = count;
     while (left) {
       left = 0;

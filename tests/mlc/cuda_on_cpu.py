@@ -16,7 +16,8 @@ TYPES = {"float16": "half", "float32": "float", "int32": "int", "uint32": "unsig
 class Kernels:
     """Stands in for `mlc.cuda_kernel.launch`, and compiles what was asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, warpgroups: bool = False) -> None:
+        self.warpgroups = warpgroups  # as on a GPU that has instructions for them
         self.functions: dict[str, tuple[str, list[str], int]] = {}  # symbol -> call, types, bytes shared
         self.sources: dict[str, None] = {}
         cuda_kernel.launch = self.launch
@@ -38,8 +39,8 @@ class Kernels:
     def load(self, folder: Path) -> None:
         """Compile all that was asked for, and make it known to TVM's loader."""
         header = Path(__file__).with_name("cuda_on_cpu.h")
-        lines = [f'#include "{header}"', "namespace {", cuda_kernel.once("MLC_COMMON", cuda_kernel.COMMON)]
-        lines += [*self.sources, "}"]
+        lines = [f"#define MLC_WARPGROUPS {int(self.warpgroups)}", f'#include "{header}"', "namespace {"]
+        lines += [cuda_kernel.once("MLC_COMMON", cuda_kernel.COMMON), *self.sources, "}"]
         for symbol, (function, types, shared) in self.functions.items():
             names = [f"a{number}" for number in range(len(types))]
             declared = ", ".join(f"{kind} {name}" for kind, name in zip(types, names, strict=True))
