@@ -81,7 +81,7 @@ for warpgroups in (False, True):
     module = {name: function.with_attr("global_symbol", name) for name, function in made.items()}
     compiled = tvm.compile(tvm.IRModule(module), library.cpu_target())
     for number, case in enumerate(CASES):
-        errors[f"{warpgroups} {case}"] = product(compiled[f"case{number}"], *case[:4])
+        errors[f"warpgroups {warpgroups}, case {number}"] = product(compiled[f"case{number}"], *case[:4])
     cuda_products.product.cache_clear()
 x = RANDOM.normal(0, 1, (1, 5, 160)).astype(np.float16)
 weight = RANDOM.normal(1, 0.2, 160).astype(np.float16)
