@@ -27,6 +27,10 @@ def test_closure_of_an_engine_follows_its_imports() -> None:
     assert "checkpoint/ctranslate2_bin.py" in names("engines/ctranslate2.py")
 
 
+def test_closure_holds_the_kernels_sources() -> None:
+    assert "mlc/cuda_products.cuh" in names("compile_mlc.py")
+
+
 def test_quality_does_not_depend_on_latency() -> None:
     assert "metrics/latency.py" not in names("quality.py")
     assert "metrics/divergence.py" not in names("latency.py")

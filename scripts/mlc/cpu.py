@@ -30,17 +30,29 @@ class Kernels(model.Kernels):
         return _call(kernel, "embed", [tokens, table.q_weight, table.q_scale], (*tokens.shape, table.inputs))
 
     def product(self, x: Tensor, layer: Linear) -> Tensor:
+        """x times a quantized matrix."""
         outputs = padded(layer.outputs)
         make = cpu_matrices.matrix_matrix if _many(x) else cpu_matrices.matrix_vector
         arguments = [x, layer.q_weight, layer.q_scale]
         return _call(make(outputs, layer.inputs), make.__name__, arguments, (*x.shape[:2], outputs))
 
     def rms_norm(self, x: Tensor, norm: RMSNorm) -> Tensor:
+        """x over its root mean square, times the norm's weight."""
         return _call(cpu_vectors.rms_norm(x.shape[2], norm.epsilon, _many(x)), "rms_norm", [x, norm.weight], x.shape)
 
     def silu_multiply(self, x: Tensor) -> Tensor:
+        """SiLU of the first half of the last axis, times the second."""
         size = x.shape[2] // 2
         return _call(cpu_vectors.silu_multiply(size, _many(x)), "silu_multiply", [x], (*x.shape[:2], size))
+
+    def linear(self, x: Tensor, layer: Linear, norm: RMSNorm | None = None, add: Tensor | None = None) -> Tensor:
+        out = self.product(x if norm is None else self.rms_norm(x, norm), layer)
+        if layer.bias is not None:
+            out = out + layer.bias.astype(out.dtype)
+        return out if add is None else add + out
+
+    def gated(self, x: Tensor, layer: Linear, norm: RMSNorm) -> Tensor:
+        return self.silu_multiply(self.linear(x, layer, norm))
 
 
 def _many(x: Tensor) -> bool:

@@ -1,7 +1,7 @@
 """The model for a GPU, float16, and one contiguous key-value cache for one sequence.
 
-One position goes through our own kernels (cuda_matrices.py). Products of many positions, their norms and activations
-are tensor expressions that TVM's dlight schedules.
+Products with one position go through cuda_matrices.py, with many through cuda_products.py. There a product's input is
+arranged as that kernel wants it: a norm, attention and the gate leave it so.
 """
 
 from dataclasses import dataclass
@@ -11,9 +11,10 @@ from tvm import te, tirx
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op, spec
 
-from mlc import cuda_attention, cuda_matrices, cuda_vectors, model
+from mlc import cuda_attention, cuda_matrices, cuda_products, cuda_vectors, model
 from mlc.architecture import GROUP, Architecture
 from mlc.cuda_kernel import call
+from mlc.cuda_products import Epilogue
 from mlc.model import Decoder, Linear, RMSNorm
 from mlc.rope import frequencies
 
@@ -31,7 +32,10 @@ def _one(x: Tensor) -> bool:
 
 
 class Kernels(model.Kernels):
-    """See `mlc.model.Kernels`."""
+    """See `mlc.model.Kernels`. Many positions without a norm are arranged (`mlc.cuda_products`)."""
+
+    def __init__(self, warpgroups: bool = False) -> None:
+        self.blocks = cuda_products.WARPGROUP_BLOCKS if warpgroups else cuda_products.BLOCKS
 
     def weight_shapes(self, outputs: int, inputs: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return (outputs, inputs // 8), (outputs, inputs // GROUP)
@@ -43,35 +47,27 @@ class Kernels(model.Kernels):
 
         return op.tensor_expr_op(take, "embed", [tokens, table.q_weight, table.q_scale])
 
-    def product(self, x: Tensor, layer: Linear) -> Tensor:
-        def multiply(x: te.Tensor, weight: te.Tensor, scale: te.Tensor) -> te.Tensor:
-            shape = (layer.outputs, layer.inputs)
-            matrix = te.compute(shape, lambda n, k: dequantize(weight, scale, n, k), name="dequantize")
-            k = te.reduce_axis((0, layer.inputs), name="k")
-            product = te.compute(
-                (*x.shape[:2], layer.outputs),
-                lambda b, s, n: te.sum(x[b, s, k].astype("float32") * matrix[n, k].astype("float32"), axis=k),
-                name="matmul",
-            )
-            return te.compute(product.shape, lambda *i: product[i].astype(DTYPE), name="cast")
-
-        return op.tensor_expr_op(multiply, "linear", [x, layer.q_weight, layer.q_scale])
-
-    def rms_norm(self, x: Tensor, norm: RMSNorm) -> Tensor:
-        return op.rms_norm(x, norm.weight, axes=-1, epsilon=norm.epsilon)
-
-    def silu_multiply(self, x: Tensor) -> Tensor:
-        gate, up = op.split(x, 2, axis=-1)
-        return op.silu(gate) * up
-
     def linear(self, x: Tensor, layer: Linear, norm: RMSNorm | None = None, add: Tensor | None = None) -> Tensor:
-        if not _one(x):
-            return super().linear(x, layer, norm, add)
         assert layer.bias is None or add is None
-        return self._vector(x, layer, norm, layer.bias if add is None else add)
+        if _one(x):
+            return self._vector(x, layer, norm, layer.bias if add is None else add)
+        if layer.bias is not None:
+            return self._product(x, layer, norm, "BIAS", layer.bias)
+        return self._product(x, layer, norm, "PLAIN" if add is None else "RESIDUAL", add)
 
     def gated(self, x: Tensor, layer: Linear, norm: RMSNorm) -> Tensor:
-        return self._vector(x, layer, norm, gate=True) if _one(x) else super().gated(x, layer, norm)
+        return self._vector(x, layer, norm, gate=True) if _one(x) else self._product(x, layer, norm, "GATE")
+
+    def _product(
+        self, x: Tensor, layer: Linear, norm: RMSNorm | None, epilogue: Epilogue, add: Tensor | None = None
+    ) -> Tensor:
+        if norm is not None:
+            kernel = cuda_products.rms_norm(layer.inputs, norm.epsilon)
+            x = call("rms_norm", kernel, [x, norm.weight], [Tensor.placeholder(x.shape, DTYPE)])
+        kernel = cuda_products.product(layer.outputs, layer.inputs, epilogue, self.blocks)
+        given = [x, layer.q_weight, layer.q_scale, add]
+        out = Tensor.placeholder((*x.shape[:2], layer.outputs // (2 if epilogue == "GATE" else 1)), DTYPE)
+        return call("product", kernel, [tensor for tensor in given if tensor is not None], [out])
 
     def _vector(
         self, x: Tensor, layer: Linear, norm: RMSNorm | None, add: Tensor | None = None, gate: bool = False
@@ -120,10 +116,11 @@ class Model(Decoder):
 
     `token` [1, 1] and `position` [1] are changed in place, so that decoding takes the same arguments every time and can
     be recorded; `bias` is added to the logits before the largest is chosen; `counter` [kv_heads] holds zeros.
+    `warpgroups`: the GPU has instructions for four warps, and the shared memory that these want (sm_90a).
     """
 
-    def __init__(self, shape: Architecture) -> None:
-        super().__init__(Kernels(), shape)
+    def __init__(self, shape: Architecture, warpgroups: bool = False) -> None:
+        super().__init__(Kernels(warpgroups), shape)
         self.shape = shape
 
     def _choose(self, hidden: Tensor, bias: Tensor, count: Any, token: Tensor, position: Tensor) -> Tensor:

@@ -199,25 +199,45 @@ __device__ __forceinline__ void attend_one(const half* qkv, const float* frequen
 template <int HEADS, int KV_HEADS, int SIZE>
 __device__ __forceinline__ void append(const half* qkv, const float* frequency, const int* position, half* keys,
                                        half* values, half* queries, int layer, int count, int capacity) {
-  constexpr int HALF = SIZE / 2, ALL = HEADS + 2 * KV_HEADS;
+  constexpr int HALF = SIZE / 2, CHUNKS = HALF / 8, THREADS = 256, ALL = (HEADS + 2 * KV_HEADS) * CHUNKS;
+  constexpr int EACH = (ALL + THREADS - 1) / THREADS;
+  __shared__ __align__(16) float sines[HALF], cosines[HALF];
   wait_for_kernel_before();
-  const int s = blockIdx.x, d = threadIdx.x % HALF, here = __ldcg(position) + s;
-  float sine, cosine;
-  sincosf((float)here * __ldg(frequency + d), &sine, &cosine);
-  for (int head = threadIdx.x / HALF; head < ALL; head += 4) {
-    const half* from = qkv + ((size_t)s * ALL + head) * SIZE;
-    half low = __ldcg(from + d), high = __ldcg(from + HALF + d);
+  const int s = blockIdx.x, tid = threadIdx.x, here = __ldcg(position) + s;
+  uint4 low[EACH], high[EACH];
+#pragma unroll
+  for (int i = 0; i < EACH; ++i) {
+    const int n = min(tid + i * THREADS, ALL - 1);
+    const half* from = qkv + ((size_t)s * (ALL / CHUNKS) + n / CHUNKS) * SIZE + n % CHUNKS * 8;
+    low[i] = __ldcg(reinterpret_cast<const uint4*>(from));
+    high[i] = __ldcg(reinterpret_cast<const uint4*>(from + HALF));
+  }
+  for (int d = tid; d < HALF; d += THREADS) sincosf((float)here * __ldg(frequency + d), sines + d, cosines + d);
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < EACH; ++i) {
+    const int n = tid + i * THREADS, head = n / CHUNKS, first = n % CHUNKS * 8;
+    if (n >= ALL) break;
     if (head < HEADS + KV_HEADS) {
-      const float a = __half2float(low), b = __half2float(high);
-      low = __float2half(a * cosine - b * sine);
-      high = __float2half(b * cosine + a * sine);
+      float a[8], b[8];
+      to_floats(a, low[i]), to_floats(b, high[i]);
+      unsigned* words[2] = {&low[i].x, &high[i].x};
+#pragma unroll
+      for (int d = 0; d < 8; d += 2) {
+        const float2 sine = *reinterpret_cast<const float2*>(sines + first + d);
+        const float2 cosine = *reinterpret_cast<const float2*>(cosines + first + d);
+        words[0][d / 2] = as_unsigned(
+            __floats2half2_rn(a[d] * cosine.x - b[d] * sine.x, a[d + 1] * cosine.y - b[d + 1] * sine.y));
+        words[1][d / 2] = as_unsigned(
+            __floats2half2_rn(b[d] * cosine.x + a[d] * sine.x, b[d + 1] * cosine.y + a[d + 1] * sine.y));
+      }
     }
     const int kv_head = (head - HEADS) % KV_HEADS;
     half* to = head < HEADS ? queries + ((size_t)s * HEADS + head) * SIZE
                             : (head < HEADS + KV_HEADS ? keys : values) +
                                   (((size_t)layer * KV_HEADS + kv_head) * capacity + here) * SIZE;
-    to[d] = low;
-    to[HALF + d] = high;
+    *reinterpret_cast<uint4*>(to + first) = low[i];
+    *reinterpret_cast<uint4*>(to + HALF + first) = high[i];
   }
 }
 template <int HEADS, int KV_HEADS, int SIZE>
@@ -315,8 +335,10 @@ __device__ __forceinline__ void attend_many(const half* queries, const int* posi
     if (s < count)
 #pragma unroll
       for (int d = 0; d < SIZE / 8; ++d)
-        *reinterpret_cast<unsigned*>(out + ((size_t)s * HEADS + head) * SIZE + d * 8 + 2 * t) = as_unsigned(
-            __floats2half2_rn(sums[d][2 * r] / weight[r], sums[d][2 * r + 1] / weight[r]));
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          out[((size_t)s * HEADS + head) * SIZE + arranged(d * 8 + 2 * t + i)] =
+              __float2half(sums[d][2 * r + i] / weight[r]);
   }
 }
 """
@@ -370,14 +392,14 @@ def append(layers: int, heads: int, kv_heads: int, size: int) -> PrimFunc:
         "queries": ((1, "S", heads * size), "float16"),
     }
     function, source = f"append<{heads}, {kv_heads}, {size}>", once("MLC_ATTENTION", SOURCE)
-    return kernel(function, source, buffers, lambda sizes: sizes["S"], 2 * size, ["layer", "S", "C"])
+    return kernel(function, source, buffers, lambda sizes: sizes["S"], 256, ["layer", "S", "C"])
 
 
 @cache
 def attend_many(layers: int, heads: int, kv_heads: int, size: int) -> PrimFunc:
     """Rotated queries [1, S, heads * size] attend to what is cached.
 
-    Arguments: queries, position, keys, values, layer, out.
+    Arguments: queries, position, keys, values, layer, out, arranged for a product.
     """
     buffers = {
         "queries": ((1, "S", heads * size), "float16"),

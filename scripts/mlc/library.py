@@ -25,6 +25,7 @@ CUDA_THREADS = 1024
 CUDA_SHARED_BYTES = 48 * 1024
 TENSOR_CORES = 80  # compute capability of mma.m16n8k16
 DEPENDENT_LAUNCH = 90
+WARPGROUPS = "sm_90a"  # instructions of this GPU alone
 
 
 def cpu_target() -> Target:
@@ -40,8 +41,9 @@ def cuda_target(arch: str | None) -> Target:
     if arch is None:
         device = tvm.cuda()
         if not device.exist:
-            raise UserError("device cuda: TVM sees no GPU to compile for; name one with --arch sm_90")
+            raise UserError("device cuda: TVM sees no GPU to compile for; name one with --arch sm_90a")
         arch = "sm_" + device.compute_version.replace(".", "")
+        arch = WARPGROUPS if f"{arch}a" == WARPGROUPS else arch
     limits = {"max_threads_per_block": CUDA_THREADS, "max_shared_memory_per_block": CUDA_SHARED_BYTES}
     # any processor can launch kernels
     target = Target({"kind": "cuda", "arch": arch, "thread_warp_size": 32, **limits, "host": {"kind": "llvm"}})
@@ -108,7 +110,7 @@ def compile(shape: Architecture, target: Target, out: Path) -> None:
     if get_cc() is None:
         raise UserError("the model library wants a C++ compiler to link it (g++ or clang++ on PATH); install one")
     device = "cuda" if target.kind.name == "cuda" else "cpu"
-    model = cuda.Model(shape) if device == "cuda" else cpu.Model(shape)
+    model = cuda.Model(shape, str(target.attrs["arch"]) == WARPGROUPS) if device == "cuda" else cpu.Model(shape)
     module, parameters = model.export_tvm(spec=model.get_default_spec())[:2]
     assert [name for name, _ in parameters] == list(shape.parameters()), "parameters are not in the model's order"
     metadata = {

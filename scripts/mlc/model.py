@@ -21,27 +21,12 @@ class Kernels(ABC):
         """Rows of a quantized matrix for tokens [1, S]."""
 
     @abstractmethod
-    def product(self, x: Tensor, layer: "Linear") -> Tensor:
-        """x times a quantized matrix."""
-
-    @abstractmethod
-    def rms_norm(self, x: Tensor, norm: "RMSNorm") -> Tensor:
-        """x over its root mean square, times the norm's weight."""
-
-    @abstractmethod
-    def silu_multiply(self, x: Tensor) -> Tensor:
-        """SiLU of the first half of the last axis, times the second."""
-
     def linear(self, x: Tensor, layer: "Linear", norm: "RMSNorm | None" = None, add: Tensor | None = None) -> Tensor:
-        """x, normed, times a matrix, plus its bias and `add`."""
-        out = self.product(x if norm is None else self.rms_norm(x, norm), layer)
-        if layer.bias is not None:
-            out = out + layer.bias.astype(out.dtype)
-        return out if add is None else add + out
+        """x, normed, times a matrix, plus its bias or `add`."""
 
+    @abstractmethod
     def gated(self, x: Tensor, layer: "Linear", norm: "RMSNorm") -> Tensor:
         """SiLU of the first half of a normed x times a matrix, times the second half."""
-        return self.silu_multiply(self.linear(x, layer, norm))
 
 
 class Cache(Protocol):

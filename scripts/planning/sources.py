@@ -9,7 +9,8 @@ from pathlib import Path
 def closure(program: Path, root: Path) -> tuple[Path, ...]:
     """`program` and every module under `root`, the folder that it imports from, that it imports, directly or not.
 
-    Modules that are imported by name at run time (engines) are not found; their rules list them.
+    With a module comes the CUDA source beside it that has its name. Modules that are imported by name at run
+    time (engines) are not found; their rules list them.
     """
     found: dict[Path, None] = {}
     waiting = [program]
@@ -23,7 +24,8 @@ def closure(program: Path, root: Path) -> tuple[Path, ...]:
             for length in range(1, len(parts) + 1):
                 base = root.joinpath(*parts[:length])
                 waiting += [file for file in (base.with_suffix(".py"), base / "__init__.py") if file.is_file()]
-    return tuple(sorted(found))
+    beside = [source for path in found if (source := path.with_suffix(".cuh")).is_file()]
+    return tuple(sorted([*found, *beside]))
 
 
 @cache

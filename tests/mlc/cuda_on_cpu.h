@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -76,11 +77,25 @@ inline void __threadfence() {}
 inline void start_next_kernel() {}
 inline void wait_for_kernel_before() {}
 
+struct Copy {
+  void* to;
+  const void* from;
+  int bytes;
+  bool valid;
+};
+struct Multiplication {
+  float (*c)[4];
+  float a[2][16];
+  const unsigned char* rows;
+  int chunk;
+};
 struct Thread {
   ucontext_t start;
   jmp_buf place;
   bool begun = false, done = false;
   std::vector<char> stack = std::vector<char>(1 << 17);
+  std::deque<std::vector<Copy>> copies;  // done at once or as late as may be
+  std::deque<std::vector<Multiplication>> groups;  // done as late as may be
 };
 struct Meeting {
   int alive, arrived = 0, number = 0;
@@ -95,6 +110,9 @@ static const std::function<void()>* body;
 static struct {
   uint64_t values[6][32];
 } slots[32];
+static struct {
+  float a[16][16], b[8][16];
+} matrices[32];
 
 inline void release(Meeting& meeting) {
   if (meeting.arrived && meeting.arrived == meeting.alive) meeting.arrived = 0, ++meeting.number;
@@ -125,19 +143,61 @@ inline float half_of(unsigned pair, int n) {
   memcpy(&h, &bits, 2);
   return __half2float(h);
 }
+// the last of the groups is open
+template <typename T>
+void commit(T& groups) {
+  if (groups.empty()) groups.emplace_back();
+  groups.emplace_back();
+}
+template <int LEFT, typename T, typename F>
+void wait(T& groups, const F& carry_out) {
+  for (; groups.size() > LEFT + 1; groups.pop_front())
+    for (const auto& todo : groups.front()) carry_out(todo);
+}
 inline void multiply_add(float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
-  const int lane = threadIdx.x % 32;
-  const unsigned given[6] = {a0, a1, a2, a3, b0, b1};
-  for (int i = 0; i < 6; ++i) slot(i, lane) = given[i];
-  meet_warp();
-  for (int i = 0; i < 4; ++i) {
-    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-    for (int k = 0; k < 16; ++k)
-      c[i] += half_of(slot(row / 8 + k / 8 * 2, row % 8 * 4 + k % 8 / 2), k % 2) *
-              half_of(slot(4 + k / 8, column * 4 + k % 8 / 2), k % 2);
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4 * 2;
+  auto& shared = matrices[threadIdx.x / 32];
+  const unsigned a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
+  for (int i = 0; i < 2; ++i) {
+    for (int n = 0; n < 4; ++n) shared.a[n % 2 * 8 + g][n / 2 * 8 + t + i] = half_of(a[n], i);
+    for (int n = 0; n < 2; ++n) shared.b[g][n * 8 + t + i] = half_of(b[n], i);
   }
   meet_warp();
+  for (int i = 0; i < 4; ++i)
+    for (int k = 0; k < 16; ++k) c[i] += shared.a[i / 2 * 8 + g][k] * shared.b[t + i % 2][k];
+  meet_warp();
 }
+inline void multiply_add_group(float (&c)[16][4], const unsigned (&a)[4], const void* rows, int chunk) {
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4 * 2;
+  auto& shared = matrices[threadIdx.x / 32];
+  for (int n = 0; n < 4; ++n)
+    for (int i = 0; i < 2; ++i) shared.a[n % 2 * 8 + g][n / 2 * 8 + t + i] = half_of(a[n], i);
+  meet_warp();
+  auto& groups = threads[current]->groups;
+  if (groups.empty()) groups.emplace_back();
+  groups.back().push_back({c, {}, (const unsigned char*)rows, chunk});
+  for (int r = 0; r < 2; ++r) memcpy(groups.back().back().a[r], shared.a[r * 8 + g], sizeof shared.a[0]);
+  meet_warp();
+}
+inline void commit_groups() { commit(threads[current]->groups); }
+template <int LEFT>
+void wait_for_groups() {
+  const int t = threadIdx.x % 4 * 2;
+  wait<LEFT>(threads[current]->groups, [&](const Multiplication& todo) {
+    for (int n = 0; n < 16; ++n)
+      for (int j = 0; j < 2; ++j) {
+        const int row = n * 8 + t + j;
+        half b[16];
+        for (int k = 0; k < 2; ++k) memcpy(b + k * 8, todo.rows + row * 128 + ((todo.chunk + k) ^ row % 8) * 16, 16);
+        for (int r = 0; r < 2; ++r)
+          for (int k = 0; k < 16; ++k) todo.c[n][r * 2 + j] += todo.a[r][k] * __half2float(b[k]);
+      }
+  });
+}
+inline void fence_groups() {}
+inline void fence_copies() {}
+template <int N>
+void keep(unsigned (&)[N][2][4]) {}
 inline void load_transposed(unsigned& r0, unsigned& r1, const half* row) {
   const int lane = threadIdx.x % 32;
   slot(0, lane) = (uint64_t)row;
@@ -149,6 +209,37 @@ inline void load_transposed(unsigned& r0, unsigned& r1, const half* row) {
     *results[i] = pair[0] | (unsigned)pair[1] << 16;
   }
   meet_warp();
+}
+
+inline void load_matrices(unsigned (&r)[4], const void* row) {
+  const int lane = threadIdx.x % 32;
+  slot(0, lane) = (uint64_t)row;
+  meet_warp();
+  for (int i = 0; i < 4; ++i) memcpy(&r[i], (const unsigned*)slot(0, i * 8 + lane / 4) + lane % 4, 4);
+  meet_warp();
+}
+inline void carry_out(const Copy& copy) {
+  memset(copy.to, 0, copy.bytes);
+  if (copy.valid) memcpy(copy.to, copy.from, copy.bytes);
+}
+template <int BYTES>
+void copy_async(void* to, const void* from, bool valid) {
+  static unsigned random = 1;
+  random = random * 1664525 + 1013904223;
+  auto& copies = threads[current]->copies;
+  if (copies.empty()) copies.emplace_back();
+  const Copy copy = {to, from, BYTES, valid};
+  random >> 31 ? carry_out(copy) : copies.back().push_back(copy);
+}
+inline void commit_copies() { commit(threads[current]->copies); }
+template <int LEFT>
+void wait_for_copies() {
+  wait<LEFT>(threads[current]->copies, carry_out);
+}
+inline unsigned char* shared_bytes(int count) {
+  static std::vector<unsigned char> bytes;
+  bytes.assign(count, 255);  // not a number, until something is written
+  return bytes.data();
 }
 
 static void enter() {
@@ -165,7 +256,7 @@ static void run_blocks(int grid, int count, const std::function<void()>& kernel)
     gridDim.x = grid;
     block = {count};
     warps.assign(count / 32, {32});
-    for (int i = 0; i < count; ++i) threads[i]->begun = threads[i]->done = false;
+    for (int i = 0; i < count; ++i) threads[i]->begun = threads[i]->done = false, threads[i]->copies.clear(), threads[i]->groups.clear();
     volatile int left = count;
     while (left) {
       left = 0;

@@ -1,8 +1,9 @@
 """Run in envs/mlc: what the engine makes of an artifact, for transformers_checks.py.
 
-    python engine_run.py ARTIFACT IDS.json PROMPT TOKENS OUT.npz [--threads 1] [--gpu-model]
+    python engine_run.py ARTIFACT IDS.json PROMPT TOKENS OUT.npz [--threads 1] [--gpu-model] [--warpgroups]
 
-With --gpu-model the GPU's model, float16, runs instead: its kernels' sources and all else compiled for this processor.
+With --gpu-model the GPU's model, float16, runs instead: its kernels' sources and all else compiled for this processor;
+with --warpgroups as for a GPU that has instructions for them.
 """
 
 import argparse
@@ -21,6 +22,7 @@ arguments.add_argument("tokens", type=int)
 arguments.add_argument("out", type=Path)
 arguments.add_argument("--threads", type=int, default=1)
 arguments.add_argument("--gpu-model", action="store_true")
+arguments.add_argument("--warpgroups", action="store_true")
 options = arguments.parse_args()
 if options.gpu_model:
     os.environ["TVM_USE_RUNTIME_LIB"] = "0"
@@ -41,8 +43,8 @@ if options.gpu_model:
 
     served = architecture.of_artifact(options.artifact)
     shape = served.architecture
-    kernels = cuda_on_cpu.Kernels()
-    model = cuda.Model(shape)
+    kernels = cuda_on_cpu.Kernels(options.warpgroups)
+    model = cuda.Model(shape, options.warpgroups)
     module, _ = model.export_tvm(spec=model.get_default_spec())[:2]
     kernels.load(options.out.parent)
     machine = VirtualMachine(tvm.compile(module, library.cpu_target()), tvm.cpu())

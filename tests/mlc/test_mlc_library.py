@@ -93,13 +93,22 @@ def test_the_library_calculates_what_transformers_does(name: str, build: Callabl
     assert facts["weight_bytes"] == bytes_per_token(small_models.MODELS[name])
 
 
-@pytest.mark.parametrize("name", ["llama3", "qwen2"])
-def test_the_gpus_model_calculates_the_same(name: str, build: Callable, compare: Callable) -> None:
+@pytest.mark.parametrize(("name", "options"), [("llama3", []), ("qwen2", ["--warpgroups"])])
+def test_the_gpus_model_calculates_the_same(name: str, options: list[str], build: Callable, compare: Callable) -> None:
     """Its kernels' sources, run thread by thread on this processor: many positions at once, one by one, over seams."""
-    facts = compare(build(small_models.MODELS[name]), "--gpu-model")
+    facts = compare(build(small_models.MODELS[name]), "--gpu-model", *options)
     assert facts["error"] < 1e-2
     assert facts["positions"] == 75
     assert all(margin < 1e-2 for margin in facts["wrong_margins"])
+
+
+def test_products_of_many_positions(mlc_python: Path, call: Callable, tmp_path: Path) -> None:
+    """The kernel's sources for every size of block, in both ways, at seams of rows, positions and inputs."""
+    result = call(mlc_python, HERE / "products_checks.py", tmp_path)
+    assert result.returncode == 0, result.stderr
+    errors = json.loads(result.stdout.splitlines()[-1])
+    assert len(errors) == 25
+    assert max(errors.values()) < 1e-2, errors
 
 
 def test_threads_change_nothing(build: Callable, compare: Callable) -> None:
