@@ -4,6 +4,7 @@ PYTHON ?= python3
 CORES ?= $(shell getconf _NPROCESSORS_ONLN)
 BIN := .venv/bin
 BOOTSTRAP := .venv/.complete
+RUNS := results/demo# whose tables the README shows
 ENVS := bootstrap tools torch gptqmodel autogptq mlc
 
 .PHONY: report test lint format pins record readme clean
@@ -21,7 +22,7 @@ lint: $(BOOTSTRAP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile rules
-	$(BIN)/python scripts/update_readme.py README.md results/demo/results.json --check
+	$(BIN)/python scripts/update_readme.py README.md $(RUNS) --check
 
 format: $(BOOTSTRAP)
 	$(BIN)/ruff check --fix .
@@ -54,7 +55,7 @@ record: report
 	$(MAKE) readme
 
 readme:
-	$(BIN)/python scripts/update_readme.py README.md results/demo/results.json
+	$(BIN)/python scripts/update_readme.py README.md $(RUNS)
 
 clean:
 	rm -rf artifacts envs/*/ .snakemake

@@ -17,7 +17,11 @@ INTERPRETERS = config["interpreters"] if isinstance(config.get("interpreters"), 
 ENVS = [pins.stem for pins in sorted(Path("envs").glob("*.txt"))]
 
 # Only what downloads may ask the hub: whatever another job needs is among its inputs.
-shell.prefix("set -euo pipefail; export ASKED_OFFLINE=${{HF_HUB_OFFLINE:-0}} HF_HUB_OFFLINE=1; ")
+# Libraries that look for a GPU when imported must not start CUDA before devices.card has chosen one.
+shell.prefix(
+    "set -euo pipefail; "
+    "export ASKED_OFFLINE=${{HF_HUB_OFFLINE:-0}} HF_HUB_OFFLINE=1 PYTORCH_NVML_BASED_CUDA_CHECK=1; "
+)
 ASK_THE_HUB = "HF_HUB_OFFLINE=$ASKED_OFFLINE "
 
 

@@ -85,7 +85,7 @@ def main() -> None:
     with publish(options.dst, source=options.src) as folder:
         folder.mkdir()
         if tool == "mlc_llm":
-            device = devices.resolve(options.device) if options.library else None
+            device = devices.resolve(options.device, hold=False) if options.library else None
             mlc_llm_tool.convert(options.mlc_llm_python, source, config, folder, options.quantization, device)
             version = mlc_llm_tool.version(options.mlc_llm_python)
         else:

@@ -28,7 +28,7 @@ def main() -> None:
 
     path = options.model / "config.json" if options.model.is_dir() else options.model
     shape = architecture.of(source_config.read(shards.read_json(path), path), path)
-    device = "cuda" if options.arch else devices.resolve(options.device)
+    device = "cuda" if options.arch else devices.resolve(options.device, hold=False)
     target = library.cuda_target(options.arch) if device == "cuda" else library.cpu_target()
     cached = options.cache and options.cache / f"{library.key(shape, target)}.so"
     with publish(options.out) as partial:

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Put a run's table into the README, between its markers; with --check, say whether it still is what the files say.
+"""Put runs' tables into the README, each between its markers; with --check, say whether they have drifted.
 
-python scripts/update_readme.py README.md results/demo/results.json [--check]
+    python scripts/update_readme.py README.md results/demo [results/…] [--check]
+
+A run is a folder with results.json; its markers are `<!-- results/demo: by make readme -->` and `<!-- end -->`.
 """
 
 import json
@@ -10,46 +12,62 @@ from pathlib import Path
 from typing import Any
 
 from common.program import UserError, parser, run
-from reporting.numbers import number, size
+from reporting.numbers import MISSING, number, size
 
-BEGIN = "<!-- results: written by `make readme` -->"
-END = "<!-- end of results -->"
-HEADINGS = (
-    *("format", "runs in", "tokens/s (95%)", "perplexity", "over the reference (95%, paired)", "mean KL, nats"),
-    *("same first choice", "TTFT, ms", "TPOT, ms", "bits/weight", "size", "Pareto front"),
-)
+END = "<!-- end -->"
 
 
-def line(row: Mapping[str, Any], reference: str) -> str:
-    """One row of the Markdown table."""
+def over_reference(row: Mapping[str, Any], reference: str) -> str:
+    """Perplexity over the reference's, with its paired interval."""
     ratio = row["perplexity_ratio"]
-    if row["format"] == reference or ratio is None:
-        relative = "the reference" if ratio else number(None)
-    elif ratio["tie"]:
-        relative = "a tie"
-    else:
-        relative = f"{number(ratio['ratio'], 5)} ({number(ratio['low'], 5)} to {number(ratio['high'], 5)})"
-    rate = (row["tokens_per_second"], row["tokens_per_second_low"], row["tokens_per_second_high"])
-    threads = f", {row['threads']} thread{'s' if row['threads'] > 1 else ''}" if row["threads"] else ""
-    cells = (
-        f"`{row['format']}`",
-        f"{row['engine']}, {row['compute_type']}{threads}",
-        "{} ({} to {})".format(*(number(value, 3) for value in rate)),
-        number(row["perplexity"]),
-        relative,
-        number(row["kld_mean"], 3),
-        number(None) if row["top1_agreement"] is None else f"{number(row['top1_agreement'] * 100, 3)}%",
-        number(row["ttft_ms_p50"], 3),
-        number(row["tpot_ms_p50"], 3),
-        number(row["bits_per_weight"], 3),
-        size(row["size_bytes"]),
-        {True: "yes", False: "no", None: number(None)}[row["pareto"]],
-    )
-    return "| " + " | ".join(cells) + " |"
+    if ratio is None:
+        return MISSING
+    if row["format"] == reference:
+        return "the reference"
+    return "a tie" if ratio["tie"] else interval(ratio["ratio"], ratio["low"], ratio["high"], digits=5)
+
+
+def interval(value: float, low: float, high: float, digits: int = 3) -> str:
+    """A figure and its 95% interval."""
+    return f"{number(value, digits)} ({number(low, digits)} to {number(high, digits)})"
+
+
+def runs_in(row: Mapping[str, Any]) -> str:
+    """Engine, arithmetic, and how a token was decoded or by how many threads."""
+    threads = row["threads"] and f"{row['threads']} thread{'s' if row['threads'] > 1 else ''}"
+    return ", ".join(filter(None, (row["engine"], row["compute_type"], threads or row["mode"])))
+
+
+def other_modes(row: Mapping[str, Any]) -> str:
+    """Tokens a second in the ways that are not the row's own."""
+    ways = [(way["mode"], way["refused"] or number(way["tokens_per_second"], 3)) for way in row["other_modes"]]
+    return "; ".join(f"{mode} {figure}" for mode, figure in ways) or MISSING
+
+
+def cells(row: Mapping[str, Any], reference: str) -> dict[str, str]:
+    """A row of the table: heading -> cell."""
+    agreement, cuda = row["top1_agreement"], row["device_details"]["device"] == "cuda"
+    return {
+        "model": row["model"],
+        "format": f"`{row['format']}`",
+        "runs in": runs_in(row),
+        "tokens/s (95%)": interval(*(row[f"tokens_per_second{end}"] for end in ("", "_low", "_high"))),
+        "other modes": other_modes(row),
+        "of the bandwidth": f"{row['bandwidth_fraction']:.0%}" if cuda else MISSING,
+        "perplexity": number(row["perplexity"]),
+        "over the reference (95%, paired)": over_reference(row, reference),
+        "mean KL, nats": number(row["kld_mean"], 3),
+        "same first choice": MISSING if agreement is None else f"{number(agreement * 100, 3)}%",
+        "TTFT, ms": number(row["ttft_ms_p50"], 3),
+        "TPOT, ms": number(row["tpot_ms_p50"], 3),
+        "bits/weight": number(row["bits_per_weight"], 3),
+        "size": size(row["size_bytes"]),
+        "Pareto front": {True: "yes", False: "no", None: MISSING}[row["pareto"]],
+    }
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """The Markdown between the markers: what was measured, on what, and the rows."""
+    """The Markdown between the markers: what was measured, on what, and the rows; empty columns are left out."""
     first = results["rows"][0]
     latency, quality = first["protocol"]["latency"], first["protocol"]["quality"]
     protocol = (
@@ -60,27 +78,32 @@ def table(results: Mapping[str, Any]) -> str:
         protocol += (
             f"; perplexity by `{quality['perplexity']}` over {quality['windows']} windows of {quality['window']} tokens"
         )
-    rows = [line(row, results["config"]["reference"]) for row in results["rows"]]
-    heading = "| " + " | ".join(HEADINGS) + " |\n|" + "---|" * len(HEADINGS)
-    return "\n".join([f"{protocol}.", "", heading, *rows])
+    rows = [cells(row, results["config"]["reference"]) for row in results["rows"]]
+    headings = [heading for heading in rows[0] if any(row[heading] != MISSING for row in rows)]
+    if len({row["model"] for row in rows}) == 1:
+        headings.remove("model")
+    lines = [headings, ["---"] * len(headings), *([row[heading] for heading in headings] for row in rows)]
+    return "\n".join([f"{protocol}.", "", *("| " + " | ".join(line) + " |" for line in lines)])
 
 
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("readme", type=Path)
-    arguments.add_argument("results", type=Path, help="results.json of a run")
+    arguments.add_argument("runs", type=Path, nargs="+", help="folders with results.json")
     arguments.add_argument("--check", action="store_true", help="change nothing; fail where the README has drifted")
     options = arguments.parse_args()
 
-    text = options.readme.read_text(encoding="utf-8")
-    if BEGIN not in text or END not in text:
-        raise UserError(f"{options.readme}: lacks the markers {BEGIN!r} and {END!r}; put them back")
-    before, rest = text.split(BEGIN, 1)
-    after = rest.split(END, 1)[1]
-    results = json.loads(options.results.read_text(encoding="utf-8"))
-    updated = f"{before}{BEGIN}\n{table(results)}\n{END}{after}"
+    text = updated = options.readme.read_text(encoding="utf-8")
+    for folder in options.runs:
+        begin = f"<!-- {folder.as_posix()}: by make readme -->"
+        before, found, rest = updated.partition(begin)
+        _, closed, after = rest.partition(END)
+        if not (found and closed):
+            raise UserError(f"{options.readme}: lacks the markers {begin!r} and {END!r}; put them back")
+        results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        updated = f"{before}{begin}\n{table(results)}\n{END}{after}"
     if options.check and updated != text:
-        raise UserError(f"{options.readme}: its table is not what {options.results} says; run make readme")
+        raise UserError(f"{options.readme}: its tables are not what the runs measured; run make readme")
     if not options.check:
         options.readme.write_text(updated, encoding="utf-8")
 

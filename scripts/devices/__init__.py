@@ -6,19 +6,28 @@ Nothing here needs an engine's libraries: CUDA is asked through the driver's own
 from typing import Any
 
 from common.program import UserError
-from devices import cpu, cuda
+from devices import card, cpu, cuda
 
 CHOICES = ("auto", "cpu", "cuda")
 
 
-def resolve(choice: str) -> str:
-    """`cpu` or `cuda` for a choice of the config. Raises `UserError` for a GPU that is not there."""
+def resolve(choice: str, hold: bool = True) -> str:
+    """`cpu` or `cuda` for a choice of the config.
+
+    With `hold`, a GPU is then this job's alone (`devices.card`). Raises `UserError` for a GPU that is not there.
+    """
     if choice not in CHOICES:
         raise UserError(f"device {choice!r}: unknown; one of {', '.join(CHOICES)}")
+    if choice == "cpu":
+        return choice
+    if hold:
+        card.hold()
     missing = cuda.why_missing()
     if choice == "cuda" and missing:
         raise UserError(f"device cuda is not there: {missing}; set device: cpu, or auto")
-    return "cpu" if choice == "cpu" or missing else "cuda"
+    if hold and not missing and cuda.count() > 1:
+        raise UserError("CUDA was started before this job chose one of several GPUs; set CUDA_VISIBLE_DEVICES to one")
+    return "cpu" if missing else "cuda"
 
 
 def describe(device: str, threads: int) -> dict[str, Any]:

@@ -32,10 +32,13 @@ def why_missing() -> str | None:
     except OSError:
         return "no NVIDIA driver (libcuda.so.1) on this machine"
     status = driver.cuInit(0)
-    count = ctypes.c_int()
-    if status or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
-        return f"the NVIDIA driver sees no GPU (cuInit: {status})"
-    return None
+    return None if not status and count() else f"the NVIDIA driver sees no GPU (cuInit: {status})"
+
+
+def count() -> int:
+    """GPUs that this process sees; CUDA was initialised before."""
+    number = ctypes.c_int()
+    return 0 if _driver().cuDeviceGetCount(ctypes.byref(number)) else number.value
 
 
 def _nvml_device() -> tuple[Any, Any]:
