@@ -11,7 +11,7 @@ from tvm import te, tirx
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op, spec
 
-from mlc import cuda_attention, cuda_matrices, cuda_products, cuda_vectors, model
+from mlc import cuda_attention, cuda_attention_many, cuda_matrices, cuda_products, cuda_vectors, model
 from mlc.architecture import GROUP, Architecture
 from mlc.cuda_kernel import call
 from mlc.cuda_products import Epilogue
@@ -106,9 +106,9 @@ class Cache:
             self.counter, self.keys, self.values, _, out = results
             return out
         arguments = [qkv, frequency, self.position, self.keys, self.values, number]
-        self.keys, self.values, queries = call("append", cuda_attention.append(*sizes), arguments, [out], [3, 4])
+        self.keys, self.values, queries = call("append", cuda_attention_many.append(*sizes), arguments, [out], [3, 4])
         arguments = [queries, self.position, self.keys, self.values, number]
-        return call("attend_many", cuda_attention.attend_many(*sizes), arguments, [out])
+        return call("attend_many", cuda_attention_many.attend_many(*sizes), arguments, [out])
 
 
 class Model(Decoder):

@@ -56,12 +56,16 @@ def compare(mlc_python: Path, torch_python: Path, call: Callable, tmp_path: Path
     """What the engine says of itself, and how far its logits and tokens are from transformers'."""
 
     def run(
-        artifact: Path, *options: object, ids: list[int] | None = None, config: Path | None = None
+        artifact: Path,
+        *options: object,
+        ids: list[int] | None = None,
+        config: Path | None = None,
+        new_tokens: int = 200,
     ) -> dict[str, Any]:
         random = np.random.default_rng(0).integers(2, 300, 75).tolist()
         (tmp_path / "ids.json").write_text(json.dumps(ids or random))
         out = tmp_path / "facts.npz"
-        ran = call(mlc_python, HERE / "engine_run.py", artifact, tmp_path / "ids.json", 11, 200, out, *options)
+        ran = call(mlc_python, HERE / "engine_run.py", artifact, tmp_path / "ids.json", 11, new_tokens, out, *options)
         assert ran.returncode == 0, ran.stderr
         compared = call(torch_python, HERE / "transformers_checks.py", artifact, config or artifact, out)
         assert compared.returncode == 0, compared.stderr
@@ -96,10 +100,19 @@ def test_the_library_calculates_what_transformers_does(name: str, build: Callabl
 @pytest.mark.parametrize(("name", "options"), [("llama3", []), ("qwen2", ["--warpgroups"])])
 def test_the_gpus_model_calculates_the_same(name: str, options: list[str], build: Callable, compare: Callable) -> None:
     """Its kernels' sources, run thread by thread on this processor: many positions at once, one by one, over seams."""
-    facts = compare(build(small_models.MODELS[name]), "--gpu-model", *options)
+    facts = compare(build(small_models.MODELS[name]), "--gpu-model", *options, new_tokens=60)
     assert facts["error"] < 1e-2
     assert facts["positions"] == 75
     assert all(margin < 1e-2 for margin in facts["wrong_margins"])
+
+
+def test_attention_of_one_position(mlc_python: Path, call: Callable, tmp_path: Path) -> None:
+    """The kernel's sources, with one block for a head, with several, and with several heads for one key."""
+    result = call(mlc_python, HERE / "attention_checks.py", tmp_path)
+    assert result.returncode == 0, result.stderr
+    results = json.loads(result.stdout.splitlines()[-1])
+    assert len(results) == 6
+    assert all(error < 2e-3 and counters == 0 for error, counters in results)
 
 
 def test_products_of_many_positions(mlc_python: Path, call: Callable, tmp_path: Path) -> None:
