@@ -17,8 +17,8 @@ from common.program import UserError
 from engines import Engine
 from metrics import perplexity
 
-PIECES = 4  # of the text, evenly spread
-LENGTH = 12  # tokens of each
+PIECES = 8  # of the text, evenly spread
+LENGTH = 4  # tokens of each: a token more before them changes the first answers most
 TOP = 16  # most likely tokens that are kept of each row; the others count as one
 CLEARLY = 0.5  # a rival explanation must leave less than so much of the distance
 STARTS = 8  # tokens that decoding starts from
@@ -117,8 +117,7 @@ def check_logits(engine: Engine, ids: list[int], reference: Mapping[str, Any] | 
 def check_decoding(engine: Engine, texts: Sequence[list[int]], added: int) -> None:
     """Compare the tokens that an engine decodes with its own logits. Raises `UserError` where they do not fit.
 
-    Decoding starts from single tokens of `texts`, since a token that is added before one is seen best there. A few
-    tokens may differ: an end of sequence is never chosen, and ties go either way.
+    Decoding starts from single tokens of `texts`, since a token that is added before one is seen best there.
     """
     known = list(dict.fromkeys(token for text in texts for token in text[1:]))
     places = np.linspace(0, len(known) - 1, STARTS).astype(int)
@@ -126,6 +125,7 @@ def check_decoding(engine: Engine, texts: Sequence[list[int]], added: int) -> No
     for start in dict.fromkeys(known[place] for place in places):
         chosen = [token for token, _ in engine.prefill_decode([start], DECODED)]
         own, shifted = rows(engine, [start, *chosen]), rows(engine, [added, start, *chosen])
+        own[:, engine.stop_ids] = shifted[:, engine.stop_ids] = -np.inf  # as in decoding
         gaps["as given"].append(_gap(own[:DECODED], chosen))
         gaps["late"].append(_gap(own[1:], chosen))
         gaps["early"].append(_gap(own[: DECODED - 1], chosen[1:]))

@@ -22,6 +22,7 @@ class Engine(Protocol):
     compute_type: str  # what it really calculates in, asked of the library
     modes: tuple[str, ...]  # how it can decode this artifact on this device, the plain way first
     mode: str  # the one in use, `modes[0]` at first; setting it chooses another
+    stop_ids: list[int]  # tokens that end a sequence, which it never chooses
 
     def __init__(self, artifact: Path, device: str, threads: int) -> None:
         """Load `artifact` on `device` (`cpu` or `cuda`) with `threads` CPU threads.

@@ -46,6 +46,8 @@ class Engine:
         self.compute_type = self.generator.compute_type
         # generation takes tokens as strings; position in this list is the id
         self.vocabulary: list[str] = json.loads((artifact / "vocabulary.json").read_text(encoding="utf-8"))
+        stop = json.loads((artifact / "config.json").read_text(encoding="utf-8")).get("eos_token")
+        self.stop_ids = [self.vocabulary.index(stop)] if stop in self.vocabulary else []
 
     def prefill_decode(self, ids: list[int], n: int) -> Iterator[tuple[int, float]]:
         for (token,), at in self.decode_batch([ids], n):
