@@ -21,8 +21,8 @@ from common.program import UserError
 sys.path.append(str(REPO / "tests/harness/engines"))
 import fake
 
-PREFILL, STEP = 0.004, 0.03  # seconds a token; long beside what a busy machine makes a token late by
-NEW_TOKENS = 20
+PREFILL, STEP = 0.01, 0.06  # seconds a token; long beside what a busy machine makes a token late by
+NEW_TOKENS = 10
 RUN = REPO / "tests/harness/run.py"
 WITHIN = 0.01
 
@@ -58,7 +58,7 @@ def latency(harness: Callable, tmp_path: Path, does: dict[str, Any], *options: o
 
 
 def test_known_delays_come_out_within_one_percent(harness: Callable, tmp_path: Path) -> None:
-    options = ("--prompt-tokens", 80, 101, "--batch-sizes", 1, 4)
+    options = ("--prompt-tokens", 80, 111, "--batch-sizes", 4)
     for _ in range(3):  # what the harness itself says was disturbed does not count
         found = latency(harness, tmp_path, {"prefill": PREFILL, "step": STEP}, *options)
         if not found["interference"]:
@@ -78,11 +78,10 @@ def test_known_delays_come_out_within_one_percent(harness: Callable, tmp_path: P
     assert longer["tpot_ms_p50"] == pytest.approx(STEP * 1000, rel=WITHIN)
     assert longer["prefill_tokens_per_second"] == pytest.approx(1 / PREFILL, rel=WITHIN)
     assert len(longer["runs"]) == 2
-    assert beyond["skipped"] == "with 20 new tokens it exceeds the model's context of 120"
+    assert beyond["skipped"] == "with 10 new tokens it exceeds the model's context of 120"
 
-    one, four = found["batches"]
+    (four,) = found["batches"]
     seconds = 60 * PREFILL + (NEW_TOKENS - 1) * STEP
-    assert one["tokens_per_second"] == pytest.approx(NEW_TOKENS / seconds, rel=WITHIN)
     assert four["tokens_per_second"] == pytest.approx(4 * NEW_TOKENS / seconds, rel=WITHIN)
     assert all(len(run["token_seconds"]) == NEW_TOKENS for run in found["runs"] + four["runs"])
 
@@ -103,7 +102,7 @@ def test_a_busy_host_marks_the_row(harness: Callable, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("fewer", "the engine returned 19 tokens where 20 were asked for"),
+        ("fewer", "the engine returned 9 tokens where 10 were asked for"),
         ("bos-in-decoding", "it adds a token (a beginning of sequence?) before the prompt when it decodes"),
         ("bos-row", "it adds a token of its own (a beginning of sequence?)"),
         ("late", "its logits are shifted by one: a token's row holds what follows the token before it"),

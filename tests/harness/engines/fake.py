@@ -14,6 +14,7 @@ import numpy as np
 
 VOCAB = 40
 BOS = 0
+SPIN = 0.002  # seconds
 FAULTS = ("fewer", "bos", "bos-in-logits", "bos-row", "bos-shifts", "bos-in-decoding", "late", "early", "random-tokens")
 
 
@@ -46,7 +47,9 @@ class Engine:
             chosen = [int(model(added + text, self.noise)[-1].argmax()) for text in texts]
             if self.fault == "random-tokens":
                 chosen = [(token + number) % VOCAB for token in chosen]
-            while time.perf_counter() < due:  # not sleep, which comes late by as much as it likes
+            # sleep comes late; who spins all the time has used up its share of a busy processor when the token is due
+            time.sleep(max(0.0, due - time.perf_counter() - SPIN))
+            while time.perf_counter() < due:
                 pass
             yield chosen, time.perf_counter()
             due += self.step
