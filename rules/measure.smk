@@ -8,6 +8,7 @@ rule latency:
         env=lambda wc: environment(FORMATS[wc.format].env),
         artifact="artifacts/{model}/{format}",
         prompts="artifacts/{model}/tokens/prompts.json",
+        evaluation="artifacts/{model}/tokens/evaluation.json",
     output:
         "artifacts/{model}/latency/{format}.json",
     log:
@@ -25,10 +26,13 @@ rule latency:
         repeats=STUDY["latency"]["repeats"],
         processes=STUDY["latency"]["processes"],
         decode=STUDY["latency"]["decode"],
+        prompt_tokens=STUDY["latency"]["prompt_tokens"],
+        batch_sizes=STUDY["latency"]["batch_sizes"],
     shell:
         "{params.python:q} {input.program[0]} {input.artifact} {output} --engine {params.engine} --prompts {input.prompts}"
         " --device {params.device} --threads {threads} --new-tokens {params.new_tokens} --repeats {params.repeats}"
-        " --processes {params.processes} --decode {params.decode} 2> {log}"
+        " --processes {params.processes} --decode {params.decode} --evaluation {input.evaluation}"
+        " --prompt-tokens {params.prompt_tokens} --batch-sizes {params.batch_sizes} 2> {log}"
 
 
 rule reference_logits:
@@ -88,6 +92,7 @@ rule quality:
         artifact="artifacts/{model}/{format}",
         evaluation="artifacts/{model}/tokens/evaluation.json",
         reference=rules.reference_logits.output[0],
+        gate=rules.gate_reference.output[0],
     output:
         "artifacts/{model}/quality/{format}.json",
         "artifacts/{model}/quality/{format}.npz",
@@ -104,5 +109,5 @@ rule quality:
     shell:
         "{params.python:q} {input.program[0]} {input.artifact} {output[0]} --engine {params.engine}"
         " --protocol {params.protocol}"
-        " --evaluation {input.evaluation} --reference {input.reference}"
+        " --evaluation {input.evaluation} --reference {input.reference} --gate {input.gate}"
         " --device {params.device} --threads {threads} 2> {log}"

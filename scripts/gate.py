@@ -15,7 +15,7 @@ import numpy as np
 
 import devices
 import engines
-from common import scoring
+from common import alignment, scoring
 from common.program import UserError, parser, run
 from common.publish import publish_json
 from devices import cpu
@@ -34,6 +34,7 @@ def main() -> None:
     device = devices.resolve(options.device)
     text = scoring.read_text(options.evaluation, options.protocol).first(WINDOWS)
     engine = engines.load(options.engine, options.artifact, device, min(options.threads, cpu.available_threads()))
+    answers = alignment.examine(engine, options.artifact, text.ids, options.reference)
     total = 0.0
     for chunk in scoring.chunks(engine, text):
         scores = perplexity.log_softmax(chunk.logits)
@@ -48,7 +49,7 @@ def main() -> None:
                 f"{options.factor:g} times the reference's {theirs:.4g}; it is broken, or quality_gate is too strict"
             )
         found |= {"reference": theirs, "factor": options.factor}
-    publish_json(options.out, found)
+    publish_json(options.out, found | answers)
 
 
 if __name__ == "__main__":

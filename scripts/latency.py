@@ -4,11 +4,12 @@
     python scripts/latency.py ARTIFACT OUT --engine transformers --prompts prompts.json
 
 Each of --processes fresh processes loads the artifact, decodes the longest prompt and the beginning of the others to
-warm up, and then every prompt --repeats times. On a CPU the first process also tries how many threads decode fastest:
-small models lose far more at the threads' barriers than they win. Where the engine has other ways to decode (captured
-in a CUDA graph), each has processes of its own, and counts only if its tokens are the same. A token's time is when it
-was on the host. OUT is a JSON file with every raw time, the summary (TTFT, TPOT, tokens/s with its interval), memory,
-and the device's copy bandwidth, measured here.
+warm up, and then every prompt --repeats times; then prompts of --prompt-tokens tokens and batches of --batch-sizes, cut
+from --evaluation. On a CPU the first process also tries how many threads decode fastest: small models lose far more at
+the threads' barriers than they win. Where the engine has other ways to decode (captured in a CUDA graph), each has
+processes of its own, and counts only if its tokens are the same. A token's time is when it was on the host. OUT is a
+JSON file with every raw time, the summary (TTFT, TPOT, tokens/s with its interval), memory, energy, what disturbed the
+measurement, and the device's copy bandwidth, measured here.
 """
 
 import argparse
@@ -16,92 +17,17 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 import devices
-import engines
 from common import manifest
 from common.program import UserError, parser, run
 from common.publish import publish_json
-from devices import cpu, cuda
+from devices import cpu
+from devices.monitor import Monitor
 from metrics import METRICS_VERSION, latency
-
-WARM_UP_TOKENS = 2  # after each prompt
-TRIAL_TOKENS = 64  # tokens of one trial of a number of threads
-TRIALS = 3
-TRIAL_NOISE = 0.1  # relative
-
-
-def timed_tokens(engine: engines.Engine, ids: list[int], n: int) -> tuple[list[int], list[float]]:
-    """Decode n tokens; return them and the seconds from the start to each.
-
-    Raises `UserError` unless n came, at times that can be.
-    """
-    start = time.perf_counter()
-    stamped = list(engine.prefill_decode(ids, n))
-    end = time.perf_counter()
-    if len(stamped) != n:
-        raise UserError(f"the engine returned {len(stamped)} tokens where {n} were asked for: its times do not count")
-    stamps = [start, *(at for _, at in stamped), end]
-    if any(later < earlier for earlier, later in pairwise(stamps)):
-        raise UserError("the engine stamped its tokens with times that cannot be: its times do not count")
-    return [token for token, _ in stamped], [at - start for _, at in stamped]
-
-
-def fastest_threads(options: argparse.Namespace, candidates: list[int], ids: list[int]) -> int:
-    """Of several numbers of CPU threads the largest that decodes about as fast as the fastest.
-
-    Each decodes `TRIAL_TOKENS` tokens `TRIALS` times, of which the best counts; `TRIAL_NOISE` is not worth a change.
-    """
-    if len(candidates) == 1:
-        return candidates[0]
-    seconds = {}
-    for threads in candidates:
-        engine = engines.load(options.engine, options.artifact, "cpu", threads)
-        seconds[threads] = min(timed_tokens(engine, ids, TRIAL_TOKENS)[1][-1] for _ in range(TRIALS))
-        engine.close()
-    return max(threads for threads in candidates if seconds[threads] <= min(seconds.values()) * (1 + TRIAL_NOISE))
-
-
-def measure_here(options: argparse.Namespace, device: str) -> dict[str, Any]:
-    """Load, warm up and measure in this process; returns raw runs and what the engine says of itself."""
-    prompts = [prompt["ids"] for prompt in json.loads(options.prompts.read_text(encoding="utf-8"))["prompts"]]
-    threads = fastest_threads(options, options.process_threads, prompts[0])
-    started = time.perf_counter()
-    engine = engines.load(options.engine, options.artifact, device, threads)
-    engine.mode = options.process_mode or engine.modes[0]
-    load_seconds = time.perf_counter() - started
-    runs, outputs = [], [[] for _ in prompts]
-    total = 1 + options.repeats * len(prompts)
-    with tqdm(total=total, desc=f"{engine.mode}, process {options.process}", mininterval=1) as bar:
-        timed_tokens(engine, max(prompts, key=len), options.new_tokens)
-        for ids in prompts:  # libraries choose and load kernels for each length that they meet
-            timed_tokens(engine, ids, WARM_UP_TOKENS)
-        bar.update()
-        for repeat in range(options.repeats):
-            for number, ids in enumerate(prompts):
-                tokens, seconds = timed_tokens(engine, ids, options.new_tokens)
-                outputs[number].append(tokens)
-                runs.append({"repeat": repeat, "prompt": number, "token_seconds": [round(s, 7) for s in seconds]})
-                bar.update()
-    peak = cuda.used_bytes() if device == "cuda" else manifest.peak_rss_bytes()
-    return {
-        "runs": [{"process": options.process} | each for each in runs],
-        "outputs": outputs,
-        "threads": threads,
-        "load_seconds": load_seconds,
-        "peak_memory_bytes": peak,
-        "weight_bytes_per_token": engine.weight_bytes(),
-        "compute_type": engine.compute_type,
-        "mode": engine.mode,
-        "modes": engine.modes,
-        "versions": engine.versions(),
-    }
+from timing import process, variants
 
 
 def check_length(options: argparse.Namespace) -> None:
@@ -115,31 +41,35 @@ def check_length(options: argparse.Namespace) -> None:
         )
 
 
-def measure_apart(options: argparse.Namespace, process: int, mode: str | None, threads: list[int]) -> dict[str, Any]:
-    """Run this program as one process that measures. Where it fails, its own line says why."""
+def measure_apart(
+    options: argparse.Namespace, device: str, number: int, mode: str | None, threads: list[int]
+) -> dict[str, Any]:
+    """Run this program as one process that measures, and watch the device. Where it fails, its own line says why."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "process.json"
-        command = [sys.executable, *sys.argv, "--process", str(process), "--process-out", str(out)]
+        command = [sys.executable, *sys.argv, "--process", str(number), "--process-out", str(out)]
         command += ["--process-threads", *map(str, threads), *(["--process-mode", mode] if mode else [])]
-        status = subprocess.run(command).returncode
+        with Monitor(device) as monitor:
+            status = subprocess.run(command).returncode
         if status < 0:
             raise UserError(f"{options.artifact}: its process was killed by signal {-status}; was memory short?")
         if status:
             sys.exit(status)
-        return json.loads(out.read_text(encoding="utf-8"))
+        found = json.loads(out.read_text(encoding="utf-8"))
+        return found | monitor.observed(found["load"], found["measured"], found["decode_phases"])
 
 
 def measure_all(options: argparse.Namespace, device: str) -> list[list[dict[str, Any]]]:
     """All processes of each way to decode, the plain way first, one process after the other."""
     most = min(options.threads, cpu.available_threads())
-    first = measure_apart(options, 0, None, [most] if device == "cuda" else sorted({1, (most + 1) // 2, most}))
+    first = measure_apart(options, device, 0, None, [most] if device == "cuda" else sorted({1, (most + 1) // 2, most}))
     modes = first["modes"][:1] if options.decode == "eager" else first["modes"]
     return [
         [
             first
-            if mode == first["mode"] and process == 0
-            else measure_apart(options, process, mode, [first["threads"]])
-            for process in range(options.processes)
+            if mode == first["mode"] and number == 0
+            else measure_apart(options, device, number, mode, [first["threads"]])
+            for number in range(options.processes)
         ]
         for mode in modes
     ]
@@ -147,24 +77,38 @@ def measure_all(options: argparse.Namespace, device: str) -> list[list[dict[str,
 
 def summarise(processes: list[dict[str, Any]], bandwidth: float) -> dict[str, Any]:
     """What one way to decode came to: raw samples, summary, and the tokens after each prompt."""
-    runs = [each for process in processes for each in process["runs"]]
+    runs = [run for each in processes for run in each["runs"]]
     samples = [latency.Run(r["process"], r["repeat"], r["prompt"], tuple(r["token_seconds"])) for r in runs]
     summary = latency.summary(samples)
+    memory = {
+        kind: max(each["memory_bytes"][kind] for each in processes)
+        for kind, bytes_ in processes[0]["memory_bytes"].items()
+        if bytes_ is not None
+    }
+    joules = [each["conditions"]["decode_joules"] for each in processes]
+    decoded = sum(len(sample.token_seconds) - 1 for sample in samples)
     summary |= {
-        "peak_memory_bytes": max(process["peak_memory_bytes"] for process in processes),
+        "peak_memory_bytes": memory.get("device", memory["resident"]),
         "bandwidth_fraction": processes[0]["weight_bytes_per_token"] * summary["tokens_per_second"] / bandwidth,
+        "joules_per_token": None if None in joules else sum(joules) / decoded,
     }
     outputs = [
-        [tokens for process in processes for tokens in process["outputs"][number]]
+        [tokens for each in processes for tokens in each["outputs"][number]]
         for number in range(len(processes[0]["outputs"]))
     ]
     return {
         "mode": processes[0]["mode"],
         "summary": summary,
+        "interference": [
+            f"{reason} (process {number})" for number, each in enumerate(processes) for reason in each["interference"]
+        ],
+        "conditions": [each["conditions"] for each in processes],
+        "memory_bytes": memory,
         "deterministic": all(tokens == group[0] for group in outputs for tokens in group),
         "outputs": [group[0] for group in outputs],
         "versions": processes[0]["versions"],
-        "load_seconds": [process["load_seconds"] for process in processes],
+        "load_seconds": [each["load_seconds"] for each in processes],
+        "lengths": [variants.joined(entries) for entries in zip(*(each["lengths"] for each in processes), strict=True)],
         "runs": runs,
     }
 
@@ -182,9 +126,11 @@ def assemble(options: argparse.Namespace, measured: list[list[dict[str, Any]]], 
     """The result file: protocol, and every way to decode; the fastest that counts stands first, in the file itself."""
     ways = [summarise(processes, bandwidth) for processes in measured]
     ways = [way | {"refused": difference(way, ways[0])} for way in ways]
+    for way in ways[1:]:
+        variants.refuse_differences(way["lengths"], ways[0]["lengths"])
     best = max((way for way in ways if not way["refused"]), key=lambda way: way["summary"]["tokens_per_second"])
     prompts = json.loads(options.prompts.read_text(encoding="utf-8"))["prompts"]
-    first = measured[0][0]
+    plain = measured[0]
     return {
         "kind": "latency",
         "metrics_version": METRICS_VERSION,
@@ -196,14 +142,19 @@ def assemble(options: argparse.Namespace, measured: list[list[dict[str, Any]]], 
             "new_tokens": options.new_tokens,
             "repeats": options.repeats,
             "processes": options.processes,
-            "warm_up": f"the longest prompt, full length, and {WARM_UP_TOKENS} tokens after each, in every process",
+            "warm_up": (
+                f"the longest prompt, full length, and {process.WARM_UP_TOKENS} tokens after each, in every process"
+            ),
+            "prompt_tokens": options.prompt_tokens,
+            "batch_sizes": options.batch_sizes,
         },
         "copy_bandwidth_bytes_per_second": bandwidth,
         "prompts": [
             {"text": prompt["text"], "tokens": len(prompt["ids"]), "output_ids": output}
             for prompt, output in zip(prompts, best["outputs"], strict=True)
         ],
-        **{key: first[key] for key in ("compute_type", "weight_bytes_per_token")},
+        "batches": [variants.joined(entries) for entries in zip(*(each["batches"] for each in plain), strict=True)],
+        **{key: plain[0][key] for key in ("compute_type", "weight_bytes_per_token")},
         **{key: value for key, value in best.items() if key not in ("outputs", "refused")},
         "other_modes": [way for way in ways if way is not best],
     }
@@ -223,6 +174,9 @@ def main() -> None:
     arguments.add_argument(
         "--decode", choices=["eager", "captured"], default="captured", help="captured: beside eager, where it can be"
     )
+    arguments.add_argument("--evaluation", type=Path, help="what tokenize_texts.py wrote; the next two cut from it")
+    arguments.add_argument("--prompt-tokens", type=int, nargs="*", default=[], help="lengths of longer prompts")
+    arguments.add_argument("--batch-sizes", type=int, nargs="*", default=[1], help="sequences decoded together")
     arguments.add_argument("--process", type=int, help=argparse.SUPPRESS)  # this program's own calls of itself
     arguments.add_argument("--process-out", type=Path, help=argparse.SUPPRESS)
     arguments.add_argument("--process-mode", help=argparse.SUPPRESS)
@@ -231,7 +185,7 @@ def main() -> None:
 
     device = devices.resolve(options.device)
     if options.process is not None:
-        publish_json(options.process_out, measure_here(options, device))
+        publish_json(options.process_out, process.measure(options, device))
         return
     manifest.read(options.artifact)  # refuses what is no artifact before any work
     check_length(options)

@@ -2,6 +2,7 @@
 """Measure what an artifact lost: perplexity of the evaluation text, and divergence from the reference's predictions.
 
     python scripts/quality.py ARTIFACT OUT --engine ctranslate2 --evaluation evaluation.json --reference logits.npy
+        --gate gate.json
 
 OUT is a JSON file with sums a window (so that intervals and paired differences can be computed from it) and the
 summary; beside it, OUT with the suffix .npz holds NLL, KL divergence and agreement of every position.
@@ -15,7 +16,7 @@ from tqdm import tqdm
 
 import devices
 import engines
-from common import manifest, scoring
+from common import alignment, manifest, scoring
 from common.program import UserError, parser, run
 from common.publish import publish, publish_json
 from devices import cpu, cuda
@@ -83,6 +84,7 @@ def main() -> None:
     arguments = parser(__doc__)
     scoring.add_arguments(arguments)
     arguments.add_argument("--reference", type=Path, required=True, help="what reference_logits.py wrote")
+    arguments.add_argument("--gate", type=Path, required=True, help="what gate.py wrote for the reference")
     options = arguments.parse_args()
 
     device = devices.resolve(options.device)
@@ -91,6 +93,7 @@ def main() -> None:
     text = scoring.read_text(options.evaluation, options.protocol)
     reference = np.load(options.reference, mmap_mode="r")
     engine = engines.load(options.engine, options.artifact, device, threads)
+    alignment.examine(engine, options.artifact, text.ids, options.gate)
     positions = score(engine, text, reference)
     windows, summary = summarise(positions, len(text.windows))
     result = {

@@ -73,11 +73,15 @@ for name, engine_name in (("fp16", "transformers"), ("ct2-float32", "ctranslate2
     engine = engines.load(engine_name, artifacts / name, "cpu", 1)
     tokens, times = zip(*engine.prefill_decode(ids, 60), strict=True)
     gaps = np.diff(times)
+    batch = [ids[:8], ids[1:9], ids[2:10]]
+    together = [list(each) for each in zip(*(step for step, _ in engine.decode_batch(batch, 20)), strict=True)]
+    alone = [[token for token, _ in engine.prefill_decode(each, 20)] for each in batch]
     engines.CHUNK_LOGITS = 16 * 2048  # small chunks, so that their seams are crossed
     parts = list(engine.logits(ids))
     facts[name] = {
         "tokens_equal": list(tokens) == expected,
         "count": len(tokens),
+        "batch_equal": together == alone,
         "median_gap": float(np.median(gaps)),
         "shortest_gap": float(np.quantile(gaps, 0.05)),
         "chunks": [len(part) for part in parts],

@@ -45,7 +45,8 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_defaults_are_filled_in() -> None:
     study = checked({"models": {"demo": {"source": "demo"}}}, SCHEMA, FORMATS | {"ct2-float16": FORMATS["fp16"]}, [])
     assert study["reference"] == "fp16"
-    assert study["latency"] == {"new_tokens": 200, "repeats": 3, "processes": 3, "decode": "captured"}
+    protocol = {"new_tokens": 200, "repeats": 3, "processes": 3, "decode": "captured"}
+    assert study["latency"] == protocol | {"prompt_tokens": [512, 2048], "batch_sizes": [1]}
     assert study["texts"]["prompts"] == "config/prompts.txt"
     assert study["models"]["demo"]["formats"] == ["fp16", "ct2-int8", "ct2-float16"]
 
@@ -103,6 +104,7 @@ def test_texts_of_a_model_of_the_hub() -> None:
         ),
         ({"reference": "only-gpu"}, "models.demo: the reference 'only-gpu' is not among its formats"),
         ({"latency": {"new_tokens": 1}}, "latency.new_tokens: 1 is less than the minimum of 2"),
+        ({"latency": {"batch_sizes": [0]}}, "latency.batch_sizes.0: 0 is less than the minimum of 1"),
         ({"interpreters": {"torhc": "/x"}}, "interpreters: no environment is called 'torhc'; did you mean 'torch'?"),
         ({"texts": {"prompts": "nope.txt"}}, "texts.prompts: nope.txt is not there"),
         ({"texts": {"prompts": "empty.txt"}}, "texts.prompts: empty.txt is empty"),

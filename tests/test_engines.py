@@ -25,6 +25,11 @@ def test_greedy_tokens_are_those_of_generate(facts: dict[str, Any], name: str) -
     assert facts[name]["count"] == 60
 
 
+@pytest.mark.parametrize("name", ["fp16", "ct2-float32"])
+def test_a_batch_gives_each_prompt_the_tokens_that_it_gets_alone(facts: dict[str, Any], name: str) -> None:
+    assert facts[name]["batch_equal"]
+
+
 def test_a_static_cache_gives_the_tokens_of_generate(facts: dict[str, Any]) -> None:
     assert facts["fp16"]["static_tokens_equal"]
 

@@ -12,9 +12,10 @@ import pytest
 
 from common import manifest, scoring
 from common.program import UserError
-from latency import assemble, timed_tokens
+from latency import assemble
 from metrics import perplexity
 from quality import score, summarise
+from timing.decoding import timed_batch, timed_tokens
 
 VOCAB, CONTEXT, TOKENS = 11, 8, 46
 
@@ -141,7 +142,7 @@ def test_too_few_windows_for_an_interval_are_refused(tmp_path: Path) -> None:
 
 
 def test_known_delays_are_measured() -> None:
-    tokens, seconds = timed_tokens(Fake(delay=0.02), [1], 25)
+    _, tokens, seconds = timed_tokens(Fake(delay=0.02), [1], 25)
     assert tokens == list(range(25))
     gaps = np.diff([0, *seconds])
     assert gaps.min() >= 0.02
@@ -159,13 +160,28 @@ def test_an_engine_that_stops_early_is_refused() -> None:
         timed_tokens(Fake(drop=1), [1], 10)
 
 
+def test_a_batch_that_is_not_whole_is_refused() -> None:
+    class Batch:
+        """Three prompts for two steps; the second step lacks one."""
+
+        def decode_batch(self, prompts: list[list[int]], n: int) -> Iterator[tuple[list[int], float]]:
+            yield [1, 2, 3], time.perf_counter()
+            yield [1, 2], time.perf_counter()
+
+    with pytest.raises(UserError, match="returned 5 tokens in 2 steps where 2 for each of 3 prompts were asked for"):
+        timed_batch(Batch(), [[1], [2], [3]], 2)
+
+
 def decoded(mode: str, seconds: float, *outputs: list[int]) -> list[dict]:
     """What one process says that decodes a token every `seconds`."""
     runs = [
         {"process": 0, "repeat": 0, "prompt": number, "token_seconds": [seconds * (i + 1) for i in range(len(tokens))]}
         for number, tokens in enumerate(outputs)
     ]
-    said = {"compute_type": "float16", "versions": {}, "threads": 1, "load_seconds": 1.0, "peak_memory_bytes": 7}
+    said = {"compute_type": "float16", "versions": {}, "threads": 1, "load_seconds": 1.0}
+    said |= {"memory_bytes": {"resident": 7, "device": None, "allocated": None}, "batches": []}
+    said |= {"conditions": {"decode_joules": 8.0}, "interference": [f"noise beside {mode}"]}
+    said |= {"lengths": [{"tokens": 9, "new_tokens": 3, "runs": runs[:1], "output_ids": outputs[-1]}]}
     said |= {"mode": mode, "modes": ["eager", "captured"], "weight_bytes_per_token": 100}
     return [said | {"runs": runs, "outputs": [[tokens] for tokens in outputs]}]
 
@@ -188,12 +204,19 @@ def test_another_way_to_decode_counts_if_its_tokens_are_the_same(
     options = argparse.Namespace(
         artifact=tmp_path, prompts=tmp_path / "prompts.json", engine="fake", new_tokens=3, repeats=1, processes=1
     )
+    options.prompt_tokens, options.batch_sizes = [9], [1]
     ways = [decoded("eager", 0.05, [1, 2, 3], [4, 5, 6]), decoded("captured", seconds, [1, 2, 3], tokens)]
     result = assemble(options, ways, bandwidth=1e4)
     assert result["mode"] == mode
     assert result["summary"]["tokens_per_second"] == pytest.approx(1 / seconds if mode == "captured" else 20)
     assert result["summary"]["bandwidth_fraction"] == pytest.approx(result["summary"]["tokens_per_second"] / 100)
     assert [prompt["output_ids"] for prompt in result["prompts"]] == [[1, 2, 3], [4, 5, 6]]
+    assert result["interference"] == [f"noise beside {mode} (process 0)"]
+    assert result["summary"]["joules_per_token"] == 2  # 8 J in two runs of two tokens after the first
+    assert result["summary"]["peak_memory_bytes"] == 7
+    assert result["memory_bytes"] == {"resident": 7}
     (other,) = result["other_modes"]
+    captured = result if mode == "captured" else other
+    assert ("refused" in captured["lengths"][0]) == bool(refused)
     assert other["mode"] != mode
     assert other["refused"] == refused

@@ -156,7 +156,7 @@ def test_each_gptq_tool_loads_what_the_other_wrote(
     """The folder as it is, with the quality that its own tool's engine has."""
     artifacts = demo / "artifacts/demo"
     options = ("--engine", engine, "--evaluation", artifacts / "tokens/evaluation.json")
-    options += ("--reference", artifacts / "quality/fp16-logits.npy")
+    options += ("--reference", artifacts / "quality/fp16-logits.npy", "--gate", artifacts / "gate.json")
     out = tmp_path / "quality.json"
     result = call(interpreter(engine), "scripts/quality.py", artifacts / name, out, *options)
     assert result.returncode == 0, result.stderr

@@ -34,6 +34,7 @@ def cell(folder: Path, name: str, rate: float, nll: list[float] | None, model: s
     speed |= {"tokens_per_second_low": rate * 0.9, "tokens_per_second_high": rate * 1.1}
     protocol = {"new_tokens": 2, "repeats": 1, "processes": 1}
     latency = {"kind": "latency", "mode": "fake", "other_modes": [], "summary": speed, "protocol": protocol}
+    latency |= {"interference": [], "conditions": [], "lengths": [], "batches": []}
     latency |= {"copy_bandwidth_bytes_per_second": 1.0, "device": {"name": "d", "device": "cpu", "threads": 1}}
     (artifact / "latency").write_text(json.dumps(common | latency))
     if nll is not None:
@@ -105,13 +106,29 @@ def test_what_was_not_measured_is_empty_and_says_why(tmp_path: Path) -> None:
     assert list(line) == list(results.COLUMNS)
     assert line["perplexity"] == line["pareto"] == ""
     assert line["tokens_per_second"] == "10"
+    assert line["interference"] == "none"
+
+
+def test_what_disturbed_a_measurement_marks_its_row(tmp_path: Path) -> None:
+    each = cell(tmp_path, "noisy", 10, None)
+    path = Path(each["latency"])
+    speed = json.loads(path.read_text()) | {"interference": ["a busy host (process 0)", "a busy host (process 1)"]}
+    speed["summary"]["joules_per_token"] = None
+    path.write_text(json.dumps(speed))
+    row = collect(tmp_path, each)["noisy"]
+    assert row["missing"]["joules_per_token"].startswith("the device does not tell its energy")
+    results.write_csv(tmp_path / "r.csv", [row])
+    with (tmp_path / "r.csv").open() as file:
+        (line,) = csv.DictReader(file)
+    assert line["interference"] == "a busy host (process 0); a busy host (process 1)"
+    assert line["joules_per_token"] == ""
 
 
 def test_columns_are_those_of_the_contract() -> None:
     assert ",".join(results.COLUMNS) == (
         "model,format,engine,device,bits_per_weight,size_bytes,perplexity,perplexity_low,perplexity_high,kld_mean,"
         "kld_median,kld_p99,top1_agreement,ttft_ms_p50,tpot_ms_p50,tpot_ms_p99,tokens_per_second,tokens_per_second_low,"
-        "tokens_per_second_high,peak_memory_bytes,bandwidth_fraction,pareto,build_seconds"
+        "tokens_per_second_high,peak_memory_bytes,bandwidth_fraction,pareto,build_seconds,joules_per_token,interference"
     )
 
 
@@ -149,6 +166,9 @@ def test_the_page_shows_hostile_names_as_text(call: Callable, tmp_path: Path, to
         {"mode": "eager", "refused": None, "summary": speed["summary"] | {"tokens_per_second": 1234.0}},
         {"mode": "captured", "refused": hostile, "summary": {}},
     ]
+    speed["interference"] = [hostile]
+    speed["lengths"] = [{"tokens": 512, "ttft_ms_p50": 4321.0, "tpot_ms_p50": 2.0}, {"tokens": 9, "skipped": hostile}]
+    speed["batches"] = [{"batch": 4, "ttft_ms_p50": 1.0, "tokens_per_second": 5678.0}]
     path.write_text(json.dumps(speed))
     (tmp_path / "study.json").write_text(json.dumps(study))
     result = call(tools_python, "scripts/report.py", tmp_path / "study.json", tmp_path / "report")
@@ -159,6 +179,8 @@ def test_the_page_shows_hostile_names_as_text(call: Callable, tmp_path: Path, to
     assert page.count("<script>") == 2
     assert "eager: 1234" in page
     assert "captured: refused" in page
+    assert "was disturbed while its speed was measured: &lt;/script&gt;" in page
+    assert "a prompt of 512 tokens: TTFT 4321 ms, TPOT 2 ms; batch 4: 5678 tokens/s." in page
     assert "http-equiv" not in page
     svg = (tmp_path / "report" / "quality-speed.svg").read_text()
     assert svg.startswith("<svg")

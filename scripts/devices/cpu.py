@@ -15,9 +15,15 @@ REPEATS = 7
 VECTORS = ("avx", "fma", "f16c", "bmi", "sse", "asimd", "sve", "fp")  # x86 and Arm
 
 
-def available_threads() -> int:
+def processors() -> frozenset[int]:
     """Processors that this process may use (a container or a scheduler may grant fewer than there are)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    every = range(os.cpu_count() or 1)
+    return frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else every)
+
+
+def available_threads() -> int:
+    """How many processors this process may use."""
+    return len(processors())
 
 
 def features() -> list[str]:

@@ -41,7 +41,7 @@ def count() -> int:
     return 0 if _driver().cuDeviceGetCount(ctypes.byref(number)) else number.value
 
 
-def _nvml_device() -> tuple[Any, Any]:
+def nvml_device() -> tuple[Any, Any]:
     """pynvml and the handle of the first visible GPU."""
     import pynvml  # only where there is a GPU
 
@@ -57,7 +57,7 @@ def describe() -> dict[str, Any]:
 
     Name, memory in bytes, driver, ECC mode, clocks in MHz now, power limit in watts.
     """
-    nvml, handle = _nvml_device()
+    nvml, handle = nvml_device()
 
     def ask(function: Callable[..., Any], *arguments: Any) -> Any:
         try:
@@ -80,7 +80,7 @@ def describe() -> dict[str, Any]:
 
 def used_bytes() -> int:
     """Memory in use on the GPU, by whoever uses it: a measurement has its GPU for itself."""
-    nvml, handle = _nvml_device()
+    nvml, handle = nvml_device()
     return nvml.nvmlDeviceGetMemoryInfo(handle).used
 
 

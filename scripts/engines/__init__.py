@@ -22,6 +22,7 @@ class Engine(Protocol):
     compute_type: str  # what it really calculates in, asked of the library
     modes: tuple[str, ...]  # how it can decode this artifact on this device, the plain way first
     mode: str  # the one in use, `modes[0]` at first; setting it chooses another
+    stop_ids: list[int]  # tokens that end a sequence, which it never chooses
 
     def __init__(self, artifact: Path, device: str, threads: int) -> None:
         """Load `artifact` on `device` (`cpu` or `cuda`) with `threads` CPU threads.
@@ -47,6 +48,17 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Give the memory back."""
+
+    # An engine may also have these two; the others' rows say that they have none.
+
+    def decode_batch(self, prompts: list[list[int]], n: int) -> Iterator[tuple[list[int], float]]:
+        """As `prefill_decode` for prompts of the same length at once, the plain way: the tokens of all, step by step.
+
+        The time of a step is when the last of its tokens was on the host.
+        """
+
+    def peak_allocated_bytes(self) -> int | None:
+        """Most memory of the GPU that the library's allocator has handed out; None on a CPU."""
 
 
 def load(name: str, artifact: Path, device: str, threads: int) -> Engine:

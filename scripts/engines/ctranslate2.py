@@ -46,21 +46,33 @@ class Engine:
         self.compute_type = self.generator.compute_type
         # generation takes tokens as strings; position in this list is the id
         self.vocabulary: list[str] = json.loads((artifact / "vocabulary.json").read_text(encoding="utf-8"))
+        stop = json.loads((artifact / "config.json").read_text(encoding="utf-8")).get("eos_token")
+        self.stop_ids = [self.vocabulary.index(stop)] if stop in self.vocabulary else []
 
     def prefill_decode(self, ids: list[int], n: int) -> Iterator[tuple[int, float]]:
-        prompt = [self.vocabulary[token] for token in ids]
-        tokens: list[tuple[int, float]] = []
+        for (token,), at in self.decode_batch([ids], n):
+            yield token, at
 
-        def arrived(step: ctranslate2.GenerationStepResult) -> bool:
-            tokens.append((step.token_id, time.perf_counter()))
+    def decode_batch(self, prompts: list[list[int]], n: int) -> Iterator[tuple[list[int], float]]:
+        tokens: list[list[int]] = []
+        times: list[float] = []
+
+        def arrived(result: ctranslate2.GenerationStepResult) -> bool:
+            now = time.perf_counter()
+            if result.step == len(tokens):  # the first of a new step
+                tokens.append([])
+                times.append(now)
+            tokens[result.step].append(result.token_id)
+            times[result.step] = now
             return False  # go on
 
-        # The callback runs in the thread that decodes. generate_tokens hands tokens to another one through a queue,
-        # where they wait while the decoding threads hold the cores: the first came late, and others in bursts.
-        # min_length forbids the end-of-sequence token until n tokens are there.
+        # The callback runs in the thread that decodes, for one sequence after the other. generate_tokens hands tokens
+        # to another thread through a queue, where they wait while the decoding threads hold the cores: the first came
+        # late, and others in bursts. min_length forbids the end-of-sequence token until n tokens are there.
         options = {"max_length": n, "min_length": n, "beam_size": 1, "sampling_topk": 1}
-        self.generator.generate_batch([prompt], include_prompt_in_result=False, callback=arrived, **options)
-        yield from tokens
+        texts = [[self.vocabulary[token] for token in ids] for ids in prompts]
+        self.generator.generate_batch(texts, include_prompt_in_result=False, callback=arrived, **options)
+        yield from zip(tokens, times, strict=True)
 
     def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
         # forward_batch keeps no state and returns all positions: one window of logits is the least it can hold

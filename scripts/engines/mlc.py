@@ -50,7 +50,8 @@ class Engine:
         self.library = json.loads(machine["metadata"]())
         self._check_library(artifact, device)
         bias = np.zeros(self.shape.vocab_size, np.float32)
-        bias[served.stop_ids] = -np.inf
+        self.stop_ids = served.stop_ids
+        bias[self.stop_ids] = -np.inf
         arrays = tensor_cache.read(artifact, self.shape.parameters())
         session = CudaSession if device == "cuda" else CpuSession
         self.session = session(machine, tvm_device, self.shape, arrays, bias)

@@ -73,16 +73,19 @@ class Engine:
             self.static = StaticDecode(self.model, len(ids) + n, self.stop_ids, captured=captured)
         yield from self.static.tokens(ids, n)
 
-    @torch.inference_mode()
     def _dynamic(self, ids: list[int], n: int) -> Iterator[tuple[int, float]]:
+        for (token,), at in self.decode_batch([ids], n):
+            yield token, at
+
+    @torch.inference_mode()
+    def decode_batch(self, prompts: list[list[int]], n: int) -> Iterator[tuple[list[int], float]]:
         cache = self._cache()
-        step = torch.tensor([ids], device=self.device)
+        step = torch.tensor(prompts, device=self.device)
         for _ in range(n):
-            logits = self.model(input_ids=step, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0, -1]
-            logits[self.stop_ids] = -torch.inf
-            token = logits.argmax()
-            step = token.view(1, 1)
-            yield int(token), time.perf_counter()  # int() waits for the device
+            logits = self.model(input_ids=step, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+            logits[:, self.stop_ids] = -torch.inf
+            step = logits.argmax(-1, keepdim=True)
+            yield step.flatten().tolist(), time.perf_counter()  # tolist() waits for the device
 
     @torch.inference_mode()
     def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
@@ -97,6 +100,9 @@ class Engine:
         untied = head is not None and head.weight is not embeddings.weight
         total = sum(parameter.nbytes for parameter in self.model.parameters())
         return total - (embeddings.weight.nbytes if untied else 0)
+
+    def peak_allocated_bytes(self) -> int | None:
+        return torch.cuda.max_memory_allocated() if self.device == "cuda" else None
 
     def versions(self) -> dict[str, str]:
         return {

@@ -42,12 +42,14 @@ COLUMNS = {
     "bandwidth_fraction": "",
     "pareto": "",
     "build_seconds": "s",
+    "joules_per_token": "J",
+    "interference": "",
 }
 
 QUALITY = ("perplexity", "perplexity_low", "perplexity_high", "kld_mean", "kld_median", "kld_p99", "top1_agreement")
 LATENCY = (
     *("ttft_ms_p50", "tpot_ms_p50", "tpot_ms_p99", "tokens_per_second", "tokens_per_second_low"),
-    *("tokens_per_second_high", "peak_memory_bytes", "bandwidth_fraction"),
+    *("tokens_per_second_high", "peak_memory_bytes", "bandwidth_fraction", "joules_per_token"),
 )
 
 
@@ -60,6 +62,11 @@ def read(path: Path, kind: str) -> dict[str, Any]:
             f"not a {kind} result of version {METRICS_VERSION}; delete it and measure again"
         )
     return result
+
+
+def without_raw(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """What was measured with a longer prompt or a batch, without single runs and tokens."""
+    return {name: value for name, value in entry.items() if name not in ("runs", "output_ids")}
 
 
 def row(cell: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,7 +85,11 @@ def row(cell: Mapping[str, Any]) -> dict[str, Any]:
         **{name: speed["summary"][name] for name in LATENCY},
         "pareto": None,
         "build_seconds": artifact["build_seconds"],
+        "interference": speed["interference"],
     }
+    missing = {} if loss else dict.fromkeys(QUALITY, cell["no_quality"])
+    if columns["joules_per_token"] is None:
+        missing["joules_per_token"] = "the device does not tell its energy, or the measurement was too short for it"
     return {
         **{name: columns[name] for name in COLUMNS},
         "compute_type": speed["compute_type"],
@@ -90,9 +101,11 @@ def row(cell: Mapping[str, Any]) -> dict[str, Any]:
         ],
         "versions": speed["versions"],
         "threads": speed["device"].get("threads"),  # of the CPU; a GPU has none to choose
-        "missing": {} if loss else dict.fromkeys(QUALITY, cell["no_quality"]),
+        "missing": missing,
         "protocol": {"latency": speed["protocol"], "quality": loss["protocol"] if loss else None},
         "latency_summary": speed["summary"],
+        **{name: [without_raw(entry) for entry in speed[name]] for name in ("lengths", "batches")},
+        "conditions": speed["conditions"],
         "quality_summary": loss["summary"] if loss else None,
         "quality_windows": loss["windows"] if loss else None,
         "device_details": speed["device"],
@@ -175,8 +188,8 @@ def collect(study: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """results.csv: exactly `COLUMNS`; what was not measured is an empty cell."""
+    """results.csv: exactly `COLUMNS`; what was not measured is an empty cell, no interference is `none`."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(COLUMNS), extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows({**row, "interference": "; ".join(row["interference"]) or "none"} for row in rows)

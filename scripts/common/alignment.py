@@ -1,0 +1,172 @@
+"""Whether an engine answers for the tokens that it was given: none added, none left out, each in its place.
+
+An engine that puts a token of its own before the prompt, or returns every position's logits one place too late, gives
+answers that look sensible. Short pieces of text show it: after few tokens one more changes everything. Everything is
+compared by likelihood and against the rival explanation, so that ties and the noise of few bits pass.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from common.program import UserError
+from engines import Engine
+from metrics import perplexity
+
+PIECES = 8  # of the text, evenly spread
+LENGTH = 4  # tokens of each: a token more before them changes the first answers most
+TOP = 16  # most likely tokens that are kept of each row; the others count as one
+CLEARLY = 0.5  # a rival explanation must leave less than so much of the distance
+STARTS = 8  # tokens that decoding starts from
+DECODED = 4  # tokens after each
+GAP = 0.1  # nats between the likeliest token and the chosen one, beyond what half-precision ties differ by
+
+Rows = dict[str, list[list[float]]]
+
+
+def examine(engine: Engine, artifact: Path, ids: list[int], gate: Path | None) -> dict[str, Any]:
+    """Check an engine that has loaded `artifact` against `gate`, what gate.py wrote for the reference of the same text.
+
+    Without one the engine is the reference: returns what belongs in that file. Raises `UserError` where the engine
+    answers for other tokens than it was given.
+    """
+    added = added_token(artifact, ids)
+    if gate:
+        check_logits(engine, ids, json.loads(gate.read_text(encoding="utf-8")).get("probes"))
+    check_decoding(engine, [ids], added)
+    return {} if gate else {"probes": probes(engine, ids, added)}
+
+
+def added_token(artifact: Path, ids: Sequence[int]) -> int:
+    """The token that an engine would add: the beginning of sequence of config.json, else the first of a text's ids."""
+    path = artifact / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    token = config.get("bos_token_id", (config.get("text_config") or {}).get("bos_token_id"))
+    return token if isinstance(token, int) else ids[0]
+
+
+def rows(engine: Engine, ids: list[int]) -> np.ndarray:
+    """Log-probabilities [len(ids), vocab]. Raises `UserError` unless there is one finite row for each id."""
+    logits = np.concatenate(list(engine.logits(ids)))
+    if len(logits) > len(ids):
+        raise UserError(
+            f"the engine returned logits of {len(logits)} positions for {len(ids)} tokens: it adds a token of its own "
+            "(a beginning of sequence?)"
+        )
+    if len(logits) < len(ids):
+        raise UserError(f"the engine returned logits of {len(logits)} positions for {len(ids)} tokens: it drops some")
+    if not np.isfinite(logits).all():
+        raise UserError("the engine returned logits that are not finite; the artifact is broken")
+    return perplexity.log_softmax(logits)
+
+
+def pieces(ids: list[int]) -> list[list[int]]:
+    """`PIECES` pieces of a text, `LENGTH` tokens each; none holds the text's first token, which may be special."""
+    return [ids[start : start + LENGTH] for start in np.linspace(1, len(ids) - LENGTH, PIECES).astype(int)]
+
+
+def probes(engine: Engine, ids: list[int], added: int) -> dict[str, Any]:
+    """What the reference predicts after every token of the pieces, and the same with the token `added` before them."""
+    texts = pieces(ids)
+    plain = [rows(engine, piece) for piece in texts]
+    return {
+        "vocab": plain[0].shape[1],
+        "plain": [_top(each) for each in plain],
+        "added": [_top(rows(engine, [added, *piece])) for piece in texts],
+    }
+
+
+def check_logits(engine: Engine, ids: list[int], reference: Mapping[str, Any] | None) -> None:
+    """Compare an engine's predictions with the reference's `probes` of the same text.
+
+    Raises `UserError` where they are clearly those of another place, or of a text with a token more.
+    """
+    if reference is None:
+        raise UserError("what the reference wrote holds no probes: an older version made it; delete gate.json")
+    found = [rows(engine, piece) for piece in pieces(ids)]
+    if found[0].shape[1] < reference["vocab"]:
+        raise UserError(f"the engine's vocabulary is {found[0].shape[1]}, the reference's {reference['vocab']}")
+    found = [perplexity.log_softmax(each[:, : reference["vocab"]]) for each in found]
+    distances = {
+        "": _distance(found, reference["plain"], 0),
+        "its logits are shifted by one: a token's row holds what follows the token before it": _distance(
+            found, reference["plain"], -1
+        ),
+        "its logits are shifted by one: a token's row holds what follows the token after it": _distance(
+            found, reference["plain"], 1
+        ),
+        "it adds a token (a beginning of sequence?) before those that it is given": _distance(
+            found, reference["added"], 1
+        ),
+        "it adds a token (a beginning of sequence?) before those that it is given, and returns that one's row too": (
+            _distance(found, reference["added"], 0)
+        ),
+    }
+    fault = min(distances, key=lambda name: distances[name])
+    if distances[fault] < CLEARLY * distances[""]:
+        raise UserError(
+            f"the engine answers another question: {fault} (divergence from the reference {distances['']:.3g} nats as "
+            f"given, {distances[fault]:.3g} so)"
+        )
+
+
+def check_decoding(engine: Engine, texts: Sequence[list[int]], added: int) -> None:
+    """Compare the tokens that an engine decodes with its own logits. Raises `UserError` where they do not fit.
+
+    Decoding starts from single tokens of `texts`, since a token that is added before one is seen best there.
+    """
+    known = list(dict.fromkeys(token for text in texts for token in text[1:]))
+    places = np.linspace(0, len(known) - 1, STARTS).astype(int)
+    gaps: dict[str, list[float]] = {"as given": [], "late": [], "early": [], "added": []}
+    for start in dict.fromkeys(known[place] for place in places):
+        chosen = [token for token, _ in engine.prefill_decode([start], DECODED)]
+        own, shifted = rows(engine, [start, *chosen]), rows(engine, [added, start, *chosen])
+        own[:, engine.stop_ids] = shifted[:, engine.stop_ids] = -np.inf  # as in decoding
+        gaps["as given"].append(_gap(own[:DECODED], chosen))
+        gaps["late"].append(_gap(own[1:], chosen))
+        gaps["early"].append(_gap(own[: DECODED - 1], chosen[1:]))
+        gaps["added"].append(_gap(shifted[1 : DECODED + 1], chosen))
+    middle = {name: median(values) for name, values in gaps.items()}
+    if middle["as given"] <= GAP:
+        return
+    names = {
+        "late": "its logits are shifted by one: a token's row holds what follows the token before it",
+        "early": "its logits are shifted by one: a token's row holds what follows the token after it",
+        "added": "it adds a token (a beginning of sequence?) before the prompt when it decodes",
+    }
+    best = min(names, key=lambda name: middle[name])
+    fault = names[best] if middle[best] < CLEARLY * middle["as given"] else "it decodes after something else"
+    raise UserError(
+        f"the tokens that the engine decodes are not those of its own logits: {fault} (the likeliest token is "
+        f"{middle['as given']:.2g} nats ahead of the chosen one)"
+    )
+
+
+def _gap(log_probabilities: np.ndarray, chosen: Sequence[int]) -> float:
+    """Mean distance in nats of the chosen tokens from the likeliest ones."""
+    return float((log_probabilities.max(axis=1) - log_probabilities[np.arange(len(chosen)), chosen]).mean())
+
+
+def _top(log_probabilities: np.ndarray) -> Rows:
+    """The `TOP` most likely tokens of each row and their log-probabilities."""
+    ids = np.argsort(-log_probabilities, axis=1)[:, :TOP]
+    kept = np.take_along_axis(log_probabilities, ids, axis=1)
+    return {"ids": ids.tolist(), "log_p": kept.round(6).tolist()}
+
+
+def _distance(found: Sequence[np.ndarray], reference: Sequence[Rows], shift: int) -> float:
+    """Mean KL divergence, in nats, of rows i of an engine from rows i + shift of the reference."""
+    total = []
+    for ours, theirs in zip(found, reference, strict=True):
+        ids, log_p = np.array(theirs["ids"]), np.array(theirs["log_p"])
+        places = np.array([i for i in range(len(ours)) if 0 <= i + shift < len(ids)])
+        ids, log_p = ids[places + shift], log_p[places + shift]
+        log_q = np.take_along_axis(ours[places], ids, axis=1)
+        rest_p, rest_q = (np.maximum(1 - np.exp(each).sum(axis=1), 1e-9) for each in (log_p, log_q))
+        divergence = (np.exp(log_p) * (log_p - log_q)).sum(axis=1) + rest_p * np.log(rest_p / rest_q)
+        total.append(divergence.mean())
+    return float(np.mean(total))

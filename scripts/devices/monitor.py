@@ -1,0 +1,73 @@
+"""Sample a device while another process measures on it."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from devices import conditions, cuda
+from devices.conditions import Sample
+from devices.gpu_state import Gpu
+from devices.host_load import Load
+from devices.host_state import Host
+
+PERIOD = 0.1  # seconds; a GPU's own counters change about as often
+
+
+class Monitor:
+    """Samples in a thread of this process, from `with` to its end. A CPU that tells nothing gets no thread.
+
+    `company` is what was found on the GPU when no process of ours that measures was there, in words.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.gpu = Gpu(*cuda.nvml_device()) if device == "cuda" else None
+        host = None if self.gpu else Host()
+        self.source = self.gpu or (host if host and host.tells() else None)
+        self.samples: list[Sample] = []
+        self.company = [f"{found} before it started" for found in self._company()]
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def _company(self) -> list[str]:
+        return self.gpu.company() if self.gpu else []
+
+    def _run(self) -> None:
+        while self.source and not self.ended.wait(PERIOD):
+            self.samples.append(self.source.sample())
+
+    def __enter__(self) -> "Monitor":
+        self.thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.ended.set()
+        self.thread.join()
+        self.company = self.company or [f"{found} after it ended" for found in self._company()]
+
+    def observed(
+        self,
+        load: Mapping[str, Any] | None,
+        measured: tuple[float, float],
+        decode_phases: Sequence[tuple[float, float]],
+    ) -> dict[str, Any]:
+        """What a process measured under: `conditions`, and `interference` in words.
+
+        Args:
+            load: what the host did beside it (`host_load.Load` as a mapping), where that is known.
+            measured: start and end of its measured runs, by `time.perf_counter()`.
+            decode_phases: from first to last token of each run that energy counts for, by the same clock.
+        """
+        during = conditions.between(self.samples, *measured)
+        joules, source = conditions.decode_joules(self.samples, decode_phases) or (None, None)
+        return {
+            "conditions": {
+                "host": load,
+                "device": conditions.facts(during),
+                "decode_joules": joules,
+                "energy_from": source,
+            },
+            "interference": conditions.interference(Load(**load) if load else None, during, self.company),
+        }

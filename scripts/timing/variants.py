@@ -1,0 +1,92 @@
+"""Longer prompts, and several sequences at once: beside the headline, never in it.
+
+Both take their prompts from the evaluation text's ids (random ids where a model has no tokenizer).
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import engines
+from metrics import latency
+from timing.decoding import timed_batch, timed_tokens
+
+NEW_TOKENS = 64  # after a long prompt, at most: enough for TPOT, and TTFT is what its length costs
+
+
+def measure_lengths(
+    engine: engines.Engine, options: argparse.Namespace, evaluation: list[int], context: int | None
+) -> list[dict[str, Any]]:
+    """For each of `prompt_tokens` the raw runs after a prompt of so many ids, or the reason why there are none."""
+    found: list[dict[str, Any]] = []
+    n = min(options.new_tokens, NEW_TOKENS)
+    for length in options.prompt_tokens:
+        entry = {"tokens": length, "new_tokens": n}
+        if context and length + n > context:
+            found.append(entry | {"skipped": f"with {n} new tokens it exceeds the model's context of {context}"})
+            continue
+        if length > len(evaluation):
+            found.append(entry | {"skipped": f"the evaluation text holds {len(evaluation)} tokens"})
+            continue
+        ids = evaluation[:length]
+        timed_tokens(engine, ids, n)  # its kernels, and a cache of its size
+        runs = [timed_tokens(engine, ids, n) for _ in range(options.repeats)]
+        found.append(entry | {"runs": raw(runs, options.process), "output_ids": runs[0].tokens})
+    return found
+
+
+def measure_batches(
+    engine: engines.Engine, options: argparse.Namespace, evaluation: list[int], length: int
+) -> list[dict[str, Any]]:
+    """For each of `batch_sizes` the raw runs of so many sequences at once, or the reason why there are none.
+
+    Prompts are pieces of the evaluation text that are as long as the longest of the headline's. A batch of 1 alone is
+    what the headline measures already.
+    """
+    if list(options.batch_sizes) == [1]:
+        return []
+    found: list[dict[str, Any]] = []
+    for size in options.batch_sizes:
+        entry = {"batch": size, "prompt_tokens": length, "new_tokens": options.new_tokens}
+        if not hasattr(engine, "decode_batch"):
+            found.append(entry | {"skipped": "this engine decodes one sequence at a time"})
+        elif size * length > len(evaluation):
+            found.append(entry | {"skipped": f"the evaluation text holds {len(evaluation)} tokens"})
+        else:
+            prompts = [evaluation[start : start + length] for start in range(0, size * length, length)]
+            timed_batch(engine, prompts, options.new_tokens)
+            runs = [timed_batch(engine, prompts, options.new_tokens) for _ in range(options.repeats)]
+            found.append(entry | {"runs": raw(runs, options.process)})
+    return found
+
+
+def raw(runs: Sequence[Any], process: int) -> list[dict[str, Any]]:
+    """What the result file keeps of runs after one prompt, or one batch."""
+    return [{"process": process, "repeat": repeat, "prompt": 0} | run.raw() for repeat, run in enumerate(runs)]
+
+
+def joined(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One length or batch, of all processes: its summary and raw runs, or the reason why it was skipped.
+
+    Tokens a second are those of all sequences together; TPOT is the time of a step.
+    """
+    first = entries[0]
+    if "skipped" in first:
+        return dict(first)
+    runs = [run for entry in entries for run in entry["runs"]]
+    summary = latency.summary(
+        [latency.Run(run["process"], run["repeat"], run["prompt"], tuple(run["token_seconds"])) for run in runs]
+    )
+    size = first.get("batch", 1)
+    summary |= {name: value * size for name, value in summary.items() if name.startswith("tokens_per_second")}
+    if "tokens" in first:
+        summary["prefill_tokens_per_second"] = first["tokens"] / summary["ttft_ms_p50"] * 1000
+    kept = {name: value for name, value in first.items() if name != "runs"}
+    return kept | summary | {"runs": runs}
+
+
+def refuse_differences(lengths: Sequence[dict[str, Any]], plain: Sequence[Mapping[str, Any]]) -> None:
+    """Mark what another way to decode measured after prompts where its tokens are not the plain way's."""
+    for mine, theirs in zip(lengths, plain, strict=True):
+        if mine.get("output_ids") != theirs.get("output_ids"):
+            mine["refused"] = "its tokens differ from the plain way's"

@@ -1,0 +1,82 @@
+"""An engine whose delays and faults are known: a small language model of numpy that waits until each token is due.
+
+Its artifact's fake.json holds what it does: `prefill` seconds for each token of a prompt, `step` seconds a token after
+the first, and `fault`, one of `FAULTS` or none. Its logits are those of the last two tokens, so that a token more
+before a short prompt changes what follows it.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+VOCAB = 40
+BOS = 0
+SPIN = 0.002  # seconds
+FAULTS = ("fewer", "bos", "bos-in-logits", "bos-row", "bos-shifts", "bos-in-decoding", "late", "early", "random-tokens")
+
+
+def model(ids: list[int], noise: float = 0.0) -> np.ndarray:
+    """Logits [len(ids), VOCAB]."""
+    last, before = np.random.default_rng(1).normal(0, 3, (2, VOCAB, VOCAB))
+    last = last + noise * np.random.default_rng(2).normal(0, 1, (VOCAB, VOCAB))
+    logits = last[ids]
+    logits[1:] += before[ids[:-1]]
+    return logits.astype(np.float32)
+
+
+class Engine:
+    """See `engines.Engine`."""
+
+    compute_type, modes, mode = "float32", ("fake",), "fake"
+    stop_ids: tuple[int, ...] = ()
+
+    def __init__(self, artifact: Path, device: str, threads: int) -> None:
+        does = json.loads((artifact / "fake.json").read_text())
+        self.prefill, self.step = does.get("prefill", 0.0), does.get("step", 0.0)
+        self.noise, self.fault = does.get("noise", 0.0), does.get("fault")
+        assert self.fault is None or self.fault in FAULTS
+
+    def decode_batch(self, prompts: list[list[int]], n: int) -> Iterator[tuple[list[int], float]]:
+        due = time.perf_counter() + self.prefill * len(prompts[0])
+        texts = [list(ids) for ids in prompts]
+        for number in range(n - (self.fault == "fewer")):
+            added = [BOS] if self.fault in ("bos", "bos-in-decoding") else []
+            chosen = [int(model(added + text, self.noise)[-1].argmax()) for text in texts]
+            if self.fault == "random-tokens":
+                chosen = [(token + number) % VOCAB for token in chosen]
+            # sleep comes late; who spins all the time has used up its share of a busy processor when the token is due
+            time.sleep(max(0.0, due - time.perf_counter() - SPIN))
+            while time.perf_counter() < due:
+                pass
+            yield chosen, time.perf_counter()
+            due += self.step
+            for text, token in zip(texts, chosen, strict=True):
+                text.append(token)
+
+    def prefill_decode(self, ids: list[int], n: int) -> Iterator[tuple[int, float]]:
+        for (token,), at in self.decode_batch([ids], n):
+            yield token, at
+
+    def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
+        with_bos, plain = model([BOS, *ids], self.noise), model(ids, self.noise)
+        rows = {
+            "bos": with_bos[1:],
+            "bos-in-logits": with_bos[1:],
+            "bos-row": with_bos,
+            "bos-shifts": with_bos[:-1],
+            "late": np.concatenate([plain[:1], plain[:-1]]),
+            "early": np.concatenate([plain[1:], plain[-1:]]),
+        }.get(self.fault, plain)
+        yield from np.array_split(rows, 2)
+
+    def weight_bytes(self) -> int:
+        return VOCAB * VOCAB * 8
+
+    def versions(self) -> dict[str, str]:
+        return {"fake": "1"}
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,221 @@
+"""What a measurement ran under, from counts whose meaning is known. NVML is a stand-in: its answers are ours."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from devices import conditions, cpu, cuda, host_load, monitor
+from devices.conditions import Sample
+from devices.gpu_state import Gpu
+from devices.host_load import Load, Reading
+from devices.host_state import Host
+
+QUIET = Load(others=0.01, stolen=0.0, quota_stops=0, heat_stops=0)
+
+
+class Nvml:
+    """pynvml with one board: 300 W, a counter of millijoules, and whatever a test changes; it knows no temperature."""
+
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU, nvmlMemory_v2 = 1, 2, 0, 0x2000028
+
+    class NVMLError(Exception):
+        """What pynvml raises for everything."""
+
+    def __init__(self) -> None:
+        self.throttling, self.pids, self.used, self.counts_energy = 0x4, [], 2**20, True
+        self.started = time.perf_counter()
+
+    def _board(self, handle: str, value: Any) -> Any:
+        assert handle == "handle"
+        return value
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
+        if not self.counts_energy:
+            raise self.NVMLError
+        return self._board(handle, int(300_000 * (time.perf_counter() - self.started)))
+
+    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
+        return self._board(handle, 300_000)
+
+    def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
+        return self._board(handle, {1: 1980, 2: 3201}[kind])
+
+    def nvmlDeviceGetTemperature(self, handle: str, kind: int) -> int:
+        raise self.NVMLError
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:
+        return self._board(handle, self.throttling)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[SimpleNamespace]:
+        return self._board(handle, [SimpleNamespace(pid=pid) for pid in self.pids])
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str, version: int = 0) -> SimpleNamespace:
+        if version:
+            raise self.NVMLError  # an older driver
+        return self._board(handle, SimpleNamespace(used=self.used))
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
+    nvml = Nvml()
+    monkeypatch.setattr(cuda, "nvml_device", lambda: (nvml, "handle"))
+    monkeypatch.setattr(monitor, "PERIOD", 0.02)
+    return nvml
+
+
+def watch(nvml: Nvml, seconds: float = 0.5, meanwhile: list[int] | None = None) -> dict[str, Any]:
+    """What a process measured under whose decoding filled the middle of so many seconds."""
+    with monitor.Monitor("cuda") as each:
+        start = time.perf_counter()
+        nvml.pids = [12345] if meanwhile is None else meanwhile
+        time.sleep(seconds)
+        end = time.perf_counter()
+        nvml.pids = []
+    phases = [(start + seconds / 4, start + seconds / 2), (start + seconds / 2, start + seconds * 3 / 4)]
+    return each.observed(None, (start, end), phases)
+
+
+@pytest.mark.parametrize(("counter", "source"), [(True, "energy counter"), (False, "power samples")])
+def test_energy_of_the_decode_phases(nvml: Nvml, counter: bool, source: str) -> None:
+    nvml.counts_energy = counter
+    found = watch(nvml)
+    assert found["conditions"]["decode_joules"] == pytest.approx(300 * 0.25, rel=0.05)
+    assert found["conditions"]["energy_from"] == source
+    device = found["conditions"]["device"]
+    assert device["clock_mhz"] == {"min": 1980, "median": 1980, "max": 1980}
+    assert device["memory_clock_mhz"]["median"] == 3201
+    assert device["watts"]["max"] == 300
+    assert "celsius" not in device
+
+
+def test_a_measurement_too_short_for_the_counter_has_no_energy(nvml: Nvml) -> None:
+    assert watch(nvml, seconds=0.06)["conditions"]["decode_joules"] is None
+
+
+def test_a_gpu_of_ones_own_at_its_power_cap_is_clean(nvml: Nvml) -> None:
+    found = watch(nvml)
+    assert found["interference"] == []
+    assert found["conditions"]["device"]["throttling"] == {"power cap": 1.0}
+
+
+def test_throttling_for_heat_marks(nvml: Nvml) -> None:
+    nvml.throttling = 0x4 | 0x40
+    (reason,) = watch(nvml)["interference"]
+    assert reason.startswith("the GPU held its clocks back: hardware thermal slowdown in ")
+
+
+def test_another_process_beside_ours_marks(nvml: Nvml) -> None:
+    assert watch(nvml, meanwhile=[12345, 0])["interference"] == ["1 other process on the GPU meanwhile"]
+    # this process watches, and computes nothing
+    assert watch(nvml, meanwhile=[12345, os.getpid()])["interference"] == []
+
+
+def test_a_process_that_was_there_before_marks(nvml: Nvml) -> None:
+    nvml.pids = [7, 8]
+    assert watch(nvml)["interference"] == ["2 other processes on the GPU before it started"]
+
+
+def test_memory_that_nobody_shown_holds_marks(nvml: Nvml) -> None:
+    nvml.used = 3 * 10**9  # in a container the processes of others are not listed
+    assert watch(nvml, meanwhile=[])["interference"] == [
+        "somebody else held 3 GB of the GPU's memory before it started"
+    ]
+
+
+def test_a_monitor_that_is_not_told_of_processes_says_nothing(nvml: Nvml) -> None:
+    def refused(handle: str) -> None:
+        raise Nvml.NVMLError
+
+    nvml.nvmlDeviceGetComputeRunningProcesses = refused
+    assert Gpu(nvml, "handle").company() == []
+    assert watch(nvml)["interference"] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "reasons"),
+    [
+        ({}, []),
+        ({"others": 0.049}, []),
+        ({"others": 0.12}, ["other programs took 12% of the processors' time"]),
+        ({"others": 0, "stolen": 0.07}, ["the hypervisor took 7% of the processors' time"]),
+        (
+            {"others": 0.04, "stolen": 0.03},
+            ["other programs took 4% and the hypervisor 3% of the processors' time"],
+        ),
+        ({"quota_stops": 3}, ["the container's CPU quota stopped it 3 times"]),
+        ({"heat_stops": 1}, ["the processor slowed down for heat"]),
+    ],
+)
+def test_what_the_host_did_in_words(changes: dict[str, Any], reasons: list[str]) -> None:
+    load = Load(**({"others": 0.01, "stolen": 0.0, "quota_stops": 0, "heat_stops": 0} | changes))
+    assert conditions.interference(load, []) == reasons
+
+
+def test_shares_are_of_the_time_of_all_processors() -> None:
+    before = Reading(at=100.0, busy=50.0, stolen=1.0, own=2.0, quota_stops=4, heat_stops=0)
+    after = Reading(at=110.0, busy=62.0, stolen=2.0, own=9.0, quota_stops=4, heat_stops=5)
+    # 10 s of 4 processors: 12 s busy, of which 7 s are ours
+    assert host_load.load(before, after, 4) == Load(others=5 / 40, stolen=1 / 40, quota_stops=0, heat_stops=5)
+    assert host_load.load(None, None, 4) is None
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="other systems than Linux do not tell")
+def test_other_programs_are_seen_and_ones_own_threads_are_not() -> None:
+    processors = cpu.processors()
+
+    def others(*command: str, spin: bool = True) -> float:
+        run = [subprocess.Popen(command)] if command else []
+        try:
+            before = host_load.read(processors)
+            end = time.perf_counter() + 1
+            while time.perf_counter() < end:
+                if not spin:
+                    time.sleep(0.01)
+            return host_load.load(before, host_load.read(processors), len(processors)).others
+        finally:
+            for each in run:
+                each.kill()
+                each.wait()
+
+    program = (sys.executable, "-c", "while True: pass")
+    rounds = [(others(spin=False), others(), others(*program)) for _ in range(3)]
+    asleep, spinning, beside = (min(values) for values in zip(*rounds, strict=True))  # the least that else runs here
+    assert spinning - asleep < 0.5 / len(processors)
+    assert beside - spinning > 0.5 / (len(processors) + 1)
+
+
+def test_energy_of_processors_goes_on_when_their_counter_goes_round(tmp_path: Path) -> None:
+    package = tmp_path / "intel-rapl:0"
+    for folder, name in (
+        (package, "package-0"),
+        (tmp_path / "intel-rapl:0:0", "core"),
+        (tmp_path / "intel-rapl:1", "psys"),
+    ):
+        folder.mkdir()
+        (folder / "name").write_text(name)
+        (folder / "max_energy_range_uj").write_text("1000000")
+        (folder / "energy_uj").write_text("900000")
+    clock = tmp_path / f"cpu{min(cpu.processors())}/cpufreq/scaling_cur_freq"
+    clock.parent.mkdir(parents=True)
+    clock.write_text("2400000\n")
+    host = Host(powercap=tmp_path, cpufreq=tmp_path)
+    assert host.tells()
+    joules = []
+    for value in (950_000, 150_000):
+        (package / "energy_uj").write_text(str(value))
+        joules.append(host.sample().joules)
+    assert joules == pytest.approx([0.05, 0.25])
+    assert host.sample().clock_mhz == 2400
+    assert not Host(powercap=tmp_path / "none", cpufreq=tmp_path / "none").tells()
+
+
+def test_samples_outside_the_measured_time_do_not_count() -> None:
+    samples = [Sample(at=at, throttling=0x40 if at < 1 else 0, processes=1) for at in (0.5, 1.5, 2.5)]
+    assert conditions.interference(QUIET, conditions.between(samples, 1, 2)) == []
+    assert conditions.interference(QUIET, samples) != []

@@ -1,0 +1,182 @@
+"""The harness measured: an engine of known delays must come out right, one of known faults must be named.
+
+Programs run whole, in processes of their own, with the engine of tests/harness/engines/fake.py in place of a real one.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import REPO
+
+from common import alignment, manifest
+from common.program import UserError
+
+sys.path.append(str(REPO / "tests/harness/engines"))
+import fake
+
+PREFILL, STEP = 0.01, 0.06  # seconds a token; long beside what a busy machine makes a token late by
+NEW_TOKENS = 10
+RUN = REPO / "tests/harness/run.py"
+WITHIN = 0.01
+
+
+@pytest.fixture
+def harness(tmp_path: Path, call: Callable) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a program on a fake artifact; the tokens that it takes lie in the same folder."""
+    ids = np.random.default_rng(3).integers(fake.VOCAB, size=500).tolist()
+    prompts = [{"text": str(size), "ids": ids[size : 2 * size]} for size in (30, 60)]
+    shared = {"context": 120, "text_sha256": "x", "bytes": 1, "words": 1}
+    (tmp_path / "prompts.json").write_text(json.dumps({"prompts": prompts, **shared}))
+    (tmp_path / "evaluation.json").write_text(json.dumps({"ids": ids, **shared, "context": 50}))
+
+    def run(program: str, out: str, does: dict[str, Any], *options: object) -> subprocess.CompletedProcess[str]:
+        artifact = tmp_path / f"artifact-{out}"
+        artifact.mkdir(exist_ok=True)
+        (artifact / "fake.json").write_text(json.dumps(does))
+        (artifact / "config.json").write_text(json.dumps({"bos_token_id": fake.BOS}))
+        (artifact / manifest.NAME).unlink(missing_ok=True)
+        manifest.write(artifact, format="fake", tool="fake", tool_version="1")
+        command = [sys.executable, RUN, artifact, tmp_path / out, "--engine", "fake", "--device", "cpu"]
+        command += ["--evaluation", tmp_path / "evaluation.json", "--threads", 1, *options]
+        return call(*command, PROGRAM=program)
+
+    return run
+
+
+def latency(harness: Callable, tmp_path: Path, does: dict[str, Any], *options: object) -> dict[str, Any]:
+    flags = ["--new-tokens", NEW_TOKENS, "--repeats", 1, "--processes", 2, "--prompts", tmp_path / "prompts.json"]
+    result = harness("latency", "out.json", does, *flags, *options)
+    assert result.returncode == 0, result.stderr
+    return json.loads((tmp_path / "out.json").read_text())
+
+
+def test_known_delays_come_out_within_one_percent(harness: Callable, tmp_path: Path) -> None:
+    options = ("--prompt-tokens", 80, 111, "--batch-sizes", 4)
+    for _ in range(3):  # what the harness itself says was disturbed does not count
+        found = latency(harness, tmp_path, {"prefill": PREFILL, "step": STEP}, *options)
+        if not found["interference"]:
+            break
+    summary = found["summary"]
+    assert summary["tpot_ms_p50"] == pytest.approx(STEP * 1000, rel=WITHIN)
+    assert summary["gap_ms_p50"] == pytest.approx(STEP * 1000, rel=WITHIN)
+    # prompts of 30 and 60 tokens, as often: the median lies between
+    assert summary["ttft_ms_p50"] == pytest.approx(45 * PREFILL * 1000, rel=WITHIN)
+    seconds = (30 + 60) * PREFILL + 2 * (NEW_TOKENS - 1) * STEP
+    assert summary["tokens_per_second"] == pytest.approx(2 * NEW_TOKENS / seconds, rel=WITHIN)
+    rate = found["weight_bytes_per_token"] * summary["tokens_per_second"] / found["copy_bandwidth_bytes_per_second"]
+    assert summary["bandwidth_fraction"] == pytest.approx(rate)
+
+    longer, beyond = found["lengths"]
+    assert longer["ttft_ms_p50"] == pytest.approx(80 * PREFILL * 1000, rel=WITHIN)
+    assert longer["tpot_ms_p50"] == pytest.approx(STEP * 1000, rel=WITHIN)
+    assert longer["prefill_tokens_per_second"] == pytest.approx(1 / PREFILL, rel=WITHIN)
+    assert len(longer["runs"]) == 2
+    assert beyond["skipped"] == "with 10 new tokens it exceeds the model's context of 120"
+
+    (four,) = found["batches"]
+    seconds = 60 * PREFILL + (NEW_TOKENS - 1) * STEP
+    assert four["tokens_per_second"] == pytest.approx(4 * NEW_TOKENS / seconds, rel=WITHIN)
+    assert all(len(run["token_seconds"]) == NEW_TOKENS for run in found["runs"] + four["runs"])
+
+
+def test_a_busy_host_marks_the_row(harness: Callable, tmp_path: Path) -> None:
+    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        found = latency(harness, tmp_path, {"step": 0.01})
+    finally:
+        for each in spinning:
+            each.kill()
+            each.wait()
+    assert len(found["interference"]) == 2
+    assert all("other programs took" in reason for reason in found["interference"])
+    assert found["interference"][1].endswith("(process 1)")
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("fewer", "the engine returned 9 tokens where 10 were asked for"),
+        ("bos-in-decoding", "it adds a token (a beginning of sequence?) before the prompt when it decodes"),
+        ("bos-row", "it adds a token of its own (a beginning of sequence?)"),
+        ("late", "its logits are shifted by one: a token's row holds what follows the token before it"),
+        ("early", "its logits are shifted by one: a token's row holds what follows the token after it"),
+        ("random-tokens", "it decodes after something else"),
+    ],
+)
+def test_latency_refuses_an_engine_that_answers_another_prompt(
+    harness: Callable, tmp_path: Path, fault: str, message: str
+) -> None:
+    flags = ["--new-tokens", NEW_TOKENS, "--repeats", 1, "--processes", 1, "--prompts", tmp_path / "prompts.json"]
+    result = harness("latency", "out.json", {"fault": fault}, *flags)
+    assert result.returncode == 1
+    assert message in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "out.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("bos", "it adds a token (a beginning of sequence?) before those that it is given"),
+        ("bos-in-logits", "it adds a token (a beginning of sequence?) before those that it is given"),
+        ("bos-row", "returned logits of 5 positions for 4 tokens: it adds a token of its own"),
+        ("bos-shifts", "before those that it is given, and returns that one's row too"),
+        ("bos-in-decoding", "it adds a token (a beginning of sequence?) before the prompt when it decodes"),
+        ("late", "its logits are shifted by one: a token's row holds what follows the token before it"),
+        ("early", "its logits are shifted by one: a token's row holds what follows the token after it"),
+    ],
+)
+@pytest.mark.parametrize("program", ["gate", "quality"])
+def test_scoring_names_what_is_wrong(harness: Callable, tmp_path: Path, program: str, fault: str, message: str) -> None:
+    assert harness("gate", "gate.json", {}).returncode == 0
+    options = ["--reference", tmp_path / "gate.json"]
+    if program == "quality":
+        assert harness("reference_logits", "logits.npy", {}).returncode == 0
+        options = ["--reference", tmp_path / "logits.npy", "--gate", tmp_path / "gate.json"]
+    result = harness(program, "out.json", {"fault": fault, "noise": 0.5}, *options)
+    assert result.returncode == 1
+    assert message in result.stderr.splitlines()[-1]
+    assert not (tmp_path / "out.json").exists()
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5, 2.0])
+def test_an_engine_that_is_only_imprecise_passes(harness: Callable, tmp_path: Path, noise: float) -> None:
+    assert harness("gate", "gate.json", {}).returncode == 0
+    options = ["--reference", tmp_path / "gate.json", "--factor", 1e9]
+    result = harness("gate", "out.json", {"noise": noise}, *options)
+    assert result.returncode == 0, result.stderr
+
+
+def test_ties_and_tokens_that_are_never_chosen_pass() -> None:
+    class Tied(fake.Engine):
+        """The likeliest token is 1, which ends a sequence and is never chosen; then two are equally likely."""
+
+        stop_ids = (1,)
+
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def logits(self, ids: list[int]) -> Any:
+            rows = np.zeros((len(ids), fake.VOCAB), np.float32)
+            rows[:, 2:4] = 5
+            rows[:, 1] = 9
+            yield rows
+
+        def prefill_decode(self, ids: list[int], n: int) -> Any:
+            for _ in range(n):
+                self.calls += 1
+                yield 2 + self.calls % 2, time.perf_counter()
+
+    alignment.check_decoding(Tied(), [list(range(30))], fake.BOS)
+
+
+def test_probes_of_an_older_version_are_refused() -> None:
+    with pytest.raises(UserError, match=r"holds no probes: an older version made it; delete gate\.json"):
+        alignment.check_logits(fake.Engine.__new__(fake.Engine), [1] * 50, None)
