@@ -4,7 +4,7 @@ PYTHON ?= python3
 CORES ?= $(shell getconf _NPROCESSORS_ONLN)
 BIN := .venv/bin
 BOOTSTRAP := .venv/.complete
-ENVS := bootstrap tools torch gptqmodel autogptq mlc
+ENVS := bootstrap tools torch gptqmodel autogptq mlc lm-eval
 
 .PHONY: report test lint format pins record readme clean
 
@@ -13,7 +13,7 @@ report: $(BOOTSTRAP)
 	@echo "The report: artifacts/report/index.html"
 
 test: lint
-	$(BIN)/snakemake --cores $(CORES) envs/tools envs/torch envs/gptqmodel envs/mlc \
+	$(BIN)/snakemake --cores $(CORES) envs/tools envs/torch envs/gptqmodel envs/mlc envs/lm-eval \
 		$$($(BIN)/python -c 'import sys; print("envs/autogptq" if sys.version_info[:2] == (3, 11) else "")')
 	$(BIN)/python -m pytest
 

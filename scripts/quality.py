@@ -120,14 +120,14 @@ def summarise(positions: dict[str, np.ndarray], text: scoring.Text, protocol: st
     }
 
 
-def opened(options: Any, device: str) -> AbstractContextManager[reference.Logits]:
-    """The reference's logits, from a file or from a process."""
+def opened(options: Any, device: str, threads: int) -> AbstractContextManager[reference.Logits]:
+    """The reference's logits, from a file or from a process with so many threads."""
     if options.reference:
         return reference.stored(options.reference)
     program = Path(__file__).with_name("reference_logits.py")
     command = [options.recompute_python or sys.executable, program, options.recompute, "-"]
     command += ["--engine", options.recompute_engine, "--evaluation", options.evaluation]
-    command += ["--protocol", options.protocol, "--device", device, "--threads", options.threads]
+    command += ["--protocol", options.protocol, "--device", device, "--threads", threads]
     return reference.recomputed([str(part) for part in command])
 
 
@@ -155,7 +155,9 @@ def main() -> None:
             publish_json(options.out, result | {"summary": None, "reason": reason})
             return
         changes, text = {"dtype": dtype}, text.first(NOISE_WINDOWS)
-    with opened(options, device) as logits:
+    if options.recompute:
+        threads = max(1, threads // 2)  # the two run at the same time
+    with opened(options, device, threads) as logits:
         engine = engines.load(options.engine, options.artifact, device, threads, **changes)
         positions = score(engine, text, logits, threads, whole)
     result |= {
