@@ -5,7 +5,7 @@ CORES ?= $(shell getconf _NPROCESSORS_ONLN)
 BIN := .venv/bin
 BOOTSTRAP := .venv/.complete
 RUNS := results/demo# whose tables the README shows
-ENVS := bootstrap tools torch gptqmodel autogptq mlc
+ENVS := bootstrap tools torch gptqmodel autogptq mlc lm-eval
 
 .PHONY: report test lint format pins record readme clean
 
@@ -14,7 +14,7 @@ report: $(BOOTSTRAP)
 	@echo "The report: artifacts/report/index.html"
 
 test: lint
-	$(BIN)/snakemake --cores $(CORES) envs/tools envs/torch envs/gptqmodel envs/mlc \
+	$(BIN)/snakemake --cores $(CORES) envs/tools envs/torch envs/gptqmodel envs/mlc envs/lm-eval \
 		$$($(BIN)/python -c 'import sys; print("envs/autogptq" if sys.version_info[:2] == (3, 11) else "")')
 	$(BIN)/python -m pytest
 

@@ -84,6 +84,35 @@ rule gate_reference:
         " --protocol {params.protocol} --evaluation {input.evaluation} --device {params.device} --threads {threads} 2> {log}"
 
 
+def reference_input(wildcards):
+    """What the reference's predictions come from: its logits, or what computes them anew."""
+    model, format = f"artifacts/{wildcards.model}", STUDY["reference"]
+    if STUDY["reference_logits"] == "disk":
+        return [f"{model}/quality/{format}-logits.npy"]
+    env = FORMATS[format].env
+    return [
+        f"{model}/{format}",
+        *program("reference_logits.py"),
+        *engine_files(format),
+        *([environment(env)] if environment(env) else []),
+    ]
+
+
+def reference_options(wildcards, input):
+    """The same, as flags of quality.py."""
+    if STUDY["reference_logits"] == "disk":
+        return [f"--reference={input.reference}"]
+    format = FORMATS[STUDY["reference"]]
+    return [
+        f"--recompute=artifacts/{wildcards.model}/{STUDY['reference']}",
+        f"--recompute-engine={format.engine}",
+        f"--recompute-python={python(format.env)}",
+    ]
+
+
+ruleorder: noise_floor > quality
+
+
 rule quality:
     input:
         program=program("quality.py"),
@@ -91,7 +120,7 @@ rule quality:
         env=lambda wc: environment(FORMATS[wc.format].env),
         artifact="artifacts/{model}/{format}",
         evaluation="artifacts/{model}/tokens/evaluation.json",
-        reference=rules.reference_logits.output[0],
+        reference=reference_input,
         gate=rules.gate_reference.output[0],
     output:
         "artifacts/{model}/quality/{format}.json",
@@ -106,8 +135,35 @@ rule quality:
         engine=lambda wc: FORMATS[wc.format].engine,
         device=STUDY["device"],
         protocol=STUDY["perplexity"],
+        reference=reference_options,
     shell:
         "{params.python:q} {input.program[0]} {input.artifact} {output[0]} --engine {params.engine}"
-        " --protocol {params.protocol}"
-        " --evaluation {input.evaluation} --reference {input.reference} --gate {input.gate}"
+        " --protocol {params.protocol} --evaluation {input.evaluation} {params.reference:q} --gate {input.gate}"
+        " --device {params.device} --threads {threads} 2> {log}"
+
+
+rule noise_floor:
+    input:
+        program=program("quality.py"),
+        engine=engine_files(STUDY["reference"]),
+        env=environment(FORMATS[STUDY["reference"]].env),
+        artifact=f"artifacts/{{model}}/{STUDY['reference']}",
+        evaluation="artifacts/{model}/tokens/evaluation.json",
+        reference=reference_input,
+    output:
+        "artifacts/{model}/quality/noise-floor.json",
+    log:
+        "artifacts/logs/{model}/noise-floor.log",
+    threads: 8
+    resources:
+        gpu=1,
+    params:
+        python=python(FORMATS[STUDY["reference"]].env),
+        engine=FORMATS[STUDY["reference"]].engine,
+        device=STUDY["device"],
+        protocol=STUDY["perplexity"],
+        reference=reference_options,
+    shell:
+        "{params.python:q} {input.program[0]} {input.artifact} {output} --engine {params.engine} --noise-floor"
+        " --protocol {params.protocol} --evaluation {input.evaluation} {params.reference:q}"
         " --device {params.device} --threads {threads} 2> {log}"

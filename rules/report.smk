@@ -11,6 +11,7 @@ def cells():
             "artifact": f"artifacts/{name}/{format}",
             "latency": f"artifacts/{name}/latency/{format}.json",
             "quality": f"artifacts/{name}/quality/{format}.json" if measured(name) else None,
+            "noise_floor": f"artifacts/{name}/quality/noise-floor.json" if measured(name) else None,
             "no_quality": None if measured(name) else "random weights: measured for speed only",
         }
         for name, model in STUDY["models"].items()
@@ -37,7 +38,7 @@ rule page:
         env=environment("tools"),
         study=rules.study.output[0],
         artifacts=artifacts(),
-        results=[cell[kind] for cell in cells() for kind in ("latency", "quality") if cell[kind]],
+        results=[cell[kind] for cell in cells() for kind in ("latency", "quality", "noise_floor") if cell[kind]],
     output:
         page="artifacts/report/index.html",
         csv="artifacts/report/results.csv",

@@ -53,6 +53,6 @@ rule tokens:
         "artifacts/logs/{model}/tokens-{text}.log",
     params:
         python=python("torch"),
-        kind=lambda wc: "prompts" if wc.text == "prompts" else "document",
+        kind=lambda wc: "document" if wc.text == "calibration" else wc.text,
     shell:
         "{params.python:q} {input.program[0]} {input.model} {input.text:q} {output} --as {params.kind} 2> {log}"

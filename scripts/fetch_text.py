@@ -5,7 +5,7 @@
 
 FILE is one of the data set's files: .parquet, JSON lines (.jsonl or .json, also .gz) or plain text. Its documents, or
 the first N of them, are joined by S (default: an empty line, as the published WikiText-2 perplexities are). DST becomes
-a folder with text.txt and its manifest.
+a folder with text.txt, rows.json (how long each document is) and its manifest.
 """
 
 import gzip
@@ -78,6 +78,8 @@ def main() -> None:
     with publish(options.dst) as folder:
         folder.mkdir()
         (folder / "text.txt").write_text(text, encoding="utf-8", newline="")
+        rows = {"join": options.join, "characters": [len(document) for document in chosen]}
+        (folder / "rows.json").write_text(json.dumps(rows) + "\n", encoding="utf-8")
         manifest.write(
             folder,
             format="text",

@@ -22,6 +22,7 @@ from devices import cpu
 from metrics import perplexity
 
 WINDOWS = 8  # a broken artifact is broken everywhere
+ROWS = 16  # positions whose float64 log-probabilities exist at a time
 
 
 def main() -> None:
@@ -37,9 +38,10 @@ def main() -> None:
     answers = alignment.examine(engine, options.artifact, text.ids, options.reference)
     total = 0.0
     for chunk in scoring.chunks(engine, text):
-        scores = perplexity.log_softmax(chunk.logits)
-        total -= float(scores[np.arange(len(chunk.targets)), chunk.targets].sum())
-        del chunk, scores  # or they would still be held while the engine makes the next ones
+        for low in range(0, len(chunk.targets), ROWS):
+            scores = perplexity.log_softmax(scoring.on_host(chunk.logits[low : low + ROWS]))
+            total += float(perplexity.nll(scores, chunk.targets[low : low + ROWS]).sum())
+        del chunk  # or it would still be held while the engine makes the next one
     found = {"perplexity": float(np.exp(total / text.positions)), "windows": len(text.windows)}
     if options.reference:
         theirs = json.loads(options.reference.read_text(encoding="utf-8"))["perplexity"]

@@ -1,13 +1,21 @@
 #!/usr/bin/env python3
 """Measure what an artifact lost: perplexity of the evaluation text, and divergence from the reference's predictions.
 
-    python scripts/quality.py ARTIFACT OUT --engine ctranslate2 --evaluation evaluation.json --reference logits.npy
-        --gate gate.json
+    python scripts/quality.py ARTIFACT OUT --engine ctranslate2 --evaluation evaluation.json --gate gate.json
+        (--reference logits.npy | --recompute FOLDER --recompute-engine transformers [--recompute-python PYTHON])
 
 OUT is a JSON file with sums a window (so that intervals and paired differences can be computed from it) and the
-summary; beside it, OUT with the suffix .npz holds NLL, KL divergence and agreement of every position.
+summary; beside it, OUT with the suffix .npz holds the values of every position.
+
+--recompute runs the reference in a process of its own meanwhile instead of reading its logits from a file.
+--noise-floor scores the reference itself in another dtype, on the first windows: how far apart two runs of the same
+weights are.
 """
 
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,104 +24,160 @@ from tqdm import tqdm
 
 import devices
 import engines
-from common import alignment, manifest, scoring
+from common import alignment, manifest, reference, scoring
 from common.program import UserError, parser, run
 from common.publish import publish, publish_json
 from devices import cpu, cuda
 from metrics import METRICS_VERSION, bootstrap, divergence, perplexity
+from metrics.windows import PROTOCOLS
 
-ROWS = 64  # positions whose float64 log-probabilities exist at a time
+BLOCK = {"cpu": 2**17, "gpu": 2**21}  # logits that are compared at a time; float64 copies of them: 1 MiB fits a cache
+WORKERS = 8  # threads that compare, at most: each holds three copies of a block
+NOISE_WINDOWS = 8  # some 4,000 positions or more; float16 takes a CPU many times as long as float32
+COLUMNS = ("nll", "kld", "delta_p", "top1")
 
 
-def score(engine: engines.Engine, text: scoring.Text, reference: np.ndarray) -> dict[str, np.ndarray]:
-    """Window number, NLL, KL divergence (nats) and top-1 agreement of every scored position; each [positions]."""
-    if len(reference) != text.positions:
-        raise UserError(f"the reference's logits are of {len(reference)} positions, not {text.positions}; rebuild them")
+def score(
+    engine: engines.Engine, text: scoring.Text, logits: reference.Logits, workers: int = 1, whole: int | None = None
+) -> dict[str, np.ndarray]:
+    """Window number, and the values of `divergence.compare`, of every scored position; each [positions].
+
+    `whole`: positions of the reference's logits, where the text is only the beginning of what they are of.
+    """
+    expected = whole or text.positions
+    if logits.positions != expected:
+        raise UserError(f"the reference's logits are of {logits.positions} positions, not {expected}; rebuild them")
     parts: list[dict[str, np.ndarray]] = []
-    with tqdm(total=text.positions, desc="positions", mininterval=1) as bar:
+    with (
+        ThreadPoolExecutor(min(workers, WORKERS)) as pool,
+        tqdm(total=text.positions, desc="positions", mininterval=1) as bar,
+    ):
         for chunk in scoring.chunks(engine, text):
-            parts += score_chunk(chunk, reference)
+            parts += compare(chunk, logits, pool)
             bar.update(len(chunk.targets))
             del chunk  # or it would still be held while the engine makes the next one
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def score_chunk(chunk: scoring.Chunk, reference: np.ndarray) -> list[dict[str, np.ndarray]]:
-    """The columns of `score` for one chunk, in pieces of `ROWS` positions."""
-    parts = []
-    for low in range(0, len(chunk.targets), ROWS):
-        logits, targets = chunk.logits[low : low + ROWS], chunk.targets[low : low + ROWS]
-        kept = reference[chunk.first + low : chunk.first + low + len(targets)]
-        if logits.shape[1] < kept.shape[1]:
-            raise UserError(f"the engine's vocabulary is {logits.shape[1]}, the reference's {kept.shape[1]}")
+def compare(chunk: scoring.Chunk, logits: reference.Logits, pool: ThreadPoolExecutor) -> list[dict[str, np.ndarray]]:
+    """The columns of `score` for one chunk, in blocks of rows; numpy's are shared out among threads."""
+    if chunk.logits.shape[1] < logits.vocab_size:
+        raise UserError(f"the engine's vocabulary is {chunk.logits.shape[1]}, the reference's {logits.vocab_size}")
+    xp = scoring.library(chunk.logits)
+    size = max(1, BLOCK["cpu" if xp is np else "gpu"] // logits.vocab_size)
+
+    def block(rows: tuple[Any, np.ndarray, np.ndarray]) -> dict[str, np.ndarray]:
+        candidate, expected, targets = rows
         # some formats pad the vocabulary; what the reference cannot say takes no part
-        candidate = perplexity.log_softmax(logits[:, : kept.shape[1]])
-        expected = perplexity.log_softmax(kept)
-        parts.append(
-            {
-                "window": np.full(len(targets), chunk.window),
-                "nll": -candidate[np.arange(len(targets)), targets],
-                "kld": divergence.kl_divergence(expected, candidate),
-                "top1": divergence.top1_agreement(expected, candidate),
-            }
-        )
-    return parts
+        found = divergence.compare(candidate[:, : logits.vocab_size], expected, targets, xp)
+        return {name: scoring.on_host(found[name]) for name in COLUMNS}
+
+    def blocks() -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
+        for low in range(0, len(chunk.targets), size):
+            targets = chunk.targets[low : low + size]
+            yield chunk.logits[low : low + size], logits.rows(len(targets)), targets
+
+    found = pool.map(block, blocks()) if xp is np else map(block, blocks())
+    return [{"window": np.full(len(part["nll"]), chunk.window)} | part for part in found]
 
 
-def summarise(positions: dict[str, np.ndarray], windows: int) -> tuple[dict[str, Any], dict[str, float]]:
-    """Sums a window, and the summary with bootstrap intervals over windows."""
+def summarise(positions: dict[str, np.ndarray], text: scoring.Text, protocol: str) -> dict[str, Any]:
+    """What a result file holds of the positions: sums a window, and figures with bootstrap intervals over windows."""
+    windows, facts = len(text.windows), text.facts
     sums = {name: np.bincount(positions["window"], positions[name], windows) for name in ("nll", "kld", "top1")}
-    tokens = np.bincount(positions["window"], minlength=windows)
+    tokens, counts = np.bincount(positions["window"], minlength=windows), np.array(text.counts)
     resamples = bootstrap.indices(windows)
-    replicates = {name: perplexity.ratio_of_sums(values, tokens, resamples) for name, values in sums.items()}
-    perplexity_low, perplexity_high = np.exp(bootstrap.interval(replicates["nll"], windows))
-    kld_low, kld_high = bootstrap.interval(replicates["kld"], windows)
+    perplexity_low, perplexity_high = np.exp(
+        bootstrap.interval(perplexity.ratio_of_sums(sums["nll"], counts, resamples), windows)
+    )
+    kld_low, kld_high = bootstrap.interval(perplexity.ratio_of_sums(sums["kld"], tokens, resamples), windows)
     summary = {
-        "perplexity": perplexity.perplexity(sums["nll"], tokens),
+        "perplexity": perplexity.perplexity(sums["nll"], counts),
         "perplexity_low": float(perplexity_low),
         "perplexity_high": float(perplexity_high),
-        **divergence.summary(positions["kld"]),
+        **divergence.summary(positions["kld"], positions["delta_p"], positions["top1"]),
         "kld_mean_low": kld_low,
         "kld_mean_high": kld_high,
-        "top1_agreement": float(positions["top1"].mean()),
     }
-    return {"tokens": tokens.tolist()} | {name: values.tolist() for name, values in sums.items()}, summary
+    if PROTOCOLS[protocol].bos:
+        summary["perplexity_standard_error"] = perplexity.standard_error(positions["nll"])
+    nll = float(positions["nll"].sum())
+    return {
+        "protocol": {"perplexity": protocol, "windows": windows, **facts},
+        "summary": summary,
+        "headline": f"{facts['unit'].removesuffix('s')}_perplexity",
+        "normalised": perplexity.normalised(
+            nll / text.positions, *(facts[name] for name in ("tokens", "words", "bytes"))
+        ),
+        "total_nll": nll,
+        "scored_tokens": text.positions,
+        **{name: facts[name] for name in ("tokens", "words", "bytes")},
+        "windows": {
+            "tokens": tokens.tolist(),
+            "counts": text.counts,
+            **{name: values.tolist() for name, values in sums.items()},
+        },
+    }
+
+
+def opened(options: Any, device: str, threads: int) -> AbstractContextManager[reference.Logits]:
+    """The reference's logits, from a file or from a process with so many threads."""
+    if options.reference:
+        return reference.stored(options.reference)
+    program = Path(__file__).with_name("reference_logits.py")
+    command = [options.recompute_python or sys.executable, program, options.recompute, "-"]
+    command += ["--engine", options.recompute_engine, "--evaluation", options.evaluation]
+    command += ["--protocol", options.protocol, "--device", device, "--threads", threads]
+    return reference.recomputed([str(part) for part in command])
 
 
 def main() -> None:
     arguments = parser(__doc__)
     scoring.add_arguments(arguments)
-    arguments.add_argument("--reference", type=Path, required=True, help="what reference_logits.py wrote")
-    arguments.add_argument("--gate", type=Path, required=True, help="what gate.py wrote for the reference")
+    group = arguments.add_mutually_exclusive_group(required=True)
+    group.add_argument("--reference", type=Path, help="what reference_logits.py wrote")
+    group.add_argument("--recompute", type=Path, help="the reference's artifact")
+    arguments.add_argument("--recompute-engine", default="transformers", help="the reference's engine")
+    arguments.add_argument("--recompute-python", help="the Python that has this engine; default: this one")
+    arguments.add_argument(
+        "--gate", type=Path, help="what gate.py wrote for the reference; the engine is checked with it"
+    )
+    arguments.add_argument("--noise-floor", action="store_true", help="calculate in another dtype than usual")
     options = arguments.parse_args()
 
     device = devices.resolve(options.device)
     threads = min(options.threads, cpu.available_threads())
     artifact = manifest.read(options.artifact)
     text = scoring.read_text(options.evaluation, options.protocol)
-    reference = np.load(options.reference, mmap_mode="r")
-    engine = engines.load(options.engine, options.artifact, device, threads)
-    alignment.examine(engine, options.artifact, text.ids, options.gate)
-    positions = score(engine, text, reference)
-    windows, summary = summarise(positions, len(text.windows))
-    result = {
-        "kind": "quality",
-        "metrics_version": METRICS_VERSION,
+    result = {"kind": "noise floor" if options.noise_floor else "quality", "metrics_version": METRICS_VERSION}
+    changes, whole = {}, text.positions
+    if options.noise_floor:
+        dtype = engines.other_dtype(options.engine, device)
+        if dtype is None:
+            reason = f"the engine {options.engine} calculates in one dtype alone"
+            publish_json(options.out, result | {"summary": None, "reason": reason})
+            return
+        changes, text = {"dtype": dtype}, text.first(NOISE_WINDOWS)
+    if options.recompute:
+        threads = max(1, threads // 2)  # the two run at the same time
+    with opened(options, device, threads) as logits:
+        engine = engines.load(options.engine, options.artifact, device, threads, **changes)
+        if options.gate:
+            alignment.examine(engine, options.artifact, text.ids, options.gate)
+        positions = score(engine, text, logits, threads, whole)
+    result |= {
         "artifact": artifact,
         "engine": options.engine,
-        "protocol": {"perplexity": options.protocol, "windows": len(text.windows), **text.facts},
-        "summary": summary,
-        "total_nll": float(positions["nll"].sum()),
-        "scored_tokens": text.positions,
+        **summarise(positions, text, options.protocol),
         "compute_type": engine.compute_type,
         "versions": engine.versions(),
         "device": devices.describe(device, threads),
         "peak_memory_bytes": cuda.used_bytes() if device == "cuda" else manifest.peak_rss_bytes(),
-        "windows": windows,
     }
-    with publish(options.out.with_suffix(".npz")) as partial, partial.open("wb") as file:
-        small = {name: positions[name].astype(np.float32) for name in ("nll", "kld")}
-        np.savez(file, top1=positions["top1"], **small)
+    if not options.noise_floor:
+        with publish(options.out.with_suffix(".npz")) as partial, partial.open("wb") as file:
+            small = {name: positions[name].astype(np.float32) for name in ("nll", "kld", "delta_p")}
+            np.savez(file, top1=positions["top1"], **small)
     publish_json(options.out, result)
 
 

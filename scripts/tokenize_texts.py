@@ -1,21 +1,24 @@
 #!/usr/bin/env python3
 """Tokenise a text once, with the model's own tokenizer; every engine then gets these ids and never the text.
 
-    python scripts/tokenize_texts.py MODEL TEXT DST --as prompts|document
+    python scripts/tokenize_texts.py MODEL TEXT DST --as prompts|document|evaluation
 
-`prompts` is one prompt a line (empty lines are skipped), `document` one text. A beginning-of-sequence token is there
-only if the model's tokenizer puts it there. Random weights that come without a tokenizer get random ids, one for every
-four bytes of the text, which is about what a vocabulary of 32,000 makes of English.
+`prompts` is one prompt a line (empty lines are skipped), `document` one text; `evaluation` also has its documents one
+by one (scripts/common/documents.py), without special tokens, for the protocol that scores those. A
+beginning-of-sequence token is there only if the model's tokenizer puts it there. Random weights that come without a
+tokenizer get random ids, one for every four bytes of the text, which is about what a vocabulary of 32,000 makes of
+English.
 """
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import transformers
 
-from common import manifest
+from common import documents, manifest
 from common.program import UserError, first_line, parser, run
 from common.publish import publish_json
 
@@ -51,12 +54,24 @@ def random_ids(vocab_size: int, text: str) -> list[int]:
     return generator.integers(vocab_size, size=max(1, round(len(raw) / BYTES_A_TOKEN))).tolist()
 
 
+def parts_of(path: Path, text: str) -> list[str]:
+    """The rows of the data set that a folder of fetch_text.py's came from; of a file, the text."""
+    if not path.is_dir():
+        return [text]
+    parts, place = [], 0
+    rows = json.loads((path / "rows.json").read_text(encoding="utf-8"))
+    for length in rows["characters"]:
+        parts.append(text[place : place + length])
+        place += length + len(rows["join"])
+    return parts
+
+
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("model", type=Path, help="folder that holds config.json and the tokenizer")
     arguments.add_argument("text", type=Path, help="a text, or a folder that fetch_text.py wrote")
     arguments.add_argument("dst", type=Path, help="JSON file to write")
-    arguments.add_argument("--as", dest="kind", choices=["prompts", "document"], required=True)
+    arguments.add_argument("--as", dest="kind", choices=["prompts", "document", "evaluation"], required=True)
     options = arguments.parse_args()
 
     path = options.text / "text.txt" if options.text.is_dir() else options.text
@@ -78,14 +93,32 @@ def main() -> None:
         "tokenizer": type(tokenizer).__name__ if tokenizer else None,
     }
 
-    def ids(part: str) -> list[int]:
-        return tokenizer(part).input_ids if tokenizer else random_ids(config.vocab_size, part)
+    def ids(part: str, special: bool = True) -> list[int]:
+        if tokenizer is None:
+            return random_ids(config.vocab_size, part)
+        return tokenizer(part, add_special_tokens=special).input_ids
 
     if options.kind == "prompts":
         prompts = [line.strip() for line in text.splitlines() if line.strip()]
         content["prompts"] = [{"text": prompt, "ids": ids(prompt)} for prompt in prompts]
     else:
         content |= {"bytes": len(raw), "words": len(text.split()), "ids": ids(text)}
+    if options.kind == "evaluation":
+        first = getattr(tokenizer, "bos_token_id", None)
+        parts, wikitext = documents.split(parts_of(options.text, text))
+        content |= {
+            "bos_id": first if first is not None and content["ids"][0] == first else None,  # where it adds one
+            "prefix_id": first if first is not None else getattr(tokenizer, "eos_token_id", None),
+            "detokenizer": "wikitext" if wikitext else None,
+            "documents": [
+                {
+                    "ids": ids(documents.detokenized(part) if wikitext else part, special=False),
+                    "words": documents.words(part),
+                    "bytes": len(part.encode()),
+                }
+                for part in parts
+            ],
+        }
     publish_json(options.dst, content)
 
 

@@ -1,7 +1,9 @@
 """The measuring programs' own honesty, with engines whose faults and delays are known."""
 
 import argparse
+import io
 import json
+import sys
 import time
 import weakref
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ import pytest
 
 from common import manifest, scoring
 from common.program import UserError
+from common.reference import Logits, recomputed, write
 from latency import assemble
 from metrics import perplexity
 from quality import score, summarise
@@ -57,18 +60,24 @@ def text(tmp_path: Path) -> scoring.Text:
     return scoring.read_text(tmp_path / "evaluation.json", "gptq-2048")
 
 
-def reference(engine: Fake, text: scoring.Text) -> np.ndarray:
-    return np.concatenate([chunk.logits for chunk in scoring.chunks(engine, text)])
+def reference(engine: Fake, text: scoring.Text, positions: int | None = None) -> Logits:
+    """What the reference's file would hold, in float32."""
+    file = io.BytesIO()
+    np.save(file, np.concatenate([chunk.logits for chunk in scoring.chunks(engine, text)])[:positions])
+    file.seek(0)
+    return Logits(file)
 
 
 def test_every_scored_position_is_the_next_token_of_its_window(text: scoring.Text) -> None:
-    assert text.windows == [(0, 8), (8, 16), (16, 24), (24, 32), (32, 40)]
+    assert [window[:2] for window in text.windows] == [(0, 8), (8, 16), (16, 24), (24, 32), (32, 40)]
     assert text.positions == 35
     engine = Fake()
     positions = score(engine, text, reference(engine, text))
     log_probabilities = perplexity.log_softmax(engine.table)
     expected = [
-        -log_probabilities[text.ids[i], text.ids[i + 1]] for start, stop in text.windows for i in range(start, stop - 1)
+        -log_probabilities[text.ids[i], text.ids[i + 1]]
+        for start, stop, *_ in text.windows
+        for i in range(start, stop - 1)
     ]
     assert positions["nll"] == pytest.approx(expected)
     assert positions["kld"] == pytest.approx(0, abs=1e-12)
@@ -84,7 +93,9 @@ def test_one_chunk_of_logits_exists_at_a_time(text: scoring.Text) -> None:
 def test_summary_sums_by_window(text: scoring.Text) -> None:
     engine = Fake()
     positions = score(engine, text, reference(engine, text))
-    windows, summary = summarise(positions, len(text.windows))
+    result = summarise(positions, text, "gptq-2048")
+    windows, summary = result["windows"], result["summary"]
+    assert result["headline"] == "token_perplexity"
     assert windows["tokens"] == [7, 7, 7, 7, 7]
     assert sum(windows["nll"]) == pytest.approx(positions["nll"].sum())
     assert summary["perplexity"] == pytest.approx(np.exp(positions["nll"].mean()))
@@ -93,8 +104,7 @@ def test_summary_sums_by_window(text: scoring.Text) -> None:
 
 
 def test_noise_in_the_logits_shows_as_divergence(text: scoring.Text) -> None:
-    kept = reference(Fake(), text)
-    quiet, loud = (score(Fake(noise=noise), text, kept)["kld"].mean() for noise in (0.1, 1.0))
+    quiet, loud = (score(Fake(noise=noise), text, reference(Fake(), text))["kld"].mean() for noise in (0.1, 1.0))
     assert 0 < quiet < loud / 10
 
 
@@ -118,7 +128,7 @@ def test_logits_that_are_no_numbers_are_refused(text: scoring.Text) -> None:
 
 def test_a_reference_of_another_text_is_refused(text: scoring.Text) -> None:
     with pytest.raises(UserError, match="of 34 positions, not 35"):
-        score(Fake(), text, reference(Fake(), text)[:-1])
+        score(Fake(), text, reference(Fake(), text, -1))
 
 
 def test_a_padded_vocabulary_takes_no_part(text: scoring.Text) -> None:
@@ -139,6 +149,122 @@ def test_too_few_windows_for_an_interval_are_refused(tmp_path: Path) -> None:
     (tmp_path / "few.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match="fills 4 windows of 8 tokens, and an interval wants 5"):
         scoring.read_text(tmp_path / "few.json", "gptq-2048")
+
+
+def evaluation(folder: Path, protocol: str, **changes: object) -> scoring.Text:
+    """A text of `TOKENS` random ids, cut by a protocol."""
+    ids = np.random.default_rng(3).integers(1, VOCAB, size=TOKENS).tolist()
+    content = {"ids": ids, "context": CONTEXT, "text_sha256": "x", "bytes": 90, "words": 20, "bos_id": 0}
+    (folder / "evaluation.json").write_text(json.dumps(content | changes))
+    return scoring.read_text(folder / "evaluation.json", protocol)
+
+
+def nll(before: int, after: int) -> float:
+    """Of one token after another, by the engine's own table."""
+    return -perplexity.log_softmax(Fake().table)[before, after]
+
+
+def test_llamacpp_reads_bos_at_the_start_of_a_chunk_and_scores_its_second_half(tmp_path: Path) -> None:
+    text = evaluation(tmp_path, "llamacpp-512")
+    seen: list[list[int]] = []
+
+    class Watched(Fake):
+        def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
+            seen.append(ids)
+            yield from super().logits(ids)
+
+    positions = score(Watched(), text, reference(Fake(), text))
+    assert seen == [[0, *text.ids[start + 1 : start + 8]] for start in range(0, 40, 8)]
+    expected = [nll(text.ids[s + i], text.ids[s + i + 1]) for s in range(0, 40, 8) for i in (4, 5, 6)]
+    assert positions["nll"] == pytest.approx(expected)
+    summary = summarise(positions, text, "llamacpp-512")["summary"]
+    assert summary["perplexity"] == pytest.approx(np.exp(np.mean(expected)))
+    error = np.sqrt((np.square(expected).mean() - np.mean(expected) ** 2) / 14) * np.exp(np.mean(expected))
+    assert summary["perplexity_standard_error"] == pytest.approx(error)
+
+
+def test_llamacpp_leaves_the_first_token_where_the_tokenizer_adds_none(tmp_path: Path) -> None:
+    assert evaluation(tmp_path, "llamacpp-512", bos_id=None).bos is None
+    assert evaluation(tmp_path, "gptq-2048").bos is None
+
+
+def test_hf_strided_scores_all_but_the_first(tmp_path: Path) -> None:
+    text = evaluation(tmp_path, "hf-strided")
+    positions = score(Fake(), text, reference(Fake(), text))
+    assert positions["nll"] == pytest.approx([nll(text.ids[i], text.ids[i + 1]) for i in range(TOKENS - 1)])
+
+
+def test_lm_eval_divides_by_words_and_mixes_no_documents(tmp_path: Path) -> None:
+    documents = [
+        {"ids": [1, 2, 3], "words": 2, "bytes": 9},
+        {"ids": [], "words": 5, "bytes": 1},
+        {"ids": list(range(1, 11)) * 3, "words": 15, "bytes": 80},
+    ]
+    text = evaluation(tmp_path, "lm-eval-word", prefix_id=0, documents=documents, detokenizer=None)
+    assert [window.last - window.first for window in text.windows] == [3, 8, 8, 8, 6]
+    positions = score(Fake(), text, reference(Fake(), text))
+    expected = [
+        nll(before, after)
+        for document in documents
+        for before, after in zip([0, *document["ids"]], document["ids"], strict=False)
+    ]
+    assert positions["nll"] == pytest.approx(expected)
+    result = summarise(positions, text, "lm-eval-word")
+    assert result["summary"]["perplexity"] == pytest.approx(np.exp(sum(expected) / 17))
+    assert result["normalised"]["word_perplexity"] == pytest.approx(result["summary"]["perplexity"])
+    assert result["normalised"]["bits_per_byte"] == pytest.approx(sum(expected) / 89 / np.log(2))
+    assert result["headline"] == "word_perplexity"
+    assert {name: result[name] for name in ("tokens", "words", "bytes", "scored_tokens")} == {
+        "tokens": 33,
+        "words": 17,
+        "bytes": 89,
+        "scored_tokens": 33,
+    }
+    assert sum(result["windows"]["counts"]) == pytest.approx(17)
+
+
+def test_lm_eval_wants_a_token_before_a_document(tmp_path: Path) -> None:
+    documents = [{"ids": [1] * 40, "words": 1, "bytes": 1}]
+    with pytest.raises(UserError, match="wants a token before each document"):
+        evaluation(tmp_path, "lm-eval-word", prefix_id=None, documents=documents, detokenizer=None)
+
+
+def test_a_disk_that_is_too_small_is_said_before_anything_is_written(
+    text: scoring.Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: argparse.Namespace(free=35 * VOCAB * 2 - 1))
+    file = io.BytesIO()
+    with pytest.raises(UserError, match="set reference_logits: recompute"):
+        write(Fake(), text, file, tmp_path)
+    assert file.tell() == 0
+    monkeypatch.setattr("shutil.disk_usage", lambda _: argparse.Namespace(free=35 * VOCAB * 2))
+    write(Fake(), text, file, tmp_path)
+    file.seek(0)
+    logits = Logits(file)
+    assert (logits.positions, logits.vocab_size, logits.dtype) == (35, VOCAB, np.float16)
+    rows = logits.rows(35)
+    assert rows.max(axis=1) == pytest.approx(0)
+    assert rows[0] - rows[0, 3] == pytest.approx(Fake().table[text.ids[0]] - Fake().table[text.ids[0], 3], abs=0.02)
+
+
+def test_a_reference_process_that_fails_is_one_line(text: scoring.Text) -> None:
+    with (
+        pytest.raises(UserError, match=r"^the reference's process failed: no such model$"),
+        recomputed([sys.executable, "-c", "import sys; sys.exit('error: no such model')"]) as logits,
+    ):
+        score(Fake(), text, logits)
+
+
+def test_a_reference_process_that_dies_midway_is_one_line(text: scoring.Text) -> None:
+    program = (
+        "import sys, numpy as np; out = sys.stdout.buffer; np.lib.format.write_array_header_1_0(out, {'descr': '<f2', "
+        f"'fortran_order': False, 'shape': (35, {VOCAB})}}); out.write(bytes(2 * {VOCAB})); sys.exit('error: gone')"
+    )
+    with (
+        pytest.raises(UserError, match=r"^the reference's process failed: gone$"),
+        recomputed([sys.executable, "-c", program]) as logits,
+    ):
+        score(Fake(), text, logits)
 
 
 def test_known_delays_are_measured() -> None:

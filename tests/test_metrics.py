@@ -5,15 +5,41 @@ import math
 import numpy as np
 import pytest
 
-from metrics import bootstrap, divergence, latency, perplexity
+from metrics import bootstrap, divergence, latency, perplexity, windows
 
 
-def test_windows_drop_the_tail_and_never_exceed_the_context() -> None:
-    assert perplexity.gptq_windows(5000, None) == [(0, 2048), (2048, 4096)]
-    assert perplexity.gptq_windows(4096, 4096) == [(0, 2048), (2048, 4096)]
-    assert perplexity.gptq_windows(1100, 512) == [(0, 512), (512, 1024)]
+def test_gptq_windows_drop_the_tail_and_never_exceed_the_context() -> None:
+    assert windows.gptq_2048(5000, None) == [(0, 2048, 1, 2048), (2048, 4096, 2049, 4096)]
+    assert windows.gptq_2048(4096, 4096) == [(0, 2048, 1, 2048), (2048, 4096, 2049, 4096)]
+    assert windows.gptq_2048(1100, 512) == [(0, 512, 1, 512), (512, 1024, 513, 1024)]
     with pytest.raises(ValueError, match="do not fill one window of 512"):
-        perplexity.gptq_windows(511, 512)
+        windows.gptq_2048(511, 512)
+
+
+def test_llamacpp_scores_the_second_half_of_chunks_of_512() -> None:
+    # llama-perplexity: logits from position n_ctx / 2 on, n_ctx - 1 - n_ctx / 2 = 255 of them, and the tail dropped
+    assert windows.llamacpp_512(1300, 4096) == [(0, 512, 257, 512), (512, 1024, 769, 1024)]
+    assert all(window.last - window.first == 255 for window in windows.llamacpp_512(100_000, None))
+    assert windows.llamacpp_512(20, 8) == [(0, 8, 5, 8), (8, 16, 13, 16)]
+
+
+def test_hf_strided_scores_every_token_but_the_first_once() -> None:
+    # transformers' documentation of GPT-2: windows of 1024, a stride of 512
+    assert windows.hf_strided(2200, 1024) == [
+        *((0, 1024, 1, 1024), (512, 1536, 1024, 1536), (1024, 2048, 1536, 2048), (1536, 2200, 2048, 2200)),
+    ]
+    for tokens, context in ((5, 1024), (1024, 1024), (1025, 1024), (3000, 700), (999, 8), (20_000, 131_072)):
+        found = windows.hf_strided(tokens, context)
+        assert [i for window in found for i in range(window.first, window.last)] == list(range(1, tokens))
+        assert all(window.start < window.first and window.stop - window.start <= context for window in found)
+
+
+def test_lm_eval_scores_every_token_of_a_document_with_the_context_there_is() -> None:
+    # the prefix and ten tokens, a context of four: [P 0 1 2]->0123, [3 4 5 6]->4567, and the last two after [5 6 7 8]
+    assert windows.lm_eval_word(11, 4) == [(0, 4, 1, 5), (4, 8, 5, 9), (6, 10, 9, 11)]
+    assert windows.lm_eval_word(3, 4) == [(0, 2, 1, 3)]
+    assert windows.lm_eval_word(5, 4) == [(0, 4, 1, 5)]
+    assert windows.lm_eval_word(6, 4) == [(0, 4, 1, 5), (1, 5, 5, 6)]
 
 
 def test_log_softmax_of_three_logits() -> None:
@@ -31,23 +57,95 @@ def test_perplexity_weighs_windows_by_their_tokens() -> None:
     assert perplexity.perplexity(nll, tokens) == pytest.approx(2 ** (7 / 4))
 
 
+def test_one_total_gives_every_figure() -> None:
+    # 8 tokens of half a bit each in 4 words of 16 bytes
+    figures = perplexity.normalised(math.log(2) / 2, 8, 4, 16)
+    assert figures == pytest.approx(
+        {
+            "token_perplexity": math.sqrt(2),
+            "word_perplexity": 2,
+            "byte_perplexity": 2 ** (1 / 4),
+            "bits_per_byte": 1 / 4,
+        }
+    )
+
+
+def test_standard_error_as_llama_perplexity_prints_it() -> None:
+    # NLLs 1 and 3: mean 2, mean of squares 5, so sqrt((5 - 4) / (2 - 1)) times e squared
+    assert perplexity.standard_error(np.array([1.0, 3.0])) == pytest.approx(math.exp(2))
+
+
+def test_paired_difference_sees_what_all_windows_share() -> None:
+    reference = np.array([100.0, 150.0, 90.0, 200.0, 120.0, 80.0])
+    tokens = np.full(6, 50)
+    difference, low, high, tie = perplexity.paired_difference(reference + 1, reference, tokens)
+    assert difference == low == high == pytest.approx(1 / 50)
+    assert not tie
+    wobble = np.array([1.0, -1.0, 2.0, -2.0, 1.0, -1.0])
+    difference, low, high, tie = perplexity.paired_difference(reference + wobble, reference, tokens)
+    assert difference == 0
+    assert low < 0 < high
+    assert tie
+
+
 def test_uniform_guess_has_the_vocabulary_as_perplexity() -> None:
     nll = -perplexity.log_softmax(np.zeros((7, 50)))[:, 3]
     assert perplexity.perplexity(nll, np.ones(7)) == pytest.approx(50)
 
 
+def compared(reference: list[float], candidate: list[float], target: int = 0) -> dict[str, float]:
+    """One position, of two distributions."""
+    found = divergence.compare(np.log([candidate]), np.log([reference]) + 7.0, np.array([target]))
+    return {name: values.item() for name, values in found.items()}
+
+
 def test_kl_divergence_by_hand_and_its_direction() -> None:
-    reference, candidate = np.log([[0.5, 0.5]]), np.log([[0.25, 0.75]])
     expected = 0.5 * math.log(2) + 0.5 * math.log(2 / 3)
-    assert divergence.kl_divergence(reference, candidate) == pytest.approx([expected])
+    assert compared([0.5, 0.5], [0.25, 0.75])["kld"] == pytest.approx(expected)
     other = 0.25 * math.log(1 / 2) + 0.75 * math.log(3 / 2)
-    assert divergence.kl_divergence(candidate, reference) == pytest.approx([other])
-    assert divergence.kl_divergence(reference, reference) == pytest.approx([0.0])
+    assert compared([0.25, 0.75], [0.5, 0.5])["kld"] == pytest.approx(other)
+    assert compared([0.5, 0.5], [0.5, 0.5])["kld"] == pytest.approx(0, abs=1e-15)
+
+
+def test_nll_and_the_change_of_the_right_tokens_probability() -> None:
+    found = compared([0.5, 0.5], [0.25, 0.75], target=1)
+    assert found["nll"] == pytest.approx(math.log(4 / 3))
+    assert found["delta_p"] == pytest.approx(0.25)
+    assert compared([0.5, 0.5], [0.25, 0.75])["delta_p"] == pytest.approx(-0.25)
 
 
 def test_top1_agreement() -> None:
-    reference, candidate = np.log([[0.6, 0.4], [0.6, 0.4]]), np.log([[0.9, 0.1], [0.4, 0.6]])
-    assert divergence.top1_agreement(reference, candidate).tolist() == [True, False]
+    assert compared([0.6, 0.4], [0.9, 0.1])["top1"]
+    assert not compared([0.6, 0.4], [0.4, 0.6])["top1"]
+
+
+def test_divergence_is_what_its_definition_gives_on_random_logits() -> None:
+    candidate, reference = np.random.default_rng(2).normal(0, 3, (2, 50, 97)).astype(np.float32)
+    p, q = perplexity.log_softmax(reference), perplexity.log_softmax(candidate)
+    kept = candidate.copy()
+    found = divergence.compare(candidate, reference.astype(np.float16), np.arange(50))
+    assert np.array_equal(candidate, kept)
+    assert found["kld"] == pytest.approx((np.exp(p) * (p - q)).sum(axis=-1), rel=5e-3)  # float16
+    assert divergence.compare(candidate, reference, np.arange(50))["kld"] == pytest.approx(
+        (np.exp(p) * (p - q)).sum(axis=-1), rel=1e-12
+    )
+    assert found["nll"] == pytest.approx(perplexity.nll(q, np.arange(50)), rel=1e-12)
+
+
+def test_summary_of_divergence_by_hand() -> None:
+    kld, delta_p = np.arange(1001) / 1000, np.array([0.3, -0.4])
+    summary = divergence.summary(kld, delta_p, np.array([True, False, True, True]))
+    assert summary == pytest.approx(
+        {
+            "kld_mean": 0.5,
+            "kld_median": 0.5,
+            "kld_p99": 0.99,
+            "kld_p999": 0.999,
+            "kld_max": 1.0,
+            "delta_p_rms": math.sqrt(0.125),
+            "top1_agreement": 0.75,
+        }
+    )
 
 
 def test_bootstrap_interval_of_a_mean_matches_the_normal_one() -> None:

@@ -16,7 +16,9 @@ from reporting.numbers import number
 WINDOWS = 30
 
 
-def cell(folder: Path, name: str, rate: float, nll: list[float] | None, model: str = "m") -> dict[str, Any]:
+def cell(
+    folder: Path, name: str, rate: float, nll: list[float] | None, model: str = "m", kld: float = 1.0
+) -> dict[str, Any]:
     """Write an artifact's manifest and its results; return the cell of study.json that names them."""
     artifact = folder / model / name
     artifact.mkdir(parents=True)
@@ -39,8 +41,13 @@ def cell(folder: Path, name: str, rate: float, nll: list[float] | None, model: s
     (artifact / "latency").write_text(json.dumps(common | latency))
     if nll is not None:
         quality = {"kind": "quality", "summary": dict.fromkeys(results.QUALITY, 1.0) | {"perplexity": 2.0}}
-        quality |= {"windows": {"nll": nll, "tokens": [100] * WINDOWS}, "protocol": {"text_sha256": "x"}}
+        windows = {"nll": nll, "tokens": [100] * WINDOWS, "counts": [50.0] * WINDOWS, "kld": [kld] * WINDOWS}
+        quality |= {"windows": windows, "protocol": {"text_sha256": "x"}, "headline": "word_perplexity"}
+        quality |= dict.fromkeys(results.TOTALS, 1) | {"normalised": {}}
         (artifact / "quality").write_text(json.dumps(common | quality))
+    noise = folder / "noise"
+    floor = {"kind": "noise floor", "summary": {"kld_mean": 0.001}, "windows": {"kld": [0.1] * 3}}
+    noise.write_text(json.dumps(common | floor))
     return {
         "model": model,
         "format": name,
@@ -48,6 +55,7 @@ def cell(folder: Path, name: str, rate: float, nll: list[float] | None, model: s
         "artifact": str(artifact),
         "latency": str(artifact / "latency"),
         "quality": str(artifact / "quality") if nll is not None else None,
+        "noise_floor": str(noise) if nll is not None else None,
         "no_quality": None if nll is not None else "random weights",
     }
 
@@ -70,10 +78,42 @@ def test_a_paired_difference_is_seen_through_the_noise_between_windows(tmp_path:
         cell(tmp_path, "same", 10, hard(0, wobble=0.5)),
     )
     worse = rows["worse"]["perplexity_ratio"]
-    assert worse["ratio"] == pytest.approx(1.01005, abs=1e-5)  # exp(1 / 100)
+    assert worse["ratio"] == pytest.approx(1.02020, abs=1e-5)  # exp(1 / 50), by words
+    assert rows["worse"]["nll_difference"] == pytest.approx(1 / 100)  # by tokens
+    assert rows["worse"]["nll_difference_low"] == pytest.approx(1 / 100)
     assert not worse["tie"]
     assert rows["same"]["perplexity_ratio"]["tie"]
+    assert rows["same"]["nll_difference_low"] < 0 < rows["same"]["nll_difference_high"]
+    assert {name: row["nll_verdict"] for name, row in rows.items()} == {
+        "reference": "reference",
+        "worse": "worse",
+        "same": "tie",
+    }
     assert rows["reference"]["perplexity_ratio"] == {"ratio": 1.0, "low": 1.0, "high": 1.0, "tie": True}
+
+
+def test_a_divergence_below_the_noise_floor_is_told_from_one_above(tmp_path: Path) -> None:
+    rows = collect(
+        tmp_path,
+        cell(tmp_path, "reference", 10, hard(0), kld=0.0),
+        cell(tmp_path, "below", 10, hard(0), kld=0.09),
+        cell(tmp_path, "above", 10, hard(0), kld=0.11),
+    )
+    assert {name: row["above_noise_floor"] for name, row in rows.items()} == {
+        "reference": False,
+        "below": False,
+        "above": True,
+    }
+    assert rows["below"]["kld_noise_floor"] == 0.001
+
+
+def test_a_noise_floor_that_could_not_be_measured_says_why(tmp_path: Path) -> None:
+    each = cell(tmp_path, "reference", 10, hard(0))
+    reason = {"kind": "noise floor", "metrics_version": METRICS_VERSION, "summary": None, "reason": "one dtype"}
+    Path(each["noise_floor"]).write_text(json.dumps(reason))
+    row = collect(tmp_path, each)["reference"]
+    assert row["kld_noise_floor"] is row["above_noise_floor"] is None
+    assert row["missing"]["above_noise_floor"] == "one dtype"
 
 
 def test_pareto_front_counts_ties_as_equal(tmp_path: Path) -> None:
@@ -104,7 +144,9 @@ def test_what_was_not_measured_is_empty_and_says_why(tmp_path: Path) -> None:
     with (tmp_path / "r.csv").open() as file:
         (line,) = csv.DictReader(file)
     assert list(line) == list(results.COLUMNS)
-    assert line["perplexity"] == line["pareto"] == ""
+    assert line["perplexity"] == line["pareto"] == line["nll_verdict"] == line["above_noise_floor"] == ""
+    unmeasured = {name for name in results.COLUMNS if rows["random"][name] is None}
+    assert unmeasured == set(rows["random"]["missing"])
     assert line["tokens_per_second"] == "10"
     assert line["interference"] == "none"
 
@@ -128,7 +170,9 @@ def test_columns_are_those_of_the_contract() -> None:
     assert ",".join(results.COLUMNS) == (
         "model,format,engine,device,bits_per_weight,size_bytes,perplexity,perplexity_low,perplexity_high,kld_mean,"
         "kld_median,kld_p99,top1_agreement,ttft_ms_p50,tpot_ms_p50,tpot_ms_p99,tokens_per_second,tokens_per_second_low,"
-        "tokens_per_second_high,peak_memory_bytes,bandwidth_fraction,pareto,build_seconds,joules_per_token,interference"
+        "tokens_per_second_high,peak_memory_bytes,bandwidth_fraction,pareto,build_seconds,joules_per_token,interference,"
+        "kld_p999,kld_max,kld_noise_floor,above_noise_floor,delta_p_rms,nll_difference,nll_difference_low,"
+        "nll_difference_high,nll_verdict"
     )
 
 
@@ -154,7 +198,7 @@ def test_numbers_as_people_read_them(value: float | None, digits: int, text: str
 def test_the_page_shows_hostile_names_as_text(call: Callable, tmp_path: Path, tools_python: Path) -> None:
     hostile = "</script><script>alert(1)</script>"
     study = {
-        "config": {"reference": "reference", "models": {hostile: {}}},
+        "config": {"reference": "reference", "models": {hostile: {}}, "perplexity": "gptq-2048"},
         "cells": [
             {**cell(tmp_path, "reference", 10, hard(0)), "model": hostile},
             {**cell(tmp_path, "other", 20, hard(1)), "model": hostile},

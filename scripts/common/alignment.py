@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from common.program import UserError
+from common.scoring import on_host
 from engines import Engine
 from metrics import perplexity
 
@@ -51,7 +52,7 @@ def added_token(artifact: Path, ids: Sequence[int]) -> int:
 
 def rows(engine: Engine, ids: list[int]) -> np.ndarray:
     """Log-probabilities [len(ids), vocab]. Raises `UserError` unless there is one finite row for each id."""
-    logits = np.concatenate(list(engine.logits(ids)))
+    logits = np.concatenate([on_host(chunk) for chunk in engine.logits(ids)])
     if len(logits) > len(ids):
         raise UserError(
             f"the engine returned logits of {len(logits)} positions for {len(ids)} tokens: it adds a token of its own "

@@ -2,9 +2,11 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -12,38 +14,37 @@ import numpy as np
 from common.program import UserError
 from devices import cpu
 from engines import Engine
-from metrics import bootstrap, perplexity
-
-WINDOWS = {"gptq-2048": perplexity.gptq_windows}  # how each protocol cuts a text
-PROTOCOLS = tuple(WINDOWS)
+from metrics import bootstrap
+from metrics.windows import PROTOCOLS, Window
 
 
 @dataclass(frozen=True)
 class Text:
-    """A tokenised evaluation text and the windows that a protocol cuts it into."""
+    """A tokenised evaluation text, the windows that a protocol cuts it into, and what each window's NLL is divided by:
+    scored tokens, or words. `bos` is read instead of each window's first token, where it is not None."""
 
     ids: list[int]
-    windows: list[tuple[int, int]]
+    windows: list[Window]
+    counts: list[float]
     facts: dict[str, Any]
+    bos: int | None = None
 
     @property
     def positions(self) -> int:
-        """Scored positions: every token of every window but its first."""
-        return sum(stop - start - 1 for start, stop in self.windows)
+        """Scored positions."""
+        return sum(window.last - window.first for window in self.windows)
 
     def first(self, count: int) -> "Text":
         """The same text, of which only the first windows are scored."""
-        return replace(self, windows=self.windows[:count])
+        return replace(self, windows=self.windows[:count], counts=self.counts[:count])
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Logits [n, vocab] of a window's positions, the ids [n] that follow them, and the first's index in the text's
-    scored positions."""
+    """Logits [n, vocab] of a window's positions, as the engine's own array, and the ids [n] that follow them."""
 
     window: int
-    first: int
-    logits: np.ndarray
+    logits: Any
     targets: np.ndarray
 
 
@@ -53,7 +54,7 @@ def add_arguments(arguments: argparse.ArgumentParser) -> None:
     arguments.add_argument("out", type=Path)
     arguments.add_argument("--engine", required=True, help="a module of scripts/engines")
     arguments.add_argument("--evaluation", type=Path, required=True, help="what tokenize_texts.py wrote")
-    arguments.add_argument("--protocol", choices=PROTOCOLS, default=PROTOCOLS[0])
+    arguments.add_argument("--protocol", choices=list(PROTOCOLS), default="gptq-2048")
     arguments.add_argument("--device", default="auto", help="auto, cpu or cuda")
     arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="CPU threads at most")
 
@@ -61,38 +62,85 @@ def add_arguments(arguments: argparse.ArgumentParser) -> None:
 def read_text(path: Path, protocol: str) -> Text:
     """Read what tokenize_texts.py wrote and cut it by a protocol. Raises `UserError` where it fills too few windows."""
     content = json.loads(path.read_text(encoding="utf-8"))
-    try:
-        windows = WINDOWS[protocol](len(content["ids"]), content["context"])
-    except ValueError as error:
-        raise UserError(f"{path}: {error}; give the model a longer evaluation text") from None
-    size = windows[0][1] - windows[0][0]
-    if len(windows) < bootstrap.MINIMUM:
+    way, context = PROTOCOLS[protocol], content["context"]
+    facts = {"text_sha256": content["text_sha256"], "unit": way.unit}
+    if way.documents:
+        text = _documents(path, content, protocol)
+    else:
+        try:
+            windows = way.windows(len(content["ids"]), context)
+        except ValueError as error:
+            raise UserError(f"{path}: {error}; give the model a longer evaluation text") from None
+        facts |= {"bytes": content["bytes"], "words": content["words"], "tokens": len(content["ids"])}
+        counts = [float(window.last - window.first) for window in windows]
+        text = Text(content["ids"], windows, counts, facts, content.get("bos_id") if way.bos else None)
+    size = max((window.stop - window.start for window in text.windows), default=0)
+    if len(text.windows) < bootstrap.MINIMUM:
         raise UserError(
-            f"{path}: the evaluation text fills {len(windows)} windows of {size} tokens, and an interval wants "
+            f"{path}: the evaluation text fills {len(text.windows)} windows of {size} tokens, and an interval wants "
             f"{bootstrap.MINIMUM}; give the model a longer one"
         )
-    facts = {key: content[key] for key in ("text_sha256", "bytes", "words")}
-    facts |= {"tokens": len(content["ids"]), "window": size, "dropped_tokens": len(content["ids"]) % size}
-    return Text(content["ids"], windows, facts)
+    dropped = len(text.ids) - text.windows[-1].stop
+    return replace(text, facts=facts | text.facts | {"window": size, "dropped_tokens": 0 if way.documents else dropped})
+
+
+def _documents(path: Path, content: dict[str, Any], protocol: str) -> Text:
+    """Documents one after another, each with the prefix token before it; no window holds tokens of two.
+
+    A document's words are shared out among its windows as its tokens are.
+    """
+    documents = [document for document in content["documents"] if document["ids"]]
+    prefix = content["prefix_id"]
+    if prefix is None:
+        raise UserError(f"{path}: {protocol} wants a token before each document, and this tokenizer has no such token")
+    ids: list[int] = []
+    windows: list[Window] = []
+    counts: list[float] = []
+    for document in documents:
+        tokens = len(document["ids"])
+        for window in PROTOCOLS[protocol].windows(tokens + 1, content["context"]):
+            windows.append(Window(*(place + len(ids) for place in window)))
+            counts.append(document["words"] * (window.last - window.first) / tokens)
+        ids += [prefix, *document["ids"]]
+    facts = {name: sum(document[name] for document in documents) for name in ("bytes", "words")}
+    facts |= {"tokens": len(ids) - len(documents), "documents": len(documents), "detokenizer": content["detokenizer"]}
+    return Text(ids, windows, counts, facts)
 
 
 def chunks(engine: Engine, text: Text) -> Iterator[Chunk]:
     """Yield every scored position's logits, in order. Raises `UserError` where they are not finite or too few."""
-    first = 0
-    for number, (start, stop) in enumerate(text.windows):
-        ids = text.ids[start:stop]
+    for number, window in enumerate(text.windows):
+        ids = text.ids[window.start : window.stop]
+        if text.bos is not None:
+            ids[0] = text.bos
+        first, last = window.first - 1 - window.start, window.last - 1 - window.start  # positions that are scored
         seen = 0
         for logits in engine.logits(ids):
-            logits = logits[: len(ids) - 1 - seen]  # the last position predicts a token that no window holds
-            if not np.isfinite(logits).all():
-                raise UserError(
-                    f"window {number}: the engine returned logits that are not finite; the artifact is broken"
-                )
-            targets = np.array(ids[seen + 1 : seen + 1 + len(logits)])
+            low, seen = seen, seen + len(logits)
+            logits = logits[max(first - low, 0) : max(last - low, 0)]
+            low = max(low, first)
             if len(logits):
-                yield Chunk(number, first + seen, logits, targets)
-            seen += len(logits)
+                if not finite(logits):
+                    raise UserError(
+                        f"window {number}: the engine returned logits that are not finite; the artifact is broken"
+                    )
+                targets = text.ids[window.start + low + 1 : window.start + low + 1 + len(logits)]
+                yield Chunk(number, logits, np.array(targets))
             del logits  # the engine makes the next chunk while this one is gone
-        if seen != len(ids) - 1:
-            raise UserError(f"window {number}: the engine returned logits of {seen} positions, not {len(ids) - 1}")
-        first += seen
+        if seen < last:
+            raise UserError(f"window {number}: the engine returned logits of {seen} positions, not {last}")
+
+
+def library(array: Any) -> ModuleType:
+    """What calculates with an engine's arrays: numpy, or torch for a tensor on a GPU."""
+    return np if isinstance(array, np.ndarray) else sys.modules["torch"]
+
+
+def on_host(array: Any) -> np.ndarray:
+    """An engine's array, or part of one, in the host's memory."""
+    return array if isinstance(array, np.ndarray) else array.cpu().numpy()
+
+
+def finite(logits: Any) -> bool:
+    """Whether all logits are: a row's sum is not where one of it is not, and takes no memory."""
+    return bool(library(logits).isfinite(logits.sum(axis=-1)).all())

@@ -7,13 +7,14 @@ import importlib
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Protocol
 
 import numpy as np
 
 from common.program import UserError
 
-CHUNK_LOGITS = 2**24  # float32 values in one chunk of logits: 64 MiB
+CHUNK_LOGITS = 2**23  # float32 values in one chunk of logits: 32 MiB
 
 
 class Engine(Protocol):
@@ -38,7 +39,10 @@ class Engine(Protocol):
         """
 
     def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
-        """Yield float32 logits in chunks [positions, vocab] that together cover every position of `ids`, in order."""
+        """Yield float32 logits in chunks [positions, vocab] that together cover every position of `ids`, in order.
+
+        In numpy's arrays; on a GPU, an engine that has torch yields tensors there, and they are compared there.
+        """
 
     def weight_bytes(self) -> int:
         """Bytes of weights that one decoded token reads, as loaded (of an untied embedding table it reads one row)."""
@@ -61,11 +65,24 @@ class Engine(Protocol):
         """Most memory of the GPU that the library's allocator has handed out; None on a CPU."""
 
 
-def load(name: str, artifact: Path, device: str, threads: int) -> Engine:
-    """Import engine `name` (a module of this package) and load `artifact` with it."""
+def module(name: str) -> ModuleType:
+    """Import engine `name`, a module of this package. Raises `UserError` where there is none."""
     if importlib.util.find_spec(f"engines.{name}") is None:
         raise UserError(f"engine {name!r}: there is no scripts/engines/{name}.py")
-    return importlib.import_module(f"engines.{name}").Engine(artifact, device, threads)
+    return importlib.import_module(f"engines.{name}")
+
+
+def load(name: str, artifact: Path, device: str, threads: int, **changes: str) -> Engine:
+    """Load `artifact` with engine `name`; `changes`: a `dtype` that `other_dtype` named."""
+    return module(name).Engine(artifact, device, threads, **changes)
+
+
+def other_dtype(name: str, device: str) -> str | None:
+    """The dtype that engine `name` can calculate in besides its own, for the noise floor; None where there is none.
+
+    Such an engine has a table OTHER_DTYPES (device -> dtype), and its class takes `dtype`.
+    """
+    return getattr(module(name), "OTHER_DTYPES", {}).get(device)
 
 
 def chunk_positions(vocab_size: int) -> int:

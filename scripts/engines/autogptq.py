@@ -16,7 +16,7 @@ class Engine(transformers.Engine):
     def _load(self, artifact: Path, device: str) -> PreTrainedModel:
         stored = shards.find(artifact).tensors()
         on_cpu = device == "cpu"
-        dtype = transformers.DTYPES[device]
+        dtype = self.dtype
         try:
             model = auto_gptq.AutoGPTQForCausalLM.from_quantized(
                 str(artifact),

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
@@ -15,15 +14,19 @@ from common.program import UserError, first_line
 from engines import chunk_positions
 
 DTYPES = {"cuda": torch.float16, "cpu": torch.float32}
+# For the noise floor: what a GPU would calculate in, and the other type that unquantized models are served in
+OTHER_DTYPES = {"cuda": "bfloat16", "cpu": "float16"}
+PROBE = 8  # tokens
 
 
 class Engine:
     """See `engines.Engine`. `eager` is one Python call a token; `captured`, on a GPU, the same as a CUDA graph."""
 
-    def __init__(self, artifact: Path, device: str, threads: int) -> None:
+    def __init__(self, artifact: Path, device: str, threads: int, dtype: str | None = None) -> None:
         if device == "cuda" and not torch.cuda.is_available():
             raise UserError(f"device cuda: torch {torch.__version__} of this environment sees no GPU; use device: cpu")
         torch.set_num_threads(threads)
+        self.dtype = getattr(torch, dtype) if dtype else DTYPES[device]
         model = self._load(artifact, device).to(device).eval()
         self.model: PreTrainedModel = model
         text_config = model.config.get_text_config()
@@ -35,12 +38,12 @@ class Engine:
         self.modes = self._modes()
         self.mode = self.modes[0]
         self.static: Any = None
+        self.headed: bool | None = None  # asked when logits are
 
     def _load(self, artifact: Path, device: str) -> PreTrainedModel:
         """The model; sets `compute_type`. Raises `UserError` where it cannot be loaded whole."""
-        dtype = DTYPES[device]
         try:
-            model, info = AutoModelForCausalLM.from_pretrained(artifact, dtype=dtype, output_loading_info=True)
+            model, info = AutoModelForCausalLM.from_pretrained(artifact, dtype=self.dtype, output_loading_info=True)
         except Exception as error:  # whatever its many model classes raise
             raise UserError(f"{artifact}: transformers cannot load it ({first_line(error)})") from None
         wrong = sorted({*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])})
@@ -48,7 +51,7 @@ class Engine:
             raise UserError(
                 f"{artifact}: lacks {', '.join(wrong[:3])}, which would be random; download the model again"
             )
-        self.compute_type = str(dtype).removeprefix("torch.")
+        self.compute_type = str(self.dtype).removeprefix("torch.")
         return model
 
     def _modes(self) -> tuple[str, ...]:
@@ -88,12 +91,32 @@ class Engine:
             yield step.flatten().tolist(), time.perf_counter()  # tolist() waits for the device
 
     @torch.inference_mode()
-    def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
-        # the key-value cache carries what earlier chunks left, so that logits of one chunk exist at a time
-        cache = self._cache()
+    def logits(self, ids: list[int]) -> Iterator[Any]:
         tokens = torch.tensor([ids], device=self.device)
-        for chunk in tokens.split(chunk_positions(self.vocab_size), dim=1):
-            yield self.model(input_ids=chunk, past_key_values=cache, use_cache=True).logits[0].float().cpu().numpy()
+        size = chunk_positions(self.vocab_size)
+        if self.headed is None:
+            self.headed = self._headed(tokens[:, :PROBE])
+        if self.headed:  # the whole window through the body, a chunk of it through the head
+            hidden = self.model.base_model(input_ids=tokens, use_cache=False).last_hidden_state[0]
+            head = self.model.get_output_embeddings()
+            for chunk in hidden.split(size):
+                yield self._given(head(chunk))
+            return
+        cache = self._cache()  # carries what earlier chunks left, so that logits of one chunk exist at a time
+        for chunk in tokens.split(size, dim=1):
+            yield self._given(self.model(input_ids=chunk, past_key_values=cache, use_cache=True).logits[0])
+
+    def _given(self, logits: torch.Tensor) -> Any:
+        logits = logits.float()
+        return logits.numpy() if self.device == "cpu" else logits
+
+    def _headed(self, tokens: torch.Tensor) -> bool:
+        """Whether the logits are what the head makes of the body's last hidden state, and no scale or cap follows."""
+        head = self.model.get_output_embeddings()
+        if head is None or self.model.base_model is self.model:
+            return False
+        hidden = self.model.base_model(input_ids=tokens, use_cache=False)[0]
+        return torch.equal(head(hidden), self.model(input_ids=tokens, use_cache=False).logits)
 
     def weight_bytes(self) -> int:
         embeddings, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()

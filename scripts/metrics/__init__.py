@@ -3,6 +3,7 @@
 A result file carries METRICS_VERSION; the report refuses to put results of different versions side by side.
 
 1: gptq-2048 perplexity; KL divergence and top-1 agreement; TTFT, TPOT, tokens/s.
+2: llamacpp-512, hf-strided, lm-eval-word; change of the right token's probability; the noise floor.
 """
 
-METRICS_VERSION = 1
+METRICS_VERSION = 2

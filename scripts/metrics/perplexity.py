@@ -1,25 +1,11 @@
-"""Perplexity: exp of the mean negative log-likelihood (NLL, in nats) of the scored tokens.
-
-The same float16 model is published with "WikiText perplexities" from 5.1 to 12.2; the protocol is part of the number.
-"""
+"""Perplexity: exp of the negative log-likelihood (NLL, in nats) of the scored tokens, divided by their number or by
+that of words."""
 
 import math
 
 import numpy as np
 
-GPTQ_WINDOW = 2048
-
-
-def gptq_windows(tokens: int, context: int | None) -> list[tuple[int, int]]:
-    """Windows [start, stop) of the protocol `gptq-2048`, that of the GPTQ paper's code (arXiv 2210.17323).
-
-    The text is cut into non-overlapping windows of 2048 tokens, or of the model's context where that is shorter; the
-    tail that fills no window is dropped. Raises `ValueError` where the text fills none.
-    """
-    window = min(GPTQ_WINDOW, context or GPTQ_WINDOW)
-    if tokens < window:
-        raise ValueError(f"{tokens} tokens do not fill one window of {window}")
-    return [(start, start + window) for start in range(0, tokens - window + 1, window)]
+from metrics import bootstrap
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -30,11 +16,52 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return shifted
 
 
-def perplexity(nll: np.ndarray, tokens: np.ndarray) -> float:
-    """exp(total NLL / total tokens), from sums a window: nll and tokens have shape [windows]."""
-    return math.exp(nll.sum() / tokens.sum())
+def nll(log_probabilities: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Negative log-likelihood [positions], in nats, of one target id a position of [positions, vocab]."""
+    return -log_probabilities[np.arange(len(targets)), targets]
+
+
+def perplexity(nll: np.ndarray, counts: np.ndarray) -> float:
+    """exp(total NLL / total count), from sums a window: NLL and counts (of tokens or words) have shape [windows]."""
+    return math.exp(nll.sum() / counts.sum())
+
+
+def normalised(nll_a_token: float, tokens: int, words: int, size: int) -> dict[str, float]:
+    """Every usual figure from one: NLL a token, and the tokens, words and bytes of the whole text.
+
+    Where a protocol leaves tokens out (a tail, first halves), those count as if they were like the others.
+    """
+    total = nll_a_token * tokens
+    return {
+        "token_perplexity": math.exp(nll_a_token),
+        "word_perplexity": math.exp(total / words),
+        "byte_perplexity": math.exp(total / size),
+        "bits_per_byte": total / size / math.log(2),
+    }
+
+
+def standard_error(nll: np.ndarray) -> float:
+    """Standard error of exp(mean NLL) from NLL [tokens], as if tokens were independent: what llama-perplexity prints.
+
+    sqrt(variance / (n - 1)) times the perplexity, where the variance is the mean of squares less the squared mean.
+    """
+    return math.sqrt(nll.var() / (len(nll) - 1)) * math.exp(nll.mean())
 
 
 def ratio_of_sums(values: np.ndarray, counts: np.ndarray, resamples: np.ndarray) -> np.ndarray:
     """Bootstrap replicates of sum(values) / sum(counts): resamples [B, n] holds indices into the n windows."""
     return values[resamples].sum(axis=1) / counts[resamples].sum(axis=1)
+
+
+def paired_difference(
+    candidate: np.ndarray, reference: np.ndarray, counts: np.ndarray
+) -> tuple[float, float, float, bool]:
+    """(total NLL of the candidate - that of the reference) / total count, its 95% interval, and whether that holds 0.
+
+    All three [windows], of the same windows. The same resamples are drawn for both, so that what makes a window hard
+    for either cancels.
+    """
+    difference = candidate - reference
+    replicates = ratio_of_sums(difference, counts, bootstrap.indices(len(counts)))
+    low, high = bootstrap.interval(replicates, len(counts))
+    return float(difference.sum() / counts.sum()), low, high, low <= 0 <= high

@@ -5,6 +5,7 @@ A cell that was not measured is None, and `missing` says why; it is never filled
 
 import csv
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 
 from common import manifest
 from common.program import UserError
-from metrics import METRICS_VERSION, bootstrap, perplexity
+from metrics import METRICS_VERSION, perplexity
 
 SCHEMA_VERSION = 1
 
@@ -44,9 +45,24 @@ COLUMNS = {
     "build_seconds": "s",
     "joules_per_token": "J",
     "interference": "",
+    "kld_p999": "nat",
+    "kld_max": "nat",
+    "kld_noise_floor": "nat",
+    "above_noise_floor": "",
+    "delta_p_rms": "",
+    "nll_difference": "nat/token",
+    "nll_difference_low": "nat/token",
+    "nll_difference_high": "nat/token",
+    "nll_verdict": "",
 }
 
-QUALITY = ("perplexity", "perplexity_low", "perplexity_high", "kld_mean", "kld_median", "kld_p99", "top1_agreement")
+QUALITY = (
+    *("perplexity", "perplexity_low", "perplexity_high", "kld_mean", "kld_median", "kld_p99", "kld_p999", "kld_max"),
+    *("top1_agreement", "delta_p_rms"),
+)
+# of a row beside its model's reference: None until all rows are there
+COMPARED = ("nll_difference", "nll_difference_low", "nll_difference_high", "nll_verdict")
+TOTALS = ("total_nll", "scored_tokens", "tokens", "words", "bytes")
 LATENCY = (
     *("ttft_ms_p50", "tpot_ms_p50", "tpot_ms_p99", "tokens_per_second", "tokens_per_second_low"),
     *("tokens_per_second_high", "peak_memory_bytes", "bandwidth_fraction", "joules_per_token"),
@@ -69,11 +85,18 @@ def without_raw(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in entry.items() if name not in ("runs", "output_ids")}
 
 
+def mean_kld(windows: Mapping[str, Any], count: int) -> float:
+    """Mean KL divergence over the first windows: the noise floor is measured on few."""
+    return sum(windows["kld"][:count]) / sum(windows["tokens"][:count])
+
+
 def row(cell: Mapping[str, Any]) -> dict[str, Any]:
     """One row of the report, with what the page and the comparisons need beyond the columns of results.csv."""
     artifact = manifest.read(Path(cell["artifact"]))
     speed = read(Path(cell["latency"]), "latency")
     loss = read(Path(cell["quality"]), "quality") if cell["quality"] else None
+    noise = read(Path(cell["noise_floor"]), "noise floor") if cell["noise_floor"] else None
+    floor = noise["summary"]["kld_mean"] if noise and noise["summary"] else None
     columns: dict[str, Any] = {
         "model": cell["model"],
         "format": cell["format"],
@@ -86,8 +109,14 @@ def row(cell: Mapping[str, Any]) -> dict[str, Any]:
         "pareto": None,
         "build_seconds": artifact["build_seconds"],
         "interference": speed["interference"],
+        "kld_noise_floor": floor,
+        "above_noise_floor": None if floor is None else mean_kld(loss["windows"], len(noise["windows"]["kld"])) > floor,
+        **dict.fromkeys(COMPARED),
     }
-    missing = {} if loss else dict.fromkeys(QUALITY, cell["no_quality"])
+    missing = {} if loss else dict.fromkeys((*QUALITY, *COMPARED), cell["no_quality"])
+    if floor is None:
+        why = noise["reason"] if noise else cell["no_quality"]
+        missing |= dict.fromkeys(("kld_noise_floor", "above_noise_floor"), why)
     if columns["joules_per_token"] is None:
         missing["joules_per_token"] = "the device does not tell its energy, or the measurement was too short for it"
     return {
@@ -108,28 +137,51 @@ def row(cell: Mapping[str, Any]) -> dict[str, Any]:
         "conditions": speed["conditions"],
         "quality_summary": loss["summary"] if loss else None,
         "quality_windows": loss["windows"] if loss else None,
+        "quality_totals": {name: loss[name] for name in TOTALS} if loss else None,
+        "headline": loss["headline"] if loss else None,
+        "normalised": loss["normalised"] if loss else None,
+        "noise_floor": {name: noise[name] for name in ("summary", "compute_type")} if floor is not None else None,
         "device_details": speed["device"],
         "copy_bandwidth_bytes_per_second": speed["copy_bandwidth_bytes_per_second"],
         "artifact": {name: value for name, value in artifact.items() if name != "files"},
     }
 
 
-def perplexity_ratio(candidate: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Perplexity of one row over another's with its paired 95% interval; `tie` where that holds 1.
+def comparable(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two rows have a quality, of the same windows of the same text."""
+    windows = [row["quality_windows"] for row in (one, other)]
+    if None in windows or windows[0]["tokens"] != windows[1]["tokens"]:
+        return False
+    texts = {row["protocol"]["quality"]["text_sha256"] for row in (one, other)}
+    return len(texts) == 1
 
-    The same windows are resampled in both, so what makes a window hard for either cancels. None where either row has
-    no quality, or they were scored on different texts.
-    """
+
+def difference(candidate: Mapping[str, Any], reference: Mapping[str, Any], unit: str) -> tuple[float, ...]:
+    """NLL of one row less that of another, for each of `unit` (`tokens`, or `counts`: what the headline divides by),
+    with its paired 95% interval and whether that holds 0."""
     one, other = candidate["quality_windows"], reference["quality_windows"]
-    if one is None or other is None or one["tokens"] != other["tokens"]:
+    return perplexity.paired_difference(np.array(one["nll"]), np.array(other["nll"]), np.array(one[unit]))
+
+
+def perplexity_ratio(candidate: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Perplexity of one row over another's with its paired 95% interval; `tie` where that holds 1. None where the two
+    cannot be compared."""
+    if not comparable(candidate, reference):
         return None
-    if candidate["protocol"]["quality"]["text_sha256"] != reference["protocol"]["quality"]["text_sha256"]:
-        return None
-    difference, tokens = np.subtract(one["nll"], other["nll"]), np.array(one["tokens"])
-    replicates = perplexity.ratio_of_sums(difference, tokens, bootstrap.indices(len(tokens)))
-    low, high = np.exp(bootstrap.interval(replicates, len(tokens)))
-    ratio = perplexity.perplexity(difference, tokens)
-    return {"ratio": ratio, "low": float(low), "high": float(high), "tie": bool(low <= 1 <= high)}
+    nll, low, high, tie = difference(candidate, reference, "counts")
+    return {"ratio": math.exp(nll), "low": math.exp(low), "high": math.exp(high), "tie": tie}
+
+
+def compare(each: dict[str, Any], reference: Mapping[str, Any] | None) -> None:
+    """Set what a row says of itself beside its model's reference."""
+    each["perplexity_ratio"] = perplexity_ratio(each, reference) if reference else None
+    if each["perplexity_ratio"] is None:
+        for name in COMPARED:
+            each["missing"].setdefault(name, "nothing to compare it with")
+        return
+    nll, low, high, tie = difference(each, reference, "tokens")
+    verdict = "reference" if each is reference else "tie" if tie else "worse" if nll > 0 else "better"
+    each |= dict(zip(COMPARED, (nll, low, high, verdict), strict=True))
 
 
 def faster(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -172,12 +224,12 @@ def collect(study: Mapping[str, Any]) -> dict[str, Any]:
     rows = [row(cell) for cell in study["cells"]]
     mark_pareto(rows)
     for each in rows:
-        reference = [
+        reference = (
             other
             for other in rows
             if other["model"] == each["model"] and other["format"] == study["config"]["reference"]
-        ]
-        each["perplexity_ratio"] = perplexity_ratio(each, reference[0]) if reference else None
+        )
+        compare(each, next(reference, None))
     return {
         "schema_version": SCHEMA_VERSION,
         "metrics_version": METRICS_VERSION,

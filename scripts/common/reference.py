@@ -1,0 +1,113 @@
+"""The reference's logits over the scored positions, read in order: from a file, or from a process that computes them.
+
+Either way they are one .npy array [scored positions, vocab] of float16. A row is shifted so that its largest logit is
+0, which no softmax notices and which puts float16's precision where the probability is.
+"""
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from common import scoring
+from common.program import UserError
+from engines import Engine
+
+ROW_BLOCK = 2**21  # logits that are shifted at a time
+
+
+class EndedError(UserError):
+    """The logits end before the text does."""
+
+
+class Logits:
+    """An array of logits that is read in order, a few rows at a time."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        """Read the array's header. Raises `EndedError` where there is none."""
+        self.stream = stream
+        try:
+            np.lib.format.read_magic(stream)
+            (self.positions, self.vocab_size), _, self.dtype = np.lib.format.read_array_header_1_0(stream)
+        except ValueError:
+            raise EndedError("the reference's logits do not begin as such; build them again") from None
+
+    def rows(self, count: int) -> np.ndarray:
+        """The next rows [count, vocab]. Raises `EndedError` where there are no more."""
+        size = count * self.vocab_size * self.dtype.itemsize
+        raw = self.stream.read(size)
+        if len(raw) != size:
+            raise EndedError("the reference's logits end too early; build them again")
+        return np.frombuffer(raw, self.dtype).reshape(count, self.vocab_size)
+
+
+def header(file: BinaryIO, positions: int, vocab_size: int) -> None:
+    """Begin an array of float16 logits."""
+    description = {"descr": "<f2", "fortran_order": False, "shape": (positions, vocab_size)}
+    np.lib.format.write_array_header_1_0(file, description)
+
+
+def check_space(folder: Path, positions: int, vocab_size: int) -> None:
+    """Raises `UserError` where the disk of a folder cannot hold the logits."""
+    need, free = positions * vocab_size * 2, shutil.disk_usage(folder).free
+    if need > free:
+        raise UserError(
+            f"{folder}: reference logits take {need / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; free some disk, "
+            "set reference_logits: recompute, or score a shorter evaluation text"
+        )
+
+
+def write(engine: Engine, text: scoring.Text, file: BinaryIO, folder: Path | None) -> None:
+    """Write the array. Raises `UserError` before the first byte where the disk of `folder` cannot hold it."""
+    started = False
+    for chunk in scoring.chunks(engine, text):
+        vocab_size = chunk.logits.shape[1]
+        if not started:
+            if folder:
+                check_space(folder, text.positions, vocab_size)
+            header(file, text.positions, vocab_size)
+            started = True
+        for rows in blocks(chunk.logits, max(1, ROW_BLOCK // vocab_size)):
+            logits = scoring.on_host(rows)
+            file.write((logits - logits.max(axis=-1, keepdims=True)).astype(np.float16).tobytes())
+        del chunk, rows  # the engine makes the next chunk while this one is gone
+
+
+def blocks(array: Any, size: int) -> Iterator[Any]:
+    """An array's rows, so many at a time."""
+    for low in range(0, len(array), size):
+        yield array[low : low + size]
+
+
+@contextmanager
+def stored(path: Path) -> Iterator[Logits]:
+    """What `write` wrote to a file."""
+    with path.open("rb") as file:
+        yield Logits(file)
+
+
+@contextmanager
+def recomputed(command: list[str]) -> Iterator[Logits]:
+    """What a program writes to its standard output while it computes it, a pipe's buffer ahead of us.
+
+    Raises `UserError` with the last line of its errors where it fails.
+    """
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
+        try:
+            yield Logits(process.stdout)
+        except EndedError:
+            if process.wait() == 0:
+                raise
+            errors.seek(0)
+            lines = errors.read().decode(errors="replace").strip().splitlines() or ["no message"]
+            raise UserError(f"the reference's process failed: {lines[-1].removeprefix('error: ')}") from None
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()

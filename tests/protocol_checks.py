@@ -1,0 +1,97 @@
+"""Run in envs/torch: perplexities by the protocols' own descriptions, and ours, as JSON for test_protocols.py.
+
+    python tests/protocol_checks.py MODEL PLAIN.json PAGES.json...
+
+The JSON files are tokenised texts; PAGES are scored by lm-eval-word alone, PLAIN by the other protocols.
+"""
+
+import io
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+REPO = Path(__file__).parent.parent
+sys.path.insert(0, str(REPO / "scripts"))
+
+import torch  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
+
+import engines  # noqa: E402
+import quality  # noqa: E402
+from common import reference, scoring  # noqa: E402
+
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32).eval()
+plain, *pages = map(Path, sys.argv[2:])
+content = json.loads(plain.read_text())
+ids, context = torch.tensor([content["ids"]]), content["context"]
+
+
+@torch.inference_mode()
+def losses(read: torch.Tensor, scored: int) -> list[float]:
+    """NLL of the last `scored` tokens of [1, n] ids that are read at once."""
+    logits = model(read, use_cache=False).logits[0, :-1].double()
+    return torch.nn.functional.cross_entropy(logits, read[0, 1:], reduction="none")[-scored:].tolist()
+
+
+@torch.inference_mode()
+def fixed_length(stride: int) -> tuple[float, int]:
+    """ "Perplexity of fixed-length models": windows that move on by a stride, the model's own loss over new tokens."""
+    total, count, before = 0.0, 0, 0
+    for begin in range(0, ids.shape[1], stride):
+        end = min(begin + context, ids.shape[1])
+        read = ids[:, begin:end]
+        labels = read.clone()
+        labels[:, : -(end - before)] = -100
+        scored = int((labels[:, 1:] != -100).sum())  # the model shifts labels by one
+        total += model(read, labels=labels).loss.item() * scored
+        count += scored
+        before = end
+        if end == ids.shape[1]:
+            break
+    return math.exp(total / count), count
+
+
+def halves() -> tuple[float, int, float]:
+    """What llama-perplexity prints, "PPL +/- error", for chunks of 512."""
+    found: list[float] = []
+    for chunk in ids[0].split(512):
+        if len(chunk) == 512:
+            read = chunk.clone()
+            read[0] = content["bos_id"]
+            found += losses(read[None], 512 - 512 // 2 - 1)
+    mean = sum(found) / len(found)
+    variance = sum(value * value for value in found) / len(found) - mean * mean
+    return math.exp(mean), len(found), math.sqrt(variance / (len(found) - 1)) * math.exp(mean)
+
+
+def whole_windows() -> tuple[float, int]:
+    """The GPTQ code's: nsamples windows, the loss of each but its first token."""
+    found = [loss for part in ids[0].split(context) if len(part) == context for loss in losses(part[None], context - 1)]
+    return math.exp(sum(found) / len(found)), len(found)
+
+
+def ours(path: Path, protocol: str) -> dict[str, Any]:
+    """What quality.py would write of the model, beside itself."""
+    text = scoring.read_text(path, protocol)
+    file = io.BytesIO()
+    reference.write(engine, text, file, None)
+    file.seek(0)
+    return quality.summarise(quality.score(engine, text, reference.Logits(file)), text, protocol)
+
+
+engine = engines.load("transformers", Path(sys.argv[1]), "cpu", 1)
+print(
+    json.dumps(
+        {
+            "independent": {
+                "gptq-2048": whole_windows(),
+                "llamacpp-512": halves(),
+                "hf-strided": fixed_length(context // 2),
+            },
+            "ours": {name: ours(plain, name) for name in ("gptq-2048", "llamacpp-512", "hf-strided")},
+            "pages": [ours(path, "lm-eval-word") for path in pages],
+        }
+    )
+)

@@ -1,0 +1,142 @@
+"""Each protocol on the demo model against an implementation that is not ours."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import REPO, interpreter
+
+from common import documents
+
+WIKITEXT = REPO.parent / "shared/data/wiki.test.raw"
+
+
+def wikitext_of(text: str, size: int) -> str:
+    """The beginning of a text in WikiText's form: pages of three paragraphs, spaces around punctuation."""
+    paragraphs = [part for part in text.split("\n\n") if part.strip()]
+    pages, length = [], 0
+    while length < size:
+        lines = [f"= Page {len(pages)} =", "= = Part = =", *paragraphs[3 * len(pages) : 3 * len(pages) + 3]]
+        spaced = [re.sub(r"(\w)-(\w)", r"\1 @-@ \2", re.sub(r"([.,;:!?()])", r" \1 ", line)) for line in lines]
+        pages.append("".join(f" {re.sub(' +', ' ', line).strip()} \n \n" for line in spaced))
+        length += len(pages[-1])
+    return " \n" + "".join(pages)
+
+
+@pytest.fixture(scope="module")
+def fp16(tmp_path_factory: pytest.TempPathFactory, call: Callable, tools_python: Path) -> Path:
+    """The demo's fp16 artifact."""
+    folder = tmp_path_factory.mktemp("protocols")
+    steps = (
+        *(("link_source.py", REPO / "demo", "source", "--kind", "demo"),),
+        *(
+            ("bin_to_safetensors.py", folder / "source", "safetensors"),
+            ("build_fp16.py", folder / "safetensors", "fp16"),
+        ),
+    )
+    for program, source, out, *options in steps:
+        result = call(tools_python, f"scripts/{program}", source, folder / out, *options)
+        assert result.returncode == 0, result.stderr
+    return folder / "fp16"
+
+
+@pytest.fixture(scope="module")
+def texts(fp16: Path, call: Callable, torch_python: Path) -> list[Path]:
+    """Tokenised: a part of the demo's text, the same in WikiText's form, and pages of WikiText where it is there.
+
+    Beside each of the last two its pages, split as lm-eval's data set has them.
+    """
+    plain = (REPO / "config/evaluation.txt").read_text()
+    parts = {"plain": plain[:12_000], "like": wikitext_of(plain, 10_000)}
+    pages = {"like": [f" = Page{page}" for page in parts["like"].split("\n = Page")[1:]]}
+    if WIKITEXT.exists():
+        pages["wikitext"] = sorted(documents.pages(WIKITEXT.read_text(encoding="utf-8")), key=len)[:6]
+        parts["wikitext"] = "\n".join(pages["wikitext"])
+    for name, text in parts.items():
+        path = fp16.with_name(f"{name}.txt")
+        path.write_text(text, encoding="utf-8")
+        result = call(
+            *(torch_python, "scripts/tokenize_texts.py", fp16, path, path.with_suffix(".json"), "--as", "evaluation")
+        )
+        assert result.returncode == 0, result.stderr
+        rows = "".join(json.dumps({"page": page}) + "\n" for page in pages.get(name, ()))
+        path.with_suffix(".jsonl").write_text(rows)
+    return [fp16.with_name(f"{name}.json") for name in parts]
+
+
+@pytest.fixture(scope="module")
+def facts(texts: list[Path], fp16: Path, call: Callable, torch_python: Path) -> dict[str, Any]:
+    result = call(torch_python, "tests/protocol_checks.py", fp16, *texts)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.fixture(scope="module")
+def harness(texts: list[Path], fp16: Path, call: Callable) -> list[dict[str, float]]:
+    """What lm-evaluation-harness says of the pages."""
+    rows = [path.with_suffix(".jsonl") for path in texts[1:]]
+    result = call(interpreter("lm-eval"), "tests/lm_eval_checks.py", fp16, fp16.with_name("cache"), *rows)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("protocol", ["gptq-2048", "llamacpp-512", "hf-strided"])
+def test_perplexity_is_that_of_an_independent_implementation(facts: dict[str, Any], protocol: str) -> None:
+    result, (expected, count, *error) = facts["ours"][protocol], facts["independent"][protocol]
+    assert result["summary"]["perplexity"] == pytest.approx(expected, rel=1e-4)
+    assert result["normalised"]["token_perplexity"] == pytest.approx(expected, rel=1e-4)
+    assert result["scored_tokens"] == count
+    if protocol == "llamacpp-512":
+        assert result["summary"]["perplexity_standard_error"] == pytest.approx(error[0], rel=1e-4)
+
+
+def check_words(result: dict[str, Any], expected: dict[str, float]) -> None:
+    assert result["protocol"]["detokenizer"] == "wikitext"
+    assert result["protocol"]["documents"] == expected["sample_len"]
+    assert result["summary"]["perplexity"] == pytest.approx(expected["word_perplexity"], rel=1e-4)
+    for name in ("word_perplexity", "byte_perplexity", "bits_per_byte"):
+        assert result["normalised"][name] == pytest.approx(expected[name], rel=1e-4)
+
+
+def test_words_are_those_of_lm_evaluation_harness(facts: dict[str, Any], harness: list[dict[str, float]]) -> None:
+    check_words(facts["pages"][0], harness[0])
+
+
+@pytest.mark.skipif(not WIKITEXT.exists(), reason="WikiText-2's test file is not beside the repository (../shared)")
+def test_words_of_wikitext_are_those_of_lm_evaluation_harness(
+    facts: dict[str, Any], harness: list[dict[str, float]]
+) -> None:
+    assert len(documents.pages(WIKITEXT.read_text(encoding="utf-8"))) == 62  # as in lm-eval's data set
+    check_words(facts["pages"][1], harness[1])
+
+
+def test_rows_of_wikitexts_data_set_give_back_its_file() -> None:
+    raw = wikitext_of((REPO / "config/evaluation.txt").read_text(), 4000)
+    rows = [line if line.strip() else "" for line in raw.splitlines(keepends=True)]
+    assert "" in rows
+    assert documents.split(rows) == (documents.pages(raw), True)
+    pages = documents.pages(raw)
+    assert documents.split(pages) == (pages, True)
+
+
+def test_other_texts_stay_as_they_are() -> None:
+    assert documents.split(['A - b, "c".\n', "", "d"]) == (['A - b, "c".\n', "d"], False)
+
+
+@pytest.mark.parametrize(
+    ("page", "written"),
+    [
+        (" a @-@ b 1 @,@ 000 2 @.@ 5 ", " a-b 1,000 2.5 "),
+        (" = = Career = = \n \n Boulter , who \n", " == Career ==\n\nBoulter, who\n"),
+        ('( x ) [ y ] { z } " q " the dog \'s', '(x) [y] {z} "q" the dog\'s'),
+    ],
+)
+def test_wikitext_as_one_would_write_it(page: str, written: str) -> None:
+    assert documents.detokenized(page) == written
+
+
+def test_words_are_counted_before_that_with_empty_ones_at_the_ends() -> None:
+    assert documents.words(" a @-@ b \n") == 5
