@@ -7,10 +7,9 @@
 SRC is the fp16 artifact. The same input gives the same bytes on a CPU.
 """
 
+from importlib.metadata import version
 from typing import Any
 
-import awq
-from awq.quantize.quantizer import AwqQuantizer
 from transformers import AutoTokenizer
 
 from checkpoint import shards
@@ -20,25 +19,34 @@ from quantization.program import Job, boolean, build, parser
 PARAMETERS = ("w_bit", "q_group_size", "zero_point", "version")
 
 
-class Quantizer(AwqQuantizer):
+def quantizer() -> type:
     """autoawq's own, but for one thing that is wrong on a CPU.
 
     Its search for a layer's scales keeps the weights with `.cpu()`, which copies nothing there, and then multiplies
     them in place: what it restores is scaled by the first guess. The model is another one afterwards (the demo's
     perplexity 48.6 instead of 46.4) and nothing says so.
     """
+    from awq.quantize.quantizer import AwqQuantizer
 
-    def _compute_best_scale(self, x: Any, w_mean: Any, x_mean: Any, module2inspect: Any, *rest: Any) -> Any:
-        original = module2inspect.state_dict
-        module2inspect.state_dict = lambda: {name: value.clone() for name, value in original().items()}
-        try:
-            return super()._compute_best_scale(x, w_mean, x_mean, module2inspect, *rest)
-        finally:
-            del module2inspect.state_dict
+    class Quantizer(AwqQuantizer):
+        def _compute_best_scale(self, x: Any, w_mean: Any, x_mean: Any, module2inspect: Any, *rest: Any) -> Any:
+            original = module2inspect.state_dict
+            module2inspect.state_dict = lambda: {name: value.clone() for name, value in original().items()}
+            try:
+                return super()._compute_best_scale(x, w_mean, x_mean, module2inspect, *rest)
+            finally:
+                del module2inspect.state_dict
+
+    return Quantizer
 
 
 def quantize(job: Job) -> None:
-    """Call autoawq. Raises `ValueError` for models that it quantizes but that would load as other ones."""
+    """Call autoawq. It starts CUDA when it is imported: not before this job holds a GPU.
+
+    Raises `ValueError` for models that it quantizes but that would load as other ones.
+    """
+    import awq
+
     fused = sorted(name for name in shards.find(job.src).tensors() if name.endswith("mlp.gate_up_proj.weight"))
     if fused:
         raise ValueError(f"gptqmodel, which runs the result, splits {fused[0]} wrongly; gptq-int4 is right")
@@ -51,7 +59,7 @@ def quantize(job: Job) -> None:
         calib_data=job.calibration.samples,
         max_calib_samples=len(job.calibration.samples),
         max_calib_seq_len=job.calibration.sequence_length,
-        quantizer_cls=Quantizer,
+        quantizer_cls=quantizer(),
     )
     model.save_quantized(str(job.saved), safetensors=True)
 
@@ -70,7 +78,7 @@ def main() -> None:
         format="awq-int4",
         engine="gptqmodel",
         tool="autoawq",
-        tool_version=awq.__version__,
+        tool_version=version("autoawq"),
         parameters={name: getattr(options, name) for name in PARAMETERS},
         group_size="q_group_size",
     )

@@ -8,15 +8,9 @@ SRC is the fp16 artifact. The same input gives the same bytes on a CPU.
 """
 
 import os
+from importlib.metadata import version
 
-# Read at import: its own guess is wrong on machines with two cores; no kernel sources may come from the network
-os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
-os.environ.setdefault("GPTQMODEL_OFFLINE", "1")
-
-import gptqmodel
 import torch
-from gptqmodel.looper import loop_processor
-from gptqmodel.looper.checkpoint_store import CheckpointConfig
 
 from common.program import run
 from quantization.program import Job, boolean, build, parser
@@ -26,7 +20,14 @@ PARAMETERS = ("bits", "group_size", "sym", "desc_act", "damp_percent")
 
 
 def quantize(job: Job) -> None:
-    """Call gptqmodel."""
+    """Call gptqmodel. It starts CUDA when it is imported: not before this job holds a GPU."""
+    # Read at import: its own guess is wrong on machines with two cores; no kernel sources may come from the network
+    os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
+    os.environ.setdefault("GPTQMODEL_OFFLINE", "1")
+    import gptqmodel
+    from gptqmodel.looper import loop_processor
+    from gptqmodel.looper.checkpoint_store import CheckpointConfig
+
     loop_processor._PROJECT_LOG_DIR = job.saved / "logs"  # its own choice is a folder where the user happens to be
     config = gptqmodel.QuantizeConfig(
         **job.parameters, device=job.device, offload_to_disk=True, offload_to_disk_path=str(job.saved / "offload")
@@ -55,7 +56,7 @@ def main() -> None:
         format="gptq-int4",
         engine="gptqmodel",
         tool="gptqmodel",
-        tool_version=gptqmodel.__version__,
+        tool_version=version("gptqmodel"),
         parameters={name: getattr(options, name) for name in PARAMETERS},
         group_size="group_size",
     )

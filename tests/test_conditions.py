@@ -157,6 +157,13 @@ def test_what_the_host_did_in_words(changes: dict[str, Any], reasons: list[str])
     assert conditions.interference(load, []) == reasons
 
 
+def test_beside_a_gpu_processors_may_be_busy() -> None:
+    assert conditions.interference(Load(0.4, 0.09, 0, 0), [], most=conditions.OTHERS_BESIDE_GPU) == []
+    assert conditions.interference(Load(0.4, 0.11, 0, 0), [], most=conditions.OTHERS_BESIDE_GPU) == [
+        "other programs took 40% and the hypervisor 11% of the processors' time"
+    ]
+
+
 def test_shares_are_of_the_time_of_all_processors() -> None:
     before = Reading(at=100.0, busy=50.0, stolen=1.0, own=2.0, quota_stops=4, heat_stops=0)
     after = Reading(at=110.0, busy=62.0, stolen=2.0, own=9.0, quota_stops=4, heat_stops=5)

@@ -13,6 +13,7 @@ import numpy as np
 from devices.host_load import Load
 
 OTHERS = 0.05  # of the time of all processors that we may use; a quiet host's own housekeeping stays below 2%
+OTHERS_BESIDE_GPU = 0.5  # there one thread launches kernels: processors must be free, not quiet
 FEWEST_SAMPLES = 5  # a counter that was read less often tells no energy
 
 # Reasons why a GPU holds its clocks back (NVML API reference, nvmlClocksEventReasons)
@@ -93,13 +94,16 @@ def decode_joules(samples: Sequence[Sample], phases: Sequence[tuple[float, float
     return float((np.interp(ends, at, joules) - np.interp(starts, at, joules)).sum()), source
 
 
-def interference(load: Load | None, samples: Sequence[Sample], before: Sequence[str] = ()) -> list[str]:
+def interference(
+    load: Load | None, samples: Sequence[Sample], before: Sequence[str] = (), most: float = OTHERS
+) -> list[str]:
     """What may have disturbed a measurement, in words; empty where nothing did.
 
-    `before` is what was found on the device when none of our processes was there.
+    `before` is what was found on the device when none of our processes was there; `most` the share of the processors'
+    time that others may take.
     """
     reasons = list(before)
-    if load is not None and load.others + load.stolen > OTHERS:
+    if load is not None and load.others + load.stolen > most:
         words = [f"other programs took {load.others:.0%}"] if load.others >= 0.005 else []
         words += [f"the hypervisor {'' if words else 'took '}{load.stolen:.0%}"] if load.stolen >= 0.005 else []
         reasons.append(f"{' and '.join(words)} of the processors' time")

@@ -61,6 +61,7 @@ class Monitor:
             decode_phases: from first to last token of each run that energy counts for, by the same clock.
         """
         during = conditions.between(self.samples, *measured)
+        most = conditions.OTHERS_BESIDE_GPU if self.gpu else conditions.OTHERS
         joules, source = conditions.decode_joules(self.samples, decode_phases) or (None, None)
         return {
             "conditions": {
@@ -69,5 +70,5 @@ class Monitor:
                 "decode_joules": joules,
                 "energy_from": source,
             },
-            "interference": conditions.interference(Load(**load) if load else None, during, self.company),
+            "interference": conditions.interference(Load(**load) if load else None, during, self.company, most),
         }
