@@ -106,9 +106,6 @@ def reference_options(wildcards, input):
     ]
 
 
-ruleorder: noise_floor > quality
-
-
 rule quality:
     input:
         program=program("quality.py"),
@@ -122,6 +119,8 @@ rule quality:
         "artifacts/{model}/quality/{format}.npz",
     log:
         "artifacts/logs/{model}/quality-{format}.log",
+    wildcard_constraints:
+        format=r"(?!noise-floor\b)[a-z0-9][a-z0-9._-]*",
     threads: 8
     resources:
         gpu=1,
