@@ -13,8 +13,6 @@ weights are.
 """
 
 import sys
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -31,14 +29,14 @@ from devices import cpu, cuda
 from metrics import METRICS_VERSION, bootstrap, divergence, perplexity
 from metrics.windows import PROTOCOLS
 
-BLOCK = {"cpu": 2**17, "gpu": 2**21}  # logits that are compared at a time; float64 copies of them: 1 MiB fits a cache
-WORKERS = 8  # threads that compare, at most: each holds three copies of a block
+# logits that are compared at a time, in three float64 copies: 1 MiB each fits a processor's cache
+BLOCK = {"cpu": 2**17, "gpu": 2**21}
 NOISE_WINDOWS = 8  # some 4,000 positions or more; float16 takes a CPU many times as long as float32
 COLUMNS = ("nll", "kld", "delta_p", "top1")
 
 
 def score(
-    engine: engines.Engine, text: scoring.Text, logits: reference.Logits, workers: int = 1, whole: int | None = None
+    engine: engines.Engine, text: scoring.Text, logits: reference.Logits, whole: int | None = None
 ) -> dict[str, np.ndarray]:
     """Window number, and the values of `divergence.compare`, of every scored position; each [positions].
 
@@ -48,37 +46,30 @@ def score(
     if logits.positions != expected:
         raise UserError(f"the reference's logits are of {logits.positions} positions, not {expected}; rebuild them")
     parts: list[dict[str, np.ndarray]] = []
-    with (
-        ThreadPoolExecutor(min(workers, WORKERS)) as pool,
-        tqdm(total=text.positions, desc="positions", mininterval=1) as bar,
-    ):
+    with tqdm(total=text.positions, desc="positions", mininterval=1) as bar:
         for chunk in scoring.chunks(engine, text):
-            parts += compare(chunk, logits, pool)
+            parts += compare(chunk, logits)
             bar.update(len(chunk.targets))
             del chunk  # or it would still be held while the engine makes the next one
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def compare(chunk: scoring.Chunk, logits: reference.Logits, pool: ThreadPoolExecutor) -> list[dict[str, np.ndarray]]:
-    """The columns of `score` for one chunk, in blocks of rows; numpy's are shared out among threads."""
+def compare(chunk: scoring.Chunk, logits: reference.Logits) -> list[dict[str, np.ndarray]]:
+    """The columns of `score` for one chunk, in blocks of rows."""
     if chunk.logits.shape[1] < logits.vocab_size:
         raise UserError(f"the engine's vocabulary is {chunk.logits.shape[1]}, the reference's {logits.vocab_size}")
     xp = scoring.library(chunk.logits)
     size = max(1, BLOCK["cpu" if xp is np else "gpu"] // logits.vocab_size)
-
-    def block(rows: tuple[Any, np.ndarray, np.ndarray]) -> dict[str, np.ndarray]:
-        candidate, expected, targets = rows
+    parts = []
+    for low in range(0, len(chunk.targets), size):
+        targets = chunk.targets[low : low + size]
+        kept = logits.rows(len(targets))
         # some formats pad the vocabulary; what the reference cannot say takes no part
-        found = divergence.compare(candidate[:, : logits.vocab_size], expected, targets, xp)
-        return {name: scoring.on_host(found[name]) for name in COLUMNS}
-
-    def blocks() -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
-        for low in range(0, len(chunk.targets), size):
-            targets = chunk.targets[low : low + size]
-            yield chunk.logits[low : low + size], logits.rows(len(targets)), targets
-
-    found = pool.map(block, blocks()) if xp is np else map(block, blocks())
-    return [{"window": np.full(len(part["nll"]), chunk.window)} | part for part in found]
+        candidate = chunk.logits[low : low + size, : logits.vocab_size]
+        found = divergence.compare(candidate, reference.widened(kept) if xp is np else kept, targets, xp)
+        part = {name: scoring.on_host(values) for name, values in found.items()}
+        parts.append({"window": np.full(len(targets), chunk.window)} | part)
+    return parts
 
 
 def summarise(positions: dict[str, np.ndarray], text: scoring.Text, protocol: str) -> dict[str, Any]:
@@ -164,7 +155,7 @@ def main() -> None:
         engine = engines.load(options.engine, options.artifact, device, threads, **changes)
         if options.gate:
             alignment.examine(engine, options.artifact, text.ids, options.gate)
-        positions = score(engine, text, logits, threads, whole)
+        positions = score(engine, text, logits, whole)
     result |= {
         "artifact": artifact,
         "engine": options.engine,

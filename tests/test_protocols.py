@@ -113,6 +113,15 @@ def test_words_of_wikitext_are_those_of_lm_evaluation_harness(
     check_words(facts["pages"][1], harness[1])
 
 
+def test_scoring_takes_less_than_100_mib_beyond_the_models_body(call: Callable, torch_python: Path) -> None:
+    shape = ("--hidden", 64, "--layers", 1, "--vocab", 131_072, "--window", 512, "--rounds", 1, "--threads", 1)
+    result = call(torch_python, "benchmarks/scoring.py", *shape)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert found["logits_mib"] == 256  # of one window, at once
+    assert found["memory_mib"] < 100
+
+
 def test_rows_of_wikitexts_data_set_give_back_its_file() -> None:
     raw = wikitext_of((REPO / "config/evaluation.txt").read_text(), 4000)
     rows = [line if line.strip() else "" for line in raw.splitlines(keepends=True)]

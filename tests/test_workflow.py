@@ -58,6 +58,39 @@ def test_ct2_float32_has_the_perplexity_of_transformers(demo: Path) -> None:
     assert abs(candidate["kld_mean"]) < 1e-6
 
 
+def test_a_reference_that_is_computed_again_gives_the_same_figures(demo: Path, call: Callable, tmp_path: Path) -> None:
+    study = tmp_path / "study.yaml"
+    study.write_text((demo / "config/config.yaml").read_text() + "reference_logits: recompute\n")
+    options = ("--configfile", study, "--forcerun", "quality", "--", "artifacts/demo/quality/mlc-q4f16_1.json")
+    result = call(SNAKEMAKE, "-n", "-p", *options, cwd=demo)
+    assert result.returncode == 0, result.stderr
+    assert "rule reference_logits" not in result.stdout + result.stderr
+    (command,) = re.findall(r"(envs/mlc/bin/python scripts/quality.py .*) 2> ", result.stdout + result.stderr)
+    assert "--recompute-python=envs/torch/bin/python" in command  # another environment than the candidate's
+    again = tmp_path / "again.json"
+    result = call(*command.replace("artifacts/demo/quality/mlc-q4f16_1.json", str(again)).split(), cwd=demo)
+    assert result.returncode == 0, result.stderr
+    kept, recomputed = quality(demo, "mlc-q4f16_1")["summary"], json.loads(again.read_text())["summary"]
+    assert kept.keys() == recomputed.keys()
+    for name, value in kept.items():
+        assert recomputed[name] == pytest.approx(value, rel=1e-3), name
+
+
+def test_the_noise_floor_is_measured_and_lies_below_what_int8_changes(demo: Path) -> None:
+    floor = json.loads((demo / "artifacts/demo/quality/noise-floor.json").read_text())
+    assert floor["compute_type"] == "float16"
+    assert 0 < floor["summary"]["kld_mean"] < 1e-4
+    assert len(floor["windows"]["kld"]) == 8
+    results = json.loads((demo / "artifacts/report/results.json").read_text())
+    above = {row["format"]: row["above_noise_floor"] for row in results["rows"]}
+    same = {"fp16", "ct2-float16", "ct2-float32"}
+    assert above == {name: name not in same for name in above}
+    verdicts = {row["format"]: row["nll_verdict"] for row in results["rows"]}
+    assert verdicts["fp16"] == "reference"
+    assert verdicts["ct2-float16"] == "tie"
+    assert verdicts["ct2-int8"] == "worse"
+
+
 def test_int8_costs_something_and_the_pairs_show_it(demo: Path) -> None:
     results = json.loads((demo / "artifacts/report/results.json").read_text())
     ratios = {row["format"]: row["perplexity_ratio"] for row in results["rows"]}
@@ -117,7 +150,7 @@ def test_a_second_run_does_nothing(demo: Path, call: Callable) -> None:
             {f"{rule} {name}" for rule in ("latency", "quality") for name in ("ct2-int8", "ct2-float16", "ct2-float32")}
             | {"ct2 ct2-int8", "ct2 ct2-float16", "ct2 ct2-float32", "page", "report"},
         ),
-        ("scripts/metrics/divergence.py", {"quality *", "page", "report"}),
+        ("scripts/metrics/divergence.py", {"quality *", "noise_floor", "page", "report"}),
         ("scripts/latency.py", {"latency *", "page", "report"}),
         ("scripts/engines/ctranslate2.py", {"latency ct2", "quality ct2", "page", "report"}),
         ("scripts/reporting/page.html.j2", {"page", "report"}),

@@ -6,6 +6,7 @@ Either way they are one .npy array [scored positions, vocab] of float16. A row i
 
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,9 +74,31 @@ def write(engine: Engine, text: scoring.Text, file: BinaryIO, folder: Path | Non
             header(file, text.positions, vocab_size)
             started = True
         for rows in blocks(chunk.logits, max(1, ROW_BLOCK // vocab_size)):
-            logits = scoring.on_host(rows)
-            file.write((logits - logits.max(axis=-1, keepdims=True)).astype(np.float16).tobytes())
+            file.write(narrowed(scoring.on_host(rows)).data)
         del chunk, rows  # the engine makes the next chunk while this one is gone
+
+
+def narrowed(logits: np.ndarray) -> np.ndarray:
+    """float32 logits, shifted so that a row's largest is 0, in float16. By torch where it is loaded: numpy's own cast
+    takes as long as a small model."""
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    torch = sys.modules.get("torch")
+    return torch.from_numpy(shifted).half().numpy() if torch else shifted.astype(np.float16)
+
+
+def widened(rows: np.ndarray) -> np.ndarray:
+    """The same rows, none of them above 0, in float32.
+
+    By their bits, four times as fast as numpy's cast: 13 more of the fraction, and an exponent whose bias is 112 more.
+    An infinity becomes -65536, of which exp is 0 all the same.
+    """
+    if rows.dtype != np.float16:
+        return rows
+    bits = (rows.view(np.uint16) & 0x7FFF).astype(np.uint32)
+    bits <<= 13
+    values = bits.view(np.float32)
+    values *= np.float32(-(2.0**112))
+    return values
 
 
 def blocks(array: Any, size: int) -> Iterator[Any]:

@@ -24,9 +24,9 @@ def compare(candidate: Any, reference: Any, targets: Any, xp: ModuleType = np) -
     """
     rows, targets = xp.arange(len(targets)), xp.asarray(targets)
     reference = xp.asarray(reference, device=candidate.device)
+    top1 = reference.argmax(axis=-1) == candidate.argmax(axis=-1)
     q = xp.asarray(candidate, dtype=xp.float64, copy=True)
     p = xp.asarray(reference, dtype=xp.float64, copy=True)
-    top1 = p.argmax(axis=-1) == q.argmax(axis=-1)
     q -= xp.amax(q, axis=-1, keepdims=True)
     p -= xp.amax(p, axis=-1, keepdims=True)
     weights = xp.exp(q)
@@ -36,11 +36,10 @@ def compare(candidate: Any, reference: Any, targets: Any, xp: ModuleType = np) -
     p_log_sum = xp.log(p_sum)
     nll = q_log_sum - q[rows, targets]
     expected = p_log_sum - p[rows, targets]
-    p -= q
-    p *= weights
+    cross = xp.linalg.vecdot(weights, p) - xp.linalg.vecdot(weights, q)
     return {
         "nll": nll,
-        "kld": p.sum(axis=-1) / p_sum - p_log_sum + q_log_sum,
+        "kld": cross / p_sum - p_log_sum + q_log_sum,
         "delta_p": xp.exp(-nll) - xp.exp(-expected),
         "top1": top1,
     }

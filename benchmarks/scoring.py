@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""How long scoring takes beside plain forwards of the same windows, and how much memory beyond the model's body.
+
+    envs/torch/bin/python benchmarks/scoring.py --hidden 256 --layers 4 --vocab 128256
+
+A random Llama of that shape is made in a temporary folder; the reference's logits are its own, from a file. A plain
+forward is transformers' model with all logits of a window at once. The body is the model without its head: memory is
+the peak of scoring less the peak of loading the model and running its body. Prints JSON, one ratio a round.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import engines
+from common import manifest, reference, scoring
+from metrics.windows import gptq_2048
+from quality import score
+
+
+def make(folder: Path, options: argparse.Namespace) -> None:
+    """A random model of the shape that was asked for."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=options.vocab,
+        hidden_size=options.hidden,
+        intermediate_size=3 * options.hidden,
+        num_hidden_layers=options.layers,
+        num_attention_heads=options.hidden // 64,
+        num_key_value_heads=options.hidden // 64,
+        max_position_embeddings=options.window,
+        eos_token_id=None,
+    )
+    LlamaForCausalLM(config).half().save_pretrained(folder)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("hidden", 256), ("layers", 4), ("vocab", 128_256), ("window", 2048), ("windows", 2)):
+        arguments.add_argument(f"--{name}", type=int, default=default)
+    arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--threads", type=int, default=2)
+    options = arguments.parse_args()
+
+    ids = np.random.default_rng(0).integers(options.vocab, size=options.window * options.windows).tolist()
+    windows = gptq_2048(len(ids), options.window)
+    text = scoring.Text(ids, windows, [float(window.last - window.first) for window in windows], {})
+    with tempfile.TemporaryDirectory() as temporary:
+        logits = Path(temporary, "logits.npy")
+        make(Path(temporary, "model"), options)
+        engine = engines.load("transformers", Path(temporary, "model"), "cpu", options.threads)
+        tokens = [torch.tensor([ids[window.start : window.stop]]) for window in windows]
+        with torch.inference_mode():
+            for each in tokens:
+                engine.model.base_model(input_ids=each, use_cache=False)
+        body = manifest.peak_rss_bytes()
+        with logits.open("wb") as file:
+            reference.write(engine, text, file, None)
+        ratios = []
+        memory = None
+        for _ in range(options.rounds):
+            started = time.perf_counter()
+            with reference.stored(logits) as kept:
+                score(engine, text, kept)
+            scored = time.perf_counter()
+            memory = memory or manifest.peak_rss_bytes() - body  # before a whole window's logits have been there
+            with torch.inference_mode():
+                for each in tokens:
+                    engine.model(input_ids=each, use_cache=False)
+            plain = time.perf_counter() - scored
+            ratios.append(round((scored - started) / plain, 3))
+    whole = options.window * options.vocab * 4
+    print(
+        json.dumps(
+            {"ratios": ratios, "plain_seconds": plain, "memory_mib": memory / 2**20, "logits_mib": whole / 2**20}
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
