@@ -15,6 +15,7 @@ weights are.
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -46,30 +47,33 @@ def score(
     if logits.positions != expected:
         raise UserError(f"the reference's logits are of {logits.positions} positions, not {expected}; rebuild them")
     parts: list[dict[str, np.ndarray]] = []
+    work: Any = None
     with tqdm(total=text.positions, desc="positions", mininterval=1) as bar:
         for chunk in scoring.chunks(engine, text):
-            parts += compare(chunk, logits)
+            xp = scoring.library(chunk.logits)
+            size = max(1, BLOCK["cpu" if xp is np else "gpu"] // logits.vocab_size)
+            if work is None:
+                work = xp.empty((3, size, logits.vocab_size), dtype=xp.float64, device=chunk.logits.device)
+            for low in range(0, len(chunk.targets), size):
+                parts.append(compare(chunk, low, logits, xp, work))
             bar.update(len(chunk.targets))
             del chunk  # or it would still be held while the engine makes the next one
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def compare(chunk: scoring.Chunk, logits: reference.Logits) -> list[dict[str, np.ndarray]]:
-    """The columns of `score` for one chunk, in blocks of rows."""
+def compare(
+    chunk: scoring.Chunk, low: int, logits: reference.Logits, xp: ModuleType, work: Any
+) -> dict[str, np.ndarray]:
+    """The columns of `score` for the rows of a chunk from `low` on, as many as `work` has room for."""
     if chunk.logits.shape[1] < logits.vocab_size:
         raise UserError(f"the engine's vocabulary is {chunk.logits.shape[1]}, the reference's {logits.vocab_size}")
-    xp = scoring.library(chunk.logits)
-    size = max(1, BLOCK["cpu" if xp is np else "gpu"] // logits.vocab_size)
-    parts = []
-    for low in range(0, len(chunk.targets), size):
-        targets = chunk.targets[low : low + size]
-        kept = logits.rows(len(targets))
-        # some formats pad the vocabulary; what the reference cannot say takes no part
-        candidate = chunk.logits[low : low + size, : logits.vocab_size]
-        found = divergence.compare(candidate, reference.widened(kept) if xp is np else kept, targets, xp)
-        part = {name: scoring.on_host(values) for name, values in found.items()}
-        parts.append({"window": np.full(len(targets), chunk.window)} | part)
-    return parts
+    targets = chunk.targets[low : low + work.shape[1]]
+    # some formats pad the vocabulary; what the reference cannot say takes no part
+    candidate = chunk.logits[low : low + len(targets), : logits.vocab_size]
+    kept = logits.wide_rows(len(targets)) if xp is np else logits.rows(len(targets))
+    found = divergence.compare(candidate, kept, targets, xp, work)
+    values = {name: scoring.on_host(column) for name, column in found.items()}
+    return {"window": np.full(len(targets), chunk.window)} | values
 
 
 def summarise(positions: dict[str, np.ndarray], text: scoring.Text, protocol: str) -> dict[str, Any]:

@@ -15,12 +15,14 @@ from typing import Any
 REPO = Path(__file__).parent.parent
 sys.path.insert(0, str(REPO / "scripts"))
 
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 import engines  # noqa: E402
 import quality  # noqa: E402
 from common import reference, scoring  # noqa: E402
+from metrics import divergence  # noqa: E402
 
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32).eval()
 plain, *pages = map(Path, sys.argv[2:])
@@ -81,6 +83,16 @@ def ours(path: Path, protocol: str) -> dict[str, Any]:
     return quality.summarise(quality.score(engine, text, reference.Logits(file)), text, protocol)
 
 
+def tensors() -> float:
+    """How far a comparison of tensors, as on a GPU, is from one of arrays."""
+    rng = np.random.default_rng(0)
+    candidate, kept = (rng.normal(0, 3, (20, 500)).astype(dtype) for dtype in (np.float32, np.float16))
+    targets = np.arange(20)
+    arrays = divergence.compare(candidate, kept, targets)
+    found = divergence.compare(torch.from_numpy(candidate), kept, targets, torch)
+    return max(float(np.abs(found[name].numpy() * 1.0 - values).max()) for name, values in arrays.items())
+
+
 engine = engines.load("transformers", Path(sys.argv[1]), "cpu", 1)
 print(
     json.dumps(
@@ -91,6 +103,7 @@ print(
                 "hf-strided": fixed_length(context // 2),
             },
             "ours": {name: ours(plain, name) for name in ("gptq-2048", "llamacpp-512", "hf-strided")},
+            "tensors": tensors(),
             "pages": [ours(path, "lm-eval-word") for path in pages],
         }
     )

@@ -14,7 +14,7 @@ import pytest
 
 from common import manifest, scoring
 from common.program import UserError
-from common.reference import Logits, recomputed, write
+from common.reference import Logits, recomputed, widen, write
 from latency import assemble
 from metrics import perplexity
 from quality import score, summarise
@@ -245,6 +245,14 @@ def test_a_disk_that_is_too_small_is_said_before_anything_is_written(
     rows = logits.rows(35)
     assert rows.max(axis=1) == pytest.approx(0)
     assert rows[0] - rows[0, 3] == pytest.approx(Fake().table[text.ids[0]] - Fake().table[text.ids[0], 3], abs=0.02)
+
+
+def test_float16_is_widened_exactly() -> None:
+    values = np.arange(65536, dtype=np.uint16).view(np.float16)
+    values = values[np.isfinite(values) & (values <= 0)]
+    assert len(values) == 31745
+    assert np.array_equal(widen(values, np.empty(len(values), np.float32)), values.astype(np.float32))
+    assert np.exp(widen(np.array([-np.inf], np.float16), np.empty(1, np.float32))) == 0
 
 
 def test_a_reference_process_that_fails_is_one_line(text: scoring.Text) -> None:

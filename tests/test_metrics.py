@@ -125,6 +125,9 @@ def test_divergence_is_what_its_definition_gives_on_random_logits() -> None:
     kept = candidate.copy()
     found = divergence.compare(candidate, reference.astype(np.float16), np.arange(50))
     assert np.array_equal(candidate, kept)
+    work = np.full((3, 60, 97), np.nan)  # memory that holds something else, and more of it
+    again = divergence.compare(candidate, reference.astype(np.float16), np.arange(50), work=work)
+    assert all(np.array_equal(again[name], values) for name, values in found.items())
     assert found["kld"] == pytest.approx((np.exp(p) * (p - q)).sum(axis=-1), rel=5e-3)  # float16
     assert divergence.compare(candidate, reference, np.arange(50))["kld"] == pytest.approx(
         (np.exp(p) * (p - q)).sum(axis=-1), rel=1e-12

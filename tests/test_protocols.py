@@ -93,6 +93,10 @@ def test_perplexity_is_that_of_an_independent_implementation(facts: dict[str, An
         assert result["summary"]["perplexity_standard_error"] == pytest.approx(error[0], rel=1e-4)
 
 
+def test_tensors_are_compared_as_arrays_are(facts: dict[str, Any]) -> None:
+    assert facts["tensors"] < 1e-12
+
+
 def check_words(result: dict[str, Any], expected: dict[str, float]) -> None:
     assert result["protocol"]["detokenizer"] == "wikitext"
     assert result["protocol"]["documents"] == expected["sample_len"]

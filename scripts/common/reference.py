@@ -19,7 +19,7 @@ from common import scoring
 from common.program import UserError
 from engines import Engine
 
-ROW_BLOCK = 2**21  # logits that are shifted at a time
+ROW_BLOCK = 2**18  # logits that are shifted at a time
 
 
 class EndedError(UserError):
@@ -27,7 +27,7 @@ class EndedError(UserError):
 
 
 class Logits:
-    """An array of logits that is read in order, a few rows at a time."""
+    """An array of logits that is read in order, a few rows at a time, always into the same memory."""
 
     def __init__(self, stream: BinaryIO) -> None:
         """Read the array's header. Raises `EndedError` where there is none."""
@@ -37,14 +37,26 @@ class Logits:
             (self.positions, self.vocab_size), _, self.dtype = np.lib.format.read_array_header_1_0(stream)
         except ValueError:
             raise EndedError("the reference's logits do not begin as such; build them again") from None
+        self.raw, self.wide = np.empty(0, self.dtype), np.empty(0, np.float32)
 
     def rows(self, count: int) -> np.ndarray:
-        """The next rows [count, vocab]. Raises `EndedError` where there are no more."""
-        size = count * self.vocab_size * self.dtype.itemsize
-        raw = self.stream.read(size)
-        if len(raw) != size:
+        """The next rows [count, vocab], valid until the next call. Raises `EndedError` where there are no more."""
+        size = count * self.vocab_size
+        if size > self.raw.size:
+            self.raw = np.empty(size, self.dtype)
+        rows = self.raw[:size]
+        if self.stream.readinto(rows.view(np.uint8)) != rows.nbytes:
             raise EndedError("the reference's logits end too early; build them again")
-        return np.frombuffer(raw, self.dtype).reshape(count, self.vocab_size)
+        return rows.reshape(count, self.vocab_size)
+
+    def wide_rows(self, count: int) -> np.ndarray:
+        """The same in float32, for numpy."""
+        rows = self.rows(count)
+        if rows.dtype != np.float16:
+            return rows
+        if rows.size > self.wide.size:
+            self.wide = np.empty(rows.size, np.float32)
+        return widen(rows, self.wide[: rows.size].reshape(rows.shape))
 
 
 def header(file: BinaryIO, positions: int, vocab_size: int) -> None:
@@ -86,19 +98,17 @@ def narrowed(logits: np.ndarray) -> np.ndarray:
     return torch.from_numpy(shifted).half().numpy() if torch else shifted.astype(np.float16)
 
 
-def widened(rows: np.ndarray) -> np.ndarray:
-    """The same rows, none of them above 0, in float32.
+def widen(rows: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """float16 rows, nothing in them above 0, in the float32 array `out`.
 
     By their bits, four times as fast as numpy's cast: 13 more of the fraction, and an exponent whose bias is 112 more.
     An infinity becomes -65536, of which exp is 0 all the same.
     """
-    if rows.dtype != np.float16:
-        return rows
-    bits = (rows.view(np.uint16) & 0x7FFF).astype(np.uint32)
+    bits = out.view(np.uint32)
+    np.bitwise_and(rows.view(np.uint16), np.uint16(0x7FFF), out=bits)
     bits <<= 13
-    values = bits.view(np.float32)
-    values *= np.float32(-(2.0**112))
-    return values
+    out *= np.float32(-(2.0**112))
+    return out
 
 
 def blocks(array: Any, size: int) -> Iterator[Any]:

@@ -14,9 +14,7 @@ import numpy as np
 
 from common.program import UserError
 
-# float32 values in one chunk of logits: 40 MiB. glibc's malloc gives more than 32 MiB back at once; a little less than
-# that was kept four times over, and took twice as long
-CHUNK_LOGITS = 10 * 2**20
+CHUNK_LOGITS = 12 * 2**20  # float32 values in one chunk of logits: 48 MiB
 
 
 class Engine(Protocol):

@@ -90,21 +90,23 @@ class Engine:
             step = logits.argmax(-1, keepdim=True)
             yield step.flatten().tolist(), time.perf_counter()  # tolist() waits for the device
 
-    @torch.inference_mode()
     def logits(self, ids: list[int]) -> Iterator[Any]:
         tokens = torch.tensor([ids], device=self.device)
         size = chunk_positions(self.vocab_size)
         if self.headed is None:
             self.headed = self._headed(tokens[:, :PROBE])
         if self.headed:  # the whole window through the body, a chunk of it through the head
-            hidden = self.model.base_model(input_ids=tokens, use_cache=False).last_hidden_state[0]
-            head = self.model.get_output_embeddings()
+            hidden = self._run(self.model.base_model, input_ids=tokens, use_cache=False).last_hidden_state[0]
             for chunk in hidden.split(size):
-                yield self._given(head(chunk))
+                yield self._given(self._run(self.model.get_output_embeddings(), chunk))
             return
         cache = self._cache()  # carries what earlier chunks left, so that logits of one chunk exist at a time
         for chunk in tokens.split(size, dim=1):
-            yield self._given(self.model(input_ids=chunk, past_key_values=cache, use_cache=True).logits[0])
+            yield self._given(self._run(self.model, input_ids=chunk, past_key_values=cache, use_cache=True).logits[0])
+
+    @torch.inference_mode()  # not on the generator: there it holds a chunk while the next one is made
+    def _run(self, module: torch.nn.Module, *inputs: torch.Tensor, **options: Any) -> Any:
+        return module(*inputs, **options)
 
     def _given(self, logits: torch.Tensor) -> Any:
         logits = logits.float()
@@ -115,8 +117,8 @@ class Engine:
         head = self.model.get_output_embeddings()
         if head is None or self.model.base_model is self.model:
             return False
-        hidden = self.model.base_model(input_ids=tokens, use_cache=False)[0]
-        return torch.equal(head(hidden), self.model(input_ids=tokens, use_cache=False).logits)
+        hidden = self._run(self.model.base_model, input_ids=tokens, use_cache=False)[0]
+        return torch.equal(self._run(head, hidden), self._run(self.model, input_ids=tokens, use_cache=False).logits)
 
     def weight_bytes(self) -> int:
         embeddings, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 
-def compare(candidate: Any, reference: Any, targets: Any, xp: ModuleType = np) -> dict[str, Any]:
+def compare(
+    candidate: Any, reference: Any, targets: Any, xp: ModuleType = np, work: Any | None = None
+) -> dict[str, Any]:
     """Compare two models' logits [positions, vocab] over the target ids [positions]; values of each position.
 
     nll: of the target under the candidate, in nats.
@@ -19,17 +21,20 @@ def compare(candidate: Any, reference: Any, targets: Any, xp: ModuleType = np) -
     delta_p: the target's probability under the candidate less that under the reference.
     top1: whether both put the same token first.
 
-    All in float64. `xp` is numpy, or torch where `candidate` is a tensor: then on its device. Three arrays
-    [positions, vocab] of float64 exist at a time, so whoever calls it hands over few positions.
+    All in float64. `xp` is numpy, or torch where `candidate` is a tensor: then on its device. `work` is memory for
+    three arrays: float64 [3, at least as many positions, vocab]. Whoever calls it often hands over few positions and
+    the same memory: new arrays of a megabyte each are new pages, which take longer than the arithmetic.
     """
     rows, targets = xp.arange(len(targets)), xp.asarray(targets)
     reference = xp.asarray(reference, device=candidate.device)
     top1 = reference.argmax(axis=-1) == candidate.argmax(axis=-1)
-    q = xp.asarray(candidate, dtype=xp.float64, copy=True)
-    p = xp.asarray(reference, dtype=xp.float64, copy=True)
+    if work is None:
+        work = xp.empty((3, *candidate.shape), dtype=xp.float64, device=candidate.device)
+    q, p, weights = work[:, : len(targets)]
+    q[:], p[:] = candidate, reference
     q -= xp.amax(q, axis=-1, keepdims=True)
     p -= xp.amax(p, axis=-1, keepdims=True)
-    weights = xp.exp(q)
+    xp.exp(q, out=weights)
     q_log_sum = xp.log(weights.sum(axis=-1))
     xp.exp(p, out=weights)
     p_sum = weights.sum(axis=-1)
