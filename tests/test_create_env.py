@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -52,21 +51,27 @@ def test_what_uv_was_told_wins_and_without_pip_settings_nothing_is_added() -> No
     assert uv_environment({}, {}) == {}
 
 
-def wheel(folder: Path) -> None:
-    """The smallest wheel there can be, of a package that no registry has."""
-    files = {
-        "quantmill_probe.py": b"ANSWER = 42\n",
-        "quantmill_probe-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: quantmill-probe\nVersion: 1.0\n",
-        "quantmill_probe-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+def write_wheel(folder: Path, name: str, version: str, files: dict[str, bytes]) -> None:
+    """A wheel of a package that no registry has, or not so."""
+    info = f"{name}-{version}.dist-info"
+    files = files | {
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n".encode(),
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
-    record = "quantmill_probe-1.0.dist-info/RECORD"
     lines = []
-    for name, data in files.items():
+    for path, data in files.items():
         digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-        lines.append(f"{name},sha256={digest},{len(data)}")
-    with zipfile.ZipFile(folder / "quantmill_probe-1.0-py3-none-any.whl", "w") as archive:
-        for name, data in (files | {record: "\n".join([*lines, f"{record},,"]).encode()}).items():
-            archive.writestr(name, data)
+        lines.append(f"{path},sha256={digest},{len(data)}")
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        for path, data in (files | {f"{info}/RECORD": "\n".join([*lines, f"{info}/RECORD,,"]).encode()}).items():
+            entry = zipfile.ZipInfo(path)
+            entry.external_attr = 0o100755 << 16  # scripts are to be run
+            archive.writestr(entry, data)
+
+
+def wheel(folder: Path) -> None:
+    """The smallest package there can be."""
+    write_wheel(folder, "quantmill_probe", "1.0", {"quantmill_probe.py": b"ANSWER = 42\n"})
 
 
 @pytest.fixture
@@ -87,12 +92,18 @@ def test_a_folder_of_wheels_that_only_pip_knows(call: Callable, tmp_path: Path, 
 
 
 def test_jobs_that_start_together_fetch_uv_once(call: Callable, tmp_path: Path, pins: Path) -> None:
-    """Without uv beside Python or on the PATH, as for whoever brings a Snakemake of their own."""
+    """Without uv beside Python or on the PATH, as for whoever brings a Snakemake of their own.
+
+    What pip finds is a script that calls the uv of this environment.
+    """
     wheel(tmp_path)
-    shutil.copy(REPO / "envs/bootstrap.txt", tmp_path)
+    (tmp_path / "bootstrap.txt").write_text("uv==0.0.1\n")
+    script = f'#!/bin/sh\nexec "{Path(sys.executable).parent / "uv"}" "$@"\n'.encode()
+    write_wheel(tmp_path, "uv", "0.0.1", {"uv-0.0.1.data/scripts/uv": script})
     bare = tmp_path / "bare"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
-    settings = {"PATH": "/usr/bin:/bin", "UV_CACHE_DIR": str(tmp_path / "cache"), "UV_FIND_LINKS": str(tmp_path)}
+    subprocess.run([sys.executable, "-m", "venv", bare], check=True)
+    settings = {"PATH": "/usr/bin:/bin", "PIP_FIND_LINKS": str(tmp_path), "PIP_NO_INDEX": "1"}
+    settings["UV_CACHE_DIR"] = str(tmp_path / "cache")
     envs = [tmp_path / f"env{number}" for number in range(4)]
     with ThreadPoolExecutor(len(envs)) as pool:
         commands = [(bare / "bin/python", "scripts/create_env.py", pins, env) for env in envs]
