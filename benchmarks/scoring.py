@@ -65,15 +65,15 @@ def main() -> None:
         make(Path(temporary, "model"), options)
         engine = engines.load("transformers", Path(temporary, "model"), "cpu", options.threads)
         tokens = [torch.tensor([ids[window.start : window.stop]]) for window in windows]
-        count_anew()
-        with torch.inference_mode():
-            for each in tokens:
-                engine.model.base_model(input_ids=each, use_cache=False)
-        body = manifest.peak_rss_bytes()
         with logits.open("wb") as file:
             reference.write(engine, text, file, None)
         ratios, memory = [], []
         for _ in range(options.rounds):
+            count_anew()
+            with torch.inference_mode():
+                for each in tokens:
+                    engine.model.base_model(input_ids=each, use_cache=False)
+            body = manifest.peak_rss_bytes()
             count_anew()
             started = time.process_time()
             with reference.stored(logits) as kept:

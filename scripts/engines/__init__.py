@@ -14,7 +14,9 @@ import numpy as np
 
 from common.program import UserError
 
-CHUNK_LOGITS = 12 * 2**20  # float32 values in one chunk of logits: 48 MiB
+# float32 values in one chunk of logits: 40 MiB. glibc's malloc gives more than 32 MiB back at once, and kept a little
+# less than that four times over
+CHUNK_LOGITS = 10 * 2**20
 
 
 class Engine(Protocol):
