@@ -5,8 +5,9 @@
 
 CONFIG is a config.json of a dense causal language model that transformers knows, or a folder that holds one and, if
 you like, a tokenizer. Weights are float16, normal with the config's own deviation. To make a 7B model a matter of the
-disk's speed they repeat after 4 Mi values, but each tensor starts elsewhere in the row: CTranslate2 stores tensors
-that are equal once, and would read a 7B model's weights from the cache.
+disk's speed they repeat after 4 million values, a prime number, so that no two rows of a matrix are equal: tokens would
+tie. Each tensor starts elsewhere in them: CTranslate2 stores tensors that are equal once, and would read a 7B model's
+weights from the cache.
 """
 
 import io
@@ -29,7 +30,7 @@ from common.program import UserError, first_line, parser, run
 from common.publish import place, publish
 
 SHARD_BYTES = 5 * 10**9  # as transformers shards
-PERIOD = 2**22  # values until the noise repeats
+PERIOD = 2**22 - 3  # values until the noise repeats; prime
 STEP = 1_000_003  # prime, so that thousands of tensors start at different places
 
 

@@ -7,10 +7,14 @@ cannot be compiled here, stays as it is. Sums are never fused, because another o
 import sys
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+
+Write = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+_FUSED: WeakKeyDictionary[PreTrainedModel, tuple[Write, list[str]]] = WeakKeyDictionary()  # for good: once a model
 
 
 def write_cache(
@@ -89,8 +93,14 @@ def _rotary(model: PreTrainedModel, random: Callable[..., torch.Tensor]) -> bool
     return True
 
 
-def fuse(model: PreTrainedModel) -> tuple[Callable, list[str]]:
+def fuse(model: PreTrainedModel) -> tuple[Write, list[str]]:
     """Fuse a model's norms and rotary embedding; returns what writes one position to a cache, and all that is fused."""
+    if model not in _FUSED:
+        _FUSED[model] = _fuse(model)
+    return _FUSED[model]
+
+
+def _fuse(model: PreTrainedModel) -> tuple[Write, list[str]]:
     noise = torch.Generator(model.device).manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
