@@ -4,7 +4,7 @@ PYTHON ?= python3
 CORES ?= $(shell getconf _NPROCESSORS_ONLN)
 BIN := .venv/bin
 BOOTSTRAP := .venv/.complete
-RUNS := results/demo# whose tables the README shows
+RUNS := results/demo results/h200# whose tables the README shows
 ENVS := bootstrap tools torch gptqmodel autogptq mlc lm-eval
 
 .PHONY: report test lint format pins record readme clean

@@ -7,9 +7,9 @@ Each of --processes fresh processes loads the artifact, decodes the longest prom
 warm up, and then every prompt --repeats times; then prompts of --prompt-tokens tokens and batches of --batch-sizes, cut
 from --evaluation. On a CPU the first process also tries how many threads decode fastest: small models lose far more at
 the threads' barriers than they win. Where the engine has other ways to decode (captured in a CUDA graph), each has
-processes of its own, and counts only if its tokens are the same. A token's time is when it was on the host. OUT is a
-JSON file with every raw time, the summary (TTFT, TPOT, tokens/s with its interval), memory, energy, what disturbed the
-measurement, and the device's copy bandwidth, measured here.
+processes of its own, and counts only if its tokens are the same, but for ties. A token's time is when it was on the
+host. OUT is a JSON file with every raw time, the summary (TTFT, TPOT, tokens/s with its interval), memory, energy, what
+disturbed the measurement, and the device's copy bandwidth, measured here.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import devices
-from common import manifest
+from common import alignment, manifest
 from common.program import UserError, parser, run
 from common.publish import publish_json
 from devices import cpu
@@ -96,6 +96,7 @@ def summarise(processes: list[dict[str, Any]], bandwidth: float) -> dict[str, An
         [tokens for each in processes for tokens in each["outputs"][number]]
         for number in range(len(processes[0]["outputs"]))
     ]
+    gaps = [each["largest_gaps"] for each in processes if each["largest_gaps"]]
     return {
         "mode": processes[0]["mode"],
         "summary": summary,
@@ -106,6 +107,7 @@ def summarise(processes: list[dict[str, Any]], bandwidth: float) -> dict[str, An
         "memory_bytes": memory,
         "deterministic": all(tokens == group[0] for group in outputs for tokens in group),
         "outputs": [group[0] for group in outputs],
+        "largest_gaps": gaps and [max(each) for each in zip(*gaps, strict=True)],
         "versions": processes[0]["versions"],
         "load_seconds": [each["load_seconds"] for each in processes],
         "lengths": [variants.joined(entries) for entries in zip(*(each["lengths"] for each in processes), strict=True)],
@@ -114,7 +116,7 @@ def summarise(processes: list[dict[str, Any]], bandwidth: float) -> dict[str, An
 
 
 def difference(one: dict[str, Any], plain: dict[str, Any]) -> str | None:
-    """Where one way's tokens first differ from the plain way's, so that it does not count; None where none does."""
+    """Where one way's tokens first differ from the plain way's; None where none does."""
     for prompt, (mine, theirs) in enumerate(zip(one["outputs"], plain["outputs"], strict=True), 1):
         for place, (token, expected) in enumerate(zip(mine, theirs, strict=True), 1):
             if token != expected:
@@ -122,10 +124,19 @@ def difference(one: dict[str, Any], plain: dict[str, Any]) -> str | None:
     return None
 
 
+def judged(one: dict[str, Any], plain: dict[str, Any]) -> dict[str, str | None]:
+    """Whether one way counts beside the plain one: `refused` says why not, `differs` where the two parted at a tie."""
+    where = difference(one, plain)
+    gap = max(one["largest_gaps"] or [0.0])
+    if where and gap > alignment.TIE:
+        return {"refused": f"{where}, by up to {gap:.2g} nats", "differs": where}
+    return {"refused": None, "differs": where and f"{where}: a tie, within {gap:.1g} nats"}
+
+
 def assemble(options: argparse.Namespace, measured: list[list[dict[str, Any]]], bandwidth: float) -> dict[str, Any]:
     """The result file: protocol, and every way to decode; the fastest that counts stands first, in the file itself."""
     ways = [summarise(processes, bandwidth) for processes in measured]
-    ways = [way | {"refused": difference(way, ways[0])} for way in ways]
+    ways = [way | judged(way, ways[0]) for way in ways]
     for way in ways[1:]:
         variants.refuse_differences(way["lengths"], ways[0]["lengths"])
     best = max((way for way in ways if not way["refused"]), key=lambda way: way["summary"]["tokens_per_second"])

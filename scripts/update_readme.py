@@ -24,6 +24,8 @@ def over_reference(row: Mapping[str, Any], reference: str) -> str:
         return MISSING
     if row["format"] == reference:
         return "the reference"
+    if row["above_noise_floor"] is False:  # no further than the reference is from itself in another arithmetic
+        return "within the noise"
     return "a tie" if ratio["tie"] else interval(ratio["ratio"], ratio["low"], ratio["high"], digits=5)
 
 
@@ -39,9 +41,9 @@ def runs_in(row: Mapping[str, Any]) -> str:
 
 
 def other_modes(row: Mapping[str, Any]) -> str:
-    """Tokens a second in the ways that are not the row's own."""
-    ways = [(way["mode"], way["refused"] or number(way["tokens_per_second"], 3)) for way in row["other_modes"]]
-    return "; ".join(f"{mode} {figure}" for mode, figure in ways) or MISSING
+    """Tokens a second in the ways that are not the row's own; what its tokens disqualify is in brackets."""
+    figures = [(way, f"{way['mode']} {number(way['tokens_per_second'], 3)}") for way in row["other_modes"]]
+    return "; ".join(f"[{figure}]" if way["refused"] else figure for way, figure in figures) or MISSING
 
 
 def cells(row: Mapping[str, Any], reference: str) -> dict[str, str]:
@@ -71,8 +73,8 @@ def table(results: Mapping[str, Any]) -> str:
     first = results["rows"][0]
     latency, quality = first["protocol"]["latency"], first["protocol"]["quality"]
     protocol = (
-        f"On {first['device']}, batch 1, {latency['new_tokens']} new tokens after each prompt, {latency['repeats']} "
-        f"repeats in each of {latency['processes']} processes"
+        f"On {first['device']}, batch 1, {latency['new_tokens']} new tokens after each prompt, "
+        f"{latency['processes']} processes of {latency['repeats']} repeat{'s' if latency['repeats'] > 1 else ''}"
     )
     if quality:
         protocol += (

@@ -7,9 +7,9 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -175,6 +175,19 @@ def test_ties_and_tokens_that_are_never_chosen_pass() -> None:
                 yield 2 + self.calls % 2, time.perf_counter()
 
     alignment.check_decoding(Tied(), [list(range(30))], fake.BOS)
+
+
+def test_the_largest_gap_is_that_of_the_worst_choice() -> None:
+    class Known:
+        """After every token, token 0 has probability 1/2, 1 has 1/4 and 2 the rest; 3 ends a sequence."""
+
+        stop_ids: ClassVar = [3]
+
+        def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
+            yield np.tile(np.log(np.array([0.5, 0.25, 0.25, 2.0], np.float32)), (len(ids), 1))
+
+    assert alignment.largest_gap(Known(), [1, 2], [[0, 0, 0]]) == 0
+    assert alignment.largest_gap(Known(), [1, 2], [[0, 0, 0], [0, 0, 1]]) == pytest.approx(np.log(2))
 
 
 def test_probes_of_an_older_version_are_refused() -> None:

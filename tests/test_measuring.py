@@ -306,8 +306,8 @@ def test_a_batch_that_is_not_whole_is_refused() -> None:
         timed_batch(Batch(), [[1], [2], [3]], 2)
 
 
-def decoded(mode: str, seconds: float, *outputs: list[int]) -> list[dict]:
-    """What one process says that decodes a token every `seconds`."""
+def decoded(mode: str, seconds: float, *outputs: list[int], gap: float = 0) -> list[dict]:
+    """What one process says that decodes a token every `seconds`; `gap`: of its last token from the likeliest."""
     runs = [
         {"process": 0, "repeat": 0, "prompt": number, "token_seconds": [seconds * (i + 1) for i in range(len(tokens))]}
         for number, tokens in enumerate(outputs)
@@ -316,20 +316,30 @@ def decoded(mode: str, seconds: float, *outputs: list[int]) -> list[dict]:
     said |= {"memory_bytes": {"resident": 7, "device": None, "allocated": None}, "batches": []}
     said |= {"conditions": {"decode_joules": 8.0}, "interference": [f"noise beside {mode}"]}
     said |= {"lengths": [{"tokens": 9, "new_tokens": 3, "runs": runs[:1], "output_ids": outputs[-1]}]}
+    said |= {"largest_gaps": [0.0] * (len(outputs) - 1) + [gap] if mode == "captured" else None}
+    said["lengths"][0] |= {"largest_gap": gap} if mode == "captured" else {}
     said |= {"mode": mode, "modes": ["eager", "captured"], "weight_bytes_per_token": 100}
     return [said | {"runs": runs, "outputs": [[tokens] for tokens in outputs]}]
 
 
 @pytest.mark.parametrize(
-    ("tokens", "seconds", "mode", "refused"),
+    ("tokens", "gap", "seconds", "mode", "refused"),
     [
-        ([4, 5, 6], 0.01, "captured", None),
-        ([4, 5, 6], 0.1, "eager", None),
-        ([4, 9, 6], 0.01, "eager", "its tokens differ from eager ones after prompt 2, from token 2 on"),
+        ([4, 5, 6], 0, 0.01, "captured", None),
+        ([4, 5, 6], 0, 0.1, "eager", None),
+        ([4, 5, 6], 0.7, 0.01, "captured", None),  # the plain way chooses the same
+        ([4, 9, 6], 0.04, 0.01, "captured", None),
+        (
+            [4, 9, 6],
+            0.7,
+            0.01,
+            "eager",
+            "its tokens differ from eager ones after prompt 2, from token 2 on",
+        ),
     ],
 )
-def test_another_way_to_decode_counts_if_its_tokens_are_the_same(
-    tmp_path: Path, tokens: list[int], seconds: float, mode: str, refused: str | None
+def test_another_way_to_decode_counts_if_its_tokens_are_the_same_but_for_ties(
+    tmp_path: Path, tokens: list[int], gap: float, seconds: float, mode: str, refused: str | None
 ) -> None:
     (tmp_path / "model.bin").write_bytes(b"")
     manifest.write(tmp_path, format="fake", tool="fake", tool_version="1")
@@ -339,12 +349,15 @@ def test_another_way_to_decode_counts_if_its_tokens_are_the_same(
         artifact=tmp_path, prompts=tmp_path / "prompts.json", engine="fake", new_tokens=3, repeats=1, processes=1
     )
     options.prompt_tokens, options.batch_sizes = [9], [1]
-    ways = [decoded("eager", 0.05, [1, 2, 3], [4, 5, 6]), decoded("captured", seconds, [1, 2, 3], tokens)]
+    ways = [decoded("eager", 0.05, [1, 2, 3], [4, 5, 6]), decoded("captured", seconds, [1, 2, 3], tokens, gap=gap)]
     result = assemble(options, ways, bandwidth=1e4)
     assert result["mode"] == mode
     assert result["summary"]["tokens_per_second"] == pytest.approx(1 / seconds if mode == "captured" else 20)
     assert result["summary"]["bandwidth_fraction"] == pytest.approx(result["summary"]["tokens_per_second"] / 100)
-    assert [prompt["output_ids"] for prompt in result["prompts"]] == [[1, 2, 3], [4, 5, 6]]
+    assert [prompt["output_ids"] for prompt in result["prompts"]] == [
+        [1, 2, 3],
+        tokens if mode == "captured" else [4, 5, 6],
+    ]
     assert result["interference"] == [f"noise beside {mode} (process 0)"]
     assert result["summary"]["joules_per_token"] == 2  # 8 J in two runs of two tokens after the first
     assert result["summary"]["peak_memory_bytes"] == 7
@@ -353,4 +366,5 @@ def test_another_way_to_decode_counts_if_its_tokens_are_the_same(
     captured = result if mode == "captured" else other
     assert ("refused" in captured["lengths"][0]) == bool(refused)
     assert other["mode"] != mode
-    assert other["refused"] == refused
+    assert (other["refused"] or "").startswith(refused or "") and bool(other["refused"]) == bool(refused)
+    assert bool(captured["differs"]) == (tokens != [4, 5, 6])

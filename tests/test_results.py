@@ -208,7 +208,7 @@ def test_the_page_shows_hostile_names_as_text(call: Callable, tmp_path: Path, to
     speed = json.loads(path.read_text())
     speed["other_modes"] = [
         {"mode": "eager", "refused": None, "summary": speed["summary"] | {"tokens_per_second": 1234.0}},
-        {"mode": "captured", "refused": hostile, "summary": {}},
+        {"mode": "captured", "refused": hostile, "summary": speed["summary"] | {"tokens_per_second": 4321.0}},
     ]
     speed["interference"] = [hostile]
     speed["lengths"] = [{"tokens": 512, "ttft_ms_p50": 4321.0, "tpot_ms_p50": 2.0}, {"tokens": 9, "skipped": hostile}]
@@ -222,7 +222,7 @@ def test_the_page_shows_hostile_names_as_text(call: Callable, tmp_path: Path, to
     assert "&lt;script&gt;alert(1)" in page
     assert page.count("<script>") == 2
     assert "eager: 1234" in page
-    assert "captured: refused" in page
+    assert "captured: 4321, refused" in page
     assert "was disturbed while its speed was measured: &lt;/script&gt;" in page
     assert "a prompt of 512 tokens: TTFT 4321 ms, TPOT 2 ms; batch 4: 5678 tokens/s." in page
     assert "http-equiv" not in page

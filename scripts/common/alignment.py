@@ -6,7 +6,7 @@ compared by likelihood and against the rival explanation, so that ties and the n
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,6 +25,9 @@ CLEARLY = 0.5  # a rival explanation must leave less than so much of the distanc
 STARTS = 8  # tokens that decoding starts from
 DECODED = 4  # tokens after each
 GAP = 0.1  # nats between the likeliest token and the chosen one, beyond what half-precision ties differ by
+# nats between two tokens either of which half-precision sums may put first: of logits up to 32 float16 tells apart
+# what differs by 0.016 to 0.03
+TIE = 0.05
 
 Rows = dict[str, list[list[float]]]
 
@@ -147,9 +150,24 @@ def check_decoding(engine: Engine, texts: Sequence[list[int]], added: int) -> No
     )
 
 
+def largest_gap(engine: Engine, ids: list[int], outputs: Iterable[list[int]]) -> float:
+    """How far at most, in nats, a token that was decoded after `ids` lies behind the likeliest by the engine's own
+    logits, given the same tokens before it. Up to `TIE` the two may be taken for equal."""
+    gaps = [0.0]
+    for chosen in {tuple(output): output for output in outputs}.values():
+        own = rows(engine, [*ids, *chosen])[len(ids) - 1 : -1]
+        own[:, engine.stop_ids] = -np.inf  # as in decoding
+        gaps.append(float(_gaps(own, chosen).max()))
+    return max(gaps)
+
+
 def _gap(log_probabilities: np.ndarray, chosen: Sequence[int]) -> float:
     """Mean distance in nats of the chosen tokens from the likeliest ones."""
-    return float((log_probabilities.max(axis=1) - log_probabilities[np.arange(len(chosen)), chosen]).mean())
+    return float(_gaps(log_probabilities, chosen).mean())
+
+
+def _gaps(log_probabilities: np.ndarray, chosen: Sequence[int]) -> np.ndarray:
+    return log_probabilities.max(axis=1) - log_probabilities[np.arange(len(chosen)), chosen]
 
 
 def _top(log_probabilities: np.ndarray) -> Rows:

@@ -124,8 +124,8 @@ def row(cell: Mapping[str, Any]) -> dict[str, Any]:
         "compute_type": speed["compute_type"],
         "mode": speed["mode"],
         "other_modes": [
-            {"mode": way["mode"], "refused": way["refused"]}
-            | {name: way["summary"][name] for name in LATENCY if not way["refused"]}
+            {"mode": way["mode"], "refused": way["refused"], "differs": way.get("differs")}
+            | {name: way["summary"][name] for name in LATENCY}
             for way in speed["other_modes"]
         ],
         "versions": speed["versions"],

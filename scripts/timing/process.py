@@ -38,8 +38,8 @@ def fastest_threads(options: argparse.Namespace, candidates: list[int], ids: lis
 def measure(options: argparse.Namespace, device: str) -> dict[str, Any]:
     """Load, warm up and measure in this process; returns raw runs and what the engine says of itself.
 
-    Times are those of `time.perf_counter()`, so that the parent can tell what the device did meanwhile. Where the plain
-    way decodes first, its tokens are checked against its own logits, after everything was measured.
+    Times are those of `time.perf_counter()`, so that the parent can tell what the device did meanwhile. After that
+    tokens are checked against the engine's own logits: a few of the plain way's, every one of another way's.
     """
     processors = cpu.processors()  # before libraries bind threads
     content = json.loads(options.prompts.read_text(encoding="utf-8"))
@@ -74,9 +74,11 @@ def measure(options: argparse.Namespace, device: str) -> dict[str, Any]:
     load = host_load.load(before, after, len(processors))
     if plain and options.process == 0:
         alignment.check_decoding(engine, prompts, alignment.added_token(options.artifact, prompts[0]))
+    pairs = zip(prompts, outputs, strict=True)
     return {
         "runs": runs,
         "outputs": outputs,
+        "largest_gaps": None if plain else [alignment.largest_gap(engine, *pair) for pair in pairs],
         "decode_phases": phases,
         "measured": [measured_from, measured_to],
         "load": load and asdict(load),

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import engines
+from common import alignment
 from metrics import latency
 from timing.decoding import timed_batch, timed_tokens
 
@@ -31,7 +32,10 @@ def measure_lengths(
         ids = evaluation[:length]
         timed_tokens(engine, ids, n)  # its kernels, and a cache of its size
         runs = [timed_tokens(engine, ids, n) for _ in range(options.repeats)]
-        found.append(entry | {"runs": raw(runs, options.process), "output_ids": runs[0].tokens})
+        entry |= {"runs": raw(runs, options.process), "output_ids": runs[0].tokens}
+        if engine.mode != engine.modes[0]:
+            entry["largest_gap"] = alignment.largest_gap(engine, ids, [run.tokens for run in runs])
+        found.append(entry)
     return found
 
 
@@ -86,7 +90,7 @@ def joined(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def refuse_differences(lengths: Sequence[dict[str, Any]], plain: Sequence[Mapping[str, Any]]) -> None:
-    """Mark what another way to decode measured after prompts where its tokens are not the plain way's."""
+    """Mark what another way to decode measured after prompts where its tokens are not the plain way's, but for ties."""
     for mine, theirs in zip(lengths, plain, strict=True):
-        if mine.get("output_ids") != theirs.get("output_ids"):
-            mine["refused"] = "its tokens differ from the plain way's"
+        if mine.get("output_ids") != theirs.get("output_ids") and mine["largest_gap"] > alignment.TIE:
+            mine["refused"] = f"its tokens differ from the plain way's, by {mine['largest_gap']:.2g} nats"
