@@ -1,6 +1,9 @@
 """All results on one page."""
 
 
+report: "captions/workflow.rst"
+
+
 def cells():
     """The rows of the report: each model in each format, and where its results are or why it has none."""
     return [
@@ -34,16 +37,32 @@ rule study:
 
 rule page:
     input:
-        program=program("report.py", "scripts/reporting/page.html.j2"),
+        program=program("report.py", "scripts/reporting/page.html.j2", "scripts/reporting/results.schema.json"),
         env=environment("tools"),
         study=rules.study.output[0],
         artifacts=artifacts(),
         results=[cell[kind] for cell in cells() for kind in ("latency", "quality", "noise_floor") if cell[kind]],
     output:
-        page="artifacts/report/index.html",
-        csv="artifacts/report/results.csv",
+        page=report(
+            "artifacts/report/index.html",
+            caption="captions/page.rst",
+            category="Report",
+            labels={"figure": "the page"},
+        ),
+        csv=report(
+            "artifacts/report/results.csv",
+            caption="captions/csv.rst",
+            category="Tables",
+            labels={"figure": "every row"},
+        ),
         json="artifacts/report/results.json",
-        svg="artifacts/report/quality-speed.svg",
+        parquet="artifacts/report/results.parquet",
+        svg=report(
+            "artifacts/report/quality-speed.svg",
+            caption="captions/svg.rst",
+            category="Figures",
+            labels={"figure": "quality over speed"},
+        ),
     log:
         "artifacts/logs/report.log",
     params:

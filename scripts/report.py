@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Join all results to results.csv, results.json, quality-speed.svg and index.html.
+"""Join all results to results.csv, results.json, results.parquet, quality-speed.svg and index.html.
 
     python scripts/report.py STUDY DST
 
@@ -9,9 +9,10 @@ STUDY is the study.json that the workflow writes (the checked config and where e
 import json
 from pathlib import Path
 
+from common import manifest
 from common.program import parser, run
 from common.publish import publish, publish_json
-from reporting import page, plot, results
+from reporting import page, parquet, plot, results
 
 EMPTY_SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="640" height="40"><text x="8" y="24">no row has both speed and quality</text></svg>\n'  # noqa: E501
 
@@ -27,6 +28,8 @@ def main() -> None:
     with publish(options.dst / "results.csv") as partial:
         results.write_csv(partial, collected["rows"])
     publish_json(options.dst / "results.json", collected)
+    with publish(options.dst / "results.parquet") as partial:
+        parquet.write(partial, collected, manifest.sha256(options.dst / "results.json"))
     with publish(options.dst / "quality-speed.svg") as partial:
         if chart:
             chart.save(str(partial), format="svg")

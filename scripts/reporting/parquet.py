@@ -1,0 +1,64 @@
+"""results.parquet: the columns of results.csv with their types, and which run and protocol each row is of."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from reporting.results import COLUMNS
+
+SCHEMA = Path(__file__).with_name("results.schema.json")
+TYPES = {
+    "string": pa.string(),
+    "integer": pa.int64(),
+    "number": pa.float64(),
+    "boolean": pa.bool_(),
+    "array": pa.list_(pa.string()),  # interference, the only one
+}
+# so that the rows of many runs can stand in one table: column -> type and description
+RUN = {
+    "results_sha256": ("string", "SHA-256 of the results.json that the row is of: one a run."),
+    "config_sha256": ("string", "SHA-256 of the study's config as JSON without spaces, its keys sorted."),
+    "schema_version": ("integer", "Of results.json."),
+    "metrics_version": ("integer", "Rows of different versions are not comparable."),
+    "perplexity_protocol": ("string", "Perplexities of different protocols are not comparable."),
+    "text_sha256": ("string", "SHA-256 of the evaluation text."),
+    "new_tokens": ("integer", "Tokens decoded after each prompt."),
+}
+
+
+def schema() -> pa.Schema:
+    """Types and descriptions of results.schema.json, units of `COLUMNS`; every column may be null."""
+    described = json.loads(SCHEMA.read_text(encoding="utf-8"))["$defs"]["row"]["properties"]
+    fields = []
+    for name, unit in COLUMNS.items():
+        type_ = described[name]["type"]
+        metadata = {"description": described[name]["description"]} | ({"unit": unit} if unit else {})
+        fields.append(pa.field(name, TYPES[type_ if isinstance(type_, str) else type_[0]], metadata=metadata))
+    fields += [pa.field(name, TYPES[type_], metadata={"description": text}) for name, (type_, text) in RUN.items()]
+    return pa.schema(fields)
+
+
+def write(path: Path, results: Mapping[str, Any], results_sha256: str) -> None:
+    """Write the rows of results.json, whose file has the given hash. What was not measured is null."""
+    config = json.dumps(results["config"], sort_keys=True, separators=(",", ":"))
+    run = {
+        "results_sha256": results_sha256,
+        "config_sha256": hashlib.sha256(config.encode()).hexdigest(),
+        "schema_version": results["schema_version"],
+        "metrics_version": results["metrics_version"],
+    }
+    rows = []
+    for row in results["rows"]:
+        latency, quality = (row["protocol"][kind] or {} for kind in ("latency", "quality"))
+        protocol = {
+            "perplexity_protocol": quality.get("perplexity"),
+            "text_sha256": quality.get("text_sha256"),
+            "new_tokens": latency.get("new_tokens"),
+        }
+        rows.append({**{name: row[name] for name in COLUMNS}, **run, **protocol})
+    parquet.write_table(pa.Table.from_pylist(rows, schema=schema()), path)
