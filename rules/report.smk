@@ -1,7 +1,32 @@
 """All results on one page."""
 
+import os
+import shlex
+from glob import glob
+
 
 report: "captions/workflow.rst"
+
+
+def configfiles():
+    """The options that name this study again; none for the demo."""
+    files = [shlex.quote(os.path.relpath(file)) for file in workflow.configfiles]
+    return f"--configfile {' '.join(files)} " if workflow.overwrite_configfiles else ""
+
+
+def logs(model, format):
+    """Where each result of a cell says why it failed: the logs of what it is made from, upstream first."""
+    folder = f"artifacts/logs/{model}"
+    built = [f"{folder}/{name}.log" for name in ("source", "safetensors", STUDY["reference"], "gate-reference")]
+    tokens = [f"{folder}/tokens-{kind}.log" for kind in ("prompts", "evaluation", "calibration")]
+    built += [*tokens, f"{folder}/mlc-library.log", f"{folder}/{format}.log"]
+    scored = [*built, f"{folder}/reference-logits.log"]
+    return {
+        "artifact": built,
+        "latency": [*built, f"{folder}/latency-{format}.log"],
+        "quality": [*scored, f"{folder}/quality-{format}.log"],
+        "noise_floor": [*scored, f"{folder}/noise-floor.log"],
+    }
 
 
 def cells():
@@ -16,6 +41,9 @@ def cells():
             "quality": f"artifacts/{name}/quality/{format}.json" if measured(name) else None,
             "noise_floor": f"artifacts/{name}/quality/noise-floor.json" if measured(name) else None,
             "no_quality": None if measured(name) else "random weights: measured for speed only",
+            "evaluation": f"artifacts/{name}/tokens/evaluation.json",
+            "logs": logs(name, format),
+            "command": f"snakemake --cores 8 {configfiles()}--force artifacts/{name}/{format}",
         }
         for name, model in STUDY["models"].items()
         for format in model["formats"]
@@ -37,7 +65,7 @@ rule study:
 
 rule page:
     input:
-        program=program("report.py", "scripts/reporting/page.html.j2", "scripts/reporting/results.schema.json"),
+        program=program("report.py", "scripts/reporting/results.schema.json", *glob("scripts/reporting/page_files/*")),
         env=environment("tools"),
         study=rules.study.output[0],
         artifacts=artifacts(),
@@ -63,6 +91,7 @@ rule page:
             category="Figures",
             labels={"figure": "quality over speed"},
         ),
+        png="artifacts/report/quality-speed.png",
     log:
         "artifacts/logs/report.log",
     params:

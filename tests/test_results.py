@@ -35,7 +35,14 @@ def cell(
     speed = dict.fromkeys(results.LATENCY, 1.0) | {"tokens_per_second": rate}
     speed |= {"tokens_per_second_low": rate * 0.9, "tokens_per_second_high": rate * 1.1}
     protocol = {"new_tokens": 2, "repeats": 1, "processes": 1}
-    latency = {"kind": "latency", "mode": "fake", "other_modes": [], "summary": speed, "protocol": protocol}
+    latency = {
+        "kind": "latency",
+        "mode": "fake",
+        "deterministic": True,
+        "other_modes": [],
+        "summary": speed,
+        "protocol": protocol,
+    }
     latency |= {"interference": [], "conditions": [], "lengths": [], "batches": []}
     latency |= {"copy_bandwidth_bytes_per_second": 1.0, "device": {"name": "d", "device": "cpu", "threads": 1}}
     (artifact / "latency").write_text(json.dumps(common | latency))
@@ -57,6 +64,8 @@ def cell(
         "quality": str(artifact / "quality") if nll is not None else None,
         "noise_floor": str(noise) if nll is not None else None,
         "no_quality": None if nll is not None else "random weights",
+        "logs": {part: [str(artifact / "log")] for part in ("artifact", "latency", "quality", "noise_floor")},
+        "command": "snakemake",
     }
 
 
@@ -139,7 +148,7 @@ def test_what_was_not_measured_is_empty_and_says_why(tmp_path: Path) -> None:
     assert rows["random"]["perplexity"] is None
     assert rows["random"]["pareto"] is None
     assert rows["random"]["missing"]["perplexity"] == "random weights"
-    assert rows["random"]["missing"]["pareto"] == "no quality to weigh against the speed"
+    assert rows["random"]["missing"]["pareto"] == "random weights"
     results.write_csv(tmp_path / "r.csv", list(rows.values()))
     with (tmp_path / "r.csv").open() as file:
         (line,) = csv.DictReader(file)

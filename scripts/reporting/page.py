@@ -1,54 +1,178 @@
-"""index.html: one file that needs no network. Values are escaped by Jinja2; the plot's script is shipped inside."""
+"""index.html: one file that needs no network. Its data is JSON that scripts show as text; nothing in it becomes markup."""
 
-from collections.abc import Mapping
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import altair as alt
 import jinja2
 import vl_convert
 from markupsafe import Markup
 
-from reporting.numbers import number, size
+from reporting import details, plot
+from reporting.results import COLUMNS
+
+FILES = Path(__file__).with_name("page_files")
+SCRIPTS = ("elements.js", "verdict.js", "plots.js", "table.js", "details.js", "main.js")
+SCHEMA = Path(__file__).with_name("results.schema.json")
+# what a reader compares first; the others are there by a click
+SHOWN = (
+    *("model", "format", "engine", "tokens_per_second", "perplexity", "nll_difference", "kld_mean", "top1_agreement"),
+    *(
+        "ttft_ms_p50",
+        "tpot_ms_p50",
+        "bits_per_weight",
+        "size_bytes",
+        "peak_memory_bytes",
+        "bandwidth_fraction",
+        "pareto",
+    ),
+)
+DETAILS_BYTES = 1_200_000  # of all models together, so that the page stays under 3 MB
+DIGITS = 6  # of figures in the page; results.json has them all
 
 
-def verdict(results: Mapping[str, Any]) -> list[str]:
-    """What the rows say, in a sentence a model: the fastest format whose quality is that of the reference."""
-    reference = results["config"]["reference"]
-    sentences = []
-    for model in results["config"]["models"]:
-        rows = [row for row in results["rows"] if row["model"] == model]
-        scored = [row for row in rows if row["perplexity_ratio"]]
-        if not scored:
-            fastest = max(rows, key=lambda row: row["tokens_per_second"])
-            sentences.append(
-                f"{model}: {fastest['format']} is fastest at {number(fastest['tokens_per_second'])} tokens/s; "
-                f"quality was not measured ({rows[0]['missing'].get('perplexity', 'no reference')})."
-            )
-            continue
-        near = [row for row in scored if row["perplexity_ratio"]["ratio"] <= 1.01]
-        best = max(near, key=lambda row: row["tokens_per_second"])
-        base = next((row for row in rows if row["format"] == reference), best)
-        sentence = f"{model}: {best['format']} is the fastest within 1% of {reference}'s perplexity"
-        if best is not base:
-            gain = best["tokens_per_second"] / base["tokens_per_second"]
-            sentence += f", {number(gain, 3)} times as fast"
-            sentence += " (a tie in quality)" if best["perplexity_ratio"]["tie"] else ""
-        sentences.append(sentence + ".")
-    return sentences
+def columns() -> list[dict[str, str]]:
+    """Name, unit and meaning of every column of results.csv, from the published schema."""
+    described = json.loads(SCHEMA.read_text(encoding="utf-8"))["$defs"]["row"]["properties"]
+    return [{"name": name, "unit": unit, "text": described[name]["description"]} for name, unit in COLUMNS.items()]
 
 
-def render(results: Mapping[str, Any], chart: alt.LayerChart | None) -> str:
-    """The page's text. The only markup that is not escaped is our own chart's script."""
+def rounded(value: Any) -> Any:
+    """A figure with the digits that the page keeps."""
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+class Pool:
+    """Values that many rows share, each kept once; a row holds its number."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self._numbers: dict[str, int] = {}
+
+    def number(self, value: Any) -> int:
+        key = json.dumps(value, sort_keys=True)
+        if key not in self._numbers:
+            self._numbers[key] = len(self.values)
+            self.values.append(value)
+        return self._numbers[key]
+
+
+def provenance(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What made a row's figures: source, tool, calibration, libraries, device, protocols."""
+    artifact = row["artifact"] or {}
+    return {
+        "source": artifact.get("source"),
+        "built by": artifact and {name: artifact.get(name) for name in ("tool", "tool_version", "parameters")},
+        "calibration text, SHA-256": artifact.get("calibration_sha256"),
+        "quality gate": artifact.get("gate"),
+        "libraries": row["versions"],
+        "device": row["device_details"],
+        "latency": row["protocol"]["latency"],
+        "quality": row["protocol"]["quality"],
+    }
+
+
+def differences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """In words, where rows of one model were not measured alike: devices, drivers, versions of the same library."""
+    found = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        seen: dict[str, dict[str, list[str]]] = {}
+        for row in rows:
+            if row["model"] != model or row["versions"] is None:
+                continue
+            device = {name: row["device_details"].get(name) for name in ("name", "driver")}
+            versions = {name: text for name, text in row["versions"].items() if str(text)[:1].isdigit()}
+            for name, value in ({"device": device["name"], "driver": device["driver"]} | versions).items():
+                if value:
+                    seen.setdefault(name, {}).setdefault(str(value), []).append(row["format"])
+        for name, values in seen.items():
+            if len(values) > 1:
+                each = "; ".join(f"{value} ({', '.join(formats)})" for value, formats in values.items())
+                found.append(f"{model}: {name} differs between rows: {each}")
+    return found
+
+
+def commit() -> str | None:
+    """Quantmill's own commit, marked where files were changed since; None outside a checkout."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        found = subprocess.run(command, cwd=FILES, capture_output=True, text=True)
+    except OSError:
+        return None
+    return found.stdout.strip() or None
+
+
+def row_data(row: Mapping[str, Any], drawn: Mapping[str, Any], command: str, pool: Pool) -> dict[str, Any]:
+    """One row as the page's scripts take it."""
+    reasons: dict[str, list[str]] = {}
+    for name, reason in row["missing"].items():
+        reasons.setdefault(reason, []).append(name)
+    return {
+        "values": [rounded(row[name]) for name in COLUMNS],
+        "missing": reasons,
+        "ratio": row["perplexity_ratio"] and {name: rounded(value) for name, value in row["perplexity_ratio"].items()},
+        "plot": {name: rounded(drawn[name]) for name in ("perplexity_low", "perplexity_high", "roofline", "label")},
+        "runs in": [row["compute_type"], row["mode"], row["threads"]],
+        "modes": row["other_modes"],
+        "lengths": row["lengths"],
+        "batches": row["batches"],
+        "provenance": {name: pool.number(value) for name, value in provenance(row).items()},
+        "command": command,
+    }
+
+
+def of_models(study: Mapping[str, Any]) -> dict[str, Any]:
+    """Details of as many models as the page has room for, in the study's order; null for the others."""
+    config, room = study["config"], DETAILS_BYTES
+    found: dict[str, Any] = {}
+    for model in config["models"]:
+        cells = [cell for cell in study["cells"] if cell["model"] == model]
+        each = details.of_model(cells, config["reference"], config["perplexity"]) if room > 0 else None
+        room -= len(json.dumps(each))
+        found[model] = each if room > 0 else None
+    return found
+
+
+def data(results: Mapping[str, Any], study: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that the page's scripts show."""
+    pool, rows = Pool(), results["rows"]
+    commands = {(cell["model"], cell["format"]): cell["command"] for cell in study["cells"]}
+    drawn = plot.plotted(rows)
+    return {
+        "reference": results["config"]["reference"],
+        "columns": columns(),
+        "shown": SHOWN,
+        "rows": [
+            row_data(row, each, commands[row["model"], row["format"]], pool)
+            for row, each in zip(rows, drawn, strict=True)
+        ],
+        "plots": plot.specifications(rows),
+        "axes": {"quality": plot.QUALITIES, "cost": plot.COSTS, "more is better": plot.MORE_IS_BETTER},
+        "detail plots": plot.detail_specifications(rows),
+        "quantiles": details.QUANTILES,
+        "edges": [rounded(float(edge)) for edge in details.EDGES],
+        "details": of_models(study),
+        "pool": pool.values,
+        "differences": differences(rows),
+        "config": results["config"],
+        "commit": commit(),
+        "versions": {name: results[name] for name in ("schema_version", "metrics_version")},
+    }
+
+
+def render(results: Mapping[str, Any], study: Mapping[str, Any]) -> str:
+    """The page's text."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
+        loader=jinja2.FileSystemLoader(FILES), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters |= {"number": number, "size": size}
-    script = specification = None
-    if chart:
-        bundle = vl_convert.javascript_bundle(vl_version=".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2]))
-        script = Markup(bundle.replace("</script", "<\\/script"))
-        specification = Markup(chart.to_json(indent=None).replace("<", "\\u003c"))
+    vega = vl_convert.javascript_bundle(vl_version=plot.version())
+    content = json.dumps(data(results, study), separators=(",", ":"), allow_nan=False)
     return environment.get_template("page.html.j2").render(
-        results=results, verdict=verdict(results), script=script, specification=specification
+        models=list(results["config"]["models"]),
+        style=Markup((FILES / "style.css").read_text(encoding="utf-8")),
+        data=Markup(content.replace("<", "\\u003c")),
+        vega=Markup(vega.replace("</script", "<\\/script")),
+        scripts=Markup("\n".join((FILES / name).read_text(encoding="utf-8") for name in SCRIPTS)),
     )

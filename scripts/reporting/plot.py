@@ -1,94 +1,193 @@
-"""The quality-versus-speed plot, as a Vega-Lite chart: drawn in the page by its script, and as SVG beside it."""
+"""The quality-versus-cost plots: Vega-Lite through Altair, compiled to Vega, which can place labels beside one another.
+
+One specification an axis pair, which the page fills with its rows. quality-speed.svg and .png are the first one with a
+legend: placing labels wants a canvas, which only a browser has.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
+import vl_convert
 
-# Okabe and Ito's palette, distinguishable with every common colour blindness
-PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
+# Okabe and Ito's palette, distinguishable with every common colour blindness; grey for its black, seen on black too
+PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C"]
+SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-left", "triangle-right"]
+DATA = "rows"
+
+# column -> title, and whether its axis is a logarithm's (costs: ratios matter) or keeps zero (divergence: zero is a value)
+QUALITIES = {
+    "perplexity": ("perplexity (less is better)", "linear"),
+    "kld_mean": ("mean KL divergence, nats (less is better)", "symlog"),
+    "top1_agreement": ("same first choice as the reference (more is better)", "linear"),
+}
+COSTS = {
+    "tokens_per_second": ("tokens per second (more is better)", "log"),
+    "ttft_ms_p50": ("time to first token, ms (less is better)", "log"),
+    "peak_memory_bytes": ("peak memory, bytes (less is better)", "log"),
+    "size_bytes": ("size, bytes (less is better)", "log"),
+}
+INTERVALS = ("perplexity", "tokens_per_second")
+MORE_IS_BETTER = ("top1_agreement", "tokens_per_second")
 
 
 def plotted(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What the plot shows of the rows that have both a speed and a quality.
+    """What the plots show of the rows.
 
-    Its perplexity intervals are those of the difference from the reference on the same windows: how the perplexity
-    would move with another text is common to all formats of a model, and would hide what sets them apart.
+    The perplexity intervals are those of the difference from the reference on the same windows: how the perplexity
+    would move with another text is common to all formats of a model, and would hide what sets them apart. `roofline`:
+    tokens/s if each token's weights were read at the speed of a copy; no mark where the model fits in a cache.
     """
-    names = (
-        *(
-            "model",
-            "format",
-            "device",
-            "pareto",
-            "perplexity",
-            "perplexity_low",
-            "perplexity_high",
-            "tokens_per_second",
-        ),
-        *("tokens_per_second_low", "tokens_per_second_high", "size_bytes", "bits_per_weight", "compute_type"),
-    )
     several = len({row["model"] for row in rows}) > 1
-    shown = [{name: row[name] for name in names} for row in rows if row["perplexity"] is not None]
-    for value, row in zip(shown, (row for row in rows if row["perplexity"] is not None), strict=True):
+    names = (*QUALITIES, *COSTS, *(f"{name}{end}" for name in INTERVALS for end in ("_low", "_high")))
+    shown = []
+    for row in rows:
+        value = {name: row[name] for name in ("model", "format", "device", "pareto", "compute_type", *names)}
         value["label"] = f"{row['model']}: {row['format']}" if several else row["format"]
         paired = row["perplexity_ratio"]
         if paired:  # the reference's perplexity as it is, and only what the format changes with its uncertainty
             base = row["perplexity"] / paired["ratio"]
             value |= {"perplexity_low": base * paired["low"], "perplexity_high": base * paired["high"]}
+        fraction = row["bandwidth_fraction"]
+        value["roofline"] = row["tokens_per_second"] / fraction if fraction and 0.05 < fraction < 1 else None
+        shown.append(value)
     return shown
 
 
-def chart(rows: Sequence[Mapping[str, Any]]) -> alt.LayerChart | None:
-    """Perplexity (downwards is better) over tokens per second, 95% intervals as bars and the Pareto front as a line.
+def chart(quality: str, cost: str, rows: Sequence[Mapping[str, Any]], *, picture: bool = False) -> alt.LayerChart:
+    """Quality over a cost: points with 95% intervals where there are any, the front as a line, rooflines as ticks.
 
-    None where no row has both.
+    A row is drawn where it has both figures; rows of a model whose `front` is true are joined. `picture`: with its data,
+    a legend and a fixed width.
     """
-    values = plotted(rows)
-    if not values:
-        return None
-    formats = sorted({value["format"] for value in values})
-    base = alt.Chart(alt.Data(values=values))
-    colour = alt.Color("format:N", scale=alt.Scale(domain=formats, range=PALETTE * (1 + len(formats) // len(PALETTE))))
-    shape = alt.Shape("model:N", legend=alt.Legend() if len({value["model"] for value in values}) > 1 else None)
-    speed = alt.X(
-        "tokens_per_second:Q",
-        title="tokens per second (more is better)",
-        scale=alt.Scale(zero=False, nice=False, padding=24),
-    )
-    loss = alt.Y(
-        "perplexity:Q", title="perplexity (less is better)", scale=alt.Scale(zero=False, nice=False, padding=24)
-    )
+    formats, models = (sorted({row[name] for row in rows}) for name in ("format", "model"))
+    values = [row | {"front": row["pareto"]} for row in plotted(rows)]
+    base = alt.Chart(alt.Data(values=values) if picture else alt.NamedData(DATA))
+    base = base.transform_filter(f"isValid(datum.{quality}) && isValid(datum.{cost})")
+    (across, across_scale), (up, up_scale) = COSTS[cost], QUALITIES[quality]
+    options = {"constant": 1e-4} if up_scale == "symlog" else {}
+    x = alt.X(f"{cost}:Q", title=across, scale=alt.Scale(type=across_scale, nice=False, padding=36))
+    x.axis = alt.Axis(format="~s", tickCount=6, labelOverlap=True)
+    y = alt.Y(f"{quality}:Q", title=up, scale=alt.Scale(type=up_scale, zero=False, nice=False, padding=28, **options))
+    y.axis = alt.Axis(format=".1%" if quality == "top1_agreement" else "~g", tickCount=6)
+    palette = PALETTE * (1 + len(formats) // len(PALETTE))
+    colour = alt.Color("format:N", scale=alt.Scale(domain=formats, range=palette[: len(formats)]))
+    shapes = SHAPES * (1 + len(models) // len(SHAPES))
+    shape = alt.Shape("model:N", scale=alt.Scale(domain=models, range=shapes[: len(models)]))
+    colour.legend = alt.Legend() if picture else None
+    shape.legend = alt.Legend() if picture and len(models) > 1 else None
     front = (
-        base.transform_filter("datum.pareto")
-        .mark_line(strokeDash=[4, 4], color="#888888", interpolate="linear")
-        .encode(x=speed, y=loss, detail="model:N", order="tokens_per_second:Q")
+        base.transform_filter("datum.front")
+        .mark_line(strokeDash=[4, 4], color="#888888")
+        .encode(x=x, y=y, detail="model:N", order=f"{cost}:Q")
     )
-    speed_interval = base.mark_rule(strokeWidth=2).encode(
-        x=alt.X("tokens_per_second_low:Q"), x2="tokens_per_second_high:Q", y=loss, color=colour
-    )
-    loss_interval = base.mark_rule(strokeWidth=2).encode(
-        y=alt.Y("perplexity_low:Q"), y2="perplexity_high:Q", x=speed, color=colour
-    )
-    tooltip = [
-        *("model:N", "format:N", "compute_type:N", "device:N"),
-        *(alt.Tooltip(f"{name}:Q", format=".4~g") for name in ("perplexity", "perplexity_low", "perplexity_high")),
-        *(
-            alt.Tooltip(f"{name}:Q", format=".4~g")
-            for name in ("tokens_per_second", "tokens_per_second_low", "tokens_per_second_high", "bits_per_weight")
-        ),
-        alt.Tooltip("size_bytes:Q", format=".3~s"),
-        "pareto:N",
-    ]
+    layers = [front]
+    if cost in INTERVALS:
+        bar = base.mark_rule(strokeWidth=2).encode(x=f"{cost}_low:Q", x2=f"{cost}_high:Q", y=y, color=colour)
+        limit = base.transform_filter("isValid(datum.roofline) && rooflines").mark_tick(orient="vertical", thickness=2)
+        layers += [bar, limit.encode(x="roofline:Q", y=y, color=colour)]
+    if quality in INTERVALS:
+        bar = base.mark_rule(strokeWidth=2).encode(y=f"{quality}_low:Q", y2=f"{quality}_high:Q", x=x, color=colour)
+        layers.append(bar)
+    tooltip = [alt.Tooltip(f"{name}:N") for name in ("model", "format", "compute_type", "device")]
+    tooltip += [alt.Tooltip(f"{name}:Q", format=".4~g") for name in (quality, *_ends(quality), cost, *_ends(cost))]
     points = base.mark_point(filled=True, size=110, opacity=1).encode(
-        x=speed, y=loss, color=colour, shape=shape, tooltip=tooltip
-    )
-    labels = base.mark_text(align="left", dx=9, dy=-9, fontSize=12).encode(
-        x=speed, y=loss, text="label:N", color=colour
+        x=x, y=y, color=colour, shape=shape, tooltip=tooltip
     )
     return (
-        alt.layer(front, speed_interval, loss_interval, points, labels)
-        .properties(width=820, height=400)
-        .configure_axis(labelFontSize=12, titleFontSize=13, grid=True, gridOpacity=0.4)
+        alt.layer(*layers, points.properties(name="points"))
+        .add_params(alt.param(name="rooflines", value=False))
+        .properties(width=820 if picture else "container", height=400)
+        .configure_axis(labelFontSize=12, titleFontSize=13, gridOpacity=0.4)
         .configure_view(stroke=None)
     )
+
+
+def _ends(name: str) -> tuple[str, ...]:
+    return (f"{name}_low", f"{name}_high") if name in INTERVALS else ()
+
+
+def vega(drawn: alt.LayerChart) -> dict[str, Any]:
+    """A chart compiled to Vega, with every point's label where it hides neither a point nor another label."""
+    specification = vl_convert.vegalite_to_vega(drawn.to_dict(), vl_version=version())
+    points = next(mark for mark in specification["marks"] if mark["name"] == "points_marks")
+    specification["marks"].append(
+        {
+            "type": "text",
+            "name": "labels",
+            "from": {"data": points["name"]},
+            "interactive": False,
+            "encode": {
+                "update": {
+                    "text": {"field": "datum.label"},
+                    "fill": {"field": "fill"},
+                    "fontSize": {"value": 12},
+                }
+            },
+            "transform": [
+                {
+                    "type": "label",
+                    "size": [{"signal": "width"}, {"signal": "height"}],
+                    "anchor": [
+                        "right",
+                        "left",
+                        "top",
+                        "bottom",
+                        "top-right",
+                        "bottom-right",
+                        "top-left",
+                        "bottom-left",
+                    ],
+                    "offset": [7],
+                    "avoidMarks": [points["name"]],
+                    "padding": 40,
+                }
+            ],
+        }
+    )
+    return specification
+
+
+def version() -> str:
+    """Of Vega-Lite, as Altair and vl_convert both name it."""
+    return ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
+
+
+def specifications(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Vega specifications without data, by `QUALITY/COST`."""
+    return {f"{quality}/{cost}": vega(chart(quality, cost, rows)) for quality in QUALITIES for cost in COSTS}
+
+
+def detail_specifications(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Vega specifications of one model's formats, without data: divergence by position, times between tokens, prompts."""
+    formats = sorted({row["format"] for row in rows})
+    palette = PALETTE * (1 + len(formats) // len(PALETTE))
+    colour = alt.Color("format:N", scale=alt.Scale(domain=formats, range=palette[: len(formats)]))
+    base = alt.Chart(alt.NamedData(DATA))
+    log = alt.Scale(type="log", nice=False)
+    hovered = [alt.Tooltip("format:N")]
+    divergence = base.mark_line(interpolate="step-after").encode(
+        x=alt.X("kld:Q", scale=log, title="KL divergence of a position, nats", axis=alt.Axis(format="~e", tickCount=7)),
+        y=alt.Y("share:Q", title="share of positions", axis=alt.Axis(format="~%")),
+        color=colour,
+        tooltip=[*hovered, alt.Tooltip("kld:Q", format=".2~e"), alt.Tooltip("share:Q", format=".2%")],
+    )
+    gaps = base.mark_line().encode(
+        x=alt.X("gap_ms:Q", scale=log, title="time between two tokens, ms", axis=alt.Axis(format="~g", tickCount=7)),
+        y=alt.Y("quantile:Q", title="share of tokens that came as fast", axis=alt.Axis(format="~%")),
+        color=colour,
+        order="quantile:Q",
+        tooltip=[*hovered, alt.Tooltip("gap_ms:Q", format=".3~g"), alt.Tooltip("quantile:Q", format=".1%")],
+    )
+    prompts = base.mark_point(filled=True, size=60, opacity=0.9).encode(
+        x=alt.X("prompt:O", title="prompt", axis=alt.Axis(labelAngle=0)),
+        y=alt.Y("ttft_ms:Q", scale=log, title="time to first token, ms", axis=alt.Axis(format="~g", tickCount=6)),
+        color=colour,
+        tooltip=[*hovered, *(alt.Tooltip(f"{name}:Q", format=".4~g") for name in ("tokens", "ttft_ms", "per_second"))],
+    )
+    found = {}
+    for name, drawn in (("divergence", divergence), ("gaps", gaps), ("prompts", prompts)):
+        whole = drawn.properties(width="container", height=260).configure_axis(gridOpacity=0.4)
+        whole = whole.configure_view(stroke=None)
+        found[name] = vl_convert.vegalite_to_vega(whole.to_dict(), vl_version=version())
+    return found

@@ -1,0 +1,86 @@
+// A closer look at one model: divergence, times, what was written; and where every row comes from.
+
+function passages(format, divergence) {
+  const items = divergence.worst.map((each) =>
+    element("li", {}, element("span", {}, `…${each.before}`), element("mark", {}, each.token), element("span", {}, `${each.after}…`),
+      element("small", {}, ` ${figure(each.kld, 3)} nats; the right token ${each.delta_p >= 0 ? "gains" : "loses"} ${figure(Math.abs(each.delta_p) * 100, 3)} points`)));
+  return element("details", {}, element("summary", {}, `${format}: where it is furthest from ${DATA.reference}`), element("ol", {}, items));
+}
+
+function written(format, output) {
+  const heading = element("h3", {}, format, element("small", {}, output.at === null ? (format === DATA.reference ? " the reference" : " the same tokens") : ` differs from token ${output.at} on`));
+  return element("div", {}, heading, element("div", { class: "text", tabindex: 0 }, output.same, output.at === null ? "" : element("mark", {}, output.other), output.rest ?? ""));
+}
+
+function texts(model, detail) {
+  const formats = Object.entries(detail.formats).filter(([, each]) => each.outputs);
+  return detail.prompts.map((prompt, number) => {
+    const sides = element("div", { class: "sides" });
+    const fill = () => { if (!sides.hasChildNodes()) sides.append(...formats.map(([format, each]) => written(format, each.outputs[number]))); };
+    return element("details", { ontoggle: fill }, element("summary", {}, `${number + 1}. ${prompt}`), sides);
+  });
+}
+
+function showDetails() {
+  const model = find("model").value;
+  const detail = DATA.details[model];
+  if (!detail) {
+    find("details").replaceChildren(element("p", { class: "note" }, `There was no room in this page for ${model}: its values of each position, times and texts are in artifacts/${model}/.`));
+    return;
+  }
+  const formats = Object.entries(detail.formats);
+  const random = Object.values(detail.formats).every((each) => !each.divergence);
+  const charts = {
+    divergence: ["How far each position is from the reference", formats.flatMap(([format, each]) => (each.divergence?.shares ?? []).slice(1).map((share, i) => ({ format, share, kld: DATA.edges[i] }))).filter((each) => each.format !== DATA.reference)],
+    gaps: ["How long each token took after the one before", formats.flatMap(([format, each]) => (each.gaps_ms ?? []).map((gap_ms, i) => ({ format, gap_ms, quantile: DATA.quantiles[i] })))],
+    prompts: ["How long each prompt took to its first token", formats.flatMap(([format, each]) => (each.prompts ?? []).map((prompt, i) => ({ format, prompt: i + 1, tokens: prompt.tokens, ttft_ms: prompt.ttft_ms, per_second: prompt.tokens_per_second })))],
+  };
+  const figures = Object.entries(charts).filter(([, [, values]]) => values.length).map(([name, [caption, values]]) => {
+    const target = element("div", { class: "plot", role: "img", "aria-label": `${caption}, ${model}` });
+    drawing = drawing.then(() => draw(target, DATA["detail plots"][name], values));
+    return element("figure", {}, element("figcaption", {}, caption), target);
+  });
+  const parts = formats.filter(([format, each]) => each.divergence && format !== DATA.reference).map(([format, each]) => passages(format, each.divergence));
+  const more = ROWS.filter((row) => row.model === model).flatMap((row) => [...(row.lengths ?? []), ...(row.batches ?? [])].map((each) => [row, each]));
+  const variants = more.map(([row, each]) => {
+    const what = each.batch ? `batch ${each.batch}` : `a prompt of ${each.tokens} tokens`;
+    const said = each.skipped ? `skipped: ${each.skipped}` : each.batch ? `${figure(each.tokens_per_second)} tokens/s` : `TTFT ${figure(each.ttft_ms_p50, 3)} ms, TPOT ${figure(each.tpot_ms_p50, 3)} ms`;
+    return element("li", {}, `${row.format}, ${what}: ${said}`);
+  });
+  find("details").replaceChildren(...[
+    element("div", { class: "plots" }, figures),
+    parts.length ? element("h3", {}, "The worst passages") : null, parts,
+    variants.length ? element("details", {}, element("summary", {}, "Longer prompts and batches"), element("ul", {}, variants)) : null,
+    element("h3", {}, "What was written"),
+    random ? element("p", { class: "note" }, "The weights are random, and so is the text.") : null,
+    texts(model, detail),
+  ].flat().filter((part) => part !== null));
+}
+
+/** A value of the provenance as terms and descriptions. */
+function described(value) {
+  if (value === null || value === undefined || value === "") return "none";
+  if (typeof value !== "object") return String(value);
+  if (Array.isArray(value)) return value.join(", ") || "none";
+  return element("dl", {}, Object.entries(value).map(([name, each]) => [element("dt", {}, name), element("dd", {}, described(each))]));
+}
+
+function origin(row) {
+  const filled = (entry) => {
+    if (!entry.open || entry.childElementCount > 1) return;
+    const parts = Object.entries(row.provenance).map(([name, number]) => [element("dt", {}, name), element("dd", {}, described(DATA.pool[number]))]);
+    entry.append(element("p", {}, "Built again by"), element("pre", {}, row.command), element("dl", {}, parts));
+  };
+  return element("details", { ontoggle: (event) => filled(event.currentTarget) }, element("summary", {}, row.id));
+}
+
+function showProvenance() {
+  const rows = ROWS.filter((row) => row.model === find("model").value);
+  find("provenance").replaceChildren(...[
+    DATA.differences.map((line) => element("p", { class: "warning" }, line)),
+    DATA.differences.length ? null : element("p", { class: "note" }, "All rows of a model come from one device, one driver and the same versions of the libraries that they share."),
+    element("p", { class: "note" }, `This page: Quantmill ${DATA.commit ?? "outside a checkout"}, metrics version ${DATA.versions.metrics_version}.`),
+    rows.map(origin),
+    element("details", {}, element("summary", {}, "The study's config, every default filled in"), element("pre", {}, JSON.stringify(DATA.config, null, 2))),
+  ].flat().filter((part) => part !== null));
+}

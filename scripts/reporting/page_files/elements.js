@@ -1,0 +1,52 @@
+"use strict";
+// What every part of the page uses: the data, elements that hold text alone, and numbers as people read them.
+
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const ROWS = DATA.rows.map((row, order) => {
+  const figures = Object.fromEntries(DATA.columns.map((column, i) => [column.name, row.values[i]]));
+  const missing = {};
+  for (const [reason, names] of Object.entries(row.missing)) for (const name of names) missing[name] = reason;
+  return { ...row, ...figures, missing, order, id: `${figures.model}/${figures.format}` };
+});
+const MODELS = [...new Set(ROWS.map((row) => row.model))];
+const find = (id) => document.getElementById(id);
+
+/** An element; `inside`: text or elements. Text never becomes markup. */
+function element(name, attributes = {}, ...inside) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else if (value !== null && value !== false) made.setAttribute(key, value === true ? "" : value);
+  }
+  made.append(...inside.flat().filter((part) => part !== null));
+  return made;
+}
+
+/** A number to so many significant digits, whole ones in full; below 1e-6 zero, null a dash. */
+function figure(value, digits = 4) {
+  if (value === null || value === undefined) return "–";
+  if (Math.abs(value) < 1e-6) return "0";
+  const decimals = Math.max(0, digits - 1 - Math.floor(Math.log10(Math.abs(value))));
+  const text = value.toFixed(Math.min(decimals, 12));
+  return decimals ? text.replace(/\.?0+$/, "") : text;
+}
+
+/** Bytes in decimal units. */
+function size(value) {
+  if (value === null) return "–";
+  for (const unit of ["B", "kB", "MB", "GB"]) {
+    if (value < 1000) return `${figure(value, 3)} ${unit}`;
+    value /= 1000;
+  }
+  return `${figure(value, 3)} TB`;
+}
+
+const percent = (value, digits = 3) => (value === null ? "–" : `${figure(value * 100, digits)}%`);
+const signedPercent = (ratio) => `${ratio >= 1 ? "+" : "−"}${figure(Math.abs(ratio - 1) * 100, 2)}%`;
+
+/** Numbers from small to large, texts by the alphabet; what is missing last, whichever way. */
+function compare(one, other, direction) {
+  if (one === null || other === null) return (one === null) - (other === null);
+  if (Array.isArray(one)) [one, other] = [one.join(), other.join()];
+  return direction * (typeof one === "string" ? one.localeCompare(other) : one - other);
+}
