@@ -43,7 +43,6 @@ def cells():
             "no_quality": None if measured(name) else "random weights: measured for speed only",
             "evaluation": f"artifacts/{name}/tokens/evaluation.json",
             "logs": logs(name, format),
-            "command": f"snakemake --cores 8 {configfiles()}--force artifacts/{name}/{format}",
         }
         for name, model in STUDY["models"].items()
         for format in model["formats"]
@@ -58,7 +57,11 @@ rule study:
     output:
         "artifacts/report/study.json",
     params:
-        study={"config": STUDY, "cells": cells()},
+        study={
+            "config": STUDY,
+            "cells": cells(),
+            "command": f"snakemake --cores 8 {configfiles()}--force",  # and an artifact: builds it again
+        },
     script:
         "../scripts/write_study.py"
 

@@ -65,7 +65,6 @@ def cell(
         "noise_floor": str(noise) if nll is not None else None,
         "no_quality": None if nll is not None else "random weights",
         "logs": {part: [str(artifact / "log")] for part in ("artifact", "latency", "quality", "noise_floor")},
-        "command": "snakemake",
     }
 
 

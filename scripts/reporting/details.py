@@ -30,9 +30,9 @@ def decode(words: Tokenizer | None, ids: Sequence[int]) -> str:
 
 
 def divergence(cell: Mapping[str, Any], words: Tokenizer | None, protocol: str) -> dict[str, Any] | None:
-    """The KL divergence of every scored position as a histogram, and where it is largest; None where nothing was scored.
+    """KL divergence of every scored position as a histogram, and where it is largest; None where nothing was scored.
 
-    `shares`: of positions, one a bin of `EDGES` and its two ends. `worst`: text before, the token that came, text after.
+    `shares`: of positions, one a bin of `EDGES` and its two ends. `worst`: text before, the token, text after.
     """
     path = Path(cell["quality"]).with_suffix(".npz") if cell["quality"] else None
     if not path or not path.exists():

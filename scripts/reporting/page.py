@@ -1,4 +1,4 @@
-"""index.html: one file that needs no network. Its data is JSON that scripts show as text; nothing in it becomes markup."""
+"""index.html: one file that needs no network. Its data is JSON, which its scripts show as text and never as markup."""
 
 import json
 import subprocess
@@ -19,17 +19,13 @@ SCHEMA = Path(__file__).with_name("results.schema.json")
 # what a reader compares first; the others are there by a click
 SHOWN = (
     *("model", "format", "engine", "tokens_per_second", "perplexity", "nll_difference", "kld_mean", "top1_agreement"),
-    *(
-        "ttft_ms_p50",
-        "tpot_ms_p50",
-        "bits_per_weight",
-        "size_bytes",
-        "peak_memory_bytes",
-        "bandwidth_fraction",
-        "pareto",
-    ),
+    *("ttft_ms_p50", "tpot_ms_p50", "bits_per_weight", "size_bytes", "peak_memory_bytes", "bandwidth_fraction"),
+    "pareto",
 )
-DETAILS_BYTES = 1_200_000  # of all models together, so that the page stays under 3 MB
+ORIGINS = (
+    *("source", "built by", "calibration text, SHA-256", "quality gate", "libraries", "device", "latency", "quality"),
+)
+PAGE_BYTES = 2_900_000  # of the page: details of models are left out beyond it
 DIGITS = 6  # of figures in the page; results.json has them all
 
 
@@ -59,19 +55,24 @@ class Pool:
         return self._numbers[key]
 
 
-def provenance(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What made a row's figures: source, tool, calibration, libraries, device, protocols."""
+def provenance(row: Mapping[str, Any]) -> list[Any]:
+    """What made a row's figures, in the order of `ORIGINS`."""
     artifact = row["artifact"] or {}
-    return {
-        "source": artifact.get("source"),
-        "built by": artifact and {name: artifact.get(name) for name in ("tool", "tool_version", "parameters")},
-        "calibration text, SHA-256": artifact.get("calibration_sha256"),
-        "quality gate": artifact.get("gate"),
-        "libraries": row["versions"],
-        "device": row["device_details"],
-        "latency": row["protocol"]["latency"],
-        "quality": row["protocol"]["quality"],
-    }
+    return [
+        artifact.get("source"),
+        {name: artifact.get(name) for name in ("tool", "tool_version", "parameters")},
+        *(artifact.get(name) for name in ("calibration_sha256", "gate")),
+        row["versions"],
+        row["device_details"],
+        row["protocol"]["latency"],
+        row["protocol"]["quality"],
+    ]
+
+
+def short(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """What the page says of a longer prompt or a batch."""
+    names = ("tokens", "batch", "skipped", "ttft_ms_p50", "tpot_ms_p50", "tokens_per_second")
+    return {name: rounded(entry[name]) for name in names if name in entry}
 
 
 def differences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -104,7 +105,7 @@ def commit() -> str | None:
     return found.stdout.strip() or None
 
 
-def row_data(row: Mapping[str, Any], drawn: Mapping[str, Any], command: str, pool: Pool) -> dict[str, Any]:
+def row_data(row: Mapping[str, Any], drawn: Mapping[str, Any], pool: Pool) -> dict[str, Any]:
     """One row as the page's scripts take it."""
     reasons: dict[str, list[str]] = {}
     for name, reason in row["missing"].items():
@@ -113,19 +114,17 @@ def row_data(row: Mapping[str, Any], drawn: Mapping[str, Any], command: str, poo
         "values": [rounded(row[name]) for name in COLUMNS],
         "missing": reasons,
         "ratio": row["perplexity_ratio"] and {name: rounded(value) for name, value in row["perplexity_ratio"].items()},
-        "plot": {name: rounded(drawn[name]) for name in ("perplexity_low", "perplexity_high", "roofline", "label")},
+        "plot": [rounded(drawn[name]) for name in ("perplexity_low", "perplexity_high", "roofline", "label")],
         "runs in": [row["compute_type"], row["mode"], row["threads"]],
         "modes": row["other_modes"],
-        "lengths": row["lengths"],
-        "batches": row["batches"],
-        "provenance": {name: pool.number(value) for name, value in provenance(row).items()},
-        "command": command,
+        "variants": [short(entry) for entry in (row["lengths"] or []) + (row["batches"] or [])],
+        "origins": [pool.number(value) for value in provenance(row)],
     }
 
 
-def of_models(study: Mapping[str, Any]) -> dict[str, Any]:
-    """Details of as many models as the page has room for, in the study's order; null for the others."""
-    config, room = study["config"], DETAILS_BYTES
+def of_models(study: Mapping[str, Any], room: int) -> dict[str, Any]:
+    """Details of as many models as there is room for, in bytes, in the study's order; None for the others."""
+    config = study["config"]
     found: dict[str, Any] = {}
     for model in config["models"]:
         cells = [cell for cell in study["cells"] if cell["model"] == model]
@@ -136,24 +135,21 @@ def of_models(study: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def data(results: Mapping[str, Any], study: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that the page's scripts show."""
+    """Everything that the page's scripts show, but for the details of models."""
     pool, rows = Pool(), results["rows"]
-    commands = {(cell["model"], cell["format"]): cell["command"] for cell in study["cells"]}
     drawn = plot.plotted(rows)
     return {
         "reference": results["config"]["reference"],
         "columns": columns(),
         "shown": SHOWN,
-        "rows": [
-            row_data(row, each, commands[row["model"], row["format"]], pool)
-            for row, each in zip(rows, drawn, strict=True)
-        ],
+        "rows": [row_data(row, each, pool) for row, each in zip(rows, drawn, strict=True)],
+        "origins": ORIGINS,
+        "command": study["command"],
         "plots": plot.specifications(rows),
         "axes": {"quality": plot.QUALITIES, "cost": plot.COSTS, "more is better": plot.MORE_IS_BETTER},
         "detail plots": plot.detail_specifications(rows),
         "quantiles": details.QUANTILES,
         "edges": [rounded(float(edge)) for edge in details.EDGES],
-        "details": of_models(study),
         "pool": pool.values,
         "differences": differences(rows),
         "config": results["config"],
@@ -162,17 +158,23 @@ def data(results: Mapping[str, Any], study: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
+def _text(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, separators=(",", ":"), allow_nan=False)
+
+
 def render(results: Mapping[str, Any], study: Mapping[str, Any]) -> str:
     """The page's text."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FILES), autoescape=True, undefined=jinja2.StrictUndefined
     )
     vega = vl_convert.javascript_bundle(vl_version=plot.version())
-    content = json.dumps(data(results, study), separators=(",", ":"), allow_nan=False)
+    content = data(results, study)
+    room = PAGE_BYTES - len(vega) - len(_text(content))
+    content["details"] = of_models(study, room)
     return environment.get_template("page.html.j2").render(
         models=list(results["config"]["models"]),
         style=Markup((FILES / "style.css").read_text(encoding="utf-8")),
-        data=Markup(content.replace("<", "\\u003c")),
+        data=Markup(_text(content).replace("<", "\\u003c")),
         vega=Markup(vega.replace("</script", "<\\/script")),
         scripts=Markup("\n".join((FILES / name).read_text(encoding="utf-8") for name in SCRIPTS)),
     )

@@ -14,8 +14,13 @@ import vl_convert
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C"]
 SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-left", "triangle-right"]
 DATA = "rows"
+ANCHORS = [
+    "right",
+    "left",
+    *(f"{side}{end}" for side in ("top", "bottom") for end in ("-right", "-left", "")),
+]  # labels'
 
-# column -> title, and whether its axis is a logarithm's (costs: ratios matter) or keeps zero (divergence: zero is a value)
+# column -> title and scale: of costs ratios matter, and zero is a divergence too
 QUALITIES = {
     "perplexity": ("perplexity (less is better)", "linear"),
     "kld_mean": ("mean KL divergence, nats (less is better)", "symlog"),
@@ -57,8 +62,8 @@ def plotted(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def chart(quality: str, cost: str, rows: Sequence[Mapping[str, Any]], *, picture: bool = False) -> alt.LayerChart:
     """Quality over a cost: points with 95% intervals where there are any, the front as a line, rooflines as ticks.
 
-    A row is drawn where it has both figures; rows of a model whose `front` is true are joined. `picture`: with its data,
-    a legend and a fixed width.
+    A row is drawn where it has both figures; rows of a model whose `front` is true are joined. `picture`: with its
+    data, a legend and a fixed width.
     """
     formats, models = (sorted({row[name] for row in rows}) for name in ("format", "model"))
     values = [row | {"front": row["pareto"]} for row in plotted(rows)]
@@ -111,6 +116,7 @@ def vega(drawn: alt.LayerChart) -> dict[str, Any]:
     """A chart compiled to Vega, with every point's label where it hides neither a point nor another label."""
     specification = vl_convert.vegalite_to_vega(drawn.to_dict(), vl_version=version())
     points = next(mark for mark in specification["marks"] if mark["name"] == "points_marks")
+    drawn_over = [mark["name"] for mark in specification["marks"] if mark["type"] in ("symbol", "rule")]
     specification["marks"].append(
         {
             "type": "text",
@@ -128,18 +134,9 @@ def vega(drawn: alt.LayerChart) -> dict[str, Any]:
                 {
                     "type": "label",
                     "size": [{"signal": "width"}, {"signal": "height"}],
-                    "anchor": [
-                        "right",
-                        "left",
-                        "top",
-                        "bottom",
-                        "top-right",
-                        "bottom-right",
-                        "top-left",
-                        "bottom-left",
-                    ],
+                    "anchor": ANCHORS,
                     "offset": [7],
-                    "avoidMarks": [points["name"]],
+                    "avoidMarks": drawn_over,
                     "padding": 40,
                 }
             ],
@@ -159,10 +156,11 @@ def specifications(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any
 
 
 def detail_specifications(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Vega specifications of one model's formats, without data: divergence by position, times between tokens, prompts."""
+    """Vega specifications of one model's formats, without data: divergence, times between tokens, prompts."""
     formats = sorted({row["format"] for row in rows})
     palette = PALETTE * (1 + len(formats) // len(PALETTE))
     colour = alt.Color("format:N", scale=alt.Scale(domain=formats, range=palette[: len(formats)]))
+    colour.legend = alt.Legend(orient="bottom", columns=3, title=None)
     base = alt.Chart(alt.NamedData(DATA))
     log = alt.Scale(type="log", nice=False)
     hovered = [alt.Tooltip("format:N")]

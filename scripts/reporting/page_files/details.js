@@ -37,11 +37,11 @@ function showDetails() {
   };
   const figures = Object.entries(charts).filter(([, [, values]]) => values.length).map(([name, [caption, values]]) => {
     const target = element("div", { class: "plot", role: "img", "aria-label": `${caption}, ${model}` });
-    drawing = drawing.then(() => draw(target, DATA["detail plots"][name], values));
+    draw(target, DATA["detail plots"][name], values);
     return element("figure", {}, element("figcaption", {}, caption), target);
   });
   const parts = formats.filter(([format, each]) => each.divergence && format !== DATA.reference).map(([format, each]) => passages(format, each.divergence));
-  const more = ROWS.filter((row) => row.model === model).flatMap((row) => [...(row.lengths ?? []), ...(row.batches ?? [])].map((each) => [row, each]));
+  const more = ROWS.filter((row) => row.model === model).flatMap((row) => row.variants.map((each) => [row, each]));
   const variants = more.map(([row, each]) => {
     const what = each.batch ? `batch ${each.batch}` : `a prompt of ${each.tokens} tokens`;
     const said = each.skipped ? `skipped: ${each.skipped}` : each.batch ? `${figure(each.tokens_per_second)} tokens/s` : `TTFT ${figure(each.ttft_ms_p50, 3)} ms, TPOT ${figure(each.tpot_ms_p50, 3)} ms`;
@@ -68,8 +68,8 @@ function described(value) {
 function origin(row) {
   const filled = (entry) => {
     if (!entry.open || entry.childElementCount > 1) return;
-    const parts = Object.entries(row.provenance).map(([name, number]) => [element("dt", {}, name), element("dd", {}, described(DATA.pool[number]))]);
-    entry.append(element("p", {}, "Built again by"), element("pre", {}, row.command), element("dl", {}, parts));
+    const parts = DATA.origins.map((name, i) => [element("dt", {}, name), element("dd", {}, described(DATA.pool[row.origins[i]]))]);
+    entry.append(element("p", {}, "Built again by"), element("pre", {}, `${DATA.command} artifacts/${row.id}`), element("dl", {}, parts));
   };
   return element("details", { ontoggle: (event) => filled(event.currentTarget) }, element("summary", {}, row.id));
 }

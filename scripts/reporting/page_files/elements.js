@@ -6,7 +6,8 @@ const ROWS = DATA.rows.map((row, order) => {
   const figures = Object.fromEntries(DATA.columns.map((column, i) => [column.name, row.values[i]]));
   const missing = {};
   for (const [reason, names] of Object.entries(row.missing)) for (const name of names) missing[name] = reason;
-  return { ...row, ...figures, missing, order, id: `${figures.model}/${figures.format}` };
+  const interval = Object.fromEntries(["perplexity_low", "perplexity_high", "roofline", "label"].map((name, i) => [name, row.plot[i]]));
+  return { ...row, ...figures, plot: interval, missing, order, id: `${figures.model}/${figures.format}` };
 });
 const MODELS = [...new Set(ROWS.map((row) => row.model))];
 const find = (id) => document.getElementById(id);
@@ -18,7 +19,7 @@ function element(name, attributes = {}, ...inside) {
     if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
     else if (value !== null && value !== false) made.setAttribute(key, value === true ? "" : value);
   }
-  made.append(...inside.flat().filter((part) => part !== null));
+  made.append(...inside.flat(Infinity).filter((part) => part !== null));
   return made;
 }
 

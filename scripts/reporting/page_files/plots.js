@@ -1,13 +1,12 @@
 // The plots: Vega draws the specifications that report.py compiled, with this page's rows and colours.
 
 const LABELS = 40; // rows; more labels than that hide the plot
+const ERRORS = 1; // Vega's level of messages
 let drawing = Promise.resolve();
-
-const colour = (name) => getComputedStyle(find("copied")).getPropertyValue(name).trim();
 
 /** Colours of the page's theme, as Vega wants them. */
 function theme() {
-  const probe = element("span", { style: "color: var(--ink); border-color: var(--line); background: var(--soft)" });
+  const probe = element("span", { style: "color: var(--ink); border-color: var(--line)" });
   document.body.append(probe);
   const style = getComputedStyle(probe);
   const [ink, line] = [style.color, style.borderTopColor];
@@ -16,12 +15,17 @@ function theme() {
   return { background: "transparent", axis: { ...text, gridColor: line, domainColor: line, tickColor: line }, legend: text, text: { fill: ink } };
 }
 
-/** Draw one specification into an element, with `values` as its rows. */
-function draw(target, specification, values, signals = {}) {
+/** Draw after what is being drawn; what fails says so in its place. */
+function draw(target, ...what) {
+  drawing = drawing.then(() => embed(target, ...what)).catch((error) => target.replaceChildren(element("p", { class: "note" }, `This plot failed: ${error.message}`)));
+}
+
+/** One specification in an element, with `values` as its rows. */
+function embed(target, specification, values, signals = {}) {
   const data = specification.data.map((each) => (each.name === "rows" ? { ...each, values } : each));
   const filled = { ...specification, data, config: { ...specification.config, ...theme(), axis: { ...specification.config?.axis, ...theme().axis } } };
   filled.signals = (specification.signals ?? []).map((each) => (each.name in signals ? { ...each, value: signals[each.name] } : each));
-  return vegaEmbed(target, filled, { mode: "vega", actions: false, renderer: "svg", tooltip: { theme: matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light" } });
+  return vegaEmbed(target, filled, { mode: "vega", actions: false, logLevel: ERRORS, renderer: "svg", tooltip: { theme: matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light" } });
 }
 
 /** Whether no other row of the model is at least as good on both axes and better on one. */
@@ -47,11 +51,12 @@ function showPlot() {
     return;
   }
   const measured = quality === "perplexity" && cost === "tokens_per_second";
+  const one = new Set(drawn.map((row) => row.model)).size === 1;
   const few = ROWS.length <= 1000; // points' own dominance on other axes is quadratic
   const values = drawn.map((row) => ({
     ...Object.fromEntries(DATA.columns.map((column) => [column.name, row[column.name]])),
     ...row.plot,
-    label: drawn.length <= LABELS ? row.plot.label : "",
+    label: drawn.length > LABELS ? "" : one ? row.format : row.plot.label,
     compute_type: row["runs in"][0],
     front: measured ? row.pareto : few && onFront(row, quality, cost),
   }));
@@ -61,5 +66,5 @@ function showPlot() {
       : "The dashed line joins rows that no other of their model equals or beats on both axes; the intervals are not asked.") +
     (ruled ? " A roofline marks the speed at which a token's weights would be read as fast as the device copies." : "");
   const signals = { rooflines: find("rooflines").checked };
-  drawing = drawing.then(() => draw(find("plot"), DATA.plots[`${quality}/${cost}`], values, signals));
+  draw(find("plot"), DATA.plots[`${quality}/${cost}`], values, signals);
 }

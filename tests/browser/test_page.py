@@ -1,0 +1,220 @@
+"""What a reader does with the page, in a real Chromium: the figures behind it are those of conftest.py."""
+
+import csv
+import io
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import HOSTILE, build, write_cell
+from playwright.sync_api import Page, expect
+
+Visit = Callable[..., Page]
+
+
+def column(page: Page, name: str) -> list[str]:
+    """The texts of one column of the table, without the small print."""
+    place = page.locator("#table thead th button").evaluate_all(
+        "(all, id) => all.findIndex((each) => each.id === id)", f"sort-{name}"
+    )
+    cells = page.locator(f"#table tbody tr td:nth-child({place + 1})")
+    return cells.evaluate_all("(all) => all.map((each) => each.firstChild.textContent)")
+
+
+def budget(page: Page, percent: float) -> str:
+    """The verdict on the first model for the loss that the reader allows."""
+    page.locator("#budget").fill(str(percent))
+    return page.locator("#verdict ul").first.inner_text()
+
+
+def test_the_verdict_follows_the_budget(study: Path, visit: Visit) -> None:
+    page = visit(study)
+    said = budget(page, 1)
+    assert "quick is the fastest: 300 tokens/s, 3 times reference's; perplexity +0.5%" in said
+    assert "Smallest: small, 4 MB (perplexity +0.8%" in said
+    assert "The Pareto front, whatever the loss: reference, quick, coarse." in said
+    assert "quick is the fastest: 300" in budget(page, 0.5)
+    assert "reference is the fastest: 100 tokens/s; the reference itself." in budget(page, 0.4)
+    said = budget(page, 4)
+    assert "coarse is the fastest: 900 tokens/s, 9 times" in said
+    assert "It is the smallest too, 3 MB." in said
+
+
+def test_sorting_by_pointer_and_by_keyboard(study: Path, visit: Visit) -> None:
+    page = visit(study)
+    assert column(page, "format") == ["reference", "quick", "small", "coarse", "poor", "reference", "broken"]
+    page.click("#sort-tokens_per_second")
+    assert column(page, "tokens_per_second") == ["50", "100", "100", "200", "300", "900", "failed"]
+    header = page.locator("th", has=page.locator("#sort-tokens_per_second"))
+    expect(header).to_have_attribute("aria-sort", "ascending")
+    expect(page.locator("#sort-tokens_per_second")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(header).to_have_attribute("aria-sort", "descending")
+    assert column(page, "tokens_per_second") == [
+        "900",
+        "300",
+        "200",
+        "100",
+        "100",
+        "50",
+        "failed",
+    ]  # missing stays last
+    page.click("#sort-format")
+    assert column(page, "format")[:2] == ["broken", "coarse"]
+
+
+def test_filters_and_columns(study: Path, visit: Visit) -> None:
+    page = visit(study)
+    page.fill("#filter", "FIRST small")
+    assert column(page, "format") == ["small"]
+    page.fill("#filter", "")
+    page.check("#front-only")
+    assert column(page, "format") == ["reference", "quick", "coarse", "reference"]
+    few = page.locator("#table thead th").count()
+    page.check("#all-columns")
+    with (study.parent / "results.csv").open() as file:
+        names = next(csv.reader(file))
+    assert page.locator("#table thead th").count() == len(names) > few
+    for button in page.locator("#table thead th button").all():
+        assert len(button.get_attribute("title") or "") > 15  # every column says what it is
+
+
+def test_a_failed_cell_says_why(study: Path, visit: Visit) -> None:
+    page = visit(study)
+    failed = page.locator("#table tbody tr", has_text="broken").locator("td.empty span").first
+    expect(failed).to_have_text("failed")
+    expect(failed).to_have_attribute("title", f"failed: the engine {HOSTILE} broke")
+    expect(page.locator("#verdict .warning")).to_contain_text("broken failed. The table says why.")
+
+
+def test_axes_can_be_chosen_and_points_say_what_they_are(study: Path, visit: Visit) -> None:
+    page = visit(study)
+    plot = page.locator("#plot")
+    expect(plot).to_contain_text("perplexity (less is better)")
+    for name in ("quick", "coarse", "poor"):
+        expect(plot.locator("text", has_text=name).first).to_be_visible()
+    ticks = plot.locator("g.mark-rect.role-mark path")
+    assert ticks.count() == 0
+    page.check("#rooflines")
+    expect(ticks).to_have_count(6)  # a row each
+    page.select_option("#quality", "top1_agreement")
+    page.select_option("#cost", "size_bytes")
+    expect(plot).to_contain_text("same first choice as the reference (more is better)")
+    expect(plot).to_contain_text("size, bytes (less is better)")
+    expect(page.locator("#rooflines-label")).to_be_hidden()
+    page.select_option("#quality", "perplexity")
+    page.select_option("#cost", "tokens_per_second")
+    points = plot.locator("g.mark-symbol.role-mark path")
+    expect(points).to_have_count(6)
+    points.nth(1).hover()
+    tip = page.locator("#vg-tooltip-element")
+    expect(tip).to_be_visible()
+    expect(tip).to_contain_text("quick")
+    expect(tip).to_contain_text("300")
+
+
+@pytest.mark.parametrize("kind", ["csv", "markdown"])
+def test_what_is_shown_can_be_copied(study: Path, visit: Visit, kind: str) -> None:
+    page = visit(study)
+    page.check("#all-columns")
+    page.fill("#filter", "first")
+    page.click(f"#copy-{kind}")
+    expect(page.locator("#copied")).to_have_text("copied 5 rows")
+    copied = page.evaluate("navigator.clipboard.readText()")
+    if kind == "csv":
+        with (study.parent / "results.csv").open() as file:
+            expected = [row for row in csv.DictReader(file) if row["model"] == "first"]
+        found = list(csv.DictReader(io.StringIO(copied)))
+        assert [list(row) for row in found] == [list(row) for row in expected]
+        for one, other in zip(found, expected, strict=True):
+            assert float(one["perplexity"]) == pytest.approx(float(other["perplexity"]), rel=1e-5)
+            assert one["format"] == other["format"]
+    else:
+        lines = copied.splitlines()
+        assert len(lines) == 7
+        assert lines[0].startswith("| model | format |")
+        assert {line.count(" | ") for line in lines} == {lines[0].count(" | ")}
+
+
+def test_texts_stand_side_by_side_with_the_first_other_token_marked(study: Path, visit: Visit) -> None:
+    page = visit(study)
+    prompt = page.locator("#details details", has_text="1. prompt")
+    prompt.locator("summary").click()
+    texts = {side.locator("h3").inner_text(): side for side in prompt.locator(".sides > div").all()}
+    assert texts["quick the same tokens"].locator(".text").inner_text() == "one two three four"
+    assert texts["quick the same tokens"].locator("mark").count() == 0
+    small = texts["small differs from token 3 on"]
+    assert small.locator("mark").inner_text().strip() == HOSTILE
+    assert small.locator(".text").inner_text() == f"one two {HOSTILE} four"
+
+
+def test_the_worst_passage_is_shown_in_its_context(study: Path, visit: Visit) -> None:
+    page = visit(study)
+    passages = page.locator("#details details", has_text="quick: where it is furthest from reference")
+    passages.locator("summary").click()
+    worst = passages.locator("li").first
+    # scored position 250 is token 51 of the third window of 101 tokens, id (2 * 101 + 51) % 5
+    expect(worst.locator("mark")).to_have_text("three")
+    expect(worst).to_contain_text("one twothreefour zero")
+    expect(worst).to_contain_text("0.5 nats")
+
+
+def test_where_a_row_comes_from(study: Path, visit: Visit) -> None:
+    page = visit(study)
+    entry = page.locator("#provenance details", has_text="first/small")
+    entry.locator("summary").click()
+    expect(entry.locator("pre")).to_have_text("snakemake --force artifacts/first/small")
+    expect(entry).to_contain_text(HOSTILE)  # the tool's version
+    expect(entry).to_contain_text("a processor")
+    page.select_option("#model", HOSTILE)
+    expect(page.locator("#provenance details").first).to_contain_text(f"{HOSTILE}/reference")
+
+
+@pytest.mark.parametrize("width", [400, 1280, 3840])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_every_screen_in_light_and_dark(study: Path, visit: Visit, width: int, scheme: str) -> None:
+    page = visit(study, viewport={"width": width, "height": 900}, color_scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert background == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 27)"}[scheme]
+    label = page.locator("#plot .role-axis-title text").first
+    assert label.get_attribute("fill") == {"light": "rgb(27, 31, 36)", "dark": "rgb(230, 233, 237)"}[scheme]
+
+
+def test_everything_is_reached_and_named_without_a_pointer(study: Path, visit: Visit) -> None:
+    page = visit(study)
+    page.keyboard.press("Tab")
+    expect(page.locator("a.skip")).to_be_focused()
+    unnamed = page.evaluate(
+        "[...document.querySelectorAll('input, select, button')].filter((each) => "
+        "!(each.labels?.length || each.textContent.trim())).map((each) => each.outerHTML)"
+    )
+    assert unnamed == []
+    for plot in page.locator("[role=img].plot").all():
+        assert plot.get_attribute("aria-label")
+    seen = set()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        seen.add(page.evaluate("document.activeElement.id"))
+    assert {"budget", "quality", "cost", "filter", "all-columns", "copy-csv", "sort-perplexity", "model"} <= seen
+
+
+def test_two_thousand_rows_open_in_two_seconds(tmp_path: Path, visit: Visit) -> None:
+    models = [f"model-{number:03}" for number in range(200)]
+    cells = [
+        write_cell(tmp_path, model, name, 100 + i, 1 + i / 100, 10**6, [[1, 2, 3, 4]] * 9, seen=False)
+        for model in models
+        for i, name in enumerate(["reference", *(f"format-{number}" for number in range(9))])
+    ]
+    path = build(tmp_path, models, cells)
+    assert path.stat().st_size < 3_000_000
+    took = []
+    for _ in range(3):
+        started = time.monotonic()
+        page = visit(path)
+        took.append(time.monotonic() - started)
+    assert min(took) < 2  # the least of three: other programs use these processors too
+    assert len(column(page, "format")) == 100
+    page.get_by_role("button", name="show all 2000").click()
+    assert len(column(page, "format")) == 2000
