@@ -126,8 +126,10 @@ def details(found: Sequence[Pair]) -> Iterator[str]:
                 yield f"- {said}: {name}"
             for each in changed:
                 yield f"- {said}: {name}: {described(each)}"
-            if changed and pair.meanwhile and word in ("worse", "better"):
-                yield f"  - besides: {', '.join(pair.meanwhile)}"
+            if changed and word == "disturbed":
+                yield f"  - meanwhile, {'; '.join(pair.interference)}"
+            elif changed and pair.differences and word in ("worse", "better"):
+                yield f"  - besides: {', '.join(pair.differences)}"
 
 
 def described(change: Change) -> str:

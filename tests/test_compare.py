@@ -248,7 +248,7 @@ def test_what_was_disturbed_is_said_and_counts_on_demand(before: Run, after: Run
     result = compare(before, after)
     assert result.returncode == 0
     assert "- disturbed: m, int8 (fake, d): tokens/s 200 → 50" in result.stdout
-    assert result.stdout.rstrip().endswith("a busy host (process 0)")
+    assert result.stdout.rstrip().endswith("  - meanwhile, after: a busy host (process 0)")
     assert compare(before, after, "--count-disturbed").returncode == 1
     after["rows"][1]["size_bytes"] += 1  # which nothing disturbs
     assert compare(before, after).returncode == 1

@@ -57,12 +57,12 @@ class Change:
 
 @dataclass(frozen=True)
 class Pair:
-    """A row of both runs, or of one alone; `meanwhile` is what else is different, such as versions, in words."""
+    """A row of both runs, or of one alone; `differences` is what else is different, such as versions, in words."""
 
     before: Row | None
     after: Row | None
     changes: Sequence[Change] = ()
-    meanwhile: Sequence[str] = ()
+    differences: Sequence[str] = ()
 
     @property
     def row(self) -> Row:
@@ -75,9 +75,10 @@ class Pair:
         return interference(self.before, self.after)
 
 
-def interference(*rows: Row | None) -> list[str]:
-    """What disturbed the speed of any of the rows."""
-    return [reason for row in rows if row for reason in row["interference"] or []]
+def interference(before: Row | None, after: Row | None) -> list[str]:
+    """What disturbed the speed of either row."""
+    rows = {"before": before, "after": after}
+    return [f"{when}: {reason}" for when, row in rows.items() if row for reason in row["interference"] or []]
 
 
 def pairs(before: Mapping[str, Any], after: Mapping[str, Any], limits: Limits) -> list[Pair]:
@@ -106,7 +107,7 @@ def changes(before: Row, after: Row, limits: Limits, same_reference: bool = True
     decoding = difference(before["protocol"]["latency"], after["protocol"]["latency"], DECODING)
     text = quality_difference(before, after)
     divergence = text or ("" if same_reference else "another reference")
-    reasons = [] if limits.disturbed else interference(before, after)
+    disturbed = not limits.disturbed and bool(interference(before, after))
     for name in FIGURES:
         one, other = before[name], after[name]
         why = decoding if name in SPEED else text if name == "perplexity" else divergence if name in QUALITY else ""
@@ -120,9 +121,8 @@ def changes(before: Row, after: Row, limits: Limits, same_reference: bool = True
             yield Change(name, one, other, "incomparable", note=why)
         else:
             change = compared(name, before, after, limits)
-            if reasons and name in SPEED and change.verdict != "same":
-                change = replace(change, verdict="disturbed", note="; ".join(reasons))
-            yield change
+            moved = change.verdict != "same"
+            yield replace(change, verdict="disturbed") if disturbed and moved and name in SPEED else change
 
 
 def compared(name: str, before: Row, after: Row, limits: Limits) -> Change:
