@@ -20,6 +20,7 @@ from reporting.comparison import Limits, changes, rate_ratio
 from reporting.numbers import MISSING
 
 Run = dict[str, Any]
+DEFAULT = Limits()
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +63,9 @@ def set_rate(row: dict[str, Any], rate: float, low: float, high: float) -> None:
     row |= {"tokens_per_second": rate, "tokens_per_second_low": low, "tokens_per_second_high": high}
 
 
-def judged(one: Run, other: Run, limits: Limits = Limits(), place: int = 1) -> dict[str, str]:  # noqa: B008
-    """Verdicts of a row's figures, but those that are the same."""
-    found = changes(one["rows"][place], other["rows"][place], limits)
+def judged(one: Run, other: Run, limits: Limits = DEFAULT) -> dict[str, str]:
+    """Verdicts of the figures of int8, but those that are the same."""
+    found = changes(one["rows"][1], other["rows"][1], limits)
     return {change.figure: change.verdict for change in found if change.verdict != "same"}
 
 
@@ -153,7 +154,7 @@ def test_a_median_counts_once_it_leaves_the_others_spread(before: Run, after: Ru
 def test_quality_is_paired_by_windows(before: Run, after: Run) -> None:
     windows = after["rows"][1]["quality_windows"]
     windows["nll"] = [value + 1 for value in windows["nll"]]
-    (change,) = [each for each in changes(before["rows"][1], after["rows"][1], Limits()) if each.verdict != "same"]
+    (change,) = [each for each in changes(before["rows"][1], after["rows"][1], DEFAULT) if each.verdict != "same"]
     assert (change.figure, change.verdict) == ("perplexity", "worse")
     assert change.amount == change.low == change.high == pytest.approx(math.exp(1 / 50) - 1)  # 50 words a window
     assert judged(after, before) == {"perplexity": "better"}
@@ -162,7 +163,7 @@ def test_quality_is_paired_by_windows(before: Run, after: Run) -> None:
 
 def test_quality_that_wavers_between_windows_is_the_same(before: Run, after: Run) -> None:
     after["rows"][1]["quality_windows"]["nll"] = hard(0.5 + 0.2, wobble=2.0)
-    (change,) = [each for each in changes(before["rows"][1], after["rows"][1], Limits()) if each.figure == "perplexity"]
+    (change,) = [each for each in changes(before["rows"][1], after["rows"][1], DEFAULT) if each.figure == "perplexity"]
     assert change.amount == pytest.approx(math.exp(0.2 / 50) - 1)  # four times what nobody minds
     assert change.low < 0 < change.high
     assert judged(before, after) == {}
@@ -171,12 +172,12 @@ def test_quality_that_wavers_between_windows_is_the_same(before: Run, after: Run
 def test_divergence_is_paired_too_where_the_reference_is_the_same(before: Run, after: Run) -> None:
     row = after["rows"][1]
     row["quality_windows"]["kld"] = [1.5] * len(row["quality_windows"]["kld"])  # of 100 tokens each: 0.010 to 0.015
-    found = {change.figure: change for change in changes(before["rows"][1], row, Limits())}
+    found = {change.figure: change for change in changes(before["rows"][1], row, DEFAULT)}
     assert found["kld_mean"].amount == pytest.approx(0.005)
     assert judged(before, after) == {"kld_mean": "worse"}
     assert judged(before, after, Limits(quality=0.006)) == {}
     after["config"]["reference"] = "int8"
-    (pair,) = [each for each in comparison.pairs(before, after, Limits()) if each.row["format"] == "int8"]
+    (pair,) = [each for each in comparison.pairs(before, after, DEFAULT) if each.row["format"] == "int8"]
     assert {each.figure: each.note for each in pair.changes if each.verdict != "same"} == {
         "kld_mean": "another reference"
     }
