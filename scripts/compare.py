@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+"""Say what changed significantly between two runs of a study, and whether anything became worse.
+
+    python scripts/compare.py BEFORE/results.json AFTER/results.json [--tolerance 0.05] [--quality-tolerance 0.001]
+
+Exit status 0: nothing became worse. 1: something did, or a row or a figure that BEFORE has is gone. 2: something could
+not be compared (another evaluation text, other versions of the metrics, no row in common). docs/REPORT.md says how each
+figure is judged. The output is Markdown.
+"""
+
+import json
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+from common.program import UserError, parser, printable, run
+from metrics import METRICS_VERSION
+from reporting.comparison import REGRESSIONS, Change, Limits, Pair, pairs
+from reporting.numbers import MISSING, number, size
+
+SCHEMA = Path(__file__).parent / "reporting" / "results.schema.json"
+HEADINGS = {
+    "tokens_per_second": "tokens/s",
+    "ttft_ms_p50": "TTFT, ms",
+    "tpot_ms_p50": "TPOT, ms",
+    "peak_memory_bytes": "memory",
+    "perplexity": "perplexity",
+    "kld_mean": "KL, nats",
+    "bits_per_weight": "bits/weight",
+    "size_bytes": "size",
+}
+WORDS = {
+    "worse": "WORSE",
+    "gone": "GONE",
+    "incomparable": "not comparable",
+    "disturbed": "disturbed",
+    "better": "better",
+    "new": "new",
+}  # the gravest first
+
+
+def refuse(constant: str) -> float:
+    """NaN and infinity are no JSON, and no figure."""
+    raise ValueError(f"{constant} stands where a figure is to be")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A results.json. Raises `UserError` where it is none, or its figures are of another version of the metrics."""
+    try:
+        content = json.loads(path.read_bytes(), parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: is no JSON ({error!s:.80}); name a results.json") from None
+    version = content.get("metrics_version") if isinstance(content, dict) else None
+    if version is not None and version != METRICS_VERSION:
+        raise UserError(f"{path}: is of metrics version {version}, not {METRICS_VERSION}; measure again")
+    validator = jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8")))
+    wrong = next(validator.iter_errors(content), None)
+    if wrong is not None:
+        where = ".".join(map(str, wrong.absolute_path)) or "the file"
+        raise UserError(f"{path}: {where}: {wrong.message:.200} (see {SCHEMA.name}); make the report again")
+    return content
+
+
+def amount(change: Change, interval: bool = False) -> str:
+    """How far a figure moved, with its interval on demand: relative, of the divergence in nats."""
+    if change.amount is None:
+        return WORDS[change.verdict]
+    if change.figure == "size_bytes":
+        return f"{change.after - change.before:+} B" if change.amount else "="
+    form = "+.1g" if change.figure == "kld_mean" else "+.2%" if change.figure == "perplexity" else "+.1%"
+    values = [format(value, form) if value else "=" for value in (change.amount, change.low, change.high)]
+    return f"{values[0]} ({values[1]} to {values[2]})" if interval and change.low != change.high else values[0]
+
+
+def share(text: str) -> float:
+    """A tolerance, from 0 on."""
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise ValueError(text)
+    return value
+
+
+def devices(*runs: Mapping[str, Any]) -> str:
+    """Where two runs were measured, for who compares those of two machines."""
+    names = [", ".join(sorted({row["device"] or "nothing" for row in each["rows"]})) for each in runs]
+    return f" (one is of {names[0]}, the other of {names[1]})" if names[0] != names[1] else ""
+
+
+def verdict(pair: Pair) -> str:
+    """What a row's figures come to, the gravest first."""
+    if pair.before is None or pair.after is None:
+        return "new row" if pair.after else "GONE"
+    named = {word: [HEADINGS[each.figure] for each in pair.changes if each.verdict == word] for word in WORDS}
+    told = "; ".join(f"{WORDS[word]}: {', '.join(figures)}" for word, figures in named.items() if figures) or "same"
+    return f"{told} (disturbed)" if pair.interference and not named["disturbed"] else told
+
+
+def table(found: Sequence[Pair]) -> list[str]:
+    """A row a model and format, aligned, so that it can be read as text as well."""
+    lines = [["model", "format", *HEADINGS.values(), "verdict"]]
+    for pair in found:
+        cells = {each.figure: amount(each, each.figure in ("tokens_per_second", "perplexity")) for each in pair.changes}
+        figures = (cells.get(name, MISSING) for name in HEADINGS)
+        lines.append([pair.row["model"], pair.row["format"], *figures, verdict(pair)])
+    lines = [[printable(cell).replace("|", "\\|") for cell in line] for line in lines]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * width for width in widths])
+    return ["| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines]
+
+
+def details(found: Sequence[Pair]) -> Iterator[str]:
+    """A line for each figure that did not stay the same, the gravest first, and for each row of one run alone."""
+    for word, said in WORDS.items():
+        for pair in found:
+            changed = [each for each in pair.changes if each.verdict == word]
+            device = next((row["device"] for row in (pair.before, pair.after) if row and row["device"]), MISSING)
+            name = f"{pair.row['model']}, {pair.row['format']} ({pair.row['engine']}, {device})"
+            if word == "gone" and pair.after is None:
+                yield f"- {said}: {name}: no such row"
+            if word == "new" and pair.before is None:
+                yield f"- {said}: {name}"
+            for each in changed:
+                yield f"- {said}: {name}: {described(each)}"
+            if changed and word == "disturbed":
+                yield f"  - meanwhile, {'; '.join(pair.interference)}"
+            elif changed and pair.differences and word in ("worse", "better"):
+                yield f"  - besides: {', '.join(pair.differences)}"
+
+
+def described(change: Change) -> str:
+    """A figure before and after."""
+    form = size if change.figure.endswith("_bytes") else number
+    text = f"{HEADINGS[change.figure]} {form(change.before)} → {form(change.after)}"
+    if change.amount is not None:
+        text += f", {amount(change, interval=change.low is not None)}"
+    return f"{text}: {change.note}" if change.note else text
+
+
+def status(found: Sequence[Pair]) -> int:
+    """The exit status, see the program's docstring."""
+    verdicts = Counter(each.verdict for pair in found for each in pair.changes)
+    if any(pair.after is None for pair in found) or any(verdicts[word] for word in REGRESSIONS):
+        return 1
+    return 2 if verdicts["incomparable"] else 0
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("before", type=Path, help="a results.json")
+    arguments.add_argument("after", type=Path, help="a results.json")
+    arguments.add_argument(
+        "--tolerance", type=share, default=Limits.speed, help="relative change of speed and memory that nobody minds"
+    )
+    arguments.add_argument(
+        "--quality-tolerance", type=share, default=Limits.quality, help="the same of perplexity, and nats of divergence"
+    )
+    arguments.add_argument("--count-disturbed", action="store_true", help="judge speed that was disturbed as well")
+    options = arguments.parse_args()
+
+    before, after = read(options.before), read(options.after)
+    limits = Limits(options.tolerance, options.quality_tolerance, options.count_disturbed)
+    found = pairs(before, after, limits)
+    if not any(pair.before and pair.after for pair in found):
+        raise UserError(f"{options.before} and {options.after}: no row in common{devices(before, after)}")
+    print("\n".join([*table(found), "", *map(printable, details(found))]).rstrip())
+    sys.exit(status(found))
+
+
+if __name__ == "__main__":
+    try:
+        run(main)
+    except SystemExit as stop:  # an error, which is no regression
+        if not isinstance(stop.code, str):
+            raise
+        print(stop.code, file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,282 @@
+"""What compare.py calls a regression and what it does not, against changes that were put in."""
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import REPO
+from test_results import hard
+from whole_results import collected, whole
+
+from metrics import METRICS_VERSION, latency
+from reporting import comparison
+from reporting.comparison import Limits, changes, rate_ratio
+from reporting.numbers import MISSING
+
+Run = dict[str, Any]
+DEFAULT = Limits()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A run of three rows, as text: whoever changes it has one of its own."""
+    folder = tmp_path_factory.mktemp("run")
+    cells = [
+        whole(folder, "reference", 100.0, hard(0), kld=0.0),
+        whole(folder, "int8", 200.0, hard(0.5)),
+        whole(folder, "random", 300.0, None, model="shape"),
+    ]
+    return json.dumps(collected(cells))
+
+
+@pytest.fixture
+def before(made: str) -> Run:
+    return json.loads(made)
+
+
+@pytest.fixture
+def after(made: str) -> Run:
+    return json.loads(made)
+
+
+@pytest.fixture
+def compare(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the program on two runs."""
+
+    def run(one: Run, other: Run, *options: str) -> subprocess.CompletedProcess[str]:
+        paths = [tmp_path / "before.json", tmp_path / "after.json"]
+        for path, content in zip(paths, (one, other), strict=True):
+            path.write_text(json.dumps(content))
+        command = [sys.executable, "scripts/compare.py", *map(str, paths), *options]
+        return subprocess.run(command, cwd=REPO, capture_output=True, text=True)
+
+    return run
+
+
+def set_rate(row: dict[str, Any], rate: float, low: float, high: float) -> None:
+    row |= {"tokens_per_second": rate, "tokens_per_second_low": low, "tokens_per_second_high": high}
+
+
+def judged(one: Run, other: Run, limits: Limits = DEFAULT) -> dict[str, str]:
+    """Verdicts of the figures of int8, but those that are the same."""
+    found = changes(one["rows"][1], other["rows"][1], limits)
+    return {change.figure: change.verdict for change in found if change.verdict != "same"}
+
+
+def test_a_run_is_the_same_as_itself(before: Run, compare: Callable) -> None:
+    result = compare(before, before)
+    assert (result.returncode, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    assert len(lines) == 2 + 3  # nothing below the table
+    assert all(line.rstrip("| ").endswith("same") for line in lines[2:])
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_the_interval_of_a_ratio_is_that_of_independent_runs() -> None:
+    half = 0.1  # of each interval, as logarithms
+    one, other = {}, {}
+    set_rate(one, 100, 100 * math.exp(-half), 100 * math.exp(half))
+    set_rate(other, 80, 80 * math.exp(-half), 80 * math.exp(half))
+    ratio, low, high = rate_ratio(one, other)
+    assert ratio == pytest.approx(0.8)
+    assert (low, high) == pytest.approx((0.8 * math.exp(-half * math.sqrt(2)), 0.8 * math.exp(half * math.sqrt(2))))
+    assert rate_ratio(other, one) == pytest.approx((1 / ratio, 1 / high, 1 / low))
+
+
+def test_equal_runs_are_seldom_called_different_and_slower_ones_nearly_always() -> None:
+    random = np.random.default_rng(0)
+
+    def measured(slower: float) -> dict[str, float]:
+        runs = []
+        for process in range(4):
+            speed = 1 + 0.02 * random.standard_normal()
+            for prompt in range(8):
+                seconds = slower * speed * (1 + 0.03 * random.standard_normal()) * np.arange(1, 11) / 100
+                runs.append(latency.Run(process, 0, prompt, tuple(seconds)))
+        row: dict[str, float] = {}
+        set_rate(row, *latency.tokens_per_second(runs))
+        return row
+
+    def different(slower: float) -> int:
+        return sum(rate_ratio(measured(1), measured(slower))[2] < 1 for _ in range(100))
+
+    assert different(1) <= 10  # 5 of 100 are expected on both sides together, where the intervals are right
+    assert different(1.1) >= 90
+
+
+def test_noise_within_the_intervals_is_no_regression(before: Run, after: Run, compare: Callable) -> None:
+    set_rate(after["rows"][1], 180, 160, 200)  # 10% slower, and both intervals are 10% wide
+    result = compare(before, after)
+    assert result.returncode == 0
+    assert "-10.0% (" in result.stdout
+    assert "WORSE" not in result.stdout
+
+
+def test_slower_beyond_the_intervals_is_a_regression_and_faster_is_none(
+    before: Run, after: Run, compare: Callable
+) -> None:
+    set_rate(after["rows"][1], 100, 90, 110)
+    after["rows"][1]["versions"] = {"library": "2.0"}
+    result = compare(before, after)
+    assert result.returncode == 1
+    assert "- WORSE: m, int8 (fake, d): tokens/s 200 → 100, -50.0% (" in result.stdout
+    assert "besides: library None → 2.0" in result.stdout
+    swapped = compare(after, before)
+    assert swapped.returncode == 0
+    assert "- better: m, int8 (fake, d): tokens/s 100 → 200, +100.0% (" in swapped.stdout
+
+
+def test_what_nobody_minds_is_the_users_choice(before: Run, after: Run) -> None:
+    set_rate(before["rows"][1], 200, 199.9, 200.1)
+    set_rate(after["rows"][1], 192, 191.9, 192.1)
+    after["rows"][1]["peak_memory_bytes"] = 1040
+    assert judged(before, after) == {}
+    assert judged(before, after, Limits(speed=0.03)) == {"tokens_per_second": "worse", "peak_memory_bytes": "worse"}
+
+
+def test_a_median_counts_once_it_leaves_the_others_spread(before: Run, after: Run) -> None:
+    for row in (before["rows"][1], after["rows"][1]):
+        row |= {"ttft_ms_p50": 10.0}
+        row["latency_summary"] |= {"ttft_ms_p50": 10.0, "ttft_ms_p90": 14.0}
+    after["rows"][1]["ttft_ms_p50"] = 13.9
+    assert judged(before, after) == {}
+    after["rows"][1]["ttft_ms_p50"] = 14.1
+    assert judged(before, after) == {"ttft_ms_p50": "worse"}
+    assert judged(after, before) == {"ttft_ms_p50": "better"}
+
+
+def test_quality_is_paired_by_windows(before: Run, after: Run) -> None:
+    windows = after["rows"][1]["quality_windows"]
+    windows["nll"] = [value + 1 for value in windows["nll"]]
+    (change,) = [each for each in changes(before["rows"][1], after["rows"][1], DEFAULT) if each.verdict != "same"]
+    assert (change.figure, change.verdict) == ("perplexity", "worse")
+    assert change.amount == change.low == change.high == pytest.approx(math.exp(1 / 50) - 1)  # 50 words a window
+    assert judged(after, before) == {"perplexity": "better"}
+    assert judged(before, after, Limits(quality=0.03)) == {}
+
+
+def test_quality_that_wavers_between_windows_is_the_same(before: Run, after: Run) -> None:
+    after["rows"][1]["quality_windows"]["nll"] = hard(0.5 + 0.2, wobble=2.0)
+    (change,) = [each for each in changes(before["rows"][1], after["rows"][1], DEFAULT) if each.figure == "perplexity"]
+    assert change.amount == pytest.approx(math.exp(0.2 / 50) - 1)  # four times what nobody minds
+    assert change.low < 0 < change.high
+    assert judged(before, after) == {}
+
+
+def test_divergence_is_paired_too_where_the_reference_is_the_same(before: Run, after: Run) -> None:
+    row = after["rows"][1]
+    row["quality_windows"]["kld"] = [1.5] * len(row["quality_windows"]["kld"])  # of 100 tokens each: 0.010 to 0.015
+    found = {change.figure: change for change in changes(before["rows"][1], row, DEFAULT)}
+    assert found["kld_mean"].amount == pytest.approx(0.005)
+    assert judged(before, after) == {"kld_mean": "worse"}
+    assert judged(before, after, Limits(quality=0.006)) == {}
+    after["config"]["reference"] = "int8"
+    (pair,) = [each for each in comparison.pairs(before, after, DEFAULT) if each.row["format"] == "int8"]
+    assert {each.figure: each.note for each in pair.changes if each.verdict != "same"} == {
+        "kld_mean": "another reference"
+    }
+
+
+def test_size_is_compared_to_the_byte(before: Run, after: Run, compare: Callable) -> None:
+    after["rows"][1]["size_bytes"] += 1
+    result = compare(before, after)
+    assert result.returncode == 1
+    assert "WORSE: size" in result.stdout
+    assert "+1 B" in result.stdout
+    assert compare(after, before).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "said"),
+    [
+        ("quality", "text_sha256", "cd34", "another evaluation text"),
+        ("quality", "perplexity", "llamacpp-512", "perplexity: gptq-2048 → llamacpp-512"),
+        ("latency", "new_tokens", 100, "new_tokens: 200 → 100"),
+    ],
+)
+def test_other_protocols_are_said_not_to_be_comparable(
+    before: Run, after: Run, compare: Callable, kind: str, name: str, value: object, said: str
+) -> None:
+    row = after["rows"][1]
+    row["protocol"][kind][name] = value
+    row["quality_windows"]["nll"] = [1000.0] * len(row["quality_windows"]["nll"])
+    result = compare(before, after)
+    assert said in result.stdout
+    if kind == "quality":
+        assert result.returncode == 2
+        assert "WORSE" not in result.stdout
+    set_rate(row, 1, 1, 1)
+    assert compare(before, after).returncode == 1  # a regression outweighs it
+
+
+def test_more_repeats_measure_the_same(before: Run, after: Run) -> None:
+    after["rows"][1]["protocol"]["latency"] |= {"repeats": 9, "processes": 9}
+    assert judged(before, after) == {}
+
+
+def test_a_row_that_vanished_is_a_regression_and_a_new_one_is_none(before: Run, after: Run, compare: Callable) -> None:
+    del after["rows"][1]
+    result = compare(before, after)
+    assert result.returncode == 1
+    assert "- GONE: m, int8 (fake, d): no such row" in result.stdout
+    result = compare(after, before)
+    assert result.returncode == 0
+    assert "- new: m, int8 (fake, d)" in result.stdout
+
+
+def test_a_cell_that_failed_is_the_same_row_without_its_figures(before: Run, after: Run, compare: Callable) -> None:
+    row = after["rows"][2]
+    failed = [name for name in row if name.startswith(("ttft", "tpot", "tokens_per", "peak")) or name == "device"]
+    row |= dict.fromkeys(failed) | {"interference": None, "latency_summary": None, "device_details": None}
+    row["protocol"]["latency"] = None
+    row["missing"] |= dict.fromkeys(failed, "out of memory")
+    result = compare(before, after)
+    assert result.returncode == 1
+    assert f"- GONE: shape, random (fake, d): tokens/s 300 → {MISSING}: out of memory" in result.stdout
+    assert "no such row" not in result.stdout
+    assert compare(after, before).returncode == 0
+
+
+def test_what_was_disturbed_is_said_and_counts_on_demand(before: Run, after: Run, compare: Callable) -> None:
+    set_rate(after["rows"][1], 50, 45, 55)
+    after["rows"][1]["interference"] = ["a busy host (process 0)"]
+    result = compare(before, after)
+    assert result.returncode == 0
+    assert "- disturbed: m, int8 (fake, d): tokens/s 200 → 50" in result.stdout
+    assert result.stdout.rstrip().endswith("  - meanwhile, after: a busy host (process 0)")
+    assert compare(before, after, "--count-disturbed").returncode == 1
+    after["rows"][1]["size_bytes"] += 1  # which nothing disturbs
+    assert compare(before, after).returncode == 1
+
+
+def test_what_cannot_be_compared_is_one_line(before: Run, after: Run, compare: Callable, tmp_path: Path) -> None:
+    def refused(one: Run, other: Run) -> str:
+        result = compare(one, other)
+        assert (result.returncode, result.stdout) == (2, "")
+        (line,) = result.stderr.splitlines()
+        return line
+
+    older = METRICS_VERSION - 1
+    assert f"metrics version {older}, not {METRICS_VERSION}" in refused(before, after | {"metrics_version": older})
+    assert "'rows' is a required property" in refused({each: before[each] for each in before if each != "rows"}, after)
+    assert "NaN" in refused(before, after | {"schema_version": math.nan})
+    for row in after["rows"]:
+        row["device"] = "e"
+    assert refused(before, after).endswith("no row in common (one is of d, the other of e)")
+    command = [sys.executable, "scripts/compare.py", str(tmp_path / "before.json"), str(tmp_path / "nothing.json")]
+    result = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert result.stderr == f"error: {tmp_path}/nothing.json: No such file or directory\n"
+
+
+def test_hostile_names_stay_in_their_cell(before: Run, compare: Callable) -> None:
+    before["rows"][0]["model"] = "a|b\x1b[2J\nc"
+    result = compare(before, before)
+    assert result.returncode == 0
+    assert "a\\|b\\x1b[2J\\nc" in result.stdout
