@@ -5,7 +5,7 @@ CORES ?= $(shell getconf _NPROCESSORS_ONLN)
 BIN := .venv/bin
 BOOTSTRAP := .venv/.complete
 RUNS := results/demo results/h200# whose tables the README shows
-ENVS := bootstrap tools torch gptqmodel autogptq mlc lm-eval
+ENVS := bootstrap tools torch gptqmodel autogptq mlc lm-eval browser
 
 .PHONY: report test lint format pins record readme clean
 
@@ -14,9 +14,10 @@ report: $(BOOTSTRAP)
 	@echo "The report: artifacts/report/index.html"
 
 test: lint
-	$(BIN)/snakemake --cores $(CORES) envs/tools envs/torch envs/gptqmodel envs/mlc envs/lm-eval \
+	$(BIN)/snakemake --cores $(CORES) envs/tools envs/torch envs/gptqmodel envs/mlc envs/lm-eval envs/browser \
 		$$($(BIN)/python -c 'import sys; print("envs/autogptq" if sys.version_info[:2] == (3, 11) else "")')
 	$(BIN)/python -m pytest
+	envs/browser/bin/python -m pytest --confcutdir tests/browser tests/browser
 
 lint: $(BOOTSTRAP)
 	$(BIN)/ruff check .

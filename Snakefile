@@ -26,6 +26,10 @@ include: "rules/measure.smk"
 include: "rules/report.smk"
 
 
+onerror:
+    incomplete_report()
+
+
 rule report:
     default_target: True
     input:

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import subprocess
 from glob import glob
 
 
@@ -101,3 +102,13 @@ rule page:
         python=python("tools"),
     shell:
         "{params.python:q} {input.program[0]} {input.study} artifacts/report 2> {log}"
+
+
+def incomplete_report():
+    """After a failure, the page of what was measured: the cells that are missing say why. Under another name than the
+    report, which the next run still has to finish."""
+    study, folder = Path(rules.study.output[0]), "artifacts/report/incomplete"
+    if study.exists() and json.loads(study.read_text())["config"] == json.loads(json.dumps(STUDY)):
+        command = [python("tools"), "scripts/report.py", study, folder]
+        made = subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
+        print(f"What was measured, and what failed: {folder}/index.html" if made else "", file=sys.stderr)

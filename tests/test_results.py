@@ -43,6 +43,7 @@ def cell(
         "summary": speed,
         "protocol": protocol,
     }
+    latency |= {"prompts": [], "runs": [{"prompt": 0, "token_seconds": [0.1, 0.2]}]}
     latency |= {"interference": [], "conditions": [], "lengths": [], "batches": []}
     latency |= {"copy_bandwidth_bytes_per_second": 1.0, "device": {"name": "d", "device": "cpu", "threads": 1}}
     (artifact / "latency").write_text(json.dumps(common | latency))
@@ -203,7 +204,7 @@ def test_numbers_as_people_read_them(value: float | None, digits: int, text: str
     assert number(value, digits) == text
 
 
-def test_the_page_shows_hostile_names_as_text(call: Callable, tmp_path: Path, tools_python: Path) -> None:
+def test_the_page_holds_hostile_names_as_data(call: Callable, tmp_path: Path, tools_python: Path) -> None:
     hostile = "</script><script>alert(1)</script>"
     study = {
         "config": {"reference": "reference", "models": {hostile: {}}, "perplexity": "gptq-2048"},
@@ -211,29 +212,39 @@ def test_the_page_shows_hostile_names_as_text(call: Callable, tmp_path: Path, to
             {**cell(tmp_path, "reference", 10, hard(0)), "model": hostile},
             {**cell(tmp_path, "other", 20, hard(1)), "model": hostile},
         ],
+        "command": "snakemake",
     }
     path = Path(study["cells"][1]["latency"])
-    speed = json.loads(path.read_text())
-    speed["other_modes"] = [
-        {"mode": "eager", "refused": None, "summary": speed["summary"] | {"tokens_per_second": 1234.0}},
-        {"mode": "captured", "refused": hostile, "summary": speed["summary"] | {"tokens_per_second": 4321.0}},
-    ]
-    speed["interference"] = [hostile]
-    speed["lengths"] = [{"tokens": 512, "ttft_ms_p50": 4321.0, "tpot_ms_p50": 2.0}, {"tokens": 9, "skipped": hostile}]
-    speed["batches"] = [{"batch": 4, "ttft_ms_p50": 1.0, "tokens_per_second": 5678.0}]
-    path.write_text(json.dumps(speed))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"interference": [hostile]}))
     (tmp_path / "study.json").write_text(json.dumps(study))
     result = call(tools_python, "scripts/report.py", tmp_path / "study.json", tmp_path / "report")
     assert result.returncode == 0, result.stderr
     page = (tmp_path / "report" / "index.html").read_text()
     assert "<script>alert(1)" not in page
-    assert "&lt;script&gt;alert(1)" in page
-    assert page.count("<script>") == 2
-    assert "eager: 1234" in page
-    assert "captured: 4321, refused" in page
-    assert "was disturbed while its speed was measured: &lt;/script&gt;" in page
-    assert "a prompt of 512 tokens: TTFT 4321 ms, TPOT 2 ms; batch 4: 5678 tokens/s." in page
-    assert "http-equiv" not in page
-    svg = (tmp_path / "report" / "quality-speed.svg").read_text()
-    assert svg.startswith("<svg")
-    assert "other" in svg
+    assert "\\u003c/script>\\u003cscript>alert(1)" in page
+    assert page.count("<script") == page.count("</script>") == 3
+    assert "other" in (tmp_path / "report" / "quality-speed.svg").read_text()
+    assert (tmp_path / "report" / "quality-speed.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("lost", ["artifact", "latency", "quality", "noise_floor"])
+def test_a_part_that_failed_leaves_its_cells_empty_and_says_why(tmp_path: Path, lost: str) -> None:
+    cells = [cell(tmp_path, "reference", 10, hard(0)), cell(tmp_path, "broken", 20, hard(1))]
+    path = Path(cells[1][lost])
+    (path / "quantmill.json" if lost == "artifact" else path).unlink()
+    log = Path(cells[1]["logs"][lost][0])
+    log.write_text("10%\nerror: no room on the disk\n")
+    columns = {"artifact": "size_bytes", "latency": "tokens_per_second", "quality": "kld_mean"}
+    columns["noise_floor"] = "kld_noise_floor"
+    for said, expected in (
+        ("10%\nerror: no room on the disk\n", "failed: no room on the disk"),
+        ("10%\n", f"failed, or never ran: see {log}"),
+    ):
+        log.write_text(said)
+        rows = collect(tmp_path, *cells)
+        assert rows["broken"][columns[lost]] is None
+        assert rows["broken"]["missing"][columns[lost]] == expected
+        nulls = {name for name in results.COLUMNS if rows["broken"][name] is None}
+        assert nulls == set(rows["broken"]["missing"])  # every empty cell has a reason, and no other
+        assert rows["reference"]["tokens_per_second"] == 10
+        results.write_csv(tmp_path / "r.csv", list(rows.values()))

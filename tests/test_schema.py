@@ -65,7 +65,17 @@ def test_a_cell_whose_latency_failed_may_be_null(run: dict[str, Any]) -> None:
     row = run["rows"][0]
     speed = [*results.LATENCY, "device", "interference", "pareto"]
     row |= dict.fromkeys(speed) | {"missing": dict.fromkeys(speed, "its job failed")}
-    beyond = ("compute_type", "mode", "versions", "threads", "latency_summary", "lengths", "batches", "conditions")
+    beyond = (
+        "compute_type",
+        "mode",
+        "deterministic",
+        "versions",
+        "threads",
+        "latency_summary",
+        "lengths",
+        "batches",
+        "conditions",
+    )
     row |= dict.fromkeys((*beyond, "other_modes", "device_details", "copy_bandwidth_bytes_per_second"))
     row["protocol"]["latency"] = None
     assert errors(run) == []
@@ -112,7 +122,7 @@ def test_parquet_holds_the_rows_of_results_csv_with_types_units_and_their_run(
     cells = [whole(tmp_path, "reference", 10.0, hard(0)), whole(tmp_path, "random", 30.5, None, model="shape")]
     edit(cells[1]["latency"], lambda content: content.update(interference=["a busy host", "heat"]))
     config = {"reference": "reference", "models": {"m": {}, "shape": {}}, "perplexity": "gptq-2048"}
-    (tmp_path / "study.json").write_text(json.dumps({"config": config, "cells": cells}))
+    (tmp_path / "study.json").write_text(json.dumps({"config": config, "cells": cells, "command": "snakemake"}))
     report = tmp_path / "report"
     made = call(tools_python, "scripts/report.py", tmp_path / "study.json", report)
     assert made.returncode == 0, made.stderr

@@ -153,7 +153,7 @@ def test_a_second_run_does_nothing(demo: Path, call: Callable) -> None:
         ("scripts/metrics/divergence.py", {"quality *", "noise_floor", "page", "report"}),
         ("scripts/latency.py", {"latency *", "page", "report"}),
         ("scripts/engines/ctranslate2.py", {"latency ct2", "quality ct2", "page", "report"}),
-        ("scripts/reporting/page.html.j2", {"page", "report"}),
+        ("scripts/reporting/page_files/page.html.j2", {"page", "report"}),
         ("config/prompts.txt", {"tokens prompts", "latency *", "page", "report"}),
         ("scripts/create_env.py", set()),
     ],
@@ -282,6 +282,31 @@ def test_damaged_weights_are_one_line_and_leave_no_artifact(root: Path, call: Ca
     assert result.returncode == 1
     assert re.search(r"error: .*pytorch_model-00002-of-00003\.bin: not a whole zip file", result.stderr + result.stdout)
     assert sorted(path.name for path in (root / "artifacts/demo").iterdir()) == ["source"]
+
+
+def test_after_a_failure_a_page_shows_the_rest_and_says_why(root: Path, call: Callable) -> None:
+    shutil.copytree(root / "demo", root / "torn")
+    (root / "torn/pytorch_model-00002-of-00003.bin").write_bytes(b"no zip")
+    text = "models: {demo: {source: demo}, torn: {source: {path: torn}}}\nformats: [fp16]\n" + LATENCY
+    result = call(SNAKEMAKE, *study(root, text), cwd=root)
+    assert result.returncode == 1
+    page = "artifacts/report/incomplete/index.html"
+    assert f"What was measured, and what failed: {page}" in result.stderr
+    assert (root / page).exists()
+    assert not (root / "artifacts/report/index.html").exists()
+    found = json.loads((root / "artifacts/report/incomplete/results.json").read_text())
+    good, torn = found["rows"]
+    assert good["tokens_per_second"] > 0
+    assert good["perplexity"] == pytest.approx(46.03, abs=0.01)  # results/demo
+    assert torn["tokens_per_second"] is torn["size_bytes"] is torn["perplexity"] is None
+    why = "pytorch_model-00002-of-00003.bin"
+    assert all(reason.startswith("failed: ") and why in reason for reason in torn["missing"].values())
+    # and when the file is there, the next run has the rest to do
+    shutil.copy(root / "demo/pytorch_model-00002-of-00003.bin", root / "torn")
+    result = call(SNAKEMAKE, "-n", *study(root, text), cwd=root)
+    assert result.returncode == 0, result.stderr
+    planned = set(re.findall(r"rule (\w+):\n(?:    .*\n)*?    wildcards: .*model=torn", result.stdout))
+    assert {"source", "safetensors", "fp16", "latency", "quality"} <= planned
 
 
 def test_mlc_llm_of_the_users_is_asked_to_convert(demo: Path, call: Callable, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from metrics import perplexity
-from reporting import results
+from reporting import pareto
 
 Row = Mapping[str, Any]
 Verdict = Literal["same", "better", "worse", "gone", "new", "disturbed", "incomparable"]
@@ -133,7 +133,7 @@ def compared(name: str, before: Row, after: Row, limits: Limits) -> Change:
         amount, low, high = (value - 1 for value in rate_ratio(before, after))
         sure, tolerance = not low <= 0 <= high, limits.speed
     elif name == "perplexity":
-        ratio = results.perplexity_ratio(after, before)
+        ratio = pareto.perplexity_ratio(after, before)
         amount, low, high = (ratio[key] - 1 for key in ("ratio", "low", "high"))
         sure, tolerance = not ratio["tie"], limits.quality
     elif name == "kld_mean":
