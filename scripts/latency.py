@@ -140,8 +140,8 @@ def assemble(options: argparse.Namespace, measured: list[list[dict[str, Any]]], 
     for way in ways[1:]:
         variants.refuse_differences(way["lengths"], ways[0]["lengths"])
     best = max((way for way in ways if not way["refused"]), key=lambda way: way["summary"]["tokens_per_second"])
-    prompts = json.loads(options.prompts.read_text(encoding="utf-8"))["prompts"]
-    plain = measured[0]
+    content = json.loads(options.prompts.read_text(encoding="utf-8"))
+    prompts, plain = content["prompts"], measured[0]
     return {
         "kind": "latency",
         "metrics_version": METRICS_VERSION,
@@ -150,6 +150,7 @@ def assemble(options: argparse.Namespace, measured: list[list[dict[str, Any]]], 
         "protocol": {
             "batch": 1,
             "decoding": "greedy, end-of-sequence disabled",
+            "prompts_sha256": content["text_sha256"],
             "new_tokens": options.new_tokens,
             "repeats": options.repeats,
             "processes": options.processes,

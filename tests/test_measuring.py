@@ -343,7 +343,7 @@ def test_another_way_to_decode_counts_if_its_tokens_are_the_same_but_for_ties(
 ) -> None:
     (tmp_path / "model.bin").write_bytes(b"")
     manifest.write(tmp_path, format="fake", tool="fake", tool_version="1")
-    prompts = {"prompts": [{"text": "a", "ids": [1]}, {"text": "b", "ids": [2]}]}
+    prompts = {"prompts": [{"text": "a", "ids": [1]}, {"text": "b", "ids": [2]}], "text_sha256": "ab"}
     (tmp_path / "prompts.json").write_text(json.dumps(prompts))
     options = argparse.Namespace(
         artifact=tmp_path, prompts=tmp_path / "prompts.json", engine="fake", new_tokens=3, repeats=1, processes=1

@@ -21,7 +21,8 @@ SPEED = ("tokens_per_second", "ttft_ms_p50", "tpot_ms_p50", "peak_memory_bytes")
 QUALITY = ("perplexity", "kld_mean")
 SIZE = ("bits_per_weight", "size_bytes")
 FIGURES = (*SPEED, *QUALITY, *SIZE)
-DECODING = ("batch", "decoding", "new_tokens")  # of the latency protocol; more repeats or processes measure the same
+# of the latency protocol; more repeats or processes measure the same
+DECODING = ("batch", "decoding", "prompts_sha256", "new_tokens")
 REGRESSIONS = ("worse", "gone")
 
 
