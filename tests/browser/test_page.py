@@ -178,6 +178,8 @@ def test_it_fits_every_screen_in_light_and_dark(study: Path, visit: Visit, width
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert background == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 27)"}[scheme]
+    plots = page.locator("[role=img].plot svg").evaluate_all("(all) => all.map((each) => each.style.backgroundColor)")
+    assert plots == ["transparent"] * 4
     label = page.locator("#plot .role-axis-title text").first
     assert label.get_attribute("fill") == {"light": "rgb(27, 31, 36)", "dark": "rgb(230, 233, 237)"}[scheme]
 

@@ -23,7 +23,7 @@ function draw(target, ...what) {
 /** One specification in an element, with `values` as its rows. */
 function embed(target, specification, values, signals = {}) {
   const data = specification.data.map((each) => (each.name === "rows" ? { ...each, values } : each));
-  const filled = { ...specification, data, config: { ...specification.config, ...theme(), axis: { ...specification.config?.axis, ...theme().axis } } };
+  const filled = { ...specification, data, background: "transparent", config: { ...specification.config, ...theme(), axis: { ...specification.config?.axis, ...theme().axis } } };
   filled.signals = (specification.signals ?? []).map((each) => (each.name in signals ? { ...each, value: signals[each.name] } : each));
   return vegaEmbed(target, filled, { mode: "vega", actions: false, logLevel: ERRORS, renderer: "svg", tooltip: { theme: matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light" } });
 }
