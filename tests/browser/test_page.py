@@ -141,6 +141,7 @@ def test_texts_stand_side_by_side_with_the_first_other_token_marked(study: Path,
     page = visit(study)
     prompt = page.locator("#details details", has_text="1. prompt")
     prompt.locator("summary").click()
+    expect(prompt.locator(".sides > div")).to_have_count(5)
     texts = {side.locator("h3").inner_text(): side for side in prompt.locator(".sides > div").all()}
     assert texts["quick the same tokens"].locator(".text").inner_text() == "one two three four"
     assert texts["quick the same tokens"].locator("mark").count() == 0
@@ -178,7 +179,7 @@ def test_it_fits_every_screen_in_light_and_dark(study: Path, visit: Visit, width
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert background == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 27)"}[scheme]
-    plots = page.locator("[role=img].plot svg").evaluate_all("(all) => all.map((each) => each.style.backgroundColor)")
+    plots = page.locator(".plot svg").evaluate_all("(all) => all.map((each) => each.style.backgroundColor)")
     assert plots == ["transparent"] * 4
     label = page.locator("#plot .role-axis-title text").first
     assert label.get_attribute("fill") == {"light": "rgb(27, 31, 36)", "dark": "rgb(230, 233, 237)"}[scheme]
@@ -193,8 +194,13 @@ def test_everything_is_reached_and_named_without_a_pointer(study: Path, visit: V
         "!(each.labels?.length || each.textContent.trim())).map((each) => each.outerHTML)"
     )
     assert unnamed == []
-    for plot in page.locator("[role=img].plot").all():
-        assert plot.get_attribute("aria-label")
+    labels = page.locator(".plot").evaluate_all("(all) => all.map((each) => each.getAttribute('aria-label'))")
+    assert labels[0].startswith("perplexity (less is better) over tokens per second (more is better), 6 rows")
+    assert labels[1:] == [
+        "How far each position is from the reference, first",
+        "How long each token took after the one before, first",
+        "How long each prompt took to its first token, first",
+    ]
     seen = set()
     for _ in range(60):
         page.keyboard.press("Tab")

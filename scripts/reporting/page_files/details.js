@@ -36,8 +36,8 @@ function showDetails() {
     prompts: ["How long each prompt took to its first token", formats.flatMap(([format, each]) => (each.prompts ?? []).map((prompt, i) => ({ format, prompt: i + 1, tokens: prompt.tokens, ttft_ms: prompt.ttft_ms, per_second: prompt.tokens_per_second })))],
   };
   const figures = Object.entries(charts).filter(([, [, values]]) => values.length).map(([name, [caption, values]]) => {
-    const target = element("div", { class: "plot", role: "img", "aria-label": `${caption}, ${model}` });
-    draw(target, DATA["detail plots"][name], values);
+    const target = element("div", { class: "plot" });
+    draw(target, `${caption}, ${model}`, DATA["detail plots"][name], values);
     return element("figure", {}, element("figcaption", {}, caption), target);
   });
   const parts = formats.filter(([format, each]) => each.divergence && format !== DATA.reference).map(([format, each]) => passages(format, each.divergence));

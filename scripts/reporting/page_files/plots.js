@@ -20,10 +20,10 @@ function draw(target, ...what) {
   drawing = drawing.then(() => embed(target, ...what)).catch((error) => target.replaceChildren(element("p", { class: "note" }, `This plot failed: ${error.message}`)));
 }
 
-/** One specification in an element, with `values` as its rows. */
-function embed(target, specification, values, signals = {}) {
+/** One specification in an element, with `values` as its rows; `label`: what it shows, for who cannot see it. */
+function embed(target, label, specification, values, signals = {}) {
   const data = specification.data.map((each) => (each.name === "rows" ? { ...each, values } : each));
-  const filled = { ...specification, data, background: "transparent", config: { ...specification.config, ...theme(), axis: { ...specification.config?.axis, ...theme().axis } } };
+  const filled = { ...specification, data, background: "transparent", description: label, config: { ...specification.config, ...theme(), axis: { ...specification.config?.axis, ...theme().axis } } };
   filled.signals = (specification.signals ?? []).map((each) => (each.name in signals ? { ...each, value: signals[each.name] } : each));
   return vegaEmbed(target, filled, { mode: "vega", actions: false, logLevel: ERRORS, renderer: "svg", tooltip: { theme: matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light" } });
 }
@@ -60,11 +60,11 @@ function showPlot() {
     compute_type: row["runs in"][0],
     front: measured ? row.pareto : few && onFront(row, quality, cost),
   }));
-  find("plot").setAttribute("aria-label", `${DATA.axes.quality[quality][0]} over ${DATA.axes.cost[cost][0]}, ${drawn.length} rows; the table below has every figure`);
+  const label = `${DATA.axes.quality[quality][0]} over ${DATA.axes.cost[cost][0]}, ${drawn.length} rows; the table below has every figure`;
   find("plot-note").textContent =
     (measured ? `Bars are 95% intervals; those of perplexity are of the difference from ${DATA.reference} on the same text. The dashed line joins the Pareto front: what no other row beats in one without losing in the other, beyond the intervals.`
       : "The dashed line joins rows that no other of their model equals or beats on both axes; the intervals are not asked.") +
     (ruled ? " A roofline marks the speed at which a token's weights would be read as fast as the device copies." : "");
   const signals = { rooflines: find("rooflines").checked };
-  draw(find("plot"), DATA.plots[`${quality}/${cost}`], values, signals);
+  draw(find("plot"), label, DATA.plots[`${quality}/${cost}`], values, signals);
 }
