@@ -6,6 +6,7 @@ expanded percentile interval of Hesterberg, "What Teachers Should Know about the
 """
 
 import math
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
@@ -15,13 +16,16 @@ CONFIDENCE = 0.95
 MINIMUM = 5  # samples; with fewer there is no telling
 
 
+@lru_cache(maxsize=1)  # a report asks for the same ones for every pair of rows
 def indices(n: int, seed: int = 0) -> np.ndarray:
-    """[RESAMPLES, n] indices drawn with replacement from range(n).
+    """[RESAMPLES, n] indices drawn with replacement from range(n), not to be written to.
 
     The same n always gives the same draws: two files scored on the same windows are resampled alike, so that their
     difference is a paired one.
     """
-    return np.random.default_rng(seed).integers(n, size=(RESAMPLES, n))
+    drawn = np.random.default_rng(seed).integers(n, size=(RESAMPLES, n))
+    drawn.setflags(write=False)
+    return drawn
 
 
 def interval(replicates: np.ndarray, n: int | None = None) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -49,38 +50,38 @@ def compare(each: dict[str, Any], reference: Mapping[str, Any] | None) -> None:
     each |= dict(zip(COMPARED, (nll, low, high, verdict), strict=True))
 
 
-def faster(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether one row is faster beyond both intervals."""
-    return one["tokens_per_second_low"] > other["tokens_per_second_high"]
+def faster(one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
+    """1 where one row is faster beyond both intervals, -1 where the other is, else 0."""
+    if one["tokens_per_second_low"] > other["tokens_per_second_high"]:
+        return 1
+    return -1 if other["tokens_per_second_low"] > one["tokens_per_second_high"] else 0
 
 
-def better(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether one row's perplexity is lower and the paired interval of the ratio leaves 1 out."""
+def better(one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
+    """1 where one row's perplexity is lower and the paired interval of the ratio leaves 1 out, -1 where the other's is,
+    else 0."""
     ratio = perplexity_ratio(one, other)
-    return ratio is not None and ratio["high"] < 1
-
-
-def dominated(row: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether another row is significantly better in quality or speed, and significantly worse in neither."""
-    return any(
-        (faster(other, row) or better(other, row)) and not faster(row, other) and not better(row, other)
-        for other in others
-    )
+    if ratio is None or ratio["tie"]:
+        return 0
+    return 1 if ratio["ratio"] < 1 else -1
 
 
 def mark_pareto(rows: Sequence[dict[str, Any]]) -> None:
-    """Set `pareto` of every row with a quality and a speed: true where none of its model and device dominates it."""
+    """Set `pareto` of every row with a quality and a speed: false where another row of its model and device is
+    significantly better in one of them, and significantly worse in neither."""
     weighed = ("perplexity", "tokens_per_second")
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for each in rows:
         lacks = [name for name in weighed if each[name] is None]
         if lacks:
             each["missing"]["pareto"] = each["missing"][lacks[0]]
-            continue
-        others = [
-            other
-            for other in rows
-            if other is not each
-            and (other["model"], other["device"]) == (each["model"], each["device"])
-            and None not in [other[name] for name in weighed]
-        ]
-        each["pareto"] = not dominated(each, others)
+        else:
+            each["pareto"] = True
+            groups.setdefault((each["model"], each["device"]), []).append(each)
+    for group in groups.values():
+        for one, other in combinations(group, 2):
+            signs = {faster(one, other), better(one, other)} - {0}
+            if signs == {1}:
+                other["pareto"] = False
+            elif signs == {-1}:
+                one["pareto"] = False

@@ -1,6 +1,7 @@
 // The plots: Vega draws the specifications that report.py compiled, with this page's rows and colours.
 
 const LABELS = 40; // rows; more labels than that hide the plot
+const SHAPES = 300; // rows; more shapes than that are drawn faster as pixels
 const ERRORS = 1; // Vega's level of messages
 let drawing = Promise.resolve();
 
@@ -25,7 +26,7 @@ function embed(target, label, specification, values, signals = {}) {
   const data = specification.data.map((each) => (each.name === "rows" ? { ...each, values } : each));
   const filled = { ...specification, data, background: "transparent", description: label, config: { ...specification.config, ...theme(), axis: { ...specification.config?.axis, ...theme().axis } } };
   filled.signals = (specification.signals ?? []).map((each) => (each.name in signals ? { ...each, value: signals[each.name] } : each));
-  return vegaEmbed(target, filled, { mode: "vega", actions: false, logLevel: ERRORS, renderer: "svg", tooltip: { theme: matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light" } });
+  return vegaEmbed(target, filled, { mode: "vega", actions: false, logLevel: ERRORS, renderer: values.length > SHAPES ? "canvas" : "svg", tooltip: { theme: matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light" } });
 }
 
 /** Whether no other row of the model is at least as good on both axes and better on one. */
@@ -56,7 +57,7 @@ function showPlot() {
   const values = drawn.map((row) => ({
     ...Object.fromEntries(DATA.columns.map((column) => [column.name, row[column.name]])),
     ...row.plot,
-    label: drawn.length > LABELS ? "" : one ? row.format : row.plot.label,
+    label: one ? row.format : row.plot.label,
     compute_type: row["runs in"][0],
     front: measured ? row.pareto : few && onFront(row, quality, cost),
   }));
@@ -66,5 +67,7 @@ function showPlot() {
       : "The dashed line joins rows that no other of their model equals or beats on both axes; the intervals are not asked.") +
     (ruled ? " A roofline marks the speed at which a token's weights would be read as fast as the device copies." : "");
   const signals = { rooflines: find("rooflines").checked };
-  draw(find("plot"), label, DATA.plots[`${quality}/${cost}`], values, signals);
+  const specification = DATA.plots[`${quality}/${cost}`];
+  const marks = specification.marks.filter((mark) => mark.name !== "labels" || drawn.length <= LABELS);
+  draw(find("plot"), label, { ...specification, marks }, values, signals);
 }
