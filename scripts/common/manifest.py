@@ -70,7 +70,7 @@ def write(
         weight_bytes_per_token: bytes of weights that one decoded token reads (the embedding table, of which it reads
             one row, left out), as stored.
         calibration_sha256: hash of the calibration text, where one was used.
-        gate: what the quality gate found, where it was asked.
+        gate: what the quality gate found, where it was asked; its `seconds` do not count as building.
         hashes: SHA-256 of files that is known already, or None for a file that is not to be hashed.
     """
     files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file() and path.name[0] != "."}
@@ -93,7 +93,7 @@ def write(
         "bits_per_weight": weight_bytes * 8 / parameter_count if parameter_count else None,
         "weight_bytes_per_token": weight_bytes_per_token,
         "bytes": sum(path.stat().st_size for path in files.values()),
-        "build_seconds": round(time.monotonic() - _STARTED, 3),
+        "build_seconds": round(time.monotonic() - _STARTED - (gate or {}).get("seconds", 0), 3),
         "peak_memory_bytes": peak_rss_bytes(),
         "files": {name: {"bytes": path.stat().st_size, "sha256": known[name]} for name, path in files.items()},
     }

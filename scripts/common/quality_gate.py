@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,14 @@ def add_arguments(arguments: argparse.ArgumentParser) -> None:
 
 
 def check(folder: Path, engine: str, device: str, options: argparse.Namespace) -> dict[str, Any] | None:
-    """Load an artifact afresh in another process and score it; what was found, or None where nothing was asked.
+    """Load an artifact afresh in another process and score it; what was found and the seconds that it took, or None
+    where nothing was asked.
 
     Raises `UserError` where the artifact does not load, or its perplexity is beyond the limit.
     """
     if options.gate_reference is None:
         return None
+    started = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(temporary, "gate.json")
         command = [sys.executable, GATE, folder, out, "--engine", engine, "--device", device]
@@ -36,4 +39,4 @@ def check(folder: Path, engine: str, device: str, options: argparse.Namespace) -
         if result.returncode:
             last = (result.stderr.strip().splitlines() or ["no message"])[-1].removeprefix("error: ")
             raise UserError(f"{options.dst}: refused by the quality gate: {last}")
-        return json.loads(out.read_text(encoding="utf-8"))
+        return json.loads(out.read_text(encoding="utf-8")) | {"seconds": round(time.monotonic() - started, 3)}
