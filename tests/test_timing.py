@@ -1,0 +1,111 @@
+"""What one process measures of decoding, and how the ways to decode are judged beside each other."""
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_measuring import Fake
+
+from common import manifest
+from common.program import UserError
+from latency import assemble
+from timing.decoding import timed_batch, timed_tokens
+
+
+def test_known_delays_are_measured() -> None:
+    _, tokens, seconds = timed_tokens(Fake(delay=0.02), [1], 25)
+    assert tokens == list(range(25))
+    gaps = np.diff([0, *seconds])
+    assert gaps.min() >= 0.02
+    assert np.median(gaps) == pytest.approx(0.02, rel=0.05)
+
+
+@pytest.mark.parametrize("ahead", [-10.0, 10.0])
+def test_times_that_cannot_be_are_refused(ahead: float) -> None:
+    with pytest.raises(UserError, match="times that cannot be"):
+        timed_tokens(Fake(ahead=ahead), [1], 3)
+
+
+def test_an_engine_that_stops_early_is_refused() -> None:
+    with pytest.raises(UserError, match="returned 9 tokens where 10 were asked for"):
+        timed_tokens(Fake(drop=1), [1], 10)
+
+
+def test_a_batch_that_is_not_whole_is_refused() -> None:
+    class Batch:
+        """Three prompts for two steps; the second step lacks one."""
+
+        def decode_batch(self, prompts: list[list[int]], n: int) -> Iterator[tuple[list[int], float]]:
+            yield [1, 2, 3], time.perf_counter()
+            yield [1, 2], time.perf_counter()
+
+    with pytest.raises(UserError, match="returned 5 tokens in 2 steps where 2 for each of 3 prompts were asked for"):
+        timed_batch(Batch(), [[1], [2], [3]], 2)
+
+
+def decoded(mode: str, seconds: float, *outputs: list[int], gap: float = 0) -> list[dict]:
+    """What one process says that decodes a token every `seconds`; `gap`: of its last token from the likeliest."""
+    runs = [
+        {"process": 0, "repeat": 0, "prompt": number, "token_seconds": [seconds * (i + 1) for i in range(len(tokens))]}
+        for number, tokens in enumerate(outputs)
+    ]
+    said = {"compute_type": "float16", "versions": {}, "threads": 1, "load_seconds": 1.0}
+    said |= {"memory_bytes": {"resident": 7, "device": None, "allocated": None}, "batches": []}
+    said |= {"conditions": {"decode_joules": 8.0}, "interference": [f"noise beside {mode}"]}
+    said |= {"lengths": [{"tokens": 9, "new_tokens": 3, "runs": runs[:1], "output_ids": outputs[-1]}]}
+    said |= {"largest_gaps": [0.0] * (len(outputs) - 1) + [gap] if mode == "captured" else None}
+    said["lengths"][0] |= {"largest_gap": gap} if mode == "captured" else {}
+    said |= {"mode": mode, "modes": ["eager", "captured"], "weight_bytes_per_token": 100}
+    return [said | {"runs": runs, "outputs": [[tokens] for tokens in outputs]}]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "gap", "seconds", "mode", "refused"),
+    [
+        ([4, 5, 6], 0, 0.01, "captured", None),
+        ([4, 5, 6], 0, 0.1, "eager", None),
+        ([4, 5, 6], 0.7, 0.01, "captured", None),  # the plain way chooses the same
+        ([4, 9, 6], 0.04, 0.01, "captured", None),
+        (
+            [4, 9, 6],
+            0.7,
+            0.01,
+            "eager",
+            "its tokens differ from eager ones after prompt 2, from token 2 on",
+        ),
+    ],
+)
+def test_another_way_to_decode_counts_if_its_tokens_are_the_same_but_for_ties(
+    tmp_path: Path, tokens: list[int], gap: float, seconds: float, mode: str, refused: str | None
+) -> None:
+    (tmp_path / "model.bin").write_bytes(b"")
+    manifest.write(tmp_path, format="fake", tool="fake", tool_version="1")
+    prompts = {"prompts": [{"text": "a", "ids": [1]}, {"text": "b", "ids": [2]}], "text_sha256": "ab"}
+    (tmp_path / "prompts.json").write_text(json.dumps(prompts))
+    options = argparse.Namespace(
+        artifact=tmp_path, prompts=tmp_path / "prompts.json", engine="fake", new_tokens=3, repeats=1, processes=1
+    )
+    options.prompt_tokens, options.batch_sizes = [9], [1]
+    ways = [decoded("eager", 0.05, [1, 2, 3], [4, 5, 6]), decoded("captured", seconds, [1, 2, 3], tokens, gap=gap)]
+    result = assemble(options, ways, bandwidth=1e4)
+    assert result["mode"] == mode
+    assert result["summary"]["tokens_per_second"] == pytest.approx(1 / seconds if mode == "captured" else 20)
+    assert result["summary"]["bandwidth_fraction"] == pytest.approx(result["summary"]["tokens_per_second"] / 100)
+    assert [prompt["output_ids"] for prompt in result["prompts"]] == [
+        [1, 2, 3],
+        tokens if mode == "captured" else [4, 5, 6],
+    ]
+    assert result["interference"] == [f"noise beside {mode} (process 0)"]
+    assert result["summary"]["joules_per_token"] == 2  # 8 J in two runs of two tokens after the first
+    assert result["summary"]["peak_memory_bytes"] == 7
+    assert result["memory_bytes"] == {"resident": 7}
+    (other,) = result["other_modes"]
+    captured = result if mode == "captured" else other
+    assert ("refused" in captured["lengths"][0]) == bool(refused)
+    assert other["mode"] != mode
+    assert (other["refused"] or "").startswith(refused or "") and bool(other["refused"]) == bool(refused)
+    assert bool(captured["differs"]) == (tokens != [4, 5, 6])
