@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).parent.parent
+collect_ignore = ["browser"]  # in an environment of its own: make test
 AUTOGPTQ = ["autogptq-int4"] if sys.version_info[:2] == (3, 11) else []  # its environment is for Python 3.11 alone
 MEMORY = 200 * 1024  # KiB
 # the program, and at its end the most memory that it held
