@@ -1,6 +1,7 @@
 """Tables and small helpers that the other files use."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -8,13 +9,25 @@ import yaml
 
 sys.path.insert(0, str(Path(workflow.basedir, "scripts")))
 from planning.memory import quantization_mb
-from planning.config import TEXTS, ConfigError, Format, checked, source
+from planning.config import (
+    FORMAT_NAME,
+    TEXTS,
+    ConfigError,
+    check_formats,
+    checked,
+    nearest,
+    registered,
+    source,
+)
 from planning.sources import closure
 
-FORMATS: dict[str, Format] = {}  # filled by rules/formats/*.smk
+FORMATS = {}  # name -> planning.config.Format; filled by rules/formats/*.smk
 # formats' files ask for it before the config can be checked, which needs to know the formats
 INTERPRETERS = config["interpreters"] if isinstance(config.get("interpreters"), dict) else {}
 ENVS = [pins.stem for pins in sorted(Path("envs").glob("*.txt"))]
+ENGINES = [
+    file.stem for file in sorted(Path("scripts/engines").glob("[!_]*.py")) if "\nclass Engine" in file.read_text()
+]
 
 # Only what downloads may ask the hub: whatever another job needs is among its inputs.
 # Libraries that look for a GPU when imported must not start CUDA before devices.card has chosen one.
@@ -27,16 +40,43 @@ ASK_THE_HUB = "HF_HUB_OFFLINE=$ASKED_OFFLINE "
 
 wildcard_constraints:
     model=r"[A-Za-z0-9][A-Za-z0-9._-]*",
-    format=r"[a-z0-9][a-z0-9._-]*",
+    format=FORMAT_NAME,
     env=r"[a-z0-9-]+",
     text="|".join(TEXTS),
+
+
+def refuse(reason):
+    """End Snakemake with one line, which names the rules' file where one is being read."""
+    files = [file.get_path_or_uri(secret_free=True) for file in workflow.included_stack[1:]]
+    sys.exit(": ".join(["error", *(os.path.relpath(file, workflow.basedir) for file in files), str(reason)]))
+
+
+def Format(**words):
+    """What a format's file puts in FORMATS: see planning.config.Format."""
+    try:
+        return registered(words)
+    except ConfigError as error:
+        refuse(error)
+
+
+def makers(format):
+    """The rules that make a format's artifact: name -> file."""
+    return {
+        maker.name: os.path.relpath(maker.snakefile, workflow.basedir)
+        for maker in workflow.rules
+        if any(file.match(f"artifacts/model/{format}") for file in maker.output)
+    }
 
 
 def check_study(config):
     """The config, checked and with its defaults; a mistake ends Snakemake with one line."""
     schema = yaml.safe_load(Path(workflow.basedir, "config", "config.schema.yaml").read_text())
     try:
-        return checked(config, schema, FORMATS, ENVS)
+        check_formats(FORMATS, ENVS, ENGINES, makers)
+    except ConfigError as error:
+        refuse(error)
+    try:
+        return checked(config, schema, FORMATS, ENVS, makers)
     except ConfigError as error:
         sys.exit(f"config error: {error}")
 
@@ -44,6 +84,8 @@ def check_study(config):
 def program(name, *more):
     """A program and every file of ours that it runs, as input: the program itself comes first."""
     first = Path("scripts", name)
+    if not first.is_file():
+        refuse(f"the program {first} is missing")
     files = closure(first, Path("scripts"))
     return [str(first), *(str(path) for path in files if path != first), *more]
 
@@ -54,14 +96,21 @@ def engine_files(format):
     return [str(path) for path in closure(file, Path("scripts"))]
 
 
+def known(env):
+    """The same environment; one without pins ends Snakemake with one line."""
+    if env not in ENVS:
+        refuse(f"the pins of the environment {env!r}, envs/{env}.txt, are missing{nearest(env, ENVS)}")
+    return env
+
+
 def python(env):
     """The interpreter of an environment: the one that the config names, else the one that the workflow builds."""
-    return INTERPRETERS.get(env, f"envs/{env}/bin/python")
+    return INTERPRETERS.get(known(env), f"envs/{env}/bin/python")
 
 
 def environment(env):
     """What a job takes as input so that its environment is there, and rebuilt when a pin changes."""
-    return [] if env in INTERPRETERS else f"envs/{env}"
+    return [] if known(env) in INTERPRETERS else f"envs/{env}"
 
 
 def measured(model):

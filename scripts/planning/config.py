@@ -1,16 +1,19 @@
 """Check a config at parse time, so that a mistake costs one line and a second instead of an hour of jobs."""
 
 import difflib
+import re
 import shutil
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 
+Makers = Callable[[str], Mapping[str, str]]  # a format's name -> the rules that make its artifact: name -> file
+FORMAT_NAME = r"[a-z0-9][a-z0-9._-]*"
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 WEIGHT_FILES = (
     *("model.safetensors", "model.safetensors.index.json"),
@@ -57,14 +60,71 @@ class Format:
     python: str | None = None
 
 
+def registered(words: Mapping[str, Any]) -> Format:
+    """`Format` of these words. Raises `ConfigError` for one that it lacks, or does not know."""
+    known = {field.name: field for field in fields(Format)}
+    for word in words:
+        if word not in known:
+            raise ConfigError(f"Format knows no {word!r}{nearest(word, known)}")
+    for name, field in known.items():
+        if field.default is MISSING and name not in words:
+            raise ConfigError(f"Format lacks {name!r}; write Format(env=..., engine=...)")
+    return Format(**words)
+
+
+def check_formats(
+    formats: Mapping[str, Format], envs: Collection[str], engines: Collection[str], makers: Makers
+) -> None:
+    """Check what rules/formats/*.smk registered. Raises `ConfigError` for the first format that lacks something.
+
+    Args:
+        engines: modules of scripts/engines that hold a class Engine. makers: see `Makers`.
+    """
+    for name, format in formats.items():
+        if not re.fullmatch(FORMAT_NAME, name):
+            raise ConfigError(f"format {name!r}: a name is small letters, digits, '.', '_' and '-'; rename it")
+        if format.env not in envs:
+            raise ConfigError(
+                f"format {name!r}: the pins of its environment, envs/{format.env}.txt, are missing"
+                f"{nearest(format.env, envs)}"
+            )
+        if format.engine not in engines:
+            raise ConfigError(
+                f"format {name!r}: its engine, scripts/engines/{format.engine}.py with a class Engine, is missing"
+                f"{nearest(format.engine, engines)}"
+            )
+        rules = makers(name)
+        if not rules:
+            raise ConfigError(
+                f"format {name!r}: a rule that makes it is missing; "
+                f'its output is to be directory("artifacts/{{model}}/{name}")'
+            )
+        if len(rules) > 1:
+            raise ConfigError(
+                f"format {name!r}: made by the rules {' and '.join(sorted(rules))}; where an output has {{format}}, "
+                "the rule's wildcard_constraints say which formats it makes"
+            )
+
+
 def nearest(word: str, known: Collection[str]) -> str:
     """`; did you mean 'x'?` where something known is close, else `; known: …`."""
     close = difflib.get_close_matches(word, known, 1)
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(sorted(known))}"
 
 
+def unknown(name: str, formats: Collection[str], makers: Makers) -> str:
+    """That no file registers a format; where one has a rule that makes it, that this is what it forgot."""
+    file = next(iter(makers(name).values()), None)
+    forgotten = f"; {file} makes it, but FORMATS[{name!r}] = Format(env=..., engine=...) is missing there"
+    return f"unknown format {name!r}{forgotten if file else nearest(name, formats)}"
+
+
 def checked(
-    config: Mapping[str, Any], schema: Mapping[str, Any], formats: Mapping[str, Format], envs: Collection[str]
+    config: Mapping[str, Any],
+    schema: Mapping[str, Any],
+    formats: Mapping[str, Format],
+    envs: Collection[str],
+    makers: Makers = lambda format: {},
 ) -> dict[str, Any]:
     """The config with the schema's defaults filled in. Raises `ConfigError` for the first thing that cannot be."""
     present = {key: value for key, value in config.items() if value is not None}  # `key:` alone means its default
@@ -82,9 +142,12 @@ def checked(
         if shutil.which(interpreter) is None:
             raise ConfigError(f"interpreters.{name}: {interpreter} is no program; name a python that is there")
     if filled["reference"] not in formats:
-        raise ConfigError(f"reference: unknown format {filled['reference']!r}{nearest(filled['reference'], formats)}")
+        raise ConfigError(f"reference: {unknown(filled['reference'], formats, makers)}")
     for name, model in filled["models"].items():
         model.setdefault("formats", filled["formats"])
+        for format in model["formats"]:
+            if format not in formats:
+                raise ConfigError(f"formats: {unknown(format, formats, makers)}")
         check_model(name, model, filled, formats)
         from_hub = source(model)[0] == "hub"
         if from_hub:
@@ -143,8 +206,6 @@ def check_text(key: str, path: Path) -> None:
 def check_model(name: str, model: Mapping[str, Any], config: Mapping[str, Any], formats: Mapping[str, Format]) -> None:
     """Check one model's formats against what is registered and its source against the disk."""
     for format in model["formats"]:
-        if format not in formats:
-            raise ConfigError(f"formats: unknown format {format!r}{nearest(format, formats)}")
         if config["device"] != "auto" and config["device"] not in formats[format].devices:
             raise ConfigError(f"formats: {format} does not run on device {config['device']}; leave it out")
         env, wanted = formats[format].env, formats[format].python

@@ -1,0 +1,153 @@
+"""docs/ADDING_A_FORMAT.md, followed to the letter: its files copied out of the page, run, and found in the report."""
+
+import csv
+import json
+import re
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import REPO
+from test_workflow import LATENCY, study
+
+SNAKEMAKE = REPO / ".venv/bin/snakemake"
+PROGRAM = "scripts/build_rtn.py"
+BLOCK = re.compile(r"^`([\w./]+)`[^\n]*:\n\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+EVALUATION_CHARACTERS = 14_000  # the quality gate's eight windows and little more
+TEXT = "models: {demo: {source: demo}}\ntexts: {evaluation: short.txt}\nformats: [fp16]\n" + LATENCY
+LIMIT = 1.5  # quality_gate's default
+
+
+@pytest.fixture(scope="module")
+def root(checkout: Callable[[], Path]) -> Path:
+    """A fresh copy of the project, with the files of the page."""
+    root = checkout()
+    files = dict(BLOCK.findall((root / "docs/ADDING_A_FORMAT.md").read_text()))
+    assert set(files) == {"rules/formats/rtn.smk", PROGRAM}
+    for name, text in files.items():
+        assert not (root / name).exists()
+        (root / name).write_text(text)
+    return root
+
+
+@pytest.fixture(scope="module")
+def told(root: Path, call: Callable, torch_python: Path, tools_python: Path) -> str:
+    """What Snakemake said when the new format joined a study that was finished without it."""
+    text = (root / "config/evaluation.txt").read_text()[:EVALUATION_CHARACTERS]
+    (root / "short.txt").write_text(text)
+    result = call(SNAKEMAKE, *study(root, TEXT), cwd=root)
+    assert result.returncode == 0, result.stderr
+    before = stamps(root)
+    (line,) = re.findall(r"^```yaml\n(formats: .*)\n```$", (root / "docs/ADDING_A_FORMAT.md").read_text(), re.MULTILINE)
+    result = call(SNAKEMAKE, *study(root, TEXT.replace("formats: [fp16]", line)), cwd=root)
+    assert result.returncode == 0, result.stderr
+    assert before.items() <= stamps(root).items()
+    return result.stdout + result.stderr
+
+
+def stamps(root: Path) -> dict[Path, int]:
+    """When each file that a job made was last written, the report's apart."""
+    made = (path for path in (root / "artifacts").rglob("*") if path.is_file())
+    return {path: path.stat().st_mtime_ns for path in made if not {"report", "logs"} & set(path.parts)}
+
+
+def weights(folder: Path) -> dict[str, np.ndarray]:
+    """The float16 tensors of a folder of safetensors, read as the format's description says."""
+    found = {}
+    for path in folder.glob("*.safetensors"):
+        data = path.read_bytes()
+        (length,) = struct.unpack("<Q", data[:8])
+        for name, entry in json.loads(data[8 : 8 + length]).items():
+            if name != "__metadata__":
+                assert entry["dtype"] == "F16"
+                begin, end = (8 + length + offset for offset in entry["data_offsets"])
+                found[name] = np.frombuffer(data[begin:end], "<f2").reshape(entry["shape"])
+    return found
+
+
+def assert_nearest(source: np.ndarray, stored: np.ndarray, group: int) -> None:
+    """Each stored weight is, up to float16's rounding, a level of its group, and none is nearer to the source's."""
+    for row, rounded in zip(source.astype(np.float64), stored.astype(np.float64), strict=True):
+        for start in range(0, len(row), group):
+            values, result = row[start : start + group], rounded[start : start + group]
+            largest = max(abs(value) for value in values)
+            levels = [step * largest / 7 for step in range(-7, 8)]
+            slack = largest * 2.0**-11 + 2.0**-24
+            to_level = np.min([np.abs(result - level) for level in levels], axis=0)
+            nearest = np.min([np.abs(values - level) for level in levels], axis=0)
+            assert np.all(to_level <= slack)
+            assert np.all(np.abs(values - result) <= nearest + slack)
+
+
+def test_the_new_row_is_in_the_report(root: Path, told: str) -> None:
+    with (root / "artifacts/report/results.csv").open() as file:
+        table = {row["format"]: row for row in csv.DictReader(file)}
+    assert list(table) == ["fp16", "rtn-int4"]
+    reference, ours = (float(row["perplexity"]) for row in table.values())
+    assert reference < ours < LIMIT * reference
+    assert float(table["rtn-int4"]["kld_mean"]) > 1e-3
+    assert float(table["rtn-int4"]["tokens_per_second"]) > 0
+    assert table["rtn-int4"]["bits_per_weight"] == table["fp16"]["bits_per_weight"]
+    assert float(table["rtn-int4"]["bits_per_weight"]) == pytest.approx(16, abs=0.1)
+    gate = json.loads((root / "artifacts/demo/rtn-int4/quantmill.json").read_text())["gate"]
+    assert gate["factor"] == LIMIT
+    assert gate["reference"] < gate["perplexity"] < LIMIT * gate["reference"]
+
+
+def test_only_the_new_formats_jobs_ran(told: str) -> None:
+    ran = re.findall(r"^(?:local)?rule (\w+):$", told, re.MULTILINE)
+    assert sorted(ran) == ["latency", "page", "quality", "report", "rtn", "study"]
+    assert re.findall(r"format=([\w-]+)", told) == ["rtn-int4"] * 3
+
+
+def test_the_weights_are_the_nearest_levels_and_the_rest_is_untouched(root: Path, told: str) -> None:
+    source, stored = (weights(root / "artifacts/demo" / name) for name in ("fp16", "rtn-int4"))
+    assert source.keys() == stored.keys()
+    rounded = {name for name in source if re.search(r"layers\.\d+\..*_proj\.weight$", name)}
+    assert len(rounded) == 7 * 7
+    for name in rounded:
+        assert np.mean(source[name] != stored[name]) > 0.8
+        assert_nearest(source[name], stored[name], 128)
+    assert all(source[name].tobytes() == stored[name].tobytes() for name in source.keys() - rounded)
+
+
+@pytest.mark.parametrize(("inputs", "group"), [(384, 128), (96, 32), (40, 8), (3, 1)])
+def test_inputs_that_128_does_not_divide(
+    root: Path, call: Callable, torch_python: Path, tmp_path: Path, inputs: int, group: int
+) -> None:
+    matrix = np.random.default_rng(inputs).normal(0, 0.02, (6, inputs)).astype("<f2")
+    matrix[0] = 0
+    shape = {"dtype": "F16", "shape": matrix.shape, "data_offsets": [0, matrix.nbytes]}
+    header = json.dumps({"model.layers.0.mlp.up_proj.weight": shape}).encode()
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + matrix.tobytes())
+    manifest = {"source": {}, "parameter_count": matrix.size, "weight_bytes_per_token": matrix.nbytes}
+    (source / "quantmill.json").write_text(json.dumps(manifest))
+    result = call(torch_python, PROGRAM, source, tmp_path / "out", cwd=root)
+    assert result.returncode == 0, result.stderr
+    (stored,) = weights(tmp_path / "out").values()
+    assert not stored[0].any()
+    assert_nearest(matrix, stored, group)
+    assert (group == 1) == np.array_equal(stored, matrix)
+
+
+def test_the_gate_refuses_a_build_that_is_broken(
+    root: Path, told: str, call: Callable, torch_python: Path, tmp_path: Path
+) -> None:
+    program = root / PROGRAM
+    original = program.read_text()
+    broken = original.replace("keepdims=True) / 7", "keepdims=True) * 7")  # rounds every weight to zero
+    assert broken != original
+    demo = root / "artifacts/demo"
+    gate = ["--gate-reference", demo / "gate.json", "--gate-evaluation", demo / "tokens/evaluation.json"]
+    program.write_text(broken)
+    try:
+        result = call(torch_python, PROGRAM, demo / "fp16", tmp_path / "out", *gate, cwd=root)
+    finally:
+        program.write_text(original)
+    assert result.returncode == 1
+    assert re.search(r"^error: .*out: refused by the quality gate: .*its perplexity is \d", result.stderr, re.MULTILINE)
+    assert not list(tmp_path.iterdir())
