@@ -7,7 +7,7 @@ BOOTSTRAP := .venv/.complete
 RUNS := results/demo# whose tables the README shows
 ENVS := bootstrap tools torch gptqmodel autogptq mlc lm-eval
 
-.PHONY: report test lint format pins record readme clean
+.PHONY: report test test-slurm lint format pins record readme clean
 
 report: $(BOOTSTRAP)
 	$(BIN)/snakemake --cores $(CORES) report
@@ -17,6 +17,11 @@ test: lint
 	$(BIN)/snakemake --cores $(CORES) envs/tools envs/torch envs/gptqmodel envs/mlc envs/lm-eval \
 		$$($(BIN)/python -c 'import sys; print("envs/autogptq" if sys.version_info[:2] == (3, 11) else "")')
 	$(BIN)/python -m pytest
+
+# The workflow through a Slurm that is started for it: wants root, and Debian's slurm-wlm and munge.
+test-slurm: $(BOOTSTRAP)
+	$(BIN)/snakemake --cores $(CORES) envs/tools envs/torch
+	$(BIN)/python -m pytest -m slurm
 
 lint: $(BOOTSTRAP)
 	$(BIN)/ruff check .

@@ -3,7 +3,7 @@
 #
 # Node cpu1 is in the partition cpu, node gpu1, with two GPUs that are links to /dev/null, in the partition gpu. Everything
 # that runs keeps its files in DIR; only /etc/slurm, where Slurm's own commands look, is replaced: what was there waits in
-# /etc/slurm.before-test and is put back by stop, by a start that fails, and by the next start after a test that was killed.
+# /etc/slurm.before-test and is put back by stop, by a start that fails, and by the next start after neither could.
 set -euo pipefail
 
 etc=/etc/slurm
@@ -18,9 +18,14 @@ ours() { # PID NAME: whether that process is that daemon; a pid file may be old,
     tr '\0' ' ' <"/proc/$1/cmdline" 2>/dev/null | grep -q "^$2 "
 }
 
+running() { # DIR
+    local pid
+    pid=$(cat "$1/slurmctld.pid" 2>/dev/null) && ours "$pid" slurmctld
+}
+
 stop() { # DIR
     local name pid
-    if [ -e "$etc/test-directory" ]; then # a job outlives the daemons that started it
+    if running "$1"; then # a job outlives slurmd
         timeout 10 scancel --user "$(id -un)" 2>/dev/null || true
         for _ in $(seq 50); do
             [ -n "$(timeout 10 squeue --noheader --states=running,completing 2>/dev/null)" ] || break
@@ -44,12 +49,16 @@ stop() { # DIR
 }
 
 start() { # DIR
-    local dir=$1 program
+    local dir=$1 program other
     [ "$(id -u)" = 0 ] || fail "only root can put a slurm.conf into $etc"
     for program in slurmctld slurmd munged mungekey; do
         command -v "$program" >/dev/null || fail "$program is not installed: apt-get install slurm-wlm munge"
     done
-    [ -d "$before" ] && stop "$(cat "$etc/test-directory" 2>/dev/null || echo "$dir")"
+    if [ -d "$before" ]; then
+        other=$(cat "$etc/test-directory" 2>/dev/null || echo "$dir")
+        ! running "$other" || fail "another test's Slurm is running; tests/slurm.sh stop $other ends it"
+        stop "$other"
+    fi
     [ -e "$etc/slurm.conf" ] && fail "$etc/slurm.conf: this machine belongs to a cluster, which a test does not touch"
 
     mkdir -p "$dir/state" "$dir/spool-cpu1" "$dir/spool-gpu1"
@@ -102,11 +111,13 @@ CONF
 
     rm -f "$dir/munge.key"
     mungekey --create --keyfile "$dir/munge.key"
-    munged --force --socket "$dir/munge.socket" --key-file "$dir/munge.key" --pid-file "$dir/munged.pid" \
-        --log-file "$dir/munged.log" --seed-file "$dir/munged.seed"
-    slurmctld -c -f "$etc/slurm.conf"
-    slurmd -N cpu1 -f "$etc/slurm.conf"
-    slurmd -N gpu1 -f "$etc/slurm.conf"
+    { # their output to a file: who waits for the end of ours must not wait for theirs
+        munged --force --socket "$dir/munge.socket" --key-file "$dir/munge.key" --pid-file "$dir/munged.pid" \
+            --log-file "$dir/munged.log" --seed-file "$dir/munged.seed"
+        slurmctld -c -f "$etc/slurm.conf"
+        slurmd -N cpu1 -f "$etc/slurm.conf"
+        slurmd -N gpu1 -f "$etc/slurm.conf"
+    } >"$dir/start.log" 2>&1 </dev/null
     for _ in $(seq 100); do
         if [ "$(sinfo --noheader --format=%T 2>/dev/null | sort -u)" = idle ]; then
             trap - EXIT
