@@ -5,7 +5,7 @@ CORES ?= $(shell getconf _NPROCESSORS_ONLN)
 BIN := .venv/bin
 BOOTSTRAP := .venv/.complete
 RUNS := results/demo# whose tables the README shows
-ENVS := bootstrap tools torch gptqmodel autogptq mlc lm-eval
+ENVS := bootstrap kubernetes tools torch gptqmodel autogptq mlc lm-eval
 
 .PHONY: report test test-slurm lint format pins record readme clean
 

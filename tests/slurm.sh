@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # A Slurm of two nodes on this machine, for tests: tests/slurm.sh start|stop DIR
 #
-# Node cpu1 is in the partition cpu, node gpu1, with two GPUs that are links to /dev/null, in the partition gpu. Everything
-# that runs keeps its files in DIR; only /etc/slurm, where Slurm's own commands look, is replaced: what was there waits in
-# /etc/slurm.before-test and is put back by stop, by a start that fails, and by the next start after neither could.
+# Node cpu1 is in the partition cpu; node gpu1, with two GPUs that are links to /dev/null, is in the partition gpu.
+# Everything that runs keeps its files in DIR; only /etc/slurm, where Slurm's own commands look, is replaced: what was
+# there waits in /etc/slurm.before-test and is put back by stop, by a start that fails, and by the next start after
+# neither could.
 set -euo pipefail
 
 etc=/etc/slurm
@@ -14,7 +15,8 @@ fail() {
     exit 1
 }
 
-ours() { # PID NAME: whether that process is that daemon; a pid file may be old, and a dead process may wait for its parent
+# Whether a process is that daemon: a pid file may be old, and a dead process has no command any more.
+ours() { # PID NAME
     tr '\0' ' ' <"/proc/$1/cmdline" 2>/dev/null | grep -q "^$2 "
 }
 
@@ -103,8 +105,9 @@ SlurmctldLogFile=$dir/slurmctld.log
 SlurmdLogFile=$dir/slurmd-%n.log
 StateSaveLocation=$dir/state
 SlurmdSpoolDir=$dir/spool-%n
-NodeName=cpu1 NodeHostname=$(hostname) NodeAddr=127.0.0.1 Port=16818 CPUs=16 RealMemory=512000 State=UNKNOWN
-NodeName=gpu1 NodeHostname=$(hostname) NodeAddr=127.0.0.1 Port=16819 CPUs=16 RealMemory=512000 Gres=gpu:2 State=UNKNOWN
+NodeName=DEFAULT NodeHostname=$(hostname) NodeAddr=127.0.0.1 CPUs=16 RealMemory=512000
+NodeName=cpu1 Port=16818
+NodeName=gpu1 Port=16819 Gres=gpu:2
 PartitionName=cpu Nodes=cpu1 Default=YES MaxTime=1-0 State=UP
 PartitionName=gpu Nodes=gpu1 MaxTime=1-0 State=UP
 CONF
