@@ -50,6 +50,15 @@ stop() { # DIR
     fi
 }
 
+give_up() { # DIR
+    echo "error: Slurm did not start ($1 has its logs): $(tail -n 1 "$1/start.log")" >&2
+    stop "$1"
+}
+
+launch() { # COMMAND: its output to a file, since who waits for the end of ours must not wait for a daemon's
+    "$@" >>"$dir/start.log" 2>&1 </dev/null
+}
+
 start() { # DIR
     local dir=$1 program other
     [ "$(id -u)" = 0 ] || fail "only root can put a slurm.conf into $etc"
@@ -64,7 +73,7 @@ start() { # DIR
     [ -e "$etc/slurm.conf" ] && fail "$etc/slurm.conf: this machine belongs to a cluster, which a test does not touch"
 
     mkdir -p "$dir/state" "$dir/spool-cpu1" "$dir/spool-gpu1"
-    trap "stop '$dir'" EXIT
+    trap "give_up '$dir'" EXIT
     if [ -d "$etc" ]; then mv "$etc" "$before"; else mkdir "$before" && touch "$before/.absent"; fi
     mkdir "$etc"
     echo "$dir" >"$etc/test-directory"
@@ -105,22 +114,20 @@ SlurmctldLogFile=$dir/slurmctld.log
 SlurmdLogFile=$dir/slurmd-%n.log
 StateSaveLocation=$dir/state
 SlurmdSpoolDir=$dir/spool-%n
-NodeName=DEFAULT NodeHostname=$(hostname) NodeAddr=127.0.0.1 CPUs=16 RealMemory=512000
-NodeName=cpu1 Port=16818
-NodeName=gpu1 Port=16819 Gres=gpu:2
+NodeName=DEFAULT CPUs=16 RealMemory=512000
+NodeName=cpu1 NodeHostname=$(hostname) NodeAddr=127.0.0.1 Port=16818
+NodeName=gpu1 NodeHostname=$(hostname) NodeAddr=127.0.0.1 Port=16819 Gres=gpu:2
 PartitionName=cpu Nodes=cpu1 Default=YES MaxTime=1-0 State=UP
 PartitionName=gpu Nodes=gpu1 MaxTime=1-0 State=UP
 CONF
 
-    rm -f "$dir/munge.key"
+    rm -f "$dir/munge.key" "$dir/start.log"
     mungekey --create --keyfile "$dir/munge.key"
-    { # their output to a file: who waits for the end of ours must not wait for theirs
-        munged --force --socket "$dir/munge.socket" --key-file "$dir/munge.key" --pid-file "$dir/munged.pid" \
-            --log-file "$dir/munged.log" --seed-file "$dir/munged.seed"
-        slurmctld -c -f "$etc/slurm.conf"
-        slurmd -N cpu1 -f "$etc/slurm.conf"
-        slurmd -N gpu1 -f "$etc/slurm.conf"
-    } >"$dir/start.log" 2>&1 </dev/null
+    launch munged --force --socket "$dir/munge.socket" --key-file "$dir/munge.key" --pid-file "$dir/munged.pid" \
+        --log-file "$dir/munged.log" --seed-file "$dir/munged.seed"
+    launch slurmctld -c -f "$etc/slurm.conf"
+    launch slurmd -N cpu1 -f "$etc/slurm.conf"
+    launch slurmd -N gpu1 -f "$etc/slurm.conf"
     for _ in $(seq 100); do
         if [ "$(sinfo --noheader --format=%T 2>/dev/null | sort -u)" = idle ]; then
             trap - EXIT
@@ -128,8 +135,8 @@ CONF
         fi
         sleep 0.1
     done
-    tail -n 3 "$dir"/*.log >&2
-    fail "Slurm did not start within 10 seconds; its logs are in $dir"
+    echo "its nodes were not idle within 10 seconds" >>"$dir/start.log"
+    exit 1
 }
 
 case "${1-}:${2-}" in

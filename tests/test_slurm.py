@@ -132,8 +132,8 @@ def submitted(cluster: Path, prepared: Callable[[], Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def broken(submitted: Path) -> tuple[Path, str]:
-    """The same folder after a run whose jobs Slurm ended, one cancelled, one over its memory, one over its time; and what
-    Snakemake printed."""
+    """The same folder after a run whose jobs Slurm ended: one cancelled, one over its memory, one over its time. With
+    what Snakemake printed."""
     (submitted / "artifacts/demo/quality/noise-floor.json").unlink()
     (submitted / "ran").unlink()
     limits = ["--set-resources", "noise_floor:mem_mb=300", "latency:runtime=1"]
