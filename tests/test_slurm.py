@@ -193,7 +193,7 @@ def test_a_start_that_fails_restores_what_was_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SCORED)
-def test_quality_is_the_same_through_slurm(plain: Path, submitted: Path, name: str) -> None:
+def test_quality_is_the_same_through_slurm(submitted: Path, plain: Path, name: str) -> None:
     assert quality(submitted, name) == quality(plain, name)
 
 
