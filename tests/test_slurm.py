@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slurm
 
 SCRIPT = REPO / "tests/slurm.sh"
 ETC = Path("/etc/slurm")
-SNAKEMAKE = ["timeout", "-k", "10", "500", str(Path(sys.executable).with_name("snakemake"))]
+SNAKEMAKE = ["timeout", "-k", "10", "900", str(Path(sys.executable).with_name("snakemake"))]
 SUBMIT = ["--profile", "profiles/slurm", "--slurm-status-command", "squeue"]
 SUBMIT += ["--slurm-init-seconds-before-status-checks", "2"]
 STUDY = """
@@ -47,7 +47,7 @@ def files(folder: Path) -> list[tuple[str, bytes]]:
     return sorted((str(path), path.read_bytes()) for path in folder.rglob("*") if path.is_file())
 
 
-def wait_for(found: Callable[[], object], seconds: float = 150) -> None:
+def wait_for(found: Callable[[], object], seconds: float = 300) -> None:
     """Return when something has been found, and fail where it was not in that time."""
     end = time.monotonic() + seconds
     while not found():
