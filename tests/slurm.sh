@@ -97,7 +97,7 @@ TaskPlugin=task/none
 MpiDefault=none
 ReturnToService=2
 KillWait=2
-MinJobAge=600
+MinJobAge=86400
 SchedulerParameters=sched_interval=2,sched_min_interval=0
 SlurmdParameters=config_overrides
 SelectType=select/cons_tres
