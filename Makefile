@@ -5,9 +5,9 @@ CORES ?= $(shell getconf _NPROCESSORS_ONLN)
 BIN := .venv/bin
 BOOTSTRAP := .venv/.complete
 RUNS := results/demo results/h200# whose tables the README shows
-ENVS := bootstrap tools torch gptqmodel autogptq mlc lm-eval browser
+ENVS := bootstrap kubernetes tools torch gptqmodel autogptq mlc lm-eval browser
 
-.PHONY: report test lint format pins record readme clean
+.PHONY: report test test-slurm lint format pins record readme clean
 
 report: $(BOOTSTRAP)
 	$(BIN)/snakemake --cores $(CORES) report
@@ -18,6 +18,11 @@ test: lint
 		$$($(BIN)/python -c 'import sys; print("envs/autogptq" if sys.version_info[:2] == (3, 11) else "")')
 	$(BIN)/python -m pytest
 	envs/browser/bin/python -m pytest --confcutdir tests/browser tests/browser
+
+# The workflow through a Slurm that is started for it: wants root, and Debian's slurm-wlm and munge.
+test-slurm: $(BOOTSTRAP)
+	$(BIN)/snakemake --cores $(CORES) envs/tools envs/torch
+	$(BIN)/python -m pytest -m slurm
 
 lint: $(BOOTSTRAP)
 	$(BIN)/ruff check .
