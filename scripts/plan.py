@@ -54,7 +54,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table: bytes of disk, MiB of memory, seconds of each job; None where unknown. `pending`: to do."""
+    """A line of the table: bytes of disk, MB of memory, seconds of each job; None where unknown. `pending`: to do."""
 
     model: str
     name: str
@@ -150,11 +150,11 @@ def same_disk(one: Path, other: Path) -> bool:
     return existing(one).stat().st_dev == existing(other).stat().st_dev
 
 
-def text_bytes(model: dict[str, Any], settings: dict[str, Any]) -> int | None:
-    """Bytes of a model's evaluation text; None where it is of the hub and not known."""
-    shipped, on_the_hub = TEXTS["evaluation"]
+def text_bytes(model: dict[str, Any], settings: dict[str, Any], kind: str) -> int | None:
+    """Bytes of a model's text (TEXTS' kinds); None where it is of the hub and not known."""
+    shipped, on_the_hub = TEXTS[kind]
     default = on_the_hub if source(model)[0] == "hub" else shipped
-    text = settings["texts"].get("evaluation", default)
+    text = settings["texts"].get(kind, default)
     return HUB_TEXTS.get(text["hub"]) if isinstance(text, dict) else Path(text).stat().st_size
 
 
@@ -189,12 +189,14 @@ def format_row(
     size = disk.artifact_bytes(format, found.shape, group(settings, format))
     if format == "fp16" and found.dtype == "float16":
         size = 0
+    calibration_bytes = text_bytes(model, settings, "calibration")
+    tokens = None if calibration_bytes is None else int(calibration_bytes * disk.POSITIONS_A_BYTE)
+    calibration = memory.filled(settings["calibration"], found.shape, tokens)
     gated = format != settings["reference"] and source(model)[0] != "random"
-    mb = [memory.build_mb(format, found.shape, settings["calibration"], settings["device"], gated)] if build else []
+    mb = [memory.build_mb(format, found.shape, calibration, settings["device"], gated)] if build else []
     mb += [memory.latency_mb(format, found.shape, settings["device"])] if latency else []
     mb += [memory.engine_mb(format, found.shape, settings["device"], memory.WINDOW)] if quality else []
-    calibration = settings["calibration"]
-    text = text_bytes(model, settings)
+    text = text_bytes(model, settings, "evaluation")
     seconds = [rates.build(calibration["samples"] * calibration["sequence_length"])] if build else []
     seconds += [rates.latency(settings["latency"], prompts(settings))] if latency else []
     if quality:
@@ -224,7 +226,7 @@ def planned(settings: dict[str, Any], left: set[str]) -> tuple[list[Row], dict[s
             rows.append(format_row(name, model, format, found, left, settings, rates))
         logits = f"artifacts/{name}/quality/{settings['reference']}-logits.npy"
         if logits in left:
-            text = text_bytes(model, settings)
+            text = text_bytes(model, settings, "evaluation")
             known = found.shape is not None and found.shape.vocab and text
             rows.append(Row(name, "logits", True, disk.logits_bytes(text, found.shape.vocab) if known else None))
     return rows, origins
@@ -282,7 +284,7 @@ def show(rows: list[Row], origins: dict[str, Origin], jobs: Counter[str]) -> Non
     work = [row for row in rows if row.pending]
     lines = [("model", "to make", "disk", "memory", "time")]
     lines += [
-        (row.model, row.name, amount(row.disk), "" if row.mb is None else f"{row.mb:,} MiB", minutes(row.seconds))
+        (row.model, row.name, amount(row.disk), "" if row.mb is None else f"{row.mb:,} MB", minutes(row.seconds))
         for row in work
     ]
     print("", table(lines) if work else "Nothing is left to make of the models.", "", sep="\n")
@@ -315,7 +317,7 @@ def main() -> None:
     download = sum(found.download for found in origins.values())
     print(f"download: {'' if known else 'at least '}{amount(download)}")
     print(f"disk at peak: {'at least ' if unknown else ''}{amount(need)}, of {amount(free)} free")
-    print(f"memory of the largest job: {most:,} MiB")
+    print(f"memory of the largest job: {most:,} MB")
     print(
         f"time, one job after another, device {settings['device']}: {minutes(seconds)}"
         f"{f' {seconds.count(None)} jobs of unknown time' if None in seconds else ''}"

@@ -6,6 +6,7 @@ from planning.shape import Shape
 
 GROUP = 128  # weights with one scale, where the config leaves it to the layers
 MLC_LIBRARY = 500_000  # bytes; 0.4 to 1.1 MB were seen
+SMALL = 50  # MB of tokenizer, config and the like
 POSITIONS_A_BYTE = 1 / 3  # scored positions of a text, at most: the demo's tokenizer makes 0.32, Llama's 0.26
 
 
@@ -36,6 +37,11 @@ def artifact_bytes(format: str, shape: Shape, group: int | str = GROUP) -> int |
     if format not in ARTIFACTS:
         return None
     return ARTIFACTS[format](shape, GROUP if group == "auto" else int(group))
+
+
+def artifact_mb(format: str, shape: Shape, group: int | str = GROUP) -> int:
+    """MB of a job's artifact, its small files with it. A format that is not in the table counts as fp16."""
+    return (artifact_bytes(format, shape, group) or 2 * shape.parameters) // 10**6 + SMALL
 
 
 def logits_bytes(text_bytes: int, vocab: int) -> int:

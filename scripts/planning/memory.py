@@ -11,19 +11,20 @@ from pathlib import Path
 from planning import disk, shape
 from planning.shape import Shape
 
-MIB = 2**20
+MB = 10**6  # as Snakemake counts mem_mb
 SHARD = 5 * 10**9  # bytes of a file of weights, as transformers shards; mapped whole while it is read
-STREAMING = 100  # MiB of a job that copies or converts bytes through a small buffer, whatever the model
-TOKENIZING = 600  # MiB of transformers and a text's tokens
-RANDOM_WEIGHTS = 1000  # MiB of torch, transformers and a buffer of noise
-LIBRARY = 1000  # MiB to compile a model's kernels
-PARENT = 100  # MiB of the process that starts and watches the one that measures
+STREAMING = 100  # MB of a job that copies or converts bytes through a small buffer, whatever the model
+TOKENIZING = 600  # MB of transformers and a text's tokens
+RANDOM_WEIGHTS = 1000  # MB of torch, transformers and a buffer of noise
+BYTES_AN_ID = 4  # of a file of token ids, at least: two digits, a comma and a space; single digits are rare
+LIBRARY = 1000  # MB to compile a model's kernels
+PARENT = 100  # MB of the process that starts and watches the one that measures
 WINDOW = 2048  # tokens of the longest window that any protocol scores, where the model's context is no less
 
 
 @dataclass(frozen=True)
 class Rate:
-    """MiB of libraries before any model, on a CPU and where CUDA may start, and what grows with the model.
+    """MB of libraries before any model, on a CPU and where CUDA may start, and what grows with the model.
 
     weights: bytes a weight; table: bytes a weight of embeddings and head.
     """
@@ -34,25 +35,25 @@ class Rate:
     table: float = 0
 
     def mb(self, model: Shape, device: str) -> int:
-        """MiB for a model."""
+        """MB for a model."""
         grown = self.weights * model.parameters + self.table * model.embeddings
-        return round((self.cpu if device == "cpu" else self.cuda) + grown / MIB)
+        return round((self.cpu if device == "cpu" else self.cuda) + grown / MB)
 
 
 CONVERSIONS = {  # format -> what writes it
     "fp16": Rate(STREAMING, STREAMING),
-    "ct2-float32": Rate(410, 890, weights=6.2),
-    "ct2-float16": Rate(410, 890, weights=2.7),
-    "ct2-int8": Rate(410, 890, weights=2.7, table=4),  # a table is quantized in float32
-    "mlc-q4f16_1": Rate(70, 230),
+    "ct2-float32": Rate(430, 935, weights=6.2),
+    "ct2-float16": Rate(430, 935, weights=2.7),
+    "ct2-int8": Rate(430, 935, weights=2.7, table=4),  # a table is quantized in float32
+    "mlc-q4f16_1": Rate(74, 242),
 }
 TOOLS = {"gptq-int4": "gptqmodel", "awq-int4": "autoawq", "autogptq-int4": "autogptq"}
-QUANTIZERS = {"gptqmodel": Rate(900, 2200), "autoawq": Rate(1200, 1950), "autogptq": Rate(500, 1950)}  # libraries
+QUANTIZERS = {"gptqmodel": Rate(945, 2310), "autoawq": Rate(1260, 2045), "autogptq": Rate(525, 2045)}  # libraries
 
 
 @dataclass(frozen=True)
 class Engine:
-    """What the process that runs a format holds: on a CPU libraries (MiB) and bytes a weight; on a GPU, in MiB of the
+    """What the process that runs a format holds: on a CPU libraries (MB) and bytes a weight; on a GPU, in MB of the
     host, what CUDA takes at least (`floor`), or libraries beside what is read. `mapped`: files are there as well.
 
     logits: bytes a position of a window and token of the vocabulary.
@@ -67,38 +68,38 @@ class Engine:
 
 
 ENGINES = {
-    "fp16": Engine(cpu=400, weights=4, floor=1760, cuda=1050, mapped=True),
-    "ct2-float32": Engine(cpu=92, weights=4, floor=640, cuda=350, logits=16),
-    "ct2-float16": Engine(cpu=92, weights=4, floor=640, cuda=350, logits=16),
-    "ct2-int8": Engine(cpu=92, weights=1, floor=640, cuda=350, logits=16),
-    "gptq-int4": Engine(cpu=680, weights=2, floor=1850, cuda=1250, mapped=True),
-    "awq-int4": Engine(cpu=680, weights=2, floor=1850, cuda=1250, mapped=True),
-    "autogptq-int4": Engine(cpu=680, weights=2, floor=1850, cuda=1250, mapped=True),
-    "mlc-q4f16_1": Engine(cpu=105, weights=0.57, floor=690, cuda=690, logits=16),
+    "fp16": Engine(cpu=420, weights=4, floor=1845, cuda=1100, mapped=True),
+    "ct2-float32": Engine(cpu=97, weights=4, floor=670, cuda=370, logits=16),
+    "ct2-float16": Engine(cpu=97, weights=4, floor=670, cuda=370, logits=16),
+    "ct2-int8": Engine(cpu=97, weights=1, floor=670, cuda=370, logits=16),
+    "gptq-int4": Engine(cpu=715, weights=2, floor=1940, cuda=1310, mapped=True),
+    "awq-int4": Engine(cpu=715, weights=2, floor=1940, cuda=1310, mapped=True),
+    "autogptq-int4": Engine(cpu=715, weights=2, floor=1940, cuda=1310, mapped=True),
+    "mlc-q4f16_1": Engine(cpu=110, weights=0.57, floor=725, cuda=725, logits=16),
 }
 
 
 def engine_mb(format: str, model: Shape, device: str, window: int = 0) -> int:
-    """MiB of the process that runs a format, which scores windows of so many tokens. A format that is not in the table
+    """MB of the process that runs a format, which scores windows of so many tokens. A format that is not in the table
     counts as fp16."""
     engine = ENGINES.get(format, ENGINES["fp16"])
-    logits = engine.logits * min(window, model.context or window) * model.vocab // MIB
+    logits = engine.logits * min(window, model.context or window) * model.vocab // MB
     read = disk.artifact_bytes(format, model) or 2 * model.parameters
     if engine.mapped:
         read = min(read, SHARD)
     if device != "cpu":
-        return max(engine.floor, engine.cuda + read // MIB) + logits
+        return max(engine.floor, engine.cuda + read // MB) + logits
     held = engine.weights * model.parameters + (read if engine.mapped else 0)
-    return round(engine.cpu + held / MIB) + logits
+    return round(engine.cpu + held / MB) + logits
 
 
 def latency_mb(format: str, model: Shape, device: str) -> int:
-    """MiB of a latency job: the process that measures, and the one that started it."""
+    """MB of a latency job: the process that measures, and the one that started it."""
     return PARENT + engine_mb(format, model, device)
 
 
 def build_mb(format: str, model: Shape, calibration: Mapping[str, int], device: str, gated: bool) -> int:
-    """MiB to build an artifact, and to run it beside what built it where a gate does. A format that is not in the table
+    """MB to build an artifact, and to run it beside what built it where a gate does. A format that is not in the table
     counts as CTranslate2's int8."""
     if format in TOOLS:
         libraries = QUANTIZERS[TOOLS[format]]
@@ -112,6 +113,14 @@ def build_mb(format: str, model: Shape, calibration: Mapping[str, int], device: 
     return max(mb, kept + engine_mb(format, model, device, WINDOW))
 
 
+def filled(calibration: Mapping[str, int], model: Shape, tokens: int | None) -> dict[str, int]:
+    """The calibration as it will be: samples no longer than the model's context, and no more than a text of so many
+    tokens (None: enough) fills."""
+    length = min(calibration["sequence_length"], model.context or calibration["sequence_length"])
+    most = calibration["samples"] if tokens is None else max(1, tokens // length)
+    return {"samples": min(calibration["samples"], most), "sequence_length": length}
+
+
 def quantization_mb(folder: Path, tool: str, calibration: Mapping[str, int], device: str) -> int:
     """`quantizer_mb` of the model in a folder. Raises `FileNotFoundError` where it is not there yet: Snakemake then
     asks again."""
@@ -119,7 +128,7 @@ def quantization_mb(folder: Path, tool: str, calibration: Mapping[str, int], dev
 
 
 def quantizer_mb(model: Shape, tool: str, calibration: Mapping[str, int], device: str) -> int:
-    """MiB that quantizing a model takes.
+    """MB that quantizing a model takes.
 
     On a CPU gptqmodel holds embeddings, head and one block at a time (in float32, twice: as read and as changed),
     autoawq and auto-gptq the whole model likewise and a few copies of one block. All keep the samples' activations and
@@ -127,12 +136,12 @@ def quantizer_mb(model: Shape, tool: str, calibration: Mapping[str, int], device
     gptqmodel embeddings, head and a block (once and a half), the others the whole model in float16, which is gone when
     CUDA's libraries are there.
     """
-    length = min(calibration["sequence_length"], model.context or calibration["sequence_length"])
+    length = filled(calibration, model, None)["sequence_length"]
     tokens = calibration["samples"] * length
     if device != "cpu":
         if tool == "gptqmodel":
             grown = 3 * (model.embeddings + model.block) + 12 * tokens * model.hidden
-            return QUANTIZERS[tool].cuda + grown // MIB
-        return max(QUANTIZERS[tool].cuda, 1150 + 2 * model.parameters // MIB + 12 * tokens * model.hidden // MIB)
+            return QUANTIZERS[tool].cuda + grown // MB
+        return max(QUANTIZERS[tool].cuda, 1210 + 2 * model.parameters // MB + 12 * tokens * model.hidden // MB)
     weights = 8 * (model.embeddings + model.block) if tool == "gptqmodel" else 8 * model.parameters + 12 * model.block
-    return QUANTIZERS[tool].cpu + (weights + 24 * tokens * model.hidden + 8 * length**2 * model.heads) // MIB
+    return QUANTIZERS[tool].cpu + (weights + 24 * tokens * model.hidden + 8 * length**2 * model.heads) // MB
