@@ -39,7 +39,7 @@ rule download:
         model="|".join(map(re.escape, HUB_MODELS)) or "(?!)",
     resources:
         hub=1,
-        mem_mb=memory.STREAMING,
+        mem_mb=memory.DOWNLOADING,
     params:
         python=python("tools"),
         repository=lambda wc: source(STUDY["models"][wc.model])[1],

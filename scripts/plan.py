@@ -171,7 +171,7 @@ def weights_rows(name: str, model: dict[str, Any], found: Origin, left: set[str]
     rows = [("source", 0 if linked else found.weight_bytes), ("safetensors", found.weight_bytes)]
     if found.form == "safetensors":
         rows[1] = ("safetensors", 0)
-    mb = memory.RANDOM_WEIGHTS if kind == "random" else memory.STREAMING
+    mb = {"random": memory.RANDOM_WEIGHTS, "hub": memory.DOWNLOADING}.get(kind, memory.STREAMING)
     sizes = zip(rows, (mb, memory.STREAMING), strict=True)
     return [Row(name, what, f"artifacts/{name}/{what}" in left, size, mb) for (what, size), mb in sizes]
 

@@ -13,7 +13,8 @@ from planning.shape import Shape
 
 MB = 10**6  # as Snakemake counts mem_mb
 SHARD = 5 * 10**9  # bytes of a file of weights, as transformers shards; mapped whole while it is read
-STREAMING = 100  # MB of a job that copies or converts bytes through a small buffer, whatever the model
+STREAMING = 50  # MB of a job that copies or converts bytes through a small buffer, whatever the model
+DOWNLOADING = 90  # MB, with the client of the hub
 TOKENIZING = 600  # MB of transformers and a text's tokens
 RANDOM_WEIGHTS = 1000  # MB of torch, transformers and a buffer of noise
 BYTES_AN_ID = 4  # of a file of token ids, at least: two digits, a comma and a space; single digits are rare
