@@ -1,6 +1,8 @@
 """How many weights a model has, and in which matrices, from its config.json alone."""
 
+import errno
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,8 +99,11 @@ def of_weights(nbytes: int) -> Shape:
 def of_folder(folder: Path) -> Shape:
     """The shape of the model in a folder: of its config.json, else of the size of its weight files.
 
-    Raises `FileNotFoundError` where there is no such model yet.
+    Raises `FileNotFoundError` where there is no such model yet, with the folder's own name: by that name Snakemake
+    sees that an input is still to be made, and asks again.
     """
+    if not folder.exists():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
     text = (folder / "config.json").read_bytes()
     try:
         found = of(json.loads(text))
