@@ -70,13 +70,13 @@ class Engine:
 
 ENGINES = {
     "fp16": Engine(cpu=420, weights=4, floor=1845, cuda=1100, mapped=True),
-    "ct2-float32": Engine(cpu=97, weights=4, floor=670, cuda=370, logits=16),
-    "ct2-float16": Engine(cpu=97, weights=4, floor=670, cuda=370, logits=16),
-    "ct2-int8": Engine(cpu=97, weights=1, floor=670, cuda=370, logits=16),
+    "ct2-float32": Engine(cpu=97, weights=4, floor=670, cuda=450, logits=16),
+    "ct2-float16": Engine(cpu=97, weights=4, floor=670, cuda=450, logits=16),
+    "ct2-int8": Engine(cpu=97, weights=1, floor=670, cuda=450, logits=16),
     "gptq-int4": Engine(cpu=715, weights=2, floor=1940, cuda=1310, mapped=True),
     "awq-int4": Engine(cpu=715, weights=2, floor=1940, cuda=1310, mapped=True),
     "autogptq-int4": Engine(cpu=715, weights=2, floor=1940, cuda=1310, mapped=True),
-    "mlc-q4f16_1": Engine(cpu=110, weights=0.57, floor=725, cuda=725, logits=16),
+    "mlc-q4f16_1": Engine(cpu=122, weights=0.57, floor=725, cuda=725, logits=16),
 }
 
 
