@@ -77,8 +77,15 @@ def test_a_config_that_tells_nothing_is_known_by_its_weights(tmp_path: Path) -> 
     (tmp_path / "model.safetensors").write_bytes(bytes(5000))
     found = shape.of_folder(tmp_path)
     assert (found.parameters, found.exact) == (2500, False)
-    (tmp_path / "config.json").write_text("[" * 100_000)
-    assert shape.of_folder(tmp_path) == found
+    sizes = json.loads((REPO / "demo/config.json").read_text())
+    for damaged in (
+        "[" * 100_000,
+        "[]",
+        json.dumps(sizes | {"hidden_size": "256"}),
+        json.dumps(sizes | {"head_dim": 1e9}),
+    ):
+        (tmp_path / "config.json").write_text(damaged)
+        assert shape.of_folder(tmp_path) == found
     with pytest.raises(FileNotFoundError):
         shape.of_folder(tmp_path / "later")
 
@@ -222,12 +229,15 @@ def test_of_a_model_of_the_hub_only_the_config_is_fetched(plan: Callable) -> Non
 
 def test_jobs_say_what_they_take(checkout: Callable[[], Path]) -> None:
     root = checkout()
+    command = [REPO / ".venv/bin/snakemake", "--dry-run", "--cores", "8", "report"]
+    fresh = subprocess.run(list(map(str, command)), cwd=root, capture_output=True, text=True)
+    assert fresh.returncode == 0, fresh.stderr
+    assert "mem_mb=<TBD>" in fresh.stdout  # no model is there yet
     for name in ("source", "safetensors", "fp16"):
         (root / "artifacts/demo" / name).mkdir(parents=True)
         shutil.copy(root / "demo/config.json", root / "artifacts/demo" / name)
     config = (root / "config/config.yaml").read_text().replace("device: auto", "device: cpu")
     (root / "config/config.yaml").write_text(config)
-    command = [REPO / ".venv/bin/snakemake", "--dry-run", "--cores", "8", "report"]
     result = subprocess.run(list(map(str, command)), cwd=root, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     jobs = re.findall(r"^(?:local)?rule (\w+):$(.*?)resources: (.*?)$", result.stdout, re.M | re.S)

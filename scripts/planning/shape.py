@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+LARGEST = 2**32  # of any size: what is beyond was not meant
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -56,17 +58,29 @@ def of(config: Mapping[str, Any]) -> Shape | None:
     try:
         config = config.get("text_config") or config
         return _decoder(config, KINDS.get(config.get("model_type")))
-    except (AttributeError, KeyError, TypeError, ZeroDivisionError):
+    except (AttributeError, TypeError, ZeroDivisionError):
         return None
+
+
+def _size(config: Mapping[str, Any], name: str, default: int | None) -> int:
+    """A size, or its default where it is not there. Raises `TypeError` for what is no size."""
+    value = config.get(name)
+    value = default if value is None else value
+    if type(value) is not int or not 0 <= value <= LARGEST:
+        raise TypeError(name)
+    return value
 
 
 def _decoder(config: Mapping[str, Any], kind: Kind | None) -> Shape:
     exact, kind = kind is not None, kind or Kind()
-    hidden, heads, layers = config["hidden_size"], config["num_attention_heads"], config["num_hidden_layers"]
-    head_dim = config.get("head_dim") or kind.head_dim or hidden // heads
-    queries, keys = heads * head_dim, (config.get("num_key_value_heads") or heads) * head_dim
-    experts = config.get("num_local_experts") or config.get("num_experts") or 0
-    inner = (experts and config.get("moe_intermediate_size")) or config.get("intermediate_size") or 4 * hidden
+    names = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
+    hidden, heads, layers, vocab = (_size(config, name, None) for name in names)
+    head_dim = _size(config, "head_dim", kind.head_dim or hidden // heads)
+    queries, keys = heads * head_dim, _size(config, "num_key_value_heads", heads) * head_dim
+    experts = _size(config, "num_local_experts", 0) or _size(config, "num_experts", 0)
+    inner = _size(config, "intermediate_size", 4 * hidden)
+    if experts:
+        inner = _size(config, "moe_intermediate_size", inner)
     copies = experts or 1
     router = experts * hidden
     block = hidden * (2 * queries + 2 * keys) + 3 * copies * hidden * inner
@@ -75,7 +89,6 @@ def _decoder(config: Mapping[str, Any], kind: Kind | None) -> Shape:
     biases += copies * (2 * inner + hidden) if config.get("mlp_bias") else 0
     norms = kind.norms * hidden + (2 * head_dim if kind.qk_norm else 0)
     tables = 1 if config.get("tie_word_embeddings", kind.tied) else 2
-    vocab = config["vocab_size"]
     return Shape(
         parameters=tables * vocab * hidden + layers * (block + router + biases + norms) + hidden,
         embeddings=tables * vocab * hidden,
@@ -84,7 +97,7 @@ def _decoder(config: Mapping[str, Any], kind: Kind | None) -> Shape:
         hidden=hidden,
         heads=heads,
         vocab=vocab,
-        context=config.get("max_position_embeddings"),
+        context=_size(config, "max_position_embeddings", 0) or None,
         rows=tables * vocab + layers * (queries + 2 * keys + hidden + copies * (2 * inner + hidden)),
         inputs=layers * (3 * hidden + queries + copies * (2 * hidden + inner)),
         exact=exact,
