@@ -15,7 +15,7 @@ rule mlc_library:
         "artifacts/logs/{model}/mlc-library.log",
     resources:
         gpu=1,  # compiled for the one that is there
-        mem_mb=memory.LIBRARY,
+        mem_mb=lambda wc: memory.LIBRARY.cpu if STUDY["device"] == "cpu" else memory.LIBRARY.cuda,
     params:
         python=python("mlc"),
         device=lambda wc: STUDY["device"],

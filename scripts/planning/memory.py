@@ -15,10 +15,11 @@ MB = 10**6  # as Snakemake counts mem_mb
 SHARD = 5 * 10**9  # bytes of a file of weights, as transformers shards; mapped whole while it is read
 STREAMING = 50  # MB of a job that copies or converts bytes through a small buffer, whatever the model
 DOWNLOADING = 90  # MB, with the client of the hub
-TOKENIZING = 600  # MB of transformers and a text's tokens
+TOKENIZING = 350  # MB of transformers and a text's tokens
 RANDOM_WEIGHTS = 1000  # MB of torch, transformers and a buffer of noise
 BYTES_AN_ID = 4  # of a file of token ids, at least: two digits, a comma and a space; single digits are rare
-LIBRARY = 1000  # MB to compile a model's kernels
+BANDWIDTH = 600  # MB: two buffers of 256 MiB, with which latency.py measures how fast a CPU's memory is
+KEPT = 0.8  # of a tool's libraries, while the gate runs what it built
 PARENT = 100  # MB of the process that starts and watches the one that measures
 WINDOW = 2048  # tokens of the longest window that any protocol scores, where the model's context is no less
 
@@ -48,6 +49,7 @@ CONVERSIONS = {  # format -> what writes it
     "ct2-int8": Rate(430, 935, weights=2.7, table=4),  # a table is quantized in float32
     "mlc-q4f16_1": Rate(74, 242),
 }
+LIBRARY = Rate(320, 1000)  # compiles a model's kernels
 TOOLS = {"gptq-int4": "gptqmodel", "awq-int4": "autoawq", "autogptq-int4": "autogptq"}
 QUANTIZERS = {"gptqmodel": Rate(945, 2310), "autoawq": Rate(1260, 2045), "autogptq": Rate(525, 2045)}  # libraries
 
@@ -96,7 +98,8 @@ def engine_mb(format: str, model: Shape, device: str, window: int = 0) -> int:
 
 def latency_mb(format: str, model: Shape, device: str) -> int:
     """MB of a latency job: the process that measures, and the one that started it."""
-    return PARENT + engine_mb(format, model, device)
+    mb = PARENT + engine_mb(format, model, device)
+    return max(mb, BANDWIDTH) if device == "cpu" else mb
 
 
 def build_mb(format: str, model: Shape, calibration: Mapping[str, int], device: str, gated: bool) -> int:
@@ -110,8 +113,8 @@ def build_mb(format: str, model: Shape, calibration: Mapping[str, int], device: 
         mb = libraries.mb(model, device)
     if not gated:
         return mb
-    kept = libraries.cpu if device == "cpu" else libraries.cuda
-    return max(mb, kept + engine_mb(format, model, device, WINDOW))
+    kept = KEPT * (libraries.cpu if device == "cpu" else libraries.cuda)
+    return max(mb, round(kept) + engine_mb(format, model, device, WINDOW))
 
 
 def filled(calibration: Mapping[str, int], model: Shape, tokens: int | None) -> dict[str, int]:
