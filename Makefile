@@ -7,11 +7,16 @@ BOOTSTRAP := .venv/.complete
 RUNS := results/demo results/h200# whose tables the README shows
 ENVS := bootstrap kubernetes tools torch gptqmodel autogptq mlc lm-eval browser
 
-.PHONY: report test test-slurm lint format pins record readme clean
+.PHONY: report plan test test-slurm lint format pins record readme clean
 
 report: $(BOOTSTRAP)
 	$(BIN)/snakemake --cores $(CORES) report
 	@echo "The report: artifacts/report/index.html"
+
+# What a study takes, before any of it is done: make plan CONFIG=my-study.yaml; it fails where the disk is too small.
+plan: $(BOOTSTRAP)
+	@$(BIN)/snakemake --cores $(CORES) --quiet all -- envs/tools
+	@envs/tools/bin/python scripts/plan.py $(CONFIG)
 
 test: lint
 	$(BIN)/snakemake --cores $(CORES) envs/tools envs/torch envs/gptqmodel envs/mlc envs/lm-eval envs/browser \

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 sys.path.insert(0, str(Path(workflow.basedir, "scripts")))
-from planning.memory import quantization_mb
+from planning import disk, memory, shape
 from planning.config import (
     FORMAT_NAME,
     TEXTS,

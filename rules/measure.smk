@@ -1,6 +1,19 @@
 """Latency and quality: one program each for all formats and engines."""
 
 
+def model_shape(wildcards, input):
+    """The model's shape: some artifacts have no config.json that tells it, and who has cleaned up has those alone."""
+    folder = Path(f"artifacts/{wildcards.model}/safetensors")
+    return shape.of_folder(folder if folder.is_dir() else Path(input.artifact))
+
+
+def scoring_memory(wildcards, input):
+    """MB of a job that scores a format (the reference where it names none), and of the reference's own beside it."""
+    model, format = model_shape(wildcards, input), wildcards.get("format", STUDY["reference"])
+    formats = [format, *([STUDY["reference"]] if STUDY["reference_logits"] == "recompute" else [])]
+    return sum(memory.engine_mb(name, model, STUDY["device"], memory.WINDOW) for name in formats)
+
+
 rule latency:
     input:
         program=program("latency.py"),
@@ -18,6 +31,7 @@ rule latency:
     threads: 1024
     resources:
         gpu=1,
+        mem_mb=lambda wc, input: memory.latency_mb(wc.format, model_shape(wc, input), STUDY["device"]),
     params:
         python=lambda wc: python(FORMATS[wc.format].env),
         engine=lambda wc: FORMATS[wc.format].engine,
@@ -49,6 +63,7 @@ rule reference_logits:
     threads: 8
     resources:
         gpu=1,
+        mem_mb=scoring_memory,
     params:
         python=python(FORMATS[STUDY["reference"]].env),
         engine=FORMATS[STUDY["reference"]].engine,
@@ -74,6 +89,7 @@ rule gate_reference:
     threads: 8
     resources:
         gpu=1,
+        mem_mb=scoring_memory,
     params:
         python=python(FORMATS[STUDY["reference"]].env),
         engine=FORMATS[STUDY["reference"]].engine,
@@ -129,6 +145,7 @@ rule quality:
     threads: 8
     resources:
         gpu=1,
+        mem_mb=scoring_memory,
     params:
         python=lambda wc: python(FORMATS[wc.format].env),
         engine=lambda wc: FORMATS[wc.format].engine,
@@ -156,6 +173,7 @@ rule noise_floor:
     threads: 8
     resources:
         gpu=1,
+        mem_mb=scoring_memory,
     params:
         python=python(FORMATS[STUDY["reference"]].env),
         engine=FORMATS[STUDY["reference"]].engine,

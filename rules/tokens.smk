@@ -51,6 +51,8 @@ rule tokens:
         "artifacts/{model}/tokens/{text}.json",
     log:
         "artifacts/logs/{model}/tokens-{text}.log",
+    resources:
+        mem_mb=memory.TOKENIZING,
     params:
         python=python("torch"),
         kind=lambda wc: "document" if wc.text == "calibration" else wc.text,

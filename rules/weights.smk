@@ -39,6 +39,7 @@ rule download:
         model="|".join(map(re.escape, HUB_MODELS)) or "(?!)",
     resources:
         hub=1,
+        mem_mb=memory.DOWNLOADING,
     params:
         python=python("tools"),
         repository=lambda wc: source(STUDY["models"][wc.model])[1],
@@ -57,6 +58,8 @@ rule source:
         directory("artifacts/{model}/source"),
     log:
         "artifacts/logs/{model}/source.log",
+    resources:
+        mem_mb=lambda wc: memory.RANDOM_WEIGHTS if source_env(wc) == "torch" else memory.STREAMING,
     params:
         python=lambda wc: python(source_env(wc)),
         path=lambda wc: source(STUDY["models"][wc.model])[1],
@@ -79,6 +82,9 @@ rule safetensors:
     log:
         "artifacts/logs/{model}/safetensors.log",
     threads: 4
+    resources:
+        mem_mb=memory.STREAMING,
+        disk_mb=lambda wc, input: disk.artifact_mb("fp16", shape.of_folder(Path(input.source))),
     params:
         python=python("tools"),
     shell:
@@ -95,6 +101,9 @@ rule bin:
     log:
         "artifacts/logs/{model}/bin.log",
     threads: 4
+    resources:
+        mem_mb=memory.STREAMING,
+        disk_mb=lambda wc, input: disk.artifact_mb("fp16", shape.of_folder(Path(input.source))),
     params:
         python=python("tools"),
     shell:

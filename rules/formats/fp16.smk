@@ -12,6 +12,9 @@ rule fp16:
         directory("artifacts/{model}/fp16"),
     log:
         "artifacts/logs/{model}/fp16.log",
+    resources:
+        mem_mb=memory.STREAMING,
+        disk_mb=lambda wc, input: disk.artifact_mb("fp16", shape.of_folder(Path(input.source))),
     params:
         python=python("tools"),
     shell:

@@ -19,9 +19,17 @@ def quantizer_options(wildcards):
 
 
 def quantizer_memory(wildcards, input):
-    """MiB for the job; how many samples a text fills is not known yet, so it is as if it filled all."""
-    tool = FORMATS[wildcards.format].env if wildcards.format != "awq-int4" else "autoawq"
-    return quantization_mb(Path(input.source), tool, STUDY["calibration"], STUDY["device"])
+    """MB for the job: for all samples, or for those that its text can fill."""
+    model = shape.of_folder(Path(input.source))
+    tokens = Path(input.calibration).stat().st_size // memory.BYTES_AN_ID
+    calibration = memory.filled(STUDY["calibration"], model, tokens)
+    return memory.build_mb(wildcards.format, model, calibration, STUDY["device"], gated(wildcards))
+
+
+def quantizer_disk(wildcards, input):
+    """MB for the artifact, and for as much progress beside it."""
+    group = STUDY["awq"]["q_group_size"] if wildcards.format == "awq-int4" else STUDY["gptq"]["group_size"]
+    return 2 * disk.artifact_mb(wildcards.format, shape.of_folder(Path(input.source)), group)
 
 
 # A job that was killed goes on: gptqmodel saves its progress after every block, of Llama and Qwen3-MoE (beside the
@@ -44,6 +52,7 @@ rule quantize:
     resources:
         gpu=1,
         mem_mb=quantizer_memory,
+        disk_mb=quantizer_disk,
     params:
         python=lambda wc: python(FORMATS[wc.format].env),
         device=lambda wc: STUDY["device"],

@@ -1,0 +1,86 @@
+"""How long jobs take, from recorded results: the same format on the same kind of device, between the models measured.
+
+A result of another machine says the order of magnitude. What nothing recorded tells is None.
+"""
+
+import json
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+START = 15.0  # seconds until a process has its libraries and a small model; most of it the import of torch
+COMPARE = 3e-9  # seconds a position and token of the vocabulary (docs/PERFORMANCE.md, "Scoring")
+BEYOND = 2.0  # times the largest model measured, and the most tokens a quantizer saw, to which figures are stretched
+
+
+def recorded(files: Iterable[Path]) -> list[dict[str, Any]]:
+    """The rows of results.json files, those that are there, that say what they measured on which device."""
+    rows: list[dict[str, Any]] = []
+    for file in files:
+        if file.is_file():
+            rows += json.loads(file.read_text(encoding="utf-8"))["rows"]
+    return [row for row in rows if row.get("artifact") and row.get("device_details")]
+
+
+def between(points: Iterable[tuple[float, float]], x: float) -> float | None:
+    """y at x on the line through the points next to it; in proportion beyond the largest, up to `BEYOND` times, and
+    below the smallest as there. None without points, and farther out."""
+    known: dict[float, list[float]] = {}
+    for at, value in points:
+        known.setdefault(at, []).append(value)
+    line = sorted((at, sum(values) / len(values)) for at, values in known.items())
+    if not line or x > BEYOND * line[-1][0]:
+        return None
+    place = bisect_left(line, (x,))
+    if place == 0:
+        return line[0][1]
+    if place == len(line):
+        return line[-1][1] * x / line[-1][0]
+    (low, before), (high, after) = line[place - 1 : place + 1]
+    return before + (after - before) * (x - low) / (high - low)
+
+
+def inverse(speed: float | None) -> float | None:
+    """Seconds for one where there are so many a second."""
+    return 1 / speed if speed else None
+
+
+class Rates:
+    """Times of one format on one kind of device (`cpu` or `cuda`), for a model of so many weights."""
+
+    def __init__(self, rows: list[dict[str, Any]], device: str, format: str, parameters: int) -> None:
+        self.rows = [row for row in rows if row["format"] == format and row["device_details"]["device"] == device]
+        self.parameters = parameters
+
+    def at(self, values: Iterable[tuple[Mapping[str, Any], float | None]]) -> float | None:
+        """What (row, value) pairs come to for this model."""
+        points = ((row["artifact"]["parameter_count"], value) for row, value in values if value)
+        return between(points, self.parameters)
+
+    def build(self, tokens: int) -> float | None:
+        """Seconds to build an artifact, the start of its process with it; `tokens` are what a quantizer is to see."""
+        seen = [
+            (row, row["artifact"]["parameters"].get("samples"), row["artifact"]["parameters"].get("sequence_length"))
+            for row in self.rows
+        ]
+        fitting = [row for row, samples, length in seen if not samples or tokens <= BEYOND * samples * length]
+        seconds = self.at((row, row["artifact"]["build_seconds"]) for row in fitting)
+        return None if seconds is None else seconds + START
+
+    def latency(self, protocol: Mapping[str, Any], prompts: int) -> float | None:
+        """Seconds of a latency job: every way to decode, in its own processes, over the prompts and a warm-up."""
+        tokens = (protocol["repeats"] * prompts + 1) * protocol["new_tokens"]
+        ways = [self.at((row, inverse(row.get("tokens_per_second"))) for row in self.rows)]
+        if protocol["decode"] == "captured":
+            others = [(row, mode) for row in self.rows for mode in row.get("other_modes", [])]
+            ways += [self.at((row, inverse(mode["tokens_per_second"])) for row, mode in others)] if others else []
+        if None in ways:
+            return None
+        return protocol["processes"] * sum(START + tokens * seconds for seconds in ways if seconds)
+
+    def scoring(self, positions: int, vocab: int) -> float | None:
+        """Seconds to score a text: its forwards, as fast as prompts of 512 tokens, and the comparison."""
+        prompts = [(row, entry) for row in self.rows for entry in row.get("lengths", []) if "ttft_ms_p50" in entry]
+        seconds = self.at((row, entry["ttft_ms_p50"] / entry["tokens"] / 1000) for row, entry in prompts)
+        return None if seconds is None else START + positions * (seconds + vocab * COMPARE)

@@ -1,0 +1,253 @@
+"""What a study will take, against what recorded runs took and what transformers counts."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import REPO
+from hub_server import Repository, serving
+
+from planning import disk, memory, shape
+from planning.rates import Rates, between, recorded
+
+KNOWN = {  # parameters as transformers counts them
+    "config/examples/llama-2-7b.json": 6_738_415_616,
+    "config/examples/llama-1.1b.json": 1_100_048_384,
+    "demo/config.json": 5_869_312,
+}
+SMALL = {
+    "hidden_size": 96,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "vocab_size": 500,
+}
+GROUPED = SMALL | {"num_key_value_heads": 2}
+ARCHITECTURES = [
+    {"model_type": "llama"} | GROUPED | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    {"model_type": "mistral"} | GROUPED,
+    {"model_type": "phi3", "pad_token_id": 0} | GROUPED,
+    {"model_type": "qwen2"} | GROUPED,
+    {"model_type": "qwen3"} | GROUPED,
+    {"model_type": "qwen3_moe", "num_experts": 4, "moe_intermediate_size": 32, "head_dim": 24} | GROUPED,
+    {"model_type": "mixtral", "num_local_experts": 4} | GROUPED,
+    {"model_type": "gemma"} | GROUPED,
+    {"model_type": "gemma2"} | GROUPED,
+]
+COUNT = """
+import json, sys, torch, transformers
+for config in json.load(sys.stdin):
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
+    print(sum(parameter.numel() for parameter in model.parameters()))
+"""
+NOISE = 250  # MB by which runs of the same job differ, most of a small model's
+ROWS = recorded([REPO / "results/demo/results.json", REPO / "results/h200/results.json"])
+BUILT = [pytest.param(row, id=f"{row['model']}-{row['format']}-{row['device']}") for row in ROWS]
+
+
+def of_row(row: dict[str, Any]) -> shape.Shape:
+    """The shape of a recorded row's model, by its number of parameters."""
+    file = next(file for file, count in KNOWN.items() if count == row["artifact"]["parameter_count"])
+    return shape.of(json.loads((REPO / file).read_text()))
+
+
+@pytest.mark.parametrize(("file", "parameters"), KNOWN.items())
+def test_parameters_of_a_config(file: str, parameters: int) -> None:
+    found = shape.of(json.loads((REPO / file).read_text()))
+    assert (found.parameters, found.exact) == (parameters, True)
+
+
+def test_parameters_are_those_that_transformers_makes(torch_python: Path) -> None:
+    result = subprocess.run(
+        [torch_python, "-c", COUNT], input=json.dumps(ARCHITECTURES), capture_output=True, text=True, check=True
+    )
+    assert [shape.of(config).parameters for config in ARCHITECTURES] == [int(line) for line in result.stdout.split()]
+    assert {config["model_type"] for config in ARCHITECTURES} == set(shape.KINDS)
+
+
+def test_a_config_that_tells_nothing_is_known_by_its_weights(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mamba", "hidden_size": 128}')
+    (tmp_path / "model.safetensors").write_bytes(bytes(5000))
+    found = shape.of_folder(tmp_path)
+    assert (found.parameters, found.exact) == (2500, False)
+    sizes = json.loads((REPO / "demo/config.json").read_text())
+    for damaged in (
+        "[" * 100_000,
+        "[]",
+        json.dumps(sizes | {"hidden_size": "256"}),
+        json.dumps(sizes | {"head_dim": 1e9}),
+    ):
+        (tmp_path / "config.json").write_text(damaged)
+        assert shape.of_folder(tmp_path) == found
+    with pytest.raises(FileNotFoundError):
+        shape.of_folder(tmp_path / "later")
+
+
+@pytest.mark.parametrize("row", BUILT)
+def test_an_artifact_is_as_large_as_predicted(row: dict[str, Any]) -> None:
+    predicted = disk.artifact_bytes(row["format"], of_row(row)) - disk.MLC_LIBRARY * (row["format"] == "mlc-q4f16_1")
+    assert predicted == pytest.approx(row["artifact"]["weight_bytes"], rel=0.01)
+
+
+def test_logits_are_at_most_what_is_predicted() -> None:
+    row = next(row for row in ROWS if row["model"] == "demo")
+    quality = row["protocol"]["quality"]
+    took = quality["windows"] * (quality["window"] - 1) * 2048 * 2
+    text = (REPO / "config/evaluation.txt").stat().st_size
+    assert took < disk.logits_bytes(text, 2048) < 1.25 * took
+
+
+@pytest.mark.parametrize("row", BUILT)
+def test_a_build_takes_what_it_asks_for_and_not_much_less(row: dict[str, Any]) -> None:
+    took = row["artifact"]["peak_memory_bytes"] / 1e6
+    made = {name: row["artifact"]["parameters"].get(name, 1) for name in ("samples", "sequence_length")}
+    device = row["device_details"]["device"]
+    asked = memory.build_mb(row["format"], of_row(row), made, device, gated=False)
+    assert took < asked < max(1.25 * took, took + NOISE)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(REPO.glob("results/h200/*/latency/*.json")), ids=lambda path: str(path.parts[-3:])
+)
+def test_a_latency_job_takes_what_it_asks_for_and_not_much_less(path: Path) -> None:
+    result = json.loads(path.read_text())
+    took = max(way["memory_bytes"]["resident"] for way in (result, *result["other_modes"])) / 1e6
+    model = {"demo": "demo/config.json", "llama-1.1b": "config/examples/llama-1.1b.json"}
+    file = model.get(path.parts[-3], "config/examples/llama-2-7b.json")
+    asked = memory.engine_mb(path.stem, shape.of(json.loads((REPO / file).read_text())), "cuda")
+    assert took < asked < 1.25 * took
+
+
+def test_a_text_that_fills_fewer_samples_asks_for_less() -> None:
+    model = shape.of(json.loads((REPO / "demo/config.json").read_text()))
+    assert memory.filled({"samples": 128, "sequence_length": 2048}, model, 9000) == {
+        "samples": 17,
+        "sequence_length": 512,
+    }
+
+
+def test_between_what_was_measured() -> None:
+    points = [(1.0, 10.0), (3.0, 20.0), (3.0, 40.0)]
+    assert between(points, 2) == 20  # half-way to the mean of 20 and 40
+    assert between(points, 0.1) == 10
+    assert between(points, 6) == 60
+    assert between(points, 6.1) is None
+    assert between([], 1) is None
+
+
+def test_times_are_of_the_same_format_device_and_number_of_samples() -> None:
+    row = {"format": "gptq-int4", "device_details": {"device": "cuda"}, "tokens_per_second": 100.0}
+    row["artifact"] = {
+        "parameter_count": 10,
+        "build_seconds": 85.0,
+        "parameters": {"samples": 4, "sequence_length": 100},
+    }
+    rates = Rates([row], "cuda", "gptq-int4", 10)
+    assert rates.build(400) == 100
+    assert rates.build(801) is None  # more than twice the tokens
+    # two processes, each 15 s to start and (3 x 3 + 1) x 200 tokens at 100 a second
+    assert rates.latency({"repeats": 3, "new_tokens": 200, "processes": 2, "decode": "eager"}, 3) == 2 * (15 + 20)
+    assert Rates([row], "cpu", "gptq-int4", 10).build(400) is None
+
+
+@pytest.fixture
+def plan(
+    checkout: Callable[[], Path], tools_python: Path, tmp_path: Path
+) -> Callable[..., subprocess.CompletedProcess]:
+    root = checkout()
+
+    def run(*options: object, **environment: str) -> subprocess.CompletedProcess:
+        env = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+        env |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")} | environment
+        command = [tools_python, "scripts/plan.py", "--snakemake", REPO / ".venv/bin/snakemake", *options]
+        return subprocess.run([*map(str, command)], cwd=root, env=env, capture_output=True, text=True, timeout=120)
+
+    run.root = root
+    return run
+
+
+def test_a_disk_that_is_too_small_is_one_line(plan: Callable) -> None:
+    study = "config/examples/speed-of-a-shape.yaml"
+    result = plan(study, "--disk", "33")
+    assert result.returncode == 1
+    # float16 source and ct2-float16 of 13.477 GB each, ct2-int8 of 6.744: safetensors and fp16 are links
+    assert result.stderr.splitlines() == [
+        f"error: {plan.root}: the study takes 33.7 GB and 33.0 GB are free; free some disk, leave formats out, or set "
+        "reference_logits: recompute"
+    ]
+    assert "6,738,415,616" in result.stdout
+    assert re.search(r"^jobs: .*\b2 ct2, .*\b1 fp16, 3 latency, 1 page, 1 safetensors, 1 source", result.stdout, re.M)
+    assert not (plan.root / "artifacts").exists()
+    assert plan(study, "--disk", "34").returncode == 0
+
+
+def test_what_is_there_is_not_planned(plan: Callable) -> None:
+    first = plan("--disk", "1")
+    assert first.returncode == 0, first.stderr
+    assert re.search(r"demo +safetensors +11\.\d MB", first.stdout)  # of .bin, so no link
+    call = [REPO / ".venv/bin/snakemake", "--cores", "1", "--quiet", "all", "--", "artifacts/demo/safetensors"]
+    config = (plan.root / "config/config.yaml").read_text()
+    tools = REPO / "envs/tools/bin/python"
+    (plan.root / "config/config.yaml").write_text(f"{config}\ninterpreters: {{tools: {tools}}}\n")
+    subprocess.run(list(map(str, call)), cwd=plan.root, check=True)
+    second = plan("--disk", "1")
+    assert not re.search(r"demo +s", second.stdout)
+    peaks = [float(re.search(r"peak: ([\d.]+) MB", result.stdout)[1]) for result in (first, second)]
+    assert peaks[0] - peaks[1] == pytest.approx(11.8, abs=0.11)
+
+
+def test_a_mistake_in_the_config_is_one_line(plan: Callable) -> None:
+    (plan.root / "study.yaml").write_text("models: {m: {source: demo}}\nformats: [fp17]\n")
+    result = plan("study.yaml")
+    assert result.returncode == 1
+    assert result.stderr.splitlines() == ["error: config error: formats: unknown format 'fp17'; did you mean 'fp16'?"]
+
+
+def test_of_a_model_of_the_hub_only_the_config_is_fetched(plan: Callable) -> None:
+    (plan.root / "study.yaml").write_text("models: {tiny: {source: {hub: acme/tiny}}}\n")
+    offline = plan("study.yaml")
+    assert offline.returncode == 0
+    assert "HF_HUB_OFFLINE is set" in offline.stdout
+    assert "disk at peak: at least" in offline.stdout
+    with serving() as hub:
+        repository = hub.repositories["models/acme/tiny"] = Repository.of(REPO / "demo")
+        result = plan("study.yaml", HF_HUB_OFFLINE="0", HF_ENDPOINT=hub.endpoint)
+        fetched = {path.rsplit("/", 1)[1] for method, path, _ in hub.log if method == "GET" and "/resolve/" in path}
+    assert result.returncode == 0, result.stderr
+    assert "5,869,312" in result.stdout
+    assert fetched == {"config.json"}
+    wanted = sum(len(data) for name, data in repository.files.items() if name != "config.json")
+    assert f"download: {wanted / 1e6:.1f} MB" in result.stdout
+
+
+def test_jobs_say_what_they_take(checkout: Callable[[], Path]) -> None:
+    root = checkout()
+    command = [REPO / ".venv/bin/snakemake", "--dry-run", "--cores", "8", "report"]
+    fresh = subprocess.run(list(map(str, command)), cwd=root, capture_output=True, text=True)
+    assert fresh.returncode == 0, fresh.stderr
+    assert "mem_mb=<TBD>" in fresh.stdout  # no model is there yet
+    for name in ("source", "safetensors", "fp16"):
+        (root / "artifacts/demo" / name).mkdir(parents=True)
+        shutil.copy(root / "demo/config.json", root / "artifacts/demo" / name)
+    config = (root / "config/config.yaml").read_text().replace("device: auto", "device: cpu")
+    (root / "config/config.yaml").write_text(config)
+    result = subprocess.run(list(map(str, command)), cwd=root, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    jobs = re.findall(r"^(?:local)?rule (\w+):$(.*?)resources: (.*?)$", result.stdout, re.M | re.S)
+    silent = {rule for rule, _, resources in jobs if "mem_mb=" not in resources}
+    assert silent <= {"environment", "study", "page", "report"}
+    model = shape.of(json.loads((root / "demo/config.json").read_text()))
+    asked = {
+        re.search(r"format=(\S+)", text)[1]: int(re.search(r"mem_mb=(\d+)", resources)[1])
+        for rule, text, resources in jobs
+        if rule == "latency"
+    }
+    assert asked["fp16"] == memory.latency_mb("fp16", model, "cpu")
+    assert len(asked) == 6
