@@ -2,6 +2,7 @@
 
 import csv
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ def cell(
         "bits_per_weight": 8.0,
         "bytes": 10,
         "build_seconds": 1.0,
+        "files": {"b": {"sha256": "12"}, "a": {"sha256": "ef"}},
         "tool": "t",
         "tool_version": "1",
     }
@@ -202,6 +204,13 @@ def test_results_of_another_metrics_version_are_refused(tmp_path: Path) -> None:
 )
 def test_numbers_as_people_read_them(value: float | None, digits: int, text: str) -> None:
     assert number(value, digits) == text
+
+
+def test_an_artifact_is_named_by_its_files(tmp_path: Path) -> None:
+    row = collect(tmp_path, cell(tmp_path, "any", 10, None))["any"]
+    assert "files" not in row["artifact"]
+    printed = subprocess.run(["sha256sum"], input="ef  a\n12  b\n", capture_output=True, text=True, check=True).stdout
+    assert row["artifact"]["files_sha256"] == printed.split()[0]
 
 
 def test_the_page_holds_hostile_names_as_data(call: Callable, tmp_path: Path, tools_python: Path) -> None:

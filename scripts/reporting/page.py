@@ -23,7 +23,8 @@ SHOWN = (
     "pareto",
 )
 ORIGINS = (
-    *("source", "built by", "calibration text, SHA-256", "quality gate", "libraries", "device", "latency", "quality"),
+    *("source", "built by", "SHA-256 of sha256sum's lines for its files", "calibration text, SHA-256", "quality gate"),
+    *("libraries", "device", "latency", "quality"),
 )
 PAGE_BYTES = 2_900_000  # of the page: details of models are left out beyond it
 DIGITS = 6  # of figures in the page; results.json has them all
@@ -61,7 +62,7 @@ def provenance(row: Mapping[str, Any]) -> list[Any]:
     return [
         artifact.get("source"),
         {name: artifact.get(name) for name in ("tool", "tool_version", "parameters")},
-        *(artifact.get(name) for name in ("calibration_sha256", "gate")),
+        *(artifact.get(name) for name in ("files_sha256", "calibration_sha256", "gate")),
         row["versions"],
         row["device_details"],
         row["protocol"]["latency"],

@@ -4,6 +4,7 @@ A cell that was not measured is None, and `missing` says why; it is never filled
 """
 
 import csv
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -96,6 +97,13 @@ def part(cell: Mapping[str, Any], name: str) -> tuple[dict[str, Any] | None, str
     return (manifest.read(path) if name == "artifact" else read(path, name.replace("_", " "))), None
 
 
+def without_files(artifact: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest with one hash in place of its files': the SHA-256 of `sha256sum`'s lines for them, sorted by name."""
+    lines = [f"{file['sha256']}  {name}\n" for name, file in sorted(artifact["files"].items())]
+    kept = {name: value for name, value in artifact.items() if name != "files"}
+    return kept | {"files_sha256": hashlib.sha256("".join(lines).encode()).hexdigest()}
+
+
 def without_raw(entry: Mapping[str, Any]) -> dict[str, Any]:
     """What was measured with a longer prompt or a batch, without single runs and tokens."""
     return {name: value for name, value in entry.items() if name not in ("runs", "output_ids")}
@@ -156,7 +164,7 @@ def row(cell: Mapping[str, Any]) -> dict[str, Any]:
         **quality_details(loss),
         "protocol": {name: each and each["protocol"] for name, each in (("latency", speed), ("quality", loss))},
         "noise_floor": {name: noise[name] for name in ("summary", "compute_type")} if floor is not None else None,
-        "artifact": artifact and {name: value for name, value in artifact.items() if name != "files"},
+        "artifact": artifact and without_files(artifact),
     }
 
 
