@@ -29,7 +29,7 @@ function text(name, value) {
 /** What stands below a figure when only the main columns are shown. */
 function below(row, name) {
   const range = (low, high, digits = 3) => (low === null ? [] : [`${figure(low, digits)} to ${figure(high, digits)}`]);
-  if (name === "format") return [row["runs in"].slice(0, 2).filter(Boolean).join(", ") + (row["runs in"][2] ? `, ${row["runs in"][2]} threads` : "")];
+  if (name === "format") return [row["runs in"].slice(0, 2).filter(Boolean).join(", ") + (row["runs in"][2] ? `, ${row["runs in"][2]} thread${row["runs in"][2] > 1 ? "s" : ""}` : "")];
   if (name === "tokens_per_second") {
     const others = (row.modes ?? []).map((way) => `${way.mode}: ${figure(way.tokens_per_second)}${way.refused ? ", refused" : ""}`);
     return [...range(row.tokens_per_second_low, row.tokens_per_second_high), ...others, ...(row.interference?.length ? ["disturbed"] : [])];
