@@ -113,6 +113,11 @@ def environment(env):
     return [] if known(env) in INTERPRETERS else f"envs/{env}"
 
 
+def job_mb(mb):
+    """What a job asks for: what its program takes, and Snakemake, which is there too in a cluster's job."""
+    return memory.SNAKEMAKE + mb
+
+
 def measured(model):
     """Whether a model's quality means anything: random weights are measured for speed alone."""
     return source(STUDY["models"][model])[0] != "random"

@@ -11,7 +11,7 @@ def scoring_memory(wildcards, input):
     """MB of a job that scores a format (the reference where it names none), and of the reference's own beside it."""
     model, format = model_shape(wildcards, input), wildcards.get("format", STUDY["reference"])
     formats = [format, *([STUDY["reference"]] if STUDY["reference_logits"] == "recompute" else [])]
-    return sum(memory.engine_mb(name, model, STUDY["device"], memory.WINDOW) for name in formats)
+    return job_mb(sum(memory.engine_mb(name, model, STUDY["device"], memory.WINDOW) for name in formats))
 
 
 rule latency:
@@ -31,7 +31,7 @@ rule latency:
     threads: 1024
     resources:
         gpu=1,
-        mem_mb=lambda wc, input: memory.latency_mb(wc.format, model_shape(wc, input), STUDY["device"]),
+        mem_mb=lambda wc, input: job_mb(memory.latency_mb(wc.format, model_shape(wc, input), STUDY["device"])),
     params:
         python=lambda wc: python(FORMATS[wc.format].env),
         engine=lambda wc: FORMATS[wc.format].engine,

@@ -52,7 +52,7 @@ rule tokens:
     log:
         "artifacts/logs/{model}/tokens-{text}.log",
     resources:
-        mem_mb=memory.TOKENIZING,
+        mem_mb=job_mb(memory.TOKENIZING),
     params:
         python=python("torch"),
         kind=lambda wc: "document" if wc.text == "calibration" else wc.text,

@@ -39,7 +39,7 @@ rule download:
         model="|".join(map(re.escape, HUB_MODELS)) or "(?!)",
     resources:
         hub=1,
-        mem_mb=memory.DOWNLOADING,
+        mem_mb=job_mb(memory.DOWNLOADING),
     params:
         python=python("tools"),
         repository=lambda wc: source(STUDY["models"][wc.model])[1],
@@ -59,7 +59,7 @@ rule source:
     log:
         "artifacts/logs/{model}/source.log",
     resources:
-        mem_mb=lambda wc: memory.RANDOM_WEIGHTS if source_env(wc) == "torch" else memory.STREAMING,
+        mem_mb=lambda wc: job_mb(memory.RANDOM_WEIGHTS if source_env(wc) == "torch" else memory.STREAMING),
     params:
         python=lambda wc: python(source_env(wc)),
         path=lambda wc: source(STUDY["models"][wc.model])[1],
@@ -83,7 +83,7 @@ rule safetensors:
         "artifacts/logs/{model}/safetensors.log",
     threads: 4
     resources:
-        mem_mb=memory.STREAMING,
+        mem_mb=job_mb(memory.STREAMING),
         disk_mb=lambda wc, input: disk.artifact_mb("fp16", shape.of_folder(Path(input.source))),
     params:
         python=python("tools"),
@@ -102,7 +102,7 @@ rule bin:
         "artifacts/logs/{model}/bin.log",
     threads: 4
     resources:
-        mem_mb=memory.STREAMING,
+        mem_mb=job_mb(memory.STREAMING),
         disk_mb=lambda wc, input: disk.artifact_mb("fp16", shape.of_folder(Path(input.source))),
     params:
         python=python("tools"),

@@ -20,8 +20,10 @@ rule ct2:
         format="|".join(CT2_QUANTIZATIONS),
     resources:
         gpu=lambda wc: int(gated(wc)),
-        mem_mb=lambda wc, input: memory.build_mb(
-            wc.format, shape.of_folder(Path(input.source)), STUDY["calibration"], STUDY["device"], gated(wc)
+        mem_mb=lambda wc, input: job_mb(
+            memory.build_mb(
+                wc.format, shape.of_folder(Path(input.source)), STUDY["calibration"], STUDY["device"], gated(wc)
+            )
         ),
         disk_mb=lambda wc, input: disk.artifact_mb(wc.format, shape.of_folder(Path(input.source))),
     params:

@@ -13,7 +13,7 @@ rule fp16:
     log:
         "artifacts/logs/{model}/fp16.log",
     resources:
-        mem_mb=memory.STREAMING,
+        mem_mb=job_mb(memory.STREAMING),
         disk_mb=lambda wc, input: disk.artifact_mb("fp16", shape.of_folder(Path(input.source))),
     params:
         python=python("tools"),

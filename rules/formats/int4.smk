@@ -23,7 +23,7 @@ def quantizer_memory(wildcards, input):
     model = shape.of_folder(Path(input.source))
     tokens = Path(input.calibration).stat().st_size // memory.BYTES_AN_ID
     calibration = memory.filled(STUDY["calibration"], model, tokens)
-    return memory.build_mb(wildcards.format, model, calibration, STUDY["device"], gated(wildcards))
+    return job_mb(memory.build_mb(wildcards.format, model, calibration, STUDY["device"], gated(wildcards)))
 
 
 def quantizer_disk(wildcards, input):

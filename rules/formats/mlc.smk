@@ -15,7 +15,7 @@ rule mlc_library:
         "artifacts/logs/{model}/mlc-library.log",
     resources:
         gpu=1,  # compiled for the one that is there
-        mem_mb=lambda wc: memory.LIBRARY.cpu if STUDY["device"] == "cpu" else memory.LIBRARY.cuda,
+        mem_mb=lambda wc: job_mb(memory.LIBRARY.cpu if STUDY["device"] == "cpu" else memory.LIBRARY.cuda),
     params:
         python=python("mlc"),
         device=lambda wc: STUDY["device"],
@@ -39,8 +39,10 @@ rule mlc:
         format="mlc-q4f16_1",
     resources:
         gpu=lambda wc: int(gated(wc)),
-        mem_mb=lambda wc, input: memory.build_mb(
-            wc.format, shape.of_folder(Path(input.source)), STUDY["calibration"], STUDY["device"], gated(wc)
+        mem_mb=lambda wc, input: job_mb(
+            memory.build_mb(
+                wc.format, shape.of_folder(Path(input.source)), STUDY["calibration"], STUDY["device"], gated(wc)
+            )
         ),
         disk_mb=lambda wc, input: disk.artifact_mb(wc.format, shape.of_folder(Path(input.source))),
     params:
