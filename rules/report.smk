@@ -110,5 +110,8 @@ def incomplete_report():
     study, folder = Path(rules.study.output[0]), "artifacts/report/incomplete"
     if study.exists() and json.loads(study.read_text())["config"] == json.loads(json.dumps(STUDY)):
         command = [python("tools"), "scripts/report.py", study, folder]
-        made = subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
-        print(f"What was measured, and what failed: {folder}/index.html" if made else "", file=sys.stderr)
+        made = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+        said = made.stderr.strip().split("\n")[-1]
+        print(
+            f"What was measured, and what failed: {folder}/index.html" if not made.returncode else said, file=sys.stderr
+        )

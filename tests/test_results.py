@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from common.program import UserError
@@ -204,6 +205,37 @@ def test_results_of_another_metrics_version_are_refused(tmp_path: Path) -> None:
 )
 def test_numbers_as_people_read_them(value: float | None, digits: int, text: str) -> None:
     assert number(value, digits) == text
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        ("latency", "latency: is damaged"),
+        ("npz", "quality.npz: is damaged"),
+        ("positions", "quality.npz: holds 7 positions where the text has 250"),
+    ],
+)
+def test_a_damaged_result_is_one_line(
+    call: Callable, tmp_path: Path, tools_python: Path, damage: str, said: str
+) -> None:
+    made = cell(tmp_path, "reference", 10, hard(0))
+    evaluation = {"ids": list(range(255)), "context": 51, "text_sha256": "x", "bytes": 1, "words": 1}  # five windows
+    made["evaluation"] = str(tmp_path / "evaluation.json")
+    Path(made["evaluation"]).write_text(json.dumps(evaluation))
+    positions = Path(made["quality"]).with_suffix(".npz")
+    count = 7 if damage == "positions" else 250
+    np.savez(positions, kld=np.zeros(count), delta_p=np.zeros(count))
+    broken = {"latency": Path(made["latency"]), "npz": positions}.get(damage)
+    if broken:
+        broken.write_bytes(broken.read_bytes()[:-40])
+    config = {"reference": "reference", "models": {"m": {}}, "perplexity": "gptq-2048"}
+    (tmp_path / "study.json").write_text(json.dumps({"config": config, "cells": [made], "command": "snakemake"}))
+    result = call(tools_python, "scripts/report.py", tmp_path / "study.json", tmp_path / "report")
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert said in line
+    assert not (tmp_path / "report" / "index.html").exists()
 
 
 def test_an_artifact_is_named_by_its_files(tmp_path: Path) -> None:

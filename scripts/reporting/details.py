@@ -4,11 +4,13 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from common import scoring
+from common.program import UserError
 
 # KL divergence, in nats: four bins a decade; what is below the first edge or above the last falls into the ends
 EDGES = np.logspace(-6, 1, 29)
@@ -19,9 +21,15 @@ APART = 32  # tokens that two of them lie apart at least
 
 
 def tokenizer(folder: Path) -> Tokenizer | None:
-    """The tokenizer of an artifact's folder; None where it has none of the tokenizers library's own files."""
+    """The tokenizer of an artifact's folder; None where it has no tokenizer.json that the tokenizers library reads.
+
+    Some models have other kinds alone; their texts are shown as ids.
+    """
     path = folder / "tokenizer.json"
-    return Tokenizer.from_file(str(path)) if path.exists() else None
+    try:
+        return Tokenizer.from_file(str(path)) if path.exists() else None
+    except Exception:  # the library raises nothing narrower
+        return None
 
 
 def decode(words: Tokenizer | None, ids: Sequence[int]) -> str:
@@ -37,11 +45,17 @@ def divergence(cell: Mapping[str, Any], words: Tokenizer | None, protocol: str) 
     path = Path(cell["quality"]).with_suffix(".npz") if cell["quality"] else None
     if not path or not path.exists():
         return None
-    with np.load(path) as positions:
-        kld, delta_p = positions["kld"].astype(float), positions["delta_p"].astype(float)
-    counts = np.bincount(np.searchsorted(EDGES, kld), minlength=len(EDGES) + 1)
+    again = f"delete it and {cell['quality']}, and measure again"
     text = scoring.read_text(Path(cell["evaluation"]), protocol)
     places = np.concatenate([np.arange(window.first, window.last) for window in text.windows])
+    try:
+        with np.load(path) as positions:
+            kld, delta_p = positions["kld"].astype(float), positions["delta_p"].astype(float)
+    except (OSError, EOFError, ValueError, KeyError, BadZipFile):
+        raise UserError(f"{path}: is damaged; {again}") from None
+    if len(kld) != len(places):
+        raise UserError(f"{path}: holds {len(kld)} positions where the text has {len(places)}; {again}")
+    counts = np.bincount(np.searchsorted(EDGES, kld), minlength=len(EDGES) + 1)
     worst: list[int] = []
     for position in np.argsort(-kld):
         if all(abs(places[position] - places[other]) >= APART for other in worst):

@@ -67,8 +67,11 @@ LATENCY = (
 
 
 def read(path: Path, kind: str) -> dict[str, Any]:
-    """A result file. Raises `UserError` where another version of the metrics made it."""
-    result = json.loads(path.read_text(encoding="utf-8"))
+    """A result file. Raises `UserError` where it is damaged, or another version of the metrics made it."""
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path}: is damaged ({error!s:.80}); delete it and measure again") from None
     if result["kind"] != kind or result["metrics_version"] != METRICS_VERSION:
         raise UserError(
             f"{path}: is a {result['kind']} result of metrics version {result['metrics_version']}, "
