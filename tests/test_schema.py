@@ -68,6 +68,7 @@ def test_a_cell_whose_latency_failed_may_be_null(run: dict[str, Any]) -> None:
     beyond = (
         "compute_type",
         "mode",
+        "differs",
         "deterministic",
         "versions",
         "threads",

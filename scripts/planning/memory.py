@@ -48,7 +48,7 @@ CONVERSIONS = {  # format -> what writes it
     "ct2-float32": Rate(430, 935, weights=6.2),
     "ct2-float16": Rate(430, 935, weights=2.7),
     "ct2-int8": Rate(430, 935, weights=2.7, table=4),  # a table is quantized in float32
-    "mlc-q4f16_1": Rate(74, 242),
+    "mlc-q4f16_1": Rate(74, 255),
 }
 LIBRARY = Rate(320, 1000)  # compiles a model's kernels
 TOOLS = {"gptq-int4": "gptqmodel", "awq-int4": "autoawq", "autogptq-int4": "autogptq"}
@@ -76,9 +76,9 @@ ENGINES = {
     "ct2-float32": Engine(cpu=97, weights=4, floor=670, cuda=450, logits=16),
     "ct2-float16": Engine(cpu=97, weights=4, floor=670, cuda=450, logits=16),
     "ct2-int8": Engine(cpu=97, weights=1, floor=670, cuda=450, logits=16),
-    "gptq-int4": Engine(cpu=715, weights=2, floor=1940, cuda=1310, mapped=True),
-    "awq-int4": Engine(cpu=715, weights=2, floor=1940, cuda=1310, mapped=True),
-    "autogptq-int4": Engine(cpu=715, weights=2, floor=1940, cuda=1310, mapped=True),
+    "gptq-int4": Engine(cpu=715, weights=2, floor=1940, cuda=1510, mapped=True),
+    "awq-int4": Engine(cpu=715, weights=2, floor=1940, cuda=1510, mapped=True),
+    "autogptq-int4": Engine(cpu=715, weights=2, floor=1940, cuda=1510, mapped=True),
     "mlc-q4f16_1": Engine(cpu=122, weights=0.57, floor=725, cuda=725, logits=16),
 }
 

@@ -118,6 +118,7 @@ def row_data(row: Mapping[str, Any], drawn: Mapping[str, Any], pool: Pool) -> di
         "plot": [rounded(drawn[name]) for name in ("perplexity_low", "perplexity_high", "roofline", "label")],
         "runs in": [row["compute_type"], row["mode"], row["threads"]],
         "modes": row["other_modes"],
+        "differs": row["differs"],
         "variants": [short(entry) for entry in (row["lengths"] or []) + (row["batches"] or [])],
         "origins": [pool.number(value) for value in provenance(row)],
     }

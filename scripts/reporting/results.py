@@ -175,10 +175,11 @@ def speed_details(speed: Mapping[str, Any] | None) -> dict[str, Any]:
     """What a row keeps of its latency beyond the columns; None of each where it was not measured."""
     names = ("compute_type", "mode", "deterministic", "versions", "conditions", "copy_bandwidth_bytes_per_second")
     if speed is None:
-        others = ("threads", "other_modes", "latency_summary", "lengths", "batches", "device_details")
+        others = ("differs", "threads", "other_modes", "latency_summary", "lengths", "batches", "device_details")
         return dict.fromkeys((*names, *others))
     return {
         **{name: speed[name] for name in names},
+        "differs": speed.get("differs"),
         "threads": speed["device"].get("threads"),  # of the CPU; a GPU has none to choose
         "other_modes": [
             {"mode": way["mode"], "refused": way["refused"], "differs": way.get("differs")}

@@ -43,7 +43,7 @@ function below(row, name) {
 }
 
 const hints = (row, name) =>
-  name === "tokens_per_second" ? [...(row.interference ?? []), ...(row.modes ?? []).map((way) => way.refused ?? way.differs)].filter(Boolean).join("; ") || null : null;
+  name === "tokens_per_second" ? [...(row.interference ?? []), row.differs, ...(row.modes ?? []).map((way) => way.refused ?? way.differs)].filter(Boolean).join("; ") || null : null;
 
 function cell(row, column, whole) {
   const value = row[column.name];
