@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import REPO
@@ -17,7 +18,7 @@ from conftest import REPO
 from common import manifest
 
 SNAKEMAKE = REPO / ".venv/bin/snakemake"
-STUDY = "models: {demo: {source: demo}}\nformats: [fp16, ct2-float16]\ndevice: cpu\n"
+STUDY = "models: {demo: {source: demo}}\nformats: [fp16]\ndevice: cpu\n"
 HELD = r"error: .*shared: a workflow of \S+ \(process \d+ on .*, in .*, since .*\) "
 ROUNDS = int(os.environ.get("FAULT_ROUNDS", "1"))  # of two workflows at once; docs/RELIABILITY.md has a long run
 REPLACED = 300  # times that each of two programs publishes a folder
@@ -72,9 +73,11 @@ def with_interpreters(text: str) -> str:
     return f"{text}interpreters: {json.dumps(interpreters)}\n"
 
 
-def start(root: Path, *targets: str) -> subprocess.Popen[str]:
+def start(root: Path, *targets: str, **options: Any) -> subprocess.Popen[str]:
+    """A workflow of the copy's study that runs."""
     command = [str(SNAKEMAKE), "--cores", "8", *targets, "--configfile", "study.yaml"]
-    return subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, cwd=root, **pipes, **options)
 
 
 def run(root: Path, *targets: str) -> tuple[int, str]:
@@ -97,18 +100,18 @@ def check_artifacts(folder: Path) -> set[str]:
 
 
 def test_two_at_once_are_one_after_the_other(two: list[Path], tmp_path: Path) -> None:
-    targets = [f"artifacts/demo/quality/{name}.json" for name in ("fp16", "ct2-float16")]
+    targets = ["artifacts/demo/quality/fp16.json"]
     workflows = [start(root, *targets) for root in two]
     told = [workflow.communicate()[0] for workflow in workflows]
     codes = [workflow.returncode for workflow in workflows]
     assert sorted(codes) == [0, 1], told
     assert re.fullmatch(HELD + "is working there; wait for it to end, .*", told[codes.index(1)].splitlines()[-1])
     assert "Traceback" not in told[codes.index(1)]
-    assert check_artifacts(tmp_path / "shared") == {"source", "safetensors", "fp16", "ct2-float16"}
-    alone = {row["format"]: row for row in json.loads((REPO / "results/demo/results.json").read_text())["rows"]}
-    for name in ("fp16", "ct2-float16"):
-        found = json.loads((tmp_path / f"shared/demo/quality/{name}.json").read_text())["summary"]
-        assert found["perplexity"] == pytest.approx(alone[name]["perplexity"], rel=1e-4)
+    assert check_artifacts(tmp_path / "shared") == {"source", "safetensors", "fp16"}
+    rows = json.loads((REPO / "results/demo/results.json").read_text())["rows"]
+    (alone,) = (row["perplexity"] for row in rows if row["format"] == "fp16")
+    found = json.loads((tmp_path / "shared/demo/quality/fp16.json").read_text())["summary"]
+    assert found["perplexity"] == pytest.approx(alone, rel=1e-4)
     for root in two:
         code, told_again = run(root, *targets)
         assert code == 0
@@ -119,10 +122,10 @@ def test_studies_that_overlap_at_any_moment(two: list[Path], tmp_path: Path) -> 
     moments = random.Random(0)
     wanted = [["artifacts/demo/fp16"], ["artifacts/demo/fp16", "artifacts/demo/bin"]]
     refused = 0
-    for _ in range(ROUNDS):
+    for number in range(ROUNDS):
         subprocess.run(["rm", "-rf", str(tmp_path / "shared/demo")], check=True)
         first = start(two[0], *wanted[0])
-        time.sleep(moments.uniform(0, 3))
+        time.sleep(moments.uniform(0, 3) if number else 0)
         second = start(two[1], *wanted[1])
         for workflow, root, targets in zip((first, second), two, wanted, strict=True):
             told, _ = workflow.communicate()
@@ -190,7 +193,10 @@ def test_another_host_that_never_said_that_it_ended(tmp_path: Path) -> None:
     assert said["ended"] is False
     lock.write_text(json.dumps(said | {"host": "login2"}))
     told = hold(tmp_path).communicate()[1]
-    assert re.fullmatch(rf"error: .* on login2, .*\) never said that it ended; if it is gone, remove {lock}\n", told)
+    assert re.match(
+        r"error: .* on login2, .*\) never said that it ended; wait for it, or, if it is gone, remove ", told
+    )
+    assert told.endswith(f"{lock}\n")
     lock.unlink()
     assert hold(tmp_path).communicate()[0] == "held\n"
 

@@ -14,6 +14,7 @@ import pwd
 import shutil
 import socket
 import time
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +24,7 @@ from common.program import UserError
 LOCK = ".lock"
 RECORDS = ("metadata", "incomplete")  # folders in Snakemake's own
 WAIT = 1.0  # seconds, for whoever only looks
+FREE = 2**20  # bytes for records and logs, without which Snakemake itself fails, in many lines
 
 
 def seen(folder: Path) -> bytes | None:
@@ -58,13 +60,17 @@ def hold(folder: Path, planned: bytes | None) -> None:
     said = file.read()
     last = _holder(said)
     if not last.get("ended", True) and last.get("host") != socket.gethostname():
-        raise UserError(f"{folder}: {_name(last)} never said that it ended; if it is gone, remove {path}")
+        raise UserError(
+            f"{folder}: {_name(last)} never said that it ended; wait for it, or, if it is gone, remove {path}"
+        )
+    if shutil.disk_usage(folder).free < FREE:
+        raise UserError(f"{folder}: no space is left there; free some and run again")
     if said != planned:
         raise UserError(f"{folder}: {_name(last)} worked there while this one was planned; start again")
     holder = {"user": _user(), "host": socket.gethostname(), "process": os.getpid(), "checkout": str(Path.cwd())}
     holder |= {"since": datetime.now().astimezone().isoformat(timespec="seconds")}
     _write(file, holder | {"ended": False})
-    atexit.register(_write, file, holder | {"ended": True})  # which keeps the file open, and so locked, until then
+    atexit.register(_end, file, holder | {"ended": True})  # which keeps the file open, and so locked, until then
 
 
 def _open(path: Path) -> IO[bytes]:
@@ -122,6 +128,11 @@ def _write(file: IO[bytes], holder: dict[str, Any]) -> None:
     file.truncate()
     file.write(json.dumps(holder).encode() + b"\n")
     os.fsync(file.fileno())
+
+
+def _end(file: IO[bytes], holder: dict[str, Any]) -> None:
+    with suppress(OSError):  # a disk that went away is what the workflow failed of, and this host will find it unlocked
+        _write(file, holder)
 
 
 def share_records(folder: Path, own: Path, *, begin: bool = False) -> None:
