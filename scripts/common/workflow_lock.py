@@ -19,10 +19,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
-from common.program import UserError
+from common.program import UserError, printable
 
 LOCK = ".lock"
 RECORDS = ("metadata", "incomplete")  # folders in Snakemake's own
+KEYS = {"user", "host", "process", "checkout", "since", "ended"}  # of what the lock's file says
 WAIT = 1.0  # seconds, for whoever only looks
 FREE = 2**20  # bytes for records and logs, without which Snakemake itself fails, in many lines
 
@@ -54,7 +55,7 @@ def hold(folder: Path, planned: bytes | None) -> None:
     folder = folder.resolve()
     path = folder / LOCK
     file = _open(path)
-    if not _locked(file):
+    if not _locked(file, path):
         who = _name(_holder(file.read()))
         raise UserError(f"{folder}: {who} is working there; wait for it to end, or link artifacts to another folder")
     said = file.read()
@@ -69,7 +70,10 @@ def hold(folder: Path, planned: bytes | None) -> None:
         raise UserError(f"{folder}: {_name(last)} worked there while this one was planned; start again")
     holder = {"user": _user(), "host": socket.gethostname(), "process": os.getpid(), "checkout": str(Path.cwd())}
     holder |= {"since": datetime.now().astimezone().isoformat(timespec="seconds")}
-    _write(file, holder | {"ended": False})
+    try:
+        _write(file, holder | {"ended": False})
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror}); make room there and run again") from None
     atexit.register(_end, file, holder | {"ended": True})  # which keeps the file open, and so locked, until then
 
 
@@ -84,7 +88,7 @@ def _open(path: Path) -> IO[bytes]:
         ) from None
 
 
-def _locked(file: IO[bytes]) -> bool:
+def _locked(file: IO[bytes], path: Path) -> bool:
     """Whether the lock could be had; `seen` has it for a moment too."""
     end = time.monotonic() + WAIT
     while True:
@@ -96,7 +100,7 @@ def _locked(file: IO[bytes]) -> bool:
             time.sleep(WAIT / 10)
         except OSError as error:
             raise UserError(
-                f"{file.name}: cannot be locked ({error.strerror}); link artifacts to a file system that has locks"
+                f"{path}: cannot be locked ({error.strerror}); link artifacts to a file system that has locks"
             ) from None
         else:
             return True
@@ -105,15 +109,17 @@ def _locked(file: IO[bytes]) -> bool:
 def _holder(said: bytes) -> dict[str, Any]:
     """What a lock's file says; nothing where its writer was killed before it had."""
     try:
-        return dict(json.loads(said))
+        holder = json.loads(said)
     except ValueError:
         return {}
+    return holder if isinstance(holder, dict) and holder.keys() == KEYS else {}
 
 
 def _name(holder: dict[str, Any]) -> str:
     if not holder:
         return "another workflow"
-    return "a workflow of {user} (process {process} on {host}, in {checkout}, since {since})".format_map(holder)
+    where = f"process {holder['process']} on {holder['host']}, in {holder['checkout']}, since {holder['since']}"
+    return printable(f"a workflow of {holder['user']} ({where})")
 
 
 def _user() -> str:
