@@ -19,6 +19,7 @@ for format_file in sorted(Path(workflow.basedir, "rules", "formats").glob("*.smk
 STUDY = check_study(config)
 
 
+include: "rules/lock.smk"
 include: "rules/envs.smk"
 include: "rules/weights.smk"
 include: "rules/tokens.smk"

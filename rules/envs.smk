@@ -14,7 +14,6 @@ rule environment:
         directory("envs/{env}"),
     log:
         "artifacts/logs/envs/{env}.log",
-    params:
-        python=sys.executable,
+    # no parameter: another checkout's Python is no reason to build its environments, and all artifacts, anew
     shell:
-        "{params.python:q} {input.script} {input.pins} {output} 2> {log}"
+        "{sys.executable:q} {input.script} {input.pins} {output} 2> {log}"

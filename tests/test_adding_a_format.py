@@ -48,9 +48,13 @@ def told(root: Path, call: Callable, torch_python: Path, tools_python: Path) -> 
 
 
 def stamps(root: Path) -> dict[Path, int]:
-    """When each file that a job made was last written, the report's apart."""
+    """When each file that a job made was last written, the report's and Snakemake's apart."""
     made = (path for path in (root / "artifacts").rglob("*") if path.is_file())
-    return {path: path.stat().st_mtime_ns for path in made if not {"report", "logs"} & set(path.parts)}
+    return {
+        path: path.stat().st_mtime_ns
+        for path in made
+        if not {"report", "logs", ".snakemake", ".lock"} & set(path.parts)
+    }
 
 
 def weights(folder: Path) -> dict[str, np.ndarray]:

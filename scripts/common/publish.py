@@ -44,14 +44,16 @@ def publish(final: Path, *, source: Path | None = None, sync: bool = True) -> It
         sync: flush what was written to the disk first, so that not even a power failure leaves half of it.
     """
     final = final.parent.resolve() / final.name
-    names = {path.name for path in final.iterdir()} - {SNAKEMAKE} if final.is_dir() else set()
-    if names and MANIFEST not in names:
-        raise UserError(f"{final}: holds files that are no artifact of Quantmill; name a folder that does not exist")
-    if source is not None and source.resolve() != final and source.resolve().is_relative_to(final):
-        raise UserError(f"{final}: holds {source}, which is to be read; name another folder to write")
     final.parent.mkdir(parents=True, exist_ok=True)
     partial, old, gone = (final.with_name(f".{final.name}.{name}") for name in ("partial", "old", "gone"))
     with _locked(final):
+        names = {path.name for path in final.iterdir()} - {SNAKEMAKE} if final.is_dir() else set()
+        if names and MANIFEST not in names:
+            raise UserError(
+                f"{final}: holds files that are no artifact of Quantmill; name a folder that does not exist"
+            )
+        if source is not None and source.resolve() != final and source.resolve().is_relative_to(final):
+            raise UserError(f"{final}: holds {source}, which is to be read; name another folder to write")
         _remove(partial)
         _remove(gone)
         if old.exists() and not final.exists():  # a run was killed between its two renames
@@ -99,7 +101,11 @@ def _locked(final: Path) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UserError(f"{final}: another program is writing it; wait for it to end") from None
-            if not path.exists() or not os.path.samestat(path.stat(), os.fstat(file.fileno())):
+            try:
+                same = os.path.samestat(path.stat(), os.fstat(file.fileno()))
+            except FileNotFoundError:
+                same = False
+            if not same:
                 continue  # whoever held it has removed it meanwhile
             try:
                 yield

@@ -1,0 +1,24 @@
+"""One workflow at a time in artifacts/, which may be a link to a folder that others work in too."""
+
+from common import workflow_lock
+from common.program import UserError
+
+ARTIFACTS, RECORDS = Path("artifacts"), Path(".snakemake")
+
+if workflow.is_main_process:  # jobs of a cluster read this file too
+    LAST = workflow_lock.seen(ARTIFACTS)
+    workflow_lock.share_records(ARTIFACTS, RECORDS)
+
+
+onstart:
+    work_alone()
+
+
+def work_alone():
+    """Hold the lock where jobs will write artifacts; Snakemake ends with one line where another workflow holds it."""
+    if any(Path(file).is_relative_to(ARTIFACTS) for job in workflow.dag.needrun_jobs() for file in job.output):
+        try:
+            workflow_lock.hold(ARTIFACTS, LAST)
+            workflow_lock.share_records(ARTIFACTS, RECORDS, begin=True)
+        except UserError as error:
+            refuse(error)

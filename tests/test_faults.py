@@ -1,0 +1,281 @@
+"""Faults of disks, clocks, processes and networks under the real workflow: what is there is whole, a rerun mends all.
+
+docs/RELIABILITY.md says what was tried how often, and how FAULT_ROUNDS makes these longer.
+"""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+from test_sharing import ROUNDS, SNAKEMAKE, check_artifacts, run, start, with_interpreters
+
+from common import manifest
+
+TARGETS = ["artifacts/demo/fp16", "artifacts/demo/bin"]  # with what they are made from, nothing that wants torch
+MADE = {"source", "safetensors", "fp16", "bin"}
+FULL = "error: No space left on device, and nothing was published; free some space there and run again\n"
+MESSAGE_SECONDS = 0.001  # that a network file system's messages take, each way
+LATE = f"""#!{sys.executable}
+import os, subprocess, sys, threading, time
+server = subprocess.Popen([{{server!r}}], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+def pump(source, target):
+    while data := os.read(source, 2**20):
+        time.sleep({MESSAGE_SECONDS})
+        while data:
+            data = data[os.write(target, data):]
+    os.close(target)
+threading.Thread(target=pump, args=(0, server.stdin.fileno()), daemon=True).start()
+pump(server.stdout.fileno(), 1)
+"""
+
+
+@pytest.fixture
+def root(checkout: Callable[[], Path], torch_python: Path, tools_python: Path) -> Path:
+    """A fresh copy of the project; the environments of this one serve it."""
+    root = checkout()
+    (root / "study.yaml").write_text(with_interpreters("models: {demo: {source: demo}}\nformats: [fp16]\n"))
+    return root
+
+
+@pytest.fixture(scope="module")
+def expected(checkout: Callable[[], Path], tools_python: Path) -> dict[str, str]:
+    """SHA-256 of each file that a run without a fault makes."""
+    root = checkout()
+    (root / "study.yaml").write_text(with_interpreters("models: {demo: {source: demo}}\nformats: [fp16]\n"))
+    code, told = run(root, *TARGETS)
+    assert code == 0, told
+    return hashes(root)
+
+
+def hashes(root: Path) -> dict[str, str]:
+    """Of the files of every artifact, but for the manifests, which say how long each took."""
+    files = (path for path in (root / "artifacts/demo").glob("*/*") if path.is_file() and path.name[0] != ".")
+    return {
+        str(path.relative_to(root)): manifest.sha256(path)
+        for path in files
+        if path.name != "quantmill.json" and path.parent.name in MADE
+    }
+
+
+def check_mended(root: Path, expected: dict[str, str]) -> None:
+    """One more run makes what an undisturbed one makes."""
+    code, told = run(root, *TARGETS)
+    assert code == 0, told
+    assert check_artifacts(root / "artifacts") == MADE
+    assert hashes(root) == expected
+
+
+@contextmanager
+def mounted(folder: Path, *options: str) -> Iterator[Path]:
+    """A file system of its own in memory; the test is skipped where there can be none."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", *options, "tmpfs", str(folder)]
+    made = subprocess.run(command, capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"no file system can be mounted here (root can): {made.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_full_disk(root: Path, tmp_path: Path, expected: dict[str, str]) -> None:
+    """Of some size below what the artifacts take, so that it is full in one job or another."""
+    sizes = random.Random(0)
+    for number in range(ROUNDS):
+        with mounted(tmp_path / f"disk-{number}", "-o", f"size={sizes.randrange(2**20, 34 * 2**20)}") as disk:
+            (root / "artifacts").unlink(missing_ok=True)
+            (root / "artifacts").symlink_to(disk)
+            code, told = run(root, *TARGETS)
+            assert code == 1
+            assert f"\n{FULL}" in told
+            assert "Traceback" not in told
+            check_artifacts(disk)
+            subprocess.run(["mount", "-o", "remount,size=128m", str(disk)], check=True)
+            check_mended(root, expected)
+
+
+def test_a_disk_without_a_byte_left(root: Path, tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "-o", "size=2m") as disk:
+        (root / "artifacts").symlink_to(disk)
+        assert run(root, "artifacts/report/study.json")[0] == 0
+        whole = (disk / "report/study.json").read_bytes()
+        with pytest.raises(OSError, match="No space left"), (disk / "rest").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        program = "import sys, types; sys.path.insert(0, 'scripts'); snakemake = types.SimpleNamespace()\n"
+        program += (
+            f"snakemake.output, snakemake.params = [{str(disk / 'report/study.json')!r}], types.SimpleNamespace()\n"
+        )
+        program += "snakemake.params.study = {'new': 'x' * 10_000}; exec(open('scripts/write_study.py').read())"
+        result = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True)
+        assert result.returncode == 1
+        assert result.stderr == FULL
+        assert (disk / "report/study.json").read_bytes() == whole
+        code, told = run(root, *TARGETS)
+        assert code == 1
+        assert told.splitlines()[-1] == f"error: {disk}: no space is left there; free some and run again"
+
+
+def test_artifacts_that_may_not_be_written(root: Path) -> None:
+    """By permissions, which root is bound by once it has given up to override them."""
+    (root / "artifacts").mkdir(mode=0o555)
+    bound = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all"] if os.getuid() == 0 else []
+    command = [*bound, SNAKEMAKE, "--cores", "2", *TARGETS, "--configfile", "study.yaml"]
+    result = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert result.returncode == 1
+    line = result.stderr.splitlines()[-1]
+    assert line.startswith(f"error: {root / 'artifacts'}: cannot be written by ")
+    assert line.endswith("(Permission denied); make it writable, or link artifacts to another folder")
+    assert "Traceback" not in result.stdout + result.stderr
+    assert not list((root / "artifacts").iterdir())
+
+
+def test_a_read_only_file_system(root: Path, tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "-o", "ro") as disk:
+        (root / "artifacts").symlink_to(disk)
+        code, told = run(root, *TARGETS)
+        assert code == 1
+        assert re.match(r"error: .*disk: cannot be written by \w+ \(Read-only file system\)", told.splitlines()[-1])
+        assert "Traceback" not in told
+
+
+def test_a_killed_worker(root: Path, tools_python: Path, expected: dict[str, str]) -> None:
+    """kill -9 of a job's program: what does not depend on it is made all the same, and the next run makes the rest."""
+    python, moments = root / "python", random.Random(1)
+    study = (root / "study.yaml").read_text()
+    (root / "study.yaml").write_text(study.replace(str(tools_python), str(python)))
+    for _ in range(ROUNDS):
+        shutil.rmtree(root / "artifacts", ignore_errors=True)
+        python.write_text(
+            f'#!/bin/bash\ncase "$1" in *safetensors_to_bin.py) {tools_python} "$@" & sleep {moments.uniform(0, 0.3)}\n'
+            f'kill -KILL $!; wait $!;; *) exec {tools_python} "$@";; esac\n'
+        )
+        python.chmod(0o755)
+        code, told = run(root, *TARGETS)
+        if code:  # else the program was faster
+            assert "Error in rule bin" in told
+            assert "exit code 137" in told or "non-zero exit code" in told
+            assert not (root / "artifacts/demo/bin").exists()
+        assert (root / "artifacts/demo/fp16/quantmill.json").exists()
+        python.write_text(f'#!/bin/bash\nexec {tools_python} "$@"\n')
+        check_mended(root, expected)
+
+
+def test_a_killed_snakemake(root: Path, expected: dict[str, str]) -> None:
+    """kill -9 of Snakemake, whose jobs run on, and by turns of its jobs as well."""
+    moments, killed = random.Random(0), 0
+    while killed < ROUNDS:
+        shutil.rmtree(root / "artifacts", ignore_errors=True)
+        process = start(root, *TARGETS, start_new_session=True)
+        wait_for((root / "artifacts/.lock").exists)
+        time.sleep(moments.uniform(0, 2))
+        if process.poll() is not None:  # it was faster
+            process.communicate()
+            continue
+        killed += 1
+        if killed % 2:
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+        process.communicate()
+        wait_for(partial(ended, process.pid))
+        for path in (root / "artifacts/demo").glob("*/quantmill.json"):  # under a final name everything is whole
+            files = json.loads(path.read_text())["files"]
+            assert all(manifest.sha256(path.parent / name) == entry["sha256"] for name, entry in files.items())
+        code, told = run(root, *TARGETS)
+        assert code == 1
+        assert "--unlock" in told
+        assert run(root, "--unlock")[0] == 0
+        check_mended(root, expected)
+        assert "Nothing to be done" in run(root, *TARGETS)[1]
+
+
+def ended(session: int) -> bool:
+    """Whether no process of a session runs any more."""
+    command = ["ps", "-o", "stat=", "--sid", str(session)]
+    found = subprocess.run(command, capture_output=True, text=True).stdout
+    return all(state.startswith("Z") for state in found.split())
+
+
+def wait_for(found: Callable[[], object], seconds: float = 60) -> None:
+    """Return when something has been found, and fail where it was not in that time."""
+    end = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < end, "what was waited for did not come"
+        time.sleep(0.02)
+
+
+def test_a_clock_that_jumps(root: Path, expected: dict[str, str]) -> None:
+    """The files' times are what a wrong clock would have given them; the machine's own clock is left alone."""
+    artifacts = root / "artifacts/demo"
+    assert run(root, *TARGETS)[0] == 0
+    set_times(artifacts, time.time() + 3600)
+    assert "Nothing to be done" in run(root, *TARGETS)[1]
+    # the clock was an hour fast until safetensors was made, and was put right before the rest
+    set_times(artifacts, time.time())
+    set_times(artifacts / "safetensors", time.time() + 3600)
+    code, told = run(root, *TARGETS)
+    assert code == 1
+    assert "could indicate a clock skew problem" in told
+    assert check_artifacts(root / "artifacts") == {"source", "safetensors"}  # nothing older than what it is made from
+    set_times(artifacts, time.time())
+    check_mended(root, expected)
+
+
+def set_times(folder: Path, seconds: float) -> None:
+    for path in [folder, *folder.rglob("*")]:
+        os.utime(path, (seconds, seconds))
+
+
+@contextmanager
+def far(folder: Path, place: Path) -> Iterator[Path]:
+    """A folder over a network file system (SFTP) that is slow to answer; the test is skipped where there is none."""
+    server = Path("/usr/lib/openssh/sftp-server")
+    if not (shutil.which("sshfs") and shutil.which("fusermount3") and server.exists() and Path("/dev/fuse").exists()):
+        pytest.skip("sshfs is not installed: apt-get install sshfs openssh-sftp-server")
+    late = place.with_suffix(".late")
+    late.write_text(LATE.format(server=str(server)))
+    late.chmod(0o755)
+    folder.mkdir(exist_ok=True)
+    place.mkdir()
+    command = ["sshfs", "-o", f"ssh_command={late}", f"host:{folder}", str(place)]
+    subprocess.run(command, check=True, capture_output=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["fusermount3", "-uz", str(place)], check=True)
+
+
+def test_a_host_to_which_locks_mean_nothing(
+    root: Path, checkout: Callable[[], Path], tmp_path: Path, expected: dict[str, str]
+) -> None:
+    """Two slow mounts of one folder over SFTP, which has no locks: what the first has written keeps the second away."""
+    if os.getuid():
+        pytest.skip("only root can give a process another host's name")
+    other = checkout()
+    shutil.copy(root / "study.yaml", other)
+    with far(tmp_path / "server", tmp_path / "one") as one, far(tmp_path / "server", tmp_path / "two") as two:
+        (root / "artifacts").symlink_to(one)
+        (other / "artifacts").symlink_to(two)
+        first = start(root, *TARGETS)
+        wait_for(lambda: (tmp_path / "server/.lock").exists())
+        command = f"hostname elsewhere; exec {SNAKEMAKE} --cores 2 {' '.join(TARGETS)} --configfile study.yaml"
+        second = subprocess.run(["unshare", "--uts", "bash", "-c", command], cwd=other, capture_output=True, text=True)
+        told, _ = first.communicate()
+        assert first.returncode == 0, told
+        assert second.returncode == 1
+        line = second.stderr.splitlines()[-1]
+        assert re.match(r"error: .*two: a workflow of .* never said that it ended; wait for it, or", line)
+        check_mended(root, expected)

@@ -1,0 +1,230 @@
+"""Two people, two checkouts, one folder of artifacts: one workflow at a time, and nothing of either is spoilt."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import REPO
+
+from common import manifest
+
+SNAKEMAKE = REPO / ".venv/bin/snakemake"
+STUDY = "models: {demo: {source: demo}}\nformats: [fp16]\ndevice: cpu\n"
+HELD = r"error: .*shared: a workflow of \S+ \(process \d+ on .*, in .*, since .*\) "
+ROUNDS = int(os.environ.get("FAULT_ROUNDS", "1"))  # of two workflows at once; docs/RELIABILITY.md has a long run
+REPLACED = 300  # times that each of two programs publishes a folder
+LOCK = """
+import sys, time
+sys.path.insert(0, "scripts")
+from pathlib import Path
+from common import workflow_lock
+from common.program import run
+folder = Path(sys.argv[1])
+planned = workflow_lock.seen(folder)
+if len(sys.argv) > 2:
+    time.sleep(float(sys.argv[2]))
+run(lambda: workflow_lock.hold(folder, planned))
+print("held", flush=True)
+sys.stdin.read()
+"""
+PUBLISH = f"""
+import sys
+sys.path.insert(0, "scripts")
+from pathlib import Path
+from common.program import UserError
+from common.publish import publish
+final, done = Path(sys.argv[1]), 0
+while done < {REPLACED}:
+    try:
+        with publish(final, sync=False) as folder:
+            folder.mkdir()
+            for name in ("first", "second", "quantmill.json"):
+                (folder / name).write_text(f"{{sys.argv[2]}} {{done}}")
+    except UserError as error:
+        assert "another program is writing it" in str(error)
+    else:
+        done += 1
+"""
+
+
+@pytest.fixture
+def two(checkout: Callable[[], Path], tmp_path: Path, torch_python: Path, tools_python: Path) -> list[Path]:
+    """Two copies of the project whose artifacts are one folder."""
+    (tmp_path / "shared").mkdir()
+    roots = [checkout(), checkout()]
+    for root in roots:
+        (root / "artifacts").symlink_to(tmp_path / "shared")
+        (root / "study.yaml").write_text(with_interpreters(STUDY))
+    return roots
+
+
+def with_interpreters(text: str) -> str:
+    """A config that names this checkout's environments."""
+    interpreters = {env: str(REPO / f"envs/{env}/bin/python") for env in ("torch", "tools")}
+    return f"{text}interpreters: {json.dumps(interpreters)}\n"
+
+
+def start(root: Path, *targets: str, **options: Any) -> subprocess.Popen[str]:
+    """A workflow of the copy's study that runs."""
+    command = [str(SNAKEMAKE), "--cores", "8", *targets, "--configfile", "study.yaml"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, cwd=root, **pipes, **options)
+
+
+def run(root: Path, *targets: str) -> tuple[int, str]:
+    process = start(root, *targets)
+    told, _ = process.communicate()
+    return process.returncode, told
+
+
+def check_artifacts(folder: Path) -> set[str]:
+    """Every artifact holds the files of its manifest with their hashes and no others; their names."""
+    for path in folder.glob("demo/*/quantmill.json"):
+        files = json.loads(path.read_text())["files"]
+        assert {name: manifest.sha256(path.parent / name) for name in files} == {
+            name: entry["sha256"] for name, entry in files.items()
+        }
+        there = {file.name for file in path.parent.iterdir() if not file.name.startswith(".")}
+        assert there == set(files) | {path.name}
+    assert not [path for path in folder.glob("demo/.*") if path.name != ".snakemake_timestamp"]
+    return {path.parent.name for path in folder.glob("demo/*/quantmill.json")}
+
+
+def test_two_at_once_are_one_after_the_other(two: list[Path], tmp_path: Path) -> None:
+    targets = ["artifacts/demo/quality/fp16.json"]
+    workflows = [start(root, *targets) for root in two]
+    told = [workflow.communicate()[0] for workflow in workflows]
+    codes = [workflow.returncode for workflow in workflows]
+    assert sorted(codes) == [0, 1], told
+    assert re.fullmatch(HELD + "is working there; wait for it to end, .*", told[codes.index(1)].splitlines()[-1])
+    assert "Traceback" not in told[codes.index(1)]
+    assert check_artifacts(tmp_path / "shared") == {"source", "safetensors", "fp16"}
+    rows = json.loads((REPO / "results/demo/results.json").read_text())["rows"]
+    (alone,) = (row["perplexity"] for row in rows if row["format"] == "fp16")
+    found = json.loads((tmp_path / "shared/demo/quality/fp16.json").read_text())["summary"]
+    assert found["perplexity"] == pytest.approx(alone, rel=1e-4)
+    for root in two:
+        code, told_again = run(root, *targets)
+        assert code == 0
+        assert "Nothing to be done" in told_again
+
+
+def test_studies_that_overlap_at_any_moment(two: list[Path], tmp_path: Path) -> None:
+    moments = random.Random(0)
+    wanted = [["artifacts/demo/fp16"], ["artifacts/demo/fp16", "artifacts/demo/bin"]]
+    refused = 0
+    for number in range(ROUNDS):
+        subprocess.run(["rm", "-rf", str(tmp_path / "shared/demo")], check=True)
+        first = start(two[0], *wanted[0])
+        time.sleep(moments.uniform(0, 3) if number else 0)
+        second = start(two[1], *wanted[1])
+        for workflow, root, targets in zip((first, second), two, wanted, strict=True):
+            told, _ = workflow.communicate()
+            if workflow.returncode:
+                refused += 1
+                assert re.match(HELD, told.splitlines()[-1]), told
+                code, told = run(root, *targets)
+                assert code == 0, told
+        assert check_artifacts(tmp_path / "shared") == {"source", "safetensors", "fp16", "bin"}
+        assert all("Nothing to be done" in run(root, *targets)[1] for root, targets in zip(two, wanted, strict=True))
+    assert refused
+
+
+def test_one_checkout_knows_what_the_other_made(two: list[Path]) -> None:
+    assert run(two[0], "artifacts/demo/fp16")[0] == 0
+    study = two[1] / "study.yaml"
+    study.write_text(study.read_text().replace("source: demo", "source: {path: demo}"))
+    code, told = run(two[1], "artifacts/demo/fp16", "--dry-run")
+    assert code == 0
+    assert "Params have changed" in told
+
+
+def test_looking_needs_no_lock(two: list[Path], tmp_path: Path) -> None:
+    holder = hold(tmp_path / "shared")
+    assert holder.stdout.readline() == "held\n"
+    before = sorted(tmp_path.rglob("*"))
+    assert run(two[0], "--dry-run", "report")[0] == 0
+    code, told = run(two[0], "artifacts/demo/source")
+    assert code == 1
+    assert re.match(HELD, told.splitlines()[-1])
+    assert sorted(tmp_path.rglob("*")) == before
+    holder.communicate()
+
+
+def hold(folder: Path, *seconds: str) -> subprocess.Popen[str]:
+    """A program that holds the lock until its input ends, planned so many seconds before."""
+    command = [sys.executable, "-c", LOCK, str(folder), *seconds]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=REPO, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_the_lock_is_free_however_its_holder_ends(tmp_path: Path, end: signal.Signals) -> None:
+    first = hold(tmp_path)
+    assert first.stdout.readline() == "held\n"
+    os.kill(first.pid, end)
+    first.communicate()
+    assert hold(tmp_path).communicate()[0] == "held\n"
+
+
+def test_what_was_planned_before_another_worked_is_not_done(tmp_path: Path) -> None:
+    late = hold(tmp_path, "3")
+    assert hold(tmp_path).communicate()[0] == "held\n"
+    told = late.communicate()[1]
+    assert re.fullmatch(r"error: .* worked there while this one was planned; start again\n", told)
+
+
+def test_another_host_that_never_said_that_it_ended(tmp_path: Path) -> None:
+    first = hold(tmp_path)
+    assert first.stdout.readline() == "held\n"
+    first.kill()
+    first.communicate()
+    lock = tmp_path / ".lock"
+    said = json.loads(lock.read_text())
+    assert said["ended"] is False
+    lock.write_text(json.dumps(said | {"host": "login2"}))
+    told = hold(tmp_path).communicate()[1]
+    assert re.match(
+        r"error: .* on login2, .*\) never said that it ended; wait for it, or, if it is gone, remove ", told
+    )
+    assert told.endswith(f"{lock}\n")
+    lock.unlink()
+    assert hold(tmp_path).communicate()[0] == "held\n"
+
+
+def test_two_programs_that_publish_the_same_name(tmp_path: Path) -> None:
+    final = tmp_path / "out"
+    command = [sys.executable, "-c", PUBLISH, str(final)]
+    programs = [subprocess.Popen([*command, name], cwd=REPO) for name in "ab"]
+    found = set()
+    while any(program.poll() is None for program in programs):
+        try:
+            folder = os.open(final, os.O_RDONLY)
+        except FileNotFoundError:  # between two renames
+            continue
+        try:
+            texts = {read(name, folder) for name in ("first", "second", "quantmill.json")}
+        except FileNotFoundError:  # replaced since it was opened, and half-removed
+            continue
+        finally:
+            os.close(folder)
+        assert len(texts) == 1
+        found |= texts
+    assert [program.returncode for program in programs] == [0, 0]
+    assert {text[0] for text in found} == {"a", "b"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+    assert len({path.read_text() for path in final.iterdir()}) == 1
+
+
+def read(name: str, folder: int) -> str:
+    with os.fdopen(os.open(name, os.O_RDONLY, dir_fd=folder)) as file:
+        return file.read()
