@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -19,7 +20,7 @@ from planning.config import (
     registered,
     source,
 )
-from planning.sources import closure
+from planning.sources import closure, digest
 
 FORMATS = {}  # name -> planning.config.Format; filled by rules/formats/*.smk
 # formats' files ask for it before the config can be checked, which needs to know the formats
@@ -81,19 +82,28 @@ def check_study(config):
         sys.exit(f"config error: {error}")
 
 
+@cache
 def program(name, *more):
-    """A program and every file of ours that it runs, as input: the program itself comes first."""
-    first = Path("scripts", name)
-    if not first.is_file():
-        refuse(f"the program {first} is missing")
-    files = closure(first, Path("scripts"))
-    return [str(first), *(str(path) for path in files if path != first), *more]
+    """A program, and a hash of every file of ours that it runs and of `more`: a parameter, since Snakemake runs a job
+    again when one changes, where so many inputs would take most of a plan's time."""
+    scripts = Path("scripts")
+    if not (scripts / name).is_file():
+        refuse(f"the program {scripts / name} is missing")
+    return str(scripts / name), digest(*closure(scripts / name, scripts), *map(Path, more))
 
 
-def engine_files(format):
-    """The engine's module of a format: imported by name, so that no program's imports show it."""
-    file = Path("scripts", "engines", f"{FORMATS[format].engine}.py")
-    return [str(path) for path in closure(file, Path("scripts"))]
+@cache
+def runner(name, format):
+    """What a program that runs an engine is called with, for a format: its interpreter and the engine's name. And a
+    hash of what it is made of, the engine's module with it: that is imported by name, so that no import shows it."""
+    engine = f"engines/{FORMATS[format].engine}.py"
+    path, made_of = program(name)
+    return {
+        "python": python(FORMATS[format].env),
+        "program": path,
+        "engine": FORMATS[format].engine,
+        "made_of": [made_of, program(engine)[1]],
+    }
 
 
 def known(env):
@@ -110,7 +120,7 @@ def python(env):
 
 def environment(env):
     """What a job takes as input so that its environment is there, and rebuilt when a pin changes."""
-    return [] if known(env) in INTERPRETERS else f"envs/{env}"
+    return [] if known(env) in INTERPRETERS else [f"envs/{env}"]
 
 
 def job_mb(mb):

@@ -5,7 +5,6 @@ FORMATS["fp16"] = Format(env="torch", engine="transformers")
 
 rule fp16:
     input:
-        program=program("build_fp16.py"),
         env=environment("tools"),
         source="artifacts/{model}/safetensors",
     output:
@@ -16,6 +15,7 @@ rule fp16:
         mem_mb=job_mb(memory.STREAMING),
         disk_mb=lambda wc, input: disk.artifact_mb("fp16", shape.of_folder(Path(input.source))),
     params:
+        program=program("build_fp16.py"),
         python=python("tools"),
     shell:
-        "{params.python:q} {input.program[0]} {input.source} {output} 2> {log}"
+        "{params.python:q} {params.program[0]} {input.source} {output} 2> {log}"

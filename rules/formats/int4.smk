@@ -36,7 +36,6 @@ def quantizer_disk(wildcards, input):
 # artifact, in .FORMAT.resume-…). autoawq and auto-gptq have nothing of the kind and begin anew (docs/FOOTGUNS.md).
 rule quantize:
     input:
-        program=lambda wc: program(QUANTIZERS[wc.format][0]),
         env=lambda wc: environment(FORMATS[wc.format].env),
         source="artifacts/{model}/fp16",
         calibration="artifacts/{model}/tokens/calibration.json",
@@ -54,10 +53,11 @@ rule quantize:
         mem_mb=quantizer_memory,
         disk_mb=quantizer_disk,
     params:
+        program=lambda wc: program(QUANTIZERS[wc.format][0]),
         python=lambda wc: python(FORMATS[wc.format].env),
         device=lambda wc: STUDY["device"],
         options=quantizer_options,
         gate=gate_options,
     shell:
-        "{params.python:q} {input.program[0]} {input.source} {output} --calibration {input.calibration}"
+        "{params.python:q} {params.program[0]} {input.source} {output} --calibration {input.calibration}"
         " --evaluation {input.evaluation} --device {params.device} {params.options:q} {params.gate:q} 2> {log}"
