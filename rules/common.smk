@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 sys.path.insert(0, str(Path(workflow.basedir, "scripts")))
-from planning import disk, memory, shape
+from planning import disk, memory, minutes, shape
 from planning.config import (
     FORMAT_NAME,
     TEXTS,
@@ -152,6 +152,13 @@ def gate_options(wildcards):
         return []
     reference, evaluation = gate_input(wildcards)
     return ["--gate-reference", reference, "--gate-evaluation", evaluation, f"--gate-factor={STUDY['quality_gate']}"]
+
+
+def build_minutes(wildcards, input):
+    """Minutes for a job that makes a folder of weights from input.source; a rule of no format copies them."""
+    format = wildcards.get("format", "fp16")
+    scored = "format" in wildcards.keys() and gated(wildcards)
+    return minutes.build(format, shape.of_folder(Path(input.source)), STUDY["device"], scored, STUDY["calibration"])
 
 
 def artifacts():

@@ -14,6 +14,19 @@ def scoring_memory(wildcards, input):
     return job_mb(sum(memory.engine_mb(name, model, STUDY["device"], memory.WINDOW) for name in formats))
 
 
+def scoring_minutes(wildcards, input):
+    """Minutes of the same; the text has no more positions than the ids that its file can hold."""
+    positions = Path(input.evaluation).stat().st_size // memory.BYTES_AN_ID
+    formats = 2 if STUDY["reference_logits"] == "recompute" else 1
+    return minutes.scoring(model_shape(wildcards, input), STUDY["device"], positions, formats)
+
+
+def latency_minutes(wildcards, input):
+    """Minutes of a latency job, by how many prompts there are."""
+    prompts = len(json.loads(Path(input.prompts).read_text())["prompts"])
+    return minutes.latency(wildcards.format, model_shape(wildcards, input), STUDY["device"], STUDY["latency"], prompts)
+
+
 rule latency:
     input:
         env=lambda wc: environment(FORMATS[wc.format].env),
@@ -30,6 +43,7 @@ rule latency:
     resources:
         gpu=1,
         mem_mb=lambda wc, input: job_mb(memory.latency_mb(wc.format, model_shape(wc, input), STUDY["device"])),
+        runtime=latency_minutes,
     params:
         run=lambda wc: runner("latency.py", wc.format),
         device=STUDY["device"],
@@ -55,6 +69,7 @@ rule reference_logits:
     resources:
         gpu=1,
         mem_mb=scoring_memory,
+        runtime=scoring_minutes,
     params:
         run=runner("reference_logits.py", STUDY["reference"]),
         device=STUDY["device"],
@@ -77,6 +92,7 @@ rule gate_reference:
     resources:
         gpu=1,
         mem_mb=scoring_memory,
+        runtime=scoring_minutes,
     params:
         run=runner("gate.py", STUDY["reference"]) | {"made_of": None},
         # scoring anew is no reason to build anew what is compared with it
@@ -119,6 +135,7 @@ rule quality:
     resources:
         gpu=1,
         mem_mb=scoring_memory,
+        runtime=scoring_minutes,
     params:
         run=lambda wc: runner("quality.py", wc.format),
         device=STUDY["device"],
@@ -144,6 +161,7 @@ rule noise_floor:
     resources:
         gpu=1,
         mem_mb=scoring_memory,
+        runtime=scoring_minutes,
     params:
         run=runner("quality.py", STUDY["reference"]),
         device=STUDY["device"],

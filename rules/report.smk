@@ -101,7 +101,7 @@ rule page:
         program=program("report.py", "scripts/reporting/results.schema.json", *glob("scripts/reporting/page_files/*")),
         python=python("tools"),
     shell:
-        "{params.python:q} {params.program[0]} {input.study} artifacts/report 2> {log}"
+        "{params.python:q} {params.program[0]} {input.study} $(dirname {output.page:q}) 2> {log}"
 
 
 def incomplete_report():

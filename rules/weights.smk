@@ -84,6 +84,7 @@ rule safetensors:
     resources:
         mem_mb=job_mb(memory.STREAMING),
         disk_mb=lambda wc, input: disk.artifact_mb("fp16", shape.of_folder(Path(input.source))),
+        runtime=build_minutes,
     params:
         program=program("bin_to_safetensors.py"),
         python=python("tools"),
@@ -103,6 +104,7 @@ rule bin:
     resources:
         mem_mb=job_mb(memory.STREAMING),
         disk_mb=lambda wc, input: disk.artifact_mb("fp16", shape.of_folder(Path(input.source))),
+        runtime=build_minutes,
     params:
         program=program("safetensors_to_bin.py"),
         python=python("tools"),

@@ -25,6 +25,7 @@ rule ct2:
             )
         ),
         disk_mb=lambda wc, input: disk.artifact_mb(wc.format, shape.of_folder(Path(input.source))),
+        runtime=build_minutes,
     params:
         program=program("build_ct2.py"),
         python=python("torch"),

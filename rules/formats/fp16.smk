@@ -14,6 +14,7 @@ rule fp16:
     resources:
         mem_mb=job_mb(memory.STREAMING),
         disk_mb=lambda wc, input: disk.artifact_mb("fp16", shape.of_folder(Path(input.source))),
+        runtime=build_minutes,
     params:
         program=program("build_fp16.py"),
         python=python("tools"),

@@ -52,6 +52,7 @@ rule quantize:
         gpu=1,
         mem_mb=quantizer_memory,
         disk_mb=quantizer_disk,
+        runtime=build_minutes,
     params:
         program=lambda wc: program(QUANTIZERS[wc.format][0]),
         python=lambda wc: python(FORMATS[wc.format].env),

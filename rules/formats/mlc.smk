@@ -44,6 +44,7 @@ rule mlc:
             )
         ),
         disk_mb=lambda wc, input: disk.artifact_mb(wc.format, shape.of_folder(Path(input.source))),
+        runtime=build_minutes,
     params:
         program=program("build_mlc.py"),
         python=python("mlc"),
