@@ -61,11 +61,11 @@ def Format(**words):
 
 
 def makers(format):
-    """The rules that make a format's artifact: name -> file."""
+    """The rules that make a format's artifact: name -> file. Where outputs go to a storage, its folder precedes them."""
     return {
         maker.name: os.path.relpath(maker.snakefile, workflow.basedir)
         for maker in workflow.rules
-        if any(file.match(f"artifacts/model/{format}") for file in maker.output)
+        if any(file.match(f"{file.partition('artifacts/')[0]}artifacts/model/{format}") for file in maker.output)
     }
 
 
