@@ -4,7 +4,7 @@
 def model_shape(wildcards, input):
     """The model's shape: some artifacts have no config.json that tells it, and who has cleaned up has those alone."""
     folder = Path(f"artifacts/{wildcards.model}/safetensors")
-    return shape.of_folder(folder if folder.is_dir() else Path(input.artifact))
+    return shape.of_folder(folder if folder.is_dir() else lying(input.artifact))
 
 
 def scoring_memory(wildcards, input):
@@ -16,14 +16,14 @@ def scoring_memory(wildcards, input):
 
 def scoring_minutes(wildcards, input):
     """Minutes of the same; the text has no more positions than the ids that its file can hold."""
-    positions = Path(input.evaluation).stat().st_size // memory.BYTES_AN_ID
+    positions = lying(input.evaluation).stat().st_size // memory.BYTES_AN_ID
     formats = 2 if STUDY["reference_logits"] == "recompute" else 1
     return minutes.scoring(model_shape(wildcards, input), STUDY["device"], positions, formats)
 
 
 def latency_minutes(wildcards, input):
     """Minutes of a latency job, by how many prompts there are."""
-    prompts = len(json.loads(Path(input.prompts).read_text())["prompts"])
+    prompts = len(json.loads(lying(input.prompts).read_text())["prompts"])
     return minutes.latency(wildcards.format, model_shape(wildcards, input), STUDY["device"], STUDY["latency"], prompts)
 
 

@@ -83,7 +83,7 @@ rule safetensors:
     threads: 4
     resources:
         mem_mb=job_mb(memory.STREAMING),
-        disk_mb=lambda wc, input: disk.artifact_mb("fp16", shape.of_folder(Path(input.source))),
+        disk_mb=lambda wc, input: disk.artifact_mb("fp16", shape.of_folder(lying(input.source))),
         runtime=build_minutes,
     params:
         program=program("bin_to_safetensors.py"),
@@ -103,7 +103,7 @@ rule bin:
     threads: 4
     resources:
         mem_mb=job_mb(memory.STREAMING),
-        disk_mb=lambda wc, input: disk.artifact_mb("fp16", shape.of_folder(Path(input.source))),
+        disk_mb=lambda wc, input: disk.artifact_mb("fp16", shape.of_folder(lying(input.source))),
         runtime=build_minutes,
     params:
         program=program("safetensors_to_bin.py"),

@@ -274,8 +274,11 @@ def test_a_limit_of_time_grows_with_the_model(checkout: Callable[[], Path]) -> N
         command = [REPO / ".venv/bin/snakemake", "--dry-run", "--cores", "8", "report"]
         result = subprocess.run(list(map(str, command)), cwd=root, capture_output=True, text=True)
         assert result.returncode == 0, result.stderr
-        jobs = re.findall(r"^rule (\w+):$(.*?)resources: .*?runtime=(\d+)", result.stdout, re.M | re.S)
-        found.append({rule + (re.findall(r"format=(\S+)", said) or [""])[-1]: int(time) for rule, said, time in jobs})
+        jobs = re.findall(r"^rule (\w+):$(.*?)resources: (.*?)$", result.stdout, re.M | re.S)
+        times = {rule + (re.findall(r"format=(\S+)", said) or [""])[-1]: asked for rule, said, asked in jobs}
+        found.append(
+            {job: int(time[1]) for job, asked in times.items() if (time := re.search(r"runtime=(\d+)", asked))}
+        )
     before, after = found
     assert before.keys() == after.keys()
     heavy = {"safetensors", "ct2ct2-int8", "mlcmlc-q4f16_1", "quantizegptq-int4", "latencyfp16", "latencygptq-int4"}
@@ -291,7 +294,7 @@ def test_a_limit_of_time_is_above_what_was_measured() -> None:
         asked = minutes.build(row["format"], model, device, True, calibration)
         assert row["artifact"]["build_seconds"] < 60 * asked / 2
     model = of_row(ROWS[0])
-    assert minutes.scoring(model, "cuda", 10**9, 2) > 1.9 * minutes.scoring(model, "cuda", 10**9)
+    assert minutes.scoring(model, "cuda", 10**9, 2) > 1.5 * minutes.scoring(model, "cuda", 10**9)
     assert minutes.scoring(model, "auto", 10**9) == minutes.scoring(model, "cuda", 10**9)
     protocol = {
         "repeats": 3,

@@ -21,10 +21,10 @@ rule ct2:
         gpu=lambda wc: int(gated(wc)),
         mem_mb=lambda wc, input: job_mb(
             memory.build_mb(
-                wc.format, shape.of_folder(Path(input.source)), STUDY["calibration"], STUDY["device"], gated(wc)
+                wc.format, shape.of_folder(lying(input.source)), STUDY["calibration"], STUDY["device"], gated(wc)
             )
         ),
-        disk_mb=lambda wc, input: disk.artifact_mb(wc.format, shape.of_folder(Path(input.source))),
+        disk_mb=lambda wc, input: disk.artifact_mb(wc.format, shape.of_folder(lying(input.source))),
         runtime=build_minutes,
     params:
         program=program("build_ct2.py"),

@@ -13,7 +13,7 @@ rule fp16:
         "artifacts/logs/{model}/fp16.log",
     resources:
         mem_mb=job_mb(memory.STREAMING),
-        disk_mb=lambda wc, input: disk.artifact_mb("fp16", shape.of_folder(Path(input.source))),
+        disk_mb=lambda wc, input: disk.artifact_mb("fp16", shape.of_folder(lying(input.source))),
         runtime=build_minutes,
     params:
         program=program("build_fp16.py"),

@@ -20,8 +20,8 @@ def quantizer_options(wildcards):
 
 def quantizer_memory(wildcards, input):
     """MB for the job: for all samples, or for those that its text can fill."""
-    model = shape.of_folder(Path(input.source))
-    tokens = Path(input.calibration).stat().st_size // memory.BYTES_AN_ID
+    model = shape.of_folder(lying(input.source))
+    tokens = lying(input.calibration).stat().st_size // memory.BYTES_AN_ID
     calibration = memory.filled(STUDY["calibration"], model, tokens)
     return job_mb(memory.build_mb(wildcards.format, model, calibration, STUDY["device"], gated(wildcards)))
 
@@ -29,7 +29,7 @@ def quantizer_memory(wildcards, input):
 def quantizer_disk(wildcards, input):
     """MB for the artifact, and for as much progress beside it."""
     group = STUDY["awq"]["q_group_size"] if wildcards.format == "awq-int4" else STUDY["gptq"]["group_size"]
-    return 2 * disk.artifact_mb(wildcards.format, shape.of_folder(Path(input.source)), group)
+    return 2 * disk.artifact_mb(wildcards.format, shape.of_folder(lying(input.source)), group)
 
 
 # A job that was killed goes on: gptqmodel saves its progress after every block, of Llama and Qwen3-MoE (beside the
