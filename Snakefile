@@ -1,7 +1,11 @@
 # Quantmill: every served format of a language model, measured by one ruler. The main job: snakemake --cores 8 report
+import gc
+
 from snakemake.utils import min_version
 
 min_version("9.27")
+# A plan's objects live as long as it: to look for garbage among them took a quarter of its time.
+gc.set_threshold(100_000)
 
 if not workflow.overwrite_configfiles:  # a study's own --configfile replaces the demo instead of adding to it
 

@@ -3,12 +3,13 @@
 import json
 import os
 import sys
+from functools import cache
 from pathlib import Path
 
 import yaml
 
 sys.path.insert(0, str(Path(workflow.basedir, "scripts")))
-from planning import disk, memory, shape
+from planning import disk, memory, minutes, shape
 from planning.config import (
     FORMAT_NAME,
     TEXTS,
@@ -19,7 +20,7 @@ from planning.config import (
     registered,
     source,
 )
-from planning.sources import closure
+from planning.sources import closure, digest
 
 FORMATS = {}  # name -> planning.config.Format; filled by rules/formats/*.smk
 # formats' files ask for it before the config can be checked, which needs to know the formats
@@ -60,11 +61,11 @@ def Format(**words):
 
 
 def makers(format):
-    """The rules that make a format's artifact: name -> file."""
+    """The rules that make a format's artifact: name -> file. Where outputs go to a storage, its folder precedes them."""
     return {
         maker.name: os.path.relpath(maker.snakefile, workflow.basedir)
         for maker in workflow.rules
-        if any(file.match(f"artifacts/model/{format}") for file in maker.output)
+        if any(file.match(f"{file.partition('artifacts/')[0]}artifacts/model/{format}") for file in maker.output)
     }
 
 
@@ -81,19 +82,28 @@ def check_study(config):
         sys.exit(f"config error: {error}")
 
 
+@cache
 def program(name, *more):
-    """A program and every file of ours that it runs, as input: the program itself comes first."""
-    first = Path("scripts", name)
-    if not first.is_file():
-        refuse(f"the program {first} is missing")
-    files = closure(first, Path("scripts"))
-    return [str(first), *(str(path) for path in files if path != first), *more]
+    """A program, and a hash of every file of ours that it runs and of `more`: a parameter, since Snakemake runs a job
+    again when one changes, where so many inputs would take most of a plan's time."""
+    scripts = Path("scripts")
+    if not (scripts / name).is_file():
+        refuse(f"the program {scripts / name} is missing")
+    return str(scripts / name), digest(*closure(scripts / name, scripts), *map(Path, more))
 
 
-def engine_files(format):
-    """The engine's module of a format: imported by name, so that no program's imports show it."""
-    file = Path("scripts", "engines", f"{FORMATS[format].engine}.py")
-    return [str(path) for path in closure(file, Path("scripts"))]
+@cache
+def runner(name, format):
+    """What a program that runs an engine is called with, for a format: its interpreter and the engine's name. And a
+    hash of what it is made of, the engine's module with it: that is imported by name, so that no import shows it."""
+    engine = f"engines/{FORMATS[format].engine}.py"
+    path, made_of = program(name)
+    return {
+        "python": python(FORMATS[format].env),
+        "program": path,
+        "engine": FORMATS[format].engine,
+        "made_of": [made_of, program(engine)[1]],
+    }
 
 
 def known(env):
@@ -110,7 +120,7 @@ def python(env):
 
 def environment(env):
     """What a job takes as input so that its environment is there, and rebuilt when a pin changes."""
-    return [] if known(env) in INTERPRETERS else f"envs/{env}"
+    return [] if known(env) in INTERPRETERS else [f"envs/{env}"]
 
 
 def job_mb(mb):
@@ -142,6 +152,20 @@ def gate_options(wildcards):
         return []
     reference, evaluation = gate_input(wildcards)
     return ["--gate-reference", reference, "--gate-evaluation", evaluation, f"--gate-factor={STUDY['quality_gate']}"]
+
+
+def lying(file):
+    """Where an input can be read before its job runs: in this folder, also where jobs take it from a storage that is this
+    folder (profiles/kubernetes). By the name of one that is not there yet, Snakemake sees that it has to ask again."""
+    here = Path(*Path(file).parts[Path(file).parts.index("artifacts") :])
+    return here if here.exists() else Path(file)
+
+
+def build_minutes(wildcards, input):
+    """Minutes for a job that makes a folder of weights from input.source; a rule of no format copies them."""
+    format = wildcards.get("format", "fp16")
+    scored = "format" in wildcards.keys() and gated(wildcards)
+    return minutes.build(format, shape.of_folder(lying(input.source)), STUDY["device"], scored, STUDY["calibration"])
 
 
 def artifacts():

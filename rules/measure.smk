@@ -4,7 +4,7 @@
 def model_shape(wildcards, input):
     """The model's shape: some artifacts have no config.json that tells it, and who has cleaned up has those alone."""
     folder = Path(f"artifacts/{wildcards.model}/safetensors")
-    return shape.of_folder(folder if folder.is_dir() else Path(input.artifact))
+    return shape.of_folder(folder if folder.is_dir() else lying(input.artifact))
 
 
 def scoring_memory(wildcards, input):
@@ -14,10 +14,21 @@ def scoring_memory(wildcards, input):
     return job_mb(sum(memory.engine_mb(name, model, STUDY["device"], memory.WINDOW) for name in formats))
 
 
+def scoring_minutes(wildcards, input):
+    """Minutes of the same; the text has no more positions than the ids that its file can hold."""
+    positions = lying(input.evaluation).stat().st_size // memory.BYTES_AN_ID
+    formats = 2 if STUDY["reference_logits"] == "recompute" else 1
+    return minutes.scoring(model_shape(wildcards, input), STUDY["device"], positions, formats)
+
+
+def latency_minutes(wildcards, input):
+    """Minutes of a latency job, by how many prompts there are."""
+    prompts = len(json.loads(lying(input.prompts).read_text())["prompts"])
+    return minutes.latency(wildcards.format, model_shape(wildcards, input), STUDY["device"], STUDY["latency"], prompts)
+
+
 rule latency:
     input:
-        program=program("latency.py"),
-        engine=lambda wc: engine_files(wc.format),
         env=lambda wc: environment(FORMATS[wc.format].env),
         artifact="artifacts/{model}/{format}",
         prompts="artifacts/{model}/tokens/prompts.json",
@@ -32,27 +43,21 @@ rule latency:
     resources:
         gpu=1,
         mem_mb=lambda wc, input: job_mb(memory.latency_mb(wc.format, model_shape(wc, input), STUDY["device"])),
+        runtime=latency_minutes,
     params:
-        python=lambda wc: python(FORMATS[wc.format].env),
-        engine=lambda wc: FORMATS[wc.format].engine,
+        run=lambda wc: runner("latency.py", wc.format),
         device=STUDY["device"],
-        new_tokens=STUDY["latency"]["new_tokens"],
-        repeats=STUDY["latency"]["repeats"],
-        processes=STUDY["latency"]["processes"],
-        decode=STUDY["latency"]["decode"],
-        prompt_tokens=STUDY["latency"]["prompt_tokens"],
-        batch_sizes=STUDY["latency"]["batch_sizes"],
+        protocol=STUDY["latency"],
     shell:
-        "{params.python:q} {input.program[0]} {input.artifact} {output} --engine {params.engine} --prompts {input.prompts}"
-        " --device {params.device} --threads {threads} --new-tokens {params.new_tokens} --repeats {params.repeats}"
-        " --processes {params.processes} --decode {params.decode} --evaluation {input.evaluation}"
-        " --prompt-tokens {params.prompt_tokens} --batch-sizes {params.batch_sizes} 2> {log}"
+        "{params.run[python]:q} {params.run[program]} {input.artifact} {output} --engine {params.run[engine]}"
+        " --prompts {input.prompts} --evaluation {input.evaluation} --device {params.device} --threads {threads}"
+        " --new-tokens {params.protocol[new_tokens]} --repeats {params.protocol[repeats]}"
+        " --processes {params.protocol[processes]} --decode {params.protocol[decode]}"
+        " --prompt-tokens {params.protocol[prompt_tokens]} --batch-sizes {params.protocol[batch_sizes]} 2> {log}"
 
 
 rule reference_logits:
     input:
-        program=program("reference_logits.py"),
-        engine=engine_files(STUDY["reference"]),
         env=environment(FORMATS[STUDY["reference"]].env),
         artifact=f"artifacts/{{model}}/{STUDY['reference']}",
         evaluation="artifacts/{model}/tokens/evaluation.json",
@@ -64,21 +69,18 @@ rule reference_logits:
     resources:
         gpu=1,
         mem_mb=scoring_memory,
+        runtime=scoring_minutes,
     params:
-        python=python(FORMATS[STUDY["reference"]].env),
-        engine=FORMATS[STUDY["reference"]].engine,
+        run=runner("reference_logits.py", STUDY["reference"]),
         device=STUDY["device"],
         protocol=STUDY["perplexity"],
     shell:
-        "{params.python:q} {input.program[0]} {input.artifact} {output} --engine {params.engine}"
+        "{params.run[python]:q} {params.run[program]} {input.artifact} {output} --engine {params.run[engine]}"
         " --protocol {params.protocol} --evaluation {input.evaluation} --device {params.device} --threads {threads} 2> {log}"
 
 
 rule gate_reference:
     input:
-        # scoring anew is no reason to build anew what is compared with it
-        program=ancient(program("gate.py")),
-        engine=ancient(engine_files(STUDY["reference"])),
         env=environment(FORMATS[STUDY["reference"]].env),
         artifact=f"artifacts/{{model}}/{STUDY['reference']}",
         evaluation="artifacts/{model}/tokens/evaluation.json",
@@ -90,50 +92,37 @@ rule gate_reference:
     resources:
         gpu=1,
         mem_mb=scoring_memory,
+        runtime=scoring_minutes,
     params:
-        python=python(FORMATS[STUDY["reference"]].env),
-        engine=FORMATS[STUDY["reference"]].engine,
+        run=runner("gate.py", STUDY["reference"]) | {"made_of": None},
+        # scoring anew is no reason to build anew what is compared with it
         device=STUDY["device"],
         protocol=STUDY["perplexity"],
     shell:
-        "{params.python:q} {input.program[0]} {input.artifact} {output} --engine {params.engine}"
+        "{params.run[python]:q} {params.run[program]} {input.artifact} {output} --engine {params.run[engine]}"
         " --protocol {params.protocol} --evaluation {input.evaluation} --device {params.device} --threads {threads} 2> {log}"
 
 
-def reference_input(wildcards):
-    """What the reference's predictions come from: its logits, or what computes them anew."""
-    model, format = f"artifacts/{wildcards.model}", STUDY["reference"]
-    if STUDY["reference_logits"] == "disk":
-        return [f"{model}/quality/{format}-logits.npy"]
-    env = FORMATS[format].env
-    return [
-        f"{model}/{format}",
-        *program("reference_logits.py"),
-        *engine_files(format),
-        *([environment(env)] if environment(env) else []),
-    ]
-
-
-def reference_options(wildcards, input):
-    """The same, as flags of quality.py."""
-    if STUDY["reference_logits"] == "disk":
-        return [f"--reference={input.reference}"]
-    format = FORMATS[STUDY["reference"]]
-    return [
-        f"--recompute=artifacts/{wildcards.model}/{STUDY['reference']}",
-        f"--recompute-engine={format.engine}",
-        f"--recompute-python={python(format.env)}",
-    ]
+# What the reference's predictions come from: its logits, or what computes them anew
+if STUDY["reference_logits"] == "disk":
+    REFERENCE = [f"artifacts/{{model}}/quality/{STUDY['reference']}-logits.npy"]
+    REFERENCE_RUN = None
+    REFERENCE_OPTIONS = "--reference={input.reference}"
+else:
+    REFERENCE = [f"artifacts/{{model}}/{STUDY['reference']}", *environment(FORMATS[STUDY["reference"]].env)]
+    REFERENCE_RUN = runner("reference_logits.py", STUDY["reference"])
+    REFERENCE_OPTIONS = (
+        "--recompute={input.reference[0]} --recompute-engine={params.reference[engine]}"
+        " --recompute-python={params.reference[python]:q}"
+    )
 
 
 rule quality:
     input:
-        program=program("quality.py"),
-        engine=lambda wc: engine_files(wc.format),
         env=lambda wc: environment(FORMATS[wc.format].env),
         artifact="artifacts/{model}/{format}",
         evaluation="artifacts/{model}/tokens/evaluation.json",
-        reference=reference_input,
+        reference=REFERENCE,
         gate=rules.gate_reference.output[0],
     output:
         "artifacts/{model}/quality/{format}.json",
@@ -146,26 +135,24 @@ rule quality:
     resources:
         gpu=1,
         mem_mb=scoring_memory,
+        runtime=scoring_minutes,
     params:
-        python=lambda wc: python(FORMATS[wc.format].env),
-        engine=lambda wc: FORMATS[wc.format].engine,
+        run=lambda wc: runner("quality.py", wc.format),
         device=STUDY["device"],
         protocol=STUDY["perplexity"],
-        reference=reference_options,
+        reference=REFERENCE_RUN,
     shell:
-        "{params.python:q} {input.program[0]} {input.artifact} {output[0]} --engine {params.engine}"
-        " --protocol {params.protocol} --evaluation {input.evaluation} {params.reference:q} --gate {input.gate}"
-        " --device {params.device} --threads {threads} 2> {log}"
+        "{params.run[python]:q} {params.run[program]} {input.artifact} {output[0]} --engine {params.run[engine]}"
+        " --protocol {params.protocol} --evaluation {input.evaluation} --gate {input.gate}"
+        " --device {params.device} --threads {threads} " + REFERENCE_OPTIONS + " 2> {log}"
 
 
 rule noise_floor:
     input:
-        program=program("quality.py"),
-        engine=engine_files(STUDY["reference"]),
         env=environment(FORMATS[STUDY["reference"]].env),
         artifact=f"artifacts/{{model}}/{STUDY['reference']}",
         evaluation="artifacts/{model}/tokens/evaluation.json",
-        reference=reference_input,
+        reference=REFERENCE,
     output:
         "artifacts/{model}/quality/noise-floor.json",
     log:
@@ -174,13 +161,13 @@ rule noise_floor:
     resources:
         gpu=1,
         mem_mb=scoring_memory,
+        runtime=scoring_minutes,
     params:
-        python=python(FORMATS[STUDY["reference"]].env),
-        engine=FORMATS[STUDY["reference"]].engine,
+        run=runner("quality.py", STUDY["reference"]),
         device=STUDY["device"],
         protocol=STUDY["perplexity"],
-        reference=reference_options,
+        reference=REFERENCE_RUN,
     shell:
-        "{params.python:q} {input.program[0]} {input.artifact} {output} --engine {params.engine} --noise-floor"
-        " --protocol {params.protocol} --evaluation {input.evaluation} {params.reference:q}"
-        " --device {params.device} --threads {threads} 2> {log}"
+        "{params.run[python]:q} {params.run[program]} {input.artifact} {output} --engine {params.run[engine]} --noise-floor"
+        " --protocol {params.protocol} --evaluation {input.evaluation}"
+        " --device {params.device} --threads {threads} " + REFERENCE_OPTIONS + " 2> {log}"

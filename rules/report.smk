@@ -69,9 +69,8 @@ rule study:
 
 rule page:
     input:
-        program=program("report.py", "scripts/reporting/results.schema.json", *glob("scripts/reporting/page_files/*")),
         env=environment("tools"),
-        study=rules.study.output[0],
+        study="artifacts/report/study.json",  # rules.study.output would be compared with every result, in quadratic time
         artifacts=artifacts(),
         results=[cell[kind] for cell in cells() for kind in ("latency", "quality", "noise_floor") if cell[kind]],
     output:
@@ -99,9 +98,10 @@ rule page:
     log:
         "artifacts/logs/report.log",
     params:
+        program=program("report.py", "scripts/reporting/results.schema.json", *glob("scripts/reporting/page_files/*")),
         python=python("tools"),
     shell:
-        "{params.python:q} {input.program[0]} {input.study} artifacts/report 2> {log}"
+        "{params.python:q} {params.program[0]} {input.study} $(dirname {output.page:q}) 2> {log}"
 
 
 def incomplete_report():

@@ -19,7 +19,6 @@ localrules:
 
 rule text:
     input:
-        program=program("fetch_text.py"),
         env=environment("tools"),
     output:
         directory("artifacts/texts/{text}"),
@@ -28,6 +27,7 @@ rule text:
     resources:
         hub=1,
     params:
+        program=program("fetch_text.py"),
         python=python("tools"),
         repository=lambda wc: hub_text(wc.text)["hub"],
         file=lambda wc: hub_text(wc.text)["file"],
@@ -37,13 +37,12 @@ rule text:
             if key in hub_text(wc.text)
         ],
     shell:
-        ASK_THE_HUB + "{params.python:q} {input.program[0]} {params.repository:q} {params.file:q} {output}"
+        ASK_THE_HUB + "{params.python:q} {params.program[0]} {params.repository:q} {params.file:q} {output}"
         " {params.options:q} 2> {log}"
 
 
 rule tokens:
     input:
-        program=program("tokenize_texts.py"),
         env=environment("torch"),
         model="artifacts/{model}/safetensors",
         text=lambda wc: text_of(wc.model, wc.text),
@@ -54,7 +53,8 @@ rule tokens:
     resources:
         mem_mb=job_mb(memory.TOKENIZING),
     params:
+        program=program("tokenize_texts.py"),
         python=python("torch"),
         kind=lambda wc: "document" if wc.text == "calibration" else wc.text,
     shell:
-        "{params.python:q} {input.program[0]} {input.model} {input.text:q} {output} --as {params.kind} 2> {log}"
+        "{params.python:q} {params.program[0]} {input.model} {input.text:q} {output} --as {params.kind} 2> {log}"

@@ -29,7 +29,6 @@ ruleorder: download > source
 
 rule download:
     input:
-        program=program("download.py"),
         env=environment("tools"),
     output:
         directory("artifacts/{model}/source"),
@@ -41,17 +40,17 @@ rule download:
         hub=1,
         mem_mb=job_mb(memory.DOWNLOADING),
     params:
+        program=program("download.py"),
         python=python("tools"),
         repository=lambda wc: source(STUDY["models"][wc.model])[1],
         revision=lambda wc: STUDY["models"][wc.model]["source"]["revision"],
     shell:
-        ASK_THE_HUB + "{params.python:q} {input.program[0]} {params.repository:q} {output}"
+        ASK_THE_HUB + "{params.python:q} {params.program[0]} {params.repository:q} {output}"
         " --revision {params.revision:q} 2> {log}"
 
 
 rule source:
     input:
-        program=lambda wc: program(SOURCE_PROGRAMS[source(STUDY["models"][wc.model])[0]]),
         env=lambda wc: environment(source_env(wc)),
         files=source_files,
     output:
@@ -61,6 +60,7 @@ rule source:
     resources:
         mem_mb=lambda wc: job_mb(memory.RANDOM_WEIGHTS if source_env(wc) == "torch" else memory.STREAMING),
     params:
+        program=lambda wc: program(SOURCE_PROGRAMS[source(STUDY["models"][wc.model])[0]]),
         python=lambda wc: python(source_env(wc)),
         path=lambda wc: source(STUDY["models"][wc.model])[1],
         options=lambda wc: (
@@ -69,12 +69,11 @@ rule source:
             else f"--kind {source(STUDY['models'][wc.model])[0]}"
         ),
     shell:
-        "{params.python:q} {input.program[0]} {params.path:q} {output} {params.options} 2> {log}"
+        "{params.python:q} {params.program[0]} {params.path:q} {output} {params.options} 2> {log}"
 
 
 rule safetensors:
     input:
-        program=program("bin_to_safetensors.py"),
         env=environment("tools"),
         source="artifacts/{model}/source",
     output:
@@ -84,16 +83,17 @@ rule safetensors:
     threads: 4
     resources:
         mem_mb=job_mb(memory.STREAMING),
-        disk_mb=lambda wc, input: disk.artifact_mb("fp16", shape.of_folder(Path(input.source))),
+        disk_mb=lambda wc, input: disk.artifact_mb("fp16", shape.of_folder(lying(input.source))),
+        runtime=build_minutes,
     params:
+        program=program("bin_to_safetensors.py"),
         python=python("tools"),
     shell:
-        "{params.python:q} {input.program[0]} {input.source} {output} --verify 2> {log}"
+        "{params.python:q} {params.program[0]} {input.source} {output} --verify 2> {log}"
 
 
 rule bin:
     input:
-        program=program("safetensors_to_bin.py"),
         env=environment("tools"),
         source="artifacts/{model}/safetensors",
     output:
@@ -103,8 +103,10 @@ rule bin:
     threads: 4
     resources:
         mem_mb=job_mb(memory.STREAMING),
-        disk_mb=lambda wc, input: disk.artifact_mb("fp16", shape.of_folder(Path(input.source))),
+        disk_mb=lambda wc, input: disk.artifact_mb("fp16", shape.of_folder(lying(input.source))),
+        runtime=build_minutes,
     params:
+        program=program("safetensors_to_bin.py"),
         python=python("tools"),
     shell:
-        "{params.python:q} {input.program[0]} {input.source} {output} --verify 2> {log}"
+        "{params.python:q} {params.program[0]} {input.source} {output} --verify 2> {log}"

@@ -157,7 +157,6 @@ FORMATS["copy16"] = Format(env="torch", engine="transformers")
 
 rule copy16:
     input:
-        program=program("build_fp16.py"),
         env=environment("tools"),
         source="artifacts/{model}/safetensors",
     output:
@@ -165,9 +164,10 @@ rule copy16:
     wildcard_constraints:
         format="copy16",
     params:
+        program=program("build_fp16.py"),
         python=python("tools"),
     shell:
-        "{params.python:q} {input.program[0]} {input.source} {output}"
+        "{params.python:q} {params.program[0]} {input.source} {output}"
 """
 
 

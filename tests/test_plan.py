@@ -13,7 +13,7 @@ import pytest
 from conftest import REPO
 from hub_server import Repository, serving
 
-from planning import disk, memory, shape
+from planning import disk, memory, minutes, shape
 from planning.rates import Rates, between, recorded
 
 KNOWN = {  # parameters as transformers counts them
@@ -251,3 +251,58 @@ def test_jobs_say_what_they_take(checkout: Callable[[], Path]) -> None:
     }
     assert asked["fp16"] == memory.SNAKEMAKE + memory.latency_mb("fp16", model, "cpu")
     assert len(asked) == 6
+    untimed = {rule for rule, _, resources in jobs if "runtime=" not in resources}
+    assert untimed <= silent | {"source", "tokens", "mlc_library"}
+
+
+def test_a_limit_of_time_grows_with_the_model(checkout: Callable[[], Path]) -> None:
+    root = checkout()
+    config = (root / "config/config.yaml").read_text().replace("device: auto", "device: cpu")
+    (root / "config/config.yaml").write_text(config)
+    demo = json.loads((root / "demo/config.json").read_text())
+    text = {"context": 512, "prompts": [{"ids": [1] * 20}] * 3}
+    (root / "artifacts/demo/tokens").mkdir(parents=True)
+    for kind in ("prompts", "evaluation", "calibration"):
+        (root / f"artifacts/demo/tokens/{kind}.json").write_text(json.dumps(text))
+    found = []
+    for blocks in (demo["num_hidden_layers"], 700):
+        for name in ("source", "safetensors", "fp16"):
+            (root / "artifacts/demo" / name).mkdir(parents=True, exist_ok=True)
+            (root / "artifacts/demo" / name / "config.json").write_text(
+                json.dumps(demo | {"num_hidden_layers": blocks})
+            )
+        command = [REPO / ".venv/bin/snakemake", "--dry-run", "--cores", "8", "report"]
+        result = subprocess.run(list(map(str, command)), cwd=root, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        jobs = re.findall(r"^rule (\w+):$(.*?)resources: (.*?)$", result.stdout, re.M | re.S)
+        times = {rule + (re.findall(r"format=(\S+)", said) or [""])[-1]: asked for rule, said, asked in jobs}
+        found.append(
+            {job: int(time[1]) for job, asked in times.items() if (time := re.search(r"runtime=(\d+)", asked))}
+        )
+    before, after = found
+    assert before.keys() == after.keys()
+    heavy = {"safetensors", "ct2ct2-int8", "mlcmlc-q4f16_1", "quantizegptq-int4", "latencyfp16", "latencygptq-int4"}
+    assert heavy | {"qualityfp16", "noise_floor", "reference_logits", "gate_reference"} <= before.keys()
+    assert all(minutes.LEAST <= before[job] <= after[job] for job in before)
+    assert all(before[job] < after[job] for job in heavy - {"safetensors", "mlcmlc-q4f16_1"})
+
+
+def test_a_limit_of_time_is_above_what_was_measured() -> None:
+    calibration = {"samples": 16, "sequence_length": 512}
+    for row in ROWS:
+        model, device = of_row(row), row["device_details"]["device"]
+        asked = minutes.build(row["format"], model, device, True, calibration)
+        assert row["artifact"]["build_seconds"] < 60 * asked / 2
+    model = of_row(ROWS[0])
+    assert minutes.scoring(model, "cuda", 10**9, 2) > 1.5 * minutes.scoring(model, "cuda", 10**9)
+    assert minutes.scoring(model, "auto", 10**9) == minutes.scoring(model, "cuda", 10**9)
+    protocol = {
+        "repeats": 3,
+        "new_tokens": 200,
+        "processes": 3,
+        "decode": "eager",
+        "prompt_tokens": [],
+        "batch_sizes": [],
+    }
+    least, more = (minutes.latency("fp16", model, "cpu", protocol, prompts) for prompts in (1, 1000))
+    assert least == minutes.LEAST < more

@@ -1,5 +1,6 @@
 """Which files a program is made of, and how things appear under their final names."""
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from conftest import REPO
 from common import manifest
 from common.program import UserError
 from common.publish import place, publish, publish_json
-from planning.sources import closure
+from planning.sources import closure, digest
 
 
 def names(program: str) -> set[str]:
@@ -34,6 +35,20 @@ def test_closure_holds_the_kernels_sources() -> None:
 def test_quality_does_not_depend_on_latency() -> None:
     assert "metrics/latency.py" not in names("quality.py")
     assert "metrics/divergence.py" not in names("latency.py")
+
+
+def test_a_digest_is_of_names_and_contents_not_of_times(tmp_path: Path) -> None:
+    def of(**contents: str) -> str:
+        for name, text in contents.items():
+            (tmp_path / name).write_text(text)
+        digest.cache_clear()
+        return digest(*(tmp_path / name for name in contents))
+
+    first = of(a="x", b="y")
+    os.utime(tmp_path / "a", (0, 0))
+    assert of(b="y", a="x") == first
+    others = [of(a="x"), of(a="y", b="x"), of(a="xy", b=""), of(a="x", c="y"), of(a="x", b="y ")]
+    assert len({first, *others}) == 6
 
 
 def test_publish_shows_nothing_until_the_block_succeeds(tmp_path: Path) -> None:

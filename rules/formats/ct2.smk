@@ -8,7 +8,6 @@ for name in CT2_QUANTIZATIONS:
 
 rule ct2:
     input:
-        program=program("build_ct2.py"),
         env=environment("torch"),
         source="artifacts/{model}/safetensors",
         gate=gate_input,
@@ -22,15 +21,17 @@ rule ct2:
         gpu=lambda wc: int(gated(wc)),
         mem_mb=lambda wc, input: job_mb(
             memory.build_mb(
-                wc.format, shape.of_folder(Path(input.source)), STUDY["calibration"], STUDY["device"], gated(wc)
+                wc.format, shape.of_folder(lying(input.source)), STUDY["calibration"], STUDY["device"], gated(wc)
             )
         ),
-        disk_mb=lambda wc, input: disk.artifact_mb(wc.format, shape.of_folder(Path(input.source))),
+        disk_mb=lambda wc, input: disk.artifact_mb(wc.format, shape.of_folder(lying(input.source))),
+        runtime=build_minutes,
     params:
+        program=program("build_ct2.py"),
         python=python("torch"),
         quantization=lambda wc: CT2_QUANTIZATIONS[wc.format],
         device=lambda wc: STUDY["device"],
         gate=gate_options,
     shell:
-        "{params.python:q} {input.program[0]} {input.source} {output} --quantization {params.quantization}"
+        "{params.python:q} {params.program[0]} {input.source} {output} --quantization {params.quantization}"
         " --device {params.device} {params.gate:q} 2> {log}"

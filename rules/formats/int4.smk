@@ -20,8 +20,8 @@ def quantizer_options(wildcards):
 
 def quantizer_memory(wildcards, input):
     """MB for the job: for all samples, or for those that its text can fill."""
-    model = shape.of_folder(Path(input.source))
-    tokens = Path(input.calibration).stat().st_size // memory.BYTES_AN_ID
+    model = shape.of_folder(lying(input.source))
+    tokens = lying(input.calibration).stat().st_size // memory.BYTES_AN_ID
     calibration = memory.filled(STUDY["calibration"], model, tokens)
     return job_mb(memory.build_mb(wildcards.format, model, calibration, STUDY["device"], gated(wildcards)))
 
@@ -29,14 +29,13 @@ def quantizer_memory(wildcards, input):
 def quantizer_disk(wildcards, input):
     """MB for the artifact, and for as much progress beside it."""
     group = STUDY["awq"]["q_group_size"] if wildcards.format == "awq-int4" else STUDY["gptq"]["group_size"]
-    return 2 * disk.artifact_mb(wildcards.format, shape.of_folder(Path(input.source)), group)
+    return 2 * disk.artifact_mb(wildcards.format, shape.of_folder(lying(input.source)), group)
 
 
 # A job that was killed goes on: gptqmodel saves its progress after every block, of Llama and Qwen3-MoE (beside the
 # artifact, in .FORMAT.resume-…). autoawq and auto-gptq have nothing of the kind and begin anew (docs/FOOTGUNS.md).
 rule quantize:
     input:
-        program=lambda wc: program(QUANTIZERS[wc.format][0]),
         env=lambda wc: environment(FORMATS[wc.format].env),
         source="artifacts/{model}/fp16",
         calibration="artifacts/{model}/tokens/calibration.json",
@@ -53,11 +52,13 @@ rule quantize:
         gpu=1,
         mem_mb=quantizer_memory,
         disk_mb=quantizer_disk,
+        runtime=build_minutes,
     params:
+        program=lambda wc: program(QUANTIZERS[wc.format][0]),
         python=lambda wc: python(FORMATS[wc.format].env),
         device=lambda wc: STUDY["device"],
         options=quantizer_options,
         gate=gate_options,
     shell:
-        "{params.python:q} {input.program[0]} {input.source} {output} --calibration {input.calibration}"
+        "{params.python:q} {params.program[0]} {input.source} {output} --calibration {input.calibration}"
         " --evaluation {input.evaluation} --device {params.device} {params.options:q} {params.gate:q} 2> {log}"

@@ -6,7 +6,6 @@ ENVS.append("mlc_llm")  # no environment of ours: a Python of the user's that ha
 
 rule mlc_library:
     input:
-        program=program("compile_mlc.py"),
         env=environment("mlc"),
         source="artifacts/{model}/safetensors",
     output:
@@ -17,16 +16,16 @@ rule mlc_library:
         gpu=1,  # compiled for the one that is there
         mem_mb=lambda wc: job_mb(memory.LIBRARY.cpu if STUDY["device"] == "cpu" else memory.LIBRARY.cuda),
     params:
+        program=program("compile_mlc.py"),
         python=python("mlc"),
         device=lambda wc: STUDY["device"],
     shell:
-        "{params.python:q} {input.program[0]} {input.source} {output} --device {params.device}"
+        "{params.python:q} {params.program[0]} {input.source} {output} --device {params.device}"
         " --cache artifacts/libraries 2> {log}"
 
 
 rule mlc:
     input:
-        program=program("build_mlc.py"),
         env=environment("mlc"),
         source="artifacts/{model}/safetensors",
         library=rules.mlc_library.output,
@@ -41,11 +40,13 @@ rule mlc:
         gpu=lambda wc: int(gated(wc)),
         mem_mb=lambda wc, input: job_mb(
             memory.build_mb(
-                wc.format, shape.of_folder(Path(input.source)), STUDY["calibration"], STUDY["device"], gated(wc)
+                wc.format, shape.of_folder(lying(input.source)), STUDY["calibration"], STUDY["device"], gated(wc)
             )
         ),
-        disk_mb=lambda wc, input: disk.artifact_mb(wc.format, shape.of_folder(Path(input.source))),
+        disk_mb=lambda wc, input: disk.artifact_mb(wc.format, shape.of_folder(lying(input.source))),
+        runtime=build_minutes,
     params:
+        program=program("build_mlc.py"),
         python=python("mlc"),
         device=lambda wc: STUDY["device"],
         tool=lambda wc: [
@@ -54,5 +55,5 @@ rule mlc:
         ],
         gate=gate_options,
     shell:
-        "{params.python:q} {input.program[0]} {input.source} {output} --library {input.library}"
+        "{params.python:q} {params.program[0]} {input.source} {output} --library {input.library}"
         " --device {params.device} {params.tool:q} {params.gate:q} 2> {log}"

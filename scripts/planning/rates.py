@@ -5,7 +5,7 @@ A result of another machine says the order of magnitude. What nothing recorded t
 
 import json
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,14 @@ def recorded(files: Iterable[Path]) -> list[dict[str, Any]]:
     return [row for row in rows if row.get("artifact") and row.get("device_details")]
 
 
-def between(points: Iterable[tuple[float, float]], x: float) -> float | None:
-    """y at x on the line through the points next to it; in proportion beyond the largest, up to `BEYOND` times, and
+def between(points: Iterable[tuple[float, float]], x: float, beyond: float = BEYOND) -> float | None:
+    """y at x on the line through the points next to it; in proportion beyond the largest, up to `beyond` times, and
     below the smallest as there. None without points, and farther out."""
     known: dict[float, list[float]] = {}
     for at, value in points:
         known.setdefault(at, []).append(value)
     line = sorted((at, sum(values) / len(values)) for at, values in known.items())
-    if not line or x > BEYOND * line[-1][0]:
+    if not line or x > beyond * line[-1][0]:
         return None
     place = bisect_left(line, (x,))
     if place == 0:
@@ -47,16 +47,25 @@ def inverse(speed: float | None) -> float | None:
 
 
 class Rates:
-    """Times of one format on one kind of device (`cpu` or `cuda`), for a model of so many weights."""
+    """Times of one format, or of several that take about as long, on one kind of device (`cpu` or `cuda`), for a model
+    of so many weights; figures are stretched `beyond` times the largest model measured."""
 
-    def __init__(self, rows: list[dict[str, Any]], device: str, format: str, parameters: int) -> None:
-        self.rows = [row for row in rows if row["format"] == format and row["device_details"]["device"] == device]
-        self.parameters = parameters
+    def __init__(
+        self,
+        rows: list[dict[str, Any]],
+        device: str,
+        formats: str | Collection[str],
+        parameters: int,
+        beyond: float = BEYOND,
+    ) -> None:
+        names = {formats} if isinstance(formats, str) else set(formats)
+        self.rows = [row for row in rows if row["format"] in names and row["device_details"]["device"] == device]
+        self.parameters, self.beyond = parameters, beyond
 
     def at(self, values: Iterable[tuple[Mapping[str, Any], float | None]]) -> float | None:
         """What (row, value) pairs come to for this model."""
         points = ((row["artifact"]["parameter_count"], value) for row, value in values if value)
-        return between(points, self.parameters)
+        return between(points, self.parameters, self.beyond)
 
     def build(self, tokens: int) -> float | None:
         """Seconds to build an artifact, the start of its process with it; `tokens` are what a quantizer is to see."""
@@ -64,7 +73,7 @@ class Rates:
             (row, row["artifact"]["parameters"].get("samples"), row["artifact"]["parameters"].get("sequence_length"))
             for row in self.rows
         ]
-        fitting = [row for row, samples, length in seen if not samples or tokens <= BEYOND * samples * length]
+        fitting = [row for row, samples, length in seen if not samples or tokens <= self.beyond * samples * length]
         seconds = self.at((row, row["artifact"]["build_seconds"]) for row in fitting)
         return None if seconds is None else seconds + START
 
