@@ -25,7 +25,3 @@ def test_what_leads_to_results_goes_and_results_stay(checkout: Callable[[], Path
         assert all(float(row["perplexity"]) > 1 for row in csv.DictReader(file))
     options = study(root, CLEAN)[3:]
     assert jobs(call, root, *options) == set()
-    options = study(root, CLEAN.replace("ct2-float16", "ct2-float16, ct2-int8"))[3:]
-    added = {"ct2 ct2-int8", "latency ct2-int8", "quality ct2-int8", "reference_logits", "source", "safetensors"}
-    assert added <= jobs(call, root, *options)
-    assert "latency fp16" not in jobs(call, root, *options)
