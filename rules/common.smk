@@ -128,6 +128,11 @@ def job_mb(mb):
     return memory.SNAKEMAKE + mb
 
 
+def passing(output):
+    """An output that only leads to artifacts and figures: removed once nothing needs it, where the study says so."""
+    return temp(output) if STUDY["clean"] else output
+
+
 def measured(model):
     """Whether a model's quality means anything: random weights are measured for speed alone."""
     return source(STUDY["models"][model])[0] != "random"

@@ -62,7 +62,7 @@ rule reference_logits:
         artifact=f"artifacts/{{model}}/{STUDY['reference']}",
         evaluation="artifacts/{model}/tokens/evaluation.json",
     output:
-        f"artifacts/{{model}}/quality/{STUDY['reference']}-logits.npy",
+        passing(f"artifacts/{{model}}/quality/{STUDY['reference']}-logits.npy"),
     log:
         "artifacts/logs/{model}/reference-logits.log",
     threads: 8

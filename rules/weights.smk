@@ -31,7 +31,7 @@ rule download:
     input:
         env=environment("tools"),
     output:
-        directory("artifacts/{model}/source"),
+        passing(directory("artifacts/{model}/source")),
     log:
         "artifacts/logs/{model}/source.log",
     wildcard_constraints:
@@ -54,7 +54,7 @@ rule source:
         env=lambda wc: environment(source_env(wc)),
         files=source_files,
     output:
-        directory("artifacts/{model}/source"),
+        passing(directory("artifacts/{model}/source")),
     log:
         "artifacts/logs/{model}/source.log",
     resources:
@@ -77,7 +77,7 @@ rule safetensors:
         env=environment("tools"),
         source="artifacts/{model}/source",
     output:
-        directory("artifacts/{model}/safetensors"),
+        passing(directory("artifacts/{model}/safetensors")),
     log:
         "artifacts/logs/{model}/safetensors.log",
     threads: 4
