@@ -195,6 +195,9 @@ def test_a_killed_snakemake(root: Path, expected: dict[str, str]) -> None:
             files = json.loads(path.read_text())["files"]
             assert all(manifest.sha256(path.parent / name) == entry["sha256"] for name, entry in files.items())
         code, told = run(root, *TARGETS)
+        if code == 0 and "Nothing to be done" in told:  # it had done all, and was about to end
+            killed -= 1
+            continue
         assert code == 1
         assert "--unlock" in told
         assert run(root, "--unlock")[0] == 0
