@@ -148,6 +148,12 @@ def broken(submitted: Path) -> tuple[Path, str]:
         return submitted, printed.read()
 
 
+def resumed() -> bool:
+    """Bring the node back; Slurm refuses where it has come back by itself, as a daemon that registers anew does."""
+    subprocess.run(("scontrol", "update", "nodename=gpu1", "state=resume"), capture_output=True, timeout=60)
+    return "down" not in run("sinfo", "--noheader", "--nodes=gpu1", "--format=%T")
+
+
 @pytest.fixture(scope="module")
 def mended(broken: tuple[Path, str]) -> Path:
     """The same folder after a run without these limits, while the node with the cards goes DOWN and comes back."""
@@ -161,7 +167,7 @@ def mended(broken: tuple[Path, str]) -> Path:
         run("scontrol", "update", "nodename=gpu1", "state=down", "reason=test")
         wait_for(lambda: jobs("%T")[job] == "PENDING")
         assert process.poll() is None
-        run("scontrol", "update", "nodename=gpu1", "state=resume")
+        wait_for(resumed)
         status = process.wait()
         printed.seek(0)
         assert status == 0, printed.read()
