@@ -306,3 +306,23 @@ def test_a_limit_of_time_is_above_what_was_measured() -> None:
     }
     least, more = (minutes.latency("fp16", model, "cpu", protocol, prompts) for prompts in (1, 1000))
     assert least == minutes.LEAST < more
+
+
+def test_the_limits_that_the_documentation_shows_are_those_of_today() -> None:
+    page = (REPO / "docs/PERFORMANCE.md").read_text().partition("## Time of jobs")[2].partition("## Planning")[0]
+    shown = {
+        line.split("|")[1].strip().split(" ")[0]: [int(each) for each in re.findall(r"\d+", line.split("|")[2])]
+        for line in page.splitlines()
+        if re.match(r"\| [^|]+ \| \d", line)
+    }
+    named = ("demo/config.json", "config/examples/llama-1.1b.json", "config/examples/llama-2-7b.json")
+    models = [shape.of(json.loads((REPO / name).read_text())) for name in named]
+    samples = {"samples": 128, "sequence_length": 2048}
+    protocol = {"repeats": 3, "new_tokens": 200, "processes": 3, "prompt_tokens": [512, 2048], "batch_sizes": [1]}
+    protocol["decode"] = "captured"
+    assert shown == {
+        "ct2-int8": [minutes.build("ct2-int8", model, "cuda", True, samples) for model in models],
+        "gptq-int4": [minutes.build(name, models[-1], "cuda", True, samples) for name in ("gptq-int4", "awq-int4")],
+        "latency": [minutes.latency(name, models[-1], "cuda", protocol, 9) for name in ("fp16", "gptq-int4")],
+        "scoring": [minutes.scoring(model, "cuda", 300_000) for model in models],
+    }
