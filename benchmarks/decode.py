@@ -96,7 +96,7 @@ def main() -> None:
     options = parser.parse_args()
     config = json.loads(options.config.read_text())
     if options.unmerged:
-        gptqmodel.merge = lambda *_: None
+        gptqmodel.merge = transformers.merge = lambda *_: None
     if options.backend:
         backend = gptqmodel.BACKEND[options.backend]
         gptqmodel.KERNELS = {key: (backend, dtype) for key, (_, dtype) in gptqmodel.KERNELS.items()}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from functools import cache
 from pathlib import Path
@@ -42,7 +43,7 @@ ASK_THE_HUB = "HF_HUB_OFFLINE=$ASKED_OFFLINE "
 wildcard_constraints:
     model=r"[A-Za-z0-9][A-Za-z0-9._-]*",
     format=FORMAT_NAME,
-    env=r"[a-z0-9-]+",
+    env="|".join(map(re.escape, ENVS)),
     text="|".join(TEXTS),
 
 
@@ -156,7 +157,8 @@ def gate_options(wildcards):
     if not gated(wildcards):
         return []
     reference, evaluation = gate_input(wildcards)
-    return ["--gate-reference", reference, "--gate-evaluation", evaluation, f"--gate-factor={STUDY['quality_gate']}"]
+    options = ["--gate-reference", reference, "--gate-evaluation", evaluation]
+    return [*options, f"--gate-protocol={STUDY['perplexity']}", f"--gate-factor={STUDY['quality_gate']}"]
 
 
 def lying(file):
@@ -164,6 +166,12 @@ def lying(file):
     folder (profiles/kubernetes). By the name of one that is not there yet, Snakemake sees that it has to ask again."""
     here = Path(*Path(file).parts[Path(file).parts.index("artifacts") :])
     return here if here.exists() else Path(file)
+
+
+def build_memory(wildcards, input):
+    """MB for a job that converts input.source to a format."""
+    asked = STUDY["calibration"], STUDY["device"], gated(wildcards), STUDY["perplexity"]
+    return job_mb(memory.build_mb(wildcards.format, shape.of_folder(lying(input.source)), *asked))
 
 
 def build_minutes(wildcards, input):

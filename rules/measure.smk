@@ -2,16 +2,20 @@
 
 
 def model_shape(wildcards, input):
-    """The model's shape: some artifacts have no config.json that tells it, and who has cleaned up has those alone."""
-    folder = Path(f"artifacts/{wildcards.model}/safetensors")
-    return shape.of_folder(folder if folder.is_dir() else lying(input.artifact))
+    """The model's shape, from whatever tells it: who has cleaned up has artifacts alone, some without a config.json."""
+    folder = Path(f"artifacts/{wildcards.model}")
+    names = ("safetensors", "source", *STUDY["models"][wildcards.model]["formats"])
+    found = next((found for name in names if (found := shape.told(folder / name))), None)
+    return found or shape.of_folder(lying(input.artifact))
 
 
 def scoring_memory(wildcards, input):
     """MB of a job that scores a format (the reference where it names none), and of the reference's own beside it."""
     model, format = model_shape(wildcards, input), wildcards.get("format", STUDY["reference"])
     formats = [format, *([STUDY["reference"]] if STUDY["reference_logits"] == "recompute" else [])]
-    return job_mb(sum(memory.engine_mb(name, model, STUDY["device"], memory.WINDOW) for name in formats))
+    return job_mb(
+        sum(memory.engine_mb(name, model, STUDY["device"], memory.window(STUDY["perplexity"])) for name in formats)
+    )
 
 
 def scoring_minutes(wildcards, input):

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import subprocess
 from glob import glob
 
@@ -18,9 +19,12 @@ def configfiles():
 def logs(model, format):
     """Where each result of a cell says why it failed: the logs of what it is made from, upstream first."""
     folder = f"artifacts/logs/{model}"
-    built = [f"{folder}/{name}.log" for name in ("source", "safetensors", STUDY["reference"], "gate-reference")]
-    tokens = [f"{folder}/tokens-{kind}.log" for kind in ("prompts", "evaluation", "calibration")]
-    built += [*tokens, f"{folder}/mlc-library.log", f"{folder}/{format}.log"]
+    made = ["source", "safetensors", STUDY["reference"], "gate-reference", "tokens-prompts", "tokens-evaluation"]
+    made += ["tokens-calibration"] if format in globals().get("QUANTIZERS", {}) else []
+    made += ["mlc-library"] if FORMATS[format].engine == "mlc" else []
+    envs = {"tools", FORMATS[STUDY["reference"]].env, FORMATS[format].env} - INTERPRETERS.keys()
+    built = [f"artifacts/logs/envs/{env}.log" for env in sorted(envs)]
+    built += [f"{folder}/{name}.log" for name in (*made, format)]
     scored = [*built, f"{folder}/reference-logits.log"]
     return {
         "artifact": built,
@@ -108,7 +112,11 @@ def incomplete_report():
     """After a failure, the page of what was measured: the cells that are missing say why. Under another name than the
     report, which the next run still has to finish."""
     study, folder = Path(rules.study.output[0]), "artifacts/report/incomplete"
-    if study.exists() and json.loads(study.read_text())["config"] == json.loads(json.dumps(STUDY)):
+    if (
+        study.exists()
+        and shutil.which(python("tools"))
+        and json.loads(study.read_text())["config"] == json.loads(json.dumps(STUDY))
+    ):
         command = [python("tools"), "scripts/report.py", study, folder]
         made = subprocess.run(command, stderr=subprocess.PIPE, text=True)
         said = made.stderr.strip().split("\n")[-1]

@@ -55,7 +55,7 @@ def quantize(job: Job) -> None:
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("--bits", type=int, choices=[2, 3, 4, 8], default=4)
+    arguments.add_argument("--bits", type=int, choices=[4], default=4)
     arguments.add_argument("--group-size", default="128", help="weights that share a scale, or auto")
     arguments.add_argument("--sym", type=boolean, default=True)
     arguments.add_argument("--desc-act", type=boolean, default=False)

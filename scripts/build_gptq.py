@@ -11,6 +11,7 @@ import os
 from importlib.metadata import version
 
 import torch
+from transformers import GenerationConfig
 
 from common.program import run
 from quantization.program import Job, boolean, build, parser
@@ -26,6 +27,7 @@ def quantize(job: Job) -> None:
     os.environ.setdefault("GPTQMODEL_OFFLINE", "1")
     import gptqmodel
     from gptqmodel.looper import loop_processor
+    from gptqmodel.looper.checkpoint import CheckpointStopped
     from gptqmodel.looper.checkpoint_store import CheckpointConfig
 
     loop_processor._PROJECT_LOG_DIR = job.saved / "logs"  # its own choice is a folder where the user happens to be
@@ -34,16 +36,21 @@ def quantize(job: Job) -> None:
     )
     model = gptqmodel.GPTQModel.load(str(job.src), config, dtype=job.dtype)
     samples = [torch.tensor([ids]) for ids in job.calibration.samples]
-    resume = CheckpointConfig(path=job.resume) if model.model.config.model_type in RESUMABLE else None
-    model.quantize(
-        [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in samples], batch_size=1, checkpoint=resume
-    )
+    # which card it is may change; what matters of it names the folder (quantization.program)
+    progress = CheckpointConfig(path=job.resume, strict_device_check=False)
+    resume = progress if model.model.config.model_type in RESUMABLE else None
+    inputs = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in samples]
+    try:
+        model.quantize(inputs, batch_size=1, checkpoint=resume)
+    except CheckpointStopped:  # it was told to stop, and has saved its progress
+        raise KeyboardInterrupt from None
+    model.model.generation_config = GenerationConfig()  # the source's own is carried over; some are refused here
     model.save(str(job.saved))
 
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("--bits", type=int, choices=[2, 3, 4, 8], default=4)
+    arguments.add_argument("--bits", type=int, choices=[4], default=4)
     arguments.add_argument("--group-size", default="128", help="weights that share a scale, or auto")
     arguments.add_argument("--sym", type=boolean, default=True)
     arguments.add_argument("--desc-act", type=boolean, default=False)

@@ -174,6 +174,10 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         run(main)
+    except (KeyError, TypeError, ValueError, IndexError) as error:  # of files that someone has changed
+        said = f"{type(error).__name__}: {error!s:.80}"
+        print(f"error: the two do not fit together ({said}); make the reports again", file=sys.stderr)
+        sys.exit(2)
     except SystemExit as stop:  # an error, which is no regression
         if not isinstance(stop.code, str):
             raise

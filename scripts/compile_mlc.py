@@ -8,12 +8,13 @@ target, TVM and the definition of the model (scripts/mlc) are the same.
 """
 
 import os
+import shutil
 from pathlib import Path
 
 import devices
 from checkpoint import shards
 from common.program import parser, run
-from common.publish import place, publish
+from common.publish import publish
 from mlc import architecture, library, source_config
 
 
@@ -33,13 +34,13 @@ def main() -> None:
     cached = options.cache and options.cache / f"{library.key(shape, target)}.so"
     with publish(options.out) as partial:
         if cached and cached.is_file():
-            place(cached, partial)
+            shutil.copyfile(cached, partial)  # no link: Snakemake dates its outputs, and other models' with them
             return
         library.compile(shape, target, partial)
         if cached:
             cached.parent.mkdir(parents=True, exist_ok=True)
             beside = cached.with_name(f".{cached.name}.{os.getpid()}")  # others may be at it too
-            place(partial, beside)
+            shutil.copyfile(partial, beside)
             beside.replace(cached)
 
 

@@ -26,7 +26,10 @@ def main() -> None:
     options = arguments.parse_args()
 
     repository = hub.resolve(options.repository, options.revision)
-    files = hub.fetch(repository, select(repository.name, repository.files))
+    names = select(repository.name, repository.files)
+    config = hub.fetch(repository, ["config.json"])["config.json"]  # before any weights
+    shards.refuse_quantized(Path(repository.name), shards.read_json(config))
+    files = hub.fetch(repository, names)
     with publish(options.dst) as folder:
         folder.mkdir()
         for name, path in files.items():

@@ -43,8 +43,12 @@ def main() -> None:
             total += float(perplexity.nll(scores, chunk.targets[low : low + ROWS]).sum())
         del chunk  # or it would still be held while the engine makes the next one
     found = {"perplexity": float(np.exp(total / text.positions)), "windows": len(text.windows)}
+    found |= {"protocol": options.protocol}
     if options.reference:
-        theirs = json.loads(options.reference.read_text(encoding="utf-8"))["perplexity"]
+        reference = json.loads(options.reference.read_text(encoding="utf-8"))
+        if (scored_by := reference.get("protocol")) != options.protocol:
+            raise UserError(f"{options.reference}: was scored by {scored_by}, not by {options.protocol}; delete it")
+        theirs = reference["perplexity"]
         if not found["perplexity"] <= options.factor * theirs:  # NaN is not either
             raise UserError(
                 f"its perplexity is {found['perplexity']:.4g} on the first {len(text.windows)} windows, more than "

@@ -5,7 +5,7 @@
 
 Each of --processes fresh processes loads the artifact, decodes the longest prompt and the beginning of the others to
 warm up, and then every prompt --repeats times; then prompts of --prompt-tokens tokens and batches of --batch-sizes, cut
-from --evaluation. On a CPU the first process also tries how many threads decode fastest: small models lose far more at
+from --evaluation. On a CPU a process before them tries how many threads decode fastest: small models lose far more at
 the threads' barriers than they win. Where the engine has other ways to decode (captured in a CUDA graph), each has
 processes of its own, and counts only if its tokens are the same, but for ties. A token's time is when it was on the
 host. OUT is a JSON file with every raw time, the summary (TTFT, TPOT, tokens/s with its interval), memory, energy, what
@@ -56,23 +56,26 @@ def measure_apart(
         if status:
             sys.exit(status)
         found = json.loads(out.read_text(encoding="utf-8"))
+        if "measured" not in found:  # a trial, or a way to decode that does not fit
+            return found
         return found | monitor.observed(found["load"], found["measured"], found["decode_phases"])
 
 
 def measure_all(options: argparse.Namespace, device: str) -> list[list[dict[str, Any]]]:
-    """All processes of each way to decode, the plain way first, one process after the other."""
+    """All processes of each way to decode, the plain way first, one process after the other; a way that does not fit
+    the model has one process, which says why."""
     most = min(options.threads, cpu.available_threads())
-    first = measure_apart(options, device, 0, None, [most] if device == "cuda" else sorted({1, (most + 1) // 2, most}))
+    threads = [most] if device == "cuda" else sorted({1, (most + 1) // 2, most})
+    if len(threads) > 1:
+        threads = [measure_apart(options, device, 0, None, threads)["threads"]]
+    first = measure_apart(options, device, 0, None, threads)
     modes = first["modes"][:1] if options.decode == "eager" else first["modes"]
-    return [
-        [
-            first
-            if mode == first["mode"] and number == 0
-            else measure_apart(options, device, number, mode, [first["threads"]])
-            for number in range(options.processes)
-        ]
-        for mode in modes
-    ]
+    ways = []
+    for mode in modes:
+        one = first if mode == first["mode"] else measure_apart(options, device, 0, mode, threads)
+        others = range(1, 1 if "refused" in one else options.processes)
+        ways.append([one, *(measure_apart(options, device, number, mode, threads) for number in others)])
+    return ways
 
 
 def summarise(processes: list[dict[str, Any]], bandwidth: float) -> dict[str, Any]:
@@ -126,7 +129,11 @@ def difference(one: dict[str, Any], plain: dict[str, Any]) -> str | None:
 
 def judged(one: dict[str, Any], plain: dict[str, Any]) -> dict[str, str | None]:
     """Whether one way counts beside the plain one: `refused` says why not, `differs` where the two parted at a tie."""
+    if one is plain:
+        return {"refused": None, "differs": None}
     where = difference(one, plain)
+    if not where and not one["deterministic"]:
+        where = "its tokens differ from run to run"
     gap = max(one["largest_gaps"] or [0.0])
     if where and gap > alignment.TIE:
         return {"refused": f"{where}, by up to {gap:.2g} nats", "differs": where}
@@ -135,7 +142,8 @@ def judged(one: dict[str, Any], plain: dict[str, Any]) -> dict[str, str | None]:
 
 def assemble(options: argparse.Namespace, measured: list[list[dict[str, Any]]], bandwidth: float) -> dict[str, Any]:
     """The result file: protocol, and every way to decode; the fastest that counts stands first, in the file itself."""
-    ways = [summarise(processes, bandwidth) for processes in measured]
+    unfit = [processes[0] for processes in measured if "refused" in processes[0]]
+    ways = [summarise(processes, bandwidth) for processes in measured if "refused" not in processes[0]]
     ways = [way | judged(way, ways[0]) for way in ways]
     for way in ways[1:]:
         variants.refuse_differences(way["lengths"], ways[0]["lengths"])
@@ -168,7 +176,7 @@ def assemble(options: argparse.Namespace, measured: list[list[dict[str, Any]]], 
         "batches": [variants.joined(entries) for entries in zip(*(each["batches"] for each in plain), strict=True)],
         **{key: plain[0][key] for key in ("compute_type", "weight_bytes_per_token")},
         **{key: value for key, value in best.items() if key not in ("outputs", "refused")},
-        "other_modes": [way for way in ways if way is not best],
+        "other_modes": [*(way for way in ways if way is not best), *unfit],
     }
 
 

@@ -24,7 +24,7 @@ def main() -> None:
     options = arguments.parse_args()
 
     source = shards.find(options.src)
-    source.config()
+    shards.refuse_quantized(options.src, source.config())
     files = [*source.files, *filter(None, [source.index()]), *source.others()]
     hashes = {file.name: manifest.sha256(file) for file in source.files}
     with publish(options.dst, source=options.src) as folder:

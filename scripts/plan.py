@@ -125,9 +125,12 @@ def format_row(
     tokens = None if calibration_bytes is None else int(calibration_bytes * disk.POSITIONS_A_BYTE)
     calibration = memory.filled(settings["calibration"], found.shape, tokens)
     gated = format != settings["reference"] and source(model)[0] != "random"
-    mb = [memory.build_mb(format, found.shape, calibration, settings["device"], gated)] if build else []
+    asked = calibration, settings["device"], gated, settings["perplexity"]
+    mb = [memory.build_mb(format, found.shape, *asked)] if build else []
     mb += [memory.latency_mb(format, found.shape, settings["device"])] if latency else []
-    mb += [memory.engine_mb(format, found.shape, settings["device"], memory.WINDOW)] if quality else []
+    scored = [format, *([settings["reference"]] if settings["reference_logits"] == "recompute" else [])]
+    longest = memory.window(settings["perplexity"])
+    mb += [sum(memory.engine_mb(each, found.shape, settings["device"], longest) for each in scored)] if quality else []
     text = text_bytes(model, settings, "evaluation")
     seconds = [rates.build(calibration["samples"] * calibration["sequence_length"])] if build else []
     seconds += [rates.latency(settings["latency"], prompts(settings))] if latency else []
@@ -255,9 +258,10 @@ def main() -> None:
         f"{f' {seconds.count(None)} jobs of unknown time' if None in seconds else ''}"
     )
     if need > free:
+        other = "" if settings["reference_logits"] == "recompute" else ", or set reference_logits: recompute"
         raise UserError(
             f"{existing(ARTIFACTS)}: the study takes {amount(need)} and {amount(free)} are free; free some disk, leave "
-            "formats out, or set reference_logits: recompute"
+            f"formats out{other}"
         )
 
 

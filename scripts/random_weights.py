@@ -31,6 +31,7 @@ from common.publish import place, publish
 
 SHARD_BYTES = 5 * 10**9  # as transformers shards
 PERIOD = 2**22 - 3  # values until the noise repeats; prime
+VOCABULARIES = ("vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json")  # and token*
 STEP = 1_000_003  # prime, so that thousands of tensors start at different places
 
 
@@ -79,6 +80,7 @@ def main() -> None:
 
     config_path = options.config / "config.json" if options.config.is_dir() else options.config
     config = shards.read_json(config_path)
+    config.pop("quantization_config", None)  # of weights that are not these
     shapes, vocab_size = parameter_shapes(config_path)
     tensors = random_tensors(shapes)
     deviation = float(config.get("initializer_range", 0.02))
@@ -101,7 +103,8 @@ def main() -> None:
             names = list(sharding.write(folder, "safetensors", sharding.split(tensors, SHARD_BYTES), write_file))
         dtypes = {"torch_dtype": "float16", "dtype": "float16"}
         (folder / "config.json").write_text(json.dumps(config | dtypes, indent=2) + "\n", encoding="utf-8")
-        given = sorted(options.config.glob("token*")) if options.config.is_dir() else []
+        lying = sorted(options.config.iterdir()) if options.config.is_dir() else []
+        given = [path for path in lying if path.name.startswith("token") or path.name in VOCABULARIES]
         for path in given:
             place(path, folder / path.name)
         if not given:

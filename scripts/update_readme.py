@@ -15,6 +15,7 @@ from common.program import UserError, parser, run
 from reporting.numbers import MISSING, number, size
 
 END = "<!-- end -->"
+HEADING = ("new_tokens", "processes", "repeats")  # what the line above a table says of all its rows
 
 
 def over_reference(row: Mapping[str, Any], reference: str) -> str:
@@ -53,7 +54,8 @@ def cells(row: Mapping[str, Any], reference: str) -> dict[str, str]:
         "model": row["model"],
         "format": f"`{row['format']}`",
         "runs in": runs_in(row),
-        "tokens/s (95%)": interval(*(row[f"tokens_per_second{end}"] for end in ("", "_low", "_high"))),
+        "tokens/s (95%)": interval(*(row[f"tokens_per_second{end}"] for end in ("", "_low", "_high")))
+        + (", disturbed" if row["interference"] else ""),
         "other modes": other_modes(row),
         "of the bandwidth": f"{row['bandwidth_fraction']:.0%}" if cuda else MISSING,
         "perplexity": number(row["perplexity"]),
@@ -72,6 +74,9 @@ def table(results: Mapping[str, Any]) -> str:
     """The Markdown between the markers: what was measured, on what, and the rows; empty columns are left out."""
     first = results["rows"][0]
     latency, quality = first["protocol"]["latency"], first["protocol"]["quality"]
+    shown = [(row["device"], *(row["protocol"]["latency"][name] for name in HEADING)) for row in results["rows"]]
+    if len(set(shown)) > 1:
+        raise UserError("results.json: rows of several devices or protocols make no table")
     protocol = (
         f"On {first['device']}, batch 1, {latency['new_tokens']} new tokens after each prompt, "
         f"{latency['processes']} processes of {latency['repeats']} repeat{'s' if latency['repeats'] > 1 else ''}"

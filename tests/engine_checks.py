@@ -15,46 +15,7 @@ from ctranslate2.converters import TransformersConverter  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 import engines  # noqa: E402
-from engines.merged import Part, merge  # noqa: E402
 from engines.static_cache import StaticDecode  # noqa: E402
-
-
-class Columns(torch.nn.Module):
-    """A layer that keeps its outputs in the last dimension, as gptqmodel's Marlin does."""
-
-    def __init__(self, outputs: int) -> None:
-        super().__init__()
-        self.qweight = torch.nn.Parameter(torch.randn(32, outputs))
-        self.register_buffer("scales", torch.rand(1, outputs))
-        self.register_buffer("qzeros", torch.empty(0))
-        self.register_buffer("bias", torch.randn(outputs))
-        self.out_features = outputs
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x @ (self.qweight * self.scales) + self.bias
-
-
-def merging() -> dict[str, bool]:
-    """Whether merged layers give what they gave apart, for one input after another, and what is left alone."""
-    model = torch.nn.ModuleDict()
-    for block, widths in (("attention", {"q": 128, "k": 64, "v": 64}), ("mlp", {"gate": 64, "up": 96})):
-        layers = {f"{name}_proj": Columns(width) for name, width in widths.items()}
-        model[block] = torch.nn.Module()
-        for name, layer in layers.items():
-            setattr(model[block], name, layer)
-    inputs = torch.randn(2, 1, 5, 32)
-    names = ("q_proj", "k_proj", "v_proj")
-    with torch.inference_mode():
-        apart = [[getattr(model["attention"], name)(x) for name in names] for x in inputs]
-        merge(model, Columns)
-        merged = [[getattr(model["attention"], name)(x) for name in reversed(names)][::-1] for x in inputs]
-    pairs = [pair for before, after in zip(apart, merged, strict=True) for pair in zip(before, after, strict=True)]
-    return {
-        "same": all(torch.allclose(before, after, atol=1e-5) for before, after in pairs),
-        "all_parts": all(isinstance(getattr(model["attention"], name), Part) for name in names),
-        "uneven_left": isinstance(model["mlp"].up_proj, Columns),
-    }
-
 
 artifacts = Path(sys.argv[1])
 ids = json.loads((artifacts / "tokens/prompts.json").read_text())["prompts"][3]["ids"]
@@ -110,5 +71,4 @@ facts["rigged"] = [
     for name, folder in (("transformers", "rigged"), ("ctranslate2", "rigged-ct2"))
 ]
 facts["linear_float32_bytes"] = 4 * (model.num_parameters() - table.numel())
-facts["merging"] = merging()
 print(json.dumps(facts))

@@ -97,6 +97,51 @@ def kernels(name: str, folder: Path) -> dict[str, Any]:
     return facts
 
 
+def one_position(name: str, folder: Path) -> dict[str, Any]:
+    """What the GEMV kernel's words say the weights are, read as its source does, and what its layers do with it."""
+    from engines import gemv
+
+    stored, weight = load_file(folder / "model.safetensors"), FORMATS[name][2]
+    config = json.loads((folder / "config.json").read_text())["quantization_config"]
+    model = engines.load("gptqmodel", folder, "cpu", 1).model
+    kind = type(model.model.layers[0].mlp.down_proj)
+    calls = []
+
+    def kernel(x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, size: int) -> Any:
+        calls.append(tuple(x.shape))
+        group = np.arange(x.shape[1]) // size
+        numbers = nibbles(words.numpy()).reshape(len(words), -1).astype(np.float32)
+        points = nibbles(zeros.numpy()).reshape(len(words), -1).astype(np.float32)
+        return x.float() @ torch.tensor((numbers - points[:, group]) * scales.float().numpy()[:, group]).T
+
+    gemv.awq.awq_gemv_forward, gemv.awq.awq_runtime_available = kernel, lambda: True
+    gemv.WEIGHTS = 640 * 256  # gate, up and down have as many, and stay
+    unknown = [gemv.add(model, kind, folder, config | other) for other in ({"bits": 8}, {"group_size": 32})]
+    wrapped, errors = gemv.add(model, kind, folder, config), []
+    layers = {path: module for path, module in model.named_modules() if isinstance(module, gemv.Gemv)}
+    for path, module in layers.items():
+        x = torch.randn(1, 1, module.words.shape[1] * 8).half()
+        expected = x.float() @ torch.tensor(weight(stored, path)).T
+        errors.append(float((module(x) - expected).abs().max()))
+    module.layer = torch.nn.Flatten()
+    flat = list(module(x.expand(1, 2, -1)).shape)
+    size = x.shape[-1]
+    numbers, zeros, scales = torch.randint(16, (size, 8)), torch.randint(16, (size // 64, 8)), torch.rand(size // 64, 8)
+    words, packed_zeros, steps = gemv.layout(numbers, zeros, scales)
+    expected = ((numbers - zeros.repeat_interleave(64, 0)) * scales.half().float().repeat_interleave(64, 0)).T
+    error = (kernel(torch.eye(size), words, steps, packed_zeros, 64).T - expected).abs().max()
+    return {
+        "unknown": unknown,
+        "wrapped": wrapped,
+        "errors": errors,
+        "calls": calls[: len(layers)],
+        "flat": flat,
+        "left": type(model.model.layers[0].mlp.up_proj) is kind,
+        "group_64": float(error),
+        "rows_64": [packed_zeros.shape[1], steps.shape[1]],
+    }
+
+
 def spilled(quantizer: Any) -> dict[str, float]:
     """How far auto-gptq's packed layers are from what they packed, where one output's weights are all positive."""
     from auto_gptq.nn_modules.qlinear import qlinear_cuda, qlinear_cuda_old
@@ -126,6 +171,8 @@ for name in sys.argv[2:]:
         "same_bytes": built[0]["files"] == built[1]["files"],
         "gate": built[0]["gate"],
     }
+    if FORMATS[name][1] == "gptqmodel":
+        facts[name]["one_position"] = one_position(name, folder)
     if name != "awq-int4":
         facts[name]["other"] = kernels(name, build(name, artifacts / f"{name}-other", *OTHER_GPTQ))
     if name == "autogptq-int4":

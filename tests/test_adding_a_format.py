@@ -9,14 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import REPO
-from test_workflow import LATENCY, study
+from workflows import CHARACTERS, ONE_FORMAT, SNAKEMAKE, study
 
-SNAKEMAKE = REPO / ".venv/bin/snakemake"
 PROGRAM = "scripts/build_rtn.py"
 BLOCK = re.compile(r"^`([\w./]+)`[^\n]*:\n\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-EVALUATION_CHARACTERS = 14_000  # the quality gate's eight windows and little more
-TEXT = "models: {demo: {source: demo}}\ntexts: {evaluation: short.txt}\nformats: [fp16]\n" + LATENCY
 LIMIT = 1.5  # quality_gate's default
 
 
@@ -35,13 +31,13 @@ def root(checkout: Callable[[], Path]) -> Path:
 @pytest.fixture(scope="module")
 def told(root: Path, call: Callable, torch_python: Path, tools_python: Path) -> str:
     """What Snakemake said when the new format joined a study that was finished without it."""
-    text = (root / "config/evaluation.txt").read_text()[:EVALUATION_CHARACTERS]
+    text = (root / "config/evaluation.txt").read_text()[:CHARACTERS]
     (root / "short.txt").write_text(text)
-    result = call(SNAKEMAKE, *study(root, TEXT), cwd=root)
+    result = call(SNAKEMAKE, *study(root, ONE_FORMAT), cwd=root)
     assert result.returncode == 0, result.stderr
     before = stamps(root)
     (line,) = re.findall(r"^```yaml\n(formats: .*)\n```$", (root / "docs/ADDING_A_FORMAT.md").read_text(), re.MULTILINE)
-    result = call(SNAKEMAKE, *study(root, TEXT.replace("formats: [fp16]", line)), cwd=root)
+    result = call(SNAKEMAKE, *study(root, ONE_FORMAT.replace("formats: [fp16]", line)), cwd=root)
     assert result.returncode == 0, result.stderr
     assert before.items() <= stamps(root).items()
     return result.stdout + result.stderr

@@ -14,12 +14,12 @@ from conftest import REPO
 from forge import safetensors_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from raw_tensor import stored
 
 from checkpoint import safetensors_file, sharding, shards, torch_zip
 from checkpoint.conversion import compare, drop_tied
 from checkpoint.copying import equal_bytes
-from checkpoint.float16 import as_float, write_float16
-from checkpoint.tensor import CHUNK, Tensor, row_major
+from checkpoint.tensor import CHUNK, Tensor
 from common.program import UserError
 
 
@@ -111,32 +111,6 @@ def test_large_transposed_tensors_come_in_small_pieces(tmp_path: Path) -> None:
     pieces = [bytes(piece) for piece in tensor.chunks()]
     assert max(map(len, pieces)) <= CHUNK
     assert b"".join(pieces) == values.T.tobytes()
-
-
-def stored(path: Path, data: bytes, dtype: str, numel: int) -> Tensor:
-    path.write_bytes(data)
-    return Tensor("w", dtype, (numel,), row_major((numel,)), path, 0)
-
-
-def as_float16(tensor: Tensor) -> bytes:
-    target = tensor.path.with_suffix(".f16")
-    with target.open("wb", buffering=0) as file:
-        write_float16(tensor, file)
-    return target.read_bytes()
-
-
-def test_bfloat16_bytes_by_hand(tmp_path: Path) -> None:
-    # 0x3F80 is 1.0 and 0xC040 is -3.0 in bfloat16: the upper halves of the float32 patterns
-    assert as_float(struct.pack("<HH", 0x3F80, 0xC040), "BF16").tolist() == [1.0, -3.0]
-    tensor = stored(tmp_path / "w", struct.pack("<HH", 0x3F80, 0xC040), "BF16", 2)
-    assert as_float16(tensor) == np.array([1, -3], "<f2").tobytes()
-
-
-def test_weights_beyond_float16_are_refused_by_name_and_infinities_kept(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="w holds weights beyond 65,504"):
-        as_float16(stored(tmp_path / "w", np.array([1, 1e6], "<f4").tobytes(), "F32", 2))
-    infinite = np.array([np.inf, 65504], "<f4")
-    assert as_float16(stored(tmp_path / "w", infinite.tobytes(), "F32", 2)) == infinite.astype("<f2").tobytes()
 
 
 def test_program_converts_the_demo_and_carries_its_files(call: Callable, tmp_path: Path, tools_python: Path) -> None:

@@ -4,17 +4,14 @@ import csv
 from collections.abc import Callable
 from pathlib import Path
 
-from conftest import REPO
-from test_adding_a_format import EVALUATION_CHARACTERS, TEXT
-from test_workflow import jobs, study
+from workflows import CHARACTERS, ONE_FORMAT, SNAKEMAKE, jobs, study
 
-SNAKEMAKE = REPO / ".venv/bin/snakemake"
-CLEAN = TEXT.replace("[fp16]", "[fp16, ct2-float16]") + "clean: true\n"
+CLEAN = ONE_FORMAT.replace("[fp16]", "[fp16, ct2-float16]") + "clean: true\n"
 
 
 def test_what_leads_to_results_goes_and_results_stay(checkout: Callable[[], Path], call: Callable) -> None:
     root = checkout()
-    (root / "short.txt").write_text((root / "config/evaluation.txt").read_text()[:EVALUATION_CHARACTERS])
+    (root / "short.txt").write_text((root / "config/evaluation.txt").read_text()[:CHARACTERS])
     result = call(SNAKEMAKE, *study(root, CLEAN), cwd=root)
     assert result.returncode == 0, result.stderr
     folder = root / "artifacts/demo"

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import REPO
-from test_results import hard
-from whole_results import collected, whole
+from whole_results import collected, hard, whole
 
 from metrics import METRICS_VERSION, latency
 from reporting import comparison
@@ -213,6 +213,15 @@ def test_other_protocols_are_said_not_to_be_comparable(
         assert "WORSE" not in result.stdout
     set_rate(row, 1, 1, 1)
     assert compare(before, after).returncode == 1  # a regression outweighs it
+
+
+def test_files_that_someone_has_changed_are_no_regression(before: Run, after: Run, compare: Callable) -> None:
+    after["rows"][1]["tokens_per_second_low"] = None
+    result = compare(before, after)
+    assert result.returncode == 2
+    assert re.fullmatch(
+        r"error: the two do not fit together \(TypeError: .*\); make the reports again\n", result.stderr
+    )
 
 
 def test_more_repeats_measure_the_same(before: Run, after: Run) -> None:

@@ -66,6 +66,11 @@ def test_a_format_whose_environment_wants_another_python() -> None:
     assert study["models"]["demo"]["formats"] == ["fp16", "legacy"]
 
 
+def test_a_default_that_is_written_out_is_the_same_study() -> None:
+    written = {"seed": 0, "quality_gate": 1, "latency": {"processes": 3.0, "new_tokens": 200}, "gptq": {"sym": True}}
+    assert repr(check(**written)) == repr(check(quality_gate=1.0))
+
+
 def test_a_key_without_a_value_has_its_default() -> None:
     assert check(interpreters=None, latency=None)["latency"]["new_tokens"] == 200
 
@@ -97,6 +102,10 @@ def test_texts_of_a_model_of_the_hub() -> None:
         ({"reference": "fp61"}, "reference: unknown format 'fp61'; did you mean 'fp16'?"),
         ({"interpreters": {"torch": "/nope/python"}}, "interpreters.torch: /nope/python is no program"),
         ({"texts": {"evaluation": "latin1.txt"}}, "texts.evaluation: latin1.txt is not UTF-8 at byte 1"),
+        ({"gptq": {"group_size": "128"}}, "gptq.group_size: '128' is not possible; did you mean '128'?"),
+        ({"interpreters": {1: "/bin/true"}}, "interpreters: no environment is called 1; known: tools, torch"),
+        ({"quality_gate": float("inf")}, "quality_gate: inf is greater than the maximum of 1000"),
+        ({"mlc": {"tool": "mlc_llm"}}, "mlc.tool: mlc_llm is not built here; name a python that has it"),
         ({"models": {7: {"source": "demo"}}}, "models: the name 7 is no text to YAML"),
         (
             {"models": {"a": {"source": {"path": "adapter"}}}},

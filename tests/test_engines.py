@@ -19,6 +19,13 @@ def facts(demo: Path, call: Callable, tmp_path_factory: pytest.TempPathFactory) 
     return json.loads(result.stdout)
 
 
+@pytest.fixture(scope="module")
+def modules(torch_python: Path, call: Callable) -> dict[str, Any]:
+    result = call(torch_python, REPO / "tests/module_checks.py")
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
 @pytest.mark.parametrize("name", ["fp16", "ct2-float32"])
 def test_greedy_tokens_are_those_of_generate(facts: dict[str, Any], name: str) -> None:
     assert facts[name]["tokens_equal"]
@@ -74,5 +81,42 @@ def test_end_of_sequence_is_never_chosen(facts: dict[str, Any]) -> None:
     assert ctranslate2 == transformers
 
 
-def test_merged_layers_give_what_they_gave_apart(facts: dict[str, Any]) -> None:
-    assert facts["merging"] == {"same": True, "all_parts": True, "uneven_left": True}
+@pytest.mark.parametrize(("kind", "marlin"), [("Columns", True), ("Linear", False)])
+def test_merged_layers_give_what_they_gave_apart(modules: dict[str, Any], kind: str, marlin: bool) -> None:
+    names = [f"attention.{name}_proj" for name in "qkv"]
+    expected = {"same": True, "all_parts": True, "names": names, "held": 0}
+    found = modules["merging"][kind]
+    assert found | expected == found
+    assert (found["padded_left"], found["uneven_left"]) == (marlin, marlin)
+    assert found["events"] == ["merged", "gone", *([] if marlin else ["merged", "merged"])]
+
+
+def test_query_heads_that_share_keys_attend_as_transformers_own(modules: dict[str, Any]) -> None:
+    assert max(modules["sharing"]) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("kind", "fused"),
+    [
+        ("llama", ["norm", "rotary embedding", "cache"]),
+        ("qwen3", ["norm", "rotary embedding", "cache"]),
+        ("gpt_neox", ["rotary embedding", "cache"]),  # LayerNorm is one kernel already
+    ],
+)
+def test_a_static_cache_changes_no_token_and_no_logits_of_other_models(
+    modules: dict[str, Any], kind: str, fused: list[str]
+) -> None:
+    refused = "its step cannot be captured: operation not permitted when stream is capturing"
+    assert modules["static"][kind] == {"fits": True, "tokens": True, "logits": 0, "refused": refused, "fused": fused}
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "falcon"])
+def test_models_that_a_static_cache_does_not_fit_decode_as_transformers_does(
+    modules: dict[str, Any], kind: str
+) -> None:
+    assert modules["static"][kind] == {"fits": False}
+
+
+def test_a_token_reads_the_experts_that_it_is_sent_to(modules: dict[str, Any]) -> None:
+    experts = 2 * 8 * 3 * 64 * 96  # layers, experts, matrices of 64 to 96
+    assert modules["experts"]["all"] - modules["experts"]["read"] == experts * 6 // 8

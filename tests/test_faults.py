@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from test_sharing import ROUNDS, SNAKEMAKE, check_artifacts, run, start, with_interpreters
+from workflows import ROUNDS, SNAKEMAKE, check_artifacts, run, start, with_interpreters
 
 from common import manifest
 

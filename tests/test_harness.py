@@ -57,6 +57,13 @@ def latency(harness: Callable, tmp_path: Path, does: dict[str, Any], *options: o
     return json.loads((tmp_path / "out.json").read_text())
 
 
+def test_a_way_to_decode_that_does_not_fit_costs_no_row(harness: Callable, tmp_path: Path) -> None:
+    found = latency(harness, tmp_path, {"other_way": "its step waits for the host"})
+    assert found["mode"] == "fake"
+    assert len({run["process"] for run in found["runs"]}) == 2
+    assert found["other_modes"] == [{"mode": "other", "refused": "its step waits for the host"}]
+
+
 def test_known_delays_come_out_within_one_percent(harness: Callable, tmp_path: Path) -> None:
     options = ("--prompt-tokens", 80, 111, "--batch-sizes", 4)
     for _ in range(3):  # what the harness itself says was disturbed does not count
@@ -183,11 +190,40 @@ def test_the_largest_gap_is_that_of_the_worst_choice() -> None:
 
         stop_ids: ClassVar = [3]
 
-        def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
-            yield np.tile(np.log(np.array([0.5, 0.25, 0.25, 2.0], np.float32)), (len(ids), 1))
+        def __init__(self, size: int) -> None:
+            self.size = size  # rows of a chunk
 
-    assert alignment.largest_gap(Known(), [1, 2], [[0, 0, 0]]) == 0
-    assert alignment.largest_gap(Known(), [1, 2], [[0, 0, 0], [0, 0, 1]]) == pytest.approx(np.log(2))
+        def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
+            for start in range(0, len(ids), self.size):
+                rows = min(self.size, len(ids) - start)
+                yield np.tile(np.log(np.array([0.5, 0.25, 0.25, 2.0], np.float32)), (rows, 1))
+
+    for size in range(1, 9):
+        engine = Known(size)
+        assert alignment.largest_gap(engine, [1, 2, 1, 2], [[0, 0, 0]]) == 0
+        for worst in ([1, 0, 0], [0, 1, 0], [0, 0, 1]):
+            assert alignment.largest_gap(engine, [1, 2, 1, 2], [[0, 0, 0], worst]) == pytest.approx(np.log(2))
+
+
+def test_prompts_of_one_token_each_can_be_checked() -> None:
+    class Steady(fake.Engine):
+        """Decodes what its logits say."""
+
+        def __init__(self) -> None:
+            self.prefill = self.step = self.noise = 0.0
+            self.fault, self.other_way = None, None
+
+    alignment.check_decoding(Steady(), [[3], [7]], fake.BOS)
+
+
+def test_a_gate_compares_by_the_reference_s_protocol(harness: Callable, tmp_path: Path) -> None:
+    assert harness("gate", "gate.json", {}, "--protocol", "hf-strided").returncode == 0
+    options = ("--reference", tmp_path / "gate.json")
+    assert harness("gate", "out.json", {}, "--protocol", "hf-strided", *options).returncode == 0
+    result = harness("gate", "out.json", {}, *options)
+    assert result.returncode == 1
+    said = f"error: {tmp_path / 'gate.json'}: was scored by hf-strided, not by gptq-2048; delete it"
+    assert result.stderr.splitlines()[-1] == said
 
 
 def test_probes_of_an_older_version_are_refused() -> None:

@@ -4,50 +4,20 @@ import argparse
 import io
 import json
 import sys
-import time
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_engine import VOCAB, Fake
 
 from common import scoring
 from common.program import UserError
-from common.reference import Logits, recomputed, widen, write
-from metrics import perplexity
+from common.reference import Logits, narrowed, recomputed, widen, write
+from metrics import divergence, perplexity
 from quality import score, summarise
 
-VOCAB, CONTEXT, TOKENS = 11, 8, 46
-
-
-class Fake:
-    """An engine whose logits are a fixed function of the token before, handed out in chunks of three positions."""
-
-    compute_type, modes, mode = "float32", ("fake",), "fake"
-
-    def __init__(
-        self, shift: int = 0, noise: float = 0.0, drop: int = 0, delay: float = 0.0, ahead: float = 0.0
-    ) -> None:
-        self.table = np.random.default_rng(5).normal(0, 2, (VOCAB, VOCAB)).astype(np.float32)
-        self.table += noise * np.random.default_rng(6).normal(0, 1, (VOCAB, VOCAB)).astype(np.float32)
-        self.shift, self.drop, self.delay, self.ahead = shift, drop, delay, ahead
-        self.most_alive = 0
-
-    def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
-        rows = np.roll(self.table[np.array(ids)], self.shift, axis=0)
-        handed_out: list[weakref.ref[np.ndarray]] = []
-        for low in range(0, len(ids) - self.drop, 3):
-            chunk = rows[low : min(low + 3, len(ids) - self.drop)].copy()
-            handed_out.append(weakref.ref(chunk))
-            self.most_alive = max(self.most_alive, sum(each() is not None for each in handed_out))
-            yield chunk
-            del chunk
-
-    def prefill_decode(self, ids: list[int], n: int) -> Iterator[tuple[int, float]]:
-        for token in range(n - self.drop):
-            time.sleep(self.delay)
-            yield token, time.perf_counter() + self.ahead
+CONTEXT, TOKENS = 8, 46
 
 
 @pytest.fixture
@@ -243,6 +213,14 @@ def test_a_disk_that_is_too_small_is_said_before_anything_is_written(
     rows = logits.rows(35)
     assert rows.max(axis=1) == pytest.approx(0)
     assert rows[0] - rows[0, 3] == pytest.approx(Fake().table[text.ids[0]] - Fake().table[text.ids[0], 3], abs=0.02)
+
+
+def test_a_token_that_is_masked_out_diverges_by_no_infinity() -> None:
+    masked = np.array([[2.0, -np.inf, 1.0], [2.0, np.finfo(np.float32).min, 1.0]], np.float32)
+    kept = narrowed(masked)
+    assert kept.tolist() == [[0, -65504, -1]] * 2
+    found = divergence.compare(masked[1:], kept[1:], np.array([0]))
+    assert found["kld"] == pytest.approx(0, abs=1e-6)
 
 
 def test_float16_is_widened_exactly() -> None:

@@ -4,7 +4,9 @@ import math
 
 import numpy as np
 import pytest
+from conftest import REPO
 
+from common.program import UserError
 from metrics import bootstrap, divergence, latency, perplexity, windows
 
 
@@ -214,3 +216,27 @@ def test_summary_is_in_milliseconds() -> None:
     assert summary["ttft_ms_p50"] == pytest.approx(10)
     assert summary["tpot_ms_p99"] == pytest.approx(2)
     assert summary["gap_ms_p90"] == pytest.approx(2)
+
+
+def test_perplexity_of_words_in_a_text_without_spaces_is_no_number() -> None:
+    found = perplexity.normalised(2.4, tokens=3000, words=10, size=9000)  # exp(720)
+    assert found["word_perplexity"] is None
+    assert found["token_perplexity"] == pytest.approx(math.exp(2.4))
+    with pytest.raises(UserError, match=r"perplexity is exp\(720\), no number"):
+        perplexity.perplexity(np.array([7200.0]), np.array([10.0]))
+
+
+@pytest.mark.parametrize(("processes", "repeats", "holds"), [(2, 2, 0.67), (3, 3, 0.78), (5, 3, 0.87)])
+def test_intervals_of_few_processes_hold_the_truth_as_often_as_methods_says(
+    processes: int, repeats: int, holds: float
+) -> None:
+    random, studies, prompts = np.random.default_rng(0), 150, 9
+    found = 0
+    for _ in range(studies):  # processes differ by 5%, prompts by 2%, and runs by 3%
+        speeds = 1 + random.normal(0, 0.05, (processes, 1, 1)) + random.normal(0, 0.02, (1, prompts, 1))
+        seconds = speeds + random.normal(0, 0.03, (processes, prompts, repeats))
+        runs = [latency.Run(i, k, j, (0.01, float(seconds[i, j, k]))) for i, j, k in np.ndindex(seconds.shape)]
+        _, low, high = latency.tokens_per_second(runs)
+        found += low <= 2 <= high
+    assert found / studies == pytest.approx(holds, abs=0.1)
+    assert f"{holds:.0%}" in (REPO / "docs/METHODS.md").read_text()

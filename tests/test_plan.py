@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,15 +11,11 @@ from typing import Any
 import pytest
 from conftest import REPO
 from hub_server import Repository, serving
+from recorded_rows import KNOWN, ROWS, of_row
 
-from planning import disk, memory, minutes, shape
-from planning.rates import Rates, between, recorded
+from planning import disk, memory, shape
+from planning.rates import Rates, between
 
-KNOWN = {  # parameters as transformers counts them
-    "config/examples/llama-2-7b.json": 6_738_415_616,
-    "config/examples/llama-1.1b.json": 1_100_048_384,
-    "demo/config.json": 5_869_312,
-}
 SMALL = {
     "hidden_size": 96,
     "intermediate_size": 160,
@@ -48,14 +43,7 @@ for config in json.load(sys.stdin):
     print(sum(parameter.numel() for parameter in model.parameters()))
 """
 NOISE = 250  # MB by which runs of the same job differ, most of a small model's
-ROWS = recorded([REPO / "results/demo/results.json", REPO / "results/h200/results.json"])
 BUILT = [pytest.param(row, id=f"{row['model']}-{row['format']}-{row['device']}") for row in ROWS]
-
-
-def of_row(row: dict[str, Any]) -> shape.Shape:
-    """The shape of a recorded row's model, by its number of parameters."""
-    file = next(file for file, count in KNOWN.items() if count == row["artifact"]["parameter_count"])
-    return shape.of(json.loads((REPO / file).read_text()))
 
 
 @pytest.mark.parametrize(("file", "parameters"), KNOWN.items())
@@ -225,104 +213,3 @@ def test_of_a_model_of_the_hub_only_the_config_is_fetched(plan: Callable) -> Non
     assert fetched == {"config.json"}
     wanted = sum(len(data) for name, data in repository.files.items() if name != "config.json")
     assert f"download: {wanted / 1e6:.1f} MB" in result.stdout
-
-
-def test_jobs_say_what_they_take(checkout: Callable[[], Path]) -> None:
-    root = checkout()
-    command = [REPO / ".venv/bin/snakemake", "--dry-run", "--cores", "8", "report"]
-    fresh = subprocess.run(list(map(str, command)), cwd=root, capture_output=True, text=True)
-    assert fresh.returncode == 0, fresh.stderr
-    assert "mem_mb=<TBD>" in fresh.stdout  # no model is there yet
-    for name in ("source", "safetensors", "fp16"):
-        (root / "artifacts/demo" / name).mkdir(parents=True)
-        shutil.copy(root / "demo/config.json", root / "artifacts/demo" / name)
-    config = (root / "config/config.yaml").read_text().replace("device: auto", "device: cpu")
-    (root / "config/config.yaml").write_text(config)
-    result = subprocess.run(list(map(str, command)), cwd=root, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    jobs = re.findall(r"^(?:local)?rule (\w+):$(.*?)resources: (.*?)$", result.stdout, re.M | re.S)
-    silent = {rule for rule, _, resources in jobs if "mem_mb=" not in resources}
-    assert silent <= {"environment", "study", "page", "report"}
-    model = shape.of(json.loads((root / "demo/config.json").read_text()))
-    asked = {
-        re.search(r"format=(\S+)", text)[1]: int(re.search(r"mem_mb=(\d+)", resources)[1])
-        for rule, text, resources in jobs
-        if rule == "latency"
-    }
-    assert asked["fp16"] == memory.SNAKEMAKE + memory.latency_mb("fp16", model, "cpu")
-    assert len(asked) == 6
-    untimed = {rule for rule, _, resources in jobs if "runtime=" not in resources}
-    assert untimed <= silent | {"source", "tokens", "mlc_library"}
-
-
-def test_a_limit_of_time_grows_with_the_model(checkout: Callable[[], Path]) -> None:
-    root = checkout()
-    config = (root / "config/config.yaml").read_text().replace("device: auto", "device: cpu")
-    (root / "config/config.yaml").write_text(config)
-    demo = json.loads((root / "demo/config.json").read_text())
-    text = {"context": 512, "prompts": [{"ids": [1] * 20}] * 3}
-    (root / "artifacts/demo/tokens").mkdir(parents=True)
-    for kind in ("prompts", "evaluation", "calibration"):
-        (root / f"artifacts/demo/tokens/{kind}.json").write_text(json.dumps(text))
-    found = []
-    for blocks in (demo["num_hidden_layers"], 700):
-        for name in ("source", "safetensors", "fp16"):
-            (root / "artifacts/demo" / name).mkdir(parents=True, exist_ok=True)
-            (root / "artifacts/demo" / name / "config.json").write_text(
-                json.dumps(demo | {"num_hidden_layers": blocks})
-            )
-        command = [REPO / ".venv/bin/snakemake", "--dry-run", "--cores", "8", "report"]
-        result = subprocess.run(list(map(str, command)), cwd=root, capture_output=True, text=True)
-        assert result.returncode == 0, result.stderr
-        jobs = re.findall(r"^rule (\w+):$(.*?)resources: (.*?)$", result.stdout, re.M | re.S)
-        times = {rule + (re.findall(r"format=(\S+)", said) or [""])[-1]: asked for rule, said, asked in jobs}
-        found.append(
-            {job: int(time[1]) for job, asked in times.items() if (time := re.search(r"runtime=(\d+)", asked))}
-        )
-    before, after = found
-    assert before.keys() == after.keys()
-    heavy = {"safetensors", "ct2ct2-int8", "mlcmlc-q4f16_1", "quantizegptq-int4", "latencyfp16", "latencygptq-int4"}
-    assert heavy | {"qualityfp16", "noise_floor", "reference_logits", "gate_reference"} <= before.keys()
-    assert all(minutes.LEAST <= before[job] <= after[job] for job in before)
-    assert all(before[job] < after[job] for job in heavy - {"safetensors", "mlcmlc-q4f16_1"})
-
-
-def test_a_limit_of_time_is_above_what_was_measured() -> None:
-    calibration = {"samples": 16, "sequence_length": 512}
-    for row in ROWS:
-        model, device = of_row(row), row["device_details"]["device"]
-        asked = minutes.build(row["format"], model, device, True, calibration)
-        assert row["artifact"]["build_seconds"] < 60 * asked / 2
-    model = of_row(ROWS[0])
-    assert minutes.scoring(model, "cuda", 10**9, 2) > 1.5 * minutes.scoring(model, "cuda", 10**9)
-    assert minutes.scoring(model, "auto", 10**9) == minutes.scoring(model, "cuda", 10**9)
-    protocol = {
-        "repeats": 3,
-        "new_tokens": 200,
-        "processes": 3,
-        "decode": "eager",
-        "prompt_tokens": [],
-        "batch_sizes": [],
-    }
-    least, more = (minutes.latency("fp16", model, "cpu", protocol, prompts) for prompts in (1, 1000))
-    assert least == minutes.LEAST < more
-
-
-def test_the_limits_that_the_documentation_shows_are_those_of_today() -> None:
-    page = (REPO / "docs/PERFORMANCE.md").read_text().partition("## Time of jobs")[2].partition("## Planning")[0]
-    shown = {
-        line.split("|")[1].strip().split(" ")[0]: [int(each) for each in re.findall(r"\d+", line.split("|")[2])]
-        for line in page.splitlines()
-        if re.match(r"\| [^|]+ \| \d", line)
-    }
-    named = ("demo/config.json", "config/examples/llama-1.1b.json", "config/examples/llama-2-7b.json")
-    models = [shape.of(json.loads((REPO / name).read_text())) for name in named]
-    samples = {"samples": 128, "sequence_length": 2048}
-    protocol = {"repeats": 3, "new_tokens": 200, "processes": 3, "prompt_tokens": [512, 2048], "batch_sizes": [1]}
-    protocol["decode"] = "captured"
-    assert shown == {
-        "ct2-int8": [minutes.build("ct2-int8", model, "cuda", True, samples) for model in models],
-        "gptq-int4": [minutes.build(name, models[-1], "cuda", True, samples) for name in ("gptq-int4", "awq-int4")],
-        "latency": [minutes.latency(name, models[-1], "cuda", protocol, 9) for name in ("fp16", "gptq-int4")],
-        "scoring": [minutes.scoring(model, "cuda", 300_000) for model in models],
-    }

@@ -1,4 +1,4 @@
-"""Each protocol on the demo model against an implementation that is not ours."""
+"""Each protocol on the demo model against another implementation: lm-eval's own, or a second one of ours."""
 
 import json
 import re

@@ -70,6 +70,17 @@ def shapes(**inputs: int) -> dict[str, Tensor]:
     return {name: tensor(name, shape) for name, shape in names.items()}
 
 
+def test_what_has_no_layers_or_no_such_group_size_is_refused() -> None:
+    tower = {"vision_tower.layers.0.fc2.weight": Tensor("x", "F16", (8, 4304), row_major((8, 4304)), Path(), 0)}
+    fits = shapes(up_proj=256)
+    assert layers.linear_layers(fits | tower) == layers.linear_layers(fits)  # no tool takes it
+    with pytest.raises(UserError, match="has no layers to quantize"):
+        layers.group_size("auto", {}, Path("m"))
+    for asked in ("0", "abc", "-64"):
+        with pytest.raises(UserError, match=f"group_size {asked}: a number of weights"):
+            layers.group_size(asked, layers.linear_layers(fits), Path("m"))
+
+
 def test_group_sizes() -> None:
     fits = layers.linear_layers(shapes(up_proj=256, down_proj=640))
     assert fits == {"model.layers.0.mlp.up_proj": (8, 256), "model.layers.0.mlp.down_proj": (8, 640)}
@@ -128,6 +139,20 @@ def test_gptq_that_is_not_symmetric_and_reorders_inputs(facts: dict[str, Any], n
     assert other["unexpected"] == []
     assert other["error"] < 1e-2
     assert other["versions"]["kernel"] != facts[name]["versions"]["kernel"]
+
+
+@pytest.mark.parametrize("name", ["gptq-int4", "awq-int4"])
+def test_one_position_reads_the_weights_that_are_stored(facts: dict[str, Any], name: str) -> None:
+    """In the layout of AWQ's GEMV kernel, which takes 8 or 16 groups of zero points and scales at a time."""
+    found = facts[name]["one_position"]
+    assert found["unknown"] == [0, 0]
+    assert found["wrapped"] == len(found["errors"]) == 7 * 4
+    assert max(found["errors"]) < 1e-4
+    assert found["calls"] == [[1, 256]] * 7 * 4
+    assert found["flat"] == [1, 2 * 256]
+    assert found["left"]
+    assert found["group_64"] < 1e-6
+    assert found["rows_64"] == [2, 16]
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -9,72 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from whole_results import cell, edit, hard
 
 from common.program import UserError
 from metrics import METRICS_VERSION
 from reporting import results
 from reporting.numbers import number
-
-WINDOWS = 30
-
-
-def cell(
-    folder: Path, name: str, rate: float, nll: list[float] | None, model: str = "m", kld: float = 1.0
-) -> dict[str, Any]:
-    """Write an artifact's manifest and its results; return the cell of study.json that names them."""
-    artifact = folder / model / name
-    artifact.mkdir(parents=True)
-    manifest = {
-        "source": {},
-        "bits_per_weight": 8.0,
-        "bytes": 10,
-        "build_seconds": 1.0,
-        "files": {"b": {"sha256": "12"}, "a": {"sha256": "ef"}},
-        "tool": "t",
-        "tool_version": "1",
-    }
-    (artifact / "quantmill.json").write_text(json.dumps(manifest))
-    common = {"metrics_version": METRICS_VERSION, "compute_type": "float32", "versions": {}, "device": {"name": "d"}}
-    speed = dict.fromkeys(results.LATENCY, 1.0) | {"tokens_per_second": rate}
-    speed |= {"tokens_per_second_low": rate * 0.9, "tokens_per_second_high": rate * 1.1}
-    protocol = {"new_tokens": 2, "repeats": 1, "processes": 1}
-    latency = {
-        "kind": "latency",
-        "mode": "fake",
-        "deterministic": True,
-        "other_modes": [],
-        "summary": speed,
-        "protocol": protocol,
-    }
-    latency |= {"prompts": [], "runs": [{"prompt": 0, "token_seconds": [0.1, 0.2]}]}
-    latency |= {"interference": [], "conditions": [], "lengths": [], "batches": []}
-    latency |= {"copy_bandwidth_bytes_per_second": 1.0, "device": {"name": "d", "device": "cpu", "threads": 1}}
-    (artifact / "latency").write_text(json.dumps(common | latency))
-    if nll is not None:
-        quality = {"kind": "quality", "summary": dict.fromkeys(results.QUALITY, 1.0) | {"perplexity": 2.0}}
-        windows = {"nll": nll, "tokens": [100] * WINDOWS, "counts": [50.0] * WINDOWS, "kld": [kld] * WINDOWS}
-        quality |= {"windows": windows, "protocol": {"text_sha256": "x"}, "headline": "word_perplexity"}
-        quality |= dict.fromkeys(results.TOTALS, 1) | {"normalised": {}}
-        (artifact / "quality").write_text(json.dumps(common | quality))
-    noise = folder / "noise"
-    floor = {"kind": "noise floor", "summary": {"kld_mean": 0.001}, "windows": {"kld": [0.1] * 3}}
-    noise.write_text(json.dumps(common | floor))
-    return {
-        "model": model,
-        "format": name,
-        "engine": "fake",
-        "artifact": str(artifact),
-        "latency": str(artifact / "latency"),
-        "quality": str(artifact / "quality") if nll is not None else None,
-        "noise_floor": str(noise) if nll is not None else None,
-        "no_quality": None if nll is not None else "random weights",
-        "logs": {part: [str(artifact / "log")] for part in ("artifact", "latency", "quality", "noise_floor")},
-    }
-
-
-def hard(extra: float, wobble: float = 0.0) -> list[float]:
-    """NLL of windows that differ a lot among themselves, plus something more a window."""
-    return [100.0 + 10 * (i % 7) + extra + wobble * (-1) ** i for i in range(WINDOWS)]
 
 
 def collect(folder: Path, *cells: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -126,6 +66,52 @@ def test_a_noise_floor_that_could_not_be_measured_says_why(tmp_path: Path) -> No
     row = collect(tmp_path, each)["reference"]
     assert row["kld_noise_floor"] is row["above_noise_floor"] is None
     assert row["missing"]["above_noise_floor"] == "one dtype"
+
+
+def test_what_is_within_the_noise_is_a_tie_however_narrow_the_interval(tmp_path: Path) -> None:
+    rows = collect(
+        tmp_path,
+        cell(tmp_path, "reference", 100, hard(0), kld=0.0),
+        cell(tmp_path, "slower", 10, hard(-0.1), kld=0.09),
+        cell(tmp_path, "other", 10, hard(-0.1), kld=0.11),
+    )
+    assert {
+        name: (row["perplexity_ratio"]["tie"], row["nll_verdict"], row["pareto"]) for name, row in rows.items()
+    } == {
+        "reference": (True, "reference", True),
+        "slower": (False, "tie", False),
+        "other": (False, "better", True),
+    }
+
+
+@pytest.mark.parametrize(
+    ("edited", "lost"),
+    [
+        ("another build", {"tokens_per_second", "perplexity"}),
+        ("a failed build", {"tokens_per_second", "perplexity"}),
+        ("new_tokens", {"tokens_per_second"}),
+        ("perplexity", {"perplexity"}),
+    ],
+)
+def test_what_was_measured_before_an_edit_is_no_figure_of_the_row(tmp_path: Path, edited: str, lost: set[str]) -> None:
+    made = cell(tmp_path, "reference", 10, hard(0))
+    edit(made["quality"], lambda quality: quality["protocol"].update(perplexity="gptq-2048"))
+    config = {"latency": {"new_tokens": 2, "decode": "captured"}, "perplexity": "gptq-2048"}
+    row = results.row(made, config)
+    assert (row["tokens_per_second"], row["perplexity"]) == (10, 2)
+    why = f"was measured with another {edited}; run again"
+    if edited == "another build":
+        edit(f"{made['artifact']}/quantmill.json", lambda manifest: manifest["files"]["a"].update(sha256="34"))
+        why = "was measured of another build; run again"
+    elif edited == "a failed build":
+        Path(made["artifact"], "quantmill.json").unlink()
+        why = f"failed, or never ran: see {made['logs']['artifact'][0]}"
+    else:
+        config |= {"perplexity": "llamacpp-512"} if edited == "perplexity" else {"latency": {"new_tokens": 3}}
+    row = results.row(made, config)
+    for name in ("tokens_per_second", "perplexity"):
+        assert (row[name] is None) == (name in lost)
+        assert row["missing"].get(name) == (why if name in lost else None)
 
 
 def test_pareto_front_counts_ties_as_equal(tmp_path: Path) -> None:
@@ -193,7 +179,7 @@ def test_results_of_another_metrics_version_are_refused(tmp_path: Path) -> None:
     path = Path(each["latency"])
     path.write_text(json.dumps(json.loads(path.read_text()) | {"metrics_version": METRICS_VERSION + 1}))
     with pytest.raises(UserError, match="measure again"):
-        results.row(each)
+        results.row(each, {})
 
 
 @pytest.mark.parametrize(

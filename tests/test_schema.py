@@ -10,8 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 from conftest import REPO
-from test_results import hard
-from whole_results import collected, edit, whole
+from whole_results import collected, edit, hard, whole
 
 from metrics import METRICS_VERSION
 from reporting import results

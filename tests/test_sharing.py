@@ -10,20 +10,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import REPO
+from workflows import ROUNDS, check_artifacts, run, start, with_interpreters
 
-from common import manifest
-
-SNAKEMAKE = REPO / ".venv/bin/snakemake"
 STUDY = "models: {demo: {source: demo}}\nformats: [fp16]\ndevice: cpu\n"
 HELD = r"error: .*shared: a workflow of \S+ \(process \d+ on .*, in .*, since .*\) "
-ROUNDS = int(os.environ.get("FAULT_ROUNDS", "1"))  # of two workflows at once; docs/RELIABILITY.md has a long run
 REPLACED = 300  # times that each of two programs publishes a folder
 LOCK = """
-import sys, time
+import sys
 sys.path.insert(0, "scripts")
 from pathlib import Path
 from common import workflow_lock
@@ -31,7 +27,8 @@ from common.program import run
 folder = Path(sys.argv[1])
 planned = workflow_lock.seen(folder)
 if len(sys.argv) > 2:
-    time.sleep(float(sys.argv[2]))
+    print("planned", flush=True)
+    sys.stdin.readline()
 run(lambda: workflow_lock.hold(folder, planned))
 print("held", flush=True)
 sys.stdin.read()
@@ -65,38 +62,6 @@ def two(checkout: Callable[[], Path], tmp_path: Path, torch_python: Path, tools_
         (root / "artifacts").symlink_to(tmp_path / "shared")
         (root / "study.yaml").write_text(with_interpreters(STUDY))
     return roots
-
-
-def with_interpreters(text: str) -> str:
-    """A config that names this checkout's environments."""
-    interpreters = {env: str(REPO / f"envs/{env}/bin/python") for env in ("torch", "tools")}
-    return f"{text}interpreters: {json.dumps(interpreters)}\n"
-
-
-def start(root: Path, *targets: str, **options: Any) -> subprocess.Popen[str]:
-    """A workflow of the copy's study that runs."""
-    command = [str(SNAKEMAKE), "--cores", "8", *targets, "--configfile", "study.yaml"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(command, cwd=root, **pipes, **options)
-
-
-def run(root: Path, *targets: str) -> tuple[int, str]:
-    process = start(root, *targets)
-    told, _ = process.communicate()
-    return process.returncode, told
-
-
-def check_artifacts(folder: Path) -> set[str]:
-    """Every artifact holds the files of its manifest with their hashes and no others; their names."""
-    for path in folder.glob("demo/*/quantmill.json"):
-        files = json.loads(path.read_text())["files"]
-        assert {name: manifest.sha256(path.parent / name) for name in files} == {
-            name: entry["sha256"] for name, entry in files.items()
-        }
-        there = {file.name for file in path.parent.iterdir() if not file.name.startswith(".")}
-        assert there == set(files) | {path.name}
-    assert not [path for path in folder.glob("demo/.*") if path.name != ".snakemake_timestamp"]
-    return {path.parent.name for path in folder.glob("demo/*/quantmill.json")}
 
 
 def test_two_at_once_are_one_after_the_other(two: list[Path], tmp_path: Path) -> None:
@@ -160,9 +125,9 @@ def test_looking_needs_no_lock(two: list[Path], tmp_path: Path) -> None:
     holder.communicate()
 
 
-def hold(folder: Path, *seconds: str) -> subprocess.Popen[str]:
-    """A program that holds the lock until its input ends, planned so many seconds before."""
-    command = [sys.executable, "-c", LOCK, str(folder), *seconds]
+def hold(folder: Path, *later: str) -> subprocess.Popen[str]:
+    """A program that holds the lock until its input ends; `later`: it takes it a line of input after it has planned."""
+    command = [sys.executable, "-c", LOCK, str(folder), *later]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=REPO, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
@@ -177,9 +142,10 @@ def test_the_lock_is_free_however_its_holder_ends(tmp_path: Path, end: signal.Si
 
 
 def test_what_was_planned_before_another_worked_is_not_done(tmp_path: Path) -> None:
-    late = hold(tmp_path, "3")
+    late = hold(tmp_path, "later")
+    assert late.stdout.readline() == "planned\n"
     assert hold(tmp_path).communicate()[0] == "held\n"
-    told = late.communicate()[1]
+    told = late.communicate("\n")[1]
     assert re.fullmatch(r"error: .* worked there while this one was planned; start again\n", told)
 
 

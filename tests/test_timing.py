@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_measuring import Fake
+from fake_engine import Fake
 
 from common import manifest
 from common.program import UserError
-from latency import assemble
+from latency import assemble, judged
+from timing import variants
 from timing.decoding import timed_batch, timed_tokens
 
 
@@ -56,7 +57,7 @@ def decoded(mode: str, seconds: float, *outputs: list[int], gap: float = 0) -> l
     said = {"compute_type": "float16", "versions": {}, "threads": 1, "load_seconds": 1.0}
     said |= {"memory_bytes": {"resident": 7, "device": None, "allocated": None}, "batches": []}
     said |= {"conditions": {"decode_joules": 8.0}, "interference": [f"noise beside {mode}"]}
-    said |= {"lengths": [{"tokens": 9, "new_tokens": 3, "runs": runs[:1], "output_ids": outputs[-1]}]}
+    said |= {"lengths": [{"tokens": 9, "new_tokens": 3, "runs": runs[:1], "outputs": outputs[-1:]}]}
     said |= {"largest_gaps": [0.0] * (len(outputs) - 1) + [gap] if mode == "captured" else None}
     said["lengths"][0] |= {"largest_gap": gap} if mode == "captured" else {}
     said |= {"mode": mode, "modes": ["eager", "captured"], "weight_bytes_per_token": 100}
@@ -109,3 +110,32 @@ def test_another_way_to_decode_counts_if_its_tokens_are_the_same_but_for_ties(
     assert other["mode"] != mode
     assert (other["refused"] or "").startswith(refused or "") and bool(other["refused"]) == bool(refused)
     assert bool(captured["differs"]) == (tokens != [4, 5, 6])
+
+
+@pytest.mark.parametrize(
+    ("gap", "refused"), [(0.04, None), (0.7, "its tokens differ from run to run, by up to 0.7 nats")]
+)
+def test_a_later_run_counts_as_well_as_the_first(gap: float, refused: str | None) -> None:
+    plain = {"mode": "eager", "outputs": [[4, 5, 6]], "largest_gaps": [], "deterministic": True}
+    captured = plain | {"mode": "captured", "largest_gaps": [gap]}
+    assert judged(captured | {"deterministic": False}, plain)["refused"] == refused
+    assert judged(captured, plain) == {"refused": None, "differs": None}
+
+
+def test_the_plain_way_is_no_tie_with_itself() -> None:
+    plain = {"mode": "eager", "outputs": [[4, 5, 6]], "largest_gaps": [], "deterministic": False}
+    assert judged(plain, plain) == {"refused": None, "differs": None}
+
+
+@pytest.mark.parametrize(("gap", "refused"), [(0.04, False), (0.7, True)])
+def test_a_later_process_counts_as_well_as_the_first_after_a_long_prompt(gap: float, refused: bool) -> None:
+    entries = {
+        mode: [
+            decoded(mode, 0.01, tokens, gap=0 if number == 0 else gap)[0]["lengths"][0]
+            for number, tokens in enumerate(([4, 5, 6], [4, 5, 9] if mode == "captured" else [4, 5, 6]))
+        ]
+        for mode in ("eager", "captured")
+    }
+    plain, captured = ([variants.joined(each)] for each in entries.values())
+    variants.refuse_differences(captured, plain)
+    assert ("refused" in captured[0]) == refused

@@ -19,11 +19,7 @@ rule ct2:
         format="|".join(CT2_QUANTIZATIONS),
     resources:
         gpu=lambda wc: int(gated(wc)),
-        mem_mb=lambda wc, input: job_mb(
-            memory.build_mb(
-                wc.format, shape.of_folder(lying(input.source)), STUDY["calibration"], STUDY["device"], gated(wc)
-            )
-        ),
+        mem_mb=build_memory,
         disk_mb=lambda wc, input: disk.artifact_mb(wc.format, shape.of_folder(lying(input.source))),
         runtime=build_minutes,
     params:

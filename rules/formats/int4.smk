@@ -23,13 +23,14 @@ def quantizer_memory(wildcards, input):
     model = shape.of_folder(lying(input.source))
     tokens = lying(input.calibration).stat().st_size // memory.BYTES_AN_ID
     calibration = memory.filled(STUDY["calibration"], model, tokens)
-    return job_mb(memory.build_mb(wildcards.format, model, calibration, STUDY["device"], gated(wildcards)))
+    asked = STUDY["device"], gated(wildcards), STUDY["perplexity"]
+    return job_mb(memory.build_mb(wildcards.format, model, calibration, *asked))
 
 
 def quantizer_disk(wildcards, input):
-    """MB for the artifact, and for as much progress beside it."""
+    """MB for the artifact, and for what lies beside it meanwhile: progress, what is packed, and what the tool saves."""
     group = STUDY["awq"]["q_group_size"] if wildcards.format == "awq-int4" else STUDY["gptq"]["group_size"]
-    return 2 * disk.artifact_mb(wildcards.format, shape.of_folder(lying(input.source)), group)
+    return 4 * disk.artifact_mb(wildcards.format, shape.of_folder(lying(input.source)), group)
 
 
 # A job that was killed goes on: gptqmodel saves its progress after every block, of Llama and Qwen3-MoE (beside the

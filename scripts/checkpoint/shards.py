@@ -1,8 +1,10 @@
 """Read checkpoint folders: one file or many shards, with an index that says which shard holds which tensor."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from checkpoint import bounded_json, safetensors_file, torch_zip
 from checkpoint.tensor import MAX_NAME, Tensor
@@ -11,7 +13,11 @@ from common.publish import MANIFEST
 
 INDEXES = {"safetensors": "model.safetensors.index.json", "bin": "pytorch_model.bin.index.json"}
 SINGLES = {"safetensors": "model.safetensors", "bin": "pytorch_model.bin"}
-SHARDS = {form: re.compile(rf"{Path(name).stem}-\d+-of-\d+{Path(name).suffix}") for form, name in SINGLES.items()}
+# such as model-00001-of-00002.safetensors; some repositories write model.safetensors-00001-of-00002.safetensors
+SHARDS = {
+    form: re.compile(rf"{Path(name).stem}(\{Path(name).suffix})?-\d+-of-\d+\{Path(name).suffix}")
+    for form, name in SINGLES.items()
+}
 MAX_CONFIG = 4 * 2**20  # bytes of a config.json; those with a name for each of 20,000 classes take 1 MB
 MAX_TENSORS = 200_000  # of a model; the largest have 90,000
 READERS = {"safetensors": safetensors_file.read, "bin": torch_zip.read}
@@ -56,8 +62,9 @@ class Checkpoint:
         return found
 
     def others(self) -> list[Path]:
-        """Config, tokenizer, generation and licence files: what holds no weights, is no manifest and not hidden."""
-        skipped = (MANIFEST, *WEIGHT_SUFFIXES)
+        """Config, tokenizer, generation and licence files: what holds no weights, is no manifest and not hidden, and no
+        program, which nothing of ours may run."""
+        skipped = (MANIFEST, ".py", *WEIGHT_SUFFIXES)
         files = (path for path in sorted(self.folder.iterdir()) if path.is_file())
         kept = [path for path in files if not path.name.startswith(".") and not path.name.endswith(skipped)]
         return [_within(self.folder, path) for path in kept]
@@ -65,6 +72,16 @@ class Checkpoint:
     def index(self) -> Path | None:
         """The index's file, where there is one."""
         return self.folder / INDEXES[self.form] if self.weight_map is not None else None
+
+
+def refuse_quantized(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raises `UserError` where a model's weights are quantized already: no format can be made of these."""
+    text = config.get("text_config")
+    for each in (config, text if isinstance(text, dict) else {}):
+        if found := each.get("quantization_config"):
+            method = found.get("quant_method") if isinstance(found, dict) else None
+            method = method or "by an unknown method"
+            raise UserError(f"{folder}: its weights are quantized ({method}); name a model with the original weights")
 
 
 def read_json(path: Path, limit: int = MAX_CONFIG, values: int = bounded_json.MAX_VALUES) -> dict:

@@ -6,7 +6,7 @@ compared by likelihood and against the rival explanation, so that ties and the n
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -53,19 +53,28 @@ def added_token(artifact: Path, ids: Sequence[int]) -> int:
     return token if isinstance(token, int) else ids[0]
 
 
-def rows(engine: Engine, ids: list[int]) -> np.ndarray:
-    """Log-probabilities [len(ids), vocab]. Raises `UserError` unless there is one finite row for each id."""
-    logits = np.concatenate([on_host(chunk) for chunk in engine.logits(ids)])
-    if len(logits) > len(ids):
+def chunks(engine: Engine, ids: list[int]) -> Iterator[tuple[int, np.ndarray]]:
+    """Logits [n, vocab] a chunk, and the place in `ids` of its first row. Raises `UserError` unless there is one finite
+    row for each id."""
+    done = 0
+    for chunk in engine.logits(ids):
+        logits = on_host(chunk)
+        if not np.isfinite(logits).all():
+            raise UserError("the engine returned logits that are not finite; the artifact is broken")
+        yield done, logits
+        done += len(logits)
+    if done > len(ids):
         raise UserError(
-            f"the engine returned logits of {len(logits)} positions for {len(ids)} tokens: it adds a token of its own "
+            f"the engine returned logits of {done} positions for {len(ids)} tokens: it adds a token of its own "
             "(a beginning of sequence?)"
         )
-    if len(logits) < len(ids):
-        raise UserError(f"the engine returned logits of {len(logits)} positions for {len(ids)} tokens: it drops some")
-    if not np.isfinite(logits).all():
-        raise UserError("the engine returned logits that are not finite; the artifact is broken")
-    return perplexity.log_softmax(logits)
+    if done < len(ids):
+        raise UserError(f"the engine returned logits of {done} positions for {len(ids)} tokens: it drops some")
+
+
+def rows(engine: Engine, ids: list[int]) -> np.ndarray:
+    """Log-probabilities [len(ids), vocab]. Raises as `chunks` does."""
+    return perplexity.log_softmax(np.concatenate([logits for _, logits in chunks(engine, ids)]))
 
 
 def pieces(ids: list[int]) -> list[list[int]]:
@@ -123,7 +132,7 @@ def check_decoding(engine: Engine, texts: Sequence[list[int]], added: int) -> No
 
     Decoding starts from single tokens of `texts`, since a token that is added before one is seen best there.
     """
-    known = list(dict.fromkeys(token for text in texts for token in text[1:]))
+    known = list(dict.fromkeys(token for text in texts for token in (text[1:] or text)))
     places = np.linspace(0, len(known) - 1, STARTS).astype(int)
     gaps: dict[str, list[float]] = {"as given": [], "late": [], "early": [], "added": []}
     for start in dict.fromkeys(known[place] for place in places):
@@ -152,13 +161,19 @@ def check_decoding(engine: Engine, texts: Sequence[list[int]], added: int) -> No
 
 def largest_gap(engine: Engine, ids: list[int], outputs: Iterable[list[int]]) -> float:
     """How far at most, in nats, a token that was decoded after `ids` lies behind the likeliest by the engine's own
-    logits, given the same tokens before it. Up to `TIE` the two may be taken for equal."""
-    gaps = [0.0]
+    logits, given the same tokens before it. Up to `TIE` the two may be taken for equal.
+
+    Takes the logits chunk by chunk: the prompt may be long, and its rows are not needed.
+    """
+    largest, first = 0.0, len(ids) - 1  # the row that chose the first token
     for chosen in {tuple(output): output for output in outputs}.values():
-        own = rows(engine, [*ids, *chosen])[len(ids) - 1 : -1]
-        own[:, engine.stop_ids] = -np.inf  # as in decoding
-        gaps.append(float(_gaps(own, chosen).max()))
-    return max(gaps)
+        for place, logits in chunks(engine, [*ids, *chosen]):
+            low, high = max(place, first), min(place + len(logits), first + len(chosen))
+            if low < high:
+                own = logits[low - place : high - place].copy()
+                own[:, engine.stop_ids] = -np.inf  # as in decoding
+                largest = max(largest, float(_gaps(own, chosen[low - first : high - first]).max()))
+    return largest
 
 
 def _gap(log_probabilities: np.ndarray, chosen: Sequence[int]) -> float:
@@ -166,8 +181,9 @@ def _gap(log_probabilities: np.ndarray, chosen: Sequence[int]) -> float:
     return float(_gaps(log_probabilities, chosen).mean())
 
 
-def _gaps(log_probabilities: np.ndarray, chosen: Sequence[int]) -> np.ndarray:
-    return log_probabilities.max(axis=1) - log_probabilities[np.arange(len(chosen)), chosen]
+def _gaps(logits: np.ndarray, chosen: Sequence[int]) -> np.ndarray:
+    """The same of each token; logits or log-probabilities [len(chosen), vocab], which differ by a constant a row."""
+    return logits.max(axis=1) - logits[np.arange(len(chosen)), chosen]
 
 
 def _top(log_probabilities: np.ndarray) -> Rows:

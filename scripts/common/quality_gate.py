@@ -18,6 +18,7 @@ def add_arguments(arguments: argparse.ArgumentParser) -> None:
     """What the gate needs; without a reference nothing is scored."""
     arguments.add_argument("--gate-reference", type=Path, help="what gate.py wrote for the reference")
     arguments.add_argument("--gate-evaluation", type=Path, help="the tokenised evaluation text")
+    arguments.add_argument("--gate-protocol", default="gptq-2048", help="by which the reference was scored")
     arguments.add_argument("--gate-factor", type=float, default=1.5, help="of the reference's perplexity, at most")
 
 
@@ -34,8 +35,10 @@ def check(folder: Path, engine: str, device: str, options: argparse.Namespace) -
         out = Path(temporary, "gate.json")
         command = [sys.executable, GATE, folder, out, "--engine", engine, "--device", device]
         command += ["--evaluation", options.gate_evaluation, "--reference", options.gate_reference]
-        command += ["--factor", options.gate_factor]
+        command += ["--protocol", options.gate_protocol, "--factor", options.gate_factor]
         result = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+        if result.returncode < 0:
+            raise UserError(f"{options.dst}: the quality gate was killed by signal {-result.returncode}; memory short?")
         if result.returncode:
             last = (result.stderr.strip().splitlines() or ["no message"])[-1].removeprefix("error: ")
             raise UserError(f"{options.dst}: refused by the quality gate: {last}")

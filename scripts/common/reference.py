@@ -20,6 +20,7 @@ from common.program import UserError
 from engines import Engine
 
 ROW_BLOCK = 2**18  # logits that are shifted at a time
+LOWEST = np.float32(np.finfo(np.float16).min)
 
 
 class EndedError(UserError):
@@ -91,9 +92,10 @@ def write(engine: Engine, text: scoring.Text, file: BinaryIO, folder: Path | Non
 
 
 def narrowed(logits: np.ndarray) -> np.ndarray:
-    """float32 logits, shifted so that a row's largest is 0, in float16. By torch where it is loaded: numpy's own cast
-    takes as long as a small model."""
-    shifted = logits - logits.max(axis=-1, keepdims=True)
+    """float32 logits, shifted so that a row's largest is 0, in float16, none below its lowest number, of which exp is 0
+    (times an infinity it would be no number). By torch where it is loaded: numpy's own cast takes as long as a small
+    model."""
+    shifted = np.maximum(logits - logits.max(axis=-1, keepdims=True), LOWEST)
     torch = sys.modules.get("torch")
     return torch.from_numpy(shifted).half().numpy() if torch else shifted.astype(np.float16)
 

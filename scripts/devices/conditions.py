@@ -12,7 +12,7 @@ import numpy as np
 
 from devices.host_load import Load
 
-OTHERS = 0.05  # of the time of all processors that we may use; a quiet host's own housekeeping stays below 2%
+OTHERS = 0.05  # of the time of all processors that we may use; a quiet host's own housekeeping takes up to 4%
 OTHERS_BESIDE_GPU = 0.5  # there one thread launches kernels: processors must be free, not quiet
 FEWEST_SAMPLES = 5  # a counter that was read less often tells no energy
 

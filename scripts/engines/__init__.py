@@ -19,6 +19,10 @@ from common.program import UserError
 CHUNK_LOGITS = 10 * 2**20
 
 
+class CannotDecode(UserError):
+    """An engine's other way to decode that this model does not take, found when it was tried."""
+
+
 class Engine(Protocol):
     """A loaded artifact on a device."""
 
@@ -38,6 +42,7 @@ class Engine(Protocol):
 
         The engine stamps the time, because only it knows: a token that another thread has to hand over can wait for
         that thread. End-of-sequence tokens are never chosen, so that every engine decodes the same number of tokens.
+        Raises `CannotDecode` where the mode in use, not the plain one, turns out not to fit the model.
         """
 
     def logits(self, ids: list[int]) -> Iterator[np.ndarray]:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from checkpoint import shards
 from common.program import UserError, first_line
-from engines import transformers
+from engines import gemv, transformers
 from engines.merged import merge
 
 # (method, device, symmetric) -> kernel and the dtype of activations: the fastest that is right.
@@ -44,14 +44,22 @@ class Engine(transformers.Engine):
             loaded = gptqmodel.GPTQModel.load(str(artifact), device=device, backend=backend, dtype=dtype)
         except Exception as error:  # whatever its kernels and transformers' classes raise
             raise UserError(f"{artifact}: gptqmodel cannot load it ({first_line(error)})") from None
-        quantized = [module for module in loaded.model.modules() if hasattr(module, "qweight")]
-        self.kernel = type(quantized[0]).__name__
-        if backend in (BACKEND.GPTQ_MARLIN, BACKEND.AWQ_MARLIN) and not quantization.get("desc_act"):
-            merge(loaded.model, type(quantized[0]))
-            quantized = [module for module in loaded.model.modules() if hasattr(module, "qweight")]
+        kind = next(type(module) for module in loaded.model.modules() if hasattr(module, "qweight"))
+        self.kernel = kind.__name__
+        marlin = backend in (BACKEND.GPTQ_MARLIN, BACKEND.AWQ_MARLIN) and not quantization.get("desc_act")
+        if marlin:
+            merge(loaded.model, kind)
+        quantized = [(name, module) for name, module in loaded.model.named_modules() if hasattr(module, "qweight")]
+        config = loaded.model.config.get_text_config()
         self.compute_type = str(dtype).removeprefix("torch.")
         # as loaded: kernels may keep their weights in another layout, made when they first run
-        self.quantized_bytes = sum(buffer.nbytes for module in quantized for buffer in module.buffers())
+        self.quantized_bytes = sum(
+            round(buffer.nbytes * transformers.share_read(name, config))
+            for name, module in quantized
+            for buffer in module.buffers()
+        )
+        if marlin and (wrapped := gemv.add(loaded.model, kind, artifact, quantization)):
+            self.kernel += f"; AWQ GEMV for one position in {wrapped} of {len(quantized)} products"
         return loaded.model
 
     def weight_bytes(self) -> int:

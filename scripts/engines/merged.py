@@ -1,6 +1,7 @@
-"""Layers that read the same input as one matrix product: of a 4-bit layer the launch takes longer than its bytes."""
+"""Layers that read the same input as one matrix product: launching one takes longer than reading what it adds."""
 
 import copy
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -17,25 +18,38 @@ class Part(nn.Module):
         self.merged, self.number = merged, number
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.merged(x)[self.number]
+        return self.merged.part(x, self.number)
 
 
 class Merged(nn.Module):
-    """A layer whose outputs are those of several, one after the other."""
+    """A layer whose outputs are those of several, called `names` in the model, one after the other."""
 
-    def __init__(self, layer: nn.Module, sizes: list[int]) -> None:
+    def __init__(self, layer: nn.Module, sizes: list[int], names: list[str]) -> None:
         super().__init__()
-        self.layer, self.sizes = layer, sizes
+        self.layer, self.sizes, self.names = layer, sizes, names
         self.input: torch.Tensor | None = None
-        self.outputs: tuple[torch.Tensor, ...] = ()
+        self.outputs: dict[int, torch.Tensor] = {}
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        if self.input is not x:
-            self.input, self.outputs = x, self.layer(x).split(self.sizes, -1)
-        return self.outputs
+    def part(self, x: torch.Tensor, number: int) -> torch.Tensor:
+        """Output `number` for `x`; nothing is held once all of them were taken."""
+        if self.input is not x or number not in self.outputs:
+            self.input, self.outputs = x, dict(enumerate(self.layer(x).split(self.sizes, -1)))
+        output = self.outputs.pop(number)
+        if not self.outputs:
+            self.input = None
+        return output
 
 
-def _joined(layers: list[nn.Module]) -> nn.Module:
+def _rows(layers: Sequence[nn.Linear]) -> nn.Linear:
+    """torch's own layers as one with all their rows."""
+    joined = nn.Linear(layers[0].in_features, sum(layer.out_features for layer in layers), bias=False, device="meta")
+    joined.weight = nn.Parameter(torch.cat([layer.weight.data for layer in layers]), requires_grad=False)
+    if layers[0].bias is not None:
+        joined.bias = nn.Parameter(torch.cat([layer.bias.data for layer in layers]), requires_grad=False)
+    return joined
+
+
+def _columns(layers: Sequence[nn.Module]) -> nn.Module:
     """Layers of gptqmodel's Marlin classes, repacked for the kernel already, as one with all their columns."""
     joined = copy.copy(layers[0])
     joined._parameters, joined._buffers = dict(joined._parameters), dict(joined._buffers)
@@ -51,14 +65,25 @@ def _joined(layers: list[nn.Module]) -> nn.Module:
 
 
 def merge(model: nn.Module, kind: type[nn.Module]) -> None:
-    """Merge what reads the same input in every block of `model`, where all of it is of `kind` and fills whole tiles."""
-    for block in list(model.modules()):
-        for names in GROUPS:
-            layers = [getattr(block, name, None) for name in names]
-            if not all(isinstance(layer, kind) and layer.out_features % TILE == 0 for layer in layers):
-                continue
-            if len({layer.bias is None for layer in layers}) > 1:
-                continue
-            merged = Merged(_joined(layers), [layer.out_features for layer in layers])
-            for number, name in enumerate(names):
-                setattr(block, name, Part(merged, number))
+    """Merge what reads the same input in every block of `model`, where all of it is of `kind`.
+
+    `kind` is nn.Linear or one of gptqmodel's Marlin classes, of which only whole tiles are merged, and no layer that
+    was padded for the kernel. One group at a time is there twice.
+    """
+    join, tile = (_rows, 1) if kind is nn.Linear else (_columns, TILE)
+    found = [
+        (path, block, names)
+        for path, block in model.named_modules()
+        for names in GROUPS
+        if all(type(getattr(block, name, None)) is kind for name in names)
+    ]
+    for path, block, names in found:
+        layers = [getattr(block, name) for name in names]
+        if any(layer.out_features % tile or getattr(layer, "_marlin_tile_padding", None) for layer in layers):
+            continue
+        if len({layer.bias is None for layer in layers}) > 1 or len({layer.in_features for layer in layers}) > 1:
+            continue
+        full = [f"{path}.{name}" if path else name for name in names]
+        merged = Merged(join(layers), [layer.out_features for layer in layers], full)
+        for number, name in enumerate(names):
+            setattr(block, name, Part(merged, number))

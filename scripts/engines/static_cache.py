@@ -8,6 +8,9 @@ import torch
 from transformers import Cache, PreTrainedModel, StaticCache
 from transformers.cache_utils import StaticLayer
 
+from common.program import first_line
+from engines import CannotDecode
+from engines.attention import SHARED_HEADS
 from engines.fused import fuse, write_cache
 
 ALIGNMENT = 64  # positions; attention kernels want rows of the mask aligned
@@ -38,17 +41,21 @@ class StaticDecode:
 
     @staticmethod
     def fits(model: PreTrainedModel) -> bool:
-        """Whether every layer of a model attends to all positions, through an attention that takes a mask."""
+        """Whether every layer of a model attends to all positions, by PyTorch's attention, called by a name that can be
+        another's: a model that asks for that very name would take ours for one that wants no mask."""
         layers = StaticCache(config=model.config, max_cache_len=ALIGNMENT).layers
-        return all(type(layer) is StaticLayer for layer in layers) and model.config._attn_implementation == "sdpa"
+        named = model.config._attn_implementation == "sdpa" and model._can_set_attn_implementation()
+        return named and all(type(layer) is StaticLayer for layer in layers)
 
     @torch.inference_mode()
     def __init__(self, model: PreTrainedModel, positions: int, stop_ids: list[int], *, captured: bool) -> None:
         """Allocate a cache of at least `positions`; `stop_ids` are never chosen.
 
         `captured` fuses what can be fused without another result, for good, and records the step; it wants a GPU.
+        Raises `CannotDecode` where a step cannot be recorded.
         """
         device = model.device
+        model.config._attn_implementation = SHARED_HEADS
         self.model, self.device, self.captured = model, device, captured
         self.positions = -(-positions // ALIGNMENT) * ALIGNMENT
         self.token = torch.zeros(1, 1, dtype=torch.long, device=device)
@@ -63,7 +70,10 @@ class StaticDecode:
         self.step: Callable[[], None] = self._step
         if captured:
             self.write, self.fused = fuse(model)
-            self.step = self._capture().replay
+            try:
+                self.step = self._capture().replay
+            except RuntimeError as error:  # a step that waits for the host, or whose shapes depend on values
+                raise CannotDecode(f"its step cannot be captured: {first_line(error)}") from None
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         self._prefill([0])

@@ -12,11 +12,21 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from common.program import UserError, first_line
 from engines import chunk_positions
+from engines.merged import merge
 
 DTYPES = {"cuda": torch.float16, "cpu": torch.float32}
 # For the noise floor: what a GPU would calculate in, and the other type that unquantized models are served in
 OTHER_DTYPES = {"cuda": "bfloat16", "cpu": "float16"}
 PROBE = 8  # tokens
+
+
+def share_read(name: str, config: Any) -> float:
+    """How much of a model's tensor `name` a token reads: all, and of a mixture's experts those that it is sent to."""
+    if ".experts." not in name:
+        return 1
+    counts = (getattr(config, count, None) for count in ("num_local_experts", "num_experts", "n_routed_experts"))
+    experts, used = next(filter(None, counts), None), getattr(config, "num_experts_per_tok", None)
+    return used / experts if experts and used else 1
 
 
 class Engine:
@@ -28,6 +38,9 @@ class Engine:
         torch.set_num_threads(threads)
         self.dtype = getattr(torch, dtype) if dtype else DTYPES[device]
         model = self._load(artifact, device).to(device).eval()
+        if device == "cuda":
+            merge(model, torch.nn.Linear)
+            torch.cuda.empty_cache()  # what was merged; cached, it would count as the model's memory
         self.model: PreTrainedModel = model
         text_config = model.config.get_text_config()
         self.vocab_size = text_config.vocab_size
@@ -72,7 +85,8 @@ class Engine:
         if self.static is None or self.static.captured != captured or self.static.positions < len(ids) + n:
             from engines.static_cache import StaticDecode
 
-            self.static = None  # its memory first
+            self.static = None
+            gc.collect()  # its memory first: a cache and its layers hold one another
             self.static = StaticDecode(self.model, len(ids) + n, self.stop_ids, captured=captured)
         yield from self.static.tokens(ids, n)
 
@@ -123,7 +137,8 @@ class Engine:
     def weight_bytes(self) -> int:
         embeddings, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
         untied = head is not None and head.weight is not embeddings.weight
-        total = sum(parameter.nbytes for parameter in self.model.parameters())
+        config = self.model.config.get_text_config()
+        total = sum(round(each.nbytes * share_read(name, config)) for name, each in self.model.named_parameters())
         return total - (embeddings.weight.nbytes if untied else 0)
 
     def peak_allocated_bytes(self) -> int | None:

@@ -5,7 +5,10 @@ import math
 
 import numpy as np
 
+from common.program import UserError
 from metrics import bootstrap
+
+LARGEST = 709  # nats, of which exp is a float64
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -22,20 +25,26 @@ def nll(log_probabilities: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 
 def perplexity(nll: np.ndarray, counts: np.ndarray) -> float:
-    """exp(total NLL / total count), from sums a window: NLL and counts (of tokens or words) have shape [windows]."""
-    return math.exp(nll.sum() / counts.sum())
+    """exp(total NLL / total count), from sums a window: NLL and counts (of tokens or words) have shape [windows].
+
+    Raises `UserError` where float64 does not hold it: a text that hardly has words, or a model that knows nothing.
+    """
+    nats = nll.sum() / counts.sum()
+    if nats >= LARGEST:
+        raise UserError(f"perplexity is exp({nats:.0f}), no number; a text without spaces has no perplexity of words")
+    return math.exp(nats)
 
 
-def normalised(nll_a_token: float, tokens: int, words: int, size: int) -> dict[str, float]:
+def normalised(nll_a_token: float, tokens: int, words: int, size: int) -> dict[str, float | None]:
     """Every usual figure from one: NLL a token, and the tokens, words and bytes of the whole text.
 
-    Where a protocol leaves tokens out (a tail, first halves), those count as if they were like the others.
+    Where a protocol leaves tokens out (a tail, first halves), those count as if they were like the others. None is what
+    float64 does not hold: perplexity of words in a text that hardly has spaces.
     """
     total = nll_a_token * tokens
+    nats = {"token": nll_a_token, "word": total / words, "byte": total / size}
     return {
-        "token_perplexity": math.exp(nll_a_token),
-        "word_perplexity": math.exp(total / words),
-        "byte_perplexity": math.exp(total / size),
+        **{f"{unit}_perplexity": math.exp(each) if each < LARGEST else None for unit, each in nats.items()},
         "bits_per_byte": total / size / math.log(2),
     }
 

@@ -108,8 +108,9 @@ def check_formats(
 
 def nearest(word: str, known: Collection[str]) -> str:
     """`; did you mean 'x'?` where something known is close, else `; known: …`."""
-    close = difflib.get_close_matches(word, known, 1)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(sorted(known))}"
+    words = [str(each) for each in known]
+    close = difflib.get_close_matches(str(word), words, 1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(sorted(words))}"
 
 
 def unknown(name: str, formats: Collection[str], makers: Makers) -> str:
@@ -141,6 +142,8 @@ def checked(
             raise ConfigError(f"interpreters: no environment is called {name!r}{nearest(name, envs)}")
         if shutil.which(interpreter) is None:
             raise ConfigError(f"interpreters.{name}: {interpreter} is no program; name a python that is there")
+    if filled["mlc"]["tool"] == "mlc_llm" and "mlc_llm" not in filled["interpreters"]:
+        raise ConfigError("mlc.tool: mlc_llm is not built here; name a python that has it under interpreters.mlc_llm")
     if filled["reference"] not in formats:
         raise ConfigError(f"reference: {unknown(filled['reference'], formats, makers)}")
     for name, model in filled["models"].items():
@@ -163,7 +166,8 @@ def checked(
 
 
 def with_defaults(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any]) -> Any:
-    """Fill a mapping's missing keys from the `default`s of its schema, in place, deep."""
+    """Fill a mapping's missing keys from the `default`s of its schema, in place, deep; all in the schema's order and
+    numbers of its type, so that a default that is written out is no other parameter of a job."""
     if "$ref" in schema:
         schema = root["$defs"][schema["$ref"].rsplit("/", 1)[1]]
     if isinstance(value, dict):
@@ -171,7 +175,12 @@ def with_defaults(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any]
             if key not in value and "default" in child:
                 value[key] = deepcopy(child["default"])
             if key in value:
-                with_defaults(value[key], child, root)
+                value[key] = with_defaults(value.pop(key), child, root)
+    kind = schema.get("type")
+    if kind == "integer" and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if kind == "number" and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
     return value
 
 

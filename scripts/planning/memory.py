@@ -1,13 +1,15 @@
 """How much memory of the host a job takes, from its model's shape: what a cluster must give it.
 
-`RATES` are from what jobs took (docs/PERFORMANCE.md, "Memory of jobs"), a few per cent above. With device `auto` a job
-may get a GPU, whose libraries take more, so that it asks for as much as with `cuda`.
+The figures are from what jobs took (docs/PERFORMANCE.md, "Memory of jobs"), a few per cent above. With device `auto` a
+job may get a GPU, whose libraries take more, so that it asks for as much as with `cuda`.
 """
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from metrics import windows
 from planning import disk, shape
 from planning.shape import Shape
 
@@ -22,7 +24,8 @@ BYTES_AN_ID = 4  # of a file of token ids, at least: two digits, a comma and a s
 BANDWIDTH = 600  # MB: two buffers of 256 MiB, with which latency.py measures how fast a CPU's memory is
 KEPT = 0.8  # of a tool's libraries, while the gate runs what it built
 PARENT = 100  # MB of the process that starts and watches the one that measures
-WINDOW = 2048  # tokens of the longest window that any protocol scores, where the model's context is no less
+# tokens of a protocol's longest window, where the model's context is no less; lm-eval-word takes all of the context
+WINDOWS = {"gptq-2048": windows.GPTQ_WINDOW, "llamacpp-512": windows.LLAMACPP_WINDOW, "hf-strided": windows.HF_WINDOW}
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,8 @@ ENGINES = {
     "ct2-float32": Engine(cpu=97, weights=4, floor=670, cuda=450, logits=16),
     "ct2-float16": Engine(cpu=97, weights=4, floor=670, cuda=450, logits=16),
     "ct2-int8": Engine(cpu=97, weights=1, floor=670, cuda=450, logits=16),
-    "gptq-int4": Engine(cpu=715, weights=2, floor=1940, cuda=1510, mapped=True),
-    "awq-int4": Engine(cpu=715, weights=2, floor=1940, cuda=1510, mapped=True),
+    "gptq-int4": Engine(cpu=715, weights=2, floor=2020, cuda=1590, mapped=True),
+    "awq-int4": Engine(cpu=715, weights=2, floor=2020, cuda=1590, mapped=True),
     "autogptq-int4": Engine(cpu=715, weights=2, floor=1940, cuda=1510, mapped=True),
     "mlc-q4f16_1": Engine(cpu=122, weights=0.57, floor=725, cuda=725, logits=16),
 }
@@ -87,7 +90,7 @@ def engine_mb(format: str, model: Shape, device: str, window: int = 0) -> int:
     """MB of the process that runs a format, which scores windows of so many tokens. A format that is not in the table
     counts as fp16."""
     engine = ENGINES.get(format, ENGINES["fp16"])
-    logits = engine.logits * min(window, model.context or window) * model.vocab // MB
+    logits = engine.logits * min(window, model.context or windows.CONTEXT) * model.vocab // MB
     read = disk.artifact_bytes(format, model) or 2 * model.parameters
     if engine.mapped:
         read = min(read, SHARD)
@@ -97,13 +100,20 @@ def engine_mb(format: str, model: Shape, device: str, window: int = 0) -> int:
     return round(engine.cpu + held / MB) + logits
 
 
+def window(protocol: str) -> int:
+    """Tokens of the longest window that a protocol scores, before the model's context is asked."""
+    return WINDOWS.get(protocol, sys.maxsize)
+
+
 def latency_mb(format: str, model: Shape, device: str) -> int:
     """MB of a latency job: the process that measures, and the one that started it."""
     mb = PARENT + engine_mb(format, model, device)
     return max(mb, BANDWIDTH) if device == "cpu" else mb
 
 
-def build_mb(format: str, model: Shape, calibration: Mapping[str, int], device: str, gated: bool) -> int:
+def build_mb(
+    format: str, model: Shape, calibration: Mapping[str, int], device: str, gated: bool, protocol: str = "gptq-2048"
+) -> int:
     """MB to build an artifact, and to run it beside what built it where a gate does. A format that is not in the table
     counts as CTranslate2's int8."""
     if format in TOOLS:
@@ -115,7 +125,7 @@ def build_mb(format: str, model: Shape, calibration: Mapping[str, int], device: 
     if not gated:
         return mb
     kept = KEPT * (libraries.cpu if device == "cpu" else libraries.cuda)
-    return max(mb, round(kept) + engine_mb(format, model, device, WINDOW))
+    return max(mb, round(kept) + engine_mb(format, model, device, window(protocol)))
 
 
 def filled(calibration: Mapping[str, int], model: Shape, tokens: int | None) -> dict[str, int]:

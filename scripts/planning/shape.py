@@ -109,6 +109,15 @@ def of_weights(nbytes: int) -> Shape:
     return Shape(nbytes // 2, 0, nbytes // 2, 1, 0, 0, 0, None, 0, 0, exact=False)
 
 
+def told(folder: Path) -> Shape | None:
+    """What a folder's config.json tells; None where it tells nothing or there is none: some formats have their own."""
+    path = folder / "config.json"
+    try:
+        return of(json.loads(path.read_bytes())) if path.is_file() else None
+    except (ValueError, RecursionError):  # the job that reads it says so, in a line
+        return None
+
+
 def of_folder(folder: Path) -> Shape:
     """The shape of the model in a folder: of its config.json, else of the size of its weight files.
 
@@ -117,11 +126,7 @@ def of_folder(folder: Path) -> Shape:
     """
     if not folder.exists():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
-    text = (folder / "config.json").read_bytes()
-    try:
-        found = of(json.loads(text))
-    except (ValueError, RecursionError):  # the job that reads it says so, in a line
-        found = None
+    found = told(folder)
     if found is not None:
         return found
     weights = [path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin")]

@@ -7,6 +7,7 @@ from checkpoint.tensor import Tensor
 from common.program import UserError
 
 GROUP_SIZES = (128, 64, 32)  # that the kernels of both formats know
+OTHERS = ("vision", "visual", "audio", "projector")  # parts of a model that reads more than text: no tool takes these
 
 
 def linear_layers(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
@@ -15,6 +16,7 @@ def linear_layers(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
         name.removesuffix(".weight"): (tensor.shape[0], tensor.shape[1])
         for name, tensor in tensors.items()
         if len(tensor.shape) == 2 and name.endswith(".weight") and any(part.isdigit() for part in name.split("."))
+        if not any(other in name for other in OTHERS)
     }
 
 
@@ -23,11 +25,15 @@ def group_size(asked: str, layers: Mapping[str, tuple[int, int]], folder: Path) 
 
     Raises `UserError` where it does not divide the inputs of every layer, with those layers and the sizes that fit.
     """
+    if asked != "auto" and (not asked.isdigit() or not int(asked)):
+        raise UserError(f"group_size {asked}: a number of weights that share a scale, or auto")
+    if not layers:
+        raise UserError(f"{folder}: has no layers to quantize: no matrices inside numbered blocks")
     fitting = [size for size in GROUP_SIZES if all(inputs % size == 0 for _, inputs in layers.values())]
     if asked == "auto" and fitting:
         return fitting[0]
     unfit = [f"{name} ({inputs})" for name, (_, inputs) in layers.items() if asked == "auto" or inputs % int(asked)]
-    if not layers or unfit:
+    if unfit:
         fit = ", ".join(map(str, fitting)) or "none of " + ", ".join(map(str, GROUP_SIZES))
         raise UserError(
             f"{folder}: group_size {asked} does not divide the inputs of {len(unfit)} of {len(layers)} layers "

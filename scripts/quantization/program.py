@@ -1,13 +1,16 @@
 """What the programs that quantize share: their arguments, and how what a tool saved becomes an artifact."""
 
 import argparse
+import gc
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import torch
 
 import devices
 from checkpoint import safetensors_file, sharding, shards
+from checkpoint.conversion import drop_tied
 from checkpoint.float16 import stored_dtype, write_float16
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import DTYPE_BYTES
@@ -97,17 +101,24 @@ def build(
     )
     device = devices.resolve(options.device)
     torch.manual_seed(options.seed)
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # autoawq takes whatever card it sees
     parameters |= {group_size: fitting}
-    resume = resume_folder(options, source, parameters, samples, tool_version)
     with publish(options.dst, source=options.src) as folder, work_folder(options.dst) as saved:
+        resume = resume_folder(options, source, parameters, samples, device, tool_version)
         folder.mkdir()
         dtype = torch.float32 if device == "cpu" else torch.float16
         job = Job(options.src, saved, resume, parameters, samples, device, dtype)
         try:
             quantize(job)
         except Exception as error:  # whatever transformers and the tools raise for models that they do not know
+            if isinstance(error, OSError) and error.errno in program.FULL:  # not the tool's fault; its progress is good
+                raise
             again = f"; to start from the beginning, remove {resume}" if resume.exists() else ""
             raise UserError(f"{options.src}: {tool} cannot quantize it ({first_line(error)}){again}") from error
+        gc.collect()  # models are cycles; the gate's process wants the card
+        if device == "cuda":
+            torch.cuda.empty_cache()
         write_artifact(folder, job, source, options, format=format, engine=engine, tool=tool, tool_version=tool_version)
     shutil.rmtree(resume, ignore_errors=True)
 
@@ -129,6 +140,7 @@ def resume_folder(
     source: Checkpoint,
     parameters: Mapping[str, Any],
     samples: Calibration,
+    device: str,
     tool_version: str,
 ) -> Path:
     """Where a tool keeps its progress: beside the artifact, and another folder for whatever would be another result.
@@ -139,8 +151,8 @@ def resume_folder(
         parameters,
         samples.samples,
         options.seed,
-        options.device,
-        tool_version,
+        torch.cuda.get_device_name() if device == "cuda" else device,
+        {"tool": tool_version, "torch": torch.__version__, "transformers": version("transformers")},
         manifest.read(source.folder)["files"],
     ]
     digest = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()
@@ -181,7 +193,7 @@ def write_artifact(
     a local folder's quantize_config.json alone, so that GPTQ's is written there too.
     """
     written = shards.find(job.saved)
-    tensors = written.tensors()
+    tensors = drop_tied(source.config(), written.tensors())  # auto-gptq writes a tied head once more
     groups = sharding.split(list(tensors.values()), SHARD_BYTES)
     names = sharding.write(
         folder, "safetensors", groups, partial(safetensors_file.write, dtype=stored_dtype, copy=write_float16)

@@ -83,7 +83,11 @@ def interference(before: Row | None, after: Row | None) -> list[str]:
 
 
 def pairs(before: Mapping[str, Any], after: Mapping[str, Any], limits: Limits) -> list[Pair]:
-    """All rows of two results.json: those of the first in its order, then those that only the second has."""
+    """All rows of two results.json: those of the first in its order, then those that only the second has; none where
+    the two have no device in common."""
+    seen = [{row["device"] for row in each["rows"]} - {None} for each in (before, after)]
+    if all(seen) and not seen[0] & seen[1]:
+        return []
     rest = list(after["rows"])
     found = []
     for one in before["rows"]:

@@ -1,6 +1,5 @@
 """What the page shows of a row beyond its figures: where divergence lies, when tokens came, what was written."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from tokenizers import Tokenizer
 
 from common import scoring
 from common.program import UserError
+from reporting.results import part
 
 # KL divergence, in nats: four bins a decade; what is below the first edge or above the last falls into the ends
 EDGES = np.logspace(-6, 1, 29)
@@ -111,19 +111,17 @@ def output(ids: Sequence[int], expected: Sequence[int] | None, words: Tokenizer 
     return {"same": same, "other": through[len(same) :], "rest": rest, "at": at + 1}
 
 
-def of_model(cells: Sequence[Mapping[str, Any]], reference: str, protocol: str) -> dict[str, Any]:
-    """The details of one model's formats that were measured, and its prompts."""
-    speeds = {
-        cell["format"]: json.loads(Path(cell["latency"]).read_text(encoding="utf-8"))
-        for cell in cells
-        if Path(cell["latency"]).exists()
-    }
+def of_model(cells: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> dict[str, Any]:
+    """The details of one model's formats that were measured, and its prompts; whether its weights are random."""
+    reference = config["reference"]
+    speeds = {cell["format"]: speed for cell in cells if (speed := part(cell, config, "latency")[0])}
     words = next(filter(None, (tokenizer(Path(cell["artifact"])) for cell in cells)), None)
     expected = [prompt["output_ids"] for prompt in speeds[reference]["prompts"]] if reference in speeds else None
     formats = {}
     for cell in cells:
         speed = speeds.get(cell["format"])
-        entry: dict[str, Any] = {"divergence": divergence(cell, words, protocol)}
+        scored = part(cell, config, "quality")[0]
+        entry: dict[str, Any] = {"divergence": scored and divergence(cell, words, config["perplexity"])}
         if speed:
             entry |= times(speed)
             entry["outputs"] = [
@@ -132,4 +130,5 @@ def of_model(cells: Sequence[Mapping[str, Any]], reference: str, protocol: str) 
             ]
         formats[cell["format"]] = entry
     texts = next(([prompt["text"] for prompt in speed["prompts"]] for speed in speeds.values()), [])
-    return {"prompts": texts, "formats": formats}
+    random = all(cell["quality"] is None for cell in cells)
+    return {"prompts": texts, "formats": formats, "random": random, "compared": expected is not None}

@@ -26,6 +26,7 @@ ORIGINS = (
     *("source", "built by", "SHA-256 of sha256sum's lines for its files", "calibration text, SHA-256", "quality gate"),
     *("libraries", "device", "latency", "quality"),
 )
+MODE = ("mode", "refused", "differs", "tokens_per_second")  # of another way to decode
 PAGE_BYTES = 2_900_000  # of the page: details of models are left out beyond it
 DIGITS = 6  # of figures in the page; results.json has them all
 
@@ -72,7 +73,7 @@ def provenance(row: Mapping[str, Any]) -> list[Any]:
 
 def short(entry: Mapping[str, Any]) -> dict[str, Any]:
     """What the page says of a longer prompt or a batch."""
-    names = ("tokens", "batch", "skipped", "ttft_ms_p50", "tpot_ms_p50", "tokens_per_second")
+    names = ("tokens", "batch", "skipped", "refused", "ttft_ms_p50", "tpot_ms_p50", "tokens_per_second")
     return {name: rounded(entry[name]) for name in names if name in entry}
 
 
@@ -117,7 +118,7 @@ def row_data(row: Mapping[str, Any], drawn: Mapping[str, Any], pool: Pool) -> di
         "ratio": row["perplexity_ratio"] and {name: rounded(value) for name, value in row["perplexity_ratio"].items()},
         "plot": [rounded(drawn[name]) for name in ("perplexity_low", "perplexity_high", "roofline", "label")],
         "runs in": [row["compute_type"], row["mode"], row["threads"]],
-        "modes": row["other_modes"],
+        "modes": [{name: rounded(way[name]) for name in MODE} for way in row["other_modes"] or []],
         "differs": row["differs"],
         "variants": [short(entry) for entry in (row["lengths"] or []) + (row["batches"] or [])],
         "origins": [pool.number(value) for value in provenance(row)],
@@ -130,7 +131,7 @@ def of_models(study: Mapping[str, Any], room: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for model in config["models"]:
         cells = [cell for cell in study["cells"] if cell["model"] == model]
-        each = details.of_model(cells, config["reference"], config["perplexity"]) if room > 0 else None
+        each = details.of_model(cells, config) if room > 0 else None
         room -= len(json.dumps(each))
         found[model] = each if room > 0 else None
     return found

@@ -46,6 +46,7 @@ def compare(each: dict[str, Any], reference: Mapping[str, Any] | None) -> None:
             each["missing"].setdefault(name, "nothing to compare it with")
         return
     nll, low, high, tie = difference(each, reference, "tokens")
+    tie = tie or each["above_noise_floor"] is False  # no further than the same weights in another arithmetic
     verdict = "reference" if each is reference else "tie" if tie else "worse" if nll > 0 else "better"
     each |= dict(zip(COMPARED, (nll, low, high, verdict), strict=True))
 
@@ -59,9 +60,9 @@ def faster(one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
 
 def better(one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
     """1 where one row's perplexity is lower and the paired interval of the ratio leaves 1 out, -1 where the other's is,
-    else 0."""
+    else 0, also where neither diverges beyond the noise of the arithmetic (a reference does not from itself)."""
     ratio = perplexity_ratio(one, other)
-    if ratio is None or ratio["tie"]:
+    if ratio is None or ratio["tie"] or one["above_noise_floor"] is other["above_noise_floor"] is False:
         return 0
     return 1 if ratio["ratio"] < 1 else -1
 

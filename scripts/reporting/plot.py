@@ -84,7 +84,7 @@ def chart(quality: str, cost: str, rows: Sequence[Mapping[str, Any]], *, picture
     front = (
         base.transform_filter("datum.front")
         .mark_line(strokeDash=[4, 4], color="#888888")
-        .encode(x=x, y=y, detail="model:N", order=f"{cost}:Q")
+        .encode(x=x, y=y, detail=["model:N", "device:N"], order=f"{cost}:Q")
     )
     layers = [front]
     if cost in INTERVALS:
@@ -126,7 +126,6 @@ def vega(drawn: alt.LayerChart) -> dict[str, Any]:
             "encode": {
                 "update": {
                     "text": {"field": "datum.label"},
-                    "fill": {"field": "fill"},
                     "fontSize": {"value": 12},
                 }
             },

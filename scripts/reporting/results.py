@@ -90,14 +90,31 @@ def failure(logs: Sequence[str]) -> str:
     return f"failed, or never ran: see {logs[-1]}"
 
 
-def part(cell: Mapping[str, Any], name: str) -> tuple[dict[str, Any] | None, str | None]:
+def unfit(cell: Mapping[str, Any], config: Mapping[str, Any], result: Mapping[str, Any]) -> str | None:
+    """Why a latency or quality result is not of the artifact that is there and of the study's protocol; None where it
+    is. After an edit, what was measured before lies there until its job has run again."""
+    path = Path(cell["artifact"])
+    if not (path / manifest.NAME).exists():
+        return failure(cell["logs"]["artifact"])
+    if result["artifact"]["files"] != manifest.read(path)["files"]:
+        return "was measured of another build; run again"
+    asked = {**config.get("latency", {}), "perplexity": config.get("perplexity")}
+    other = [name for name, value in result["protocol"].items() if asked.get(name, value) != value]
+    return f"was measured with another {', '.join(other)}; run again" if other else None
+
+
+def part(cell: Mapping[str, Any], config: Mapping[str, Any], name: str) -> tuple[dict[str, Any] | None, str | None]:
     """What one job of a cell left, or None and why there is nothing."""
     if cell[name] is None:
         return None, cell["no_quality"]
     path = Path(cell[name])
     if not (path / manifest.NAME if name == "artifact" else path).exists():
         return None, failure(cell["logs"][name])
-    return (manifest.read(path) if name == "artifact" else read(path, name.replace("_", " "))), None
+    if name == "artifact":
+        return manifest.read(path), None
+    found = read(path, name.replace("_", " "))
+    why = None if name == "noise_floor" else unfit(cell, config, found)
+    return (None, why) if why else (found, None)
 
 
 def without_files(artifact: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,7 +126,7 @@ def without_files(artifact: Mapping[str, Any]) -> dict[str, Any]:
 
 def without_raw(entry: Mapping[str, Any]) -> dict[str, Any]:
     """What was measured with a longer prompt or a batch, without single runs and tokens."""
-    return {name: value for name, value in entry.items() if name not in ("runs", "output_ids")}
+    return {name: value for name, value in entry.items() if name not in ("runs", "output_ids", "deterministic")}
 
 
 def mean_kld(windows: Mapping[str, Any], count: int) -> float:
@@ -117,15 +134,15 @@ def mean_kld(windows: Mapping[str, Any], count: int) -> float:
     return sum(windows["kld"][:count]) / sum(windows["tokens"][:count])
 
 
-def row(cell: Mapping[str, Any]) -> dict[str, Any]:
+def row(cell: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """One row of the report, with what the page and the comparisons need beyond the columns of results.csv.
 
     A part that failed leaves its columns empty, and `missing` says what its log said.
     """
-    artifact, unbuilt = part(cell, "artifact")
-    speed, unmeasured = part(cell, "latency")
-    loss, unscored = part(cell, "quality")
-    noise, without_noise = part(cell, "noise_floor")
+    artifact, unbuilt = part(cell, config, "artifact")
+    speed, unmeasured = part(cell, config, "latency")
+    loss, unscored = part(cell, config, "quality")
+    noise, without_noise = part(cell, config, "noise_floor")
     floor = noise["summary"]["kld_mean"] if noise and noise["summary"] else None
     above = None if floor is None or not loss else mean_kld(loss["windows"], len(noise["windows"]["kld"])) > floor
     columns: dict[str, Any] = {
@@ -183,7 +200,7 @@ def speed_details(speed: Mapping[str, Any] | None) -> dict[str, Any]:
         "threads": speed["device"].get("threads"),  # of the CPU; a GPU has none to choose
         "other_modes": [
             {"mode": way["mode"], "refused": way["refused"], "differs": way.get("differs")}
-            | {name: way["summary"][name] for name in LATENCY}
+            | {name: way.get("summary", {}).get(name) for name in LATENCY}
             for way in speed["other_modes"]
         ],
         "latency_summary": speed["summary"],
@@ -205,7 +222,7 @@ def quality_details(loss: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def collect(study: Mapping[str, Any]) -> dict[str, Any]:
     """results.json: the rows, the config that they come from, and the versions of this file and of the metrics."""
-    rows = [row(cell) for cell in study["cells"]]
+    rows = [row(cell, study["config"]) for cell in study["cells"]]
     mark_pareto(rows)
     for each in rows:
         reference = (

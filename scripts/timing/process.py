@@ -23,20 +23,20 @@ TRIAL_NOISE = 0.1  # relative
 def fastest_threads(options: argparse.Namespace, candidates: list[int], ids: list[int]) -> int:
     """Of several numbers of CPU threads the largest that decodes about as fast as the fastest.
 
-    Each decodes `TRIAL_TOKENS` tokens `TRIALS` times, of which the best counts; `TRIAL_NOISE` is not worth a change.
+    Each decodes `TRIAL_TOKENS` tokens, or as many as are measured, `TRIALS` times, of which the best counts;
+    `TRIAL_NOISE` is not worth a change.
     """
-    if len(candidates) == 1:
-        return candidates[0]
-    seconds = {}
+    seconds, tokens = {}, min(TRIAL_TOKENS, options.new_tokens)
     for threads in candidates:
         engine = engines.load(options.engine, options.artifact, "cpu", threads)
-        seconds[threads] = min(timed_tokens(engine, ids, TRIAL_TOKENS).seconds[-1] for _ in range(TRIALS))
+        seconds[threads] = min(timed_tokens(engine, ids, tokens).seconds[-1] for _ in range(TRIALS))
         engine.close()
     return max(threads for threads in candidates if seconds[threads] <= min(seconds.values()) * (1 + TRIAL_NOISE))
 
 
 def measure(options: argparse.Namespace, device: str) -> dict[str, Any]:
-    """Load, warm up and measure in this process; returns raw runs and what the engine says of itself.
+    """Load, warm up and measure in this process; returns raw runs and what the engine says of itself, or why this way
+    to decode does not fit the model (`refused`). With several numbers of threads, tries these and returns the best.
 
     Times are those of `time.perf_counter()`, so that the parent can tell what the device did meanwhile. After that
     tokens are checked against the engine's own logits: a few of the plain way's, every one of another way's.
@@ -44,7 +44,9 @@ def measure(options: argparse.Namespace, device: str) -> dict[str, Any]:
     processors = cpu.processors()  # before libraries bind threads
     content = json.loads(options.prompts.read_text(encoding="utf-8"))
     prompts = [prompt["ids"] for prompt in content["prompts"]]
-    threads = fastest_threads(options, options.process_threads, prompts[0])
+    threads = options.process_threads[0]
+    if len(options.process_threads) > 1:  # in a process of its own: what the trials leave is no memory of the measured
+        return {"threads": fastest_threads(options, options.process_threads, prompts[0])}
     started = time.perf_counter()
     engine = engines.load(options.engine, options.artifact, device, threads)
     engine.mode = options.process_mode or engine.modes[0]
@@ -52,7 +54,10 @@ def measure(options: argparse.Namespace, device: str) -> dict[str, Any]:
     runs, phases, outputs = [], [], [[] for _ in prompts]
     total = 1 + options.repeats * len(prompts)
     with tqdm(total=total, desc=f"{engine.mode}, process {options.process}", mininterval=1) as bar:
-        timed_tokens(engine, max(prompts, key=len), options.new_tokens)
+        try:
+            timed_tokens(engine, max(prompts, key=len), options.new_tokens)
+        except engines.CannotDecode as error:
+            return {"mode": engine.mode, "refused": str(error)}
         for ids in prompts:  # libraries choose and load kernels for each length that they meet
             timed_tokens(engine, ids, WARM_UP_TOKENS)
         bar.update()

@@ -29,6 +29,8 @@ LATENCY = [
     "tokens_per_second_high",
 ]
 
+SUMMARY = [*LATENCY, "peak_memory_bytes", "bandwidth_fraction", "joules_per_token"]
+
 
 def words(folder: Path) -> None:
     """A tokenizer of eight words, one of which is markup."""
@@ -100,8 +102,8 @@ def write_cell(
     manifest |= {"tool": "t", "tool_version": HOSTILE, "parameters": {"p": HOSTILE}, "calibration_sha256": None}
     (home / "quantmill.json").write_text(json.dumps(manifest | {"gate": None}))
     words(home)
-    (home / "latency.json").write_text(json.dumps(latency(rate, outputs)))
-    (home / "quality.json").write_text(json.dumps(quality(ratio)))
+    (home / "latency.json").write_text(json.dumps(latency(rate, outputs) | {"artifact": manifest}))
+    (home / "quality.json").write_text(json.dumps(quality(ratio) | {"artifact": manifest}))
     (home / "noise.json").write_text(
         json.dumps(
             {"kind": "noise floor", "metrics_version": METRICS_VERSION, "compute_type": "bfloat16"}
@@ -165,6 +167,24 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Path(cells[-1]["latency"]).unlink()
     Path(cells[-1]["logs"]["latency"][0]).write_text(f"50%\nerror: the engine {HOSTILE} broke\n")
     return build(folder, ["first", HOSTILE], cells)
+
+
+@pytest.fixture(scope="session")
+def caveats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose reference has no latency and no quality, and two formats on two devices, one with every caveat."""
+    folder = tmp_path_factory.mktemp("caveats")
+    rows = {"reference": 100, "doubtful": 300, "elsewhere": 900}
+    cells = [write_cell(folder, "only", name, rate, 1, 10**6, [[1, 2, 3, 4]], seen=True) for name, rate in rows.items()]
+    for kind in ("latency", "quality"):
+        Path(cells[0][kind]).unlink()
+    refused = {"mode": "captured", "refused": "its tokens differ", "summary": dict.fromkeys(SUMMARY, 1.0)}
+    length = {"tokens": 512, "ttft_ms_p50": 3.0, "tpot_ms_p50": 1.0, "refused": "by 0.9 nats"}
+    doubts = {"other_modes": [refused], "interference": ["a neighbour"], "lengths": [length]}
+    elsewhere = {"device": {"device": "cpu", "name": "another processor", "threads": 2}}
+    for cell, change in ((cells[1], doubts), (cells[2], elsewhere)):
+        path = Path(cell["latency"])
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    return build(folder, ["only"], cells)
 
 
 @pytest.fixture(scope="session")

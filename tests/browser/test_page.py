@@ -150,6 +150,24 @@ def test_texts_stand_side_by_side_with_the_first_other_token_marked(study: Path,
     assert small.locator(".text").inner_text() == f"one two {HOSTILE} four"
 
 
+def test_every_caveat_of_a_row_is_told(caveats: Path, visit: Visit) -> None:
+    page = visit(caveats)
+    said = page.locator("#verdict").inner_text()
+    assert "On a processor:" in said and "doubtful is the fastest, 300 tokens/s." in said
+    assert "On another processor:" in said and "times" not in said
+    why = page.locator("#table .hint")
+    expect(why).to_have_count(1)
+    why.focus()
+    expect(why).to_be_focused()
+    expect(why).to_have_attribute("aria-label", "a neighbour; its tokens differ")
+    prompt = page.locator("#details details", has_text="1. prompt")
+    prompt.locator("summary").click()
+    expect(prompt.locator("h3").first).to_have_text("doubtful nothing to compare it with")
+    page.locator("#details summary", has_text="Longer prompts").click()
+    expect(page.locator("#details li", has_text="a prompt of 512")).to_contain_text("refused: by 0.9 nats")
+    assert "The weights are random" not in page.locator("#details").inner_text()
+
+
 def test_the_worst_passage_is_shown_in_its_context(study: Path, visit: Visit) -> None:
     page = visit(study)
     passages = page.locator("#details details", has_text="quick: where it is furthest from reference")

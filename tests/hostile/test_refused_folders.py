@@ -10,6 +10,9 @@ import pytest
 from conftest import MEMORY, REPO, RUN
 from forge import safetensors_with
 
+from checkpoint import shards
+from common.program import UserError
+
 ONE = b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
 
 
@@ -193,3 +196,27 @@ def test_more_tensors_than_a_bin_can_name(hostile_model: Path, tmp_path: Path, t
     result = subprocess.run([*map(str, command)], cwd=REPO, capture_output=True, text=True, timeout=60)
     assert "60000 tensors would come into one file" in result.stderr
     assert int(result.stdout) < MEMORY
+
+
+@pytest.mark.parametrize(
+    ("config", "method"),
+    [
+        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+        ({"text_config": {"quantization_config": {"quant_method": "gptq"}}}, "gptq"),
+        ({"quantization_config": ["hostile"]}, "by an unknown method"),
+        ({"quantization_config": None, "text_config": ["hostile"]}, None),
+    ],
+)
+def test_weights_that_are_quantized_are_no_source(config: dict, method: str | None) -> None:
+    if method is None:
+        shards.refuse_quantized(Path("m"), config)
+        return
+    with pytest.raises(UserError, match=rf"m: its weights are quantized \({method}\)"):
+        shards.refuse_quantized(Path("m"), config)
+
+
+def test_programs_of_a_models_folder_are_not_carried_along(tmp_path: Path) -> None:
+    safetensors_with(tmp_path / "model.safetensors", ONE, b"12345678")
+    for name in ("config.json", "tokenizer.json", "modeling_evil.py"):
+        (tmp_path / name).write_text("{}")
+    assert [path.name for path in shards.find(tmp_path).others()] == ["config.json", "tokenizer.json"]

@@ -130,6 +130,21 @@ def test_what_passes_is_waited_for(hub: Hub, download: Download, fault: Fault) -
     assert result.returncode == 0, result.stderr
 
 
+def test_shards_that_are_named_after_the_whole_file() -> None:
+    shards = [f"model.safetensors-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    index = "model.safetensors.index.json"
+    assert select("a/b", [*shards, index, "config.json"]) == [index, *shards, "config.json"]
+
+
+def test_quantized_weights_are_refused_before_they_are_fetched(hub: Hub, download: Download, tmp_path: Path) -> None:
+    repository = hub.repositories[f"models/{NAME}"]
+    config = json.loads(repository.files["config.json"]) | {"quantization_config": {"quant_method": "fp8"}}
+    repository.files["config.json"] = json.dumps(config).encode()
+    said = refused(download(), tmp_path / "out")
+    assert said == f"error: {NAME}: its weights are quantized (fp8); name a model with the original weights"
+    assert not [path for path in (tmp_path / "home").rglob("*") if path.is_file() and path.stat().st_size > 10**6]
+
+
 @pytest.mark.parametrize("file", ["pytorch_model-00001-of-00003.bin", "tokenizer.json"])
 def test_wrong_bytes_are_refused_and_not_kept(hub: Hub, download: Download, tmp_path: Path, file: str) -> None:
     hub.faults = [Fault(f"/{file}", times=100, corrupt=True)]

@@ -7,8 +7,9 @@ function passages(format, divergence) {
   return element("details", {}, element("summary", {}, `${format}: where it is furthest from ${DATA.reference}`), element("ol", {}, items));
 }
 
-function written(format, output) {
-  const heading = element("h3", {}, format, element("small", {}, output.at === null ? (format === DATA.reference ? " the reference" : " the same tokens") : ` differs from token ${output.at} on`));
+function written(format, output, compared) {
+  const same = format === DATA.reference ? " the reference" : compared ? " the same tokens" : " nothing to compare it with";
+  const heading = element("h3", {}, format, element("small", {}, output.at === null ? same : ` differs from token ${output.at} on`));
   return element("div", {}, heading, element("div", { class: "text", tabindex: 0 }, output.same, output.at === null ? "" : element("mark", {}, output.other), output.rest ?? ""));
 }
 
@@ -16,7 +17,7 @@ function texts(model, detail) {
   const formats = Object.entries(detail.formats).filter(([, each]) => each.outputs);
   return detail.prompts.map((prompt, number) => {
     const sides = element("div", { class: "sides" });
-    const fill = () => { if (!sides.hasChildNodes()) sides.append(...formats.map(([format, each]) => written(format, each.outputs[number]))); };
+    const fill = () => { if (!sides.hasChildNodes()) sides.append(...formats.map(([format, each]) => written(format, each.outputs[number], detail.compared))); };
     return element("details", { ontoggle: fill }, element("summary", {}, `${number + 1}. ${prompt}`), sides);
   });
 }
@@ -29,7 +30,6 @@ function showDetails() {
     return;
   }
   const formats = Object.entries(detail.formats);
-  const random = Object.values(detail.formats).every((each) => !each.divergence);
   const charts = {
     divergence: ["How far each position is from the reference", formats.flatMap(([format, each]) => (each.divergence?.shares ?? []).slice(1).map((share, i) => ({ format, share, kld: DATA.edges[i] }))).filter((each) => each.format !== DATA.reference)],
     gaps: ["How long each token took after the one before", formats.flatMap(([format, each]) => (each.gaps_ms ?? []).map((gap_ms, i) => ({ format, gap_ms, quantile: DATA.quantiles[i] })))],
@@ -45,14 +45,14 @@ function showDetails() {
   const variants = more.map(([row, each]) => {
     const what = each.batch ? `batch ${each.batch}` : `a prompt of ${each.tokens} tokens`;
     const said = each.skipped ? `skipped: ${each.skipped}` : each.batch ? `${figure(each.tokens_per_second)} tokens/s` : `TTFT ${figure(each.ttft_ms_p50, 3)} ms, TPOT ${figure(each.tpot_ms_p50, 3)} ms`;
-    return element("li", {}, `${row.format}, ${what}: ${said}`);
+    return element("li", {}, `${row.format}, ${what}: ${said}${each.refused ? `; refused: ${each.refused}` : ""}`);
   });
   find("details").replaceChildren(...[
     element("div", { class: "plots" }, figures),
     parts.length ? element("h3", {}, "The worst passages") : null, parts,
     variants.length ? element("details", {}, element("summary", {}, "Longer prompts and batches"), element("ul", {}, variants)) : null,
     element("h3", {}, "What was written"),
-    random ? element("p", { class: "note" }, "The weights are random, and so is the text.") : null,
+    detail.random ? element("p", { class: "note" }, "The weights are random, and so is the text.") : null,
     texts(model, detail),
   ].flat().filter((part) => part !== null));
 }

@@ -52,7 +52,9 @@ function cell(row, column, whole) {
     return element("td", { class: "empty" }, element("span", { title: why, tabindex: 0, role: "note", "aria-label": why }, /^failed/.test(why) ? "failed" : "–"));
   }
   const notes = whole ? [] : below(row, column.name).map((line) => element("small", {}, line));
-  return element("td", { class: named(column) ? "name" : null, title: hints(row, column.name) }, text(column.name, value), notes);
+  const hint = hints(row, column.name);
+  if (hint) notes.push(element("small", { class: "hint", title: hint, tabindex: 0, role: "note", "aria-label": hint }, "why"));
+  return element("td", { class: named(column) ? "name" : null }, text(column.name, value), notes);
 }
 
 const shownColumns = () => DATA.columns.filter((column) => find("all-columns").checked || DATA.shown.includes(column.name))

@@ -18,11 +18,18 @@ function loss(row) {
 const names = (rows) => rows.map((row) => row.format).join(", ");
 const best = (rows, better) => rows.reduce((one, other) => (one === null || better(other, one) ? other : one), null);
 
-/** The sentences of one model: strings, or elements. */
+/** The sentences of one model, those of each device apart: strings, or elements. */
 function sentences(model, budget) {
   const rows = ROWS.filter((row) => row.model === model && row.tokens_per_second !== null);
-  const fastest = (several) => best(several, (a, b) => a.tokens_per_second > b.tokens_per_second);
   if (!rows.length) return ["Nothing was measured; the table says why."];
+  const devices = [...new Set(rows.map((row) => row.device))];
+  if (devices.length === 1) return ofDevice(rows, budget);
+  return devices.flatMap((device) => [`On ${device}:`, ...ofDevice(rows.filter((row) => row.device === device), budget)]);
+}
+
+/** The sentences of one model's rows that were measured on one device. */
+function ofDevice(rows, budget) {
+  const fastest = (several) => best(several, (a, b) => a.tokens_per_second > b.tokens_per_second);
   const scored = rows.filter((row) => row.ratio);
   if (!scored.length) {
     const first = fastest(rows);
@@ -36,6 +43,7 @@ function sentences(model, budget) {
   const base = rows.find((row) => row.format === DATA.reference);
   const gain = base && base !== first ? `, ${figure(first.tokens_per_second / base.tokens_per_second, 3)} times ${DATA.reference}'s` : "";
   found.push([element("strong", {}, first.format), ` is the fastest: ${figure(first.tokens_per_second)} tokens/s${gain}; ${loss(first)}.`]);
+  if (first.interference?.length) found.push("Its measurement was disturbed.");
   if (first.ratio.high > 1 + budget && !first.ratio.tie) found.push(`Its interval reaches beyond ${percent(budget)}.`);
   const equals = within.filter((row) => row !== first && asFast(row, first));
   if (equals.length) found.push(`As fast, as far as can be told: ${names(equals)}.`);

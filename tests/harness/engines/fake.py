@@ -1,8 +1,8 @@
 """An engine whose delays and faults are known: a small language model of numpy that waits until each token is due.
 
 Its artifact's fake.json holds what it does: `prefill` seconds for each token of a prompt, `step` seconds a token after
-the first, and `fault`, one of `FAULTS` or none. Its logits are those of the last two tokens, so that a token more
-before a short prompt changes what follows it.
+the first, `fault`, one of `FAULTS` or none, and `other_way`, why its other way to decode does not fit the model. Its
+logits are those of the last two tokens, so that a token more before a short prompt changes what follows it.
 """
 
 import json
@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+
+from engines import CannotDecode
 
 VOCAB = 40
 BOS = 0
@@ -37,6 +39,8 @@ class Engine:
         does = json.loads((artifact / "fake.json").read_text())
         self.prefill, self.step = does.get("prefill", 0.0), does.get("step", 0.0)
         self.noise, self.fault = does.get("noise", 0.0), does.get("fault")
+        self.other_way = does.get("other_way")
+        self.modes = ("fake", "other") if self.other_way else ("fake",)
         assert self.fault is None or self.fault in FAULTS
 
     def decode_batch(self, prompts: list[list[int]], n: int) -> Iterator[tuple[list[int], float]]:
@@ -57,6 +61,8 @@ class Engine:
                 text.append(token)
 
     def prefill_decode(self, ids: list[int], n: int) -> Iterator[tuple[int, float]]:
+        if self.mode == "other":
+            raise CannotDecode(self.other_way)
         for (token,), at in self.decode_batch([ids], n):
             yield token, at
 

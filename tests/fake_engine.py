@@ -1,0 +1,38 @@
+"""An engine of numpy alone, with faults and delays to choose."""
+
+import time
+import weakref
+from collections.abc import Iterator
+
+import numpy as np
+
+VOCAB = 11
+
+
+class Fake:
+    """An engine whose logits are a fixed function of the token before, handed out in chunks of three positions."""
+
+    compute_type, modes, mode = "float32", ("fake",), "fake"
+
+    def __init__(
+        self, shift: int = 0, noise: float = 0.0, drop: int = 0, delay: float = 0.0, ahead: float = 0.0
+    ) -> None:
+        self.table = np.random.default_rng(5).normal(0, 2, (VOCAB, VOCAB)).astype(np.float32)
+        self.table += noise * np.random.default_rng(6).normal(0, 1, (VOCAB, VOCAB)).astype(np.float32)
+        self.shift, self.drop, self.delay, self.ahead = shift, drop, delay, ahead
+        self.most_alive = 0
+
+    def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
+        rows = np.roll(self.table[np.array(ids)], self.shift, axis=0)
+        handed_out: list[weakref.ref[np.ndarray]] = []
+        for low in range(0, len(ids) - self.drop, 3):
+            chunk = rows[low : min(low + 3, len(ids) - self.drop)].copy()
+            handed_out.append(weakref.ref(chunk))
+            self.most_alive = max(self.most_alive, sum(each() is not None for each in handed_out))
+            yield chunk
+            del chunk
+
+    def prefill_decode(self, ids: list[int], n: int) -> Iterator[tuple[int, float]]:
+        for token in range(n - self.drop):
+            time.sleep(self.delay)
+            yield token, time.perf_counter() + self.ahead

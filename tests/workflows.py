@@ -1,0 +1,83 @@
+"""The workflow run in a copy of the project, and what it made there."""
+
+import csv
+import json
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from conftest import REPO
+
+from common import manifest
+
+SNAKEMAKE = REPO / ".venv/bin/snakemake"
+ROUNDS = int(
+    os.environ.get("FAULT_ROUNDS", "1")
+)  # of the tests of faults and of sharing; docs/RELIABILITY.md has a long run
+LATENCY = "latency: {new_tokens: 8, repeats: 1, processes: 1}\n"
+CHARACTERS = 14_000  # the quality gate's eight windows and little more
+ONE_FORMAT = "models: {demo: {source: demo}}\ntexts: {evaluation: short.txt}\nformats: [fp16]\n" + LATENCY
+
+
+def with_interpreters(text: str) -> str:
+    """A config that names this checkout's environments."""
+    interpreters = {env: str(REPO / f"envs/{env}/bin/python") for env in ("torch", "tools")}
+    return f"{text}interpreters: {json.dumps(interpreters)}\n"
+
+
+def study(root: Path, text: str) -> list[str]:
+    """A config file in `root`, with this checkout's environments as interpreters; options that select it."""
+    (root / "study.yaml").write_text(with_interpreters(text))
+    return ["--cores", "8", "report", "--configfile", "study.yaml"]
+
+
+def start(root: Path, *targets: str, **options: Any) -> subprocess.Popen[str]:
+    """A workflow of the copy's study that runs."""
+    command = [str(SNAKEMAKE), "--cores", "8", *targets, "--configfile", "study.yaml"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, cwd=root, **pipes, **options)
+
+
+def run(root: Path, *targets: str) -> tuple[int, str]:
+    """The exit code of a workflow, and what it said."""
+    process = start(root, *targets)
+    told, _ = process.communicate()
+    return process.returncode, told
+
+
+def check_artifacts(folder: Path) -> set[str]:
+    """Every artifact holds the files of its manifest with their hashes and no others; their names."""
+    for path in folder.glob("demo/*/quantmill.json"):
+        files = json.loads(path.read_text())["files"]
+        assert {name: manifest.sha256(path.parent / name) for name in files} == {
+            name: entry["sha256"] for name, entry in files.items()
+        }
+        there = {file.name for file in path.parent.iterdir() if not file.name.startswith(".")}
+        assert there == set(files) | {path.name}
+    assert not [path for path in folder.glob("demo/.*") if path.name != ".snakemake_timestamp"]
+    return {path.parent.name for path in folder.glob("demo/*/quantmill.json")}
+
+
+def jobs(call: Callable, root: Path, *options: str) -> set[str]:
+    """The jobs that a dry run plans: rule names, with the format where there is one."""
+    result = call(SNAKEMAKE, "-n", "report", *options, cwd=root)
+    assert result.returncode == 0, result.stderr
+    planned = set()
+    for block in re.split(r"\n(?=\[|rule |localrule )", result.stdout + result.stderr):
+        rule = re.search(r"^(?:local)?rule (\w+):", block, re.MULTILINE)
+        wildcards = re.search(r"wildcards: (.*)", block)
+        if rule:
+            named = [
+                part.split("=")[1] for part in (wildcards[1].split(", ") if wildcards else []) if "model=" not in part
+            ]
+            planned.add(" ".join([rule[1], *named]))
+    return planned
+
+
+def rows(root: Path) -> dict[str, dict[str, str]]:
+    """The report's rows, by format."""
+    with (root / "artifacts/report/results.csv").open() as file:
+        return {row["format"]: row for row in csv.DictReader(file)}
