@@ -125,8 +125,9 @@ def environment(env):
 
 
 def job_mb(mb):
-    """What a job asks for: what its program takes, and Snakemake, which is there too in a cluster's job."""
-    return memory.SNAKEMAKE + mb
+    """What a job asks for: what its program takes, and Snakemake, which is there too in a cluster's job; at least
+    Snakemake twice, since where a cluster adds up resident memory, who starts a program counts twice while it does."""
+    return memory.SNAKEMAKE + max(mb, memory.SNAKEMAKE)
 
 
 def passing(output):

@@ -82,6 +82,7 @@ start() { # DIR
     echo "NodeName=gpu1 Name=gpu File=$dir/gpu[0-1]" >"$etc/gres.conf"
     # config_overrides: the nodes have what stands here, whatever this machine has, so that a profile's requests fit.
     # OverMemoryKill: without cgroups the accounting plugin sees, once a second, that a job holds more than it asked for.
+    # UsePss: it counts a page once, as cgroups do, also while one process starts another (docs/FOOTGUNS.md).
     # cred_expire: a job of a node that failed is started again so many seconds later (by default 120).
     cat >"$etc/slurm.conf" <<CONF
 ClusterName=test
@@ -107,7 +108,7 @@ AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/none
 JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=task=1
-JobAcctGatherParams=OverMemoryKill
+JobAcctGatherParams=OverMemoryKill,UsePss
 SlurmctldPidFile=$dir/slurmctld.pid
 SlurmdPidFile=$dir/slurmd-%n.pid
 SlurmctldLogFile=$dir/slurmctld.log

@@ -1,6 +1,7 @@
 """What jobs ask a scheduler for: memory and time, by a model's shape, against what recorded runs took."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -30,6 +31,8 @@ def test_jobs_say_what_they_take(checkout: Callable[[], Path]) -> None:
     jobs = re.findall(r"^(?:local)?rule (\w+):$(.*?)resources: (.*?)$", result.stdout, re.M | re.S)
     silent = {rule for rule, _, resources in jobs if "mem_mb=" not in resources}
     assert silent <= {"environment", "study", "page", "report"}
+    asks = [int(found[1]) for _, _, resources in jobs if (found := re.search(r"mem_mb=(\d+)", resources))]
+    assert min(asks) == 2 * memory.SNAKEMAKE
     model = shape.of(json.loads((root / "demo/config.json").read_text()))
     asked = {
         re.search(r"format=(\S+)", text)[1]: int(re.search(r"mem_mb=(\d+)", resources)[1])
@@ -40,6 +43,14 @@ def test_jobs_say_what_they_take(checkout: Callable[[], Path]) -> None:
     assert len(asked) == 6
     untimed = {rule for rule, _, resources in jobs if "runtime=" not in resources}
     assert untimed <= silent | {"source", "tokens", "mlc_library"}
+
+
+def test_snakemake_takes_what_jobs_ask_for_it(checkout: Callable[[], Path]) -> None:
+    command = [REPO / ".venv/bin/snakemake", "--dry-run", "--cores", "8", "--quiet", "all"]
+    process = subprocess.Popen(list(map(str, command)), cwd=checkout())
+    _, status, usage = os.wait4(process.pid, 0)
+    assert status == 0
+    assert 0.75 * memory.SNAKEMAKE < usage.ru_maxrss * 1024 / memory.MB < memory.SNAKEMAKE
 
 
 def test_memory_of_a_protocol_whose_windows_are_the_context() -> None:

@@ -55,6 +55,11 @@ def wait_for(found: Callable[[], object], seconds: float = 300) -> None:
         time.sleep(0.2)
 
 
+def why(root: Path) -> str:
+    """Slurm's logs of the jobs that failed (those of the others are removed)."""
+    return "\n".join(f"{path}:\n{path.read_text()}" for path in (root / "artifacts/logs/slurm").rglob("*.log"))
+
+
 def start(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [str(SCRIPT), "start", str(folder)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | environment)
@@ -125,7 +130,7 @@ def submitted(cluster: Path, prepared: Callable[[], Path]) -> Path:
     root = prepared()
     command = [*SNAKEMAKE, *SUBMIT, "report", "--configfile", "study.yaml"]
     result = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.returncode == 0, result.stdout + result.stderr + why(root)
     shutil.copy(root / "ran", root / "ran-first")
     return root
 
@@ -170,7 +175,7 @@ def mended(broken: tuple[Path, str]) -> Path:
         wait_for(resumed)
         status = process.wait()
         printed.seek(0)
-        assert status == 0, printed.read()
+        assert status == 0, printed.read() + why(root)
     assert "Restarts=1" in run("scontrol", "show", "job", number)
     return root
 

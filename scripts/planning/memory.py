@@ -15,7 +15,7 @@ from planning.shape import Shape
 
 MB = 10**6  # as Snakemake counts mem_mb
 SHARD = 5 * 10**9  # bytes of a file of weights, as transformers shards; mapped whole while it is read
-SNAKEMAKE = 160  # MB of Snakemake itself, with which a cluster's job runs its command: a dry run of the demo took 134
+SNAKEMAKE = 160  # MB of Snakemake itself, with which a cluster's job runs its command: a dry run of the demo takes 138
 STREAMING = 50  # MB of a job that copies or converts bytes through a small buffer, whatever the model
 DOWNLOADING = 90  # MB, with the client of the hub
 TOKENIZING = 350  # MB of transformers and a text's tokens
