@@ -60,7 +60,9 @@ def main() -> None:
                     place(source.folder / name, folder / name)
         if (options.src / shards.INDEXES["safetensors"]).exists():
             (folder / shards.INDEXES["safetensors"]).write_text(sharding.index_json(groups, total), encoding="utf-8")
-        config = both_spellings(source.config() | {"dtype": "float16"})
+        # auto_map names Python that is not carried along; gptqmodel runs what it names, wherever that lies
+        config = {key: value for key, value in source.config().items() if key != "auto_map"}
+        config = both_spellings(config | {"dtype": "float16"})
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         for path in source.others():
             if path.name != "config.json":

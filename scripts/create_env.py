@@ -81,11 +81,15 @@ def find_uv(pins: Path) -> list[str]:
 
 
 def call(command: list[str], environment: Mapping[str, str]) -> None:
-    """Run a command. Raises `UserError` where it fails; what it printed stands above."""
-    if subprocess.run(command, env=dict(environment)).returncode:
+    """Run a command and print its errors. Raises `UserError` with the last of them where it fails."""
+    result = subprocess.run(command, env=dict(environment), stderr=subprocess.PIPE, text=True)
+    sys.stderr.write(result.stderr)
+    if result.returncode:
+        lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]
         raise UserError(
-            f"{' '.join(command)} failed; see above. A package that failed to build wants a C++ compiler and Python's "
-            "headers: install them, or leave out the formats that use this environment (config/README.md, `formats`)"
+            f"{' '.join(command)} failed ({lines[-1] if lines else f'exit code {result.returncode}'}). "
+            "A package that failed to build wants a C++ compiler and Python's headers: install them, or leave out the "
+            "formats that use this environment (config/README.md, `formats`)"
         )
 
 

@@ -9,6 +9,7 @@ drops goes unnoticed.
 import contextlib
 import io
 import json
+import os
 import runpy
 import shutil
 import subprocess
@@ -41,6 +42,14 @@ texts = ["--calibration", demo / "tokens/calibration.json", "--evaluation", demo
 texts += ["--samples", "8", "--sequence-length", "128"]
 
 
+def converted(source: Path) -> Path:
+    """The fp16 artifact of a model's source, made beside it as the workflow does."""
+    for program, read, out in (("bin_to_safetensors", "source", "safetensors"), ("build_fp16", "safetensors", "fp16")):
+        command = [sys.executable, REPO / f"scripts/{program}.py", source.with_name(read), source.with_name(out)]
+        subprocess.run(list(map(str, command)), check=True, stdout=sys.stderr)
+    return source.with_name("fp16")
+
+
 def checkpoint(name: str) -> Path:
     """The fp16 artifact of a random model."""
     torch.manual_seed(0)
@@ -52,13 +61,7 @@ def checkpoint(name: str) -> Path:
     model.to(torch.float16).save_pretrained(folder)
     for file in (demo / "fp16").glob("token*"):
         shutil.copy(file, folder)
-    for program, source, out in (
-        ("bin_to_safetensors", "source", "safetensors"),
-        ("build_fp16", "safetensors", "fp16"),
-    ):
-        command = [sys.executable, REPO / f"scripts/{program}.py", work / name / source, work / name / out]
-        subprocess.run(list(map(str, command)), check=True, stdout=sys.stderr)
-    return work / name / "fp16"
+    return converted(folder)
 
 
 def build(program: str, *arguments: object) -> str:
@@ -72,6 +75,16 @@ def build(program: str, *arguments: object) -> str:
         if end.code:
             return str(end.code)
     return ""
+
+
+def with_code() -> Path:
+    """The fp16 artifact of a model whose config names Python beside its source, which leaves a file when run."""
+    folder = shutil.copytree(work / "qwen2/source", work / "code/source")
+    (folder / "code.py").write_text(f"open({str(work / 'ran')!r}, 'w').close()\n")
+    named = {"AutoConfig": f"{folder}--code.Config", "AutoModelForCausalLM": f"{folder}--code.Model"}
+    config = json.loads((folder / "config.json").read_text()) | {"auto_map": named}
+    (folder / "config.json").write_text(json.dumps(config))
+    return converted(folder)
 
 
 facts: dict[str, Any] = {}
@@ -91,4 +104,9 @@ for architecture in ARCHITECTURES:
             cosine = (logits * expected).sum(-1) / np.linalg.norm(logits, axis=-1) / np.linalg.norm(expected, axis=-1)
             fact |= {"cosine": float(np.median(cosine)), "tokens": len(list(engine.prefill_decode(ids[:20], 20)))}
             engine.close()
+fp16 = with_code()
+for tool in ("gptq", "awq"):
+    error = build(f"build_{tool}.py", fp16, work / "code" / tool, *texts)
+    facts[f"code {tool}"] = {"error": error, "ran": (work / "ran").exists()}
+facts["cards"] = os.environ.get("CUDA_VISIBLE_DEVICES")
 print(json.dumps(facts))

@@ -39,3 +39,13 @@ def test_an_architecture_that_the_tool_does_not_know_is_refused_by_name(
     assert f"{name} cannot quantize it" in fact["error"]
     assert "mamba" in fact["error"].partition("cannot quantize it")[2]
     assert not fact["published"]
+
+
+@pytest.mark.parametrize("tool", ["gptq", "awq"])
+def test_python_of_the_models_folder_does_not_run(facts: dict[str, Any], tool: str) -> None:
+    assert facts[f"code {tool}"] == {"error": "", "ran": False}
+
+
+def test_a_job_for_a_cpu_leaves_the_cards_alone(facts: dict[str, Any]) -> None:
+    """autoawq takes whatever card it sees."""
+    assert facts["cards"] == ""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import REPO
-from workflows import LATENCY, SNAKEMAKE, rows, study
+from workflows import CHARACTERS, LATENCY, ONE_FORMAT, SNAKEMAKE, rows, study
 
 
 @pytest.fixture
@@ -93,3 +93,18 @@ def test_after_a_failure_a_page_shows_the_rest_and_says_why(root: Path, call: Ca
     assert result.returncode == 0, result.stderr
     planned = set(re.findall(r"rule (\w+):\n(?:    .*\n)*?    wildcards: .*model=torn", result.stdout))
     assert {"source", "safetensors", "fp16", "latency", "quality"} <= planned
+
+
+def test_an_environment_that_cannot_be_made_is_a_reason_on_the_page(root: Path, call: Callable, tmp_path: Path) -> None:
+    (root / "envs/mlc.txt").write_text("quantmill-nowhere==1\n")
+    (root / "short.txt").write_text((root / "config/evaluation.txt").read_text()[:CHARACTERS])
+    options = study(root, ONE_FORMAT.replace("[fp16]", "[fp16, mlc-q4f16_1]"))
+    settings = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "UV_CACHE_DIR": str(tmp_path / "cache")}
+    result = call(SNAKEMAKE, *options, cwd=root, **settings)
+    assert result.returncode == 1
+    assert "Traceback" not in result.stdout + result.stderr
+    found = json.loads((root / "artifacts/report/incomplete/results.json").read_text())
+    good, failed = found["rows"]
+    assert good["tokens_per_second"] > 0
+    assert failed["tokens_per_second"] is failed["size_bytes"] is failed["perplexity"] is None
+    assert all("quantmill-nowhere" in reason for reason in failed["missing"].values())
