@@ -99,10 +99,12 @@ def test_it_refuses_what_is_never_written(run: dict[str, Any], name: str, value:
 
 
 @pytest.mark.parametrize("path", sorted(REPO.glob("results/*/results.json")), ids=lambda path: path.parent.name)
-def test_recorded_runs_are_what_it_says(path: Path) -> None:
+def test_recorded_runs_are_what_it_says(path: Path, tmp_path: Path) -> None:
     content = json.loads(path.read_text())
     assert content["metrics_version"] == METRICS_VERSION
     assert errors(content) == []
+    results.write_csv(tmp_path / "results.csv", content["rows"])
+    assert path.with_name("results.csv").read_text() == (tmp_path / "results.csv").read_text()
 
 
 READ = """
