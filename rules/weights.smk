@@ -12,7 +12,8 @@ def source_files(wildcards):
     """The files that a source is made of: when one changes, what was built from it is built again."""
     kind, path = source(STUDY["models"][wildcards.model])
     files = path.iterdir() if path.is_dir() else [path]
-    return sorted(str(file) for file in files if file.is_file() and not file.name.startswith("."))
+    named = (file for file in files if file.is_file() and not file.name.startswith("."))
+    return sorted(str(file) for file in named if not set("{}") & set(str(file)))  # Snakemake's wildcards; linked anyway
 
 
 def source_env(wildcards):

@@ -54,7 +54,7 @@ def quantize(job: Job) -> None:
         str(job.src), torch_dtype=job.dtype, device_map=job.device, safetensors=True, trust_remote_code=False
     )
     model.quantize(
-        AutoTokenizer.from_pretrained(job.src),
+        AutoTokenizer.from_pretrained(job.src, trust_remote_code=False),
         quant_config=job.parameters,
         calib_data=job.calibration.samples,
         max_calib_samples=len(job.calibration.samples),

@@ -14,7 +14,7 @@ import ctranslate2
 import psutil
 
 from checkpoint import ctranslate2_bin, shards
-from common import manifest, quality_gate
+from common import manifest, own_code, quality_gate
 from common.program import UserError, first_line, parser, run
 from common.publish import publish
 
@@ -42,6 +42,7 @@ def main() -> None:
     quality_gate.add_arguments(arguments)
     options = arguments.parse_args()
 
+    own_code.forbid()
     source = shards.find(options.src)
     origin = manifest.read(options.src)
     check_memory(source, options.quantization)

@@ -21,6 +21,9 @@ from common import manifest
 from common.program import parser, run
 from common.publish import place, publish
 
+# auto_map names Python, which is not carried along; the others a kernel of somebody's machine
+NOT_CARRIED = ("auto_map", "attn_implementation", "_attn_implementation", "experts_implementation")
+
 
 def both_spellings(config: dict[str, Any]) -> dict[str, Any]:
     """A config with what transformers 5 calls `dtype` and `rope_parameters` in transformers 4's words too.
@@ -60,8 +63,7 @@ def main() -> None:
                     place(source.folder / name, folder / name)
         if (options.src / shards.INDEXES["safetensors"]).exists():
             (folder / shards.INDEXES["safetensors"]).write_text(sharding.index_json(groups, total), encoding="utf-8")
-        # auto_map names Python that is not carried along; gptqmodel runs what it names, wherever that lies
-        config = {key: value for key, value in source.config().items() if key != "auto_map"}
+        config = {key: value for key, value in source.config().items() if key not in NOT_CARRIED}
         config = both_spellings(config | {"dtype": "float16"})
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         for path in source.others():

@@ -28,7 +28,7 @@ def main() -> None:
     repository = hub.resolve(options.repository, options.revision)
     names = select(repository.name, repository.files)
     config = hub.fetch(repository, ["config.json"])["config.json"]  # before any weights
-    shards.refuse_quantized(Path(repository.name), shards.read_json(config))
+    shards.refuse_quantized(Path(repository.name), shards.read_config(config))
     files = hub.fetch(repository, names)
     with publish(options.dst) as folder:
         folder.mkdir()

@@ -25,7 +25,7 @@ from tqdm import tqdm
 from checkpoint import safetensors_file, sharding, shards
 from checkpoint.copying import write_all
 from checkpoint.tensor import Tensor, row_major
-from common import manifest
+from common import manifest, own_code
 from common.program import UserError, first_line, parser, run
 from common.publish import place, publish
 
@@ -41,6 +41,7 @@ def parameter_shapes(config_path: Path) -> tuple[dict[str, tuple[int, ...]], int
     Asked of transformers on the meta device, where no weight is allocated. A tied head is listed once, under the
     embeddings' name. Raises `UserError` for what transformers makes no causal language model of.
     """
+    own_code.forbid()
     try:
         config = transformers.AutoConfig.from_pretrained(config_path)
         with torch.device("meta"):

@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 import transformers
 
-from common import documents, manifest
+from common import documents, manifest, own_code
 from common.program import UserError, first_line, parser, run
 from common.publish import publish_json
 
 BYTES_A_TOKEN = 4
+SHORTEST = 32  # tokens of a context; no language model has fewer
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # one of them makes a tokenizer
 
 
@@ -34,9 +35,12 @@ def load_tokenizer(model: Path) -> transformers.PreTrainedTokenizerBase | None:
         raise UserError(f"{model}: holds no tokenizer ({', '.join(TOKENIZER_FILES)}); copy it beside the weights")
     transformers.logging.set_verbosity_error()  # or a document longer than the context draws a warning
     try:
-        return transformers.AutoTokenizer.from_pretrained(model)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     except Exception as error:  # whatever its many tokenizer classes raise
         raise UserError(f"{model}: transformers cannot read its tokenizer ({first_line(error)})") from None
+    if not isinstance(tokenizer, transformers.PreTrainedTokenizerBase):
+        raise UserError(f"{model}: tokenizer_class {type(tokenizer).__name__} is no tokenizer; download it again")
+    return tokenizer
 
 
 def load_config(model: Path) -> transformers.PretrainedConfig:
@@ -45,6 +49,16 @@ def load_config(model: Path) -> transformers.PretrainedConfig:
         return transformers.AutoConfig.from_pretrained(model).get_text_config()
     except Exception as error:  # whatever its many config classes raise
         raise UserError(f"{model}: transformers cannot read its config.json ({first_line(error)})") from None
+
+
+def context(config: transformers.PretrainedConfig, model: Path) -> int | None:
+    """Tokens that the model was made for; none where its config does not say."""
+    tokens = getattr(config, "max_position_embeddings", None)
+    if tokens is not None and (type(tokens) is not int or tokens < SHORTEST):
+        raise UserError(
+            f"{model}: max_position_embeddings is {tokens!r:.60}, not {SHORTEST} or more; download it again"
+        )
+    return tokens
 
 
 def random_ids(vocab_size: int, text: str) -> list[int]:
@@ -84,19 +98,29 @@ def main() -> None:
         raise UserError(
             f"{path}: is empty; it should hold {'one prompt a line' if options.kind == 'prompts' else 'a text'}"
         )
+    own_code.forbid()
     config = load_config(options.model)
     tokenizer = load_tokenizer(options.model)
     content: dict[str, Any] = {
         "kind": options.kind,
         "text_sha256": hashlib.sha256(raw).hexdigest(),
-        "context": getattr(config, "max_position_embeddings", None),
+        "context": context(config, options.model),
         "tokenizer": type(tokenizer).__name__ if tokenizer else None,
     }
 
     def ids(part: str, special: bool = True) -> list[int]:
         if tokenizer is None:
             return random_ids(config.vocab_size, part)
-        return tokenizer(part, add_special_tokens=special).input_ids
+        try:
+            found = tokenizer(part, add_special_tokens=special).input_ids
+        except Exception as error:  # whatever its many tokenizer classes raise
+            raise UserError(f"{options.model}: its tokenizer fails on {path} ({first_line(error)})") from None
+        if beyond := [token for token in found if not 0 <= token < config.vocab_size]:
+            raise UserError(
+                f"{options.model}: its tokenizer makes token {beyond[0]}, and the model has {config.vocab_size}; an "
+                "engine would read what is not there. Download it again"
+            )
+        return found
 
     if options.kind == "prompts":
         prompts = [line.strip() for line in text.splitlines() if line.strip()]

@@ -41,9 +41,12 @@ def test_an_architecture_that_the_tool_does_not_know_is_refused_by_name(
     assert not fact["published"]
 
 
-@pytest.mark.parametrize("tool", ["gptq", "awq"])
-def test_python_of_the_models_folder_does_not_run(facts: dict[str, Any], tool: str) -> None:
-    assert facts[f"code {tool}"] == {"error": "", "ran": False}
+@pytest.mark.parametrize("named_by", ["model", "tokenizer", "engine"])
+def test_python_of_the_models_folder_does_not_run(facts: dict[str, Any], named_by: str) -> None:
+    """gptqmodel and its loader of tokenizers would run it, whatever `trust_remote_code` says."""
+    assert facts[f"code {named_by}"]["ran"] is False
+    assert [bool(error) for error in facts["code model"]["errors"]] == [False, False]
+    assert [bool(error) for error in facts["code tokenizer"]["errors"]] == [True, True]
 
 
 def test_a_job_for_a_cpu_leaves_the_cards_alone(facts: dict[str, Any]) -> None:

@@ -39,6 +39,7 @@ def test_random_weights_are_measured_for_speed_only(root: Path, call: Callable) 
 def test_a_local_folder_of_safetensors(root: Path, call: Callable, tools_python: Path, demo: Path) -> None:
     shutil.copytree(demo / "artifacts/demo/safetensors", root / "my model's folder")
     (root / "my model's folder/quantmill.json").unlink()
+    (root / "my model's folder/{model}.txt").touch()  # not Snakemake's wildcard
     options = study(root, "models: {mine: {source: {path: my model's folder}}}\nformats: [fp16]\n" + LATENCY)
     result = call(SNAKEMAKE, *options, cwd=root)
     assert result.returncode == 0, result.stderr

@@ -37,8 +37,8 @@ class Checkpoint:
     weight_map: dict[str, str] | None = None
 
     def config(self) -> dict:
-        """config.json."""
-        return read_json(self.folder / "config.json")
+        """config.json. Raises `UserError` where it says that keys go by other names."""
+        return read_config(self.folder / "config.json")
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors: name -> `Tensor`.
@@ -82,6 +82,25 @@ def refuse_quantized(folder: Path, config: Mapping[str, Any]) -> None:
             method = found.get("quant_method") if isinstance(found, dict) else None
             method = method or "by an unknown method"
             raise UserError(f"{folder}: its weights are quantized ({method}); name a model with the original weights")
+
+
+def read_config(path: Path) -> dict:
+    """A model's config.json.
+
+    Raises `UserError` where `read_json` does, and where it has an `attribute_map`: transformers reads every key by it,
+    and what we looked at would not be what a library sees.
+    """
+    config = read_json(path)
+    inner: list[Any] = [config]
+    while inner:
+        each = inner.pop()
+        if isinstance(each, dict):
+            if "attribute_map" in each:
+                raise UserError(f"{path}: has an attribute_map, which gives keys other names; remove it")
+            inner += each.values()
+        elif isinstance(each, list):
+            inner += each
+    return config
 
 
 def read_json(path: Path, limit: int = MAX_CONFIG, values: int = bounded_json.MAX_VALUES) -> dict:

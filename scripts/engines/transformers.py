@@ -10,9 +10,12 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
+from common import own_code
 from common.program import UserError, first_line
 from engines import chunk_positions
 from engines.merged import merge
+
+own_code.forbid()
 
 DTYPES = {"cuda": torch.float16, "cpu": torch.float32}
 # For the noise floor: what a GPU would calculate in, and the other type that unquantized models are served in
@@ -47,7 +50,7 @@ class Engine:
         self.device = device
         stop = self.model.config.eos_token_id
         stop_ids = [stop] if isinstance(stop, int) else list(stop or [])
-        self.stop_ids = [token for token in stop_ids if token < self.vocab_size]  # a cut vocabulary may lack it
+        self.stop_ids = [token for token in stop_ids if 0 <= token < self.vocab_size]  # a cut vocabulary may lack it
         self.modes = self._modes()
         self.mode = self.modes[0]
         self.static: Any = None

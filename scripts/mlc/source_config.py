@@ -3,6 +3,7 @@
 What MLC-LLM's models know is in its python/mlc_llm/model/{llama,mistral,qwen2}.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,7 @@ def read(config: dict[str, Any], path: Path) -> SourceConfig:
     if family.model_type == "qwen2" and head_dim * heads != hidden:
         raise refuse(f"head_dim {head_dim} times {heads} heads is not hidden_size {hidden}, as MLC's qwen2 wants")
     epsilon = config.get("rms_norm_eps")
-    if type(epsilon) not in (int, float):
+    if type(epsilon) not in (int, float) or not 0 < epsilon < 1:
         raise UserError(f"{path}: rms_norm_eps is {epsilon!r:.60}, not a number; download it again")
     theta, scaling = rope(config, path)
     if scaling is not None and not family.scales_rope:
@@ -160,12 +161,14 @@ def rope(config: dict[str, Any], path: Path) -> tuple[float, dict[str, Any] | No
     if len(bases) > 1 or any(scaling != spellings[0][1] for _, scaling in spellings):
         raise UserError(f"{path}: rope_parameters differ from rope_theta and rope_scaling; remove the wrong one")
     theta = bases.pop() if bases else 10000
-    if type(theta) not in (int, float) or theta <= 0:
+    if type(theta) not in (int, float) or not 0 < theta < math.inf:
         raise UserError(f"{path}: rope_theta is {theta!r:.60}, not a base; download it again")
     return theta, spellings[0][1] if spellings else None
 
 
-def _scaling(parameters: dict[str, Any], path: Path) -> dict[str, Any] | None:
+def _scaling(parameters: Any, path: Path) -> dict[str, Any] | None:
+    if not isinstance(parameters, dict):
+        raise UserError(f"{path}: rope_scaling is {parameters!r:.60}, not an object; download it again")
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind == "default":
         return None

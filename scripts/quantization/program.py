@@ -22,11 +22,13 @@ from checkpoint.conversion import drop_tied
 from checkpoint.float16 import stored_dtype, write_float16
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import DTYPE_BYTES
-from common import manifest, program, quality_gate
+from common import manifest, own_code, program, quality_gate
 from common.program import UserError, first_line
 from common.publish import place, publish
 from quantization import calibration, layers
 from quantization.calibration import Calibration
+
+own_code.forbid()
 
 SHARD_BYTES = 5 * 10**9
 # auto-gptq's names for the files of a run, and a key of its that gptqmodel refuses whatever its value

@@ -220,3 +220,13 @@ def test_programs_of_a_models_folder_are_not_carried_along(tmp_path: Path) -> No
     for name in ("config.json", "tokenizer.json", "modeling_evil.py"):
         (tmp_path / name).write_text("{}")
     assert [path.name for path in shards.find(tmp_path).others()] == ["config.json", "tokenizer.json"]
+
+
+@pytest.mark.parametrize(
+    "config", [{"attribute_map": {"auto_map": "a"}}, {"text_config": [{"attribute_map": {}, "vocab_size": 1}]}]
+)
+def test_keys_that_go_by_other_names_are_refused(tmp_path: Path, config: dict) -> None:
+    safetensors_with(tmp_path / "model.safetensors", ONE, b"12345678")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"config\.json: has an attribute_map, which gives keys other names"):
+        shards.find(tmp_path).config()

@@ -1,6 +1,7 @@
 """What build_mlc.py reads of a model's config.json and tokenizer: the chat config, and what is refused by name."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,10 @@ REFUSED = {
     "num_hidden_layers is 1.5": {"num_hidden_layers": 1.5},
     "do not divide evenly": {"num_key_value_heads": 3},
     "rms_norm_eps is 'x', not a number": {"rms_norm_eps": "x"},
+    "rms_norm_eps is nan, not a number": {"rms_norm_eps": math.nan},
     "rope_theta is -1, not a base": {"rope_theta": -1},
+    "rope_theta is inf, not a base": {"rope_theta": math.inf},
+    "rope_scaling is 'x', not an object": {"rope_scaling": "x"},
 }
 
 
