@@ -9,8 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 REPO = Path(__file__).parent.parent
+settings.register_profile("suite", deadline=None)  # how long an example takes says how busy the machine is
+settings.load_profile("suite")
 collect_ignore = ["browser"]  # in an environment of its own: make test
 AUTOGPTQ = ["autogptq-int4"] if sys.version_info[:2] == (3, 11) else []  # its environment is for Python 3.11 alone
 MEMORY = 200 * 1024  # KiB

@@ -37,7 +37,7 @@ stop() { # DIR
     for name in slurmd-gpu1 slurmd-cpu1 slurmctld munged; do
         pid=$(cat "$1/$name.pid" 2>/dev/null) || continue
         ours "$pid" "${name%-*}" || continue
-        kill "$pid"
+        kill "$pid" 2>/dev/null || true
         for _ in $(seq 50); do
             ours "$pid" "${name%-*}" || continue 2
             sleep 0.1
@@ -129,14 +129,14 @@ CONF
     launch slurmctld -c -f "$etc/slurm.conf"
     launch slurmd -N cpu1 -f "$etc/slurm.conf"
     launch slurmd -N gpu1 -f "$etc/slurm.conf"
-    for _ in $(seq 100); do
+    for _ in $(seq 400); do
         if [ "$(sinfo --noheader --format=%T 2>/dev/null | sort -u)" = idle ]; then
             trap - EXIT
             return
         fi
         sleep 0.1
     done
-    echo "its nodes were not idle within 10 seconds" >>"$dir/start.log"
+    echo "its nodes were not idle within 40 seconds" >>"$dir/start.log"
     exit 1
 }
 

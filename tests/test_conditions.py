@@ -191,8 +191,12 @@ def test_other_programs_are_seen_and_ones_own_threads_are_not() -> None:
                 each.wait()
 
     program = (sys.executable, "-c", "while True: pass")
-    rounds = [(others(spin=False), others(), others(*program)) for _ in range(3)]
-    asleep, spinning, beside = (min(values) for values in zip(*rounds, strict=True))  # the least that else runs here
+    asleep = spinning = beside = 1.0  # the least of some rounds: what else runs here comes and goes
+    for number in range(10):
+        rounds = others(spin=False), others(), others(*program)
+        asleep, spinning, beside = (min(pair) for pair in zip((asleep, spinning, beside), rounds, strict=True))
+        if number >= 2 and asleep < 0.05:
+            break
     assert spinning - asleep < 0.5 / len(processors)
     assert beside - spinning > 0.5 / (len(processors) + 1)
 

