@@ -92,9 +92,8 @@ def test_studies_that_overlap_at_any_moment(two: list[Path], tmp_path: Path) -> 
         first = start(two[0], *wanted[0])
         time.sleep(moments.uniform(0, 3) if number else 0)
         second = start(two[1], *wanted[1])
-        ended = [
-            (workflow.communicate()[0], workflow.returncode) for workflow in (first, second)
-        ]  # both, before a rerun
+        # both, before what was refused runs again
+        ended = [(workflow.communicate()[0], workflow.returncode) for workflow in (first, second)]
         for (told, status), root, targets in zip(ended, two, wanted, strict=True):
             if status:
                 refused += 1
