@@ -65,15 +65,15 @@ def test_the_noise_floor_is_measured_and_lies_below_what_int8_changes(demo: Path
     verdicts = {row["format"]: row["nll_verdict"] for row in results["rows"]}
     assert verdicts["fp16"] == "reference"
     assert verdicts["ct2-float16"] == "tie"
-    assert verdicts["ct2-int8"] == "worse"
+    assert verdicts["mlc-q4f16_1"] == "worse"  # int8 is a tie on one processor and worse on another: docs/FOOTGUNS.md
 
 
-def test_int8_costs_something_and_the_pairs_show_it(demo: Path) -> None:
+def test_four_bits_cost_something_and_the_pairs_show_it(demo: Path) -> None:
     results = json.loads((demo / "artifacts/report/results.json").read_text())
     ratios = {row["format"]: row["perplexity_ratio"] for row in results["rows"]}
-    assert ratios["ct2-int8"]["low"] > 1
-    assert not ratios["ct2-int8"]["tie"]
-    assert quality(demo, "ct2-int8")["summary"]["kld_mean"] > 1e-4
+    assert ratios["mlc-q4f16_1"]["low"] > 1
+    assert not ratios["mlc-q4f16_1"]["tie"]
+    assert 1e-4 < quality(demo, "ct2-int8")["summary"]["kld_mean"] < quality(demo, "mlc-q4f16_1")["summary"]["kld_mean"]
 
 
 def test_perplexity_follows_from_the_stored_sums(demo: Path) -> None:
