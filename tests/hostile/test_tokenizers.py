@@ -1,6 +1,7 @@
 """Hostile tokenizers and configs through tokenize_texts.py: one line, no token that no engine has, nobody's Python."""
 
 import json
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -55,3 +56,34 @@ def test_a_tokenizer_that_is_a_program(tokenized: Callable[..., str]) -> None:
 @pytest.mark.parametrize("kind", ["AutoModel", "BertTokenizer"])
 def test_a_tokenizer_that_is_none(tokenized: Callable[..., str], kind: str) -> None:
     assert "tokenizer" in tokenized("tokenizer_config.json", tokenizer_class=kind)
+
+
+def test_a_conversion_runs_no_program_either(
+    tmp_path: Path, tools_python: Path, torch_python: Path, call: Callable
+) -> None:
+    """And what fp16 is made of names none: gptqmodel would look for it."""
+    source = shutil.copytree(REPO / "demo", tmp_path / "source")
+    named = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+    config = json.loads((source / "config.json").read_text())
+    elsewhere = {"auto_map": named, "attn_implementation": "flash_attention_2"}
+    (source / "config.json").write_text(json.dumps(config | elsewhere))
+    for program, read, out in (("bin_to_safetensors", "source", "safetensors"), ("build_fp16", "safetensors", "fp16")):
+        result = call(tools_python, f"scripts/{program}.py", tmp_path / read, tmp_path / out)
+        assert result.returncode == 0, result.stderr
+    assert elsewhere.keys().isdisjoint(json.loads((tmp_path / "fp16/config.json").read_text()))
+
+    model = tmp_path / "safetensors"
+    (model / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    (model / "config.json").unlink()
+    (model / "config.json").write_text(json.dumps(config))
+    tokenizer = json.loads((model / "tokenizer_config.json").read_text()) | CODE
+    (model / "tokenizer_config.json").unlink()
+    (model / "tokenizer_config.json").write_text(
+        json.dumps({key: value for key, value in tokenizer.items() if value is not None})
+    )
+    command = [torch_python, "scripts/build_ct2.py", model, tmp_path / "ct2"]
+    result = subprocess.run([*map(str, command)], cwd=REPO, input="y\ny\ny\n", capture_output=True, text=True)
+    assert result.returncode == 1
+    assert "CTranslate2 cannot convert it" in result.stderr.splitlines()[-1]
+    assert not (tmp_path / "ran").exists()
+    assert not (tmp_path / "ct2").exists()
