@@ -141,24 +141,24 @@ def measured(model):
 
 
 def gated(wildcards):
-    """Whether an artifact is compared with its model's reference before it is published."""
-    return measured(wildcards.model) and wildcards.format != STUDY["reference"]
+    """Whether an artifact is held against what its model's source predicts before it is published."""
+    return measured(wildcards.model)
 
 
 def gate_input(wildcards):
-    """What the quality gate compares with."""
+    """What the quality gate compares with, and the environment that computes what it expects."""
     if not gated(wildcards):
         return []
     model = f"artifacts/{wildcards.model}"
-    return [f"{model}/gate.json", f"{model}/tokens/evaluation.json"]
+    return [f"{model}/gate.json", f"{model}/tokens/evaluation.json", *environment("torch")]
 
 
 def gate_options(wildcards):
     """The same, as flags of the program that builds."""
     if not gated(wildcards):
         return []
-    reference, evaluation = gate_input(wildcards)
-    options = ["--gate-reference", reference, "--gate-evaluation", evaluation]
+    reference, evaluation, *_ = gate_input(wildcards)
+    options = ["--gate-reference", reference, "--gate-evaluation", evaluation, f"--gate-python={python('torch')}"]
     return [*options, f"--gate-protocol={STUDY['perplexity']}", f"--gate-factor={STUDY['quality_gate']}"]
 
 

@@ -18,6 +18,13 @@ def scoring_memory(wildcards, input):
     )
 
 
+def expected_memory(wildcards, input):
+    """MB of the job that runs a model's source by transformers."""
+    return job_mb(
+        memory.engine_mb("fp16", shape.of_folder(lying(input.source)), STUDY["device"], memory.window(STUDY["perplexity"]))
+    )
+
+
 def scoring_minutes(wildcards, input):
     """Minutes of the same; the text has no more positions than the ids that its file can hold."""
     positions = lying(input.evaluation).stat().st_size // memory.BYTES_AN_ID
@@ -83,28 +90,29 @@ rule reference_logits:
         " --protocol {params.protocol} --evaluation {input.evaluation} --device {params.device} --threads {threads} 2> {log}"
 
 
-rule gate_reference:
+rule expected_predictions:
     input:
-        env=environment(FORMATS[STUDY["reference"]].env),
-        artifact=f"artifacts/{{model}}/{STUDY['reference']}",
+        env=environment("torch"),
+        source="artifacts/{model}/source",
+        safetensors="artifacts/{model}/safetensors",  # so that our own reader has seen the weights before transformers does
         evaluation="artifacts/{model}/tokens/evaluation.json",
     output:
         "artifacts/{model}/gate.json",
     log:
-        "artifacts/logs/{model}/gate-reference.log",
+        "artifacts/logs/{model}/expected-predictions.log",
     threads: 8
     resources:
         gpu=1,
-        mem_mb=scoring_memory,
-        runtime=scoring_minutes,
+        mem_mb=expected_memory,
+        runtime=build_minutes,
     params:
-        run=runner("gate.py", STUDY["reference"]) | {"made_of": None},
-        # scoring anew is no reason to build anew what is compared with it
+        program=program("expected_predictions.py")[0],  # no hash: scoring anew is no reason to build anew
+        python=python("torch"),
         device=STUDY["device"],
         protocol=STUDY["perplexity"],
     shell:
-        "{params.run[python]:q} {params.run[program]} {input.artifact} {output} --engine {params.run[engine]}"
-        " --protocol {params.protocol} --evaluation {input.evaluation} --device {params.device} --threads {threads} 2> {log}"
+        "{params.python:q} {params.program} {input.source} {output} --evaluation {input.evaluation}"
+        " --protocol {params.protocol} --device {params.device} --threads {threads} 2> {log}"
 
 
 # What the reference's predictions come from: its logits, or what computes them anew
@@ -127,7 +135,7 @@ rule quality:
         artifact="artifacts/{model}/{format}",
         evaluation="artifacts/{model}/tokens/evaluation.json",
         reference=REFERENCE,
-        gate=rules.gate_reference.output[0],
+        gate=rules.expected_predictions.output[0],
     output:
         "artifacts/{model}/quality/{format}.json",
         "artifacts/{model}/quality/{format}.npz",

@@ -19,7 +19,7 @@ def configfiles():
 def logs(model, format):
     """Where each result of a cell says why it failed: the logs of what it is made from, upstream first."""
     folder = f"artifacts/logs/{model}"
-    made = ["source", "safetensors", STUDY["reference"], "gate-reference", "tokens-prompts", "tokens-evaluation"]
+    made = ["source", "safetensors", STUDY["reference"], "expected-predictions", "tokens-prompts", "tokens-evaluation"]
     made += ["tokens-calibration"] if format in globals().get("QUANTIZERS", {}) else []
     made += ["mlc-library"] if FORMATS[format].engine == "mlc" else []
     envs = {"tools", FORMATS[STUDY["reference"]].env, FORMATS[format].env} - INTERPRETERS.keys()

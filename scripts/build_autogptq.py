@@ -2,7 +2,7 @@
 """Quantize a model to GPTQ with auto-gptq 0.7.1, for who still runs it; build_gptq.py does the same with its successor.
 
     python scripts/build_autogptq.py SRC DST --calibration calibration.json --evaluation evaluation.json [--bits 4]
-        [--group-size 128] [--sym true] [--desc-act false] [--damp-percent 0.05]
+        [--group-size auto] [--sym true] [--desc-act false] [--damp-percent 0.05]
 
 SRC is the fp16 artifact. The same input gives the same bytes on a CPU. With --sym true gptqmodel reads the result too.
 """
@@ -56,7 +56,7 @@ def quantize(job: Job) -> None:
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--bits", type=int, choices=[4], default=4)
-    arguments.add_argument("--group-size", default="128", help="weights that share a scale, or auto")
+    arguments.add_argument("--group-size", default="auto", help="weights that share a scale, or auto")
     arguments.add_argument("--sym", type=boolean, default=True)
     arguments.add_argument("--desc-act", type=boolean, default=False)
     arguments.add_argument("--damp-percent", type=float, default=0.05)

@@ -2,7 +2,7 @@
 """Quantize a model to AWQ with autoawq.
 
     python scripts/build_awq.py SRC DST --calibration calibration.json --evaluation evaluation.json [--w-bit 4]
-        [--q-group-size 128] [--zero-point true] [--version GEMM]
+        [--q-group-size auto] [--zero-point true] [--version GEMM]
 
 SRC is the fp16 artifact. The same input gives the same bytes on a CPU.
 """
@@ -68,7 +68,7 @@ def quantize(job: Job) -> None:
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--w-bit", type=int, choices=[4], default=4)
-    arguments.add_argument("--q-group-size", default="128", help="weights that share a scale, or auto")
+    arguments.add_argument("--q-group-size", default="auto", help="weights that share a scale, or auto")
     arguments.add_argument("--zero-point", type=boolean, choices=[True], default=True)
     arguments.add_argument("--version", choices=["GEMM"], default="GEMM")
     options = arguments.parse_args()

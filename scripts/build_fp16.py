@@ -14,36 +14,58 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from checkpoint import safetensors_file, sharding, shards
+from checkpoint import portable, safetensors_file, sharding, shards
 from checkpoint.float16 import CAST, stored_dtype, write_float16
 from checkpoint.tensor import DTYPE_BYTES
-from common import manifest
-from common.program import parser, run
+from common import manifest, quality_gate
+from common.program import UserError, parser, run
 from common.publish import place, publish
 
-# auto_map names Python, which is not carried along; the others a kernel of somebody's machine
-NOT_CARRIED = ("auto_map", "attn_implementation", "_attn_implementation", "experts_implementation")
+
+OUTSIDE = ("rope_theta", "partial_rotary_factor")  # of rope_parameters: beside rope_scaling in transformers 4's words
 
 
-def both_spellings(config: dict[str, Any]) -> dict[str, Any]:
+def both_spellings(config: dict[str, Any], path: Path) -> dict[str, Any]:
     """A config with what transformers 5 calls `dtype` and `rope_parameters` in transformers 4's words too.
 
     transformers 4 ignores the words of 5, and calculates another model. Parameters that differ between layers have no
     words in 4 and stay alone.
+
+    Raises `UserError` where config.json, at `path`, says it in both, and not the same: transformers 5 takes rope_scaling
+    then, other tools the other, and nobody knows which of them the model was trained with.
     """
     old: dict[str, Any] = {"torch_dtype": config["dtype"]}
-    rope = config.get("rope_parameters") or {}
+    rope, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+    for name, each in (("rope_parameters", rope), ("rope_scaling", scaling)):
+        if not isinstance(each, dict):
+            raise UserError(f"{path}: {name} is {each!r:.60}, not an object; download it again")
+    for key in OUTSIDE:
+        said = {str(each[key]) for each in (rope, scaling, config) if each.get(key) is not None}
+        if len(said) > 1:
+            raise UserError(f"{path}: says {key} twice, {' and '.join(sorted(said))}; remove the wrong one")
+    if rope and scaling and scaling_of(rope) != scaling_of(scaling):
+        raise UserError(f"{path}: rope_parameters and rope_scaling contradict each other; remove the wrong one")
+    if rope and scaling and config.get("rope_theta", scaling.get("rope_theta")) is None and "rope_theta" in rope:
+        raise UserError(f"{path}: rope_scaling hides rope_parameters' rope_theta from transformers; remove rope_scaling")
     if "rope_theta" in rope:
-        scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
-        old["rope_theta"] = rope["rope_theta"]
-        old["rope_scaling"] = scaling if scaling.get("rope_type", "default") != "default" else None
+        old |= {key: rope[key] for key in OUTSIDE if key in rope}
+        old["rope_scaling"] = scaling_of(rope)
     return config | old
+
+
+def scaling_of(rope: dict[str, Any]) -> dict[str, Any] | None:
+    """Rotary parameters as transformers 4's `rope_scaling`, its kind under `rope_type`; None where nothing is scaled."""
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    scaling = {key: value for key, value in rope.items() if key not in (*OUTSIDE, "type", "rope_type")}
+    return {"rope_type": kind} | scaling if kind != "default" else None
 
 
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("src", type=Path, help="folder of the canonical safetensors")
     arguments.add_argument("dst", type=Path, help="folder to write")
+    arguments.add_argument("--device", default="auto", help="auto, cpu or cuda: where the quality gate runs it")
+    quality_gate.add_arguments(arguments)
     options = arguments.parse_args()
 
     source = shards.find(options.src)
@@ -63,8 +85,7 @@ def main() -> None:
                     place(source.folder / name, folder / name)
         if (options.src / shards.INDEXES["safetensors"]).exists():
             (folder / shards.INDEXES["safetensors"]).write_text(sharding.index_json(groups, total), encoding="utf-8")
-        config = {key: value for key, value in source.config().items() if key not in NOT_CARRIED}
-        config = both_spellings(config | {"dtype": "float16"})
+        config = both_spellings(portable.config(source.config()) | {"dtype": "float16"}, options.src / "config.json")
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         for path in source.others():
             if path.name != "config.json":
@@ -73,6 +94,7 @@ def main() -> None:
         row_only = (
             embeddings.numel * 2 if embeddings and "lm_head.weight" in tensors else 0
         )  # a tied table is read whole
+        gate = quality_gate.check(folder, "transformers", "source", options.device, options, options.gate_python)
         manifest.write(
             folder,
             format="fp16",
@@ -83,6 +105,7 @@ def main() -> None:
             parameter_count=origin["parameter_count"],
             weight_files=list(groups),
             weight_bytes_per_token=total - row_only,
+            gate=gate,
         )
 
 

@@ -36,6 +36,11 @@ def quantmill_version() -> str:
     return tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["version"]
 
 
+def layout_of(quantization: str) -> str | None:
+    """The module of scripts/layouts that reads a quantization's weights."""
+    return "mlc" if quantization == "q4f16_1" else None
+
+
 def choose_tool(tool: str, python: Path | None) -> str:
     """`mlc_llm` or `builtin`. Raises `UserError` where mlc_llm is asked for and does not work."""
     if tool == "builtin" or (tool == "auto" and python is None):
@@ -94,7 +99,7 @@ def main() -> None:
         gate = None
         if options.library:
             place(options.library, folder / LIBRARY)
-            gate = quality_gate.check(folder, "mlc", options.device, options)
+            gate = quality_gate.check(folder, "mlc", layout_of(options.quantization), options.device, options)
         manifest.write(
             folder,
             format=f"mlc-{options.quantization}",

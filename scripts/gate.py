@@ -1,61 +1,69 @@
 #!/usr/bin/env python3
-"""Refuse an artifact that lost too much: score the beginning of the evaluation text and compare with the reference.
+"""Refuse an artifact whose engine does not calculate what its weights say, or that has lost everything.
 
-    python scripts/gate.py ARTIFACT OUT --engine ctranslate2 --evaluation evaluation.json
-        [--reference gate.json] [--factor 1.5]
+    python scripts/gate.py ARTIFACT OUT --engine ctranslate2 --evaluation evaluation.json --reference gate.json
+        [--expected expected.json] [--factor 100]
 
 The programs that build artifacts run it, in a process of its own, before they publish: conversions go wrong in silence.
-OUT is a small JSON file, the perplexity of the first windows; that of the reference is what others are compared with.
+gate.json is what expected_predictions.py wrote for the model's source, expected.json the same for the artifact's weights;
+without it the engine is held against the source's. A large loss is no reason to refuse: it is what the report shows. OUT is a
+small JSON file of what was found.
 """
 
 import json
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 import devices
 import engines
-from common import alignment, scoring
+from common import alignment, fidelity, scoring
 from common.program import UserError, parser, run
 from common.publish import publish_json
 from devices import cpu
-from metrics import perplexity
 
-WINDOWS = 8  # a broken artifact is broken everywhere
-ROWS = 16  # positions whose float64 log-probabilities exist at a time
+NOTHING = 0.5  # of the vocabulary's size: a perplexity beyond is near that of a model that knows nothing
+WORSE = 1.5  # times the reference's, which may itself be of a model that knows nothing
+
+
+def read(path: Path, protocol: str) -> dict[str, Any]:
+    """What expected_predictions.py wrote. Raises `UserError` where that was by another protocol."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if content.get("protocol") != protocol or not ("places" in content or "unread" in content):
+        raise UserError(f"{path}: was made by {content.get('protocol')}, not by {protocol}, or is old; delete it")
+    return content
+
+
+def check_sanity(perplexity: float, reference: dict[str, Any], factor: float) -> None:
+    """Raises `UserError` for a perplexity of garbage: beyond `factor` times the reference's, or near chance."""
+    theirs, vocab = reference["perplexity"], reference["probes"]["vocab"]
+    first = f"its perplexity is {perplexity:.4g} on the first {reference['windows']} windows"
+    if not perplexity <= factor * theirs:  # NaN is not either
+        raise UserError(f"{first}, more than {factor:g} times the reference's {theirs:.4g}; raise quality_gate to keep it")
+    if perplexity > NOTHING * vocab and perplexity > WORSE * theirs:
+        raise UserError(f"{first}, near that of guessing among {vocab} tokens (the reference's is {theirs:.4g})")
 
 
 def main() -> None:
     arguments = parser(__doc__)
     scoring.add_arguments(arguments)
-    arguments.add_argument("--reference", type=Path, help="what this program wrote for the reference")
-    arguments.add_argument("--factor", type=float, default=1.5, help="of the reference's perplexity, at most")
+    arguments.add_argument("--reference", type=Path, required=True, help="what was expected of the source's weights")
+    arguments.add_argument("--expected", type=Path, help="what was expected of the artifact's; default: as the source's")
+    arguments.add_argument("--unchecked", help="why the engine is held against nothing")
+    arguments.add_argument("--factor", type=float, default=100, help="of the reference's perplexity, at most")
     options = arguments.parse_args()
 
     device = devices.resolve(options.device)
-    text = scoring.read_text(options.evaluation, options.protocol).first(WINDOWS)
+    reference = read(options.reference, options.protocol)
+    expected = read(options.expected, options.protocol) if options.expected else reference
+    reason = options.unchecked or expected.get("unread")
+    text = scoring.read_text(options.evaluation, options.protocol).first(reference["windows"])
     engine = engines.load(options.engine, options.artifact, device, min(options.threads, cpu.available_threads()))
-    answers = alignment.examine(engine, options.artifact, text.ids, options.reference)
-    total = 0.0
-    for chunk in scoring.chunks(engine, text):
-        for low in range(0, len(chunk.targets), ROWS):
-            scores = perplexity.log_softmax(scoring.on_host(chunk.logits[low : low + ROWS]))
-            total += float(perplexity.nll(scores, chunk.targets[low : low + ROWS]).sum())
-        del chunk  # or it would still be held while the engine makes the next one
-    found = {"perplexity": float(np.exp(total / text.positions)), "windows": len(text.windows)}
-    found |= {"protocol": options.protocol}
-    if options.reference:
-        reference = json.loads(options.reference.read_text(encoding="utf-8"))
-        if (scored_by := reference.get("protocol")) != options.protocol:
-            raise UserError(f"{options.reference}: was scored by {scored_by}, not by {options.protocol}; delete it")
-        theirs = reference["perplexity"]
-        if not found["perplexity"] <= options.factor * theirs:  # NaN is not either
-            raise UserError(
-                f"its perplexity is {found['perplexity']:.4g} on the first {len(text.windows)} windows, more than "
-                f"{options.factor:g} times the reference's {theirs:.4g}; it is broken, or quality_gate is too strict"
-            )
-        found |= {"reference": theirs, "factor": options.factor}
-    publish_json(options.out, found | answers)
+    alignment.examine(engine, options.artifact, text.ids, options.reference)
+    found = fidelity.Reading(engine, text, None if reason else expected)
+    faithful = {"unchecked": reason} if reason else fidelity.check(expected, found, text, engine.compute_type)
+    check_sanity(found.perplexity, reference, options.factor)
+    facts = {"perplexity": found.perplexity, "reference": reference["perplexity"], "windows": reference["windows"]}
+    publish_json(options.out, facts | {"protocol": options.protocol, "factor": options.factor, "faithful": faithful})
 
 
 if __name__ == "__main__":

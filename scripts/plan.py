@@ -124,7 +124,7 @@ def format_row(
     calibration_bytes = text_bytes(model, settings, "calibration")
     tokens = None if calibration_bytes is None else int(calibration_bytes * disk.POSITIONS_A_BYTE)
     calibration = memory.filled(settings["calibration"], found.shape, tokens)
-    gated = format != settings["reference"] and source(model)[0] != "random"
+    gated = source(model)[0] != "random"
     asked = calibration, settings["device"], gated, settings["perplexity"]
     mb = [memory.build_mb(format, found.shape, *asked)] if build else []
     mb += [memory.latency_mb(format, found.shape, settings["device"])] if latency else []

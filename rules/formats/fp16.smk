@@ -7,16 +7,22 @@ rule fp16:
     input:
         env=environment("tools"),
         source="artifacts/{model}/safetensors",
+        gate=gate_input,
     output:
-        directory("artifacts/{model}/fp16"),
+        directory("artifacts/{model}/{format}"),
     log:
-        "artifacts/logs/{model}/fp16.log",
+        "artifacts/logs/{model}/{format}.log",
+    wildcard_constraints:
+        format="fp16",
     resources:
-        mem_mb=job_mb(memory.STREAMING),
+        gpu=lambda wc: int(gated(wc)),
+        mem_mb=build_memory,
         disk_mb=lambda wc, input: disk.artifact_mb("fp16", shape.of_folder(lying(input.source))),
         runtime=build_minutes,
     params:
         program=program("build_fp16.py"),
         python=python("tools"),
+        device=lambda wc: STUDY["device"],
+        gate=gate_options,
     shell:
-        "{params.python:q} {params.program[0]} {input.source} {output} 2> {log}"
+        "{params.python:q} {params.program[0]} {input.source} {output} --device {params.device} {params.gate:q} 2> {log}"

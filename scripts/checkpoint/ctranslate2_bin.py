@@ -4,6 +4,7 @@ The layout is that of ctranslate2/specs/model_spec.py, ModelSpec._serialize, bin
 name and revision, then the variables (name, rank, dimensions, dtype, bytes, data) and the aliases.
 """
 
+import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,17 @@ HEAD = "decoder/projection/weight"
 
 @dataclass(frozen=True)
 class Variable:
-    """One stored array: its dtype's name, its number of elements and of bytes."""
+    """One stored array: its dtype's name, its shape, and the byte in the file where its `nbytes` begin."""
 
     dtype: str
-    numel: int
+    shape: tuple[int, ...]
+    start: int
     nbytes: int
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
 
 
 def read(path: Path) -> dict[str, Variable]:
@@ -41,11 +48,9 @@ def read(path: Path) -> dict[str, Variable]:
             for _ in range(count):
                 name = _string(file)
                 (rank,) = _unpack(file, "<B")
-                numel = 1
-                for size in _unpack(file, f"<{rank}I"):
-                    numel *= size
+                shape = _unpack(file, f"<{rank}I")
                 dtype, nbytes = _unpack(file, "<BI")
-                variables[name] = Variable(DTYPES.get(dtype, f"dtype {dtype}"), numel, nbytes)
+                variables[name] = Variable(DTYPES.get(dtype, f"dtype {dtype}"), shape, file.tell(), nbytes)
                 file.seek(nbytes, 1)
             return variables
     except (struct.error, UnicodeDecodeError):

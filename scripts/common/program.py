@@ -1,12 +1,19 @@
 """How every program under scripts/ starts, reports progress and fails."""
 
 import argparse
+import ctypes
 import errno
+import os
+import signal
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MAX_LINE = 2000  # characters of an error
+PR_SET_PDEATHSIG = 1  # of prctl(2)
+LIBC = ctypes.CDLL(None)  # looked up before a fork
 
 
 class UserError(Exception):
@@ -43,3 +50,27 @@ def run(main: Callable[[], None]) -> None:
         sys.exit(f"error: {printable(named)}")
     except KeyboardInterrupt:
         sys.exit("error: interrupted; nothing was published")
+
+
+def start_child(command: Sequence[Any], **options: Any) -> subprocess.Popen:
+    """Start a program that ends with this one, also where this one is killed: on Linux its kernel sees to it."""
+    mine = os.getpid()
+
+    def end_with_parent() -> None:
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != mine:  # it ended before that
+            os._exit(1)
+
+    prepare = {"preexec_fn": end_with_parent} if sys.platform == "linux" else {}
+    return subprocess.Popen([str(part) for part in command], **prepare, **options)
+
+
+def run_child(command: Sequence[Any]) -> tuple[int, str]:
+    """Run a program to its end, as `start_child` does; its exit code, and what it said on standard error."""
+    with start_child(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            _, said = process.communicate()
+        except BaseException:  # an interrupt, say: nobody waits for it any more
+            process.kill()
+            raise
+    return process.returncode, said

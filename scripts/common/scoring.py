@@ -49,10 +49,15 @@ class Chunk:
 
 
 def add_arguments(arguments: argparse.ArgumentParser) -> None:
-    """What every scoring program is told."""
-    arguments.add_argument("artifact", type=Path)
-    arguments.add_argument("out", type=Path)
+    """What every program that scores an artifact is told."""
+    add_text_arguments(arguments, "artifact")
     arguments.add_argument("--engine", required=True, help="a module of scripts/engines")
+
+
+def add_text_arguments(arguments: argparse.ArgumentParser, folder: str) -> None:
+    """What every scoring program is told: a model's `folder`, the text, and where it runs."""
+    arguments.add_argument(folder, type=Path)
+    arguments.add_argument("out", type=Path)
     arguments.add_argument("--evaluation", type=Path, required=True, help="what tokenize_texts.py wrote")
     arguments.add_argument("--protocol", choices=list(PROTOCOLS), default="gptq-2048")
     arguments.add_argument("--device", default="auto", help="auto, cpu or cuda")

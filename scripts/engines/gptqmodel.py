@@ -17,16 +17,17 @@ from common.program import UserError, first_line
 from engines import gemv, transformers
 from engines.merged import merge
 
-# (method, device, symmetric) -> kernel and the dtype of activations: the fastest that is right.
+# (method, device, symmetric) -> kernel, the dtype of activations, and what it multiplies in: the fastest that is right.
+# Both fused kernels for CPUs round activations to bfloat16 before each product, whatever they are given.
 # gptqmodel's own choice on CUDA is Machete, which wants sources from the network and then fails; its fused kernel on a
 # CPU is wrong for GPTQ that is not symmetric.
 KERNELS = {
-    ("gptq", "cpu", True): (BACKEND.GPTQ_TORCH_FUSED, torch.float32),
-    ("gptq", "cpu", False): (BACKEND.GPTQ_TORCH_ATEN, torch.bfloat16),
-    ("awq", "cpu", False): (BACKEND.AWQ_TORCH_FUSED, torch.float32),
-    ("gptq", "cuda", True): (BACKEND.GPTQ_MARLIN, torch.float16),
-    ("gptq", "cuda", False): (BACKEND.GPTQ_TRITON, torch.float16),
-    ("awq", "cuda", False): (BACKEND.AWQ_MARLIN, torch.float16),
+    ("gptq", "cpu", True): (BACKEND.GPTQ_TORCH_FUSED, torch.float32, "bfloat16"),
+    ("gptq", "cpu", False): (BACKEND.GPTQ_TORCH_ATEN, torch.bfloat16, "bfloat16"),
+    ("awq", "cpu", False): (BACKEND.AWQ_TORCH_FUSED, torch.float32, "bfloat16"),
+    ("gptq", "cuda", True): (BACKEND.GPTQ_MARLIN, torch.float16, "float16"),
+    ("gptq", "cuda", False): (BACKEND.GPTQ_TRITON, torch.float16, "float16"),
+    ("awq", "cuda", False): (BACKEND.AWQ_MARLIN, torch.float16, "float16"),
 }
 
 
@@ -39,7 +40,7 @@ class Engine(transformers.Engine):
         key = (method, device, method == "gptq" and bool(quantization.get("sym", True)))
         if key not in KERNELS:
             raise UserError(f"{artifact}: its quant_method is {method!r}, unknown to this engine; build it again")
-        backend, dtype = KERNELS[key]
+        backend, dtype, self.compute_type = KERNELS[key]
         try:
             loaded = gptqmodel.GPTQModel.load(str(artifact), device=device, backend=backend, dtype=dtype)
         except Exception as error:  # whatever its kernels and transformers' classes raise
@@ -51,7 +52,6 @@ class Engine(transformers.Engine):
             merge(loaded.model, kind)
         quantized = [(name, module) for name, module in loaded.model.named_modules() if hasattr(module, "qweight")]
         config = loaded.model.config.get_text_config()
-        self.compute_type = str(dtype).removeprefix("torch.")
         # as loaded: kernels may keep their weights in another layout, made when they first run
         self.quantized_bytes = sum(
             round(buffer.nbytes * transformers.share_read(name, config))

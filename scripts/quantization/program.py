@@ -208,7 +208,7 @@ def write_artifact(
     for path in source.others():
         if path.name != "config.json":
             place(path, folder / path.name)
-    gate = quality_gate.check(folder, engine, job.device, options)
+    gate = quality_gate.check(folder, engine, quantization["quant_method"], job.device, options)
     origin = manifest.read(source.folder)
     stored = {name: tensor.numel * DTYPE_BYTES[stored_dtype(tensor)] for name, tensor in tensors.items()}
     untied = "lm_head.weight" in stored

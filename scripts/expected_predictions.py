@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+"""Write what transformers predicts from a model's weights: what every engine's predictions are held against.
+
+    python scripts/expected_predictions.py SOURCE OUT.json --evaluation evaluation.json [--artifact FOLDER --layout gptq]
+
+SOURCE is the folder of a checkpoint, whose config.json is believed. With --artifact the weights are that artifact's, as
+scripts/layouts reads them, else the source's own. They run in float32 on a CPU and in float16 on a GPU.
+"""
+
+import shutil
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+import devices
+import engines
+import layouts
+from checkpoint import shards
+from common import alignment, fidelity, scoring
+from common.program import parser, run
+from common.publish import publish_json
+from devices import cpu
+
+WINDOWS = 8  # whose perplexity is compared: a broken artifact is broken everywhere
+
+
+def predict(
+    folder: Path, text: scoring.Text, device: str, threads: int, layout: ModuleType | None
+) -> dict[str, Any]:
+    """What transformers predicts for a text with the model in a folder: of a source, where there is no `layout`, also
+    after short pieces of the text (common/alignment.py)."""
+    engine = engines.load("transformers", folder, device, threads)
+    found = fidelity.Reading(engine, text)
+    noise = {}
+    if round_activations := getattr(layout, "round_activations", None):
+        for module in engine.model.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.register_forward_pre_hook(lambda _, inputs: (round_activations(inputs[0]), *inputs[1:]))
+        rounded = fidelity.Reading(engine, text, found.stored())
+        noise = {"rounding": float(fidelity.divergence(found.stored(), rounded).mean())}
+    return {
+        **noise,
+        "perplexity": found.perplexity,
+        "windows": len(text.windows),
+        "compared_perplexity": float(np.exp(found.nll[: fidelity.compared(text)].mean())),
+        **({} if layout else alignment.examine(engine, folder, text.ids, None)),
+        **found.stored(),
+    }
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    scoring.add_text_arguments(arguments, "source")
+    arguments.add_argument("--artifact", type=Path, help="whose weights these are; default: the source's")
+    arguments.add_argument("--layout", help="how it stores them: a module of scripts/layouts")
+    options = arguments.parse_args()
+
+    source = shards.find(options.source)
+    device = devices.resolve(options.device)
+    text = scoring.read_text(options.evaluation, options.protocol)
+    text = text.first(fidelity.WINDOWS if options.artifact else WINDOWS)
+    threads = min(options.threads, cpu.available_threads())
+    folder = options.out.with_name(f".{options.out.name}.model")
+    shutil.rmtree(folder, ignore_errors=True)  # of a job that was killed
+    try:
+        layout = layouts.module(options.layout) if options.artifact else None
+        reading = layout.read(options.artifact, source) if layout else None
+        layouts.write_model(folder, source, reading, "F32" if device == "cpu" else "F16")
+        found = predict(folder, text, device, threads, layout)
+        found["against"] = "its own weights" if options.artifact else "the source's weights"
+    except layouts.Unread as reason:
+        found = {"unread": str(reason)}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    publish_json(options.out, found | {"protocol": options.protocol})
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,77 @@
+"""What the weights of an artifact are, by our own reading of its format: one module a layout, named as in the ecosystem.
+
+A module has `read(artifact, source)`, which returns a function: a tensor of the source -> the float32 array, in that
+tensor's shape, that the artifact holds in its place. Reading is numpy alone: no library that made or runs the format.
+
+Where an engine rounds activations too, the module has `round_activations`, which does that to a tensor of torch's.
+"""
+
+import importlib
+import io
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+from checkpoint import portable, safetensors_file, sharding
+from checkpoint.copying import copy, write_all
+from checkpoint.float16 import CAST, as_float
+from checkpoint.shards import Checkpoint
+from checkpoint.tensor import Tensor
+from common.publish import place
+
+FLOATS = CAST | {"F16"}
+Reading = Callable[[Tensor], np.ndarray]
+NUMPY = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "U32": "<u4", "I64": "<i8", "I16": "<i2", "U8": "u1"}
+
+
+class Unread(Exception):
+    """An artifact whose weights are stored in a way that we do not read: nothing is said against them."""
+
+
+def array(tensor: Tensor) -> np.ndarray:
+    """A stored tensor as it is, bfloat16 as float32. Raises `Unread` for a dtype that numpy has no name for."""
+    data = b"".join(map(bytes, tensor.chunks()))
+    if tensor.dtype == "BF16":
+        return as_float(memoryview(data), "BF16").reshape(tensor.shape)
+    if tensor.dtype not in NUMPY:
+        raise Unread(f"{tensor.name} is {tensor.dtype}")
+    return np.frombuffer(data, NUMPY[tensor.dtype]).reshape(tensor.shape)
+
+
+def write_model(folder: Path, source: Checkpoint, reading: Reading | None, dtype: str) -> None:
+    """Write a model's folder that transformers loads: a source's config.json, and its weights as an artifact holds them,
+    stored as `dtype` (F32 or F16), or where there is no `reading` the source's own files under second names.
+
+    Raises `Unread` where the artifact's weights cannot be read.
+    """
+    folder.mkdir()
+    content = json.dumps(portable.config(source.config()))
+    (folder / "config.json").write_text(content, encoding="utf-8")
+    if reading is None:
+        for file in filter(None, (*source.files, source.index())):
+            place(file, folder / file.name)
+        return
+
+    def stored_dtype(tensor: Tensor) -> str:
+        return dtype if tensor.dtype in FLOATS else tensor.dtype
+
+    def write_weights(tensor: Tensor, target: io.FileIO) -> None:
+        if tensor.dtype not in FLOATS:  # buffers of integers
+            copy(tensor, target)
+            return
+        weights = reading(tensor)
+        if weights.shape != tensor.shape:
+            raise Unread(f"{tensor.name} has shape {list(weights.shape)}, not {list(tensor.shape)}")
+        write_all(target, memoryview(np.ascontiguousarray(weights, NUMPY[dtype]).reshape(-1).view(np.uint8)))
+
+    write_file = partial(safetensors_file.write, dtype=stored_dtype, copy=write_weights)
+    sharding.write(folder, "safetensors", sharding.by_file(list(source.tensors().values())), write_file)
+
+
+def module(layout: str) -> ModuleType:
+    """The module of a layout."""
+    return importlib.import_module(f"layouts.{layout}")

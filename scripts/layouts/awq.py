@@ -1,0 +1,38 @@
+"""AWQ as autoawq's GEMM stores it: of each linear layer qweight, qzeros and scales; all else as in the source.
+
+qweight [inputs, outputs / 8] and qzeros [groups, outputs / 8] hold eight outputs a word, in the order 0, 2, 4, 6, 1, 3,
+5, 7 from the lowest four bits on; a weight is (q - zero) * scale.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from checkpoint import shards
+from checkpoint.shards import Checkpoint
+from checkpoint.tensor import Tensor
+from layouts import Reading, Unread, array
+from layouts.gptq import nibbles
+
+PLACES = np.argsort([0, 2, 4, 6, 1, 3, 5, 7])  # of each output among a word's nibbles
+
+
+def read(artifact: Path, source: Checkpoint) -> Reading:
+    """See `layouts`. Raises `Unread` for another number of bits or another packing."""
+    stored = shards.find(artifact).tensors()
+    config = shards.read_json(artifact / "config.json")["quantization_config"]
+    if config.get("bits", config.get("w_bit")) != 4 or str(config.get("version", "gemm")).lower() != "gemm":
+        raise Unread(f"{config.get('bits')} bits, version {config.get('version')}")
+
+    def weights(tensor: Tensor) -> np.ndarray:
+        layer = tensor.name.removesuffix(".weight")
+        if f"{layer}.qweight" not in stored:
+            if tensor.name not in stored:
+                raise Unread(f"it holds no {tensor.name}")
+            return array(stored[tensor.name])
+        packed, zeros, scales = (array(stored[f"{layer}.{part}"]) for part in ("qweight", "qzeros", "scales"))
+        values, points = (nibbles(words)[..., PLACES].reshape(len(words), -1) for words in (packed, zeros))
+        size = len(values) // len(scales)
+        return ((values - points.repeat(size, 0)) * scales.astype(np.float32).repeat(size, 0)).T
+
+    return weights
