@@ -21,7 +21,9 @@ def scoring_memory(wildcards, input):
 def expected_memory(wildcards, input):
     """MB of the job that runs a model's source by transformers."""
     return job_mb(
-        memory.engine_mb("fp16", shape.of_folder(lying(input.source)), STUDY["device"], memory.window(STUDY["perplexity"]))
+        memory.engine_mb(
+            "fp16", shape.of_folder(lying(input.source)), STUDY["device"], memory.window(STUDY["perplexity"])
+        )
     )
 
 

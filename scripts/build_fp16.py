@@ -21,7 +21,6 @@ from common import manifest, quality_gate
 from common.program import UserError, parser, run
 from common.publish import place, publish
 
-
 OUTSIDE = ("rope_theta", "partial_rotary_factor")  # of rope_parameters: beside rope_scaling in transformers 4's words
 
 
@@ -46,7 +45,9 @@ def both_spellings(config: dict[str, Any], path: Path) -> dict[str, Any]:
     if rope and scaling and scaling_of(rope) != scaling_of(scaling):
         raise UserError(f"{path}: rope_parameters and rope_scaling contradict each other; remove the wrong one")
     if rope and scaling and config.get("rope_theta", scaling.get("rope_theta")) is None and "rope_theta" in rope:
-        raise UserError(f"{path}: rope_scaling hides rope_parameters' rope_theta from transformers; remove rope_scaling")
+        raise UserError(
+            f"{path}: rope_scaling hides rope_parameters' rope_theta from transformers; remove rope_scaling"
+        )
     if "rope_theta" in rope:
         old |= {key: rope[key] for key in OUTSIDE if key in rope}
         old["rope_scaling"] = scaling_of(rope)

@@ -45,6 +45,13 @@ def quantize(job: Job) -> None:
     except CheckpointStopped:  # it was told to stop, and has saved its progress
         raise KeyboardInterrupt from None
     model.model.generation_config = GenerationConfig()  # the source's own is carried over; some are refused here
+    config = model.model.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
+    if any(
+        isinstance(value, dict) for value in rope.values()
+    ):  # gptqmodel puts a rope_type beside those of each kind of
+        # layer, which transformers then refuses to save
+        config.rope_parameters = {kind: value for kind, value in rope.items() if isinstance(value, dict)}
     model.save(str(job.saved))
 
 

@@ -27,9 +27,7 @@ from devices import cpu
 WINDOWS = 8  # whose perplexity is compared: a broken artifact is broken everywhere
 
 
-def predict(
-    folder: Path, text: scoring.Text, device: str, threads: int, layout: ModuleType | None
-) -> dict[str, Any]:
+def predict(folder: Path, text: scoring.Text, device: str, threads: int, layout: ModuleType | None) -> dict[str, Any]:
     """What transformers predicts for a text with the model in a folder: of a source, where there is no `layout`, also
     after short pieces of the text (common/alignment.py)."""
     engine = engines.load("transformers", folder, device, threads)

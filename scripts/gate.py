@@ -38,7 +38,9 @@ def check_sanity(perplexity: float, reference: dict[str, Any], factor: float) ->
     theirs, vocab = reference["perplexity"], reference["probes"]["vocab"]
     first = f"its perplexity is {perplexity:.4g} on the first {reference['windows']} windows"
     if not perplexity <= factor * theirs:  # NaN is not either
-        raise UserError(f"{first}, more than {factor:g} times the reference's {theirs:.4g}; raise quality_gate to keep it")
+        raise UserError(
+            f"{first}, more than {factor:g} times the reference's {theirs:.4g}; raise quality_gate to keep it"
+        )
     if perplexity > NOTHING * vocab and perplexity > WORSE * theirs:
         raise UserError(f"{first}, near that of guessing among {vocab} tokens (the reference's is {theirs:.4g})")
 
@@ -47,7 +49,9 @@ def main() -> None:
     arguments = parser(__doc__)
     scoring.add_arguments(arguments)
     arguments.add_argument("--reference", type=Path, required=True, help="what was expected of the source's weights")
-    arguments.add_argument("--expected", type=Path, help="what was expected of the artifact's; default: as the source's")
+    arguments.add_argument(
+        "--expected", type=Path, help="what was expected of the artifact's; default: as the source's"
+    )
     arguments.add_argument("--unchecked", help="why the engine is held against nothing")
     arguments.add_argument("--factor", type=float, default=100, help="of the reference's perplexity, at most")
     options = arguments.parse_args()

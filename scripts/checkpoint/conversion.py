@@ -1,6 +1,7 @@
 """Write a checkpoint's tensors as files of another form, and check what was written."""
 
 import argparse
+import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from checkpoint import safetensors_file, sharding, shards, torch_zip
+from checkpoint import portable, safetensors_file, sharding, shards, torch_zip
 from checkpoint.copying import equal_bytes
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import Tensor
@@ -76,7 +77,11 @@ def publish_converted(
             with tqdm(total=total, unit="B", unit_scale=True, desc=f"to {form}", disable=None) as bar:
                 hashes = convert(groups, folder, form, verify=options.verify, hash=options.verify, progress=bar.update)
         for path in source.others():
-            place(path, folder / path.name)
+            config = source.config() if path.name == "config.json" else None
+            if portable.config(config) != config:
+                (folder / path.name).write_text(json.dumps(portable.config(config), indent=2) + "\n", encoding="utf-8")
+            else:
+                place(path, folder / path.name)
         manifest.write(
             folder,
             format=form,

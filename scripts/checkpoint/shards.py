@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from checkpoint import bounded_json, safetensors_file, torch_zip
+from checkpoint import bounded_json, portable, safetensors_file, torch_zip
 from checkpoint.tensor import MAX_NAME, Tensor
 from common.program import UserError
 from common.publish import MANIFEST
@@ -62,9 +62,9 @@ class Checkpoint:
         return found
 
     def others(self) -> list[Path]:
-        """Config, tokenizer, generation and licence files: what holds no weights, is no manifest and not hidden, and no
-        program, which nothing of ours may run."""
-        skipped = (MANIFEST, ".py", *WEIGHT_SUFFIXES)
+        """Config, tokenizer, generation and licence files: what holds no weights, is no manifest and not hidden, no
+        program, which nothing of ours may run, and none of another quantization's files."""
+        skipped = (MANIFEST, ".py", *WEIGHT_SUFFIXES, *portable.OTHERS_FILES)
         files = (path for path in sorted(self.folder.iterdir()) if path.is_file())
         kept = [path for path in files if not path.name.startswith(".") and not path.name.endswith(skipped)]
         return [_within(self.folder, path) for path in kept]
