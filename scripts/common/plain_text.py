@@ -8,8 +8,8 @@ class NotPlain(ValueError):
 
 
 def normalised(text: str) -> str:
-    """The same text without a byte order mark at its beginning, and with LF for CRLF and for CR alone."""
-    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+    """The same text without byte order marks at its beginning, and with LF for CRLF and for CR alone."""
+    return text.lstrip("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read(path: Path) -> str:
