@@ -90,7 +90,7 @@ rule safetensors:
         program=program("bin_to_safetensors.py"),
         python=python("tools"),
     shell:
-        "{params.python:q} {params.program[0]} {input.source} {output} --verify 2> {log}"
+        "{params.python:q} {params.program[0]} {input.source} {output} --verify --finite 2> {log}"
 
 
 rule bin:
