@@ -1,6 +1,8 @@
 """Values that no study has cost one line, whatever wrote them: numbers, names, paths, and what YAML lets through."""
 
+import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -104,6 +106,15 @@ def deep(levels: int) -> list[Any]:
 )
 def test_values_that_no_study_has(changes: dict[str, Any], message: str) -> None:
     assert refusal(**changes).startswith(message)
+
+
+def test_no_pattern_of_the_schema_lets_a_newline_through() -> None:
+    patterns = re.findall(r"pattern: (\".*\")", (REPO / "config/config.schema.yaml").read_text())
+    assert len(patterns) == 2
+    assert [bool(re.search(json.loads(pattern), text)) for pattern in patterns for text in ("a", "a\n")] == [
+        True,
+        False,
+    ] * 2
 
 
 @pytest.mark.parametrize("config", [["models"], "models", None, 7])
