@@ -1,10 +1,12 @@
 """Values that no study has cost one line, whatever wrote them: numbers, names, paths, and what YAML lets through."""
 
+import datetime
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,9 @@ def deep(levels: int) -> list[Any]:
         ({"models": 7}, "models: 7 is not of type 'object'"),
         ({"formats": bomb(30)}, f"formats: more than {MAX_VALUES} values"),
         ({"formats": deep(10_000)}, f"formats: more than {MAX_VALUES} values, or more than 20 levels"),
+        ({"seed": datetime.date(2020, 1, 1)}, "seed: a date to YAML, which no key wants; put a text in quotes"),
+        ({"seed": 1j}, "seed: a complex to YAML"),
+        ({"device": "x" * 1001}, "device: 'xxx"),
         ({"x\x1b[2J": 1}, r"config: the key 'x\x1b[2J' has '\x1b'"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
@@ -115,6 +120,53 @@ def test_no_pattern_of_the_schema_lets_a_newline_through() -> None:
         True,
         False,
     ] * 2
+
+
+WHOLE = {
+    "models": {
+        "a": {"source": "demo", "formats": ["fp16"]},
+        "b": {"source": {"path": "demo"}},
+        "h": {"source": {"hub": "x/y", "revision": "main"}},
+        "r": {"source": {"random": "demo/config.json"}},
+    },
+    "formats": ["fp16"],
+    "reference": "fp16",
+    "device": "auto",
+    "texts": {
+        "evaluation": {"hub": "x/y", "revision": "r", "file": "f", "column": "c", "documents": 3, "join": "\n"},
+        "prompts": "config/prompts.txt",
+    },
+    "mlc": {"tool": "auto"},
+    "latency": {"new_tokens": 3, "decode": "eager", "prompt_tokens": [1]},
+    "interpreters": {"torch": "/bin/true"},
+}
+ANYTHING = [
+    *(None, True, 0, -1, -0.0, 1.5, 1e300, float("nan"), 10**400, "", " ", "x", "\n", "\0", "\ud800", "{x}", "-x", "."),
+    *("x" * 5000, b"x", [], {}, [None], {"x": None}, {1: 2}, {None: 1}, {(1, 2): 3}, {"x"}, (1,), ["fp16"] * 2),
+    *({"path": None}, {"path": ""}, {"path": "/"}, {"path": "/proc/self"}, {"random": "/dev/zero"}, "/dev/zero"),
+]
+
+
+def places(value: Any, path: tuple = ()) -> Iterator[tuple]:
+    """The path of every value of a config but its own."""
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield (*path, key)
+        yield from places(value[key], (*path, key))
+
+
+@pytest.mark.parametrize("path", list(places(WHOLE)), ids=lambda path: ".".join(map(str, path)))
+def test_anything_anywhere_is_a_study_or_one_line(path: tuple) -> None:
+    for value in ANYTHING:
+        config = deepcopy(WHOLE)
+        inner = config
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = value
+        try:
+            assert checked(config, SCHEMA, FORMATS, ["torch"])["models"]
+        except ConfigError as error:
+            assert str(error).isprintable()
+            assert len(str(error)) < 2000
 
 
 @pytest.mark.parametrize("config", [["models"], "models", None, 7])

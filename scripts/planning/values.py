@@ -12,6 +12,7 @@ import yaml
 MAX_VALUES = 10_000  # of a config; YAML's aliases make billions of a few lines
 MAX_DEPTH = 20
 MAX_BYTES = 2**20  # of a file
+MAX_LETTERS = 1000  # of a name, a path or a word
 MAX_BITS = 64  # of an integer; Python prints none of more than 4,300 digits
 # they break a line of a log or a shell's argument, or have no place in UTF-8
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -40,9 +41,9 @@ def check_values(config: Any) -> None:
         if isinstance(value, dict):
             for key in value:
                 if isinstance(key, str):
-                    _check_text(key, f"{where}: the key {key!a:.60}")
+                    _check_text(key, f"{where}: the key {key!r:.60}")
             waiting += [((*path, f"{key:.60}" if isinstance(key, str) else "?"), each) for key, each in value.items()]
-        elif isinstance(value, list | tuple | set):
+        elif isinstance(value, list):
             waiting += [((*path, str(number)), each) for number, each in enumerate(value)]
         elif isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{where}: {value} is no number; write one")
@@ -50,9 +51,11 @@ def check_values(config: Any) -> None:
             raise ConfigError(f"{where}: an integer of {value.bit_length()} bits; the most is {MAX_BITS}")
         elif isinstance(value, str) and path[-1] in FREE:
             if "\0" in value or not _encodable(value):
-                raise ConfigError(f"{where}: {value!a:.60} has a NUL or half a surrogate pair; remove it")
+                raise ConfigError(f"{where}: {value!r:.60} has a NUL or half a surrogate pair; remove it")
         elif isinstance(value, str):
-            _check_text(value, f"{where}: {value!a:.60}")
+            _check_text(value, f"{where}: {value!r:.60}")
+        elif value is not None and not isinstance(value, bool | int | float):
+            raise ConfigError(f"{where}: a {type(value).__name__} to YAML, which no key wants; put a text in quotes")
 
 
 def is_plain(name: str) -> bool:
@@ -61,8 +64,10 @@ def is_plain(name: str) -> bool:
 
 
 def _check_text(text: str, what: str) -> None:
+    if len(text) > MAX_LETTERS:
+        raise ConfigError(f"{what} goes on for {len(text)} letters; the most is {MAX_LETTERS}")
     if found := CONTROL.search(text):
-        raise ConfigError(f"{what} has {found[0]!a}, which is no letter of a name; remove it")
+        raise ConfigError(f"{what} has {found[0]!r}, which is no letter of a name; remove it")
     if found := SNAKEMAKE.search(text):
         raise ConfigError(f"{what} has {found[0]}, which Snakemake takes for its own; rename what it names, or link it")
     if text.startswith("-"):
@@ -122,4 +127,4 @@ def _once(path: Path, keys: list[str], lines: list[int] | None = None) -> None:
     if count > 1:
         places = [f"line {line}" for key, line in zip(keys, lines, strict=True) if key == twice] if lines else []
         where = f" ({' and '.join(places)})" if places else ""
-        raise ConfigError(f"{path}: the key {twice!a:.60} stands {count} times{where}; keep one")
+        raise ConfigError(f"{path}: the key {twice!r:.60} stands {count} times{where}; keep one")
