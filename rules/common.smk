@@ -10,6 +10,7 @@ from pathlib import Path
 import yaml
 
 sys.path.insert(0, str(Path(workflow.basedir, "scripts")))
+from common.program import printable
 from planning import disk, memory, minutes, shape
 from planning.config import (
     FORMAT_NAME,
@@ -22,6 +23,7 @@ from planning.config import (
     source,
 )
 from planning.sources import closure, digest
+from planning.values import check_file, is_plain
 
 FORMATS = {}  # name -> planning.config.Format; filled by rules/formats/*.smk
 # formats' files ask for it before the config can be checked, which needs to know the formats
@@ -78,9 +80,11 @@ def check_study(config):
     except ConfigError as error:
         refuse(error)
     try:
+        for file in workflow.configfiles:
+            check_file(Path(file))
         return checked(config, schema, FORMATS, ENVS, makers)
     except ConfigError as error:
-        sys.exit(f"config error: {error}")
+        sys.exit(f"config error: {printable(str(error))}")
 
 
 @cache

@@ -13,7 +13,7 @@ def source_files(wildcards):
     kind, path = source(STUDY["models"][wildcards.model])
     files = path.iterdir() if path.is_dir() else [path]
     named = (file for file in files if file.is_file() and not file.name.startswith("."))
-    return sorted(str(file) for file in named if not set("{}") & set(str(file)))  # Snakemake's wildcards; linked anyway
+    return sorted(name for name in map(str, named) if is_plain(name))  # Snakemake cannot take the others
 
 
 def source_env(wildcards):
@@ -90,7 +90,7 @@ rule safetensors:
         program=program("bin_to_safetensors.py"),
         python=python("tools"),
     shell:
-        "{params.python:q} {params.program[0]} {input.source} {output} --verify 2> {log}"
+        "{params.python:q} {params.program[0]} {input.source} {output} --verify --finite 2> {log}"
 
 
 rule bin:

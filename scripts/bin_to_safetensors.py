@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Convert a checkpoint's pytorch_model*.bin files to safetensors, without running what their pickles say.
 
-    python scripts/bin_to_safetensors.py SRC DST [--verify] [--max-shard-size 5GB]
+    python scripts/bin_to_safetensors.py SRC DST [--verify] [--finite] [--max-shard-size 5GB]
 
 SRC is a model's folder, DST the new one. Every shard becomes one .safetensors shard with the same tensors, the index is
 rewritten, and config, tokenizer and generation files are carried along. Weights that already are safetensors are
@@ -14,12 +14,16 @@ from common.program import run
 
 
 def main() -> None:
-    options = parser(__doc__).parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--finite", action="store_true", help="refuse weights that are NaN or infinite")
+    options = arguments.parse_args()
     source = shards.find(options.src)
     tensors = source.tensors()
     kept = drop_tied(source.config(), tensors)
     linked = source.form == "safetensors" and not options.max_shard_size and len(kept) == len(tensors)
-    publish_converted(source, kept, "safetensors", options, tool="bin_to_safetensors", linked=linked)
+    publish_converted(
+        source, kept, "safetensors", options, tool="bin_to_safetensors", linked=linked, only_finite=options.finite
+    )
 
 
 if __name__ == "__main__":

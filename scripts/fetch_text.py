@@ -19,7 +19,7 @@ import huggingface_hub
 import pyarrow
 from pyarrow import parquet
 
-from common import hub, manifest
+from common import hub, manifest, plain_text
 from common.program import UserError, parser, run
 from common.publish import publish
 
@@ -35,7 +35,9 @@ def documents(path: Path, name: str, column: str) -> Iterator[str]:
                 yield from batch.column(column).to_pylist()
         elif name.endswith((".json", ".jsonl", ".json.gz", ".jsonl.gz")):
             with (
-                gzip.open(path, "rt", encoding="utf-8") if name.endswith(".gz") else path.open(encoding="utf-8") as file
+                gzip.open(path, "rt", encoding="utf-8-sig")
+                if name.endswith(".gz")
+                else path.open(encoding="utf-8-sig") as file
             ):
                 for line in filter(str.strip, file):
                     yield json.loads(line)[column]
@@ -72,13 +74,18 @@ def main() -> None:
     chosen = list(islice(documents(path, options.file, options.column), options.documents))
     if not all(is_text(document) for document in chosen):
         raise UserError(f"{options.file}: column {options.column!r} holds something that is no text; name another")
-    text = options.join.join(chosen)
+    if number := next((number for number, document in enumerate(chosen, 1) if "\0" in document), None):
+        raise UserError(
+            f"{options.file}: document {number} of column {options.column!r} has a NUL; take fewer, or others"
+        )
+    chosen, join = [*map(plain_text.normalised, chosen)], plain_text.normalised(options.join)
+    text = join.join(chosen)
     if not text.strip():
         raise UserError(f"{options.repository}: {options.file} holds no text in column {options.column!r}")
     with publish(options.dst) as folder:
         folder.mkdir()
         (folder / "text.txt").write_text(text, encoding="utf-8", newline="")
-        rows = {"join": options.join, "characters": [len(document) for document in chosen]}
+        rows = {"join": join, "characters": [len(document) for document in chosen]}
         (folder / "rows.json").write_text(json.dumps(rows) + "\n", encoding="utf-8")
         manifest.write(
             folder,

@@ -4,21 +4,22 @@
     python scripts/tokenize_texts.py MODEL TEXT DST --as prompts|document|evaluation
 
 `prompts` is one prompt a line (empty lines are skipped), `document` one text; `evaluation` also has its documents one
-by one (scripts/common/documents.py), without special tokens, for the protocol that scores those. A
-beginning-of-sequence token is there only if the model's tokenizer puts it there. Random weights that come without a
-tokenizer get random ids, one for every four bytes of the text, which is about what a vocabulary of 32,000 makes of
-English.
+by one (scripts/common/documents.py), without special tokens, for the protocol that scores those. A byte order mark at
+the beginning is dropped, and lines end in LF, whatever ended them. A beginning-of-sequence token is there only if the
+model's tokenizer puts it there. Random weights that come without a tokenizer get random ids, one for every four bytes
+of the text, which is about what a vocabulary of 32,000 makes of English.
 """
 
 import hashlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import transformers
 
-from common import documents, manifest, own_code
+from common import documents, manifest, own_code, plain_text
 from common.program import UserError, first_line, parser, run
 from common.publish import publish_json
 
@@ -61,6 +62,14 @@ def context(config: transformers.PretrainedConfig, model: Path) -> int | None:
     return tokens
 
 
+def vocabulary(config: transformers.PretrainedConfig, model: Path) -> int:
+    """Tokens that the model knows. Raises `UserError` where its config tells of none."""
+    size = getattr(config, "vocab_size", None)
+    if type(size) is not int or not 0 < size < 2**31:
+        raise UserError(f"{model}: vocab_size is {size!r:.60}, no number of tokens; download it again")
+    return size
+
+
 def random_ids(vocab_size: int, text: str) -> list[int]:
     """Ids for a text of a model without a tokenizer; the same for the same vocabulary and text."""
     raw = text.encode()
@@ -89,17 +98,14 @@ def main() -> None:
     options = arguments.parse_args()
 
     path = options.text / "text.txt" if options.text.is_dir() else options.text
-    raw = path.read_bytes()
     try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: is not UTF-8 at byte {error.start}; save it as UTF-8") from None
-    if not text.strip():
-        raise UserError(
-            f"{path}: is empty; it should hold {'one prompt a line' if options.kind == 'prompts' else 'a text'}"
-        )
+        text = plain_text.read(path)
+    except plain_text.NotPlain as error:
+        raise UserError(f"{path}: {error}") from None
+    raw = text.encode()
     own_code.forbid()
     config = load_config(options.model)
+    vocab_size = vocabulary(config, options.model)
     tokenizer = load_tokenizer(options.model)
     content: dict[str, Any] = {
         "kind": options.kind,
@@ -110,29 +116,39 @@ def main() -> None:
 
     def ids(part: str, special: bool = True) -> list[int]:
         if tokenizer is None:
-            return random_ids(config.vocab_size, part)
+            return random_ids(vocab_size, part)
         try:
             found = tokenizer(part, add_special_tokens=special).input_ids
         except Exception as error:  # whatever its many tokenizer classes raise
             raise UserError(f"{options.model}: its tokenizer fails on {path} ({first_line(error)})") from None
-        if beyond := [token for token in found if not 0 <= token < config.vocab_size]:
+        if special and not found:
             raise UserError(
-                f"{options.model}: its tokenizer makes token {beyond[0]}, and the model has {config.vocab_size}; an "
+                f"{options.model}: its tokenizer makes no token of {part!r:.60} in {path}; change that text"
+            )
+        if beyond := [token for token in found if not 0 <= token < vocab_size]:
+            raise UserError(
+                f"{options.model}: its tokenizer makes token {beyond[0]}, and the model has {vocab_size}; an "
                 "engine would read what is not there. Download it again"
             )
         return found
 
     if options.kind == "prompts":
-        prompts = [line.strip() for line in text.splitlines() if line.strip()]
+        prompts = [line.strip() for line in text.split("\n") if line.strip()]
         content["prompts"] = [{"text": prompt, "ids": ids(prompt)} for prompt in prompts]
     else:
         content |= {"bytes": len(raw), "words": len(text.split()), "ids": ids(text)}
     if options.kind == "evaluation":
         first = getattr(tokenizer, "bos_token_id", None)
+        prefix = first if first is not None else getattr(tokenizer, "eos_token_id", None)
+        if prefix is not None and not 0 <= prefix < vocab_size:
+            print(
+                f"note: the token before documents, {prefix}, is beyond the vocabulary: there is none", file=sys.stderr
+            )
+            prefix = None
         parts, wikitext = documents.split(parts_of(options.text, text))
         content |= {
             "bos_id": first if first is not None and content["ids"][0] == first else None,  # where it adds one
-            "prefix_id": first if first is not None else getattr(tokenizer, "eos_token_id", None),
+            "prefix_id": prefix,
             "detokenizer": "wikitext" if wikitext else None,
             "documents": [
                 {

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from raw_tensor import stored
 
-from checkpoint.float16 import as_float, write_float16
+from checkpoint.float16 import as_float, stored_dtype, write_float16
 from checkpoint.tensor import Tensor
 from common.program import UserError
 
@@ -31,3 +31,11 @@ def test_weights_beyond_float16_are_refused_by_name_and_infinities_kept(tmp_path
         as_float16(stored(tmp_path / "w", np.array([1, 1e6], "<f4").tobytes(), "F32", 2))
     infinite = np.array([np.inf, 65504], "<f4")
     assert as_float16(stored(tmp_path / "w", infinite.tobytes(), "F32", 2)) == infinite.astype("<f2").tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["F8_E4M3", "F8_E5M2", "F8_E8M0"])
+def test_float8_is_no_original_weight(tmp_path: Path, dtype: str) -> None:
+    with pytest.raises(UserError, match="w is float8, quantized already; name a model with the original weights"):
+        stored_dtype(stored(tmp_path / "w", bytes(2), dtype, 2))
+    assert stored_dtype(stored(tmp_path / "w", bytes(2), "U8", 2)) == "U8"
+    assert stored_dtype(stored(tmp_path / "w", bytes(8), "F64", 1)) == "F16"

@@ -41,7 +41,7 @@ def harness(tmp_path: Path, call: Callable) -> Callable[..., subprocess.Complete
         artifact = tmp_path / f"artifact-{out}"
         artifact.mkdir(exist_ok=True)
         (artifact / "fake.json").write_text(json.dumps(does))
-        (artifact / "config.json").write_text(json.dumps({"bos_token_id": fake.BOS}))
+        (artifact / "config.json").write_text(json.dumps({"bos_token_id": fake.BOS, "vocab_size": fake.VOCAB}))
         (artifact / manifest.NAME).unlink(missing_ok=True)
         manifest.write(artifact, format="fake", tool="fake", tool_version="1")
         command = [sys.executable, RUN, artifact, tmp_path / out, "--engine", "fake", "--device", "cpu"]

@@ -10,7 +10,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+<<<<<<< HEAD
 from checkpoint import portable, safetensors_file, sharding, shards, torch_zip
+=======
+from checkpoint import finite, safetensors_file, sharding, shards, torch_zip
+>>>>>>> config
 from checkpoint.copying import equal_bytes
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import Tensor
@@ -50,11 +54,13 @@ def publish_converted(
     *,
     tool: str,
     linked: bool = False,
+    only_finite: bool = False,
 ) -> None:
     """Publish a folder with these tensors of a checkpoint in a form, and its other files as they are.
 
     Args:
         tool: the program's name; linked: the weight files need no change, and are linked.
+        only_finite: refuse NaN and infinity, in safetensors.
     """
     ordered = list(tensors.values())
     origin = manifest.read(options.src)["source"] if (options.src / manifest.NAME).exists() else {}
@@ -71,11 +77,12 @@ def publish_converted(
             for file in (*source.files, source.index()):
                 if file:
                     place(file, folder / file.name)
-            hashes: dict[str, str | None] = {}
+            hashes: dict[str, str | None] = checked_hashes(groups, folder) if only_finite else {}
         else:
             total = sum(tensor.nbytes for tensor in ordered)
             with tqdm(total=total, unit="B", unit_scale=True, desc=f"to {form}", disable=None) as bar:
-                hashes = convert(groups, folder, form, verify=options.verify, hash=options.verify, progress=bar.update)
+                checks = {"verify": options.verify, "hash": options.verify, "only_finite": only_finite}
+                hashes = convert(groups, folder, form, **checks, progress=bar.update)
         for path in source.others():
             config = source.config() if path.name == "config.json" else None
             if portable.config(config) != config:
@@ -87,7 +94,7 @@ def publish_converted(
             format=form,
             tool="link" if linked else tool,
             tool_version=f"python {platform.python_version()}",
-            parameters={"verify": options.verify, "max_shard_size": options.max_shard_size},
+            parameters={"verify": options.verify, "max_shard_size": options.max_shard_size, "finite": only_finite},
             source=origin,
             parameter_count=sum(tensor.numel for tensor in ordered),
             weight_files=[file.name for file in source.files] if linked else list(hashes),
@@ -102,6 +109,7 @@ def convert(
     *,
     verify: bool,
     hash: bool,
+    only_finite: bool = False,
     progress: Callable[[int], None] = lambda count: None,
 ) -> dict[str, str | None]:
     """Write a file for each group of tensors, several at a time, and the index; return the SHA-256 of each weight file.
@@ -111,9 +119,11 @@ def convert(
         verify: check the CRC of every member of source files that are zips, read back what was written, compare it
             byte by byte, and flush it to the disk.
         hash: compute the SHA-256; else it is None.
+        only_finite: refuse NaN and infinity, in safetensors.
         progress: called with the number of bytes just written.
 
-    Raises `UserError` where a source file is damaged, OSError where what was written is not what was read.
+    Raises `UserError` where a source file is damaged or a weight no number, OSError where what was written is not what
+    was read.
     """
     checks: dict[str, set[Path]] = {}  # each source file is checked with the first group that it holds tensors of
     for tensors in groups:
@@ -123,7 +133,7 @@ def convert(
     def write_file(path: Path, tensors: Sequence[Tensor]) -> str | None:
         for source in checks[tensors[0].name] if verify else ():
             torch_zip.check(source)
-        WRITERS[form](path, tensors, progress=progress)
+        WRITERS[form](path, tensors, progress=progress, **({"copy": finite.copy} if only_finite else {}))
         with ThreadPoolExecutor(1) as disk:
             flushed = disk.submit(fsync_path, path) if verify else None
             if verify:
@@ -134,6 +144,14 @@ def convert(
         return digest
 
     return sharding.write(folder, form, groups, write_file)
+
+
+def checked_hashes(groups: Sequence[Sequence[Tensor]], folder: Path) -> dict[str, str | None]:
+    """SHA-256 of each file of `folder`, a link or a copy of the one that a group of tensors is. Raises `UserError`
+    where a weight is NaN or infinite."""
+    paths = [folder / tensors[0].path.name for tensors in groups]
+    with ThreadPoolExecutor(manifest.HASHERS) as workers:
+        return {path.name: found for path, found in zip(paths, workers.map(finite.sha256, paths, groups), strict=True)}
 
 
 def compare(tensors: Sequence[Tensor], path: Path, form: str) -> None:

@@ -12,7 +12,12 @@ CAST = {"F32", "BF16", "F64"}  # what becomes F16; integers and booleans stay
 
 
 def stored_dtype(tensor: Tensor) -> str:
-    """The dtype that a tensor has in the artifact."""
+    """The dtype that a tensor has in the artifact. Raises `UserError` for float8: what scales it is another tensor, or
+    somewhere else, and the values alone would make another model."""
+    if tensor.dtype.startswith("F8_"):
+        raise UserError(
+            f"{tensor.path}: {tensor.name} is float8, quantized already; name a model with the original weights"
+        )
     return "F16" if tensor.dtype in CAST else tensor.dtype
 
 

@@ -62,11 +62,21 @@ class Checkpoint:
         return found
 
     def others(self) -> list[Path]:
+<<<<<<< HEAD
         """Config, tokenizer, generation and licence files: what holds no weights, is no manifest and not hidden, no
         program, which nothing of ours may run, and none of another quantization's files."""
         skipped = (MANIFEST, ".py", *WEIGHT_SUFFIXES, *portable.OTHERS_FILES)
+=======
+        """Config, tokenizer, generation and licence files: what holds no weights, is no manifest and not hidden, has a
+        name that can be printed, and is no program, which nothing of ours may run."""
+        skipped = (MANIFEST, ".py", *WEIGHT_SUFFIXES)
+>>>>>>> config
         files = (path for path in sorted(self.folder.iterdir()) if path.is_file())
-        kept = [path for path in files if not path.name.startswith(".") and not path.name.endswith(skipped)]
+        kept = [
+            path
+            for path in files
+            if path.name.isprintable() and not path.name.startswith(".") and not path.name.endswith(skipped)
+        ]
         return [_within(self.folder, path) for path in kept]
 
     def index(self) -> Path | None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from checkpoint import shards
+from common import token_ids
 from common.program import UserError
 from common.scoring import on_host
 from engines import Engine
@@ -46,11 +48,15 @@ def examine(engine: Engine, artifact: Path, ids: list[int], gate: Path | None) -
 
 
 def added_token(artifact: Path, ids: Sequence[int]) -> int:
-    """The token that an engine would add: the beginning of sequence of config.json, else the first of a text's ids."""
+    """The token that an engine would add: the beginning of sequence of config.json, else the first of a text's ids.
+
+    One that the vocabulary lacks is none: an engine would read what is not there.
+    """
     path = artifact / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    token = config.get("bos_token_id", (config.get("text_config") or {}).get("bos_token_id"))
-    return token if isinstance(token, int) else ids[0]
+    config = shards.read_json(path) if path.exists() else {}
+    inner = config.get("text_config")
+    config = inner | config if isinstance(inner, dict) else config
+    return next(iter(token_ids.within(config.get("bos_token_id"), config.get("vocab_size"))), ids[0])
 
 
 def chunks(engine: Engine, ids: list[int]) -> Iterator[tuple[int, np.ndarray]]:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,8 +22,9 @@ class UserError(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of a library's error that says something, or the error's type."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """The first line of a library's error that says something, with the next one after a colon; or the error's type."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
 def printable(text: str) -> str:
@@ -36,10 +38,15 @@ def parser(doc: str) -> argparse.ArgumentParser:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Call `main`; what the user can mend (or an interrupt) ends the program with one line instead of a traceback."""
+    """Call `main`; what the user can mend (or an interrupt) ends the program with one line instead of a traceback.
+
+    A fault of ours has its traceback above that line: a report and another program of ours quote the last one.
+    """
     try:
         main()
     except UserError as error:
+        if error.__cause__:
+            traceback.print_exception(error.__cause__)
         sys.exit(f"error: {printable(str(error))}")
     except EOFError as error:
         sys.exit(f"error: {printable(str(error))}; is somebody still writing it? run again")
@@ -48,6 +55,13 @@ def run(main: Callable[[], None]) -> None:
             sys.exit(f"error: {error.strerror}, and nothing was published; free some space there and run again")
         named = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
         sys.exit(f"error: {printable(named)}")
+    except MemoryError:
+        sys.exit(
+            "error: memory ran out, and nothing was published; let fewer jobs run at once, or use a larger machine"
+        )
+    except Exception as error:
+        traceback.print_exc()
+        sys.exit(f"error: a fault of this program's: {printable(f'{type(error).__name__}: {first_line(error)}')}")
     except KeyboardInterrupt:
         sys.exit("error: interrupted; nothing was published")
 

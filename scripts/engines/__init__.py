@@ -5,14 +5,16 @@ An engine's module holds a class `Engine` and imports its libraries; it is impor
 
 import importlib
 import importlib.util
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from common.program import UserError
+from common.program import UserError, first_line
 
 # float32 values in one chunk of logits: 40 MiB. glibc's malloc gives more than 32 MiB back at once, and kept a little
 # less than that four times over
@@ -80,8 +82,43 @@ def module(name: str) -> ModuleType:
 
 
 def load(name: str, artifact: Path, device: str, threads: int, **changes: str) -> Engine:
-    """Load `artifact` with engine `name`; `changes`: a `dtype` that `other_dtype` named."""
-    return module(name).Engine(artifact, device, threads, **changes)
+    """Load `artifact` with engine `name`; `changes`: a `dtype` that `other_dtype` named.
+
+    Raises `UserError` with the artifact's name for whatever the engine's libraries raise, now and when it runs.
+    """
+    kind = module(name).Engine
+    with one_line(name, artifact):
+        engine = kind(artifact, device, threads, **changes)
+    for method in ("prefill_decode", "decode_batch", "logits"):
+        if hasattr(engine, method):
+            setattr(engine, method, _watched(getattr(engine, method), name, artifact))
+    return engine
+
+
+@contextmanager
+def one_line(name: str, artifact: Path) -> Iterator[None]:
+    """Raise as a `UserError` whatever an engine raises. What our own lines raised stays its cause, which the program's
+    log shows: that may be a fault of theirs, where a library's is what it thinks of the artifact."""
+    try:
+        yield
+    except (UserError, OSError, MemoryError):  # a line of their own
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = Path(last.filename)
+        ours = place.is_relative_to(Path(__file__).resolve().parents[1])
+        said = f"{type(error).__name__}: {first_line(error)}; {place.name} line {last.lineno}"
+        raise UserError(f"{artifact}: {name} fails on it ({said})") from (error if ours else None)
+
+
+def _watched(call: Callable[..., Iterator[Any]], name: str, artifact: Path) -> Callable[..., Iterator[Any]]:
+    """An engine's method, whose failures are one line; the engine stamps the time of each token itself."""
+
+    def run(*inputs: Any) -> Iterator[Any]:
+        with one_line(name, artifact):
+            yield from call(*inputs)
+
+    return run
 
 
 def other_dtype(name: str, device: str) -> str | None:

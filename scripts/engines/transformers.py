@@ -10,7 +10,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
-from common import own_code
+from common import own_code, token_ids
 from common.program import UserError, first_line
 from engines import chunk_positions
 from engines.merged import merge
@@ -46,11 +46,11 @@ class Engine:
             torch.cuda.empty_cache()  # what was merged; cached, it would count as the model's memory
         self.model: PreTrainedModel = model
         text_config = model.config.get_text_config()
+        for config in (model.config, text_config):
+            config.return_dict = True  # what a model returns is no part of it, and read by name here
         self.vocab_size = text_config.vocab_size
         self.device = device
-        stop = self.model.config.eos_token_id
-        stop_ids = [stop] if isinstance(stop, int) else list(stop or [])
-        self.stop_ids = [token for token in stop_ids if 0 <= token < self.vocab_size]  # a cut vocabulary may lack it
+        self.stop_ids = token_ids.within(getattr(model.config, "eos_token_id", None), self.vocab_size)
         self.modes = self._modes()
         self.mode = self.modes[0]
         self.static: Any = None

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint import shards
+from common import token_ids
 from common.program import UserError
 from mlc import chat_config
 from mlc.source_config import FAMILIES, LLAMA3, SourceConfig
@@ -123,9 +124,8 @@ def of_artifact(folder: Path) -> Served:
             qkv_name=family.qkv,
             qkv_bias=family.biased,
         )
-        stop = content["eos_token_id"]
-        stop_ids = [token for token in ([stop] if isinstance(stop, int) else stop) if token < found.vocab_size]
-        return Served(found, content["context_window_size"], stop_ids)  # a cut vocabulary may lack some
+        stop_ids = token_ids.within(content["eos_token_id"], found.vocab_size)
+        return Served(found, content["context_window_size"], stop_ids)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: is damaged ({error!r:.80}); build the artifact again") from None
 

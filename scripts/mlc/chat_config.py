@@ -152,7 +152,18 @@ def vocabulary_size(tokenizer: dict[str, Any]) -> int:
 
 
 def _known(config: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key in SAMPLING | TOKENS and value is not None}
+    """The keys that are carried. An id that is no number is not: MLC-LLM would refuse the whole file for it."""
+    return {
+        key: value
+        for key, value in config.items()
+        if (key in SAMPLING and value is not None) or (key in TOKENS and _is_id(key, value))
+    }
+
+
+def _is_id(key: str, value: Any) -> bool:
+    """Whether a value is a token's id, or a list of them where there may be several ends."""
+    ids = value if isinstance(value, list) and key == "eos_token_id" else [value]
+    return bool(ids) and all(type(token) is int for token in ids)
 
 
 def _steps(step: Any, members: str) -> list[dict[str, Any]]:

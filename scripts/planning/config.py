@@ -1,6 +1,7 @@
 """Check a config at parse time, so that a mistake costs one line and a second instead of an hour of jobs."""
 
 import difflib
+import os
 import re
 import shutil
 import sys
@@ -12,8 +13,12 @@ from typing import Any
 
 import jsonschema
 
+from common import plain_text
+from planning.values import ConfigError, check_values
+
 Makers = Callable[[str], Mapping[str, str]]  # a format's name -> the rules that make its artifact: name -> file
 FORMAT_NAME = r"[a-z0-9][a-z0-9._-]*"
+MAX_NAME = 100  # letters of a format or, in the schema, a model: files made of names have to stay below 255 bytes
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 WEIGHT_FILES = (
     *("model.safetensors", "model.safetensors.index.json"),
@@ -41,10 +46,6 @@ TEXTS: dict[str, tuple[str, dict[str, Any] | None]] = {
         },
     ),
 }
-
-
-class ConfigError(ValueError):
-    """One line: which key, what is wrong, what to do."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,8 @@ def check_formats(
     for name, format in formats.items():
         if not re.fullmatch(FORMAT_NAME, name):
             raise ConfigError(f"format {name!r}: a name is small letters, digits, '.', '_' and '-'; rename it")
+        if len(name) > MAX_NAME:
+            raise ConfigError(f"format {name!r}: a name has at most {MAX_NAME} letters; rename it")
         if format.env not in envs:
             raise ConfigError(
                 f"format {name!r}: the pins of its environment, envs/{format.env}.txt, are missing"
@@ -128,8 +131,10 @@ def checked(
     makers: Makers = lambda format: {},
 ) -> dict[str, Any]:
     """The config with the schema's defaults filled in. Raises `ConfigError` for the first thing that cannot be."""
+    check_values(config)
     present = {key: value for key, value in config.items() if value is not None}  # `key:` alone means its default
-    for name in present.get("models") or {}:
+    models = present.get("models")
+    for name in models if isinstance(models, dict) else ():
         if not isinstance(name, str):
             raise ConfigError(f"models: the name {name!r} is no text to YAML; put it in quotes")
     filled = with_defaults(deepcopy(present), schema, schema)
@@ -151,7 +156,10 @@ def checked(
         for format in model["formats"]:
             if format not in formats:
                 raise ConfigError(f"formats: {unknown(format, formats, makers)}")
-        check_model(name, model, filled, formats)
+        try:
+            check_model(name, model, filled, formats)
+        except OSError as error:  # a folder that may not be read, a name that is too long
+            raise ConfigError(f"models.{name}.source: {error.filename}: {error.strerror}") from None
         from_hub = source(model)[0] == "hub"
         if from_hub:
             model["source"].setdefault("revision", "main")
@@ -201,15 +209,15 @@ def describe(error: jsonschema.ValidationError) -> str:
 
 
 def check_text(key: str, path: Path) -> None:
-    """A text file of the config must be there and hold something."""
-    if not path.is_file():
-        raise ConfigError(f"{key}: {path} is not there; name a text file")
+    """A text file of the config must be there and hold something that can be tokenised."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{key}: {path} is not UTF-8 at byte {error.start}; save it as UTF-8") from None
-    if not text.strip():
-        raise ConfigError(f"{key}: {path} is empty; put a text in it (prompts: one a line)")
+        if not path.is_file():
+            raise ConfigError(f"{key}: {path} is not there; name a text file")
+        plain_text.read(path)
+    except plain_text.NotPlain as error:
+        raise ConfigError(f"{key}: {path} {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{key}: {path}: {error.strerror}; name a text file") from None
 
 
 def check_model(name: str, model: Mapping[str, Any], config: Mapping[str, Any], formats: Mapping[str, Format]) -> None:
@@ -237,6 +245,8 @@ def check_model(name: str, model: Mapping[str, Any], config: Mapping[str, Any], 
         return
     elif not path.is_dir():
         raise ConfigError(f"models.{name}.source: there is no folder {path}")
+    elif not os.access(path, os.R_OK | os.X_OK):
+        raise ConfigError(f"models.{name}.source: {path} may not be read; change its permissions")
     elif not (path / "config.json").is_file():
         raise ConfigError(f"models.{name}.source: {path} holds no config.json, so it is no model's folder")
     elif not any((path / file).is_file() for file in WEIGHT_FILES):

@@ -44,6 +44,8 @@ def lines_of(rows: list[str]) -> bytes:
         ("half.jsonl", [], "holds something that is no text"),
         ("cut.json.gz", [], "cannot be read as its name says"),
         ("deep.jsonl", [], "cannot be read as its name says"),
+        ("marks.jsonl", ["--join", "\r\n"], "One\ntwo\n\nThree\n"),
+        ("nul.jsonl", [], "document 2 of column 'text' has a NUL"),
     ],
 )
 def test_a_text(tmp_path: Path, tools_python: Path, call: Callable, file: str, options: list, expected: str) -> None:
@@ -61,12 +63,14 @@ def test_a_text(tmp_path: Path, tools_python: Path, call: Callable, file: str, o
                 "half.jsonl": b'{"text": "\\ud800"}\n',
                 "cut.json.gz": gzip.compress(lines_of(ROWS))[:-9],
                 "deep.jsonl": b"[" * 100_000,
+                "marks.jsonl": b"\xef\xbb\xbf" + lines_of(["\ufeffOne\r\ntwo\r", "\ufeffThree\r"]),
+                "nul.jsonl": lines_of(["One", "two\0"]),
             }
         )
         environment = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
         program = (tools_python, "scripts/fetch_text.py", "acme/texts", file, tmp_path / "out", "--revision", "main")
         result = call(*program, *options, **environment)
-    if expected.startswith(("has", "cannot", "holds")):
+    if expected.startswith(("has", "cannot", "holds", "document")):
         assert result.returncode == 1
         assert expected in result.stderr.splitlines()[-1]
         assert "Traceback" not in result.stderr
@@ -75,6 +79,8 @@ def test_a_text(tmp_path: Path, tools_python: Path, call: Callable, file: str, o
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "out/text.txt").read_text(encoding="utf-8") == expected
     assert json.loads((tmp_path / "out/quantmill.json").read_text())["source"]["commit"] == repository.commit
+    said = json.loads((tmp_path / "out/rows.json").read_text())
+    assert sum(said["characters"]) + (len(said["characters"]) - 1) * len(said["join"]) == len(expected)
 
 
 def test_the_whole_workflow_from_a_hub(

@@ -1,0 +1,142 @@
+"""The workflow takes no weights that are NaN or infinite, wherever they lie; the converters alone carry every byte."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from forge import safetensors_with
+from raw_tensor import stored
+from workflows import SNAKEMAKE, study
+
+from checkpoint import finite, safetensors_file
+from checkpoint.tensor import CHUNK
+from common import manifest
+from common.program import UserError
+
+# every pattern of the small types, from their definitions; of float32 and float64 those at the border
+SMALL = {
+    "F16": {bits for bits in range(2**16) if bits >> 10 & 31 == 31},
+    "BF16": {bits for bits in range(2**16) if bits >> 7 & 255 == 255},
+    "F8_E5M2": {bits for bits in range(2**8) if bits >> 2 & 31 == 31},
+    "F8_E4M3": {0x7F, 0xFF},  # "FN": no infinities
+    "F8_E8M0": {0xFF},  # no sign
+    "U8": set(),
+    "I16": set(),
+    "BOOL": set(),
+}
+WIDTH = {"F16": "<u2", "BF16": "<u2", "I16": "<u2", "F32": "<u4", "F64": "<u8"}
+LARGE = {
+    "F32": ([0x7F800000, 0xFF800000, 0x7FC00001, 0x7F800001, 0xFFFFFFFF], [0x7F7FFFFF, 0xFF7FFFFF, 0x80000000, 1]),
+    "F64": (
+        [0x7FF0000000000000, 0xFFF0000000000000, 0x7FF8000000000001, 0x7FF0000000000001, 2**64 - 1],
+        [0x7FEFFFFFFFFFFFFF, 0xFFEFFFFFFFFFFFFF, 1 << 63, 0x000FFFFFFFFFFFFF],
+    ),
+}
+
+
+def places(dtype: str, patterns: list[int]) -> list[int | None]:
+    """What is found behind a number in pieces that end with each of these patterns."""
+    kind = np.dtype(WIDTH.get(dtype, "u1"))
+    return [
+        finite.first_not_finite(memoryview(np.array([1, 0, pattern, pattern], kind).tobytes()), dtype)
+        for pattern in patterns
+    ]
+
+
+@pytest.mark.parametrize("dtype", SMALL)
+def test_every_pattern_of_the_small_types(dtype: str) -> None:
+    patterns = list(range(2 ** (8 * np.dtype(WIDTH.get(dtype, "u1")).itemsize)))
+    found = places(dtype, patterns)
+    assert {pattern for pattern, place in zip(patterns, found, strict=True) if place is not None} == SMALL[dtype]
+    assert set(found) <= {None, 2}
+
+
+@pytest.mark.parametrize("dtype", LARGE)
+def test_patterns_at_the_border_of_the_large_types(dtype: str) -> None:
+    none, numbers = LARGE[dtype]
+    assert places(dtype, none) == [2] * len(none)
+    assert places(dtype, numbers) == [None] * len(numbers)
+
+
+def test_both_parts_of_a_complex_number() -> None:
+    for part, place in ((4, 2), (5, 2), (1, 0)):
+        values = np.ones(8, "<f4")
+        values[part] = np.nan
+        assert finite.first_not_finite(memoryview(values.tobytes()), "C64") == place
+    assert finite.first_not_finite(memoryview(b""), "F32") is None
+
+
+def test_a_file_is_hashed_as_it_is_and_its_first_fault_named(tmp_path: Path) -> None:
+    values = np.ones((CHUNK // 4, 3), "<f4")
+    tensors = [stored(tmp_path / "w", values.tobytes(), "F32", values.size)]
+    safetensors_file.write(tmp_path / "x", tensors)
+    held = safetensors_file.read(tmp_path / "x")
+    assert finite.sha256(tmp_path / "x", held.values()) == manifest.sha256(tmp_path / "x")
+    assert finite.sha256(tmp_path / "w", [tensors[0]]) == manifest.sha256(tmp_path / "w")
+
+
+def model(folder: Path, place: tuple[int, int], value: float) -> Path:
+    """A model of three chunks, one value of its embeddings changed."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    table = np.ones((CHUNK // 512, 3 * 256), "<f2")
+    table[place] = value
+    entries = {
+        "a.ids": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]},
+        "model.embed_tokens.weight": {"dtype": "F16", "shape": table.shape, "data_offsets": [4, 4 + table.nbytes]},
+    }
+    safetensors_with(folder / "model.safetensors", json.dumps(entries).encode(), b"\xff" * 4 + table.tobytes())
+    return folder
+
+
+@pytest.mark.parametrize("form", ["safetensors", "bin"])
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_linked_or_converted_weights_that_are_no_numbers(
+    tmp_path: Path, call: Callable, tools_python: Path, form: str, value: float
+) -> None:
+    source = model(tmp_path / "m", (511, 767), value)
+    if form == "bin":
+        converted = call(tools_python, "scripts/safetensors_to_bin.py", source, tmp_path / "bin")
+        assert converted.returncode == 0, converted.stderr
+        source = tmp_path / "bin"
+    program = (tools_python, "scripts/bin_to_safetensors.py", source)
+    result = call(*program, tmp_path / "out", "--verify", "--finite")
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    file = {"safetensors": "model.safetensors", "bin": "pytorch_model.bin"}[form]
+    assert line == (
+        f"error: {source / file}: model.embed_tokens.weight is NaN or infinite at [511, 767], which is no weight; "
+        "download it again"
+    )
+    assert not (tmp_path / "out").exists()
+    assert call(*program, tmp_path / "out", "--verify").returncode == 0  # by hand, a converter changes no byte
+    found = safetensors_file.read(tmp_path / "out/model.safetensors")["model.embed_tokens.weight"]
+    with pytest.raises(UserError, match=r"embed_tokens\.weight is NaN or infinite at \[511, 767\]"):
+        finite.sha256(found.path, [found])
+
+
+def test_finite_weights_are_linked_and_converted_with_their_hashes(
+    tmp_path: Path, call: Callable, tools_python: Path
+) -> None:
+    source = model(tmp_path / "m", (0, 0), 65504)
+    assert call(tools_python, "scripts/safetensors_to_bin.py", source, tmp_path / "bin").returncode == 0
+    for name in ("m", "bin"):
+        out = tmp_path / f"from {name}"
+        result = call(tools_python, "scripts/bin_to_safetensors.py", tmp_path / name, out, "--verify", "--finite")
+        assert result.returncode == 0, result.stderr
+        said = json.loads((out / manifest.NAME).read_text())
+        assert said["files"]["model.safetensors"]["sha256"] == manifest.sha256(out / "model.safetensors")
+        assert said["parameters"]["finite"] is True
+    assert (tmp_path / "from m/model.safetensors").samefile(source / "model.safetensors")
+
+
+def test_the_workflow_asks_for_it(call: Callable, checkout: Callable, tools_python: Path, torch_python: Path) -> None:
+    root = checkout()
+    model(root / "mine", (3, 4), np.inf)
+    study(root, "models: {a: {source: {path: mine}}}\n")
+    result = call(SNAKEMAKE, "--cores", "1", "artifacts/a/safetensors", "--configfile", "study.yaml", cwd=root)
+    assert result.returncode == 1
+    assert "model.embed_tokens.weight is NaN or infinite at [3, 4]" in result.stdout + result.stderr
+    assert not (root / "artifacts/a/safetensors").exists()
