@@ -133,7 +133,7 @@ def write_cell(
 def build(folder: Path, models: list[str], cells: list[dict[str, Any]]) -> Path:
     """The page of a study."""
     config = {"models": {model: {} for model in models}, "reference": "reference", "perplexity": "gptq-2048"}
-    (folder / "study.json").write_text(json.dumps({"config": config, "cells": cells, "command": "snakemake --force"}))
+    (folder / "study.json").write_text(json.dumps({"config": config, "cells": cells, "options": "--cores 8"}))
     command = [TOOLS, "scripts/report.py", folder / "study.json", folder / "report"]
     result = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
