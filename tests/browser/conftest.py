@@ -130,9 +130,9 @@ def write_cell(
     }
 
 
-def build(folder: Path, models: list[str], cells: list[dict[str, Any]]) -> Path:
+def build(folder: Path, models: list[str], cells: list[dict[str, Any]], reference: str = "reference") -> Path:
     """The page of a study."""
-    config = {"models": {model: {} for model in models}, "reference": "reference", "perplexity": "gptq-2048"}
+    config = {"models": {model: {} for model in models}, "reference": reference, "perplexity": "gptq-2048"}
     (folder / "study.json").write_text(json.dumps({"config": config, "cells": cells, "options": "--cores 8"}))
     command = [TOOLS, "scripts/report.py", folder / "study.json", folder / "report"]
     result = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
