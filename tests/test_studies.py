@@ -7,7 +7,8 @@ import resource
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -52,6 +53,18 @@ def test_random_weights_are_measured_for_speed_only(shaped: Path) -> None:
     assert "measured for speed only" in (root / "artifacts/report/index.html").read_text()
 
 
+@contextmanager
+def kept(*paths: Path) -> Iterator[None]:
+    """Files that have their content and times again afterwards, by which Snakemake goes."""
+    before = {path: (path.read_bytes(), path.stat()) for path in paths}
+    try:
+        yield
+    finally:
+        for path, (content, status) in before.items():
+            path.write_bytes(content)
+            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
 def planned(call: Callable, root: Path, *options: str) -> list[str]:
     """The rules of a dry run's jobs with what they write, but the target's."""
     result = call(SNAKEMAKE, "-n", *options, cwd=root)
@@ -68,15 +81,13 @@ def data(page: Path) -> dict[str, Any]:
 def test_the_page_names_the_command_that_measures_just_the_disturbed_rows_again(
     shaped: Path, call: Callable, tools_python: Path, tmp_path: Path
 ) -> None:
-    disturbed = shaped / "artifacts/shape/latency/ct2-int8.json"
-    whole, times = disturbed.read_bytes(), disturbed.stat()
-    try:
-        disturbed.write_text(json.dumps(json.loads(whole) | {"interference": ["a neighbour"]}))
+    said = {"fp16": [], "ct2-int8": ["a neighbour"]}  # whatever disturbed this machine
+    paths = {shaped / f"artifacts/shape/latency/{name}.json": interference for name, interference in said.items()}
+    with kept(*paths):
+        for path, interference in paths.items():
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"interference": interference}))
         made = call(tools_python, "scripts/report.py", "artifacts/report/study.json", tmp_path, cwd=shaped)
         assert made.returncode == 0, made.stderr
-    finally:
-        disturbed.write_bytes(whole)
-        os.utime(disturbed, ns=(times.st_atime_ns, times.st_mtime_ns))
     command = data(tmp_path / "index.html")["commands"]["disturbed"]
     name, *options = shlex.split(command)
     assert name == "snakemake"
@@ -87,21 +98,15 @@ def test_the_page_names_the_command_that_measures_just_the_disturbed_rows_again(
         "latency artifacts/shape/latency/ct2-int8.json",
         "page artifacts/report/index.html",
     ]
-    assert data(shaped / "artifacts/report/index.html")["commands"]["disturbed"] == ""
 
 
 def test_a_page_of_an_incomplete_study_is_still_to_be_made(shaped: Path, call: Callable, tools_python: Path) -> None:
     report = shaped / "artifacts/report"
-    kept = {path: (path.read_bytes(), path.stat()) for path in report.iterdir()}
-    try:
+    with kept(*report.iterdir()):
         made = call(tools_python, "scripts/report.py", "--incomplete", report / "study.json", report, cwd=shaped)
         assert made.returncode == 0, made.stderr
         for target in ("report", "artifacts/report/index.html"):
             assert planned(call, shaped, target, *STUDY_OPTIONS) == ["page artifacts/report/index.html"]
-    finally:
-        for path, (content, status) in kept.items():
-            path.write_bytes(content)
-            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def test_where_addresses_are_limited_the_page_has_no_plots_and_says_why(

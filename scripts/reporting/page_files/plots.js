@@ -64,7 +64,7 @@ function showPlot() {
   const values = drawn.map((row) => ({
     ...Object.fromEntries(DATA.columns.map((column) => [column.name, row[column.name]])),
     ...row.plot,
-    label: one ? row.format : row.plot.label,
+    label: one ? row.format + (disturbed(row) ? " (disturbed)" : "") : row.plot.label,
     compute_type: row["runs in"][0],
     disturbed: disturbed(row),
     front: measured ? row.pareto : few && onFront(row, quality, cost),
