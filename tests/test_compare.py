@@ -15,7 +15,7 @@ from conftest import REPO
 from whole_results import collected, hard, whole
 
 from metrics import METRICS_VERSION, latency
-from reporting import comparison
+from reporting import comparison, results
 from reporting.comparison import Limits, changes, rate_ratio
 from reporting.numbers import MISSING
 
@@ -227,6 +227,19 @@ def test_files_that_someone_has_changed_are_no_regression(before: Run, after: Ru
 def test_more_repeats_measure_the_same(before: Run, after: Run) -> None:
     after["rows"][1]["protocol"]["latency"] |= {"repeats": 9, "processes": 9}
     assert judged(before, after) == {}
+
+
+def test_a_run_of_schema_version_1_is_compared_like_any_other(before: Run, after: Run, compare: Callable) -> None:
+    old = before | {"schema_version": 1}
+    for row in old["rows"]:
+        for name in results.ADDED:
+            del row[name]
+        del row["missing"]["group_size"]
+    result = compare(old, after)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert compare(after, old).returncode == 0
+    set_rate(after["rows"][1], 50, 45, 55)
+    assert compare(old, after).returncode == 1
 
 
 def test_a_row_that_vanished_is_a_regression_and_a_new_one_is_none(before: Run, after: Run, compare: Callable) -> None:
