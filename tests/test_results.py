@@ -265,6 +265,7 @@ def test_a_part_that_failed_leaves_its_cells_empty_and_says_why(tmp_path: Path, 
     columns["noise_floor"] = "kld_noise_floor"
     for said, expected in (
         ("10%\nerror: no room on the disk\n", "failed: no room on the disk"),
+        ("Traceback\n  File x\ntorch.OutOfMemoryError: too big\n", "failed: torch.OutOfMemoryError: too big"),
         ("10%\n", f"failed, or never ran: see {log}"),
     ):
         log.write_text(said)

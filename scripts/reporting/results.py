@@ -6,6 +6,7 @@ A cell that was not measured is None, and `missing` says why; it is never filled
 import csv
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,7 @@ LATENCY = (
 
 # how reasons begin and end that another run can take away
 FAILED, AGAIN = "failed", "; run again"
+EXCEPTION = re.compile(r"[\w.]+(Error|Exception)\b")  # the last line of a traceback
 
 
 def read(path: Path, kind: str) -> dict[str, Any]:
@@ -94,11 +96,12 @@ def read(path: Path, kind: str) -> dict[str, Any]:
 
 
 def failure(logs: Sequence[str]) -> str:
-    """Why a job left nothing: the error of the first of its logs that ends with one, upstream first."""
+    """Why a job left nothing: the error of the first of its logs that ends with one, ours or a library's, upstream
+    first."""
     for log in logs:
         lines = Path(log).read_text(encoding="utf-8", errors="replace").split("\n") if Path(log).exists() else []
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        if last.startswith("error: "):
+        if last.startswith("error: ") or EXCEPTION.match(last):
             return f"{FAILED}: {last.removeprefix('error: ')}"
     return f"{FAILED}, or never ran: see {logs[-1]}"
 
