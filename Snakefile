@@ -32,7 +32,7 @@ include: "rules/report.smk"
 
 
 onerror:
-    incomplete_report()
+    report_the_rest()
 
 
 rule report:

@@ -65,7 +65,7 @@ rule study:
         study={
             "config": STUDY,
             "cells": cells(),
-            "command": f"snakemake --cores 8 {configfiles()}--force",  # and an artifact: builds it again
+            "options": f"--cores 8 {configfiles()}".strip(),  # of Snakemake, for the commands that the page shows
         },
     script:
         "../scripts/write_study.py"
@@ -108,18 +108,18 @@ rule page:
         "{params.python:q} {params.program[0]} {input.study} $(dirname {output.page:q}) 2> {log}"
 
 
-def incomplete_report():
-    """After a failure, the page of what was measured: the cells that are missing say why. Under another name than the
-    report, which the next run still has to finish."""
-    study, folder = Path(rules.study.output[0]), "artifacts/report/incomplete"
+def report_the_rest():
+    """After a failure, make the report of what was measured; what is missing says why. Its files are dated before all
+    that they are made of, so that Snakemake still has the page to make. Only where this run was to make it."""
+    study = Path(rules.study.output[0])
+    asked = any(job.rule.name == "page" for job in workflow.dag.needrun_jobs())
     if (
-        study.exists()
+        asked
+        and study.exists()
         and shutil.which(python("tools"))
         and json.loads(study.read_text())["config"] == json.loads(json.dumps(STUDY))
     ):
-        command = [python("tools"), "scripts/report.py", study, folder]
-        made = subprocess.run(command, stderr=subprocess.PIPE, text=True)
-        said = made.stderr.strip().split("\n")[-1]
-        print(
-            f"What was measured, and what failed: {folder}/index.html" if not made.returncode else said, file=sys.stderr
-        )
+        command = [python("tools"), "scripts/report.py", "--incomplete", study, study.parent]
+        made = subprocess.run(command, capture_output=True, text=True)
+        said = made.stdout if not made.returncode else made.stderr.strip().split("\n")[-1]
+        print(said.strip(), file=sys.stderr)

@@ -4,8 +4,8 @@
     python scripts/compare.py BEFORE/results.json AFTER/results.json [--tolerance 0.05] [--quality-tolerance 0.001]
 
 Exit status 0: nothing became worse. 1: something did, or a row or a figure that BEFORE has is gone. 2: something could
-not be compared (another evaluation text, other versions of the metrics, no row in common). docs/REPORT.md says how each
-figure is judged. The output is Markdown.
+not be compared (another evaluation text, a disturbed speed, other versions of the metrics, no row in common).
+docs/REPORT.md says how each figure is judged. The output is Markdown.
 """
 
 import json
@@ -22,6 +22,7 @@ from common.program import UserError, parser, printable, run
 from metrics import METRICS_VERSION
 from reporting.comparison import REGRESSIONS, Change, Limits, Pair, pairs
 from reporting.numbers import MISSING, number, size
+from reporting.results import current
 
 SCHEMA = Path(__file__).parent / "reporting" / "results.schema.json"
 HEADINGS = {
@@ -58,6 +59,7 @@ def read(path: Path) -> dict[str, Any]:
     version = content.get("metrics_version") if isinstance(content, dict) else None
     if version is not None and version != METRICS_VERSION:
         raise UserError(f"{path}: is of metrics version {version}, not {METRICS_VERSION}; measure again")
+    content = current(content) if isinstance(content, dict) else content
     validator = jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8")))
     wrong = next(validator.iter_errors(content), None)
     if wrong is not None:
@@ -146,7 +148,7 @@ def status(found: Sequence[Pair]) -> int:
     verdicts = Counter(each.verdict for pair in found for each in pair.changes)
     if any(pair.after is None for pair in found) or any(verdicts[word] for word in REGRESSIONS):
         return 1
-    return 2 if verdicts["incomparable"] else 0
+    return 2 if verdicts["incomparable"] or verdicts["disturbed"] else 0
 
 
 def main() -> None:

@@ -1,39 +1,70 @@
 #!/usr/bin/env python3
 """Join all results to results.csv, results.json, results.parquet, quality-speed.svg and .png, and index.html.
 
-    python scripts/report.py STUDY DST
+    python scripts/report.py STUDY DST [--incomplete]
 
 STUDY is the study.json that the workflow writes (the checked config and where each cell's results are), DST a folder.
 """
 
 import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from common import manifest
-from common.program import parser, run
-from common.publish import publish, publish_json
-from reporting import page, parquet, plot, results
+from common.program import parser, printable, run
+from common.publish import publish
+from reporting import axes, drawing, page, parquet, results
+
+LONG_AGO = 1.0  # seconds since 1970
+
+
+@contextmanager
+def written(path: Path, *, old: bool) -> Iterator[Path]:
+    """A path to write a file to, which gets its final name when it is whole. `old`: dated before all that it is made
+    of, so that Snakemake takes it for still to be made."""
+    with publish(path) as partial:
+        yield partial
+        if old:
+            os.utime(partial, (LONG_AGO, LONG_AGO))
 
 
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("study", type=Path)
     arguments.add_argument("dst", type=Path, help="folder to write to")
+    arguments.add_argument(
+        "--incomplete",
+        action="store_true",
+        help="jobs failed: name them, and date the files before what they are made of",
+    )
     options = arguments.parse_args()
+    dst, old = options.dst, options.incomplete
 
     study = json.loads(options.study.read_text(encoding="utf-8"))
     collected = results.collect(study)
-    picture = plot.chart("perplexity", "tokens_per_second", collected["rows"], picture=True)
-    with publish(options.dst / "results.csv") as partial:
-        results.write_csv(partial, collected["rows"])
-    publish_json(options.dst / "results.json", collected)
-    with publish(options.dst / "results.parquet") as partial:
-        parquet.write(partial, collected, manifest.sha256(options.dst / "results.json"))
-    for suffix, how in (("svg", {}), ("png", {"scale_factor": 2})):
-        with publish(options.dst / f"quality-speed.{suffix}") as partial:
-            picture.save(str(partial), format=suffix, **how)
-    with publish(options.dst / "index.html") as partial:
-        partial.write_text(page.render(collected, study), encoding="utf-8")
+    rows = collected["rows"]
+    drawn = drawing.draw(axes.plotted(rows))
+    text = page.render(collected, study, drawn)
+    with written(dst / "results.csv", old=old) as partial:
+        results.write_csv(partial, rows)
+    with written(dst / "results.json", old=old) as partial:
+        partial.write_text(json.dumps(collected, allow_nan=False) + "\n", encoding="utf-8")
+    with written(dst / "results.parquet", old=old) as partial:
+        parquet.write(partial, collected, manifest.sha256(dst / "results.json"))
+    with written(dst / "quality-speed.svg", old=old) as partial:
+        partial.write_text(drawn.svg, encoding="utf-8")
+    with written(dst / "quality-speed.png", old=old) as partial:
+        partial.write_bytes(drawn.png)
+    with written(dst / "index.html", old=old) as partial:
+        partial.write_text(text, encoding="utf-8")
+    if drawn.refused:
+        print(f"warning: the plots could not be drawn: {drawn.refused}", file=sys.stderr)
+    if options.incomplete:
+        print("\n".join(map(printable, [*page.unfinished(rows), f"What was measured: {dst / 'index.html'}"])))
+        print(f"To go on: {page.commands(study, rows)['resume']}")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from conftest import REPO
 from whole_results import collected, hard, whole
 
 from metrics import METRICS_VERSION, latency
-from reporting import comparison
+from reporting import comparison, results
 from reporting.comparison import Limits, changes, rate_ratio
 from reporting.numbers import MISSING
 
@@ -229,6 +229,19 @@ def test_more_repeats_measure_the_same(before: Run, after: Run) -> None:
     assert judged(before, after) == {}
 
 
+def test_a_run_of_schema_version_1_is_compared_like_any_other(before: Run, after: Run, compare: Callable) -> None:
+    old = before | {"schema_version": 1}
+    for row in old["rows"]:
+        for name in results.ADDED:
+            del row[name]
+        del row["missing"]["group_size"]
+    result = compare(old, after)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert compare(after, old).returncode == 0
+    set_rate(after["rows"][1], 50, 45, 55)
+    assert compare(old, after).returncode == 1
+
+
 def test_a_row_that_vanished_is_a_regression_and_a_new_one_is_none(before: Run, after: Run, compare: Callable) -> None:
     del after["rows"][1]
     result = compare(before, after)
@@ -253,11 +266,14 @@ def test_a_cell_that_failed_is_the_same_row_without_its_figures(before: Run, aft
 
 
 def test_what_was_disturbed_is_said_and_counts_on_demand(before: Run, after: Run, compare: Callable) -> None:
-    set_rate(after["rows"][1], 50, 45, 55)
-    after["rows"][1]["interference"] = ["a busy host (process 0)"]
-    result = compare(before, after)
-    assert result.returncode == 0
-    assert "- disturbed: m, int8 (fake, d): tokens/s 200 → 50" in result.stdout
+    for rate in (200, 50):  # a disturbed speed that seems to be the same says as little
+        set_rate(after["rows"][1], rate, 0.9 * rate, 1.1 * rate)
+        after["rows"][1]["interference"] = ["a busy host (process 0)"]
+        result = compare(before, after)
+        assert result.returncode == 2
+        assert f"- disturbed: m, int8 (fake, d): tokens/s 200 → {rate}\n" in result.stdout
+        (line,) = [line for line in result.stdout.splitlines() if line.startswith("| m ") and "int8" in line]
+        assert line.split(" | ")[2].strip() == "disturbed"  # no ratio
     assert result.stdout.rstrip().endswith("  - meanwhile, after: a busy host (process 0)")
     assert compare(before, after, "--count-disturbed").returncode == 1
     after["rows"][1]["size_bytes"] += 1  # which nothing disturbs

@@ -170,7 +170,7 @@ def test_columns_are_those_of_the_contract() -> None:
         "kld_median,kld_p99,top1_agreement,ttft_ms_p50,tpot_ms_p50,tpot_ms_p99,tokens_per_second,tokens_per_second_low,"
         "tokens_per_second_high,peak_memory_bytes,bandwidth_fraction,pareto,build_seconds,joules_per_token,interference,"
         "kld_p999,kld_max,kld_noise_floor,above_noise_floor,delta_p_rms,nll_difference,nll_difference_low,"
-        "nll_difference_high,nll_verdict"
+        "nll_difference_high,nll_verdict,group_size"
     )
 
 
@@ -215,7 +215,7 @@ def test_a_damaged_result_is_one_line(
     if broken:
         broken.write_bytes(broken.read_bytes()[:-40])
     config = {"reference": "reference", "models": {"m": {}}, "perplexity": "gptq-2048"}
-    (tmp_path / "study.json").write_text(json.dumps({"config": config, "cells": [made], "command": "snakemake"}))
+    (tmp_path / "study.json").write_text(json.dumps({"config": config, "cells": [made], "options": "--cores 8"}))
     result = call(tools_python, "scripts/report.py", tmp_path / "study.json", tmp_path / "report")
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
@@ -239,7 +239,7 @@ def test_the_page_holds_hostile_names_as_data(call: Callable, tmp_path: Path, to
             {**cell(tmp_path, "reference", 10, hard(0)), "model": hostile},
             {**cell(tmp_path, "other", 20, hard(1)), "model": hostile},
         ],
-        "command": "snakemake",
+        "options": "--cores 8",
     }
     path = Path(study["cells"][1]["latency"])
     path.write_text(json.dumps(json.loads(path.read_text()) | {"interference": [hostile]}))
@@ -265,6 +265,7 @@ def test_a_part_that_failed_leaves_its_cells_empty_and_says_why(tmp_path: Path, 
     columns["noise_floor"] = "kld_noise_floor"
     for said, expected in (
         ("10%\nerror: no room on the disk\n", "failed: no room on the disk"),
+        ("Traceback\n  File x\ntorch.OutOfMemoryError: too big\n", "failed: torch.OutOfMemoryError: too big"),
         ("10%\n", f"failed, or never ran: see {log}"),
     ):
         log.write_text(said)

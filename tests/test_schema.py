@@ -102,9 +102,16 @@ def test_it_refuses_what_is_never_written(run: dict[str, Any], name: str, value:
 def test_recorded_runs_are_what_it_says(path: Path, tmp_path: Path) -> None:
     content = json.loads(path.read_text())
     assert content["metrics_version"] == METRICS_VERSION
-    assert errors(content) == []
-    results.write_csv(tmp_path / "results.csv", content["rows"])
-    assert path.with_name("results.csv").read_text() == (tmp_path / "results.csv").read_text()
+    today = results.current(content)
+    assert errors(today) == []
+    results.write_csv(tmp_path / "results.csv", today["rows"])
+    recorded, written = (
+        list(csv.DictReader(each.open())) for each in (path.with_name("results.csv"), tmp_path / "results.csv")
+    )
+    lacks = set(written[0]) - set(recorded[0])
+    assert lacks == ({"group_size"} if content["schema_version"] == 1 else set())
+    assert [row | dict.fromkeys(lacks, "") for row in recorded] == written
+    assert all(row["missing"]["group_size"] for row in today["rows"] if row["group_size"] is None)
 
 
 READ = """
@@ -123,7 +130,7 @@ def test_parquet_holds_the_rows_of_results_csv_with_types_units_and_their_run(
     cells = [whole(tmp_path, "reference", 10.0, hard(0)), whole(tmp_path, "random", 30.5, None, model="shape")]
     edit(cells[1]["latency"], lambda content: content.update(interference=["a busy host", "heat"]))
     config = {"reference": "reference", "models": {"m": {}, "shape": {}}, "perplexity": "gptq-2048"}
-    (tmp_path / "study.json").write_text(json.dumps({"config": config, "cells": cells, "command": "snakemake"}))
+    (tmp_path / "study.json").write_text(json.dumps({"config": config, "cells": cells, "options": "--cores 8"}))
     report = tmp_path / "report"
     made = call(tools_python, "scripts/report.py", tmp_path / "study.json", report)
     assert made.returncode == 0, made.stderr

@@ -1,14 +1,23 @@
 """Studies of one's own, each in a fresh copy of the project: other sources, and what bad input leaves."""
 
 import json
+import os
 import re
+import resource
+import shlex
 import shutil
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from conftest import REPO
 from workflows import CHARACTERS, LATENCY, ONE_FORMAT, SNAKEMAKE, rows, study
+
+STUDY_OPTIONS = ("--cores", "8", "--configfile", "study.yaml")
 
 
 @pytest.fixture
@@ -17,7 +26,10 @@ def root(checkout: Callable[[], Path], torch_python: Path, tools_python: Path) -
     return checkout()
 
 
-def test_random_weights_are_measured_for_speed_only(root: Path, call: Callable) -> None:
+@pytest.fixture(scope="module")
+def shaped(checkout: Callable[[], Path], call: Callable, torch_python: Path, tools_python: Path) -> Path:
+    """A study of a model of random weights in two formats, finished; whoever changes it mends it again."""
+    root = checkout()
     shape = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True}
     shape |= {"vocab_size": 640, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
     shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
@@ -25,6 +37,11 @@ def test_random_weights_are_measured_for_speed_only(root: Path, call: Callable) 
     options = study(root, "models: {shape: {source: {random: shape.json}}}\nformats: [fp16, ct2-int8]\n" + LATENCY)
     result = call(SNAKEMAKE, *options, cwd=root)
     assert result.returncode == 0, result.stderr
+    return root
+
+
+def test_random_weights_are_measured_for_speed_only(shaped: Path) -> None:
+    root = shaped
     assert not (root / "envs/torch").exists()  # interpreters: replaces the workflow's own environments
     table = rows(root)
     assert all(float(row["tokens_per_second"]) > 0 for row in table.values())
@@ -34,6 +51,92 @@ def test_random_weights_are_measured_for_speed_only(root: Path, call: Callable) 
     results = json.loads((root / "artifacts/report/results.json").read_text())
     assert {row["missing"]["perplexity"] for row in results["rows"]} == {"random weights: measured for speed only"}
     assert "measured for speed only" in (root / "artifacts/report/index.html").read_text()
+
+
+@contextmanager
+def kept(*paths: Path) -> Iterator[None]:
+    """Files that have their content and times again afterwards, by which Snakemake goes."""
+    before = {path: (path.read_bytes(), path.stat()) for path in paths}
+    try:
+        yield
+    finally:
+        for path, (content, status) in before.items():
+            path.write_bytes(content)
+            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def planned(call: Callable, root: Path, *options: str) -> list[str]:
+    """The rules of a dry run's jobs with what they write, but the target's."""
+    result = call(SNAKEMAKE, "-n", *options, cwd=root)
+    assert result.returncode == 0, result.stderr
+    found = re.findall(r"rule (\w+):\n(?:    .*\n)*?    output: ([^,\n]*)", result.stdout + result.stderr)
+    return sorted(f"{rule} {output}" for rule, output in found)
+
+
+def data(page: Path) -> dict[str, Any]:
+    """What a page's scripts show."""
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text())[1])
+
+
+def test_the_page_names_the_command_that_measures_just_the_disturbed_rows_again(
+    shaped: Path, call: Callable, tools_python: Path, tmp_path: Path
+) -> None:
+    said = {"fp16": [], "ct2-int8": ["a neighbour"]}  # whatever disturbed this machine
+    paths = {shaped / f"artifacts/shape/latency/{name}.json": interference for name, interference in said.items()}
+    with kept(*paths):
+        for path, interference in paths.items():
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"interference": interference}))
+        made = call(tools_python, "scripts/report.py", "artifacts/report/study.json", tmp_path, cwd=shaped)
+        assert made.returncode == 0, made.stderr
+    command = data(tmp_path / "index.html")["commands"]["disturbed"]
+    name, *options = shlex.split(command)
+    assert name == "snakemake"
+    assert options[-1] == "artifacts/shape/latency/ct2-int8.json"
+    assert "--configfile study.yaml" in command
+    assert planned(call, shaped, "report", *STUDY_OPTIONS) == []
+    assert planned(call, shaped, *options) == [
+        "latency artifacts/shape/latency/ct2-int8.json",
+        "page artifacts/report/index.html",
+    ]
+
+
+def test_a_page_of_an_incomplete_study_is_still_to_be_made(shaped: Path, call: Callable, tools_python: Path) -> None:
+    report = shaped / "artifacts/report"
+    with kept(*report.iterdir()):
+        made = call(tools_python, "scripts/report.py", "--incomplete", report / "study.json", report, cwd=shaped)
+        assert made.returncode == 0, made.stderr
+        for target in ("report", "artifacts/report/index.html"):
+            assert planned(call, shaped, target, *STUDY_OPTIONS) == ["page artifacts/report/index.html"]
+
+
+def test_where_addresses_are_limited_the_page_has_no_plots_and_says_why(
+    shaped: Path, tools_python: Path, tmp_path: Path
+) -> None:
+    limit = 8 * 10**9  # bytes, as a batch system would set it
+    command = [tools_python, "scripts/report.py", "artifacts/report/study.json", tmp_path]
+    made = subprocess.run(
+        command,
+        cwd=shaped,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )
+    assert made.returncode == 0, made.stderr
+    (line,) = made.stderr.splitlines()
+    assert "the plots could not be drawn" in line
+    assert "a limit (ulimit -v) allows 8 GB" in line
+    report = shaped / "artifacts/report"
+    for name in ("results.json", "results.csv"):
+        assert (tmp_path / name).read_bytes() == (report / name).read_bytes()
+    assert (tmp_path / "results.parquet").read_bytes()[:4] == b"PAR1"
+    said = ElementTree.parse(tmp_path / "quality-speed.svg").getroot()
+    assert "The plot could not be drawn." in "".join(said.itertext())
+    assert "ulimit -v" in " ".join(said.itertext())
+    assert (tmp_path / "quality-speed.png").read_bytes().startswith(b"\x89PNG")
+    page = data(tmp_path / "index.html")
+    assert "ulimit -v" in page["undrawn"]
+    assert page["plots"] == page["detail plots"] == {}
+    assert data(report / "index.html")["undrawn"] is None
 
 
 def test_a_local_folder_of_safetensors(root: Path, call: Callable, tools_python: Path, demo: Path) -> None:
@@ -56,7 +159,8 @@ def test_a_gpu_that_is_not_there_is_one_line_and_leaves_no_result(root: Path, ca
     assert "error: device cuda is not there: no NVIDIA driver" in result.stderr + result.stdout
     assert "Traceback" not in result.stderr + result.stdout
     assert not list((root / "artifacts").glob("*/latency/*"))
-    assert not (root / "artifacts/report/index.html").exists()
+    (_, failed) = data(root / "artifacts/report/index.html")["unfinished"]
+    assert failed.startswith("demo/fp16: failed: device cuda is not there: no NVIDIA driver")
 
 
 def test_damaged_weights_are_one_line_and_leave_no_artifact(root: Path, call: Callable) -> None:
@@ -75,11 +179,18 @@ def test_after_a_failure_a_page_shows_the_rest_and_says_why(root: Path, call: Ca
     text = "models: {demo: {source: demo}, torn: {source: {path: torn}}}\nformats: [fp16]\n" + LATENCY
     result = call(SNAKEMAKE, *study(root, text), cwd=root)
     assert result.returncode == 1
-    page = "artifacts/report/incomplete/index.html"
-    assert f"What was measured, and what failed: {page}" in result.stderr
-    assert (root / page).exists()
-    assert not (root / "artifacts/report/index.html").exists()
-    found = json.loads((root / "artifacts/report/incomplete/results.json").read_text())
+    lines = result.stderr.splitlines()
+    said = lines.index("Not complete: 1 of 2 rows (a model in a format) failed.")
+    assert re.fullmatch(r"torn/fp16: failed: .*pytorch_model-00002-of-00003\.bin: not a whole zip .*", lines[said + 1])
+    assert lines[said + 2 : said + 4] == [
+        "What was measured: artifacts/report/index.html",
+        "To go on: snakemake report --cores 8 --configfile study.yaml",
+    ]
+    report = root / "artifacts/report"
+    page = data(report / "index.html")
+    assert page["unfinished"] == lines[said : said + 2]
+    assert page["commands"]["resume"] in lines[said + 3]
+    found = json.loads((report / "results.json").read_text())
     good, torn = found["rows"]
     assert good["tokens_per_second"] > 0
     recorded = json.loads((REPO / "results/demo/results.json").read_text())["rows"][0]
@@ -89,11 +200,14 @@ def test_after_a_failure_a_page_shows_the_rest_and_says_why(root: Path, call: Ca
     why = "pytorch_model-00002-of-00003.bin"
     assert all(reason.startswith("failed: ") and why in reason for reason in torn["missing"].values())
     # and when the file is there, the next run has the rest to do
+    again = planned(call, root, *study(root, text))
+    assert {"safetensors artifacts/torn/safetensors", "page artifacts/report/index.html"} <= set(again)
+    assert not [job for job in again if "artifacts/demo/" in job]
     shutil.copy(root / "demo/pytorch_model-00002-of-00003.bin", root / "torn")
-    result = call(SNAKEMAKE, "-n", *study(root, text), cwd=root)
-    assert result.returncode == 0, result.stderr
-    planned = set(re.findall(r"rule (\w+):\n(?:    .*\n)*?    wildcards: .*model=torn", result.stdout))
-    assert {"source", "safetensors", "fp16", "latency", "quality"} <= planned
+    mended = planned(call, root, *study(root, text))
+    assert {f"{name} artifacts/torn/{name}" for name in ("source", "safetensors", "fp16")} <= set(mended)
+    assert {"latency artifacts/torn/latency/fp16.json", "page artifacts/report/index.html"} <= set(mended)
+    assert not [job for job in mended if "artifacts/demo/" in job]
 
 
 def test_an_environment_that_cannot_be_made_is_a_reason_on_the_page(root: Path, call: Callable, tmp_path: Path) -> None:
@@ -104,7 +218,7 @@ def test_an_environment_that_cannot_be_made_is_a_reason_on_the_page(root: Path, 
     result = call(SNAKEMAKE, *options, cwd=root, **settings)
     assert result.returncode == 1
     assert "Traceback" not in result.stdout + result.stderr
-    found = json.loads((root / "artifacts/report/incomplete/results.json").read_text())
+    found = json.loads((root / "artifacts/report/results.json").read_text())
     good, failed = found["rows"]
     assert good["tokens_per_second"] > 0
     assert failed["tokens_per_second"] is failed["size_bytes"] is failed["perplexity"] is None

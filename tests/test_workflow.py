@@ -21,9 +21,13 @@ def quality(root: Path, name: str) -> dict:
 def test_the_demo_fills_every_cell(demo: Path) -> None:
     table = rows(demo)
     assert list(table) == ["fp16", "ct2-int8", "ct2-float16", "ct2-float32", "gptq-int4", "awq-int4", "mlc-q4f16_1"]
-    untold = {"joules_per_token"}  # not every device tells its energy
+    untold = {"joules_per_token", "group_size", "pareto"}  # not every device tells its energy
     assert all(value != "" for row in table.values() for name, value in row.items() if name not in untold)
-    assert {row["pareto"] for row in table.values()} <= {"True", "False"}
+    assert {row["pareto"] for row in table.values() if row["interference"] == "none"} <= {"True", "False"}
+    assert {row["pareto"] for row in table.values() if row["interference"] != "none"} <= {""}
+    groups = {name: row["group_size"] for name, row in table.items() if row["group_size"]}
+    assert set(groups) == {"gptq-int4", "awq-int4"}
+    assert set(groups.values()) <= {"128", "64", "32"}
     assert float(table["ct2-int8"]["bits_per_weight"]) == pytest.approx(8, abs=0.2)
     assert float(table["fp16"]["bits_per_weight"]) == pytest.approx(16, abs=0.1)
 

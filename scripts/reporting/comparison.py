@@ -6,7 +6,7 @@ runs of two days differ by more than the intervals within either know of.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -42,8 +42,9 @@ class Limits:
 class Change:
     """One figure of a row, before and after. `amount` is relative, of kld_mean in nats; `low`, `high`: its 95% ends.
 
-    `verdict` is `gone` or `new` where one run alone has the figure, `disturbed` where it would be better or worse but
-    something else ran meanwhile, `incomparable` where the two were measured in different ways; `note` says why.
+    `verdict` is `gone` or `new` where one run alone has the figure, `disturbed` where something else ran while one
+    of the two was measured, `incomparable` where the two were measured in different ways; `note` says why. These have
+    no amount.
     """
 
     figure: str
@@ -124,10 +125,10 @@ def changes(before: Row, after: Row, limits: Limits, same_reference: bool = True
             yield Change(name, one, other, "new")
         elif why:
             yield Change(name, one, other, "incomparable", note=why)
+        elif disturbed and name in SPEED:
+            yield Change(name, one, other, "disturbed")
         else:
-            change = compared(name, before, after, limits)
-            moved = change.verdict != "same"
-            yield replace(change, verdict="disturbed") if disturbed and moved and name in SPEED else change
+            yield compared(name, before, after, limits)
 
 
 def compared(name: str, before: Row, after: Row, limits: Limits) -> Change:

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from common import scoring
 from common.program import UserError
+from reporting import loops
 from reporting.results import part
 
 # KL divergence, in nats: four bins a decade; what is below the first edge or above the last falls into the ends
@@ -98,17 +99,18 @@ def times(speed: Mapping[str, Any]) -> dict[str, Any]:
 def output(ids: Sequence[int], expected: Sequence[int] | None, words: Tokenizer | None) -> dict[str, Any]:
     """What was written after a prompt: `same` as the reference wrote, the first token that is `other`, and the `rest`.
 
-    `at`: number of that token, from 1; None where all are the same.
+    `at`: number of that token, from 1; None where all are the same. `loop`: the token from which on it repeats itself.
     """
+    loop = (loops.find(ids) or [None])[0]
     at = next((i for i, (a, b) in enumerate(zip(ids, expected or ids, strict=True)) if a != b), None)
     if at is None:
-        return {"same": decode(words, ids), "at": None}
+        return {"same": decode(words, ids), "at": None, "loop": loop}
     same, through = decode(words, ids[:at]), decode(words, ids[: at + 1])
     if not through.startswith(same):  # half a character, say
         same, through = "", decode(words, ids)
     whole = decode(words, ids)
     rest = whole[len(through) :] if whole.startswith(through) else decode(words, ids[at + 1 :])
-    return {"same": same, "other": through[len(same) :], "rest": rest, "at": at + 1}
+    return {"same": same, "other": through[len(same) :], "rest": rest, "at": at + 1, "loop": loop}
 
 
 def of_model(cells: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> dict[str, Any]:

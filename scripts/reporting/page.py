@@ -7,19 +7,27 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import vl_convert
 from markupsafe import Markup
 
-from reporting import details, plot
-from reporting.results import COLUMNS
+from reporting import axes, caveats, details
+from reporting.drawing import Drawing
+from reporting.results import COLUMNS, unfinished_because
 
 FILES = Path(__file__).with_name("page_files")
-SCRIPTS = ("elements.js", "verdict.js", "plots.js", "table.js", "details.js", "main.js")
+SCRIPTS = ("elements.js", "notices.js", "verdict.js", "plots.js", "table.js", "details.js", "main.js")
 SCHEMA = Path(__file__).with_name("results.schema.json")
 # what a reader compares first; the others are there by a click
 SHOWN = (
     *("model", "format", "engine", "tokens_per_second", "perplexity", "nll_difference", "kld_mean", "top1_agreement"),
-    *("ttft_ms_p50", "tpot_ms_p50", "bits_per_weight", "size_bytes", "peak_memory_bytes", "bandwidth_fraction"),
+    *(
+        "ttft_ms_p50",
+        "tpot_ms_p50",
+        "bits_per_weight",
+        "group_size",
+        "size_bytes",
+        "peak_memory_bytes",
+        "bandwidth_fraction",
+    ),
     "pareto",
 )
 ORIGINS = (
@@ -120,8 +128,40 @@ def row_data(row: Mapping[str, Any], drawn: Mapping[str, Any], pool: Pool) -> di
         "runs in": [row["compute_type"], row["mode"], row["threads"]],
         "modes": [{name: rounded(way[name]) for name in MODE} for way in row["other_modes"] or []],
         "differs": row["differs"],
+        "dominated by": row["dominated_by"] or [],
+        "warnings": row["warnings"],
+        "verdict warnings": caveats.for_verdict(row),
+        "bandwidth disturbed": bool(row["device_bandwidth"] and row["device_bandwidth"]["disturbed"]),
         "variants": [short(entry) for entry in (row["lengths"] or []) + (row["batches"] or [])],
         "origins": [pool.number(value) for value in provenance(row)],
+    }
+
+
+def name(row: Mapping[str, Any]) -> str:
+    """A row as the page calls it, which is its artifact's place as well."""
+    return f"{row['model']}/{row['format']}"
+
+
+def unfinished(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How many rows lack what the study asked for, and a line for each; nothing where none does."""
+    failed = {name(row): reasons for row in rows if (reasons := unfinished_because(row))}
+    if not failed:
+        return []
+    what = "formats" if len({row["model"] for row in rows}) == 1 else "rows (a model in a format)"
+    lines = [f"{each}: {'; '.join(reasons)}" for each, reasons in failed.items()]
+    return [f"Not complete: {len(failed)} of {len(rows)} {what} failed.", *lines]
+
+
+def commands(study: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What a reader may want to run: `build` a row's artifact again, whose path follows; `resume` the study; `redraw`
+    the page alone; measure just the speed of the rows that were `disturbed` again."""
+    options = study["options"]
+    disturbed = [cell["latency"] for cell, row in zip(study["cells"], rows, strict=True) if row["interference"]]
+    return {
+        "build": f"snakemake {options} --force",
+        "resume": f"snakemake report {options}",
+        "redraw": f"snakemake report {options} --forcerun page",
+        "disturbed": " ".join([f"snakemake report {options} --forcerun", *disturbed]) if disturbed else "",
     }
 
 
@@ -137,20 +177,22 @@ def of_models(study: Mapping[str, Any], room: int) -> dict[str, Any]:
     return found
 
 
-def data(results: Mapping[str, Any], study: Mapping[str, Any]) -> dict[str, Any]:
+def data(results: Mapping[str, Any], study: Mapping[str, Any], drawing: Drawing) -> dict[str, Any]:
     """Everything that the page's scripts show, but for the details of models."""
     pool, rows = Pool(), results["rows"]
-    drawn = plot.plotted(rows)
+    drawn = axes.plotted(rows)
     return {
         "reference": results["config"]["reference"],
         "columns": columns(),
         "shown": SHOWN,
         "rows": [row_data(row, each, pool) for row, each in zip(rows, drawn, strict=True)],
         "origins": ORIGINS,
-        "command": study["command"],
-        "plots": plot.specifications(rows),
-        "axes": {"quality": plot.QUALITIES, "cost": plot.COSTS, "more is better": plot.MORE_IS_BETTER},
-        "detail plots": plot.detail_specifications(rows),
+        "commands": commands(study, rows),
+        "unfinished": unfinished(rows),
+        "undrawn": drawing.refused,
+        "plots": drawing.plots,
+        "axes": {"quality": axes.QUALITIES, "cost": axes.COSTS, "more is better": axes.MORE_IS_BETTER},
+        "detail plots": drawing.details,
         "quantiles": details.QUANTILES,
         "edges": [rounded(float(edge)) for edge in details.EDGES],
         "pool": pool.values,
@@ -165,19 +207,18 @@ def _text(content: Mapping[str, Any]) -> str:
     return json.dumps(content, separators=(",", ":"), allow_nan=False)
 
 
-def render(results: Mapping[str, Any], study: Mapping[str, Any]) -> str:
+def render(results: Mapping[str, Any], study: Mapping[str, Any], drawing: Drawing) -> str:
     """The page's text."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FILES), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    vega = vl_convert.javascript_bundle(vl_version=plot.version())
-    content = data(results, study)
-    room = PAGE_BYTES - len(vega) - len(_text(content))
+    content = data(results, study, drawing)
+    room = PAGE_BYTES - len(drawing.vega) - len(_text(content))
     content["details"] = of_models(study, room)
     return environment.get_template("page.html.j2").render(
         models=list(results["config"]["models"]),
         style=Markup((FILES / "style.css").read_text(encoding="utf-8")),
         data=Markup(_text(content).replace("<", "\\u003c")),
-        vega=Markup(vega.replace("</script", "<\\/script")),
+        vega=Markup(drawing.vega.replace("</script", "<\\/script")),
         scripts=Markup("\n".join((FILES / name).read_text(encoding="utf-8") for name in SCRIPTS)),
     )

@@ -67,22 +67,30 @@ def better(one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
     return 1 if ratio["ratio"] < 1 else -1
 
 
+DISTURBED = "its speed was disturbed while it was measured, so it is not compared; measure it again"
+
+
 def mark_pareto(rows: Sequence[dict[str, Any]]) -> None:
-    """Set `pareto` of every row with a quality and a speed: false where another row of its model and device is
-    significantly better in one of them, and significantly worse in neither."""
+    """Set `pareto` and `dominated_by` of every row with a quality and an undisturbed speed: dominated by the other rows
+    of its model and device that are significantly better in one of them and significantly worse in neither.
+
+    A disturbed speed says too little: such a row has no place, neither on the front nor behind it, and dominates none.
+    """
     weighed = ("perplexity", "tokens_per_second")
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for each in rows:
         lacks = [name for name in weighed if each[name] is None]
         if lacks:
             each["missing"]["pareto"] = each["missing"][lacks[0]]
+        elif each["interference"]:
+            each["missing"]["pareto"] = DISTURBED
         else:
-            each["pareto"] = True
+            each |= {"pareto": True, "dominated_by": []}
             groups.setdefault((each["model"], each["device"]), []).append(each)
     for group in groups.values():
         for one, other in combinations(group, 2):
             signs = {faster(one, other), better(one, other)} - {0}
-            if signs == {1}:
-                other["pareto"] = False
-            elif signs == {-1}:
-                one["pareto"] = False
+            if len(signs) == 1:
+                winner, loser = (one, other) if signs == {1} else (other, one)
+                loser["pareto"] = False
+                loser["dominated_by"].append(winner["format"])

@@ -1,7 +1,7 @@
 """The quality-versus-cost plots: Vega-Lite through Altair, compiled to Vega, which can place labels beside one another.
 
 One specification an axis pair, which the page fills with its rows. quality-speed.svg and .png are the first one with a
-legend: placing labels wants a canvas, which only a browser has.
+legend: placing labels wants a canvas, which only a browser has. reporting/drawing.py runs what compiles and draws.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,6 +9,8 @@ from typing import Any
 
 import altair as alt
 import vl_convert
+
+from reporting.axes import COSTS, INTERVALS, QUALITIES
 
 # Okabe and Ito's palette, distinguishable with every common colour blindness; grey for its black, seen on black too
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C"]
@@ -20,53 +22,15 @@ ANCHORS = [
     *(f"{side}{end}" for side in ("top", "bottom") for end in ("-right", "-left", "")),
 ]  # labels'
 
-# column -> title and scale: of costs ratios matter, and zero is a divergence too
-QUALITIES = {
-    "perplexity": ("perplexity (less is better)", "linear"),
-    "kld_mean": ("mean KL divergence, nats (less is better)", "symlog"),
-    "top1_agreement": ("same first choice as the reference (more is better)", "linear"),
-}
-COSTS = {
-    "tokens_per_second": ("tokens per second (more is better)", "log"),
-    "ttft_ms_p50": ("time to first token, ms (less is better)", "log"),
-    "peak_memory_bytes": ("peak memory, bytes (less is better)", "log"),
-    "size_bytes": ("size, bytes (less is better)", "log"),
-}
-INTERVALS = ("perplexity", "tokens_per_second")
-MORE_IS_BETTER = ("top1_agreement", "tokens_per_second")
-
-
-def plotted(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What the plots show of the rows.
-
-    The perplexity intervals are those of the difference from the reference on the same windows: how the perplexity
-    would move with another text is common to all formats of a model, and would hide what sets them apart. `roofline`:
-    tokens/s if each token's weights were read at the speed of a copy; no mark where the model fits in a cache.
-    """
-    several = len({row["model"] for row in rows}) > 1
-    names = (*QUALITIES, *COSTS, *(f"{name}{end}" for name in INTERVALS for end in ("_low", "_high")))
-    shown = []
-    for row in rows:
-        value = {name: row[name] for name in ("model", "format", "device", "pareto", "compute_type", *names)}
-        value["label"] = f"{row['model']}: {row['format']}" if several else row["format"]
-        paired = row["perplexity_ratio"]
-        if paired:  # the reference's perplexity as it is, and only what the format changes with its uncertainty
-            base = row["perplexity"] / paired["ratio"]
-            value |= {"perplexity_low": base * paired["low"], "perplexity_high": base * paired["high"]}
-        fraction = row["bandwidth_fraction"]
-        value["roofline"] = row["tokens_per_second"] / fraction if fraction and 0.05 < fraction < 1 else None
-        shown.append(value)
-    return shown
-
 
 def chart(quality: str, cost: str, rows: Sequence[Mapping[str, Any]], *, picture: bool = False) -> alt.LayerChart:
     """Quality over a cost: points with 95% intervals where there are any, the front as a line, rooflines as ticks.
 
-    A row is drawn where it has both figures; rows of a model whose `front` is true are joined. `picture`: with its
-    data, a legend and a fixed width.
+    A row, of what `plotted` returns, is drawn where it has both figures; rows of a model whose `front` is true are
+    joined, and what was disturbed is pale. `picture`: with its data, a legend and a fixed width.
     """
     formats, models = (sorted({row[name] for row in rows}) for name in ("format", "model"))
-    values = [row | {"front": row["pareto"]} for row in plotted(rows)]
+    values = [row | {"front": row["pareto"]} for row in rows]
     base = alt.Chart(alt.Data(values=values) if picture else alt.NamedData(DATA))
     base = base.transform_filter(f"isValid(datum.{quality}) && isValid(datum.{cost})")
     (across, across_scale), (up, up_scale) = COSTS[cost], QUALITIES[quality]
@@ -96,13 +60,18 @@ def chart(quality: str, cost: str, rows: Sequence[Mapping[str, Any]], *, picture
         layers.append(bar)
     tooltip = [alt.Tooltip(f"{name}:N") for name in ("model", "format", "compute_type", "device")]
     tooltip += [alt.Tooltip(f"{name}:Q", format=".4~g") for name in (quality, *_ends(quality), cost, *_ends(cost))]
-    points = base.mark_point(filled=True, size=110, opacity=1).encode(
-        x=x, y=y, color=colour, shape=shape, tooltip=tooltip
+    pale = alt.condition("datum.disturbed", alt.value(0.35), alt.value(1))
+    points = base.mark_point(filled=True, size=110).encode(
+        x=x, y=y, color=colour, shape=shape, tooltip=tooltip, opacity=pale
+    )
+    marked = "pale: disturbed while it was measured" if any(row["disturbed"] for row in rows) else ""
+    title = (
+        {"title": alt.TitleParams(marked, fontSize=12, fontWeight="normal", anchor="end")} if picture and marked else {}
     )
     return (
         alt.layer(*layers, points.properties(name="points"))
         .add_params(alt.param(name="rooflines", value=False))
-        .properties(width=820 if picture else "container", height=400)
+        .properties(width=820 if picture else "container", height=400, **title)
         .configure_axis(labelFontSize=12, titleFontSize=13, gridOpacity=0.4)
         .configure_view(stroke=None)
     )

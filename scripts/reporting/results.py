@@ -6,6 +6,7 @@ A cell that was not measured is None, and `missing` says why; it is never filled
 import csv
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from typing import Any
 from common import manifest
 from common.program import UserError
 from metrics import METRICS_VERSION
+from reporting import bandwidth, caveats, loops
 from reporting.pareto import COMPARED, compare, mark_pareto
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 # results.csv, in this order: column -> unit (an empty one for names and pure numbers)
 COLUMNS = {
@@ -53,6 +55,15 @@ COLUMNS = {
     "nll_difference_low": "nat/token",
     "nll_difference_high": "nat/token",
     "nll_verdict": "",
+    "group_size": "",
+}
+# what a row of schema version 1 lacks
+ADDED: dict[str, Any] = {
+    "group_size": None,
+    "dominated_by": None,
+    "degenerate": None,
+    "warnings": [],
+    "device_bandwidth": None,
 }
 
 QUALITY = (
@@ -64,6 +75,10 @@ LATENCY = (
     *("ttft_ms_p50", "tpot_ms_p50", "tpot_ms_p99", "tokens_per_second", "tokens_per_second_low"),
     *("tokens_per_second_high", "peak_memory_bytes", "bandwidth_fraction", "joules_per_token"),
 )
+
+# how reasons begin and end that another run can take away
+FAILED, AGAIN = "failed", "; run again"
+EXCEPTION = re.compile(r"[\w.]+(Error|Exception)\b")  # the last line of a traceback
 
 
 def read(path: Path, kind: str) -> dict[str, Any]:
@@ -81,13 +96,14 @@ def read(path: Path, kind: str) -> dict[str, Any]:
 
 
 def failure(logs: Sequence[str]) -> str:
-    """Why a job left nothing: the error of the first of its logs that ends with one, upstream first."""
+    """Why a job left nothing: the error of the first of its logs that ends with one, ours or a library's, upstream
+    first."""
     for log in logs:
         lines = Path(log).read_text(encoding="utf-8", errors="replace").split("\n") if Path(log).exists() else []
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        if last.startswith("error: "):
-            return f"failed: {last.removeprefix('error: ')}"
-    return f"failed, or never ran: see {logs[-1]}"
+        if last.startswith("error: ") or EXCEPTION.match(last):
+            return f"{FAILED}: {last.removeprefix('error: ')}"
+    return f"{FAILED}, or never ran: see {logs[-1]}"
 
 
 def unfit(cell: Mapping[str, Any], config: Mapping[str, Any], result: Mapping[str, Any]) -> str | None:
@@ -97,10 +113,10 @@ def unfit(cell: Mapping[str, Any], config: Mapping[str, Any], result: Mapping[st
     if not (path / manifest.NAME).exists():
         return failure(cell["logs"]["artifact"])
     if result["artifact"]["files"] != manifest.read(path)["files"]:
-        return "was measured of another build; run again"
+        return f"was measured of another build{AGAIN}"
     asked = {**config.get("latency", {}), "perplexity": config.get("perplexity")}
     other = [name for name, value in result["protocol"].items() if asked.get(name, value) != value]
-    return f"was measured with another {', '.join(other)}; run again" if other else None
+    return f"was measured with another {', '.join(other)}{AGAIN}" if other else None
 
 
 def part(cell: Mapping[str, Any], config: Mapping[str, Any], name: str) -> tuple[dict[str, Any] | None, str | None]:
@@ -122,6 +138,12 @@ def without_files(artifact: Mapping[str, Any]) -> dict[str, Any]:
     lines = [f"{file['sha256']}  {name}\n" for name, file in sorted(artifact["files"].items())]
     kept = {name: value for name, value in artifact.items() if name != "files"}
     return kept | {"files_sha256": hashlib.sha256("".join(lines).encode()).hexdigest()}
+
+
+def group_size(artifact: Mapping[str, Any]) -> int | None:
+    """How many weights share a scale, as GPTQ's or AWQ's parameters say; None of formats without that choice."""
+    parameters = artifact.get("parameters") or {}
+    return parameters.get("group_size", parameters.get("q_group_size"))
 
 
 def without_raw(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,13 +182,16 @@ def row(cell: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
         "kld_noise_floor": floor,
         "above_noise_floor": above,
         **dict.fromkeys(COMPARED),
+        "group_size": artifact and group_size(artifact),
     }
     missing: dict[str, str] = {}
     if unbuilt:
         unmeasured = unscored = unbuilt
-        missing |= dict.fromkeys(("bits_per_weight", "size_bytes", "build_seconds"), unbuilt)
+        missing |= dict.fromkeys(("bits_per_weight", "size_bytes", "build_seconds", "group_size"), unbuilt)
     elif artifact and artifact["bits_per_weight"] is None:
         missing["bits_per_weight"] = "its number of parameters is not known"
+    if columns["group_size"] is None:
+        missing.setdefault("group_size", "nobody chose one for this format")
     if not speed:
         missing |= dict.fromkeys(("device", "interference", *LATENCY), unmeasured)
     elif columns["joules_per_token"] is None:
@@ -179,6 +204,9 @@ def row(cell: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
         missing["above_noise_floor"] = unscored or missing["kld_noise_floor"]
     return {
         **{name: columns[name] for name in COLUMNS},
+        **ADDED,
+        "group_size": columns["group_size"],
+        "degenerate": speed and loops.of_result(speed),
         "missing": missing,
         **speed_details(speed),
         **quality_details(loss),
@@ -223,14 +251,14 @@ def quality_details(loss: Mapping[str, Any] | None) -> dict[str, Any]:
 def collect(study: Mapping[str, Any]) -> dict[str, Any]:
     """results.json: the rows, the config that they come from, and the versions of this file and of the metrics."""
     rows = [row(cell, study["config"]) for cell in study["cells"]]
+    bandwidth.share(rows)
     mark_pareto(rows)
+    name = study["config"]["reference"]
     for each in rows:
-        reference = (
-            other
-            for other in rows
-            if other["model"] == each["model"] and other["format"] == study["config"]["reference"]
-        )
-        compare(each, next(reference, None))
+        reference = next((other for other in rows if (other["model"], other["format"]) == (each["model"], name)), None)
+        compare(each, reference)
+        loops.compare(each, reference)
+        each["warnings"] = caveats.all_of(each, name)
     return {
         "schema_version": SCHEMA_VERSION,
         "metrics_version": METRICS_VERSION,
@@ -238,6 +266,20 @@ def collect(study: Mapping[str, Any]) -> dict[str, Any]:
         "config": study["config"],
         "rows": rows,
     }
+
+
+def current(content: Mapping[str, Any]) -> dict[str, Any]:
+    """results.json of an older schema version as one of today: what its rows lack is null and says why."""
+    if content.get("schema_version") != 1:
+        return dict(content)
+    lacks = {"missing": {"group_size": "not recorded by schema version 1"}}
+    rows = [ADDED | row | {"missing": lacks["missing"] | row["missing"]} for row in content["rows"]]
+    return {**content, "schema_version": SCHEMA_VERSION, "rows": rows}
+
+
+def unfinished_because(row: Mapping[str, Any]) -> list[str]:
+    """Why parts of a row are not there though the study asked for them; nothing where the row is whole."""
+    return list(dict.fromkeys(why for why in row["missing"].values() if why.startswith(FAILED) or why.endswith(AGAIN)))
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

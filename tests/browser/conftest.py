@@ -5,6 +5,7 @@ Runs in envs/browser: `envs/browser/bin/python -m pytest --confcutdir tests/brow
 
 import json
 import math
+import resource
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -130,12 +131,15 @@ def write_cell(
     }
 
 
-def build(folder: Path, models: list[str], cells: list[dict[str, Any]]) -> Path:
-    """The page of a study."""
-    config = {"models": {model: {} for model in models}, "reference": "reference", "perplexity": "gptq-2048"}
-    (folder / "study.json").write_text(json.dumps({"config": config, "cells": cells, "command": "snakemake --force"}))
+def build(
+    folder: Path, models: list[str], cells: list[dict[str, Any]], reference: str = "reference", addresses: int = -1
+) -> Path:
+    """The page of a study; `addresses`: bytes of them that making it may use."""
+    config = {"models": {model: {} for model in models}, "reference": reference, "perplexity": "gptq-2048"}
+    (folder / "study.json").write_text(json.dumps({"config": config, "cells": cells, "options": "--cores 8"}))
     command = [TOOLS, "scripts/report.py", folder / "study.json", folder / "report"]
-    result = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
+    limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (addresses, addresses))  # noqa: E731
+    result = subprocess.run(command, cwd=REPO, capture_output=True, text=True, preexec_fn=limit)
     assert result.returncode == 0, result.stderr
     return folder / "report" / "index.html"
 

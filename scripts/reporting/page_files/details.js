@@ -7,9 +7,16 @@ function passages(format, divergence) {
   return element("details", {}, element("summary", {}, `${format}: where it is furthest from ${DATA.reference}`), element("ol", {}, items));
 }
 
-function written(format, output, compared) {
+/** That a text repeats itself to its end; `theirs`: what the reference wrote after the same prompt. */
+function looped(format, output, theirs) {
+  if (!output.loop) return null;
+  const habit = format !== DATA.reference && theirs?.loop ? `, as ${DATA.reference} does from token ${theirs.loop} on: the model's own habit` : "";
+  return element("small", { class: "warning" }, ` repeats itself from token ${output.loop} to its end${habit}`);
+}
+
+function written(format, output, compared, theirs) {
   const same = format === DATA.reference ? " the reference" : compared ? " the same tokens" : " nothing to compare it with";
-  const heading = element("h3", {}, format, element("small", {}, output.at === null ? same : ` differs from token ${output.at} on`));
+  const heading = element("h3", {}, format, element("small", {}, output.at === null ? same : ` differs from token ${output.at} on`), looped(format, output, theirs));
   return element("div", {}, heading, element("div", { class: "text", tabindex: 0 }, output.same, output.at === null ? "" : element("mark", {}, output.other), output.rest ?? ""));
 }
 
@@ -17,7 +24,7 @@ function texts(model, detail) {
   const formats = Object.entries(detail.formats).filter(([, each]) => each.outputs);
   return detail.prompts.map((prompt, number) => {
     const sides = element("div", { class: "sides" });
-    const fill = () => { if (!sides.hasChildNodes()) sides.append(...formats.map(([format, each]) => written(format, each.outputs[number], detail.compared))); };
+    const fill = () => { if (!sides.hasChildNodes()) sides.append(...formats.map(([format, each]) => written(format, each.outputs[number], detail.compared, detail.formats[DATA.reference]?.outputs?.[number]))); };
     return element("details", { ontoggle: fill }, element("summary", {}, `${number + 1}. ${prompt}`), sides);
   });
 }
@@ -35,7 +42,7 @@ function showDetails() {
     gaps: ["How long each token took after the one before", formats.flatMap(([format, each]) => (each.gaps_ms ?? []).map((gap_ms, i) => ({ format, gap_ms, quantile: DATA.quantiles[i] })))],
     prompts: ["How long each prompt took to its first token", formats.flatMap(([format, each]) => (each.prompts ?? []).map((prompt, i) => ({ format, prompt: i + 1, tokens: prompt.tokens, ttft_ms: prompt.ttft_ms, per_second: prompt.tokens_per_second })))],
   };
-  const figures = Object.entries(charts).filter(([, [, values]]) => values.length).map(([name, [caption, values]]) => {
+  const figures = Object.entries(DATA.undrawn ? {} : charts).filter(([, [, values]]) => values.length).map(([name, [caption, values]]) => {
     const target = element("div", { class: "plot" });
     draw(target, `${caption}, ${model}`, DATA["detail plots"][name], values);
     return element("figure", {}, element("figcaption", {}, caption), target);
@@ -69,7 +76,7 @@ function origin(row) {
   const filled = (entry) => {
     if (!entry.open || entry.childElementCount > 1) return;
     const parts = DATA.origins.map((name, i) => [element("dt", {}, name), element("dd", {}, described(DATA.pool[row.origins[i]]))]);
-    entry.append(element("p", {}, "Built again by"), element("pre", {}, `${DATA.command} artifacts/${row.id}`), element("dl", {}, parts));
+    entry.append(element("p", {}, "Built again by"), element("pre", {}, `${DATA.commands.build} artifacts/${row.id}`), element("dl", {}, parts));
   };
   return element("details", { ontoggle: (event) => filled(event.currentTarget) }, element("summary", {}, row.id));
 }

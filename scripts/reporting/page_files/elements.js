@@ -10,6 +10,7 @@ const ROWS = DATA.rows.map((row, order) => {
   return { ...row, ...figures, plot: interval, missing, order, id: `${figures.model}/${figures.format}` };
 });
 const MODELS = [...new Set(ROWS.map((row) => row.model))];
+const disturbed = (row) => Boolean(row.interference?.length); // while its speed was measured
 const find = (id) => document.getElementById(id);
 
 /** An element; `inside`: text or elements. Text never becomes markup. */

@@ -13,6 +13,7 @@ find("copy-csv").addEventListener("click", () => copy("csv"));
 find("model").addEventListener("change", () => { showDetails(); showProvenance(); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { showPlot(); showDetails(); });
 
+showNotices();
 showVerdict();
 showTable();
 showPlot();

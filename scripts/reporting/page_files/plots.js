@@ -29,20 +29,27 @@ function embed(target, label, specification, values, signals = {}) {
   return vegaEmbed(target, filled, { mode: "vega", actions: false, logLevel: ERRORS, renderer: values.length > SHAPES ? "canvas" : "svg", tooltip: { theme: matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light" } });
 }
 
-/** Whether no other row of the model is at least as good on both axes and better on one. */
+/** Whether no other row of the model is at least as good on both axes and better on one; what was disturbed is not asked. */
 function onFront(row, quality, cost) {
   if (quality === "perplexity" && cost === "tokens_per_second") return row.pareto === true;
+  const counts = (each) => cost === "size_bytes" || !disturbed(each);
+  if (!counts(row)) return false;
   const signs = [quality, cost].map((name) => (DATA.axes["more is better"].includes(name) ? 1 : -1));
   const place = (each) => [quality, cost].map((name, i) => signs[i] * each[name]);
   const [up, across] = place(row);
   return !ROWS.some((other) => {
-    if (other === row || other.model !== row.model || other.device !== row.device || other[quality] === null || other[cost] === null) return false;
+    if (other === row || !counts(other) || other.model !== row.model || other.device !== row.device || other[quality] === null || other[cost] === null) return false;
     const [u, a] = place(other);
     return u >= up && a >= across && (u > up || a > across);
   });
 }
 
 function showPlot() {
+  if (DATA.undrawn) {
+    for (const control of find("plot-controls").querySelectorAll("select, input")) control.disabled = true;
+    find("plot").replaceChildren(element("p", { class: "note" }, `The plots could not be drawn: ${DATA.undrawn}. The table has their figures.`));
+    return;
+  }
   const [quality, cost] = [find("quality").value, find("cost").value];
   const drawn = ROWS.filter((row) => row[quality] !== null && row[cost] !== null);
   const ruled = cost === "tokens_per_second" && drawn.some((row) => row.plot.roofline !== null);
@@ -57,15 +64,18 @@ function showPlot() {
   const values = drawn.map((row) => ({
     ...Object.fromEntries(DATA.columns.map((column) => [column.name, row[column.name]])),
     ...row.plot,
-    label: one ? row.format : row.plot.label,
+    label: one ? row.format + (disturbed(row) ? " (disturbed)" : "") : row.plot.label,
     compute_type: row["runs in"][0],
+    disturbed: disturbed(row),
     front: measured ? row.pareto : few && onFront(row, quality, cost),
   }));
   const label = `${DATA.axes.quality[quality][0]} over ${DATA.axes.cost[cost][0]}, ${drawn.length} rows; the table below has every figure`;
   find("plot-note").textContent =
     (measured ? `Bars are 95% intervals; those of perplexity are of the difference from ${DATA.reference} on the same text. The dashed line joins the Pareto front: what no other row beats in one without losing in the other, beyond the intervals.`
       : "The dashed line joins rows that no other of their model equals or beats on both axes; the intervals are not asked.") +
-    (ruled ? " A roofline marks the speed at which a token's weights would be read as fast as the device copies." : "");
+    (drawn.some(disturbed) ? " Pale points were disturbed while they were measured and join no front." : "") +
+    (ruled ? " A roofline marks the speed at which a token's weights would be read as fast as the device copies: one bandwidth for all rows of a device, the best that an undisturbed row saw." : "") +
+    (ruled && drawn.some((row) => row["bandwidth disturbed"]) ? " Every row of a device was disturbed here, and the bandwidth with them." : "");
   const signals = { rooflines: find("rooflines").checked };
   const specification = DATA.plots[`${quality}/${cost}`];
   const marks = specification.marks.filter((mark) => mark.name !== "labels" || drawn.length <= LABELS);

@@ -32,13 +32,14 @@ function below(row, name) {
   if (name === "format") return [row["runs in"].slice(0, 2).filter(Boolean).join(", ") + (row["runs in"][2] ? `, ${row["runs in"][2]} thread${row["runs in"][2] > 1 ? "s" : ""}` : "")];
   if (name === "tokens_per_second") {
     const others = (row.modes ?? []).map((way) => `${way.mode}: ${figure(way.tokens_per_second)}${way.refused ? ", refused" : ""}`);
-    return [...range(row.tokens_per_second_low, row.tokens_per_second_high), ...others, ...(row.interference?.length ? ["disturbed"] : [])];
+    return [...range(row.tokens_per_second_low, row.tokens_per_second_high), ...others, ...(disturbed(row) ? ["disturbed"] : [])];
   }
   if (name === "perplexity") return range(row.perplexity_low, row.perplexity_high, 4);
   if (name === "nll_difference" && row.ratio) return [row.format === DATA.reference ? "the reference" : `${row.nll_verdict}, ×${figure(row.ratio.ratio, 5)}`];
   if (name === "kld_mean") return row.above_noise_floor === false ? ["within the noise"] : [`p99 ${figure(row.kld_p99, 3)}`];
   if (name === "tpot_ms_p50") return [`p99 ${figure(row.tpot_ms_p99, 3)}`];
-  if (name === "bandwidth_fraction" && row.joules_per_token !== null) return [`${figure(row.joules_per_token, 3)} J/token`];
+  if (name === "bandwidth_fraction") return [...(row["bandwidth disturbed"] ? ["a disturbed one"] : []), ...(row.joules_per_token === null ? [] : [`${figure(row.joules_per_token, 3)} J/token`])];
+  if (name === "pareto" && row["dominated by"].length) return [`by ${row["dominated by"].join(", ")}`];
   return [];
 }
 
@@ -52,6 +53,7 @@ function cell(row, column, whole) {
     return element("td", { class: "empty" }, element("span", { title: why, tabindex: 0, role: "note", "aria-label": why }, /^failed/.test(why) ? "failed" : "–"));
   }
   const notes = whole ? [] : below(row, column.name).map((line) => element("small", {}, line));
+  if (column.name === "format") notes.push(...row.warnings.map((line) => element("small", { class: "warning" }, line)));
   const hint = hints(row, column.name);
   if (hint) notes.push(element("small", { class: "hint", title: hint, tabindex: 0, role: "note", "aria-label": hint }, "why"));
   return element("td", { class: named(column) ? "name" : null }, text(column.name, value), notes);
@@ -104,7 +106,7 @@ function asText(kind) {
     return [columns.map((column) => column.name), ...rows.map((row) => columns.map((column) => raw(row[column.name])))].map((line) => line.map(csvCell).join(",")).join("\n") + "\n";
   }
   const heads = columns.map((column) => title(column.name) + (column.unit && !BYTES.has(column.name) ? `, ${column.unit}` : ""));
-  const lines = rows.map((row) => columns.map((column) => text(column.name, row[column.name]) || "–"));
+  const lines = rows.map((row) => columns.map((column) => (text(column.name, row[column.name]) || "–") + (column.name === "tokens_per_second" && disturbed(row) ? ", disturbed" : "")));
   return [heads, columns.map((column) => (named(column) ? "---" : "---:")), ...lines].map((line) => `| ${line.map(markdownCell).join(" | ")} |`).join("\n") + "\n";
 }
 

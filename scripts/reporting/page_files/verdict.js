@@ -1,22 +1,77 @@
-// Which format? A sentence a model, for the loss that the reader allows.
+// Which format? A few sentences a model, for the loss that the reader allows.
 
 const VERDICTS = 8; // models before a click shows all
 
-/** Whether two rows' speeds cannot be told apart: their intervals overlap. */
-function asFast(one, other) {
-  return one.tokens_per_second_low <= other.tokens_per_second_high && other.tokens_per_second_low <= one.tokens_per_second_high;
-}
+const names = (rows) => rows.map((row) => row.format).join(", ");
+const best = (rows, better) => rows.reduce((one, other) => (one === null || better(other, one) ? other : one), null);
+const speed = (row) => `${figure(row.tokens_per_second)} tokens/s`;
+
+/** Whether one row is faster than another beyond both intervals. */
+const faster = (one, other) => one.tokens_per_second_low > other.tokens_per_second_high;
+
+/** Whether a row's quality cannot be told from the reference's. */
+const tied = (row) => row.format === DATA.reference || row.above_noise_floor === false || row.ratio.tie;
+
+/** Whether a row loses no more than the budget allows: a tie with the reference is within any. */
+const within = (row, budget) => tied(row) || row.ratio.ratio <= 1 + budget + 1e-12;
 
 /** What a row loses, in words. */
 function loss(row) {
   if (row.format === DATA.reference) return "the reference itself";
   if (row.above_noise_floor === false) return "its loss is within the noise of the arithmetic";
-  if (row.ratio.tie) return "a tie with the reference's perplexity";
-  return `perplexity ${signedPercent(row.ratio.ratio)}, 95% interval ${signedPercent(row.ratio.low)} to ${signedPercent(row.ratio.high)}`;
+  const interval = `95% interval ${signedPercent(row.ratio.low)} to ${signedPercent(row.ratio.high)}`;
+  return row.ratio.tie ? `a tie with ${DATA.reference}'s perplexity, ${interval}` : `perplexity ${signedPercent(row.ratio.ratio)}, ${interval}`;
 }
 
-const names = (rows) => rows.map((row) => row.format).join(", ");
-const best = (rows, better) => rows.reduce((one, other) => (one === null || better(other, one) ? other : one), null);
+/** The rows of which none is slower than any other beyond the intervals, the one to name first: on the front if one is. */
+function fastest(rows) {
+  const group = rows.filter((row) => !rows.some((other) => faster(other, row)));
+  const front = group.filter((row) => row.pareto !== false);
+  const first = best(front.length ? front : group, (a, b) => a.tokens_per_second > b.tokens_per_second);
+  return [first, ...group.filter((row) => row !== first)];
+}
+
+/** How a row's speed stands beside the reference's; nothing where either is disturbed. */
+function gain(row, base, equals) {
+  if (!base || base === row || disturbed(base) || disturbed(row) || equals.includes(base)) return "";
+  return `, ${figure(row.tokens_per_second / base.tokens_per_second, 3)} times ${DATA.reference}'s`;
+}
+
+/** Why the table calls a row dominated that is named here. */
+function explained(row, rows, budget) {
+  const winners = rows.filter((other) => row["dominated by"].includes(other.format));
+  if (!winners.length) return null;
+  const other = winners.find((each) => within(each, budget)) ?? winners[0];
+  const how = faster(other, row) ? "is faster and loses no more, as far as can be told" : "is as fast, as far as can be told, and loses less";
+  const quicker = rows.filter((each) => !disturbed(each) && within(each, budget) && faster(each, other));
+  const but = !within(other, budget) ? `; but it is not within ${percent(budget)}` : quicker.length ? `; but it is slower than ${names(quicker)}` : "";
+  return `The table calls ${row.format} dominated: ${other.format} ${how}${but}.`;
+}
+
+/** The sentence on which of `rows` is the fastest, and those that qualify it. `where`: which rows these are, in words;
+ *  `told`: what else to say of a row. Rows that are named join `named`. */
+function speeds(rows, base, where, told, named) {
+  const [quiet, loud] = [rows.filter((row) => !disturbed(row)), rows.filter(disturbed)];
+  const strong = (row) => element("strong", {}, row.format);
+  const listed = (several) => several.map((row) => `${row.format} (${[speed(row), told(row)].filter(Boolean).join("; ")})`).join(", ");
+  const ends = (row, equals = []) => [`: ${speed(row)}${gain(row, base, equals)}`, told(row) ? `; ${told(row)}.` : "."];
+  for (const row of loud) named.add(row);
+  if (!quiet.length) {
+    const whose = rows.length === 1 ? "Its speed was" : "All their speeds were";
+    const heads = rows.length === 1 ? [strong(rows[0]), ` is the only format${where}`, ...ends(rows[0])] : [`Measured${where}: ${listed(rows)}.`];
+    return [heads, `${whose} disturbed${rows.length > 1 ? ", so none is called the fastest" : ""}.`];
+  }
+  const [first, ...equals] = fastest(quiet);
+  named.add(first);
+  for (const row of equals) named.add(row);
+  const found = [];
+  const undisturbed = loud.length ? " whose speed was not disturbed" : "";
+  if (quiet.length === 1) found.push([strong(first), ` is the only format${where}${undisturbed}`, ...ends(first)]);
+  else found.push([strong(first), ` is ${equals.length ? "among the fastest" : "the fastest"}${loud.length ? ` of the ${quiet.length} formats${where}${undisturbed}` : where && ` of those${where}`}`, ...ends(first, equals)]);
+  if (equals.length) found.push(`As fast, as far as can be told: ${listed(equals)}.`);
+  if (loud.length) found.push(`Disturbed while measured, so not compared: ${listed(loud)}.`);
+  return found;
+}
 
 /** The sentences of one model, those of each device apart: strings, or elements. */
 function sentences(model, budget) {
@@ -29,30 +84,62 @@ function sentences(model, budget) {
 
 /** The sentences of one model's rows that were measured on one device. */
 function ofDevice(rows, budget) {
-  const fastest = (several) => best(several, (a, b) => a.tokens_per_second > b.tokens_per_second);
+  const named = new Set();
+  const found = rows.some((row) => row.ratio) ? judged(rows, budget, named) : unjudged(rows, named);
+  const warnings = [...named].filter((row) => row["verdict warnings"].length);
+  return [...found, ...warnings.map((row) => element("span", { class: "warning" }, `Warning, ${row.format}: ${row["verdict warnings"].join("; ")}.`))];
+}
+
+/** What can be said where nothing is known of the quality. */
+function unjudged(rows, named) {
+  const why = rows.map((row) => row.missing.perplexity).find(Boolean) ?? `there is no ${DATA.reference} to compare with`;
+  return [...speeds(rows, null, rows.length === 1 ? " that was measured" : "", () => "", named), `Nothing is known of the quality (${why}).`];
+}
+
+function judged(rows, budget, named) {
   const scored = rows.filter((row) => row.ratio);
-  if (!scored.length) {
-    const first = fastest(rows);
-    const why = first.missing.perplexity ?? "there is no reference to compare with";
-    return [`${first.format} is the fastest, ${figure(first.tokens_per_second)} tokens/s. Nothing is known of its quality (${why}).`];
-  }
-  const within = scored.filter((row) => row.ratio.ratio <= 1 + budget + 1e-12);
+  const allowed = scored.filter((row) => within(row, budget));
+  const limit = `within ${percent(budget)}`;
   const found = [];
-  if (!within.length) return [`No format is within ${percent(budget)} of ${DATA.reference}'s perplexity.`];
-  const first = fastest(within);
-  const base = rows.find((row) => row.format === DATA.reference);
-  const gain = base && base !== first ? `, ${figure(first.tokens_per_second / base.tokens_per_second, 3)} times ${DATA.reference}'s` : "";
-  found.push([element("strong", {}, first.format), ` is the fastest: ${figure(first.tokens_per_second)} tokens/s${gain}; ${loss(first)}.`]);
-  if (first.interference?.length) found.push("Its measurement was disturbed.");
-  if (first.ratio.high > 1 + budget && !first.ratio.tie) found.push(`Its interval reaches beyond ${percent(budget)}.`);
-  const equals = within.filter((row) => row !== first && asFast(row, first));
-  if (equals.length) found.push(`As fast, as far as can be told: ${names(equals)}.`);
-  const smallest = best(within, (a, b) => a.size_bytes < b.size_bytes);
-  if (smallest !== first) found.push(`Smallest: ${smallest.format}, ${size(smallest.size_bytes)} (${loss(smallest)}).`);
-  else found.push(`It is the smallest too, ${size(first.size_bytes)}.`);
-  const front = scored.filter((row) => row.pareto);
-  found.push(`The Pareto front, whatever the loss: ${names(front)}.`);
-  return found;
+  if (!allowed.length) {
+    const closest = best(scored, (a, b) => a.ratio.ratio < b.ratio.ratio);
+    named.add(closest);
+    found.push(`No format is ${limit} of ${DATA.reference}'s perplexity. The closest is ${closest.format}: ${loss(closest)}.`);
+  } else {
+    const base = rows.find((row) => row.format === DATA.reference);
+    const where = rows.length === 1 ? " that was measured" : ` ${limit}`;
+    found.push(...speeds(allowed, base, where, loss, named));
+    const quiet = allowed.filter((row) => !disturbed(row));
+    const first = quiet.length ? fastest(quiet)[0] : null;
+    if (first && !tied(first) && first.ratio.high > 1 + budget) found.push(`Its interval reaches beyond ${percent(budget)}.`);
+    for (const row of quiet.length ? fastest(quiet) : []) found.push(explained(row, scored, budget));
+    if (allowed.length > 1) found.push(smallest(allowed, first, limit, named));
+  }
+  const unscored = rows.filter((row) => !row.ratio);
+  if (unscored.length) found.push(`Nothing is known of the quality of ${names(unscored)}, so the sentences above leave ${unscored.length === 1 ? "it" : "them"} out.`);
+  found.push(theFront(scored, named));
+  return found.filter((each) => each !== null);
+}
+
+function smallest(allowed, first, limit, named) {
+  const least = best(allowed, (a, b) => a.size_bytes < b.size_bytes);
+  if (first?.size_bytes === least.size_bytes) {
+    const equal = allowed.filter((row) => row !== first && row.size_bytes === least.size_bytes);
+    return `It is also the smallest of those ${limit}, ${size(least.size_bytes)}${equal.length ? `, as small as ${names(equal)}` : ""}.`;
+  }
+  named.add(least);
+  return `The smallest of those ${limit}: ${least.format}, ${size(least.size_bytes)} (${loss(least)}).`;
+}
+
+/** The Pareto front, where there is more than one row to be on it. */
+function theFront(scored, named) {
+  const quiet = scored.filter((row) => !disturbed(row));
+  if (scored.length < 2) return null;
+  if (!quiet.length) return "There is no Pareto front, since every speed was disturbed.";
+  if (quiet.length === 1) return `There is no Pareto front, since only ${names(quiet)} was not disturbed.`;
+  const front = quiet.filter((row) => row.pareto);
+  for (const row of front) named.add(row);
+  return `The Pareto front${quiet.length < scored.length ? " of the rows that were not disturbed" : ""}, whatever the loss: ${names(front)}.`;
 }
 
 function showVerdict(all = false) {
@@ -63,8 +150,6 @@ function showVerdict(all = false) {
     MODELS.length > 1 ? element("h3", {}, model) : null,
     element("ul", {}, sentences(model, budget).map((each) => element("li", {}, each))),
   ]);
-  const failed = ROWS.filter((row) => row.tokens_per_second === null || (row.perplexity === null && /^failed/.test(row.missing.perplexity)));
-  const said = failed.length ? element("p", { class: "warning" }, `Not complete: ${failed.slice(0, 12).map((row) => row.id).join(", ")}${failed.length > 12 ? ", …" : ""} failed. The table says why.`) : null;
   const more = shown.length < MODELS.length ? element("button", { type: "button", onclick: () => showVerdict(true) }, `all ${MODELS.length} models`) : null;
-  find("verdict").replaceChildren(...[said, parts, more].flat(2).filter((part) => part !== null));
+  find("verdict").replaceChildren(...[parts, more].flat(2).filter((part) => part !== null));
 }

@@ -1,0 +1,97 @@
+"""The plots and what draws them in a browser, made in a process of its own: V8, which vl-convert runs, reserves some
+68 GB of addresses, and where a limit (`ulimit -v`, as batch systems set it) forbids that it ends its whole process.
+
+    python -m reporting.drawing FOLDER < ROWS
+
+ROWS: JSON, of `axes.plotted`. In FOLDER: plots.json, vega.js, quality-speed.svg and .png.
+"""
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
+
+FILES = Path(__file__).with_name("page_files")
+SCRIPTS = Path(__file__).parent.parent
+NO_PICTURE = FILES / "no-plot.png"  # a text that says so
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What could be drawn: `plots` and `details` are Vega specifications by name, `vega` the program that draws them,
+    `svg` and `png` the picture. Where nothing could, `refused` says why, and the pictures are texts."""
+
+    svg: str
+    png: bytes
+    plots: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
+    vega: str = ""
+    refused: str | None = None
+
+
+def draw(rows: Sequence[Mapping[str, Any]]) -> Drawing:
+    """Draw the rows of `axes.plotted`, and compile the plots that the page fills with them."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        command = [sys.executable, "-m", "reporting.drawing", name]
+        made = subprocess.run(command, cwd=SCRIPTS, input=json.dumps(rows), capture_output=True, text=True)
+        if made.returncode:
+            why = refusal(made.returncode, made.stderr)
+            return Drawing(svg=without_picture(why), png=NO_PICTURE.read_bytes(), refused=why)
+        return Drawing(
+            svg=(folder / "quality-speed.svg").read_text(encoding="utf-8"),
+            png=(folder / "quality-speed.png").read_bytes(),
+            vega=(folder / "vega.js").read_text(encoding="utf-8"),
+            **json.loads((folder / "plots.json").read_text(encoding="utf-8")),
+        )
+
+
+def refusal(status: int, said: str) -> str:
+    """Why the process that draws ended: the limit of its addresses, or else its own words and how it ended."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if status < 0 and limit != resource.RLIM_INFINITY:
+        return (
+            f"what draws reserves about 68 GB of addresses, and a limit (ulimit -v) allows {limit / 1e9:.3g} GB; "
+            "make the page again without the limit"
+        )
+    lines = [line.strip("# ") for line in said.splitlines() if line.strip("# ")]
+    fatal = next((line for line in lines if line.startswith("Fatal")), lines[-1] if lines else "it said nothing")
+    ended = f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    return f"what draws {ended}: {fatal:.200}"
+
+
+def without_picture(why: str) -> str:
+    """An SVG that says why there is no picture."""
+    words, lines = why.split(), [""]
+    for word in words:
+        lines = [*lines[:-1], f"{lines[-1]} {word}".strip()] if len(lines[-1]) < 80 else [*lines, word]
+    told = ["The plot could not be drawn. results.csv and index.html have its figures.", "", *lines]
+    texts = "".join(f'<text x="20" y="{40 + 22 * i}">{escape(line)}</text>' for i, line in enumerate(told))
+    size = f'width="900" height="{60 + 22 * len(told)}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="15">{texts}</svg>\n'
+
+
+def main(folder: Path) -> None:
+    """Draw everything, as the module's docstring says."""
+    import vl_convert  # here, so that who only asks for a drawing does not load what may end the process
+
+    from reporting import plot
+
+    rows = json.load(sys.stdin)
+    compiled = {"plots": plot.specifications(rows), "details": plot.detail_specifications(rows)}
+    (folder / "plots.json").write_text(json.dumps(compiled), encoding="utf-8")
+    (folder / "vega.js").write_text(vl_convert.javascript_bundle(vl_version=plot.version()), encoding="utf-8")
+    picture = plot.chart("perplexity", "tokens_per_second", rows, picture=True)
+    for suffix, how in (("svg", {}), ("png", {"scale_factor": 2})):
+        picture.save(str(folder / f"quality-speed.{suffix}"), format=suffix, **how)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

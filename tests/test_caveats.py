@@ -1,0 +1,216 @@
+"""What qualifies a row's figures: disturbance, the device's bandwidth, loops in its texts, and the warnings."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import REPO
+from whole_results import cell, edit, hard
+
+from reporting import axes, caveats, loops, results
+
+CONFIG = {"reference": "reference", "models": {"m": {}}}
+
+
+def collect(*cells: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["format"]: row for row in results.collect({"config": CONFIG, "cells": list(cells)})["rows"]}
+
+
+def disturb(made: dict[str, Any]) -> dict[str, Any]:
+    edit(made["latency"], lambda content: content.update(interference=["a busy host (process 0)"]))
+    return made
+
+
+def outputs(made: dict[str, Any], *texts: list[int]) -> dict[str, Any]:
+    prompts = [{"text": "p", "tokens": 1, "output_ids": ids} for ids in texts]
+    edit(made["latency"], lambda content: content.update(prompts=prompts))
+    return made
+
+
+def manifest(made: dict[str, Any], **more: Any) -> dict[str, Any]:
+    edit(f"{made['artifact']}/quantmill.json", lambda content: content.update(more))
+    return made
+
+
+def test_a_disturbed_row_neither_dominates_nor_is_dominated_and_its_place_says_why(tmp_path: Path) -> None:
+    cells = {"reference": (10, 0), "slow": (5, 0), "loud-fast": (90, 0), "loud-slow": (1, 5)}
+    made = {name: cell(tmp_path, name, rate, hard(extra)) for name, (rate, extra) in cells.items()}
+    rows = collect(*(disturb(each) if name.startswith("loud") else each for name, each in made.items()))
+    assert {name: (row["pareto"], row["dominated_by"]) for name, row in rows.items()} == {
+        "reference": (True, []),  # which the disturbed 90 tokens/s would dominate
+        "slow": (False, ["reference"]),
+        "loud-fast": (None, None),
+        "loud-slow": (None, None),
+    }
+    assert "disturbed" in rows["loud-slow"]["missing"]["pareto"]
+    assert "measure it again" in rows["loud-fast"]["missing"]["pareto"]
+
+
+def with_bandwidth(made: dict[str, Any], bandwidth: float, rate: float) -> dict[str, Any]:
+    """`made` as latency.py writes it: an artifact of 100 bytes a token on a device that copied at `bandwidth`."""
+
+    def change(content: dict[str, Any]) -> None:
+        content["copy_bandwidth_bytes_per_second"] = bandwidth
+        content["summary"] |= {"tokens_per_second": rate, "bandwidth_fraction": 100 * rate / bandwidth}
+        content["other_modes"] = [{"mode": "other", "refused": None, "summary": dict(content["summary"])}]
+
+    edit(made["latency"], change)
+    return made
+
+
+def test_rows_of_a_device_share_the_bandwidth_of_the_best_undisturbed_one(tmp_path: Path) -> None:
+    made = [with_bandwidth(cell(tmp_path, f"f{i}", 10, None), *each) for i, each in enumerate([(400, 2), (1000, 3)])]
+    loud = disturb(with_bandwidth(cell(tmp_path, "loud", 10, None), 5000, 4))
+    elsewhere = with_bandwidth(cell(tmp_path, "elsewhere", 10, None), 7000, 7)
+    edit(elsewhere["latency"], lambda content: content["device"].update(name="e"))
+    rows = collect(*made, loud, elsewhere)
+    for name, share in {"f0": 0.2, "f1": 0.3, "loud": 0.4, "elsewhere": 0.1}.items():
+        row = rows[name]
+        assert row["bandwidth_fraction"] == pytest.approx(share)
+        assert row["latency_summary"]["bandwidth_fraction"] == pytest.approx(share)
+        assert row["other_modes"][0]["bandwidth_fraction"] == pytest.approx(share)
+        assert row["device_bandwidth"]["disturbed"] is False
+    assert {rows[name]["device_bandwidth"]["bytes_per_second"] for name in ("f0", "f1", "loud")} == {1000}
+    assert rows["f0"]["copy_bandwidth_bytes_per_second"] == 400  # what its own job saw stays
+    drawn = {row["format"]: row["roofline"] for row in plot_rows(rows)}
+    assert drawn["f0"] == pytest.approx(drawn["f1"]) == pytest.approx(10)  # as many bytes, one roofline
+
+
+def plot_rows(rows: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    return axes.plotted(list(rows.values()))
+
+
+def test_where_every_row_of_a_device_was_disturbed_its_bandwidth_is_the_best_of_all_and_marked(tmp_path: Path) -> None:
+    sizes = {"one": 400, "other": 500}
+    rows = collect(*(disturb(with_bandwidth(cell(tmp_path, name, 10, None), b, 1)) for name, b in sizes.items()))
+    assert all(row["device_bandwidth"] == {"bytes_per_second": 500, "disturbed": True} for row in rows.values())
+    assert rows["one"]["bandwidth_fraction"] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("ids", "found"),
+    [
+        ([*range(100, 127), *[7, 8] * 30], (28, 2)),
+        ([*range(100, 127), *[7, 8] * 30, 7], (28, 2)),  # cut off within a repeat
+        ([1] * 200, (1, 1)),
+        ([*range(150), *[5] * 32], (151, 1)),
+        ([*range(150), *[500] * 31], None),  # too short: a rule of a table, say
+        ([*range(100), *[*range(200, 216)] * 4], (101, 16)),
+        ([*range(100), *[*range(200, 216)] * 3], None),  # a paragraph three times
+        ([*range(100), *[*range(200, 217)] * 6], None),  # a longer cycle is no short one
+        ([*[7, 8] * 50, *range(100)], None),  # which it got out of
+        ([*[7, 8] * 50, 9], None),
+        (list(range(200)), None),
+        ([1, 2, 3, 4], None),
+        ([], None),
+    ],
+)
+def test_an_output_that_repeats_a_short_cycle_to_its_end_is_a_loop(
+    ids: list[int], found: tuple[int, int] | None
+) -> None:
+    assert loops.find(ids) == found
+
+
+def test_loops_of_the_recorded_demo_are_those_that_one_reads_in_its_texts() -> None:
+    recorded = json.loads((REPO / "results/h200/demo/latency/ct2-int8.json").read_text())
+    found = loops.of_result(recorded)
+    assert (found["prompts"], found["of"], found["first_token"]) == (1, 9, 76)
+    assert [(loop["prompt"], loop["token"], loop["period"]) for loop in found["loops"]] == [(2, 76, 6)]
+    ids = recorded["prompts"][1]["output_ids"]
+    assert ids[75:] == (ids[75:81] * 21)[:125]
+    assert ids[74] != ids[80]
+
+
+STAYS = [*range(100, 150), *[1, 2] * 30]  # a loop from token 51 on
+LEAVES = list(range(110))
+
+
+def test_a_row_says_after_how_many_prompts_it_loops_and_whether_the_reference_does_too(tmp_path: Path) -> None:
+    late = [*range(100, 160), *[9] * 50]
+    rows = collect(
+        outputs(cell(tmp_path, "reference", 10, hard(0)), STAYS, LEAVES, LEAVES),
+        outputs(cell(tmp_path, "habit", 10, hard(0)), late, LEAVES, LEAVES),
+        outputs(cell(tmp_path, "own", 10, hard(0)), late, STAYS, LEAVES),
+        outputs(cell(tmp_path, "none", 10, hard(0)), LEAVES, LEAVES, LEAVES),
+    )
+    assert rows["own"]["degenerate"] == {
+        "prompts": 2,
+        "of": 3,
+        "first_token": 51,
+        "loops": [
+            {"prompt": 1, "token": 61, "period": 1, "reference_too": True},
+            {"prompt": 2, "token": 51, "period": 2, "reference_too": False},
+        ],
+    }
+    assert rows["none"]["degenerate"] == {"prompts": 0, "of": 3, "first_token": None, "loops": []}
+    assert {name: row["warnings"] for name, row in rows.items()} == {
+        "reference": [
+            "falls into a loop after 1 of 3 prompts, from token 51 on; decoded greedily, many small models do"
+        ],
+        "habit": [
+            "falls into a loop after 1 of 3 prompts, from token 61 on; reference does after the same prompt: the "
+            "model's own habit"
+        ],
+        "own": [
+            "falls into a loop after 2 of 3 prompts, from token 51 on at the earliest; reference does after 1 of these"
+        ],
+        "none": [],
+    }
+    counted = {name: len(caveats.for_verdict(row)) for name, row in rows.items()}
+    assert counted == {"reference": 0, "habit": 0, "own": 1, "none": 0}
+
+
+def test_without_the_references_texts_a_loop_is_nobodys_habit(tmp_path: Path) -> None:
+    row = collect(outputs(cell(tmp_path, "alone", 10, None), STAYS))["alone"]
+    assert row["degenerate"]["loops"][0]["reference_too"] is None
+    assert row["warnings"] == ["falls into a loop after 1 of 1 prompts, from token 51 on"]
+    assert caveats.for_verdict(row) == row["warnings"]
+
+
+def test_a_loss_of_more_than_half_the_references_perplexity_is_a_warning(tmp_path: Path) -> None:
+    rows = collect(
+        cell(tmp_path, "reference", 10, hard(0)),
+        cell(tmp_path, "below", 10, hard(20.2)),  # exp(20.2 / 50) = 1.498 by words
+        cell(tmp_path, "above", 10, hard(20.4)),  # 1.504
+    )
+    assert {name: row["warnings"] for name, row in rows.items()} == {
+        "reference": [],
+        "below": [],
+        "above": ["a large loss: its perplexity is 1.5 times reference's"],
+    }
+
+
+def test_an_artifact_that_nobody_checked_is_a_warning_and_old_gates_are_none(tmp_path: Path) -> None:
+    gates = {
+        "none": None,
+        "old": {"perplexity": 42.9, "reference": 42.8, "factor": 1.5, "windows": 8},
+        "checked": {"faithful": {"divergence": 1e-6, "tolerance": 1e-3, "against": "its own weights"}},
+        "unchecked": {"faithful": {"unchecked": "no engine reads them"}},
+    }
+    rows = collect(*(manifest(cell(tmp_path, name, 10, None), gate=gate) for name, gate in gates.items()))
+    assert {name: row["warnings"] for name, row in rows.items() if row["warnings"]} == {
+        "unchecked": ["not checked against its own weights: no engine reads them"]
+    }
+    assert rows["checked"]["artifact"]["gate"] == gates["checked"]
+
+
+def test_the_group_size_is_what_the_tool_was_given_and_empty_with_a_reason_elsewhere(tmp_path: Path) -> None:
+    parameters = {
+        "gptq": {"group_size": 64},
+        "awq": {"q_group_size": 128},
+        "other": {"quantization": "int8"},
+        "old": {},
+    }
+    rows = collect(*(manifest(cell(tmp_path, name, 10, None), parameters=each) for name, each in parameters.items()))
+    sizes = {name: row["group_size"] for name, row in rows.items()}
+    assert sizes == {"gptq": 64, "awq": 128, "other": None, "old": None}
+    assert {name for name, row in rows.items() if "group_size" in row["missing"]} == {"other", "old"}
+    results.write_csv(tmp_path / "r.csv", list(rows.values()))
+    assert [line.rsplit(",", 1)[1] for line in (tmp_path / "r.csv").read_text().splitlines()] == [
+        "group_size",
+        "64",
+        "128",
+        "",
+        "",
+    ]
