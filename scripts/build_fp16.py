@@ -30,8 +30,8 @@ def both_spellings(config: dict[str, Any], path: Path) -> dict[str, Any]:
     transformers 4 ignores the words of 5, and calculates another model. Parameters that differ between layers have no
     words in 4 and stay alone.
 
-    Raises `UserError` where config.json, at `path`, says it in both, and not the same: transformers 5 takes rope_scaling
-    then, other tools the other, and nobody knows which of them the model was trained with.
+    Raises `UserError` where config.json, at `path`, says it in both, and not the same: transformers 5 then takes
+    rope_scaling, other tools the other, and nobody knows which of them the model was trained with.
     """
     old: dict[str, Any] = {"torch_dtype": config["dtype"]}
     rope, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
@@ -45,9 +45,7 @@ def both_spellings(config: dict[str, Any], path: Path) -> dict[str, Any]:
     if rope and scaling and scaling_of(rope) != scaling_of(scaling):
         raise UserError(f"{path}: rope_parameters and rope_scaling contradict each other; remove the wrong one")
     if rope and scaling and config.get("rope_theta", scaling.get("rope_theta")) is None and "rope_theta" in rope:
-        raise UserError(
-            f"{path}: rope_scaling hides rope_parameters' rope_theta from transformers; remove rope_scaling"
-        )
+        raise UserError(f"{path}: rope_scaling hides the rope_theta in rope_parameters; remove rope_scaling")
     if "rope_theta" in rope:
         old |= {key: rope[key] for key in OUTSIDE if key in rope}
         old["rope_scaling"] = scaling_of(rope)
@@ -55,7 +53,7 @@ def both_spellings(config: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def scaling_of(rope: dict[str, Any]) -> dict[str, Any] | None:
-    """Rotary parameters as transformers 4's `rope_scaling`, its kind under `rope_type`; None where nothing is scaled."""
+    """Rotary parameters as transformers 4's `rope_scaling`, `rope_type` its kind; None where nothing is scaled."""
     kind = rope.get("rope_type", rope.get("type", "default"))
     scaling = {key: value for key, value in rope.items() if key not in (*OUTSIDE, "type", "rope_type")}
     return {"rope_type": kind} | scaling if kind != "default" else None

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Write what transformers predicts from a model's weights: what every engine's predictions are held against.
 
-    python scripts/expected_predictions.py SOURCE OUT.json --evaluation evaluation.json [--artifact FOLDER --layout gptq]
+    python scripts/expected_predictions.py SOURCE OUT --evaluation evaluation.json [--artifact FOLDER --layout gptq]
 
-SOURCE is the folder of a checkpoint, whose config.json is believed. With --artifact the weights are that artifact's, as
-scripts/layouts reads them, else the source's own. They run in float32 on a CPU and in float16 on a GPU.
+SOURCE is the folder of a checkpoint, whose config.json is believed; OUT is a JSON file. With --artifact the weights are
+that artifact's, as scripts/layouts reads them, else the source's own. They run in float32 on a CPU, in float16 on a GPU.
 """
 
 import shutil

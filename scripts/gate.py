@@ -5,9 +5,9 @@
         [--expected expected.json] [--factor 100]
 
 The programs that build artifacts run it, in a process of its own, before they publish: conversions go wrong in silence.
-gate.json is what expected_predictions.py wrote for the model's source, expected.json the same for the artifact's weights;
-without it the engine is held against the source's. A large loss is no reason to refuse: it is what the report shows. OUT is a
-small JSON file of what was found.
+gate.json is what expected_predictions.py wrote for the model's source, expected.json the same for the artifact's
+weights; without it the engine is held against the source's. A large loss is no reason to refuse: it is what the report
+shows. OUT is a small JSON file of what was found.
 """
 
 import json
@@ -49,9 +49,7 @@ def main() -> None:
     arguments = parser(__doc__)
     scoring.add_arguments(arguments)
     arguments.add_argument("--reference", type=Path, required=True, help="what was expected of the source's weights")
-    arguments.add_argument(
-        "--expected", type=Path, help="what was expected of the artifact's; default: as the source's"
-    )
+    arguments.add_argument("--expected", type=Path, help="the same of the artifact's weights; default: the source's")
     arguments.add_argument("--unchecked", help="why the engine is held against nothing")
     arguments.add_argument("--factor", type=float, default=100, help="of the reference's perplexity, at most")
     options = arguments.parse_args()

@@ -10,11 +10,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-<<<<<<< HEAD
-from checkpoint import portable, safetensors_file, sharding, shards, torch_zip
-=======
-from checkpoint import finite, safetensors_file, sharding, shards, torch_zip
->>>>>>> config
+from checkpoint import finite, portable, safetensors_file, sharding, shards, torch_zip
 from checkpoint.copying import equal_bytes
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import Tensor

@@ -62,15 +62,9 @@ class Checkpoint:
         return found
 
     def others(self) -> list[Path]:
-<<<<<<< HEAD
-        """Config, tokenizer, generation and licence files: what holds no weights, is no manifest and not hidden, no
-        program, which nothing of ours may run, and none of another quantization's files."""
-        skipped = (MANIFEST, ".py", *WEIGHT_SUFFIXES, *portable.OTHERS_FILES)
-=======
         """Config, tokenizer, generation and licence files: what holds no weights, is no manifest and not hidden, has a
-        name that can be printed, and is no program, which nothing of ours may run."""
-        skipped = (MANIFEST, ".py", *WEIGHT_SUFFIXES)
->>>>>>> config
+        name that can be printed, and is neither a program, which nothing of ours may run, nor of another quantization."""
+        skipped = (MANIFEST, ".py", *WEIGHT_SUFFIXES, *portable.OTHERS_FILES)
         files = (path for path in sorted(self.folder.iterdir()) if path.is_file())
         kept = [
             path

@@ -1,8 +1,8 @@
 """Whether an engine calculates what the weights of an artifact say: its predictions beside those of transformers.
 
-What transformers predicts, from the source's weights or from the artifact's as we read them (scripts/layouts), is kept of
-some positions: the likeliest tokens, and what is left for all others. Divergence is taken over these outcomes, in both
-directions: an engine that is better than its own weights is as wrong as one that is worse.
+What transformers predicts, from the source's weights or from the artifact's as we read them (scripts/layouts), is kept
+of some positions: the likeliest tokens, and what is left for all others. Divergence is taken over these outcomes, in
+both directions: an engine that is better than its own weights is as wrong as one that is worse.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,8 +22,8 @@ ROWS = 16  # positions whose float64 log-probabilities exist at a time
 LEAST = 1e-30  # of a probability, so that it has a logarithm
 # Mean divergence in nats that rounding explains, by what an engine calculates in; docs/METHODS.md has what was measured
 TOLERANCES = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 5e-3, "int8": 1e-3}
-# An engine that rounds activations to few bits may be so many times as far off as transformers is when it does the same:
-# after some layers no two programs round alike, so that each goes its own way
+# An engine that rounds activations to few bits may be so many times as far off as transformers is when it does the
+# same: after some layers no two programs round alike, and each goes its own way
 ROUNDINGS = 2
 
 
@@ -62,7 +62,7 @@ class Reading:
 
 
 def places(text: scoring.Text) -> list[int]:
-    """Numbers of the scored positions that are compared: of the first windows, `PLACES` each, the first and last too."""
+    """Numbers of the scored positions that are compared: `PLACES` of each of the first windows, both ends too."""
     found, first = [], 0
     for window in text.windows[:WINDOWS]:
         scored = window.last - window.first
@@ -77,7 +77,7 @@ def compared(text: scoring.Text) -> int:
 
 
 def divergence(expected: Mapping[str, Any], found: Reading) -> np.ndarray:
-    """KL divergence in nats [places], the larger of both directions, over the expected likeliest tokens and the rest."""
+    """KL divergence in nats [places], the larger of both directions, over the likeliest tokens and the rest."""
     log_p, log_q = np.array(expected["log_p"]), found.log_p
     log_p = np.column_stack([log_p, np.log(np.maximum(1 - np.exp(log_p).sum(axis=1), LEAST))])
     log_q = np.column_stack([log_q, found.log_rest])
@@ -107,7 +107,7 @@ def check(expected: Mapping[str, Any], found: Reading, text: scoring.Text, compu
     raise UserError(
         f"the engine does not calculate what the weights say: {each.mean():.3g} nats from transformers on "
         f"{expected['against']}, where rounding in {compute_type} explains {limit:g} ({extent(each > limit, text)}; "
-        f"perplexity {np.exp(found.nll[: compared(text)].mean()):.4g} where {expected['compared_perplexity']:.4g} is right)"
+        f"perplexity {np.exp(found.nll[: compared(text)].mean()):.4g}, due {expected['compared_perplexity']:.4g})"
     )
 
 

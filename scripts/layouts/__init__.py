@@ -1,4 +1,4 @@
-"""What the weights of an artifact are, by our own reading of its format: one module a layout, named as in the ecosystem.
+"""What the weights of an artifact are, by our own reading of its format: one module a layout, by its common name.
 
 A module has `read(artifact, source)`, which returns a function: a tensor of the source -> the float32 array, in that
 tensor's shape, that the artifact holds in its place. Reading is numpy alone: no library that made or runs the format.
@@ -43,8 +43,8 @@ def array(tensor: Tensor) -> np.ndarray:
 
 
 def write_model(folder: Path, source: Checkpoint, reading: Reading | None, dtype: str) -> None:
-    """Write a model's folder that transformers loads: a source's config.json, and its weights as an artifact holds them,
-    stored as `dtype` (F32 or F16), or where there is no `reading` the source's own files under second names.
+    """Write a model's folder that transformers loads: a source's config.json, and its weights as an artifact holds
+    them, stored as `dtype` (F32 or F16), or where there is no `reading` the source's own files under second names.
 
     Raises `Unread` where the artifact's weights cannot be read.
     """

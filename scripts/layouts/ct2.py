@@ -30,7 +30,7 @@ def quantize(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def round_activations(x: Any) -> Any:
-    """What a product takes of a tensor [..., inputs]: each row in 127 steps of its largest magnitude, to either side."""
+    """What a product takes of a tensor [..., inputs]: each row in 127 steps to either side, its largest the last."""
     step = x.abs().amax(dim=-1, keepdim=True).clamp(min=1e-30) / 127
     return (x / step).round() * step
 

@@ -1,8 +1,8 @@
 """GPTQ as auto-gptq stores it: of each linear layer qweight, qzeros, scales and g_idx; all else as in the source.
 
-qweight [inputs / 8, outputs] holds eight inputs a word, qzeros [groups, outputs / 8] eight outputs, the lowest four bits
-first; g_idx [inputs] says each input's group. A weight is (q - zero) * scale. The zero point is stored less one, but in
-the variant `gptq_v2`.
+qweight [inputs / 8, outputs] holds eight inputs a word, qzeros [groups, outputs / 8] eight outputs, the lowest four
+bits first; g_idx [inputs] says each input's group. A weight is (q - zero) * scale. The zero point is stored less one,
+but in the variant `gptq_v2`.
 """
 
 from pathlib import Path
