@@ -4,7 +4,7 @@
     python scripts/expected_predictions.py SOURCE OUT --evaluation evaluation.json [--artifact FOLDER --layout gptq]
 
 SOURCE is the folder of a checkpoint, whose config.json is believed; OUT is a JSON file. With --artifact the weights are
-that artifact's, as scripts/layouts reads them, else the source's own. They run in float32 on a CPU, in float16 on a GPU.
+that artifact's, as scripts/layouts reads them, else the source's own. They run in float32, on a GPU in float16.
 """
 
 import shutil
@@ -20,7 +20,7 @@ import engines
 import layouts
 from checkpoint import shards
 from common import alignment, fidelity, scoring
-from common.program import parser, run
+from common.program import UserError, parser, run
 from common.publish import publish_json
 from devices import cpu
 
@@ -69,6 +69,8 @@ def main() -> None:
         layouts.write_model(folder, source, reading, "F32" if device == "cpu" else "F16")
         found = predict(folder, text, device, threads, layout)
         found["against"] = "its own weights" if options.artifact else "the source's weights"
+    except UserError as error:
+        raise UserError(str(error).replace(str(folder), str(options.source))) from None
     except layouts.Unread as reason:
         found = {"unread": str(reason)}
     finally:

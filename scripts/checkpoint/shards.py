@@ -63,7 +63,7 @@ class Checkpoint:
 
     def others(self) -> list[Path]:
         """Config, tokenizer, generation and licence files: what holds no weights, is no manifest and not hidden, has a
-        name that can be printed, and is neither a program, which nothing of ours may run, nor of another quantization."""
+        name that can be printed, and is neither a program, which nothing of ours may run, nor a quantizer's."""
         skipped = (MANIFEST, ".py", *WEIGHT_SUFFIXES, *portable.OTHERS_FILES)
         files = (path for path in sorted(self.folder.iterdir()) if path.is_file())
         kept = [
