@@ -25,6 +25,7 @@ from common.program import UserError, first_line, parser, run
 from common.publish import publish
 
 TORCH = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}  # what the converter reads
+SWISH_ALONE = ("llama", "mistral", "qwen2", "qwen3", "phi3")  # whose loaders read no hidden_act
 QUANTIZATIONS = ["int8", "int8_float32", "int8_float16", "int8_bfloat16", "float16", "bfloat16", "float32"]
 
 
@@ -34,6 +35,7 @@ class Converter(TransformersConverter):
     def load_model(self, model_class: Any, path: str, **options: Any) -> Any:
         """The model in its weights' own dtype, and its rotary parameters in transformers 4's words, as loaders read
         them."""
+        check_known(options["config"].get_text_config())
         tensors = shards.find(Path(path)).tensors().values()
         options["dtype"] = next((TORCH[tensor.dtype] for tensor in tensors if tensor.dtype in TORCH), torch.float32)
         self.model = super().load_model(model_class, path, **options)
@@ -85,6 +87,15 @@ def older_modules(model: Any, rope: dict[str, Any]) -> None:
             layer.self_attn.rotary_emb = SimpleNamespace(**factors)
     if model.config.model_type == "gpt_neox":
         model.embed_out = model.get_output_embeddings()
+
+
+def check_known(config: Any) -> None:
+    """Raises ValueError by the name of what a model has and CTranslate2 leaves out without a word."""
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if getattr(config, name, None):
+            raise ValueError(f"it has no {name}")
+    if config.model_type in SWISH_ALONE and config.hidden_act not in ("silu", "swish"):
+        raise ValueError(f"its {config.model_type} has no hidden_act {config.hidden_act}, only silu")
 
 
 def vocabulary(tokenizer: Any, size: int) -> list[str]:

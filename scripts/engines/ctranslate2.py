@@ -76,7 +76,12 @@ class Engine:
 
     def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
         # forward_batch keeps no state and returns all positions: one window of logits is the least it can hold
-        window = self.generator.forward_batch([ids]).to_device(ctranslate2.Device.cpu)
+        try:
+            window = self.generator.forward_batch([ids]).to_device(ctranslate2.Device.cpu)
+        except ValueError as error:  # a sliding window that is shorter
+            raise UserError(
+                f"{self.artifact}: CTranslate2 cannot score {len(ids)} tokens of this model at once ({first_line(error)})"
+            ) from None
         window = window.to(ctranslate2.DataType.float32)
         view = np.asarray(window)[0]  # does not keep `window` alive, so chunks are copied out of it
         for chunk in np.split(view, range(size := chunk_positions(view.shape[1]), len(view), size)):
