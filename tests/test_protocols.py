@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from conftest import REPO, interpreter
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from common import documents
 
@@ -149,6 +151,36 @@ def test_other_texts_stay_as_they_are() -> None:
 )
 def test_wikitext_as_one_would_write_it(page: str, written: str) -> None:
     assert documents.detokenized(page) == written
+
+
+# the harness's own, in its order
+RULES = (
+    *(("s '", "s'"), ("/' [0-9]/", "/'[0-9]/"), (" @-@ ", "-"), (" @,@ ", ","), (r" @\.@ ", ".")),
+    *((rf" {re.escape(mark)} ", f"{mark} ") for mark in ":;.!?,"),
+    *((r"\(\s*([^\)]*?)\s*\)", r"(\1)"), (r"\[\s*([^\]]*?)\s*\]", r"[\1]"), (r"{\s*([^}]*?)\s*}", r"{\1}")),
+    *((r"\"\s*([^\"]*?)\s*\"", r'"\1"'), (r"'\s*([^']*?)\s*'", r"'\1'")),
+    *(("= = = =", "===="), ("= = =", "==="), ("= =", "==")),
+    *((" \u00b0 ", "\u00b0"), (" \n", "\n"), ("\n ", "\n"), (" N ", " 1 "), (" 's", "'s")),
+)
+
+
+@settings(max_examples=1000)
+@given(st.text("/()[]{}\"'=@,.-:N1sa \n\u00b0\u2003\x1c", max_size=60))
+def test_any_page_becomes_what_the_harness_makes_of_it(page: str) -> None:
+    expected = page
+    for pattern, replacement in RULES:
+        expected = re.sub(pattern, replacement, expected)
+    assert documents.detokenized(page) == expected
+
+
+def test_a_rule_of_the_harness_that_was_meant_otherwise() -> None:
+    assert documents.detokenized("a/' 5/b") == re.sub("/' [0-9]/", "/'[0-9]/", "a/' 5/b") == "a/'[0-9]/b"
+
+
+def test_an_open_bracket_before_much_white_space_takes_no_time() -> None:
+    page = "(" + " " * 1_000_000
+    assert documents.detokenized(page) == page
+    assert documents.detokenized("( " * 300_000) == "( " * 300_000
 
 
 def test_words_are_counted_before_that_with_empty_ones_at_the_ends() -> None:

@@ -10,13 +10,16 @@ from collections.abc import Sequence
 
 MARKS = (" @-@ ", " @,@ ", " @.@ ")
 
-# In this order, as regular expressions. The slashes of the second are the harness's own, and match in no text.
-RULES = (
-    *(("s '", "s'"), ("/' [0-9]/", "/'[0-9]/")),
-    *((" @-@ ", "-"), (" @,@ ", ","), (r" @\.@ ", ".")),
-    *((rf" {re.escape(mark)} ", f"{mark} ") for mark in ":;.!?,"),
-    *((r"\(\s*([^\)]*?)\s*\)", r"(\1)"), (r"\[\s*([^\]]*?)\s*\]", r"[\1]"), (r"{\s*([^}]*?)\s*}", r"{\1}")),
-    *((r"\"\s*([^\"]*?)\s*\"", r'"\1"'), (r"'\s*([^']*?)\s*'", r"'\1'")),
+# In this order: what is replaced, then white space inside of brackets and quotes, then what is replaced after that. The
+# slashes around the harness's pattern of a quote before a digit are its own.
+BEFORE = (
+    ("s '", "s'"),
+    *((f"/' {digit}/", "/'[0-9]/") for digit in "0123456789"),
+    *((" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", ".")),
+    *((f" {mark} ", f"{mark} ") for mark in ":;.!?,"),
+)
+BRACKETS = ("()", "[]", "{}", '""', "''")
+AFTER = (
     *(("= = = =", "===="), ("= = =", "==="), ("= =", "==")),
     *((" \u00b0 ", "\u00b0"), (" \n", "\n"), ("\n ", "\n"), (" N ", " 1 "), (" 's", "'s")),
 )
@@ -57,9 +60,25 @@ def split(parts: Sequence[str]) -> tuple[list[str], bool]:
 
 def detokenized(page: str) -> str:
     """A page of WikiText as one would write it."""
-    for pattern, replacement in RULES:
-        page = re.sub(pattern, replacement, page)
+    for old, new in BEFORE:
+        page = page.replace(old, new)
+    for opening, closing in BRACKETS:
+        page = tightened(page, opening, closing)
+    for old, new in AFTER:
+        page = page.replace(old, new)
     return page
+
+
+def tightened(text: str, opening: str, closing: str) -> str:
+    """A text without white space at the ends of what stands between two marks.
+
+    The harness's regular expressions for it take 30 s for a bracket and 4,000 spaces behind it.
+    """
+    pieces, place = [], 0
+    while (start := text.find(opening, place)) >= 0 and (end := text.find(closing, start + 1)) >= 0:
+        pieces += [text[place : start + 1], text[start + 1 : end].strip(), closing]
+        place = end + 1
+    return "".join([*pieces, text[place:]])
 
 
 def words(document: str) -> int:
