@@ -104,7 +104,7 @@ def test_texts_of_a_model_of_the_hub() -> None:
         ({"texts": {"evaluation": "latin1.txt"}}, "texts.evaluation: latin1.txt is not UTF-8 at byte 1"),
         ({"gptq": {"group_size": "128"}}, "gptq.group_size: '128' is not possible; did you mean '128'?"),
         ({"interpreters": {1: "/bin/true"}}, "interpreters: no environment is called 1; known: tools, torch"),
-        ({"quality_gate": 1e300}, "quality_gate: 1e+300 is greater than the maximum of 1000"),
+        ({"quality_gate": 1e300}, "quality_gate: 1e+300 is greater than the maximum of 1000000"),
         ({"mlc": {"tool": "mlc_llm"}}, "mlc.tool: mlc_llm is not built here; name a python that has it"),
         ({"models": {7: {"source": "demo"}}}, "models: the name 7 is no text to YAML"),
         (

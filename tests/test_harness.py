@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from conftest import REPO
 
-from common import alignment, manifest
+from common import alignment, fidelity, manifest, scoring
 from common.program import UserError
 
 sys.path.append(str(REPO / "tests/harness/engines"))
@@ -49,6 +49,21 @@ def harness(tmp_path: Path, call: Callable) -> Callable[..., subprocess.Complete
         return call(*command, PROGRAM=program)
 
     return run
+
+
+def expect(tmp_path: Path, protocol: str = "gptq-2048") -> Path:
+    """gate.json, of an engine without faults and noise."""
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain/fake.json").write_text("{}")
+    (tmp_path / "plain/config.json").write_text(json.dumps({"bos_token_id": fake.BOS, "vocab_size": fake.VOCAB}))
+    engine = fake.Engine(tmp_path / "plain", "cpu", 1)
+    text = scoring.read_text(tmp_path / "evaluation.json", protocol).first(8)
+    found = fidelity.Reading(engine, text)
+    content = {"protocol": protocol, "perplexity": found.perplexity, "windows": len(text.windows)}
+    content |= {"against": "the source's weights", "compared_perplexity": found.perplexity}
+    content |= alignment.examine(engine, tmp_path / "plain", text.ids, None)
+    (tmp_path / "gate.json").write_text(json.dumps(content | found.stored()))
+    return tmp_path / "gate.json"
 
 
 def latency(harness: Callable, tmp_path: Path, does: dict[str, Any], *options: object) -> dict[str, Any]:
@@ -145,8 +160,7 @@ def test_latency_refuses_an_engine_that_answers_another_prompt(
 )
 @pytest.mark.parametrize("program", ["gate", "quality"])
 def test_scoring_names_what_is_wrong(harness: Callable, tmp_path: Path, program: str, fault: str, message: str) -> None:
-    assert harness("gate", "gate.json", {}).returncode == 0
-    options = ["--reference", tmp_path / "gate.json"]
+    options = ["--reference", expect(tmp_path)]
     if program == "quality":
         assert harness("reference_logits", "logits.npy", {}).returncode == 0
         options = ["--reference", tmp_path / "logits.npy", "--gate", tmp_path / "gate.json"]
@@ -158,10 +172,20 @@ def test_scoring_names_what_is_wrong(harness: Callable, tmp_path: Path, program:
 
 @pytest.mark.parametrize("noise", [0.0, 0.5, 2.0])
 def test_an_engine_that_is_only_imprecise_passes(harness: Callable, tmp_path: Path, noise: float) -> None:
-    assert harness("gate", "gate.json", {}).returncode == 0
-    options = ["--reference", tmp_path / "gate.json", "--factor", 1e9]
+    gate = expect(tmp_path)
+    (tmp_path / "plain/fake.json").write_text(json.dumps({"noise": noise}))
+    ids = json.loads((tmp_path / "evaluation.json").read_text())["ids"]
+    assert alignment.examine(fake.Engine(tmp_path / "plain", "cpu", 1), tmp_path / "plain", ids, gate) == {}
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01, 1.0])
+def test_the_gate_wants_the_weights_own_predictions(harness: Callable, tmp_path: Path, noise: float) -> None:
+    options = ["--reference", expect(tmp_path)]
     result = harness("gate", "out.json", {"noise": noise}, *options)
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == int(noise > 0)
+    if noise:
+        assert "the engine does not calculate what the weights say" in result.stderr.splitlines()[-1]
+        assert harness("gate", "out.json", {"noise": noise}, *options, "--unchecked", "why").returncode == 0
 
 
 def test_ties_and_tokens_that_are_never_chosen_pass() -> None:
@@ -220,12 +244,11 @@ def test_prompts_of_one_token_each_can_be_checked() -> None:
 
 
 def test_a_gate_compares_by_the_reference_s_protocol(harness: Callable, tmp_path: Path) -> None:
-    assert harness("gate", "gate.json", {}, "--protocol", "hf-strided").returncode == 0
-    options = ("--reference", tmp_path / "gate.json")
+    options = ("--reference", expect(tmp_path, "hf-strided"))
     assert harness("gate", "out.json", {}, "--protocol", "hf-strided", *options).returncode == 0
     result = harness("gate", "out.json", {}, *options)
     assert result.returncode == 1
-    said = f"error: {tmp_path / 'gate.json'}: was scored by hf-strided, not by gptq-2048; delete it"
+    said = f"error: {tmp_path / 'gate.json'}: was made by hf-strided, not by gptq-2048, or is old; delete it"
     assert result.stderr.splitlines()[-1] == said
 
 

@@ -106,7 +106,7 @@ def test_a_limit_of_time_grows_with_the_model(checkout: Callable[[], Path]) -> N
     before, after = found
     assert before.keys() == after.keys()
     heavy = {"safetensors", "ct2ct2-int8", "mlcmlc-q4f16_1", "quantizegptq-int4", "latencyfp16", "latencygptq-int4"}
-    assert heavy | {"qualityfp16", "noise_floor", "reference_logits", "gate_reference"} <= before.keys()
+    assert heavy | {"qualityfp16", "noise_floor", "reference_logits", "expected_predictions"} <= before.keys()
     assert all(minutes.LEAST <= before[job] <= after[job] for job in before)
     assert all(before[job] < after[job] for job in heavy - {"safetensors", "mlcmlc-q4f16_1"})
 

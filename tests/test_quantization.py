@@ -15,7 +15,6 @@ from conftest import AUTOGPTQ, REPO, interpreter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from build_fp16 import both_spellings
 from checkpoint.tensor import Tensor, row_major
 from common.program import UserError
 from planning.memory import quantization_mb
@@ -94,18 +93,6 @@ def test_group_sizes() -> None:
         layers.group_size("128", half, Path("m"))
     with pytest.raises(UserError, match="sizes that fit: none of 128, 64, 32"):
         layers.group_size("auto", layers.linear_layers(shapes(up_proj=100)), Path("m"))
-
-
-def test_fp16_has_transformers_4s_words_for_the_rotary_embedding() -> None:
-    rope = {"rope_type": "linear", "rope_theta": 50.0, "factor": 4.0}
-    config = {"dtype": "float16", "rope_parameters": rope}
-    scaling = {"rope_type": "linear", "factor": 4.0}
-    assert both_spellings(config) == config | {"torch_dtype": "float16", "rope_theta": 50.0, "rope_scaling": scaling}
-    plain = both_spellings({"dtype": "float16", "rope_parameters": {"rope_type": "default", "rope_theta": 50.0}})
-    assert (plain["rope_theta"], plain["rope_scaling"]) == (50.0, None)
-    for config in ({"rope_theta": 7.0}, {"rope_parameters": {"full_attention": rope, "sliding_attention": rope}}):
-        both = both_spellings(config | {"dtype": "float16"})
-        assert both == config | {"dtype": "float16", "torch_dtype": "float16"}
 
 
 @pytest.fixture(scope="module")
@@ -237,12 +224,18 @@ def test_a_group_size_that_does_not_fit_is_one_line(demo: Path, call: Callable, 
     assert not (tmp_path / "out").exists()
 
 
-def test_the_quality_gate(
-    demo: Path, call: Callable, tmp_path: Path, torch_python: Path, facts: dict[str, Any]
-) -> None:
-    """It lets good artifacts pass and says what it found; one that is broken is refused before it has its name."""
+def test_the_gate_s_findings_are_in_the_manifest(facts: dict[str, Any]) -> None:
+    """Perplexity by the kernels, and how far they are from transformers with the same weights, unpacked."""
     for name in FORMATS:
-        assert facts[name]["gate"]["perplexity"] < 1.05 * facts[name]["gate"]["reference"]
+        gate = facts[name]["gate"]
+        assert gate["perplexity"] < 1.05 * gate["reference"]
+        assert gate["faithful"]["against"] == "its own weights"
+        assert gate["faithful"]["divergence"] < 1e-3
+
+
+def test_a_broken_conversion_is_refused_before_it_has_its_name(
+    demo: Path, call: Callable, tmp_path: Path, torch_python: Path
+) -> None:
     artifacts = demo / "artifacts/demo"
     broken = tmp_path / "broken"
     shutil.copytree(artifacts / "safetensors", broken)
@@ -251,19 +244,14 @@ def test_the_quality_gate(
     data[-200_000:] = bytes(200_000)
     shard.unlink()
     shard.write_bytes(data)
-    gate = (
-        "--gate-reference",
-        artifacts / "gate.json",
-        "--gate-evaluation",
-        artifacts / "tokens/evaluation.json",
-    )
-    program = (torch_python, "scripts/build_ct2.py", broken, tmp_path / "out", "--quantization", "int8")
-    result = call(*program, *gate, "--gate-factor", "1.01")
-    assert result.returncode == 1
-    assert "refused by the quality gate: its perplexity is" in result.stderr.splitlines()[-1]
-    assert not (tmp_path / "out").exists()
-    result = call(*program, *gate, "--gate-factor", "1000")
-    assert result.returncode == 0, result.stderr
+    gate = ("--gate-reference", artifacts / "gate.json", "--gate-evaluation", artifacts / "tokens/evaluation.json")
+    program = (torch_python, "scripts/build_ct2.py", broken, tmp_path / "out", *gate, "--quantization")
+    for quantization, reason in (("float32", "does not calculate what the weights say"), ("int8", "its perplexity is")):
+        result = call(*program, quantization, "--gate-factor", "1.01")
+        assert result.returncode == 1
+        assert "out: refused by the quality gate: " in result.stderr.splitlines()[-1]
+        assert reason in result.stderr.splitlines()[-1]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["broken"]
 
 
 def test_gptq_goes_on_after_it_was_killed(demo: Path, tmp_path: Path, facts: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ device: cpu
 texts: {evaluation: evaluation.txt, prompts: prompts.txt}
 """
 SCORED = ["fp16", "ct2-int8", "noise-floor"]
-ON_A_CARD = {"gate_reference", "reference_logits", "ct2", "quality", "noise_floor", "latency"}
+ON_A_CARD = {"expected_predictions", "reference_logits", "ct2", "quality", "noise_floor", "latency"}
 ELSEWHERE = {"source", "safetensors", "tokens", "fp16", "page"}
 
 
@@ -222,7 +222,7 @@ def test_jobs_never_share_a_card(submitted: Path) -> None:
         when, what, process, card, program, _ = line.split(" ")
         programs |= {(Path(program).stem, card == "none")}
         times.setdefault((card, process), {})[what] = float(when)
-    measuring = {"latency", "quality", "gate", "reference_logits", "build_ct2"}
+    measuring = {"latency", "quality", "expected_predictions", "reference_logits", "build_ct2"}
     assert programs == {(name, False) for name in measuring} | {("tokenize_texts", True)}
     spans = {card: sorted((t["begin"], t["end"]) for (c, _), t in times.items() if c == card) for card in ("0", "1")}
     for on_one_card in spans.values():

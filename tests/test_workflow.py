@@ -137,7 +137,7 @@ def test_a_second_run_does_nothing(demo: Path, call: Callable) -> None:
         ("scripts/reporting/page_files/page.html.j2", {"page", "report"}),
         ("config/prompts.txt", {"tokens prompts", "latency *", "page", "report"}),
         ("scripts/create_env.py", set()),
-        ("scripts/gate.py", set()),  # scoring anew is no reason to build anew what is compared with it
+        ("scripts/expected_predictions.py", set()),  # scoring anew is no reason to build anew what is compared with it
     ],
 )
 def test_an_edit_reruns_what_depends_on_it(demo: Path, call: Callable, edited: str, expected: set[str]) -> None:
