@@ -61,7 +61,7 @@ def chart(quality: str, cost: str, rows: Sequence[Mapping[str, Any]], *, picture
     tooltip = [alt.Tooltip(f"{name}:N") for name in ("model", "format", "compute_type", "device")]
     tooltip += [alt.Tooltip(f"{name}:Q", format=".4~g") for name in (quality, *_ends(quality), cost, *_ends(cost))]
     pale = alt.condition("datum.disturbed", alt.value(0.35), alt.value(1))
-    points = base.mark_point(filled=True, size=110).encode(
+    points = base.mark_point(filled=True, size=110, opacity=1).encode(
         x=x, y=y, color=colour, shape=shape, tooltip=tooltip, opacity=pale
     )
     marked = "pale: disturbed while it was measured" if any(row["disturbed"] for row in rows) else ""
