@@ -43,8 +43,8 @@ def chart(quality: str, cost: str, rows: Sequence[Mapping[str, Any]], *, picture
     colour = alt.Color("format:N", scale=alt.Scale(domain=formats, range=palette[: len(formats)]))
     shapes = SHAPES * (1 + len(models) // len(SHAPES))
     shape = alt.Shape("model:N", scale=alt.Scale(domain=models, range=shapes[: len(models)]))
-    colour.legend = alt.Legend() if picture else None
-    shape.legend = alt.Legend() if picture and len(models) > 1 else None
+    colour.legend = alt.Legend(symbolOpacity=1) if picture else None
+    shape.legend = alt.Legend(symbolOpacity=1) if picture and len(models) > 1 else None
     front = (
         base.transform_filter("datum.front")
         .mark_line(strokeDash=[4, 4], color="#888888")
@@ -61,7 +61,7 @@ def chart(quality: str, cost: str, rows: Sequence[Mapping[str, Any]], *, picture
     tooltip = [alt.Tooltip(f"{name}:N") for name in ("model", "format", "compute_type", "device")]
     tooltip += [alt.Tooltip(f"{name}:Q", format=".4~g") for name in (quality, *_ends(quality), cost, *_ends(cost))]
     pale = alt.condition("datum.disturbed", alt.value(0.35), alt.value(1))
-    points = base.mark_point(filled=True, size=110, opacity=1).encode(
+    points = base.mark_point(filled=True, size=110).encode(
         x=x, y=y, color=colour, shape=shape, tooltip=tooltip, opacity=pale
     )
     marked = "pale: disturbed while it was measured" if any(row["disturbed"] for row in rows) else ""
