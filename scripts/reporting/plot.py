@@ -43,8 +43,8 @@ def chart(quality: str, cost: str, rows: Sequence[Mapping[str, Any]], *, picture
     colour = alt.Color("format:N", scale=alt.Scale(domain=formats, range=palette[: len(formats)]))
     shapes = SHAPES * (1 + len(models) // len(SHAPES))
     shape = alt.Shape("model:N", scale=alt.Scale(domain=models, range=shapes[: len(models)]))
-    colour.legend = alt.Legend() if picture else None
-    shape.legend = alt.Legend() if picture and len(models) > 1 else None
+    colour.legend = alt.Legend(symbolOpacity=1) if picture else None
+    shape.legend = alt.Legend(symbolOpacity=1) if picture and len(models) > 1 else None
     front = (
         base.transform_filter("datum.front")
         .mark_line(strokeDash=[4, 4], color="#888888")

@@ -141,6 +141,7 @@ def test_a_row_shows_its_warnings_its_loops_its_gate_and_its_group_size(tmp_path
     for number, expected in enumerate(({"looping": loops}, {"reference": loops, "looping": habit})):
         prompt = page.locator("#details details", has_text=f"{number + 1}. prompt")
         prompt.locator("summary").click()
+        expect(prompt.locator(".sides > div")).to_have_count(2)
         sides = {side.locator("h3").inner_text().split()[0]: side for side in prompt.locator(".sides > div").all()}
         found = {name: side.locator(".warning").all_inner_texts() for name, side in sides.items()}
         assert {name: texts[0].strip() for name, texts in found.items() if texts} == expected
