@@ -79,9 +79,8 @@ class Engine:
         try:
             window = self.generator.forward_batch([ids]).to_device(ctranslate2.Device.cpu)
         except ValueError as error:  # a sliding window that is shorter
-            raise UserError(
-                f"{self.artifact}: CTranslate2 cannot score {len(ids)} tokens of this model at once ({first_line(error)})"
-            ) from None
+            reason = f"cannot score {len(ids)} tokens of this model at once ({first_line(error)})"
+            raise UserError(f"{self.artifact}: CTranslate2 {reason}") from None
         window = window.to(ctranslate2.DataType.float32)
         view = np.asarray(window)[0]  # does not keep `window` alive, so chunks are copied out of it
         for chunk in np.split(view, range(size := chunk_positions(view.shape[1]), len(view), size)):
