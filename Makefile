@@ -5,9 +5,10 @@ CORES ?= $(shell getconf _NPROCESSORS_ONLN)
 BIN := .venv/bin
 BOOTSTRAP := .venv/.complete
 RUNS := results/demo results/h200# whose tables the README shows
+AUTOGPTQ = $$($(BIN)/python -c 'import sys; print("envs/autogptq" if sys.version_info[:2] == (3, 11) else "")')
 ENVS := bootstrap kubernetes tools torch gptqmodel autogptq mlc lm-eval browser
 
-.PHONY: report plan test test-slurm lint format pins record readme clean
+.PHONY: report plan test test-slurm test-real lint format pins record readme clean
 
 report: $(BOOTSTRAP)
 	$(BIN)/snakemake --cores $(CORES) report
@@ -20,7 +21,7 @@ plan: $(BOOTSTRAP)
 
 test: lint
 	$(BIN)/snakemake --cores $(CORES) envs/tools envs/torch envs/gptqmodel envs/mlc envs/lm-eval envs/browser \
-		$$($(BIN)/python -c 'import sys; print("envs/autogptq" if sys.version_info[:2] == (3, 11) else "")')
+		$(AUTOGPTQ)
 	$(BIN)/python -m pytest
 	envs/browser/bin/python -m pytest --confcutdir tests/browser tests/browser
 
@@ -28,6 +29,11 @@ test: lint
 test-slurm: $(BOOTSTRAP)
 	$(BIN)/snakemake --cores $(CORES) envs/tools envs/torch
 	$(BIN)/python -m pytest -m slurm
+
+# A real model, which a package ships, in every format that runs on a CPU.
+test-real: $(BOOTSTRAP)
+	$(BIN)/snakemake --cores $(CORES) envs/tools envs/torch envs/gptqmodel envs/mlc $(AUTOGPTQ)
+	$(BIN)/python -m pytest -m real
 
 lint: $(BOOTSTRAP)
 	$(BIN)/ruff check .

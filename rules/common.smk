@@ -179,6 +179,11 @@ def build_memory(wildcards, input):
     return job_mb(memory.build_mb(wildcards.format, shape.of_folder(lying(input.source)), *asked))
 
 
+def build_disk(wildcards, input):
+    """MB on the disk for a job that converts input.source to a format."""
+    return disk.build_mb(wildcards.format, shape.of_folder(lying(input.source)), STUDY["device"], gated(wildcards))
+
+
 def build_minutes(wildcards, input):
     """Minutes for a job that makes a folder of weights from input.source; a rule of no format copies them."""
     format = wildcards.get("format", "fp16")

@@ -3,11 +3,14 @@
 
     python scripts/build_fp16.py SRC DST
 
-Weights that are float16 already are linked. float32 and bfloat16 are rounded to the nearest float16; a weight that
-float16 cannot hold (beyond 65,504) is refused by name, because it would become infinite. Memory stays constant.
+Weights that are float16 already are linked. float32 and bfloat16 are rounded to the nearest float16; a tensor that
+float16 cannot hold (beyond 65,504) stays as it is, because it would become infinite. Memory stays constant.
 """
 
+import io
 import json
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,10 @@ import numpy as np
 from tqdm import tqdm
 
 from checkpoint import portable, safetensors_file, sharding, shards
-from checkpoint.float16 import CAST, stored_dtype, write_float16
-from checkpoint.tensor import DTYPE_BYTES
+from checkpoint.copying import copy
+from checkpoint.float16 import CAST, BeyondFloat16, fits, stored_dtype, write_float16
+from checkpoint.shards import Checkpoint
+from checkpoint.tensor import DTYPE_BYTES, Tensor
 from common import manifest, quality_gate
 from common.program import UserError, parser, run
 from common.publish import place, publish
@@ -59,6 +64,29 @@ def scaling_of(rope: dict[str, Any]) -> dict[str, Any] | None:
     return {"rope_type": kind} | scaling if kind != "default" else None
 
 
+def dtype_of(tensor: Tensor, kept: Collection[str]) -> str:
+    """What a tensor is stored in: float16, or as it is where it is one of those `kept`."""
+    return tensor.dtype if tensor.name in kept else stored_dtype(tensor)
+
+
+def write_weights(
+    folder: Path, source: Checkpoint, groups: Mapping[str, Sequence[Tensor]], kept: Collection[str]
+) -> None:
+    """Write the weight files. Raises `BeyondFloat16` for a tensor that float16 cannot hold and that is not `kept`."""
+
+    def write(tensor: Tensor, target: io.FileIO) -> None:
+        (copy if tensor.name in kept else write_float16)(tensor, target)
+
+    dtype = partial(dtype_of, kept=kept)
+    total = sum(tensor.numel * DTYPE_BYTES[dtype(tensor)] for group in groups.values() for tensor in group)
+    with tqdm(total=total, unit="B", unit_scale=True, desc="to float16", disable=None) as bar:
+        for name, group in groups.items():
+            if any(tensor.dtype in CAST for tensor in group):
+                safetensors_file.write(folder / name, group, dtype=dtype, copy=write, progress=bar.update)
+            else:
+                place(source.folder / name, folder / name)
+
+
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("src", type=Path, help="folder of the canonical safetensors")
@@ -72,27 +100,24 @@ def main() -> None:
     tensors = source.tensors()
     with publish(options.dst, source=options.src) as folder:
         folder.mkdir()
-        total = sum(tensor.numel * DTYPE_BYTES[stored_dtype(tensor)] for tensor in tensors.values())
         groups = {file.name: [tensor for tensor in tensors.values() if tensor.path == file] for file in source.files}
-        with tqdm(total=total, unit="B", unit_scale=True, desc="to float16", disable=None) as bar:
-            for name, group in groups.items():
-                if any(tensor.dtype in CAST for tensor in group):
-                    safetensors_file.write(
-                        folder / name, group, dtype=stored_dtype, copy=write_float16, progress=bar.update
-                    )
-                else:
-                    place(source.folder / name, folder / name)
+        kept: set[str] = set()
+        try:
+            write_weights(folder, source, groups, kept)
+        except BeyondFloat16:
+            kept = {tensor.name for tensor in tensors.values() if not fits(tensor)}
+            write_weights(folder, source, groups, kept)
+        sizes = {name: tensor.numel * DTYPE_BYTES[dtype_of(tensor, kept)] for name, tensor in tensors.items()}
+        total = sum(sizes.values())
         if (options.src / shards.INDEXES["safetensors"]).exists():
             (folder / shards.INDEXES["safetensors"]).write_text(sharding.index_json(groups, total), encoding="utf-8")
-        config = both_spellings(portable.config(source.config()) | {"dtype": "float16"}, options.src / "config.json")
+        words = portable.config(source.config()) | {"dtype": "bfloat16" if kept else "float16"}
+        config = both_spellings(words, options.src / "config.json")
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         for path in source.others():
             if path.name != "config.json":
                 place(path, folder / path.name)
-        embeddings = tensors.get("model.embed_tokens.weight")
-        row_only = (
-            embeddings.numel * 2 if embeddings and "lm_head.weight" in tensors else 0
-        )  # a tied table is read whole
+        untied = "lm_head.weight" in tensors  # a tied table is read whole
         gate = quality_gate.check(folder, "transformers", "source", options.device, options, options.gate_python)
         manifest.write(
             folder,
@@ -103,7 +128,8 @@ def main() -> None:
             source=origin["source"],
             parameter_count=origin["parameter_count"],
             weight_files=list(groups),
-            weight_bytes_per_token=total - row_only,
+            parameters={"not_float16": sorted(kept)} if kept else {},
+            weight_bytes_per_token=total - (sizes.get("model.embed_tokens.weight", 0) if untied else 0),
             gate=gate,
         )
 

@@ -18,9 +18,12 @@ from typing import Any
 REPO = Path(__file__).parent.parent
 sys.path.insert(0, str(REPO / "scripts"))
 
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from ctranslate2.converters import TransformersConverter  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
+
+import engines  # noqa: E402
 
 work = Path(sys.argv[1])
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -45,16 +48,17 @@ def must(name: str, *arguments: object) -> None:
         raise SystemExit(f"{name}: {error}")
 
 
-def prepare(folder: Path, **changes: Any) -> list[object]:
+def prepare(folder: Path, model: Path = REPO / "demo", **changes: Any) -> list[object]:
     """A model's folders up to what is expected of it, its config changed; the gate's options."""
-    shutil.copytree(REPO / "demo", folder / "demo")
+    shutil.copytree(model, folder / "demo")
     config = json.loads((folder / "demo/config.json").read_text())
     for key in ("rope_scaling", "rope_theta", "rope_parameters") if changes else ():
         config.pop(key)
     (folder / "demo/config.json").write_text(json.dumps(config | changes))
     (folder / "text.txt").write_text((REPO / "config/evaluation.txt").read_text()[:CHARACTERS])
     must("link_source.py", folder / "demo", folder / "source")
-    must("bin_to_safetensors.py", folder / "source", folder / "safetensors")
+    if not (folder / "safetensors").exists():
+        must("bin_to_safetensors.py", folder / "source", folder / "safetensors")
     evaluation = folder / "evaluation.json"
     must("tokenize_texts.py", folder / "safetensors", folder / "text.txt", evaluation, "--as", "evaluation")
     text = ["--evaluation", evaluation, "--device", "cpu"]
@@ -118,5 +122,27 @@ must("expected_predictions.py", scaled / "safetensors", scaled / "int8.json", *i
 facts["int8"] = gate(scaled, "int8", "ctranslate2", options, "--expected", scaled / "int8.json")
 TransformersConverter(str(scaled / "safetensors")).convert(str(scaled / "their-int8"), quantization="int8")
 facts["their int8"] = gate(scaled, "their-int8", "ctranslate2", options, "--expected", scaled / "int8.json")
-facts["left"] = sorted(path.name for folder in (plain, scaled) for path in folder.iterdir() if path.name[0] == ".")
+large = work / "large"
+shutil.copytree(plain / "safetensors", large / "safetensors")
+for file in (large / "safetensors").glob("*.safetensors"):
+    tensors = {key: value.bfloat16() for key, value in load_file(file).items()}
+    for key, value in tensors.items():  # a unit whose weights are large, and of which nothing is taken
+        if "layers.0.mlp.up_proj" in key:
+            value[0] = 1e5
+        if "layers.0.mlp.down_proj" in key:
+            value[:, 0] = 0
+    file.unlink()
+    save_file(tensors, file, metadata={"format": "pt"})
+options = prepare(large, large / "safetensors")
+must("build_fp16.py", large / "safetensors", large / "fp16")
+facts["large"] = gate(large, "fp16", "transformers", options)
+facts["large"]["kept"] = json.loads((large / "fp16/quantmill.json").read_text())["parameters"]
+cast = engines.load("transformers", large / "fp16", "cpu", 1, dtype="float16")
+facts["large"]["in float16"] = [
+    cast.compute_type,
+    bool(np.isfinite(np.concatenate(list(cast.logits([5, 6, 7])))).all()),
+]
+facts["left"] = sorted(
+    path.name for folder in (plain, scaled, large) for path in folder.iterdir() if path.name[0] == "."
+)
 print(json.dumps(facts))

@@ -75,5 +75,14 @@ def test_expectations_of_another_protocol_are_refused(facts: dict[str, Any]) -> 
     assert "was made by gptq-2048, not by llamacpp-512" in facts["another protocol"]["error"]
 
 
+def test_weights_beyond_float16_stay_what_they_are(facts: dict[str, Any]) -> None:
+    """bfloat16 reaches 3e38: the reference keeps such a tensor, and a GPU calculates in bfloat16 then."""
+    large = facts["large"]
+    assert large["kept"] == {"not_float16": ["model.layers.0.mlp.up_proj.weight"]}
+    assert large["found"]["faithful"]["divergence"] < 1e-6
+    assert large["found"]["perplexity"] == pytest.approx(42.84, rel=0.02)  # bfloat16's rounding alone
+    assert large["in float16"] == ["bfloat16", True]
+
+
 def test_models_that_were_run_are_removed(facts: dict[str, Any]) -> None:
     assert facts["left"] == []

@@ -20,7 +20,7 @@ rule ct2:
     resources:
         gpu=lambda wc: int(gated(wc)),
         mem_mb=build_memory,
-        disk_mb=lambda wc, input: disk.artifact_mb(wc.format, shape.of_folder(lying(input.source))),
+        disk_mb=build_disk,
         runtime=build_minutes,
     params:
         program=program("build_ct2.py"),

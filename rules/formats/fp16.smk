@@ -17,7 +17,7 @@ rule fp16:
     resources:
         gpu=lambda wc: int(gated(wc)),
         mem_mb=build_memory,
-        disk_mb=lambda wc, input: disk.artifact_mb("fp16", shape.of_folder(lying(input.source))),
+        disk_mb=build_disk,
         runtime=build_minutes,
     params:
         program=program("build_fp16.py"),

@@ -28,9 +28,11 @@ def quantizer_memory(wildcards, input):
 
 
 def quantizer_disk(wildcards, input):
-    """MB for the artifact, and for what lies beside it meanwhile: progress, what is packed, and what the tool saves."""
+    """MB for the artifact and its gate, and for what lies beside it: progress, what is packed, and what the tool saves."""
     group = STUDY["awq"]["q_group_size"] if wildcards.format == "awq-int4" else STUDY["gptq"]["group_size"]
-    return 4 * disk.artifact_mb(wildcards.format, shape.of_folder(lying(input.source)), group)
+    model = shape.of_folder(lying(input.source))
+    built = disk.build_mb(wildcards.format, model, STUDY["device"], gated(wildcards), group)
+    return built + 3 * disk.artifact_mb(wildcards.format, model, group)
 
 
 # A job that was killed goes on: gptqmodel saves its progress after every block, of Llama and Qwen3-MoE (beside the

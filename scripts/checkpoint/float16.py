@@ -1,6 +1,7 @@
 """Store floating-point weights as float16."""
 
 import io
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -9,6 +10,10 @@ from checkpoint.tensor import Tensor
 from common.program import UserError
 
 CAST = {"F32", "BF16", "F64"}  # what becomes F16; integers and booleans stay
+
+
+class BeyondFloat16(UserError):
+    """A tensor holds a weight that float16 has no number for."""
 
 
 def stored_dtype(tensor: Tensor) -> str:
@@ -22,20 +27,32 @@ def stored_dtype(tensor: Tensor) -> str:
 
 
 def write_float16(tensor: Tensor, target: io.FileIO) -> None:
-    """Append a tensor's elements as float16. Raises `UserError` where a finite weight would become infinite."""
+    """Append a tensor's elements as float16. Raises `BeyondFloat16` where a finite weight would become infinite."""
     if tensor.dtype not in CAST:
         copy(tensor, target)
         return
+    for values, rounded in _rounded(tensor):
+        if np.any(np.isinf(rounded) & np.isfinite(values)):
+            raise BeyondFloat16(
+                f"{tensor.path}: {tensor.name} holds weights beyond 65,504, which float16 cannot hold; "
+                "leave the formats that store it in float16 out of this model's formats"
+            )
+        write_all(target, memoryview(rounded.view(np.uint8)))
+
+
+def fits(tensor: Tensor) -> bool:
+    """Whether float16 has a number for every finite element of a tensor."""
+    return tensor.dtype not in CAST or not any(
+        np.any(np.isinf(rounded) & np.isfinite(values)) for values, rounded in _rounded(tensor)
+    )
+
+
+def _rounded(tensor: Tensor) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """A tensor's elements, some at a time, as they are and as float16."""
     for chunk in tensor.chunks():  # pieces end between elements: `CHUNK` is a multiple of every width
         values = as_float(chunk, tensor.dtype)
         with np.errstate(over="ignore"):
-            rounded = values.astype(np.float16)
-        if np.any(np.isinf(rounded) & np.isfinite(values)):
-            raise UserError(
-                f"{tensor.path}: {tensor.name} holds weights beyond 65,504, which float16 cannot hold; "
-                "leave fp16 and the formats that are built from float16 out of this model's formats"
-            )
-        write_all(target, memoryview(rounded.view(np.uint8)))
+            yield values, values.astype(np.float16)
 
 
 def as_float(data: memoryview, dtype: str) -> np.ndarray:

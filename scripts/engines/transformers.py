@@ -40,7 +40,11 @@ class Engine:
             raise UserError(f"device cuda: torch {torch.__version__} of this environment sees no GPU; use device: cpu")
         torch.set_num_threads(threads)
         self.dtype = getattr(torch, dtype) if dtype else DTYPES[device]
-        model = self._load(artifact, device).to(device).eval()
+        model = self._load(artifact, device)
+        if self.dtype == torch.float16 and not all(each.isfinite().all() for each in model.parameters()):
+            self.dtype = torch.bfloat16  # weights beyond float16's 65,504 became infinite
+            model = self._load(artifact, device)
+        model = model.to(device).eval()
         if device == "cuda":
             merge(model, torch.nn.Linear)
             torch.cuda.empty_cache()  # what was merged; cached, it would count as the model's memory

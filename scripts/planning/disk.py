@@ -32,6 +32,9 @@ ARTIFACTS: dict[str, Callable[[Shape, int], int]] = {  # format -> bytes, of a s
 }
 
 
+UNQUANTIZED = ("fp16", "ct2-float16", "ct2-float32")
+
+
 def artifact_bytes(format: str, shape: Shape, group: int | str = GROUP) -> int | None:
     """Bytes of a format's artifact; None for a format that is not in the table."""
     if format not in ARTIFACTS:
@@ -42,6 +45,13 @@ def artifact_bytes(format: str, shape: Shape, group: int | str = GROUP) -> int |
 def artifact_mb(format: str, shape: Shape, group: int | str = GROUP) -> int:
     """MB of a job's artifact, its small files with it. A format that is not in the table counts as fp16."""
     return (artifact_bytes(format, shape, group) or 2 * shape.parameters) // 10**6 + SMALL
+
+
+def build_mb(format: str, shape: Shape, device: str, gated: bool, group: int | str = GROUP) -> int:
+    """MB of a job's artifact, and of what lies beside it while the gate runs: the weights of a quantized one as
+    transformers takes them, in float32 or on a GPU in float16."""
+    copy = (4 if device == "cpu" else 2) * shape.parameters if gated and format not in UNQUANTIZED else 0
+    return artifact_mb(format, shape, group) + copy // 10**6
 
 
 def logits_bytes(text_bytes: int, vocab: int) -> int:

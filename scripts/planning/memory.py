@@ -125,7 +125,8 @@ def build_mb(
     if not gated:
         return mb
     kept = KEPT * (libraries.cpu if device == "cpu" else libraries.cuda)
-    return max(mb, round(kept) + engine_mb(format, model, device, window(protocol)))
+    runs = ("fp16", format)  # transformers with the same weights, then the engine
+    return max(mb, round(kept) + max(engine_mb(name, model, device, window(protocol)) for name in runs))
 
 
 def filled(calibration: Mapping[str, int], model: Shape, tokens: int | None) -> dict[str, int]:

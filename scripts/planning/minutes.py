@@ -18,7 +18,7 @@ SAFETY = 4  # times what was recorded: an older card, fewer cores, a slow file s
 LEAST = 30  # minutes: libraries read over a network, a kernel compiled for the first time
 STREAM = 50e6  # bytes a second that a job reads or writes, at least
 PREFILL = 3.2e-11  # seconds a token and weight on a CPU, where nothing was recorded: 138M weights, 2 cores
-GATE = 8 * 2048  # positions that the quality gate scores, at most
+GATE = 12 * 2048  # positions that the gate scores, at most: 8 windows by the engine, 2 or 4 by transformers
 FORWARDS = {"gptq-int4": 4, "autogptq-int4": 4, "awq-int4": 25}  # of the samples; awq tries 20 scales a layer
 FAMILIES = (
     ("gptq-int4", "awq-int4", "autogptq-int4"),
