@@ -43,6 +43,7 @@ def predict(folder: Path, text: scoring.Text, device: str, threads: int, layout:
         **noise,
         "perplexity": found.perplexity,
         "windows": len(text.windows),
+        "compute_type": engine.compute_type,
         "compared_perplexity": float(np.exp(found.nll[: fidelity.compared(text)].mean())),
         **({} if layout else alignment.examine(engine, folder, text.ids, None)),
         **found.stored(),

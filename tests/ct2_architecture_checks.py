@@ -117,6 +117,7 @@ def distance(folder: Path, text: scoring.Text) -> dict[str, Any]:
     """What the gate says of the converted model."""
     expected = fidelity.Reading(engines.load("transformers", folder, "cpu", 1), text)
     words = expected.stored() | {"against": "the source's weights", "compared_perplexity": expected.perplexity}
+    words |= {"compute_type": "float32"}
     try:
         build_ct2.Converter(str(folder)).convert(str(folder / "ct2"), quantization="float32", force=True)
     except Exception as error:  # as build_ct2.py catches it

@@ -36,7 +36,11 @@ def text(windows: int = 3) -> Text:
 
 def expected(engine: Fake) -> dict:
     found = Reading(engine, text())
-    return found.stored() | {"against": "its own weights", "compared_perplexity": found.perplexity}
+    return found.stored() | {
+        "against": "its own weights",
+        "compared_perplexity": found.perplexity,
+        "compute_type": "float32",
+    }
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -99,14 +103,15 @@ def test_rounding_is_no_fault() -> None:
 
 
 @pytest.mark.parametrize(
-    ("compute_type", "rounding", "limit"),
+    ("compute_type", "other", "rounding", "limit"),
     [
-        *(("float32", 0, 1e-5), ("float16", 0, 1e-3), ("bfloat16", 0, 5e-3), ("something", 0, 5e-3)),
-        *(("int8_float32", 0.02, 0.04), ("int8_float16", 0.0001, 1e-3)),
+        *(("float32", "float32", 0, 1e-5), ("float32", "float16", 0, 1e-3), ("float16", "float32", 0, 1e-3)),
+        *(("bfloat16", "float32", 0, 5e-3), ("something", "float32", 0, 5e-3)),
+        *(("int8_float32", "float32", 0.02, 0.04), ("int8_float16", "float16", 0.0001, 1e-3)),
     ],
 )
-def test_the_tolerance_is_of_the_arithmetic(compute_type: str, rounding: float, limit: float) -> None:
-    assert tolerance(compute_type, rounding) == limit
+def test_the_tolerance_is_of_both_arithmetics(compute_type: str, other: str, rounding: float, limit: float) -> None:
+    assert tolerance(compute_type, other, rounding) == limit
 
 
 def test_positions_are_spread_over_the_first_two_windows() -> None:

@@ -61,6 +61,7 @@ def expect(tmp_path: Path, protocol: str = "gptq-2048") -> Path:
     found = fidelity.Reading(engine, text)
     content = {"protocol": protocol, "perplexity": found.perplexity, "windows": len(text.windows)}
     content |= {"against": "the source's weights", "compared_perplexity": found.perplexity}
+    content["compute_type"] = "float32"
     content |= alignment.examine(engine, tmp_path / "plain", text.ids, None)
     (tmp_path / "gate.json").write_text(json.dumps(content | found.stored()))
     return tmp_path / "gate.json"

@@ -85,12 +85,14 @@ def divergence(expected: Mapping[str, Any], found: Reading) -> np.ndarray:
     return np.maximum(*either)
 
 
-def tolerance(compute_type: str, rounding: float) -> float:
-    """Mean divergence that rounding explains, for what an engine calculates in, such as `float16` or `int8_float32`.
+def tolerance(compute_type: str, other: str, rounding: float) -> float:
+    """Mean divergence that rounding explains, for what the engine and transformers calculate in, such as `float16` or
+    `int8_float32`.
 
     rounding: what rounding activations as the engine does changes in transformers, in nats; 0 where it does not.
     """
-    return max(TOLERANCES.get(compute_type.partition("_")[0], TOLERANCES["bfloat16"]), ROUNDINGS * rounding)
+    limits = (TOLERANCES.get(each.partition("_")[0], TOLERANCES["bfloat16"]) for each in (compute_type, other))
+    return max(*limits, ROUNDINGS * rounding)
 
 
 def check(expected: Mapping[str, Any], found: Reading, text: scoring.Text, compute_type: str) -> dict[str, float | str]:
@@ -101,7 +103,10 @@ def check(expected: Mapping[str, Any], found: Reading, text: scoring.Text, compu
     """
     if expected["places"] != found.places:
         raise UserError("what was expected is of other positions; delete gate.json and build again")
-    each, limit = divergence(expected, found), tolerance(compute_type, expected.get("rounding", 0))
+    each, limit = (
+        divergence(expected, found),
+        tolerance(compute_type, expected["compute_type"], expected.get("rounding", 0)),
+    )
     if each.mean() <= limit:
         return {"divergence": float(each.mean()), "tolerance": limit, "against": expected["against"]}
     raise UserError(
