@@ -33,6 +33,9 @@ ARCHITECTURES = {
     "mistral": transformers.MistralConfig(**SHAPE, sliding_window=None),
     "phi3": transformers.Phi3Config(**SHAPE),
     "gemma": transformers.GemmaConfig(**SHAPE, head_dim=32),
+    "gemma3": transformers.Gemma3TextConfig(
+        **SHAPE, head_dim=32, sliding_window=64, layer_types=["sliding_attention", "full_attention"]
+    ),
     "mamba": transformers.MambaConfig(hidden_size=128, num_hidden_layers=2, vocab_size=2048, time_step_rank=32),
 }
 
@@ -56,7 +59,7 @@ def checkpoint(name: str) -> Path:
     model = transformers.AutoModelForCausalLM.from_config(ARCHITECTURES[name], dtype=torch.float32)
     with torch.no_grad():
         for key, value in model.named_parameters():
-            value.copy_(torch.randn_like(value) * 0.08 + ("norm" in key and name != "gemma"))
+            value.copy_(torch.randn_like(value) * 0.08 + ("norm" in key and "gemma" not in name))
     folder = work / name / "source"
     model.to(torch.float16).save_pretrained(folder)
     for file in (demo / "fp16").glob("token*"):
