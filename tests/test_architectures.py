@@ -17,13 +17,17 @@ def facts(demo: Path, call: Callable, tmp_path_factory: pytest.TempPathFactory) 
     return json.loads(result.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "mistral", "gemma", "phi3"])
+@pytest.mark.parametrize("architecture", ["qwen2", "mistral", "gemma", "gemma3", "phi3"])
 @pytest.mark.parametrize("tool", ["gptq", "awq"])
 def test_other_architectures(facts: dict[str, Any], architecture: str, tool: str) -> None:
     """Logits point where float16's do: two layers of random weights lose 1 to 6% to four bits, a lost bias 26%."""
     fact = facts[f"{architecture} {tool}"]
     if (architecture, tool) == ("phi3", "awq"):  # gptqmodel would load it as another model
         assert "splits model.layers.0.mlp.gate_up_proj.weight wrongly; gptq-int4 is right" in fact["error"]
+        assert not fact["published"]
+        return
+    if (architecture, tool) == ("gemma3", "awq"):
+        assert "autoawq cannot quantize it (gemma3_text isn't supported yet.)" in fact["error"]
         assert not fact["published"]
         return
     assert fact["error"] == ""
