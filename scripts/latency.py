@@ -14,7 +14,6 @@ disturbed the measurement, and the device's copy bandwidth, measured here.
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 
 import devices
 from common import alignment, manifest
-from common.program import UserError, parser, run
+from common.program import UserError, parser, run, start_child
 from common.publish import publish_json
 from devices import cpu
 from devices.monitor import Monitor
@@ -49,8 +48,8 @@ def measure_apart(
         out = Path(folder) / "process.json"
         command = [sys.executable, *sys.argv, "--process", str(number), "--process-out", str(out)]
         command += ["--process-threads", *map(str, threads), *(["--process-mode", mode] if mode else [])]
-        with Monitor(device) as monitor:
-            status = subprocess.run(command).returncode
+        with Monitor(device) as monitor, start_child(command) as child:
+            status = child.wait()
         if status < 0:
             raise UserError(f"{options.artifact}: its process was killed by signal {-status}; was memory short?")
         if status:
