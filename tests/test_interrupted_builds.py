@@ -1,4 +1,4 @@
-"""Builds that are killed or interrupted while a child of theirs works: no child goes on alone, the next run mends all."""
+"""Builds that are killed or interrupted while they work: no child goes on alone, and the next run mends all."""
 
 import json
 import os
@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import REPO, interpreter
 
+from checkpoint import safetensors_file, sharding, shards
 from common import manifest
 
 SECONDS = 120  # that a busy machine may take to start or end a process
@@ -35,7 +37,8 @@ LATENCY = (
 import argparse, pathlib
 import latency
 sys.executable, sys.argv = sys.argv[1], ["latency.py"]
-latency.measure_apart(argparse.Namespace(artifact=pathlib.Path("artifact")), "cpu", 0, None, [1])
+out = pathlib.Path(sys.executable).with_name("latency.json")
+latency.measure_apart(argparse.Namespace(artifact=pathlib.Path("artifact"), out=out), "cpu", 0, None, [1])
 """
 )
 ENDS = {
@@ -119,18 +122,22 @@ def build(request: pytest.FixtureRequest, model: Path, child: Child, tools_pytho
     return Build([*plain, *gate], plain, out)
 
 
+def entries(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
 def check_whole(folder: Path) -> None:
     """An artifact's files are those of its manifest, and nothing lies beside it."""
     files = json.loads((folder / manifest.NAME).read_text())["files"]
     assert {name: manifest.sha256(folder / name) for name in files} == {name: files[name]["sha256"] for name in files}
-    assert os.listdir(folder.parent) == [folder.name]
+    assert entries(folder.parent) == {folder.name}
 
 
 @pytest.mark.parametrize("end", ENDS)
 def test_no_child_of_the_gate_outlives_the_program(build: Build, child: Child, end: signal.Signals) -> None:
     program = start(build.gated)
     pid = child.pid()
-    assert {".out.gate", ".out.partial"} <= set(os.listdir(build.out.parent))
+    assert {".out.gate", ".out.partial"} <= entries(build.out.parent)
     program.send_signal(end)
     assert program.communicate()[1] == ENDS[end]
     wait_for(lambda: not works(pid))
@@ -140,7 +147,7 @@ def test_no_child_of_the_gate_outlives_the_program(build: Build, child: Child, e
         program = start(build.gated)
         os.kill(child.pid(), signal.SIGKILL)
         program.communicate()
-    assert os.listdir(build.out.parent) == []
+    assert entries(build.out.parent) == set()
     subprocess.run(list(map(str, build.plain)), check=True)
     check_whole(build.out)
 
@@ -150,7 +157,7 @@ def test_a_gates_child_that_is_killed_is_one_line(build: Build, child: Child) ->
     os.kill(child.pid(), signal.SIGKILL)
     assert program.communicate()[1] == f"error: {build.out}: the quality gate was killed by signal 9; memory short?\n"
     assert program.returncode == 1
-    assert os.listdir(build.out.parent) == []
+    assert entries(build.out.parent) == set()
 
 
 @pytest.mark.parametrize("program", [RECOMPUTED, LATENCY, MLC_LLM], ids=["reference", "latency", "MLC-LLM"])
@@ -160,3 +167,73 @@ def test_no_other_child_outlives_its_program(program: str, child: Child, torch_p
     parent.kill()
     parent.wait()
     wait_for(lambda: not works(pid))
+
+
+@pytest.fixture(scope="module")
+def one_layer(tmp_path_factory: pytest.TempPathFactory, model: Path, tools_python: Path) -> Path:
+    """A folder with the demo's first layer as `fp16`, and random ids to calibrate on."""
+    folder = tmp_path_factory.mktemp("one-layer")
+    source = shards.find(model)
+    kept = [tensor for name, tensor in source.tensors().items() if ".layers." not in name or ".layers.0." in name]
+    (folder / "cut").mkdir()
+    for path in source.others():
+        shutil.copyfile(path, folder / "cut" / path.name)
+    (folder / "cut/config.json").write_text(json.dumps(source.config() | {"num_hidden_layers": 1}))
+    sharding.write(folder / "cut", "safetensors", [kept], safetensors_file.write)
+    manifest.write(
+        folder / "cut",
+        format="safetensors",
+        tool="test",
+        tool_version="1",
+        source={},
+        parameter_count=1,
+    )
+    command = [tools_python, REPO / "scripts/build_fp16.py", folder / "cut", folder / "fp16"]
+    subprocess.run(list(map(str, command)), check=True)
+    random = np.random.default_rng(0)
+    for name in ("calibration", "evaluation"):
+        ids = random.integers(10, 2000, 200).tolist()
+        (folder / f"{name}.json").write_text(json.dumps({"ids": ids, "context": 512, "text_sha256": name}))
+    return folder
+
+
+@dataclass(frozen=True)
+class Killed:
+    """What lay beside an artifact when its quantizer was killed, and the SHA-256 of the files that the next run built,
+    and of those that an undisturbed run builds."""
+
+    during: set[str]
+    rebuilt: dict[str, str]
+    expected: dict[str, str]
+
+
+@pytest.fixture(scope="module", params=[("build_gptq.py", "Layer 0"), ("build_awq.py", "AWQ:")], ids=["GPTQ", "AWQ"])
+def killed(request: pytest.FixtureRequest, one_layer: Path, tmp_path_factory: pytest.TempPathFactory) -> Killed:
+    """Minutes: a quantizer that is left alone, one that is killed while it quantizes the layer, and one after it."""
+    program, working = request.param
+    folder = tmp_path_factory.mktemp("quantized")
+    texts = [f"--{name}={one_layer / name}.json" for name in ("calibration", "evaluation")]
+    command = [interpreter("gptqmodel"), REPO / "scripts" / program, one_layer / "fp16", folder / "out", *texts]
+    command = [*map(str, command), "--samples", "2", "--sequence-length", "64", "--device", "cpu"]
+
+    def finish() -> dict[str, str]:
+        with (one_layer / "log").open("w") as log:
+            subprocess.run(command, stdout=log, stderr=log, check=True)
+        check_whole(folder / "out")
+        return {path.name: manifest.sha256(path) for path in (folder / "out").iterdir() if path.name != manifest.NAME}
+
+    expected = finish()
+    shutil.rmtree(folder / "out")
+    with (one_layer / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        wait_for(lambda: working in (one_layer / "log").read_text() or process.poll() is not None)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    during = entries(folder)
+    return Killed(during, finish(), expected)
+
+
+def test_a_quantizer_that_is_killed_is_mended_by_the_next_run(killed: Killed) -> None:
+    assert "out" not in killed.during
+    assert {".out.partial", ".out.work"} <= killed.during
+    assert killed.rebuilt == killed.expected  # and nothing lay beside it: check_whole
