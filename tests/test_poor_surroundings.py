@@ -19,7 +19,7 @@ SURROUNDINGS = {
     "read-only HOME": "mount -t tmpfs -o ro tmpfs $F && export HOME=$F",
     "no HOME": "export HOME=/proc/none",
 }
-TEXT = "The river rose in the night and the bridge was gone by morning. " * 60
+TEXT = "The river rose in the night and the bridge was gone by morning. " * 180
 
 
 def poor(surroundings: Sequence[str], folder: Path) -> list[str]:
