@@ -14,7 +14,7 @@ from pathlib import Path
 import devices
 from checkpoint import shards
 from common.program import parser, run
-from common.publish import publish
+from common.publish import publish, work_folder
 from mlc import architecture, library, source_config
 
 
@@ -32,7 +32,7 @@ def main() -> None:
     device = "cuda" if options.arch else devices.resolve(options.device, hold=False)
     target = library.cuda_target(options.arch) if device == "cuda" else library.cpu_target()
     cached = options.cache and options.cache / f"{library.key(shape, target)}.so"
-    with publish(options.out) as partial:
+    with publish(options.out) as partial, work_folder(options.out):
         if cached and cached.is_file():
             shutil.copyfile(cached, partial)  # no link: Snakemake dates its outputs, and other models' with them
             return

@@ -14,16 +14,14 @@ disturbed the measurement, and the device's copy bandwidth, measured here.
 
 import argparse
 import json
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import devices
 from common import alignment, manifest
-from common.program import UserError, parser, run
-from common.publish import publish_json
+from common.program import UserError, parser, run, start_child
+from common.publish import publish_json, work_folder
 from devices import cpu
 from devices.monitor import Monitor
 from metrics import METRICS_VERSION, latency
@@ -45,12 +43,12 @@ def measure_apart(
     options: argparse.Namespace, device: str, number: int, mode: str | None, threads: list[int]
 ) -> dict[str, Any]:
     """Run this program as one process that measures, and watch the device. Where it fails, its own line says why."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "process.json"
+    with work_folder(options.out) as folder:
+        out = folder / "process.json"
         command = [sys.executable, *sys.argv, "--process", str(number), "--process-out", str(out)]
         command += ["--process-threads", *map(str, threads), *(["--process-mode", mode] if mode else [])]
-        with Monitor(device) as monitor:
-            status = subprocess.run(command).returncode
+        with Monitor(device) as monitor, start_child(command) as child:
+            status = child.wait()
         if status < 0:
             raise UserError(f"{options.artifact}: its process was killed by signal {-status}; was memory short?")
         if status:

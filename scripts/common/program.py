@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -40,8 +41,10 @@ def parser(doc: str) -> argparse.ArgumentParser:
 def run(main: Callable[[], None]) -> None:
     """Call `main`; what the user can mend (or an interrupt) ends the program with one line instead of a traceback.
 
-    A fault of ours has its traceback above that line: a report and another program of ours quote the last one.
+    SIGTERM is an interrupt as Ctrl-C is: schedulers send it, and what was begun is removed before the program ends. A
+    fault of ours has its traceback above that line: a report and another program of ours quote the last one.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         main()
     except UserError as error:
@@ -66,8 +69,10 @@ def run(main: Callable[[], None]) -> None:
         sys.exit("error: interrupted; nothing was published")
 
 
-def start_child(command: Sequence[Any], **options: Any) -> subprocess.Popen:
-    """Start a program that ends with this one, also where this one is killed: on Linux its kernel sees to it."""
+@contextmanager
+def start_child(command: Sequence[Any], **options: Any) -> Iterator[subprocess.Popen]:
+    """Run a program for as long as the block lasts. It ends with this one, also where this one is killed: on Linux its
+    kernel sees to it."""
     mine = os.getpid()
 
     def end_with_parent() -> None:
@@ -76,15 +81,19 @@ def start_child(command: Sequence[Any], **options: Any) -> subprocess.Popen:
             os._exit(1)
 
     prepare = {"preexec_fn": end_with_parent} if sys.platform == "linux" else {}
-    return subprocess.Popen([str(part) for part in command], **prepare, **options)
-
-
-def run_child(command: Sequence[Any]) -> tuple[int, str]:
-    """Run a program to its end, as `start_child` does; its exit code, and what it said on standard error."""
-    with start_child(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([str(part) for part in command], **prepare, **options) as process:
         try:
-            _, said = process.communicate()
-        except BaseException:  # an interrupt, say: nobody waits for it any more
-            process.kill()
-            raise
-    return process.returncode, said
+            yield process
+        finally:
+            process.kill()  # after an interrupt, say, nobody waits for it any more
+
+
+def run_child(command: Sequence[Any], *, stdout: int = subprocess.DEVNULL) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, as `start_child` does; its exit code, and what it said on standard error.
+
+    Args:
+        stdout: what becomes of its standard output, in subprocess's words.
+    """
+    with start_child(command, stdout=stdout, stderr=subprocess.PIPE, text=True) as process:
+        printed, said = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, printed, said)

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -112,6 +113,26 @@ def _locked(final: Path) -> Iterator[None]:
             finally:
                 path.unlink(missing_ok=True)
             return
+
+
+@contextmanager
+def work_folder(final: Path) -> Iterator[Path]:
+    """An empty folder beside `final` for as long as a tool works, with the tool's temporary files too: on the disk that
+    holds the artifact, because /tmp may be small. What a killed run left is removed at the next start."""
+    folder = final.parent.resolve() / f".{final.name}.work"
+    shutil.rmtree(folder, ignore_errors=True)
+    temporary, before = folder / "tmp", os.environ.get("TMPDIR")
+    temporary.mkdir(parents=True)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(temporary)
+    try:
+        yield folder
+    finally:
+        tempfile.tempdir = None
+        if before is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = before
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def publish_json(final: Path, content: Any) -> None:

@@ -66,9 +66,9 @@ def check(
 
 def _run(options: argparse.Namespace, python: str | Path, program: str, *arguments: Any) -> None:
     """Raises `UserError` with the program's own last line where it fails."""
-    code, said = run_child([python, SCRIPTS / program, *arguments])
-    if code < 0:
-        raise UserError(f"{options.dst}: the quality gate was killed by signal {-code}; memory short?")
-    if code:
-        last = (said.strip().splitlines() or ["no message"])[-1].removeprefix("error: ")
+    result = run_child([python, SCRIPTS / program, *arguments])
+    if result.returncode < 0:
+        raise UserError(f"{options.dst}: the quality gate was killed by signal {-result.returncode}; memory short?")
+    if result.returncode:
+        last = (result.stderr.strip().splitlines() or ["no message"])[-1].removeprefix("error: ")
         raise UserError(f"{options.dst}: refused by the quality gate: {last}")

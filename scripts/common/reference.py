@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from common import scoring
-from common.program import UserError
+from common.program import UserError, start_child
 from engines import Engine
 
 ROW_BLOCK = 2**18  # logits that are shifted at a time
@@ -132,8 +132,10 @@ def recomputed(command: list[str]) -> Iterator[Logits]:
 
     Raises `UserError` with the last line of its errors where it fails.
     """
-    with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
+    with (
+        tempfile.TemporaryFile() as errors,
+        start_child(command, stdout=subprocess.PIPE, stderr=errors) as process,
+    ):
         try:
             yield Logits(process.stdout)
         except EndedError:
@@ -142,7 +144,3 @@ def recomputed(command: list[str]) -> Iterator[Logits]:
             errors.seek(0)
             lines = errors.read().decode(errors="replace").strip().splitlines() or ["no message"]
             raise UserError(f"the reference's process failed: {lines[-1].removeprefix('error: ')}") from None
-        finally:
-            process.kill()
-            process.wait()
-            process.stdout.close()

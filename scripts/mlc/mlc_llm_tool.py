@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from checkpoint.shards import Checkpoint
-from common.program import UserError
+from common.program import UserError, run_child
 from common.publish import place
 from mlc.chat_config import TEMPLATE, TOKENIZER_FILES
 from mlc.source_config import SourceConfig
@@ -78,7 +78,7 @@ def normalised_copy(source: Checkpoint, config: SourceConfig, folder: Path) -> N
 def _run(python: Path, *arguments: object) -> str:
     """Run it with arguments; what it prints. Raises `UserError` where it fails."""
     command = [str(part) for part in (python, *arguments)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = run_child(command, stdout=subprocess.PIPE)  # alive, it would write into the next run's folder
     if result.returncode:
         last = (result.stderr.strip().splitlines() or ["it says nothing"])[-1]
         raise UserError(f"`{' '.join(command[:4])}` failed: {last[:300]}; --tool builtin does without it")

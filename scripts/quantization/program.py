@@ -6,8 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -24,7 +23,7 @@ from checkpoint.shards import Checkpoint
 from checkpoint.tensor import DTYPE_BYTES
 from common import manifest, own_code, program, quality_gate
 from common.program import UserError, first_line
-from common.publish import place, publish
+from common.publish import place, publish, work_folder
 from quantization import calibration, layers
 from quantization.calibration import Calibration
 
@@ -123,18 +122,6 @@ def build(
             torch.cuda.empty_cache()
         write_artifact(folder, job, source, options, format=format, engine=engine, tool=tool, tool_version=tool_version)
     shutil.rmtree(resume, ignore_errors=True)
-
-
-@contextmanager
-def work_folder(dst: Path) -> Iterator[Path]:
-    """An empty folder for as long as a tool works, on the disk that holds the artifact: /tmp may be small."""
-    folder = dst.with_name(f".{dst.name}.work")
-    shutil.rmtree(folder, ignore_errors=True)  # of a job that was killed
-    folder.mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def resume_folder(

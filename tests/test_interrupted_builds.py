@@ -1,0 +1,239 @@
+"""Builds that are killed or interrupted while they work: no child goes on alone, and the next run mends all."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import REPO, interpreter
+
+from checkpoint import safetensors_file, sharding, shards
+from common import manifest
+
+SECONDS = 120  # that a busy machine may take to start or end a process
+DEMO = REPO / "demo"
+# a child that says that it works, and does so until it is ended
+CHILD = f"""#!{sys.executable}
+import os, pathlib, time
+path = pathlib.Path({{pid!r}})
+path.with_name("writing").write_text(str(os.getpid()))
+path.with_name("writing").rename(path)
+time.sleep(600)
+"""
+SCRIPTS = f"import sys; sys.path.insert(0, {str(REPO / 'scripts')!r})\n"
+RECOMPUTED = SCRIPTS + "from common.reference import recomputed\nwith recomputed(sys.argv[1:]): pass"
+MLC_LLM = SCRIPTS + "from mlc import mlc_llm_tool\nmlc_llm_tool.version(sys.argv[1])"
+LATENCY = (
+    SCRIPTS
+    + """
+import argparse, pathlib
+import latency
+sys.executable, sys.argv = sys.argv[1], ["latency.py"]
+out = pathlib.Path(sys.executable).with_name("latency.json")
+latency.measure_apart(argparse.Namespace(artifact=pathlib.Path("artifact"), out=out), "cpu", 0, None, [1])
+"""
+)
+ENDS = {
+    signal.SIGTERM: "error: interrupted; nothing was published\n",
+    signal.SIGINT: "error: interrupted; nothing was published\n",
+    signal.SIGKILL: "",
+}
+
+
+def wait_for(happened: Callable[[], object]) -> None:
+    """Return when that has happened."""
+    until = time.monotonic() + SECONDS
+    while not happened():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def works(pid: int) -> bool:
+    """Whether a process is there, and no zombie that nobody has asked for yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+@dataclass(frozen=True)
+class Child:
+    """A program that works for minutes, where an interpreter is wanted; once it works, `pid` holds its process."""
+
+    program: Path
+    file: Path
+
+    def pid(self) -> int:
+        wait_for(self.file.exists)
+        return int(self.file.read_text())
+
+
+@pytest.fixture
+def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
+    folder = tmp_path_factory.mktemp("child")
+    made = Child(folder / "python", folder / "pid")
+    made.program.write_text(CHILD.format(pid=str(made.file)))
+    made.program.chmod(0o755)
+    yield made
+    if made.file.exists() and works(made.pid()):
+        os.kill(made.pid(), signal.SIGKILL)
+
+
+def start(command: Sequence[object]) -> subprocess.Popen[str]:
+    return subprocess.Popen([str(part) for part in command], cwd=REPO, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, tools_python: Path) -> Path:
+    """The demo's canonical safetensors."""
+    folder = tmp_path_factory.mktemp("model") / "safetensors"
+    subprocess.run([tools_python, REPO / "scripts/bin_to_safetensors.py", DEMO, folder], check=True)
+    return folder
+
+
+@dataclass(frozen=True)
+class Build:
+    """A build whose gate runs a child in place of an interpreter, and the same without its gate."""
+
+    gated: list[object]
+    plain: list[object]
+    out: Path
+
+
+@pytest.fixture(params=["expected_predictions.py", "gate.py"])
+def build(request: pytest.FixtureRequest, model: Path, child: Child, tools_python: Path, tmp_path: Path) -> Build:
+    out = tmp_path / "out"
+    options: list[object] = []
+    program = "build_fp16.py"  # whose own weights are the source's: gate.py is the first child
+    if request.param == "expected_predictions.py":
+        library = model.with_name("library.so")
+        library.write_bytes(b"no library; the gate would say so")
+        program, options = "build_mlc.py", ["--library", library, "--device", "cpu"]
+    plain = [tools_python, REPO / "scripts" / program, model, out, *options]
+    gate = ["--gate-reference", "reference.json", "--gate-evaluation", "text.json", "--gate-python", child.program]
+    return Build([*plain, *gate], plain, out)
+
+
+def entries(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def check_whole(folder: Path) -> None:
+    """An artifact's files are those of its manifest, and nothing lies beside it."""
+    files = json.loads((folder / manifest.NAME).read_text())["files"]
+    assert {name: manifest.sha256(folder / name) for name in files} == {name: files[name]["sha256"] for name in files}
+    assert entries(folder.parent) == {folder.name}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_no_child_of_the_gate_outlives_the_program(build: Build, child: Child, end: signal.Signals) -> None:
+    program = start(build.gated)
+    pid = child.pid()
+    assert {".out.gate", ".out.partial"} <= entries(build.out.parent)
+    program.send_signal(end)
+    assert program.communicate()[1] == ENDS[end]
+    wait_for(lambda: not works(pid))
+    assert not build.out.exists()
+    if end == signal.SIGKILL:  # nobody could remove anything; the next run, which has a gate too, does
+        child.file.unlink()
+        program = start(build.gated)
+        os.kill(child.pid(), signal.SIGKILL)
+        program.communicate()
+    assert entries(build.out.parent) == set()
+    subprocess.run(list(map(str, build.plain)), check=True)
+    check_whole(build.out)
+
+
+def test_a_gates_child_that_is_killed_is_one_line(build: Build, child: Child) -> None:
+    program = start(build.gated)
+    os.kill(child.pid(), signal.SIGKILL)
+    assert program.communicate()[1] == f"error: {build.out}: the quality gate was killed by signal 9; memory short?\n"
+    assert program.returncode == 1
+    assert entries(build.out.parent) == set()
+
+
+@pytest.mark.parametrize("program", [RECOMPUTED, LATENCY, MLC_LLM], ids=["reference", "latency", "MLC-LLM"])
+def test_no_other_child_outlives_its_program(program: str, child: Child, torch_python: Path) -> None:
+    parent = start([torch_python, "-c", program, child.program])
+    pid = child.pid()
+    parent.kill()
+    parent.wait()
+    wait_for(lambda: not works(pid))
+
+
+@pytest.fixture(scope="module")
+def one_layer(tmp_path_factory: pytest.TempPathFactory, model: Path, tools_python: Path) -> Path:
+    """A folder with the demo's first layer as `fp16`, and random ids to calibrate on."""
+    folder = tmp_path_factory.mktemp("one-layer")
+    source = shards.find(model)
+    kept = [tensor for name, tensor in source.tensors().items() if ".layers." not in name or ".layers.0." in name]
+    (folder / "cut").mkdir()
+    for path in source.others():
+        shutil.copyfile(path, folder / "cut" / path.name)
+    (folder / "cut/config.json").write_text(json.dumps(source.config() | {"num_hidden_layers": 1}))
+    sharding.write(folder / "cut", "safetensors", [kept], safetensors_file.write)
+    manifest.write(
+        folder / "cut",
+        format="safetensors",
+        tool="test",
+        tool_version="1",
+        source={},
+        parameter_count=1,
+    )
+    command = [tools_python, REPO / "scripts/build_fp16.py", folder / "cut", folder / "fp16"]
+    subprocess.run(list(map(str, command)), check=True)
+    random = np.random.default_rng(0)
+    for name in ("calibration", "evaluation"):
+        ids = random.integers(10, 2000, 200).tolist()
+        (folder / f"{name}.json").write_text(json.dumps({"ids": ids, "context": 512, "text_sha256": name}))
+    return folder
+
+
+@dataclass(frozen=True)
+class Killed:
+    """What lay beside an artifact when its quantizer was killed, and the SHA-256 of the files that the next run built,
+    and of those that an undisturbed run builds."""
+
+    during: set[str]
+    rebuilt: dict[str, str]
+    expected: dict[str, str]
+
+
+@pytest.fixture(scope="module", params=["build_gptq.py", "build_awq.py"])
+def killed(request: pytest.FixtureRequest, one_layer: Path, tmp_path_factory: pytest.TempPathFactory) -> Killed:
+    """Minutes: a quantizer that is left alone, one that is killed while it quantizes the layer, and one after it."""
+    log_path = one_layer / "log"
+    folder = tmp_path_factory.mktemp("quantized")
+    texts = [f"--{name}={one_layer / name}.json" for name in ("calibration", "evaluation")]
+    command = [interpreter("gptqmodel"), REPO / "scripts" / request.param, one_layer / "fp16", folder / "out", *texts]
+    command = [*map(str, command), "--samples", "2", "--sequence-length", "64", "--device", "cpu"]
+
+    def finish() -> dict[str, str]:
+        with log_path.open("w") as log:
+            subprocess.run(command, stdout=log, stderr=log, check=True)
+        check_whole(folder / "out")
+        return {path.name: manifest.sha256(path) for path in (folder / "out").iterdir() if path.name != manifest.NAME}
+
+    expected = finish()
+    shutil.rmtree(folder / "out")
+    with log_path.open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        wait_for(lambda: list(folder.glob(".out.resume-*")) or "AWQ:" in log_path.read_text())  # it works
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    during = entries(folder)
+    return Killed(during, finish(), expected)
+
+
+def test_a_quantizer_that_is_killed_is_mended_by_the_next_run(killed: Killed) -> None:
+    assert "out" not in killed.during
+    assert {".out.partial", ".out.work"} <= killed.during
+    assert killed.rebuilt == killed.expected  # and nothing lay beside it: check_whole
