@@ -9,7 +9,7 @@ Where an engine rounds activations too, the module has `round_activations`, whic
 import importlib
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -40,6 +40,13 @@ def array(tensor: Tensor) -> np.ndarray:
     if tensor.dtype not in NUMPY:
         raise Unread(f"{tensor.name} is {tensor.dtype}")
     return np.frombuffer(data, NUMPY[tensor.dtype]).reshape(tensor.shape)
+
+
+def find(stored: Mapping[str, Tensor], name: str) -> np.ndarray:
+    """A stored tensor by its name. Raises `Unread` where there is none."""
+    if name not in stored:
+        raise Unread(f"it holds no {name}")
+    return array(stored[name])
 
 
 def write_model(folder: Path, source: Checkpoint, reading: Reading | None, dtype: str) -> None:

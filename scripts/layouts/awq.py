@@ -11,7 +11,7 @@ import numpy as np
 from checkpoint import shards
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import Tensor
-from layouts import Reading, Unread, array
+from layouts import Reading, Unread, find
 from layouts.gptq import nibbles
 
 PLACES = np.argsort([0, 2, 4, 6, 1, 3, 5, 7])  # of each output among a word's nibbles
@@ -27,10 +27,8 @@ def read(artifact: Path, source: Checkpoint) -> Reading:
     def weights(tensor: Tensor) -> np.ndarray:
         layer = tensor.name.removesuffix(".weight")
         if f"{layer}.qweight" not in stored:
-            if tensor.name not in stored:
-                raise Unread(f"it holds no {tensor.name}")
-            return array(stored[tensor.name])
-        packed, zeros, scales = (array(stored[f"{layer}.{part}"]) for part in ("qweight", "qzeros", "scales"))
+            return find(stored, tensor.name)
+        packed, zeros, scales = (find(stored, f"{layer}.{part}") for part in ("qweight", "qzeros", "scales"))
         values, points = (nibbles(words)[..., PLACES].reshape(len(words), -1) for words in (packed, zeros))
         size = len(values) // len(scales)
         return ((values - points.repeat(size, 0)) * scales.astype(np.float32).repeat(size, 0)).T

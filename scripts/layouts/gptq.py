@@ -12,7 +12,7 @@ import numpy as np
 from checkpoint import shards
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import Tensor
-from layouts import Reading, Unread, array
+from layouts import Reading, Unread, find
 
 FOUR_BITS = np.arange(0, 32, 4, dtype=np.uint32)
 
@@ -33,14 +33,12 @@ def read(artifact: Path, source: Checkpoint) -> Reading:
     def weights(tensor: Tensor) -> np.ndarray:
         layer = tensor.name.removesuffix(".weight")
         if f"{layer}.qweight" not in stored:
-            if tensor.name not in stored:
-                raise Unread(f"it holds no {tensor.name}")
-            return array(stored[tensor.name])
-        packed, zeros, scales = (array(stored[f"{layer}.{part}"]) for part in ("qweight", "qzeros", "scales"))
+            return find(stored, tensor.name)
+        packed, zeros, scales = (find(stored, f"{layer}.{part}") for part in ("qweight", "qzeros", "scales"))
         outputs = packed.shape[1]
         values = nibbles(packed).transpose(0, 2, 1).reshape(-1, outputs)
         points = nibbles(zeros).reshape(len(zeros), -1)[:, :outputs] + less
-        group = array(stored[f"{layer}.g_idx"])
+        group = find(stored, f"{layer}.g_idx")
         return ((values - points[group]) * scales.astype(np.float32)[group]).T
 
     return weights
