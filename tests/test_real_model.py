@@ -1,7 +1,7 @@
 """A real model of 134.5M weights in every format that runs on a CPU: make test-real.
 
 Its sizes are not the demo's: 576 inputs are no multiple of 128, three keys serve nine queries.
-Each format's perplexity over the first eight windows of WikiText-2 is held against tests/data/smollm2.json.
+Perplexities over the first eight windows of WikiText-2 are held against tests/data/smollm2.json, of an Intel Xeon.
 """
 
 import json
@@ -22,7 +22,8 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "quantm
 WIKITEXT = REPO.parent / "shared/data/wiki.test.raw"
 CHARACTERS = 73_000  # eight windows of 2,048 tokens and a part of the ninth
 EXACT = ["fp16", "ct2-float32", "ct2-float16", "mlc-q4f16_1"]  # but for the last bits of float32
-OTHERS = ["ct2-int8", "gptq-int4", "awq-int4", *AUTOGPTQ]  # roundings and calibration differ between processors
+CALIBRATED = ["gptq-int4", "awq-int4", *AUTOGPTQ]  # what is built on one processor is not what is built on another
+OTHERS = ["ct2-int8", *CALIBRATED]
 RECORDED = json.loads((REPO / "tests/data/smollm2.json").read_text())
 STUDY = """models: {smollm2: {source: {path: smollm2}}}
 formats: [%s]
@@ -70,9 +71,15 @@ def test_perplexity_is_the_recorded_one(gates: dict[str, Any], name: str) -> Non
     assert gates[name]["gate"]["perplexity"] == pytest.approx(RECORDED[name], rel=1e-4)
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_perplexity_is_near_the_recorded_one(gates: dict[str, Any], name: str) -> None:
-    assert gates[name]["gate"]["perplexity"] == pytest.approx(RECORDED[name], rel=0.03)
+def test_int8_is_near_the_recorded_one(gates: dict[str, Any]) -> None:
+    """Activations are rounded, by other instructions on other processors."""
+    assert gates["ct2-int8"]["gate"]["perplexity"] == pytest.approx(RECORDED["ct2-int8"], rel=0.01)
+
+
+@pytest.mark.parametrize("name", CALIBRATED)
+def test_calibrated_formats_lose_less_than_rounding_alone(gates: dict[str, Any], name: str) -> None:
+    """Groups of 64 that were calibrated, against MLC's of 32 that were not."""
+    assert RECORDED["fp16"] < gates[name]["gate"]["perplexity"] < RECORDED["mlc-q4f16_1"]
 
 
 @pytest.mark.parametrize("name", [*EXACT, *OTHERS])
@@ -81,7 +88,7 @@ def test_the_engine_calculates_what_the_weights_say(gates: dict[str, Any], name:
     assert faithful["divergence"] <= faithful["tolerance"]
 
 
-@pytest.mark.parametrize("name", [name for name in OTHERS if "int4" in name])
+@pytest.mark.parametrize("name", CALIBRATED)
 def test_the_group_size_fits_the_layers(gates: dict[str, Any], name: str) -> None:
     """576 is no multiple of 128."""
     parameters = gates[name]["parameters"]
