@@ -92,8 +92,9 @@ def test_the_new_row_is_in_the_report(root: Path, told: str) -> None:
     assert table["rtn-int4"]["bits_per_weight"] == table["fp16"]["bits_per_weight"]
     assert float(table["rtn-int4"]["bits_per_weight"]) == pytest.approx(16, abs=0.1)
     gate = json.loads((root / "artifacts/demo/rtn-int4/quantmill.json").read_text())["gate"]
-    assert gate["factor"] == LIMIT
+    assert gate["factor"] == 100
     assert gate["reference"] < gate["perplexity"] < LIMIT * gate["reference"]
+    assert gate["faithful"] == {"divergence": 0, "tolerance": 1e-5, "against": "its own weights"}
 
 
 def test_only_the_new_formats_jobs_ran(told: str) -> None:
