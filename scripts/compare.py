@@ -166,20 +166,21 @@ def main() -> None:
 
     before, after = read(options.before), read(options.after)
     limits = Limits(options.tolerance, options.quality_tolerance, options.count_disturbed)
-    found = pairs(before, after, limits)
+    try:
+        found = pairs(before, after, limits)
+        lines = [*table(found), "", *map(printable, details(found))]
+    except (KeyError, TypeError, ValueError, IndexError) as error:  # of files that someone has changed
+        said = f"{type(error).__name__}: {error!s:.80}"
+        raise UserError(f"the two do not fit together ({said}); make the reports again") from None
     if not any(pair.before and pair.after for pair in found):
         raise UserError(f"{options.before} and {options.after}: no row in common{devices(before, after)}")
-    print("\n".join([*table(found), "", *map(printable, details(found))]).rstrip())
+    print("\n".join(lines).rstrip())
     sys.exit(status(found))
 
 
 if __name__ == "__main__":
     try:
         run(main)
-    except (KeyError, TypeError, ValueError, IndexError) as error:  # of files that someone has changed
-        said = f"{type(error).__name__}: {error!s:.80}"
-        print(f"error: the two do not fit together ({said}); make the reports again", file=sys.stderr)
-        sys.exit(2)
     except SystemExit as stop:  # an error, which is no regression
         if not isinstance(stop.code, str):
             raise
