@@ -88,7 +88,11 @@ def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
 
 
 def start(command: Sequence[object]) -> subprocess.Popen[str]:
-    return subprocess.Popen([str(part) for part in command], cwd=REPO, stderr=subprocess.PIPE, text=True)
+    def listen() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell ignores it for what it runs in the background
+
+    options = {"cwd": REPO, "stderr": subprocess.PIPE, "text": True, "preexec_fn": listen}
+    return subprocess.Popen([str(part) for part in command], **options)
 
 
 @pytest.fixture(scope="module")
@@ -139,14 +143,14 @@ def test_no_child_of_the_gate_outlives_the_program(build: Build, child: Child, e
     pid = child.pid()
     assert {".out.gate", ".out.partial"} <= entries(build.out.parent)
     program.send_signal(end)
-    assert program.communicate()[1] == ENDS[end]
+    assert program.communicate(timeout=SECONDS)[1] == ENDS[end]
     wait_for(lambda: not works(pid))
     assert not build.out.exists()
     if end == signal.SIGKILL:  # nobody could remove anything; the next run, which has a gate too, does
         child.file.unlink()
         program = start(build.gated)
         os.kill(child.pid(), signal.SIGKILL)
-        program.communicate()
+        program.communicate(timeout=SECONDS)
     assert entries(build.out.parent) == set()
     subprocess.run(list(map(str, build.plain)), check=True)
     check_whole(build.out)
@@ -155,7 +159,7 @@ def test_no_child_of_the_gate_outlives_the_program(build: Build, child: Child, e
 def test_a_gates_child_that_is_killed_is_one_line(build: Build, child: Child) -> None:
     program = start(build.gated)
     os.kill(child.pid(), signal.SIGKILL)
-    assert program.communicate()[1] == f"error: {build.out}: the quality gate was killed by signal 9; memory short?\n"
+    assert program.communicate(timeout=SECONDS)[1] == f"error: {build.out}: the quality gate was killed by signal 9; memory short?\n"
     assert program.returncode == 1
     assert entries(build.out.parent) == set()
 
