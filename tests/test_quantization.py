@@ -196,6 +196,7 @@ def test_an_artifact_that_lacks_a_weight_is_refused(demo: Path, call: Callable, 
     (broken / "model.safetensors").unlink()
     (broken / "model.safetensors").write_bytes(data.replace(b'"model.norm.weight"', b'"model.norm.wrong_"', 1))
     options = ("--engine", "autogptq", "--evaluation", artifacts / "tokens/evaluation.json")
+    options += ("--reference", artifacts / "gate.json")
     result = call(interpreter("autogptq"), "scripts/gate.py", broken, tmp_path / "gate.json", *options)
     assert result.returncode == 1
     assert "lacks model.norm.weight, which would be random" in result.stderr.splitlines()[-1]
