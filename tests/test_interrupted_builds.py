@@ -159,7 +159,8 @@ def test_no_child_of_the_gate_outlives_the_program(build: Build, child: Child, e
 def test_a_gates_child_that_is_killed_is_one_line(build: Build, child: Child) -> None:
     program = start(build.gated)
     os.kill(child.pid(), signal.SIGKILL)
-    assert program.communicate(timeout=SECONDS)[1] == f"error: {build.out}: the quality gate was killed by signal 9; memory short?\n"
+    line = f"error: {build.out}: the quality gate was killed by signal 9; memory short?\n"
+    assert program.communicate(timeout=SECONDS)[1] == line
     assert program.returncode == 1
     assert entries(build.out.parent) == set()
 
