@@ -31,22 +31,22 @@ def predict(folder: Path, text: scoring.Text, device: str, threads: int, layout:
     """What transformers predicts for a text with the model in a folder: of a source, where there is no `layout`, also
     after short pieces of the text (common/alignment.py)."""
     engine = engines.load("transformers", folder, device, threads)
-    found = fidelity.Reading(engine, text)
+    found = fidelity.Predictions(engine, text)
     noise = {}
     if round_activations := getattr(layout, "round_activations", None):
         for module in engine.model.modules():
             if isinstance(module, torch.nn.Linear):
                 module.register_forward_pre_hook(lambda _, inputs: (round_activations(inputs[0]), *inputs[1:]))
-        rounded = fidelity.Reading(engine, text, found.stored())
-        noise = {"rounding": float(fidelity.divergence(found.stored(), rounded).mean())}
+        rounded = fidelity.Predictions(engine, text, found.as_json())
+        noise = {"rounding": float(fidelity.divergence(found.as_json(), rounded).mean())}
     return {
         **noise,
         "perplexity": found.perplexity,
         "windows": len(text.windows),
         "compute_type": engine.compute_type,
-        "compared_perplexity": float(np.exp(found.nll[: fidelity.compared(text)].mean())),
+        "compared_perplexity": float(np.exp(found.nll[: fidelity.compared_positions(text)].mean())),
         **({} if layout else alignment.examine(engine, folder, text.ids, None)),
-        **found.stored(),
+        **found.as_json(),
     }
 
 

@@ -61,7 +61,7 @@ def main() -> None:
     text = scoring.read_text(options.evaluation, options.protocol).first(reference["windows"])
     engine = engines.load(options.engine, options.artifact, device, min(options.threads, cpu.available_threads()))
     alignment.examine(engine, options.artifact, text.ids, options.reference)
-    found = fidelity.Reading(engine, text, None if reason else expected)
+    found = fidelity.Predictions(engine, text, None if reason else expected)
     faithful = {"unchecked": reason} if reason else fidelity.check(expected, found, text, engine.compute_type)
     check_sanity(found.perplexity, reference, options.factor)
     facts = {"perplexity": found.perplexity, "reference": reference["perplexity"], "windows": reference["windows"]}

@@ -115,8 +115,8 @@ def source(work: Path, name: str) -> Path:
 
 def distance(folder: Path, text: scoring.Text) -> dict[str, Any]:
     """What the gate says of the converted model."""
-    expected = fidelity.Reading(engines.load("transformers", folder, "cpu", 1), text)
-    words = expected.stored() | {"against": "the source's weights", "compared_perplexity": expected.perplexity}
+    expected = fidelity.Predictions(engines.load("transformers", folder, "cpu", 1), text)
+    words = expected.as_json() | {"against": "the source's weights", "compared_perplexity": expected.perplexity}
     words |= {"compute_type": "float32"}
     try:
         build_ct2.Converter(str(folder)).convert(str(folder / "ct2"), quantization="float32", force=True)
@@ -124,7 +124,7 @@ def distance(folder: Path, text: scoring.Text) -> dict[str, Any]:
         return {"refused": first_line(error)}
     try:
         engine = engines.load("ctranslate2", folder / "ct2", "cpu", 1)
-        return fidelity.check(words, fidelity.Reading(engine, text, words), text, engine.compute_type)
+        return fidelity.check(words, fidelity.Predictions(engine, text, words), text, engine.compute_type)
     except UserError as error:
         return {"refused": str(error)}
 

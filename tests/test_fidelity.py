@@ -7,7 +7,7 @@ import pytest
 from fake_engine import VOCAB, Fake
 
 from common import fidelity
-from common.fidelity import Reading, check, divergence, places, tolerance
+from common.fidelity import Predictions, check, divergence, places, tolerance
 from common.program import UserError
 from common.scoring import Text
 from metrics.windows import Window
@@ -35,8 +35,8 @@ def text(windows: int = 3) -> Text:
 
 
 def expected(engine: Fake) -> dict:
-    found = Reading(engine, text())
-    return found.stored() | {
+    found = Predictions(engine, text())
+    return found.as_json() | {
         "against": "its own weights",
         "compared_perplexity": found.perplexity,
         "compute_type": "float32",
@@ -48,7 +48,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def test_the_same_engine_diverges_by_nothing() -> None:
-    found = check(expected(Fake()), Reading(Fake(), text(), expected(Fake())), text(), "float32")
+    found = check(expected(Fake()), Predictions(Fake(), text(), expected(Fake())), text(), "float32")
     assert found == {"divergence": 0.0, "tolerance": 1e-5, "against": "its own weights"}
 
 
@@ -56,7 +56,7 @@ def test_perplexity_is_that_of_all_scored_positions() -> None:
     ids = text().ids
     table = softmax(Fake().table.astype(float))
     nll = [-np.log(table[ids[place - 1], ids[place]]) for place in range(len(ids)) if place % SIZE]
-    assert Reading(Fake(), text()).perplexity == pytest.approx(np.exp(np.mean(nll)), rel=1e-6)
+    assert Predictions(Fake(), text()).perplexity == pytest.approx(np.exp(np.mean(nll)), rel=1e-6)
 
 
 def test_divergence_is_the_larger_of_both_directions() -> None:
@@ -65,20 +65,20 @@ def test_divergence_is_the_larger_of_both_directions() -> None:
     tokens = [text().ids[place // (SIZE - 1) * SIZE + place % (SIZE - 1)] for place in places(text())]
     one = (p * np.log(p / q)).sum(axis=1)[tokens]
     back = (q * np.log(q / p)).sum(axis=1)[tokens]
-    found = divergence(expected(engine), Reading(other, text(), expected(engine)))
+    found = divergence(expected(engine), Predictions(other, text(), expected(engine)))
     assert found == pytest.approx(np.maximum(one, back), rel=1e-5)
 
 
 def test_tokens_that_are_not_among_the_likeliest_count_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = divergence(expected(Fake()), Reading(Changed(1.3), text(), expected(Fake()))).mean()
+    whole = divergence(expected(Fake()), Predictions(Changed(1.3), text(), expected(Fake()))).mean()
     monkeypatch.setattr(fidelity, "TOP", 4)
-    part = divergence(expected(Fake()), Reading(Changed(1.3), text(), expected(Fake()))).mean()
+    part = divergence(expected(Fake()), Predictions(Changed(1.3), text(), expected(Fake()))).mean()
     assert whole / 2 < part < whole  # joining outcomes never adds divergence
 
 
 @pytest.mark.parametrize("power", [0.9, 1.1])
 def test_an_engine_that_is_better_or_worse_than_its_weights_is_refused(power: float) -> None:
-    found = Reading(Changed(power), text(), expected(Fake()))
+    found = Predictions(Changed(power), text(), expected(Fake()))
     with pytest.raises(UserError, match="does not calculate what the weights say") as refusal:
         check(expected(Fake()), found, text(), "float32")
     assert f"perplexity {np.exp(found.nll[: 2 * SIZE - 2].mean()):.4g}, due" in str(refusal.value)
@@ -87,7 +87,7 @@ def test_an_engine_that_is_better_or_worse_than_its_weights_is_refused(power: fl
 @pytest.mark.parametrize(("start", "said"), [(0, 1), (100, 101), (298, 299)])
 def test_the_line_says_where_in_a_window_it_begins(start: int, said: int) -> None:
     with pytest.raises(UserError) as refusal:
-        check(expected(Fake()), Reading(Changed(2, start), text(), expected(Fake())), text(), "float32")
+        check(expected(Fake()), Predictions(Changed(2, start), text(), expected(Fake())), text(), "float32")
     begins = int(str(refusal.value).partition("from position ")[2].split()[0])
     assert 0 <= begins - said <= 2  # every position but some of the 299 is compared
 
@@ -98,7 +98,7 @@ def test_rounding_is_no_fault() -> None:
             for chunk in super().logits(ids):
                 yield chunk.astype(np.float16).astype(np.float32)
 
-    found = Reading(Half(), text(), expected(Fake()))
+    found = Predictions(Half(), text(), expected(Fake()))
     assert 0 < check(expected(Fake()), found, text(), "float16")["divergence"] < 1e-5
 
 
@@ -123,4 +123,4 @@ def test_positions_are_spread_over_the_first_two_windows() -> None:
 
 def test_what_was_expected_of_another_text_is_refused() -> None:
     with pytest.raises(UserError, match="of other positions"):
-        check(expected(Fake()) | {"places": [1]}, Reading(Fake(), text()), text(), "float32")
+        check(expected(Fake()) | {"places": [1]}, Predictions(Fake(), text()), text(), "float32")

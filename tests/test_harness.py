@@ -58,12 +58,12 @@ def expect(tmp_path: Path, protocol: str = "gptq-2048") -> Path:
     (tmp_path / "plain/config.json").write_text(json.dumps({"bos_token_id": fake.BOS, "vocab_size": fake.VOCAB}))
     engine = fake.Engine(tmp_path / "plain", "cpu", 1)
     text = scoring.read_text(tmp_path / "evaluation.json", protocol).first(8)
-    found = fidelity.Reading(engine, text)
+    found = fidelity.Predictions(engine, text)
     content = {"protocol": protocol, "perplexity": found.perplexity, "windows": len(text.windows)}
     content |= {"against": "the source's weights", "compared_perplexity": found.perplexity}
     content["compute_type"] = "float32"
     content |= alignment.examine(engine, tmp_path / "plain", text.ids, None)
-    (tmp_path / "gate.json").write_text(json.dumps(content | found.stored()))
+    (tmp_path / "gate.json").write_text(json.dumps(content | found.as_json()))
     return tmp_path / "gate.json"
 
 

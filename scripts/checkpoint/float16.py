@@ -31,7 +31,7 @@ def write_float16(tensor: Tensor, target: io.FileIO) -> None:
     if tensor.dtype not in CAST:
         copy(tensor, target)
         return
-    for values, rounded in _rounded(tensor):
+    for values, rounded in _as_float16(tensor):
         if np.any(np.isinf(rounded) & np.isfinite(values)):
             raise BeyondFloat16(
                 f"{tensor.path}: {tensor.name} holds weights beyond 65,504, which float16 cannot hold; "
@@ -43,11 +43,11 @@ def write_float16(tensor: Tensor, target: io.FileIO) -> None:
 def fits(tensor: Tensor) -> bool:
     """Whether float16 has a number for every finite element of a tensor."""
     return tensor.dtype not in CAST or not any(
-        np.any(np.isinf(rounded) & np.isfinite(values)) for values, rounded in _rounded(tensor)
+        np.any(np.isinf(rounded) & np.isfinite(values)) for values, rounded in _as_float16(tensor)
     )
 
 
-def _rounded(tensor: Tensor) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _as_float16(tensor: Tensor) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """A tensor's elements, some at a time, as they are and as float16."""
     for chunk in tensor.chunks():  # pieces end between elements: `CHUNK` is a multiple of every width
         values = as_float(chunk, tensor.dtype)

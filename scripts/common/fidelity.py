@@ -27,7 +27,7 @@ TOLERANCES = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 5e-3, "int8": 1e-3}
 ROUNDINGS = 2
 
 
-class Reading:
+class Predictions:
     """What an engine predicts over a text: its perplexity, and log-probabilities at `places`, numbers of scored
     positions."""
 
@@ -56,7 +56,7 @@ class Reading:
         self.log_rest = np.log(np.maximum(1 - np.exp(self.log_p).sum(axis=1), LEAST))
         self.perplexity = float(np.exp(self.nll.mean()))
 
-    def stored(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """What `divergence` needs, for a JSON file."""
         return {"places": self.places, "ids": self.ids.tolist(), "log_p": self.log_p.tolist()}
 
@@ -71,12 +71,12 @@ def places(text: scoring.Text) -> list[int]:
     return found
 
 
-def compared(text: scoring.Text) -> int:
+def compared_positions(text: scoring.Text) -> int:
     """Scored positions of the windows that are compared."""
     return sum(window.last - window.first for window in text.windows[:WINDOWS])
 
 
-def divergence(expected: Mapping[str, Any], found: Reading) -> np.ndarray:
+def divergence(expected: Mapping[str, Any], found: Predictions) -> np.ndarray:
     """KL divergence in nats [places], the larger of both directions, over the likeliest tokens and the rest."""
     log_p, log_q = np.array(expected["log_p"]), found.log_p
     log_p = np.column_stack([log_p, np.log(np.maximum(1 - np.exp(log_p).sum(axis=1), LEAST))])
@@ -95,7 +95,9 @@ def tolerance(compute_type: str, other: str, rounding: float) -> float:
     return max(*limits, ROUNDINGS * rounding)
 
 
-def check(expected: Mapping[str, Any], found: Reading, text: scoring.Text, compute_type: str) -> dict[str, float | str]:
+def check(
+    expected: Mapping[str, Any], found: Predictions, text: scoring.Text, compute_type: str
+) -> dict[str, float | str]:
     """Hold an engine's predictions against those that are `expected` of the same weights.
 
     Returns the mean divergence and its tolerance. Raises `UserError` with where it begins, and both perplexities, where
@@ -109,10 +111,11 @@ def check(expected: Mapping[str, Any], found: Reading, text: scoring.Text, compu
     )
     if each.mean() <= limit:
         return {"divergence": float(each.mean()), "tolerance": limit, "against": expected["against"]}
+    ours, due = float(np.exp(found.nll[: compared_positions(text)].mean())), expected["compared_perplexity"]
     raise UserError(
         f"the engine does not calculate what the weights say: {each.mean():.3g} nats from transformers on "
         f"{expected['against']}, where rounding in {compute_type} explains {limit:g} ({extent(each > limit, text)}; "
-        f"perplexity {np.exp(found.nll[: compared(text)].mean()):.4g}, due {expected['compared_perplexity']:.4g})"
+        f"perplexity {ours:.4g}, due {due:.4g})"
     )
 
 
