@@ -166,7 +166,7 @@ def test_a_new_format_runs_only_its_own_jobs(demo: Path, call: Callable) -> None
     original = config.read_text()
     try:
         config.write_text(original.replace("ct2-float32,", "ct2-float32, copy16,"))
-        assert jobs(call, demo) == {"copy16", "latency copy16", "quality copy16", "study", "page", "report"}
+        assert jobs(call, demo) == {"copy16 copy16", "latency copy16", "quality copy16", "study", "page", "report"}
     finally:
         file.unlink()
         config.write_text(original)
