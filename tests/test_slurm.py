@@ -106,8 +106,8 @@ def prepared(checkout: Callable[[], Path]) -> Callable[[], Path]:
         )
         recorder.chmod(0o755)
         interpreters = {"torch": str(recorder), "tools": str(environments["tools"])}
-        for name, repeats in (("study", 1), ("endless", 10**6)):
-            latency = f"latency: {{new_tokens: 8, repeats: {repeats}, processes: 1, prompt_tokens: []}}\n"
+        for name, times in (("study", 1), ("endless", 1000)):
+            latency = f"latency: {{new_tokens: 8, repeats: {times}, processes: {times}, prompt_tokens: []}}\n"
             content = f"{STUDY}{latency}interpreters: {json.dumps(interpreters)}\n"
             (root / f"{name}.yaml").write_text(content)
         return root
