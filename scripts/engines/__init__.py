@@ -91,7 +91,7 @@ def load(name: str, artifact: Path, device: str, threads: int, **changes: str) -
         engine = kind(artifact, device, threads, **changes)
     for method in ("prefill_decode", "decode_batch", "logits"):
         if hasattr(engine, method):
-            setattr(engine, method, _watched(getattr(engine, method), name, artifact))
+            setattr(engine, method, _guard(getattr(engine, method), name, artifact))
     return engine
 
 
@@ -111,7 +111,7 @@ def one_line(name: str, artifact: Path) -> Iterator[None]:
         raise UserError(f"{artifact}: {name} fails on it ({said})") from (error if ours else None)
 
 
-def _watched(call: Callable[..., Iterator[Any]], name: str, artifact: Path) -> Callable[..., Iterator[Any]]:
+def _guard(call: Callable[..., Iterator[Any]], name: str, artifact: Path) -> Callable[..., Iterator[Any]]:
     """An engine's method, whose failures are one line; the engine stamps the time of each token itself."""
 
     def run(*inputs: Any) -> Iterator[Any]:
