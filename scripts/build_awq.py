@@ -4,7 +4,7 @@
     python scripts/build_awq.py SRC DST --calibration calibration.json --evaluation evaluation.json [--w-bit 4]
         [--q-group-size auto] [--zero-point true] [--version GEMM]
 
-SRC is the fp16 artifact. The same input gives the same bytes on a CPU.
+SRC is the fp16 artifact. The same input gives the same bytes on the same kind of CPU with as many threads.
 """
 
 from importlib.metadata import version

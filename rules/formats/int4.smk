@@ -64,4 +64,4 @@ rule quantize:
         gate=gate_options,
     shell:
         "{params.python:q} {params.program[0]} {input.source} {output} --calibration {input.calibration}"
-        " --evaluation {input.evaluation} --device {params.device} {params.options:q} {params.gate:q} 2> {log}"
+        " --evaluation {input.evaluation} --device {params.device} --threads {threads} {params.options:q} {params.gate:q} 2> {log}"

@@ -24,6 +24,7 @@ from checkpoint.tensor import DTYPE_BYTES
 from common import manifest, own_code, program, quality_gate
 from common.program import UserError, first_line
 from common.publish import place, publish, work_folder
+from devices import cpu
 from quantization import calibration, layers
 from quantization.calibration import Calibration
 
@@ -45,6 +46,9 @@ def parser(doc: str) -> argparse.ArgumentParser:
     arguments.add_argument("--sequence-length", type=int, default=2048)
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    arguments.add_argument(
+        "--threads", type=int, default=cpu.available_threads(), help="CPU threads: part of the result"
+    )
     quality_gate.add_arguments(arguments)
     return arguments
 
@@ -102,6 +106,8 @@ def build(
     )
     device = devices.resolve(options.device)
     torch.manual_seed(options.seed)
+    # its own choice is one thread a physical core, and sums over other pieces have other last bits
+    torch.set_num_threads(options.threads)
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # autoawq takes whatever card it sees
     parameters |= {group_size: fitting}
@@ -209,6 +215,7 @@ def write_artifact(
             **job.parameters,
             "seed": options.seed,
             "device": job.device,
+            "threads": options.threads,
             "samples": len(job.calibration.samples),
             "sequence_length": job.calibration.sequence_length,
         },
