@@ -4,7 +4,8 @@
     python scripts/build_autogptq.py SRC DST --calibration calibration.json --evaluation evaluation.json [--bits 4]
         [--group-size auto] [--sym true] [--desc-act false] [--damp-percent 0.05]
 
-SRC is the fp16 artifact. The same input gives the same bytes on the same kind of CPU with as many threads. With --sym true gptqmodel reads the result too.
+SRC is the fp16 artifact. The same input gives the same bytes on the same kind of CPU with as many threads. With
+--sym true gptqmodel reads the result too.
 """
 
 import auto_gptq

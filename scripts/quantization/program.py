@@ -46,9 +46,7 @@ def parser(doc: str) -> argparse.ArgumentParser:
     arguments.add_argument("--sequence-length", type=int, default=2048)
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    arguments.add_argument(
-        "--threads", type=int, default=cpu.available_threads(), help="CPU threads: part of the result"
-    )
+    arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="CPU threads")
     quality_gate.add_arguments(arguments)
     return arguments
 
