@@ -22,7 +22,7 @@ from planning.config import (
     registered,
     source,
 )
-from planning.sources import closure, digest
+from common.sources import closure, digest
 from planning.values import check_file, is_plain
 
 FORMATS = {}  # name -> planning.config.Format; filled by rules/formats/*.smk
@@ -101,7 +101,7 @@ def program(name, *more):
 def runner(name, format):
     """What a program that runs an engine is called with, for a format: its interpreter and the engine's name. And a
     hash of what it is made of, the engine's module with it: that is imported by name, so that no import shows it."""
-    engine = f"engines/{FORMATS[format].engine}.py"
+    engine = f"engines/{FORMATS[format].engine.replace('-', '_')}.py"
     path, made_of = program(name)
     return {
         "python": python(FORMATS[format].env),

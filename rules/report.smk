@@ -21,7 +21,7 @@ def logs(model, format):
     folder = f"artifacts/logs/{model}"
     made = ["source", "safetensors", STUDY["reference"], "expected-predictions", "tokens-prompts", "tokens-evaluation"]
     made += ["tokens-calibration"] if format in globals().get("QUANTIZERS", {}) else []
-    made += ["mlc-library"] if FORMATS[format].engine == "mlc" else []
+    made += ["mlc-library"] if FORMATS[format].engine == "quantmill-tvm" else []
     envs = {"tools", FORMATS[STUDY["reference"]].env, FORMATS[format].env} - INTERPRETERS.keys()
     built = [f"artifacts/logs/envs/{env}.log" for env in sorted(envs)]
     built += [f"{folder}/{name}.log" for name in (*made, format)]

@@ -230,7 +230,7 @@ def test_a_format_file_that_forgets_nothing(dry_run: Callable[[str], Any]) -> No
             'engine="transformers"',
             'engine="static_cache"',
             "error: format 'copy16': its engine, scripts/engines/static_cache.py with a class Engine, is missing; "
-            "known: autogptq, ctranslate2, gptqmodel, mlc, transformers",
+            "known: autogptq, ctranslate2, gptqmodel, quantmill_tvm, transformers",
         ),
         (
             'env="torch"',

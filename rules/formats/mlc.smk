@@ -1,6 +1,6 @@
 """mlc-q4f16_1: MLC-LLM's four bits a weight, not calibrated; run by TVM, with a library compiled for the model's shape."""
 
-FORMATS["mlc-q4f16_1"] = Format(env="mlc", engine="mlc")
+FORMATS["mlc-q4f16_1"] = Format(env="mlc", engine="quantmill-tvm")
 ENVS.append("mlc_llm")  # no environment of ours: a Python of the user's that has MLC-LLM itself
 
 

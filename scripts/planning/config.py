@@ -91,7 +91,7 @@ def check_formats(
                 f"format {name!r}: the pins of its environment, envs/{format.env}.txt, are missing"
                 f"{nearest(format.env, envs)}"
             )
-        if format.engine not in engines:
+        if format.engine.replace("-", "_") not in engines:
             raise ConfigError(
                 f"format {name!r}: its engine, scripts/engines/{format.engine}.py with a class Engine, is missing"
                 f"{nearest(format.engine, engines)}"
