@@ -16,7 +16,7 @@ from common.program import printable
 from planning import disk, memory, minutes, shape
 from planning import cells, registry
 from planning.config import TEXTS, complete, source
-from planning.sources import closure, digest
+from common.sources import closure, digest
 from planning.values import ConfigError, check_file, is_plain
 
 FORMATS = {}  # name -> planning.registry.Format; filled by rules/formats/*.smk
