@@ -15,9 +15,9 @@ if not workflow.overwrite_configfiles:  # a study's own --configfile replaces th
 include: "rules/common.smk"
 
 
-for format_file in sorted(Path(workflow.basedir, "rules", "formats").glob("*.smk")):
+for file in sorted(Path(workflow.basedir, "rules").glob("[ef]*s/*.smk")):
 
-    include: format_file
+    include: file
 
 
 STUDY = check_study(config)

@@ -11,7 +11,7 @@ import yaml
 
 sys.path.insert(0, str(Path(workflow.basedir, "scripts")))
 from common.program import printable
-from planning import disk, memory, minutes, shape
+from planning import jobs, shape
 from planning.config import (
     FORMAT_NAME,
     TEXTS,
@@ -22,10 +22,12 @@ from planning.config import (
     registered,
     source,
 )
+from planning.costs import Costs, EngineCosts, Memory, Size
 from planning.sources import closure, digest
 from planning.values import check_file, is_plain
 
 FORMATS = {}  # name -> planning.config.Format; filled by rules/formats/*.smk
+ENGINE_COSTS = {}  # name -> planning.costs.EngineCosts; filled by rules/engines/*.smk
 # formats' files ask for it before the config can be checked, which needs to know the formats
 INTERPRETERS = config["interpreters"] if isinstance(config.get("interpreters"), dict) else {}
 ENVS = [pins.stem for pins in sorted(Path("envs").glob("*.txt"))]
@@ -128,12 +130,6 @@ def environment(env):
     return [] if known(env) in INTERPRETERS else [f"envs/{env}"]
 
 
-def job_mb(mb):
-    """What a job asks for: what its program takes, and Snakemake, which is there too in a cluster's job; at least
-    Snakemake twice, since where a cluster adds up resident memory, who starts a program counts twice while it does."""
-    return memory.SNAKEMAKE + max(mb, memory.SNAKEMAKE)
-
-
 def passing(output):
     """An output that only leads to artifacts and figures: removed once nothing needs it, where the study says so."""
     return temp(output) if STUDY["clean"] else output
@@ -173,22 +169,38 @@ def lying(file):
     return here if here.exists() else Path(file)
 
 
+@cache
+def study_jobs():
+    """What the study's jobs take: see planning.jobs."""
+    costs = {
+        name: format.costs and format.costs.at(STUDY.get(format.parameters, {})) for name, format in FORMATS.items()
+    }
+    reference = STUDY["reference"], FORMATS[STUDY["reference"]].engine
+    return jobs.Jobs(STUDY, reference, costs, ENGINE_COSTS)
+
+
+def build_ask(wildcards, input):
+    """What a job asks for that makes a folder of weights from input.source; a rule of no format copies them."""
+    model = shape.of_folder(lying(input.source))
+    if "format" not in wildcards.keys():
+        return study_jobs().copy(model)
+    tokens = lying(input.calibration).stat().st_size // jobs.BYTES_AN_ID if "calibration" in input.keys() else None
+    return study_jobs().build(wildcards.format, FORMATS[wildcards.format].engine, model, gated(wildcards), tokens)
+
+
 def build_memory(wildcards, input):
-    """MB for a job that converts input.source to a format."""
-    asked = STUDY["calibration"], STUDY["device"], gated(wildcards), STUDY["perplexity"]
-    return job_mb(memory.build_mb(wildcards.format, shape.of_folder(lying(input.source)), *asked))
+    """MB of the same."""
+    return build_ask(wildcards, input).mb
 
 
 def build_disk(wildcards, input):
-    """MB on the disk for a job that converts input.source to a format."""
-    return disk.build_mb(wildcards.format, shape.of_folder(lying(input.source)), STUDY["device"], gated(wildcards))
+    """MB on the disk for the same."""
+    return build_ask(wildcards, input).disk_mb
 
 
 def build_minutes(wildcards, input):
-    """Minutes for a job that makes a folder of weights from input.source; a rule of no format copies them."""
-    format = wildcards.get("format", "fp16")
-    scored = "format" in wildcards.keys() and gated(wildcards)
-    return minutes.build(format, shape.of_folder(lying(input.source)), STUDY["device"], scored, STUDY["calibration"])
+    """Minutes of the same, at most."""
+    return build_ask(wildcards, input).minutes
 
 
 def artifacts():

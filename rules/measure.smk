@@ -5,39 +5,48 @@ def model_shape(wildcards, input):
     """The model's shape, from whatever tells it: who has cleaned up has artifacts alone, some without a config.json."""
     folder = Path(f"artifacts/{wildcards.model}")
     names = ("safetensors", "source", *STUDY["models"][wildcards.model]["formats"])
-    found = next((found for name in names if (found := shape.told(folder / name))), None)
+    found = next((found for name in names if (found := shape.of_config(folder / name))), None)
     return found or shape.of_folder(lying(input.artifact))
 
 
+def scoring_ask(wildcards, input):
+    """What a job asks for that scores a format (the reference where it names none), and of the reference's own beside
+    it; the text has no more positions than the ids that its file can hold."""
+    name = wildcards.get("format", STUDY["reference"])
+    positions = lying(input.evaluation).stat().st_size // jobs.BYTES_AN_ID
+    return study_jobs().score(name, FORMATS[name].engine, model_shape(wildcards, input), positions)
+
+
 def scoring_memory(wildcards, input):
-    """MB of a job that scores a format (the reference where it names none), and of the reference's own beside it."""
-    model, format = model_shape(wildcards, input), wildcards.get("format", STUDY["reference"])
-    formats = [format, *([STUDY["reference"]] if STUDY["reference_logits"] == "recompute" else [])]
-    return job_mb(
-        sum(memory.engine_mb(name, model, STUDY["device"], memory.window(STUDY["perplexity"])) for name in formats)
-    )
+    """MB of the same."""
+    return scoring_ask(wildcards, input).mb
+
+
+def scoring_minutes(wildcards, input):
+    """Minutes of the same, at most."""
+    return scoring_ask(wildcards, input).minutes
 
 
 def expected_memory(wildcards, input):
     """MB of the job that runs a model's source by transformers."""
-    return job_mb(
-        memory.engine_mb(
-            "fp16", shape.of_folder(lying(input.source)), STUDY["device"], memory.window(STUDY["perplexity"])
-        )
-    )
+    return study_jobs().expect(shape.of_folder(lying(input.source))).mb
 
 
-def scoring_minutes(wildcards, input):
-    """Minutes of the same; the text has no more positions than the ids that its file can hold."""
-    positions = lying(input.evaluation).stat().st_size // memory.BYTES_AN_ID
-    formats = 2 if STUDY["reference_logits"] == "recompute" else 1
-    return minutes.scoring(model_shape(wildcards, input), STUDY["device"], positions, formats)
+def latency_ask(wildcards, input):
+    """What a latency job asks for, by how many prompts there are."""
+    prompts = len(json.loads(lying(input.prompts).read_text())["prompts"])
+    engine = FORMATS[wildcards.format].engine
+    return study_jobs().latency(wildcards.format, engine, model_shape(wildcards, input), prompts)
+
+
+def latency_memory(wildcards, input):
+    """MB of the same."""
+    return latency_ask(wildcards, input).mb
 
 
 def latency_minutes(wildcards, input):
-    """Minutes of a latency job, by how many prompts there are."""
-    prompts = len(json.loads(lying(input.prompts).read_text())["prompts"])
-    return minutes.latency(wildcards.format, model_shape(wildcards, input), STUDY["device"], STUDY["latency"], prompts)
+    """Minutes of the same, at most."""
+    return latency_ask(wildcards, input).minutes
 
 
 rule latency:
@@ -55,7 +64,7 @@ rule latency:
     threads: 1024
     resources:
         gpu=1,
-        mem_mb=lambda wc, input: job_mb(memory.latency_mb(wc.format, model_shape(wc, input), STUDY["device"])),
+        mem_mb=latency_memory,
         runtime=latency_minutes,
     params:
         run=lambda wc: runner("latency.py", wc.format),

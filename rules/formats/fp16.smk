@@ -1,6 +1,9 @@
 """fp16: the unquantized reference, run by transformers."""
 
-FORMATS["fp16"] = Format(env="torch", engine="transformers")
+COPYING = Memory(jobs.STREAMING)
+FORMATS["fp16"] = Format(
+    env="torch", engine="transformers", costs=Costs(Size(2), cpu=COPYING, cuda=COPYING, quantized=False)
+)
 
 
 rule fp16:

@@ -14,6 +14,7 @@ from typing import Any
 import jsonschema
 
 from common import plain_text
+from planning.costs import Costs
 from planning.values import ConfigError, check_values
 
 Makers = Callable[[str], Mapping[str, str]]  # a format's name -> the rules that make its artifact: name -> file
@@ -52,13 +53,16 @@ TEXTS: dict[str, tuple[str, dict[str, Any] | None]] = {
 class Format:
     """What rules/formats/NAME.smk registers: the environment and engine that run it, and where it can run.
 
-    `python` is the one version, such as 3.11, that its environment can be built with; None for any.
+    `python` is the one version, such as 3.11, that its environment can be built with; None for any. `parameters` is
+    the config's key that holds its tool's, `costs` what it takes; None where nobody said.
     """
 
     env: str
     engine: str
     devices: tuple[str, ...] = ("cpu", "cuda")
     python: str | None = None
+    parameters: str | None = None
+    costs: Costs | None = None
 
 
 def registered(words: Mapping[str, Any]) -> Format:

@@ -1,11 +1,11 @@
-"""How long jobs take, from recorded results: the same format on the same kind of device, between the models measured.
+"""How long jobs take, from recorded results: the same format, engine and kind of device, between the models measured.
 
 A result of another machine says the order of magnitude. What nothing recorded tells is None.
 """
 
 import json
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ COMPARE = 3e-9  # seconds a position and token of the vocabulary (docs/PERFORMAN
 BEYOND = 2.0  # times the largest model measured, and the most tokens a quantizer saw, to which figures are stretched
 
 
-def recorded(files: Iterable[Path]) -> list[dict[str, Any]]:
+def load_rows(files: Iterable[Path]) -> list[dict[str, Any]]:
     """The rows of results.json files, those that are there, that say what they measured on which device."""
     rows: list[dict[str, Any]] = []
     for file in files:
@@ -47,19 +47,21 @@ def inverse(speed: float | None) -> float | None:
 
 
 class Rates:
-    """Times of one format, or of several that take about as long, on one kind of device (`cpu` or `cuda`), for a model
-    of so many weights; figures are stretched `beyond` times the largest model measured."""
+    """Times of formats that take about as long by one engine (None: any, for what does not depend on it), on one kind
+    of device (`cpu` or `cuda`), for a model of so many weights; figures are stretched `beyond` times the largest model
+    measured."""
 
     def __init__(
         self,
         rows: list[dict[str, Any]],
         device: str,
-        formats: str | Collection[str],
+        formats: tuple[str, ...],
+        engine: str | None,
         parameters: int,
         beyond: float = BEYOND,
     ) -> None:
-        names = {formats} if isinstance(formats, str) else set(formats)
-        self.rows = [row for row in rows if row["format"] in names and row["device_details"]["device"] == device]
+        fitting = [row for row in rows if row["format"] in formats and row["device_details"]["device"] == device]
+        self.rows = [row for row in fitting if engine in (None, row["engine"])]
         self.parameters, self.beyond = parameters, beyond
 
     def at(self, values: Iterable[tuple[Mapping[str, Any], float | None]]) -> float | None:
