@@ -32,7 +32,7 @@ rule download:
     input:
         env=environment("tools"),
     output:
-        passing(directory("artifacts/{model}/source")),
+        intermediate(directory("artifacts/{model}/source")),
     log:
         "artifacts/logs/{model}/source.log",
     wildcard_constraints:
@@ -55,7 +55,7 @@ rule source:
         env=lambda wc: environment(source_env(wc)),
         files=source_files,
     output:
-        passing(directory("artifacts/{model}/source")),
+        intermediate(directory("artifacts/{model}/source")),
     log:
         "artifacts/logs/{model}/source.log",
     resources:
@@ -78,7 +78,7 @@ rule safetensors:
         env=environment("tools"),
         source="artifacts/{model}/source",
     output:
-        passing(directory("artifacts/{model}/safetensors")),
+        intermediate(directory("artifacts/{model}/safetensors")),
     log:
         "artifacts/logs/{model}/safetensors.log",
     threads: 4

@@ -41,7 +41,7 @@ def describe(config: Path | None) -> dict[str, Any]:
         return {
             "study": names["STUDY"],
             "reference": costs.reference,
-            "cells": names["cells"](),
+            "cells": names["rows"](),
             "jobs": Counter(job.rule.name for job in jobs),
             "left": sorted({str(file) for job in jobs for file in job.output}),
             "formats": {name: each and asdict(each) for name, each in costs.formats.items()},

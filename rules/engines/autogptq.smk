@@ -1,3 +1,8 @@
-"""auto-gptq: nothing was recorded, and it takes about as long as gptqmodel."""
+"""auto-gptq 0.7.1's kernels in transformers 4's model. Its environment is for Python 3.11 alone."""
 
-ENGINE_COSTS["autogptq"] = EngineCosts(cpu=715, weights=2, floor=1940, cuda=1510, mapped=True, like="gptqmodel")
+ENGINES["autogptq"] = Engine(
+    env="autogptq",
+    loads=("gptq",),
+    python="3.11",
+    costs=EngineCosts(cpu=715, weights=2, floor=1940, cuda=1510, mapped=True, like="gptqmodel"),
+)

@@ -1,3 +1,8 @@
-"""CTranslate2: on a CPU float16 is held as float32."""
+"""CTranslate2's Generator."""
 
-ENGINE_COSTS["ctranslate2"] = EngineCosts(cpu=97, weights=4, quantized=1, floor=670, cuda=450, logits=16)
+ENGINES["ctranslate2"] = Engine(
+    env="torch",
+    loads=("ct2",),
+    options={"compute_type": {"type": "string"}},
+    costs=EngineCosts(cpu=97, weights=4, quantized=1, floor=670, cuda=450, logits=16),
+)

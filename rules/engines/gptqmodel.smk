@@ -1,3 +1,8 @@
-"""gptqmodel, which runs GPTQ's and AWQ's folders."""
+"""gptqmodel's kernels in transformers' model."""
 
-ENGINE_COSTS["gptqmodel"] = EngineCosts(cpu=715, weights=2, floor=2020, cuda=1590, mapped=True)
+ENGINES["gptqmodel"] = Engine(
+    env="gptqmodel",
+    loads=("gptq", "awq"),
+    options={"backend": {"type": "string"}},
+    costs=EngineCosts(cpu=715, weights=2, floor=2020, cuda=1590, mapped=True),
+)

@@ -1,3 +1,8 @@
-"""transformers, by which the quality gate also runs each model's source."""
+"""Hugging Face transformers: the reference, in float16 on a GPU and float32 on a CPU."""
 
-ENGINE_COSTS["transformers"] = EngineCosts(cpu=420, weights=4, floor=1845, cuda=1100, mapped=True)
+ENGINES["transformers"] = Engine(
+    env="torch",
+    loads=("hf",),
+    options={"dtype": {"type": "string"}, "attn_implementation": {"type": "string"}},
+    costs=EngineCosts(cpu=420, weights=4, floor=1845, cuda=1100, mapped=True),
+)

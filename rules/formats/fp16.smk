@@ -2,7 +2,7 @@
 
 COPYING = Memory(jobs.STREAMING)
 FORMATS["fp16"] = Format(
-    env="torch", engine="transformers", costs=Costs(Size(2), cpu=COPYING, cuda=COPYING, quantized=False)
+    layout="hf", engine="transformers", env="tools", costs=Costs(Size(2), COPYING, COPYING, quantized=False)
 )
 
 
@@ -16,9 +16,9 @@ rule fp16:
     log:
         "artifacts/logs/{model}/{format}.log",
     wildcard_constraints:
-        format="fp16",
+        format=names("fp16"),
     resources:
-        gpu=lambda wc: int(gated(wc)),
+        gpu=gate_gpus,
         mem_mb=build_memory,
         disk_mb=build_disk,
         runtime=build_minutes,

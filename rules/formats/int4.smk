@@ -9,7 +9,7 @@ GPTQ_SIZE = replace(AWQ_SIZE, input=4)  # g_idx, an int32: the group of each inp
 # there. All tools keep the samples' activations and, on a CPU, the attention of one sample.
 WHOLE = Memory(1260, weights=8, block=12, activations=24, attention=8)
 WHOLE_CUDA = Memory(1210, weights=2, activations=12, least=2045)
-# as copies on the disk: progress, what is packed, and what the tool saves
+# copies: progress, what is packed, and what the tool saves
 CALIBRATED = {"copies": 3, "like": ("gptq-int4", "awq-int4", "autogptq-int4")}
 GPTQ_COSTS = Costs(
     GPTQ_SIZE,
@@ -20,24 +20,24 @@ GPTQ_COSTS = Costs(
     group_size="group_size",
     **CALIBRATED,
 )
+# awq tries 20 scales a layer
 AWQ_COSTS = Costs(AWQ_SIZE, WHOLE, WHOLE_CUDA, forwards=25, group_size="q_group_size", **CALIBRATED)
 AUTOGPTQ_COSTS = replace(GPTQ_COSTS, cpu=replace(WHOLE, libraries=525), cuda=WHOLE_CUDA)
 
-FORMATS["gptq-int4"] = Format(env="gptqmodel", engine="gptqmodel", parameters="gptq", costs=GPTQ_COSTS)
-FORMATS["awq-int4"] = Format(env="gptqmodel", engine="gptqmodel", parameters="awq", costs=AWQ_COSTS)  # tries 20 scales a layer
-FORMATS["autogptq-int4"] = Format(env="autogptq", engine="autogptq", python="3.11", parameters="gptq", costs=AUTOGPTQ_COSTS)
-# format -> the program that builds it, and the config's key that holds its parameters
-QUANTIZERS = {
-    "gptq-int4": ("build_gptq.py", "gptq"),
-    "awq-int4": ("build_awq.py", "awq"),
-    "autogptq-int4": ("build_autogptq.py", "gptq"),
-}
+for name, layout, engine, env, key, costs in (
+    ("gptq-int4", "gptq", "gptqmodel", "gptqmodel", "gptq", GPTQ_COSTS),
+    ("awq-int4", "awq", "gptqmodel", "gptqmodel", "awq", AWQ_COSTS),
+    ("autogptq-int4", "gptq", "autogptq", "autogptq", "gptq", AUTOGPTQ_COSTS),
+):
+    FORMATS[name] = Format(
+        layout=layout, engine=engine, env=env, parameters=key, logs=("tokens-calibration",), costs=costs
+    )
+QUANTIZERS = {"gptq-int4": "build_gptq.py", "awq-int4": "build_awq.py", "autogptq-int4": "build_autogptq.py"}
 
 
 def quantizer_options(wildcards):
     """What the config says to a tool, as its program's flags."""
-    _, key = QUANTIZERS[wildcards.format]
-    config = STUDY[key] | STUDY["calibration"] | {"seed": STUDY["seed"]}
+    config = parameters(wildcards.format) | STUDY["calibration"] | {"seed": STUDY["seed"], "format": wildcards.format}
     return [f"--{key.replace('_', '-')}={value}" for key, value in config.items()]
 
 
@@ -45,7 +45,7 @@ def quantizer_options(wildcards):
 # artifact, in .FORMAT.resume-…). autoawq and auto-gptq have nothing of the kind and begin anew (docs/FOOTGUNS.md).
 rule quantize:
     input:
-        env=lambda wc: environment(FORMATS[wc.format].env),
+        env=lambda wc: environment(FORMATS[base(wc.format)].env),
         source="artifacts/{model}/fp16",
         calibration="artifacts/{model}/tokens/calibration.json",
         evaluation="artifacts/{model}/tokens/evaluation.json",
@@ -55,7 +55,7 @@ rule quantize:
     log:
         "artifacts/logs/{model}/{format}.log",
     wildcard_constraints:
-        format="|".join(QUANTIZERS),
+        format=names(*QUANTIZERS),
     threads: 8
     resources:
         gpu=1,
@@ -63,8 +63,8 @@ rule quantize:
         disk_mb=build_disk,
         runtime=build_minutes,
     params:
-        program=lambda wc: program(QUANTIZERS[wc.format][0]),
-        python=lambda wc: python(FORMATS[wc.format].env),
+        program=lambda wc: program(QUANTIZERS[base(wc.format)]),
+        python=lambda wc: python(FORMATS[base(wc.format)].env),
         device=lambda wc: STUDY["device"],
         options=quantizer_options,
         gate=gate_options,
