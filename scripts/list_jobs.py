@@ -17,7 +17,6 @@ from typing import Any
 from snakemake.api import SnakemakeApi
 from snakemake.settings.enums import Quietness
 from snakemake.settings.types import ConfigSettings, DAGSettings, OutputSettings, ResourceSettings
-
 from snakemake_interface_common.exceptions import WorkflowError
 
 from common.program import UserError, parser, run
@@ -30,9 +29,8 @@ def describe(config: Path | None) -> dict[str, Any]:
     """
     output = OutputSettings(quiet={Quietness.ALL}, enable_file_logging=False)
     with SnakemakeApi(output) as api, contextlib.redirect_stdout(io.StringIO()):
-        workflow_api = api.workflow(
-            ResourceSettings(cores=1), ConfigSettings(configfiles=[config] if config else []), snakefile=Path("Snakefile")
-        )
+        settings = ConfigSettings(configfiles=[config] if config else [])
+        workflow_api = api.workflow(ResourceSettings(cores=1), settings, snakefile=Path("Snakefile"))
         workflow_api.dag(DAGSettings(targets={"report"})).summary()  # builds the graph, and leaves locks alone
         workflow = workflow_api._workflow  # the pinned Snakemake has no other way to it
         names = workflow.globals

@@ -15,10 +15,10 @@ import pytest
 from conftest import AUTOGPTQ, REPO, interpreter
 from hypothesis import given
 from hypothesis import strategies as st
+from planning.memory import quantization_mb
 
 from checkpoint.tensor import Tensor, row_major
 from common.program import UserError
-from planning.memory import quantization_mb
 from quantization import calibration, layers
 from quantization.calibration import SHARED, shared_passage
 

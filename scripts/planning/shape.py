@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# where model types keep the number of a block's experts: Mixtral, Qwen3-MoE, DeepSeek
-EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+from checkpoint import EXPERTS
+
 LARGEST = 2**32  # of any size: what is beyond was not meant
 
 
