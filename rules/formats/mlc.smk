@@ -2,7 +2,7 @@
 
 FORMATS["mlc-q4f16_1"] = Format(
     layout="mlc",
-    engine="mlc",
+    engine="quantmill-tvm",
     env="mlc",
     logs=("mlc-library",),
     # groups of 32, embeddings too; a library of 0.4 to 1.1 MB

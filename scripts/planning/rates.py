@@ -13,6 +13,8 @@ START = 15.0  # seconds until a process has its libraries and a small model; mos
 COMPARE = 3e-9  # seconds a position and token of the vocabulary (docs/PERFORMANCE.md, "Scoring")
 BEYOND = 2.0  # times the largest model measured, and the most tokens a quantizer saw, to which figures are stretched
 
+RENAMED = {"mlc": "quantmill-tvm"}  # engines that older results call otherwise
+
 
 def load_rows(files: Iterable[Path]) -> list[dict[str, Any]]:
     """The rows of results.json files, those that are there, that say what they measured on which device."""
@@ -20,7 +22,8 @@ def load_rows(files: Iterable[Path]) -> list[dict[str, Any]]:
     for file in files:
         if file.is_file():
             rows += json.loads(file.read_text(encoding="utf-8"))["rows"]
-    return [row for row in rows if row.get("artifact") and row.get("device_details")]
+    measured = (row for row in rows if row.get("artifact") and row.get("device_details"))
+    return [row | {"engine": RENAMED.get(row["engine"], row["engine"])} for row in measured]
 
 
 def between(points: Iterable[tuple[float, float]], x: float, beyond: float = BEYOND) -> float | None:

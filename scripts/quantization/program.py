@@ -21,12 +21,13 @@ from checkpoint.conversion import drop_tied
 from checkpoint.float16 import stored_dtype, write_float16
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import DTYPE_BYTES
-from common import manifest, own_code, program, quality_gate
+from common import manifest, own_code, program
 from common.program import UserError, first_line
 from common.publish import place, publish, work_folder
 from devices import cpu
 from quantization import calibration, layers
 from quantization.calibration import Calibration
+from scoring import quality_gate
 
 own_code.forbid()
 
