@@ -13,22 +13,20 @@ def model_shape(wildcards, input):
     return found or shape.of_folder(local(input.artifact))
 
 
-def scoring_ask(wildcards, input):
-    """What a job asks for that scores a cell (the reference where it names none); the text has no more positions than
-    the ids that its file can hold."""
+def scoring_ask(wildcards, input, positions):
+    """What a job asks for that scores so many positions by a cell, the reference where it names none."""
     each = find_cell(wildcards.model, wildcards.get("cell", STUDY["reference"]))
-    positions = local(input.evaluation).stat().st_size // jobs.BYTES_AN_ID
     return study_jobs().score(each.format, each.engine, model_shape(wildcards, input), positions)
 
 
 def scoring_memory(wildcards, input):
-    """MB of the same."""
-    return scoring_ask(wildcards, input).mb
+    """MB of the same, whatever the text."""
+    return scoring_ask(wildcards, input, None).mb
 
 
 def scoring_minutes(wildcards, input):
-    """Minutes of the same, at most."""
-    return scoring_ask(wildcards, input).minutes
+    """Minutes of the same, at most; the text has no more positions than the ids that its file can hold."""
+    return scoring_ask(wildcards, input, local(input.evaluation).stat().st_size // jobs.BYTES_AN_ID).minutes
 
 
 def expected_memory(wildcards, input):
@@ -36,20 +34,20 @@ def expected_memory(wildcards, input):
     return study_jobs().expect(shape.of_folder(local(input.source))).mb
 
 
-def latency_ask(wildcards, input):
-    """What a latency job asks for, by how many prompts there are."""
-    each, prompts = cell(wildcards), len(json.loads(local(input.prompts).read_text())["prompts"])
+def latency_ask(wildcards, input, prompts):
+    """What a latency job asks for, of so many prompts."""
+    each = cell(wildcards)
     return study_jobs().latency(each.format, each.engine, model_shape(wildcards, input), prompts)
 
 
 def latency_memory(wildcards, input):
-    """MB of the same."""
-    return latency_ask(wildcards, input).mb
+    """MB of the same, however many."""
+    return latency_ask(wildcards, input, 0).mb
 
 
 def latency_minutes(wildcards, input):
     """Minutes of the same, at most."""
-    return latency_ask(wildcards, input).minutes
+    return latency_ask(wildcards, input, len(json.loads(local(input.prompts).read_text())["prompts"])).minutes
 
 
 rule latency:
