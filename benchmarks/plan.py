@@ -3,8 +3,9 @@
 
     .venv/bin/python benchmarks/plan.py [--models 200] [--runs 3]
 
-Makes a study of random weights in ten formats and plans it (--dry-run) in a clone, and a workflow of bare rules, without
-parameters, resources or logs, beside it. Prints the CPU-seconds of both, user's and system's, the least of RUNS in turn.
+Makes a study of random weights in ten formats and plans it (--dry-run) in a clone of the last commit, and beside it a
+workflow of bare rules, without parameters, resources or logs. Prints CPU-seconds of both, user's and system's, the
+least of RUNS.
 """
 
 import argparse
