@@ -34,7 +34,7 @@ def of_row(row: dict[str, Any]) -> shape.Shape:
 
 
 @cache
-def listed() -> dict[str, Any]:
+def list_jobs() -> dict[str, Any]:
     """What Snakemake knows of the demo's study: see scripts/list_jobs.py."""
     command = [REPO / ".venv/bin/python", REPO / "scripts/list_jobs.py"]
     result = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
@@ -44,7 +44,7 @@ def listed() -> dict[str, Any]:
 
 def jobs_of(device: str, **changes: Any) -> Jobs:
     """The demo's study on a device, with changes to its config."""
-    formats = {name: costs_of(entry) for name, entry in listed()["formats"].items()}
-    engines = {name: EngineCosts(**entry) for name, entry in listed()["engines"].items()}
-    study = listed()["study"] | {"device": device} | changes
-    return Jobs(study, tuple(listed()["reference"]), formats, engines)
+    formats = {name: costs_of(entry) for name, entry in list_jobs()["formats"].items()}
+    engines = {name: EngineCosts(**entry) for name, entry in list_jobs()["engines"].items()}
+    study = list_jobs()["study"] | {"device": device} | changes
+    return Jobs(study, tuple(list_jobs()["reference"]), formats, engines)

@@ -258,4 +258,6 @@ def test_a_job_of_what_nobody_said_asks_for_the_model_twice_in_float32() -> None
     other_engine = jobs.latency("fp16", "other", model, prompts=9)
     assert (other_engine.known, other_engine.seconds, other_engine.minutes) == (False, None, 720)
     assert other_engine.mb == ask.mb
+    scored = jobs.score("fp16", "other", model, positions=10)
+    assert (scored.known, scored.seconds, scored.minutes, scored.mb) == (False, None, 720, ask.mb)
     assert jobs.latency("fp16", "transformers", model, prompts=9).known

@@ -153,12 +153,12 @@ class Jobs:
         cells += [self.reference] if self.study["reference_logits"] == "recompute" else []
         runs = [self._run_mb(format, engine, model, self._window(model)) for format, engine in cells]
         mb = sum(UNKNOWN.mb(model, self.study["calibration"]) if each is None else each for each in runs)
-        minutes, seconds = UNKNOWN_MINUTES, None
-        if positions is not None:
-            compare = positions * model.vocab * COMPARE
-            minutes = limit(len(cells) * (START + self._forward(model, positions)) + compare)
-            seconds = self._rates((format,), engine, model, strict=True).scoring(positions, model.vocab)
-        return Ask(job_mb(mb), minutes, seconds=seconds, known=None not in runs)
+        if positions is None or None in runs:
+            return Ask(job_mb(mb), UNKNOWN_MINUTES, known=None not in runs)
+        compare = positions * model.vocab * COMPARE
+        minutes = limit(len(cells) * (START + self._forward(model, positions)) + compare)
+        seconds = self._rates((format,), engine, model, strict=True).scoring(positions, model.vocab)
+        return Ask(job_mb(mb), minutes, seconds=seconds)
 
     def _window(self, model: Shape) -> int:
         """Tokens of the longest window that the study scores."""
