@@ -222,7 +222,7 @@ def gate_options(wildcards):
     return [*options, f"--gate-protocol={STUDY['perplexity']}", f"--gate-factor={STUDY['quality_gate']}"]
 
 
-def local(file):
+def local_path(file):
     """Where an input can be read before its job runs: in this folder, also where jobs take it from a storage that is this
     folder (profiles/kubernetes). By the name of one that is not there yet, Snakemake sees that it has to ask again."""
     here = Path(*Path(file).parts[Path(file).parts.index("artifacts") :])
@@ -240,10 +240,10 @@ def study_jobs():
 
 def build_ask(wildcards, input):
     """What a job asks for that makes a folder of weights from input.source; a rule of no format copies them."""
-    model = shape.of_folder(local(input.source))
+    model = shape.of_folder(local_path(input.source))
     if "format" not in wildcards.keys():
         return study_jobs().copy(model)
-    tokens = local(input.calibration).stat().st_size // jobs.BYTES_AN_ID if "calibration" in input.keys() else None
+    tokens = local_path(input.calibration).stat().st_size // jobs.BYTES_AN_ID if "calibration" in input.keys() else None
     engine = find_cell(wildcards.model, wildcards.format).engine
     return study_jobs().build(wildcards.format, engine, model, has_gate(wildcards), tokens)
 

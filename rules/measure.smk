@@ -10,7 +10,7 @@ def model_shape(wildcards, input):
     folder = Path(f"artifacts/{wildcards.model}")
     names = ("safetensors", "source", *cells.artifacts(STUDY, STUDY["models"][wildcards.model]))
     found = next((found for name in names if (found := shape.of_config(folder / name))), None)
-    return found or shape.of_folder(local(input.artifact))
+    return found or shape.of_folder(local_path(input.artifact))
 
 
 def scoring_ask(wildcards, input, positions):
@@ -26,12 +26,12 @@ def scoring_memory(wildcards, input):
 
 def scoring_minutes(wildcards, input):
     """Minutes of the same, at most; the text has no more positions than the ids that its file can hold."""
-    return scoring_ask(wildcards, input, local(input.evaluation).stat().st_size // jobs.BYTES_AN_ID).minutes
+    return scoring_ask(wildcards, input, local_path(input.evaluation).stat().st_size // jobs.BYTES_AN_ID).minutes
 
 
 def expected_memory(wildcards, input):
     """MB of the job that runs a model's source by transformers."""
-    return study_jobs().expect(shape.of_folder(local(input.source))).mb
+    return study_jobs().expect(shape.of_folder(local_path(input.source))).mb
 
 
 def latency_ask(wildcards, input, prompts):
@@ -47,7 +47,7 @@ def latency_memory(wildcards, input):
 
 def latency_minutes(wildcards, input):
     """Minutes of the same, at most."""
-    return latency_ask(wildcards, input, len(json.loads(local(input.prompts).read_text())["prompts"])).minutes
+    return latency_ask(wildcards, input, len(json.loads(local_path(input.prompts).read_text())["prompts"])).minutes
 
 
 rule latency:
