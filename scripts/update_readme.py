@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Put runs' tables into the README, each between its markers; with --check, say whether they have drifted.
 
-    python scripts/update_readme.py README.md results/demo [results/…] [--check]
+    python scripts/update_readme.py README.md results/demo [results/…] [--short] [--check]
 
 A run is a folder with results.json; its markers are `<!-- results/demo: by make readme -->` and `<!-- end -->`.
 """
@@ -15,6 +15,7 @@ from common.program import UserError, parser, run
 from reporting.numbers import MISSING, number, size
 
 END = "<!-- end -->"
+SHORT = ("model", "format", "runs in", "tokens/s (95%)", "perplexity", "over the reference (95%, paired)", "size")
 HEADING = ("new_tokens", "processes", "repeats")  # what the line above a table says of all its rows
 
 
@@ -70,8 +71,11 @@ def cells(row: Mapping[str, Any], reference: str) -> dict[str, str]:
     }
 
 
-def table(results: Mapping[str, Any]) -> str:
-    """The Markdown between the markers: what was measured, on what, and the rows; empty columns are left out."""
+def table(results: Mapping[str, Any], short: bool = False) -> str:
+    """The Markdown between the markers: what was measured, on what, and the rows; empty columns are left out.
+
+    `short` keeps the columns of `SHORT` alone.
+    """
     first = results["rows"][0]
     latency, quality = first["protocol"]["latency"], first["protocol"]["quality"]
     shown = [(row["device"], *(row["protocol"]["latency"][name] for name in HEADING)) for row in results["rows"]]
@@ -86,7 +90,8 @@ def table(results: Mapping[str, Any]) -> str:
             f"; perplexity by `{quality['perplexity']}` over {quality['windows']} windows of {quality['window']} tokens"
         )
     rows = [cells(row, results["config"]["reference"]) for row in results["rows"]]
-    headings = [heading for heading in rows[0] if any(row[heading] != MISSING for row in rows)]
+    columns = SHORT if short else tuple(rows[0])
+    headings = [heading for heading in columns if any(row[heading] != MISSING for row in rows)]
     if len({row["model"] for row in rows}) == 1:
         headings.remove("model")
     lines = [headings, ["---"] * len(headings), *([row[heading] for heading in headings] for row in rows)]
@@ -97,6 +102,7 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("readme", type=Path)
     arguments.add_argument("runs", type=Path, nargs="+", help="folders with results.json")
+    arguments.add_argument("--short", action="store_true", help="the six columns of the README instead of all")
     arguments.add_argument("--check", action="store_true", help="change nothing; fail where the README has drifted")
     options = arguments.parse_args()
 
@@ -108,7 +114,7 @@ def main() -> None:
         if not (found and closed):
             raise UserError(f"{options.readme}: lacks the markers {begin!r} and {END!r}; put them back")
         results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-        updated = f"{before}{begin}\n{table(results)}\n{END}{after}"
+        updated = f"{before}{begin}\n{table(results, options.short)}\n{END}{after}"
     if options.check and updated != text:
         raise UserError(f"{options.readme}: its tables are not what the runs measured; run make readme")
     if not options.check:
