@@ -40,7 +40,8 @@ def test_the_short_table_has_six_of_the_long_tables_columns(folder: Path) -> Non
     assert len(columns) > len(SIX)
     assert short == [[row[columns.index(name)] for name in SIX] for row in long]
     assert [row[0] for row in long][:2] == ["`fp16`", "`ct2-int8`"]
-    assert (folder / "page.md").read_text().startswith("before\n") and (folder / "page.md").read_text().endswith("after\n")
+    text = (folder / "page.md").read_text()
+    assert text.startswith(f"before\n{BEGIN}") and text.endswith(f"\n{END}after\n")
 
 
 def test_check_changes_nothing_and_fails_where_the_table_drifted(folder: Path) -> None:
