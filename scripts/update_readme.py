@@ -7,15 +7,19 @@ A run is a folder with results.json; its markers are `<!-- results/demo: by make
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from common.program import UserError, parser, run
+from reporting import columns
+from reporting.column import Column
+from reporting.labels import label, mode_label
 from reporting.numbers import MISSING, number, size
+from reporting.results import current
 
 END = "<!-- end -->"
-SHORT = ("model", "format", "runs in", "tokens/s (95%)", "perplexity", "over the reference (95%, paired)", "size")
+SHORT = ("model", "format", "run", "engine", "tokens_per_second", "perplexity", "nll_difference", "size_bytes")
 HEADING = ("new_tokens", "processes", "repeats")  # what the line above a table says of all its rows
 
 
@@ -24,7 +28,7 @@ def over_reference(row: Mapping[str, Any], reference: str) -> str:
     ratio = row["perplexity_ratio"]
     if ratio is None:
         return MISSING
-    if row["format"] == reference:
+    if label(row) == reference:
         return "the reference"
     if row["above_noise_floor"] is False:  # no further than the reference is from itself in another arithmetic
         return "within the noise"
@@ -39,36 +43,46 @@ def interval(value: float, low: float, high: float, digits: int = 3) -> str:
 def runs_in(row: Mapping[str, Any]) -> str:
     """Engine, arithmetic, and how a token was decoded or by how many threads."""
     threads = row["threads"] and f"{row['threads']} thread{'s' if row['threads'] > 1 else ''}"
-    return ", ".join(filter(None, (row["engine"], row["compute_type"], threads or row["mode"])))
+    return ", ".join(filter(None, (row["engine"], row["compute_type"], threads or mode_label(row["mode"]))))
 
 
 def other_modes(row: Mapping[str, Any]) -> str:
     """Tokens a second in the ways that are not the row's own; what its tokens disqualify is in brackets."""
-    figures = [(way, f"{way['mode']} {number(way['tokens_per_second'], 3)}") for way in row["other_modes"]]
+    figures = [(way, f"{mode_label(way['mode'])} {number(way['tokens_per_second'], 3)}") for way in row["other_modes"]]
     return "; ".join(f"[{figure}]" if way["refused"] else figure for way, figure in figures) or MISSING
 
 
-def cells(row: Mapping[str, Any], reference: str) -> dict[str, str]:
-    """A row of the table: heading -> cell."""
-    agreement, cuda = row["top1_agreement"], row["device_details"]["device"] == "cuda"
-    return {
-        "model": row["model"],
-        "format": f"`{row['format']}`",
-        "runs in": runs_in(row),
-        "tokens/s (95%)": interval(*(row[f"tokens_per_second{end}"] for end in ("", "_low", "_high")))
-        + (", disturbed" if row["interference"] else ""),
-        "other modes": other_modes(row),
-        "of the bandwidth": f"{row['bandwidth_fraction']:.0%}" if cuda else MISSING,
-        "perplexity": number(row["perplexity"]),
-        "over the reference (95%, paired)": over_reference(row, reference),
-        "mean KL, nats": number(row["kld_mean"], 3),
-        "same first choice": MISSING if agreement is None else f"{number(agreement * 100, 3)}%",
-        "TTFT, ms": number(row["ttft_ms_p50"], 3),
-        "TPOT, ms": number(row["tpot_ms_p50"], 3),
-        "bits/weight": number(row["bits_per_weight"], 3),
-        "size": size(row["size_bytes"]),
-        "Pareto front": {True: "yes", False: "no", None: MISSING}[row["pareto"]],
+def speed(row: Mapping[str, Any]) -> str:
+    """Tokens a second with their interval, and whether something disturbed them."""
+    figures = (row[f"tokens_per_second{end}"] for end in ("", "_low", "_high"))
+    return interval(*figures) + (", disturbed" if row["interference"] else "")
+
+
+def cell(column: Column, value: Any) -> str:
+    """A figure as text."""
+    if value is None or isinstance(value, str):
+        return value or MISSING
+    if column.kind == "boolean":
+        return "yes" if value else "no"
+    if column.limits.get("maximum") == 1:
+        return f"{number(value * 100, 3)}%"
+    return size(value) if column.unit == "B" else number(value, 4 if column.name == "perplexity" else 3)
+
+
+def cells(row: Mapping[str, Any], reference: str, columns: Sequence[Column]) -> dict[str, str]:
+    """A row of the table: heading -> cell. Some columns say more than their figure."""
+    more = {
+        "format": {"format": f"`{row['format']}`"},
+        "engine": {"runs in": runs_in(row)},
+        "tokens_per_second": {"tokens/s (95%)": speed(row), "other modes": other_modes(row)},
+        "nll_difference": {"over the reference (95%, paired)": over_reference(row, reference)},
     }
+    if row["device_details"]["device"] != "cuda":  # a CPU's caches hold what its memory would have to
+        more["bandwidth_fraction"] = {"of the bandwidth": MISSING}
+    found = {}
+    for column in columns:
+        found |= more.get(column.name, {column.heading: cell(column, row[column.name])})
+    return found
 
 
 def table(results: Mapping[str, Any], short: bool = False) -> str:
@@ -89,9 +103,10 @@ def table(results: Mapping[str, Any], short: bool = False) -> str:
         protocol += (
             f"; perplexity by `{quality['perplexity']}` over {quality['windows']} windows of {quality['window']} tokens"
         )
-    rows = [cells(row, results["config"]["reference"]) for row in results["rows"]]
-    columns = SHORT if short else tuple(rows[0])
-    headings = [heading for heading in columns if any(row[heading] != MISSING for row in rows)]
+    taken = [column for column in columns.shown() if column.name in SHORT or not short]
+    rows = [cells(row, results["config"]["reference"], taken) for row in results["rows"]]
+    left_out = {"other modes"} if short else set()
+    headings = [name for name in rows[0] if name not in left_out and any(row[name] != MISSING for row in rows)]
     if len({row["model"] for row in rows}) == 1:
         headings.remove("model")
     lines = [headings, ["---"] * len(headings), *([row[heading] for heading in headings] for row in rows)]
@@ -113,7 +128,7 @@ def main() -> None:
         _, closed, after = rest.partition(END)
         if not (found and closed):
             raise UserError(f"{options.readme}: lacks the markers {begin!r} and {END!r}; put them back")
-        results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        results = current(json.loads((folder / "results.json").read_text(encoding="utf-8")))
         updated = f"{before}{begin}\n{table(results, options.short)}\n{END}{after}"
     if options.check and updated != text:
         raise UserError(f"{options.readme}: its tables are not what the runs measured; run make readme")

@@ -10,26 +10,13 @@ import jinja2
 from markupsafe import Markup
 
 from reporting import axes, caveats, details
+from reporting.columns import COLUMNS
 from reporting.drawing import Drawing
-from reporting.results import COLUMNS, unfinished_because
+from reporting.labels import label, mode_label
+from reporting.results import unfinished_because
 
 FILES = Path(__file__).with_name("page_files")
 SCRIPTS = ("elements.js", "notices.js", "verdict.js", "plots.js", "table.js", "details.js", "main.js")
-SCHEMA = Path(__file__).with_name("results.schema.json")
-# what a reader compares first; the others are there by a click
-SHOWN = (
-    *("model", "format", "engine", "tokens_per_second", "perplexity", "nll_difference", "kld_mean", "top1_agreement"),
-    *(
-        "ttft_ms_p50",
-        "tpot_ms_p50",
-        "bits_per_weight",
-        "group_size",
-        "size_bytes",
-        "peak_memory_bytes",
-        "bandwidth_fraction",
-    ),
-    "pareto",
-)
 ORIGINS = (
     *("source", "built by", "SHA-256 of sha256sum's lines for its files", "calibration text, SHA-256", "quality gate"),
     *("libraries", "device", "latency", "quality"),
@@ -39,10 +26,13 @@ PAGE_BYTES = 2_900_000  # of the page: details of models are left out beyond it
 DIGITS = 6  # of figures in the page; results.json has them all
 
 
-def columns() -> list[dict[str, str]]:
-    """Name, unit and meaning of every column of results.csv, from the published schema."""
-    described = json.loads(SCHEMA.read_text(encoding="utf-8"))["$defs"]["row"]["properties"]
-    return [{"name": name, "unit": unit, "text": described[name]["description"]} for name, unit in COLUMNS.items()]
+def columns() -> list[dict[str, Any]]:
+    """What the page's scripts take of every column; `shown` is its place among those shown at once, or null."""
+    return [
+        {"title": column.title or column.name.replace("_", " "), "name": column.name, "unit": column.unit}
+        | {"text": column.text, "better": column.better, "shown": column.shown}
+        for column in COLUMNS
+    ]
 
 
 def rounded(value: Any) -> Any:
@@ -97,7 +87,7 @@ def differences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             versions = {name: text for name, text in row["versions"].items() if str(text)[:1].isdigit()}
             for name, value in ({"device": device["name"], "driver": device["driver"]} | versions).items():
                 if value:
-                    seen.setdefault(name, {}).setdefault(str(value), []).append(row["format"])
+                    seen.setdefault(name, {}).setdefault(str(value), []).append(label(row))
         for name, values in seen.items():
             if len(values) > 1:
                 each = "; ".join(f"{value} ({', '.join(formats)})" for value, formats in values.items())
@@ -121,11 +111,11 @@ def row_data(row: Mapping[str, Any], drawn: Mapping[str, Any], pool: Pool) -> di
     for name, reason in row["missing"].items():
         reasons.setdefault(reason, []).append(name)
     return {
-        "values": [rounded(row[name]) for name in COLUMNS],
+        "values": [rounded(row[column.name]) for column in COLUMNS],
         "missing": reasons,
         "ratio": row["perplexity_ratio"] and {name: rounded(value) for name, value in row["perplexity_ratio"].items()},
         "plot": [rounded(drawn[name]) for name in ("perplexity_low", "perplexity_high", "roofline", "label")],
-        "runs in": [row["compute_type"], row["mode"], row["threads"]],
+        "runs in": [row["compute_type"], mode_label(row["mode"]), row["threads"]],
         "modes": [{name: rounded(way[name]) for name in MODE} for way in row["other_modes"] or []],
         "differs": row["differs"],
         "dominated by": row["dominated_by"] or [],
@@ -139,7 +129,7 @@ def row_data(row: Mapping[str, Any], drawn: Mapping[str, Any], pool: Pool) -> di
 
 def name(row: Mapping[str, Any]) -> str:
     """A row as the page calls it, which is its artifact's place as well."""
-    return f"{row['model']}/{row['format']}"
+    return f"{row['model']}/{label(row)}"
 
 
 def unfinished(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -184,7 +174,6 @@ def data(results: Mapping[str, Any], study: Mapping[str, Any], drawing: Drawing)
     return {
         "reference": results["config"]["reference"],
         "columns": columns(),
-        "shown": SHOWN,
         "rows": [row_data(row, each, pool) for row, each in zip(rows, drawn, strict=True)],
         "origins": ORIGINS,
         "commands": commands(study, rows),

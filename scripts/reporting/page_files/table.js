@@ -6,14 +6,8 @@ let unfolded = false;
 
 const BYTES = new Set(["size_bytes", "peak_memory_bytes"]);
 const SHARES = new Set(["top1_agreement", "bandwidth_fraction", "delta_p_rms"]);
-const TITLES = {
-  tokens_per_second: "tokens/s", tokens_per_second_low: "tokens/s, low", tokens_per_second_high: "tokens/s, high",
-  nll_difference: "NLL over the reference", kld_mean: "mean KL", top1_agreement: "same first choice", ttft_ms_p50: "TTFT",
-  tpot_ms_p50: "TPOT", tpot_ms_p99: "TPOT p99", bits_per_weight: "bits/weight", size_bytes: "size", peak_memory_bytes: "peak memory",
-  bandwidth_fraction: "of the bandwidth", pareto: "Pareto front", joules_per_token: "energy a token", build_seconds: "build time",
-};
-const title = (name) => TITLES[name] ?? name.replaceAll("_", " ");
-const named = (column) => ["model", "format", "engine", "device", "nll_verdict", "interference"].includes(column.name);
+const title = (name) => DATA.columns.find((column) => column.name === name).title;
+const named = (column) => ["model", "format", "run", "engine", "device", "nll_verdict", "interference"].includes(column.name);
 
 /** A figure as text. */
 function text(name, value) {
@@ -59,8 +53,8 @@ function cell(row, column, whole) {
   return element("td", { class: named(column) ? "name" : null }, text(column.name, value), notes);
 }
 
-const shownColumns = () => DATA.columns.filter((column) => find("all-columns").checked || DATA.shown.includes(column.name))
-  .sort((a, b) => (find("all-columns").checked ? 0 : DATA.shown.indexOf(a.name) - DATA.shown.indexOf(b.name)));
+const shownColumns = () => (find("all-columns").checked ? DATA.columns
+  : DATA.columns.filter((column) => column.shown && ROWS.some((row) => row[column.name] !== null)).sort((a, b) => a.shown - b.shown));
 
 /** The rows that the filter leaves, in the order that was chosen. */
 function shownRows() {
