@@ -19,6 +19,11 @@ INTERVALS = ("perplexity", "tokens_per_second")
 MORE_IS_BETTER = ("top1_agreement", "tokens_per_second")
 
 
+def label(row: Mapping[str, Any]) -> str:
+    """FORMAT, or FORMAT@RUN where the row is not of the format's default run."""
+    return row["format"] if row.get("run") is None else f"{row['format']}@{row['run']}"
+
+
 def plotted(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """What the plots show of the rows.
 
@@ -32,9 +37,10 @@ def plotted(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     shown = []
     for row in rows:
         value = {name: row[name] for name in ("model", "format", "device", "pareto", "compute_type", *names)}
+        value["cell"] = label(row)
         value["disturbed"] = bool(row["interference"])
         mark = " (disturbed)" if row["interference"] else ""
-        value["label"] = (f"{row['model']}: {row['format']}" if several else row["format"]) + mark
+        value["label"] = (f"{row['model']}: {label(row)}" if several else label(row)) + mark
         paired = row["perplexity_ratio"]
         if paired:  # the reference's perplexity as it is, and only what the format changes with its uncertainty
             base = row["perplexity"] / paired["ratio"]

@@ -3,32 +3,51 @@
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
-from reporting import axes, caveats, details
+from reporting import axes, caveats, details, facts
+from reporting.axes import label
 from reporting.drawing import Drawing
-from reporting.results import COLUMNS, unfinished_because
+from reporting.results import COLUMNS, FAILED, unfinished_because
 
 FILES = Path(__file__).with_name("page_files")
-SCRIPTS = ("elements.js", "notices.js", "verdict.js", "plots.js", "table.js", "details.js", "main.js")
+SCRIPTS = ("elements.js", "help.js", "notices.js", "verdict.js", "plots.js", "table.js", "details.js", "main.js")
 SCHEMA = Path(__file__).with_name("results.schema.json")
-# what a reader compares first; the others are there by a click
+# what a reader compares first, in this order; the others are there by a click
 SHOWN = (
-    *("model", "format", "engine", "tokens_per_second", "perplexity", "nll_difference", "kld_mean", "top1_agreement"),
-    *(
-        "ttft_ms_p50",
-        "tpot_ms_p50",
-        "bits_per_weight",
-        "group_size",
-        "size_bytes",
-        "peak_memory_bytes",
-        "bandwidth_fraction",
+    *("format", "tokens_per_second", "perplexity", "kld_mean", "top1_agreement", "ttft_ms_p50", "tpot_ms_p50"),
+    *("bits_per_weight", "size_bytes", "peak_memory_bytes", "bandwidth_fraction", "pareto"),
+)
+TITLES = {
+    "tokens_per_second": "tokens/s",
+    "tokens_per_second_low": "tokens/s, low",
+    "tokens_per_second_high": "tokens/s, high",
+    "nll_difference": "NLL over the reference",
+    "kld_mean": "mean KL",
+    "top1_agreement": "same first choice",
+    "ttft_ms_p50": "TTFT",
+    "tpot_ms_p50": "TPOT",
+    "tpot_ms_p99": "TPOT p99",
+    "bits_per_weight": "bits/weight",
+    "size_bytes": "size",
+    "peak_memory_bytes": "peak memory",
+    "bandwidth_fraction": "of the bandwidth",
+    "pareto": "Pareto front",
+    "joules_per_token": "energy a token",
+    "build_seconds": "build time",
+}
+BETTER = dict.fromkeys(("tokens_per_second", "top1_agreement", "bandwidth_fraction"), "more") | dict.fromkeys(
+    (
+        *("perplexity", "kld_mean", "kld_median", "kld_p99", "kld_p999", "kld_max", "nll_difference", "delta_p_rms"),
+        *("ttft_ms_p50", "tpot_ms_p50", "tpot_ms_p99", "bits_per_weight", "size_bytes", "peak_memory_bytes"),
+        *("build_seconds", "joules_per_token"),
     ),
-    "pareto",
+    "less",
 )
 ORIGINS = (
     *("source", "built by", "SHA-256 of sha256sum's lines for its files", "calibration text, SHA-256", "quality gate"),
@@ -36,13 +55,26 @@ ORIGINS = (
 )
 MODE = ("mode", "refused", "differs", "tokens_per_second")  # of another way to decode
 PAGE_BYTES = 2_900_000  # of the page: details of models are left out beyond it
+NEVER_RAN = f"{FAILED}, or never ran"  # how results.failure begins where no log says anything
+RELOAD = 5  # seconds, of a page that is still being filled
 DIGITS = 6  # of figures in the page; results.json has them all
 
 
-def columns() -> list[dict[str, str]]:
-    """Name, unit and meaning of every column of results.csv, from the published schema."""
+def columns() -> list[dict[str, Any]]:
+    """Every column of results.csv: name, unit, title, text (its meaning, from the published schema), better ("more",
+    "less" or None), shown (its place among what the page shows first, from 1, or None)."""
     described = json.loads(SCHEMA.read_text(encoding="utf-8"))["$defs"]["row"]["properties"]
-    return [{"name": name, "unit": unit, "text": described[name]["description"]} for name, unit in COLUMNS.items()]
+    return [
+        {
+            "name": name,
+            "unit": unit,
+            "title": TITLES.get(name, name.replace("_", " ")),
+            "text": described[name]["description"],
+            "better": BETTER.get(name),
+            "shown": SHOWN.index(name) + 1 if name in SHOWN else None,
+        }
+        for name, unit in COLUMNS.items()
+    ]
 
 
 def rounded(value: Any) -> Any:
@@ -97,7 +129,7 @@ def differences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             versions = {name: text for name, text in row["versions"].items() if str(text)[:1].isdigit()}
             for name, value in ({"device": device["name"], "driver": device["driver"]} | versions).items():
                 if value:
-                    seen.setdefault(name, {}).setdefault(str(value), []).append(row["format"])
+                    seen.setdefault(name, {}).setdefault(str(value), []).append(label(row))
         for name, values in seen.items():
             if len(values) > 1:
                 each = "; ".join(f"{value} ({', '.join(formats)})" for value, formats in values.items())
@@ -121,6 +153,9 @@ def row_data(row: Mapping[str, Any], drawn: Mapping[str, Any], pool: Pool) -> di
     for name, reason in row["missing"].items():
         reasons.setdefault(reason, []).append(name)
     return {
+        "label": label(row),
+        "run": row.get("run"),
+        "prebuilt": bool(row.get("prebuilt") or (row["artifact"] or {}).get("prebuilt")),
         "values": [rounded(row[name]) for name in COLUMNS],
         "missing": reasons,
         "ratio": row["perplexity_ratio"] and {name: rounded(value) for name, value in row["perplexity_ratio"].items()},
@@ -138,13 +173,18 @@ def row_data(row: Mapping[str, Any], drawn: Mapping[str, Any], pool: Pool) -> di
 
 
 def name(row: Mapping[str, Any]) -> str:
-    """A row as the page calls it, which is its artifact's place as well."""
-    return f"{row['model']}/{row['format']}"
+    """A row as the page calls it."""
+    return f"{row['model']}/{label(row)}"
 
 
-def unfinished(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """How many rows lack what the study asked for, and a line for each; nothing where none does."""
-    failed = {name(row): reasons for row in rows if (reasons := unfinished_because(row))}
+def unfinished(rows: Sequence[Mapping[str, Any]], *, running: bool = False) -> list[str]:
+    """How many rows lack what the study asked for, and a line for each; nothing where none does. `running`: what has
+    not run yet is not counted."""
+    failed = {}
+    for row in rows:
+        reasons = [why for why in unfinished_because(row) if not (running and why.startswith(NEVER_RAN))]
+        if reasons:
+            failed[name(row)] = reasons
     if not failed:
         return []
     what = "formats" if len({row["model"] for row in rows}) == 1 else "rows (a model in a format)"
@@ -177,18 +217,20 @@ def of_models(study: Mapping[str, Any], room: int) -> dict[str, Any]:
     return found
 
 
-def data(results: Mapping[str, Any], study: Mapping[str, Any], drawing: Drawing) -> dict[str, Any]:
-    """Everything that the page's scripts show, but for the details of models."""
+def data(
+    results: Mapping[str, Any], study: Mapping[str, Any], drawing: Drawing, running: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Everything that the page's scripts show, but for the details of models. `running`: what is still being
+    measured; the key is absent when nothing is."""
     pool, rows = Pool(), results["rows"]
     drawn = axes.plotted(rows)
     return {
         "reference": results["config"]["reference"],
         "columns": columns(),
-        "shown": SHOWN,
         "rows": [row_data(row, each, pool) for row, each in zip(rows, drawn, strict=True)],
         "origins": ORIGINS,
         "commands": commands(study, rows),
-        "unfinished": unfinished(rows),
+        "unfinished": unfinished(rows, running=bool(running)),
         "undrawn": drawing.refused,
         "plots": drawing.plots,
         "axes": {"quality": axes.QUALITIES, "cost": axes.COSTS, "more is better": axes.MORE_IS_BETTER},
@@ -200,6 +242,7 @@ def data(results: Mapping[str, Any], study: Mapping[str, Any], drawing: Drawing)
         "config": results["config"],
         "commit": commit(),
         "versions": {name: results[name] for name in ("schema_version", "metrics_version")},
+        **({"running": list(running)} if running else {}),
     }
 
 
@@ -207,16 +250,20 @@ def _text(content: Mapping[str, Any]) -> str:
     return json.dumps(content, separators=(",", ":"), allow_nan=False)
 
 
-def render(results: Mapping[str, Any], study: Mapping[str, Any], drawing: Drawing) -> str:
-    """The page's text."""
+def render(
+    results: Mapping[str, Any], study: Mapping[str, Any], drawing: Drawing, running: Sequence[str] = ()
+) -> str:
+    """The page's text. `running`: what is still being measured; while there is any, the page loads itself anew."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FILES), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    content = data(results, study, drawing)
+    content = data(results, study, drawing, running)
     room = PAGE_BYTES - len(drawing.vega) - len(_text(content))
     content["details"] = of_models(study, room)
     return environment.get_template("page.html.j2").render(
         models=list(results["config"]["models"]),
+        facts=facts.header(results, study, content["commit"], datetime.now(UTC)),
+        reload=RELOAD if running else None,
         style=Markup((FILES / "style.css").read_text(encoding="utf-8")),
         data=Markup(_text(content).replace("<", "\\u003c")),
         vega=Markup(drawing.vega.replace("</script", "<\\/script")),
