@@ -7,19 +7,19 @@ A run is a folder with results.json; its markers are `<!-- results/demo: by make
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from common.program import UserError, parser, run
-from reporting import columns
 from reporting.column import Column
+from reporting.columns import shown
 from reporting.labels import label, mode_label
 from reporting.numbers import MISSING, number, size
 from reporting.results import current
 
 END = "<!-- end -->"
-SHORT = ("model", "format", "run", "engine", "tokens_per_second", "perplexity", "nll_difference", "size_bytes")
+SHORT = ("model", "format", "runs in", "tokens/s (95%)", "perplexity", "over the reference (95%, paired)", "size")
 HEADING = ("new_tokens", "processes", "repeats")  # what the line above a table says of all its rows
 
 
@@ -64,23 +64,25 @@ def cell(column: Column, value: Any) -> str:
         return value or MISSING
     if column.kind == "boolean":
         return "yes" if value else "no"
-    if column.limits.get("maximum") == 1:
+    if column.unit == "" and column.kind == "number":  # a share
         return f"{number(value * 100, 3)}%"
-    return size(value) if column.unit == "B" else number(value, 4 if column.name == "perplexity" else 3)
+    return size(value) if column.unit == "B" else number(value, 3)
 
 
-def cells(row: Mapping[str, Any], reference: str, columns: Sequence[Column]) -> dict[str, str]:
+def cells(row: Mapping[str, Any], reference: str) -> dict[str, str]:
     """A row of the table: heading -> cell. Some columns say more than their figure."""
+    cuda = row["device_details"]["device"] == "cuda"  # a CPU's caches hold what its memory would have to
     more = {
-        "format": {"format": f"`{row['format']}`"},
-        "engine": {"runs in": runs_in(row)},
+        "format": {"format": f"`{label(row)}`", "runs in": runs_in(row)},
         "tokens_per_second": {"tokens/s (95%)": speed(row), "other modes": other_modes(row)},
-        "nll_difference": {"over the reference (95%, paired)": over_reference(row, reference)},
+        "perplexity": {
+            "perplexity": number(row["perplexity"]),
+            "over the reference (95%, paired)": over_reference(row, reference),
+        },
+        "bandwidth_fraction": {"of the bandwidth": f"{row['bandwidth_fraction']:.0%}" if cuda else MISSING},
     }
-    if row["device_details"]["device"] != "cuda":  # a CPU's caches hold what its memory would have to
-        more["bandwidth_fraction"] = {"of the bandwidth": MISSING}
-    found = {}
-    for column in columns:
+    found = {"model": row["model"]}
+    for column in shown():
         found |= more.get(column.name, {column.heading: cell(column, row[column.name])})
     return found
 
@@ -92,8 +94,8 @@ def table(results: Mapping[str, Any], short: bool = False) -> str:
     """
     first = results["rows"][0]
     latency, quality = first["protocol"]["latency"], first["protocol"]["quality"]
-    shown = [(row["device"], *(row["protocol"]["latency"][name] for name in HEADING)) for row in results["rows"]]
-    if len(set(shown)) > 1:
+    measured = [(row["device"], *(row["protocol"]["latency"][name] for name in HEADING)) for row in results["rows"]]
+    if len(set(measured)) > 1:
         raise UserError("results.json: rows of several devices or protocols make no table")
     protocol = (
         f"On {first['device']}, batch 1, {latency['new_tokens']} new tokens after each prompt, "
@@ -103,10 +105,9 @@ def table(results: Mapping[str, Any], short: bool = False) -> str:
         protocol += (
             f"; perplexity by `{quality['perplexity']}` over {quality['windows']} windows of {quality['window']} tokens"
         )
-    taken = [column for column in columns.shown() if column.name in SHORT or not short]
-    rows = [cells(row, results["config"]["reference"], taken) for row in results["rows"]]
-    left_out = {"other modes"} if short else set()
-    headings = [name for name in rows[0] if name not in left_out and any(row[name] != MISSING for row in rows)]
+    rows = [cells(row, results["config"]["reference"]) for row in results["rows"]]
+    asked = SHORT if short else tuple(rows[0])
+    headings = [heading for heading in asked if any(row[heading] != MISSING for row in rows)]
     if len({row["model"] for row in rows}) == 1:
         headings.remove("model")
     lines = [headings, ["---"] * len(headings), *([row[heading] for heading in headings] for row in rows)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from whole_results import cell, edit, hard
+from whole_results import cell, edit, hard, whole
 
 from common.program import UserError
 from metrics import METRICS_VERSION
@@ -239,8 +239,8 @@ def test_the_page_holds_hostile_names_as_data(call: Callable, tmp_path: Path, to
     study = {
         "config": {"reference": "reference", "models": {hostile: {}}, "perplexity": "gptq-2048"},
         "cells": [
-            {**cell(tmp_path, "reference", 10, hard(0)), "model": hostile},
-            {**cell(tmp_path, "other", 20, hard(1)), "model": hostile},
+            {**whole(tmp_path, "reference", 10, hard(0)), "model": hostile},
+            {**whole(tmp_path, "other", 20, hard(1)), "model": hostile},
         ],
         "options": "--cores 8",
     }

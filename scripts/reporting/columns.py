@@ -27,16 +27,15 @@ SCHEMA = Path(__file__).with_name("results.schema.json")
 
 # in the order of results.csv
 COLUMNS = [
-    of_cell("model", "Name of the model in the study's config.", lambda cell: cell["model"], shown=1),
-    of_cell("format", "Name of the format, such as ct2-int8.", lambda cell: cell["format"], shown=2),
+    of_cell("model", "Name of the model in the study's config.", lambda cell: cell["model"]),
+    of_cell("format", "Name of the format, such as ct2-int8.", lambda cell: cell["format"], shown=1),
     of_cell(
         "run",
         "Name of the run in the study's config: an engine with its options; null for the format's default run.",
         lambda cell: cell.get("run"),
         why_missing="the format's default run",
-        shown=3,
     ),
-    of_cell("engine", "The engine that runs it, by its registered name.", lambda cell: cell["engine"], shown=4),
+    of_cell("engine", "The engine that runs it, by its registered name.", lambda cell: cell["engine"]),
     of_speed(
         "device",
         "Name of the processor or GPU that the speed was measured on; null where it was not measured.",
@@ -54,9 +53,9 @@ COLUMNS = [
         unit="bit",
         title="bits/weight",
         better="lower",
-        shown=13,
         judge="relative",
         limits=NOT_NEGATIVE,
+        shown=8,
     ),
     of_artifact(
         "size_bytes",
@@ -66,18 +65,18 @@ COLUMNS = [
         unit="B",
         title="size",
         better="lower",
-        shown=15,
         judge="relative",
         limits=NOT_NEGATIVE,
+        shown=9,
     ),
     of_quality(
         "perplexity",
         "exp of the total negative log-likelihood of the evaluation text over the count of scored tokens or words, "
         "by the protocol of protocol.quality.perplexity (METHODS.md, Perplexity).",
         better="lower",
-        shown=7,
         judge="paired ratio",
         limits={"minimum": 1},
+        shown=3,
     ),
     of_quality(
         "perplexity_low",
@@ -93,8 +92,8 @@ COLUMNS = [
         unit="nat",
         title="mean KL",
         better="lower",
-        shown=9,
         judge="paired difference",
+        shown=4,
     ),
     of_quality("kld_median", "Median of the same divergence over positions.", unit="nat", better="lower"),
     of_quality("kld_p99", "99th percentile of the same divergence over positions.", unit="nat", better="lower"),
@@ -103,8 +102,8 @@ COLUMNS = [
         "Share of scored positions where the candidate and the reference put the same token first.",
         title="same first choice",
         better="higher",
-        shown=10,
         limits=SHARE,
+        shown=5,
     ),
     of_speed(
         "ttft_ms_p50",
@@ -112,8 +111,8 @@ COLUMNS = [
         unit="ms",
         title="TTFT",
         better="lower",
-        shown=11,
         judge="median",
+        shown=6,
     ),
     of_speed(
         "tpot_ms_p50",
@@ -121,8 +120,8 @@ COLUMNS = [
         unit="ms",
         title="TPOT",
         better="lower",
-        shown=12,
         judge="median",
+        shown=7,
     ),
     of_speed("tpot_ms_p99", "99th percentile of the same over runs.", unit="ms", title="TPOT p99", better="lower"),
     of_speed(
@@ -132,9 +131,9 @@ COLUMNS = [
         unit="1/s",
         title="tokens/s",
         better="higher",
-        shown=5,
         judge="interval",
         limits=POSITIVE,
+        shown=2,
     ),
     of_speed(
         "tokens_per_second_low",
@@ -158,8 +157,8 @@ COLUMNS = [
         unit="B",
         title="peak memory",
         better="lower",
-        shown=16,
         judge="relative",
+        shown=10,
     ),
     of_speed(
         "bandwidth_fraction",
@@ -167,7 +166,7 @@ COLUMNS = [
         "bandwidth of the device's undisturbed rows; above 1 where a model fits in a cache.",
         title="of the bandwidth",
         better="higher",
-        shown=6,
+        shown=11,
     ),
     Column(
         name="pareto",
@@ -177,7 +176,7 @@ COLUMNS = [
         parts=("latency", "quality"),
         source=later,
         title="Pareto front",
-        shown=17,
+        shown=12,
     ),
     of_artifact(
         "build_seconds",
@@ -242,7 +241,6 @@ COLUMNS = [
         unit="nat/token",
         title="NLL over the reference",
         better="lower",
-        shown=8,
     ),
     of_quality(
         "nll_difference_low",
@@ -269,7 +267,6 @@ COLUMNS = [
         "null of formats without that choice.",
         group_size,
         why_missing="nobody chose one for this format",
-        shown=14,
     ),
 ]
 

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-CAPTURED = "captured"  # how latency results call Quantmill's own CUDA graph of an engine's step
-
 
 def key(row: Mapping[str, Any]) -> tuple[str, str, str | None]:
     """What a row, or a cell of study.json, is known by: model, format and run; None is the format's default run."""
@@ -18,4 +16,4 @@ def label(row: Mapping[str, Any]) -> str:
 
 def mode_label(mode: str | None) -> str | None:
     """A way to decode, in words that say so where it is not the engine's own."""
-    return "captured by Quantmill" if mode == CAPTURED else mode
+    return "captured (Quantmill's own CUDA graph)" if mode == "captured" else mode

@@ -3,26 +3,29 @@
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
-from reporting import axes, caveats, details
+from reporting import axes, caveats, details, facts
 from reporting.columns import COLUMNS
 from reporting.drawing import Drawing
-from reporting.labels import label, mode_label
-from reporting.results import unfinished_because
+from reporting.labels import label
+from reporting.results import FAILED, unfinished_because
 
 FILES = Path(__file__).with_name("page_files")
-SCRIPTS = ("elements.js", "notices.js", "verdict.js", "plots.js", "table.js", "details.js", "main.js")
+SCRIPTS = ("elements.js", "help.js", "notices.js", "verdict.js", "plots.js", "table.js", "details.js", "main.js")
 ORIGINS = (
     *("source", "built by", "SHA-256 of sha256sum's lines for its files", "calibration text, SHA-256", "quality gate"),
     *("libraries", "device", "latency", "quality"),
 )
 MODE = ("mode", "refused", "differs", "tokens_per_second")  # of another way to decode
 PAGE_BYTES = 2_900_000  # of the page: details of models are left out beyond it
+NEVER_RAN = f"{FAILED}, or never ran"  # how results.failure begins where no log says anything
+RELOAD = 5  # seconds, of a page that is still being filled
 DIGITS = 6  # of figures in the page; results.json has them all
 
 
@@ -111,11 +114,14 @@ def row_data(row: Mapping[str, Any], drawn: Mapping[str, Any], pool: Pool) -> di
     for name, reason in row["missing"].items():
         reasons.setdefault(reason, []).append(name)
     return {
+        "label": label(row),
+        "run": row["run"],
+        "prebuilt": row["prebuilt"],
         "values": [rounded(row[column.name]) for column in COLUMNS],
         "missing": reasons,
         "ratio": row["perplexity_ratio"] and {name: rounded(value) for name, value in row["perplexity_ratio"].items()},
         "plot": [rounded(drawn[name]) for name in ("perplexity_low", "perplexity_high", "roofline", "label")],
-        "runs in": [row["compute_type"], mode_label(row["mode"]), row["threads"]],
+        "runs in": [row["compute_type"], row["mode"], row["threads"]],
         "modes": [{name: rounded(way[name]) for name in MODE} for way in row["other_modes"] or []],
         "differs": row["differs"],
         "dominated by": row["dominated_by"] or [],
@@ -128,13 +134,18 @@ def row_data(row: Mapping[str, Any], drawn: Mapping[str, Any], pool: Pool) -> di
 
 
 def name(row: Mapping[str, Any]) -> str:
-    """A row as the page calls it, which is its artifact's place as well."""
+    """A row as the page calls it."""
     return f"{row['model']}/{label(row)}"
 
 
-def unfinished(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """How many rows lack what the study asked for, and a line for each; nothing where none does."""
-    failed = {name(row): reasons for row in rows if (reasons := unfinished_because(row))}
+def unfinished(rows: Sequence[Mapping[str, Any]], *, running: bool = False) -> list[str]:
+    """How many rows lack what the study asked for, and a line for each; nothing where none does. `running`: what has
+    not run yet is not counted."""
+    failed = {}
+    for row in rows:
+        reasons = [why for why in unfinished_because(row) if not (running and why.startswith(NEVER_RAN))]
+        if reasons:
+            failed[name(row)] = reasons
     if not failed:
         return []
     what = "formats" if len({row["model"] for row in rows}) == 1 else "rows (a model in a format)"
@@ -167,8 +178,11 @@ def of_models(study: Mapping[str, Any], room: int) -> dict[str, Any]:
     return found
 
 
-def data(results: Mapping[str, Any], study: Mapping[str, Any], drawing: Drawing) -> dict[str, Any]:
-    """Everything that the page's scripts show, but for the details of models."""
+def data(
+    results: Mapping[str, Any], study: Mapping[str, Any], drawing: Drawing, running: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Everything that the page's scripts show, but for the details of models. `running`: what is still being
+    measured; the key is absent when nothing is."""
     pool, rows = Pool(), results["rows"]
     drawn = axes.plotted(rows)
     return {
@@ -177,7 +191,7 @@ def data(results: Mapping[str, Any], study: Mapping[str, Any], drawing: Drawing)
         "rows": [row_data(row, each, pool) for row, each in zip(rows, drawn, strict=True)],
         "origins": ORIGINS,
         "commands": commands(study, rows),
-        "unfinished": unfinished(rows),
+        "unfinished": unfinished(rows, running=bool(running)),
         "undrawn": drawing.refused,
         "plots": drawing.plots,
         "axes": {"quality": axes.QUALITIES, "cost": axes.COSTS, "more is better": axes.MORE_IS_BETTER},
@@ -189,6 +203,7 @@ def data(results: Mapping[str, Any], study: Mapping[str, Any], drawing: Drawing)
         "config": results["config"],
         "commit": commit(),
         "versions": {name: results[name] for name in ("schema_version", "metrics_version")},
+        **({"running": list(running)} if running else {}),
     }
 
 
@@ -196,16 +211,18 @@ def _text(content: Mapping[str, Any]) -> str:
     return json.dumps(content, separators=(",", ":"), allow_nan=False)
 
 
-def render(results: Mapping[str, Any], study: Mapping[str, Any], drawing: Drawing) -> str:
-    """The page's text."""
+def render(results: Mapping[str, Any], study: Mapping[str, Any], drawing: Drawing, running: Sequence[str] = ()) -> str:
+    """The page's text. `running`: what is still being measured; while there is any, the page loads itself anew."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FILES), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    content = data(results, study, drawing)
+    content = data(results, study, drawing, running)
     room = PAGE_BYTES - len(drawing.vega) - len(_text(content))
     content["details"] = of_models(study, room)
     return environment.get_template("page.html.j2").render(
         models=list(results["config"]["models"]),
+        facts=facts.header(results, study, content["commit"], datetime.now(UTC)),
+        reload=RELOAD if running else None,
         style=Markup((FILES / "style.css").read_text(encoding="utf-8")),
         data=Markup(_text(content).replace("<", "\\u003c")),
         vega=Markup(drawing.vega.replace("</script", "<\\/script")),
