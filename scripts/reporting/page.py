@@ -33,7 +33,7 @@ TITLES = {
     "ttft_ms_p50": "TTFT",
     "tpot_ms_p50": "TPOT",
     "tpot_ms_p99": "TPOT p99",
-    "bits_per_weight": "bits/weight",
+    "bits_per_weight": "bits per weight",
     "size_bytes": "size",
     "peak_memory_bytes": "peak memory",
     "bandwidth_fraction": "of the bandwidth",

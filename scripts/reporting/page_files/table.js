@@ -45,7 +45,8 @@ function about(row) {
 function paired(row) {
   if (row.reference) return ["the reference"];
   const { ratio, low, high } = row.ratio;
-  return [row.nll_verdict === "tie" ? "a tie" : signedPercent(ratio), `${signedPercent(low)} to ${signedPercent(high)}`];
+  const tie = row.above_noise_floor === false ? "within the noise" : "a tie";
+  return [row.nll_verdict === "tie" ? tie : signedPercent(ratio), `${signedPercent(low)} to ${signedPercent(high)}`];
 }
 
 /** What stands below a figure when only the main columns are shown. */
