@@ -82,7 +82,7 @@ function content(row, column, whole) {
   if (column.name === "format") notes.push(...row.warnings.map((line) => element("small", { class: "warning" }, line)));
   const hint = hints(row, column.name);
   if (hint) notes.push(reason("why", subject, hint));
-  return [text(column.name, value), notes];
+  return [element("span", {}, text(column.name, value)), notes];
 }
 
 /** A cell: a row's name, or a figure; on a card with its column's title. */
@@ -90,7 +90,7 @@ function cell(row, column, whole) {
   if (column.name === "format") return element("th", { scope: "row", class: "name", role: CARDS.matches ? "rowheader" : null }, content(row, column, whole));
   const inside = content(row, column, whole);
   const title = CARDS.matches ? element("div", { class: "title" }, column.title, unitOf(column) ? `, ${unitOf(column)}` : "", " ", helpWith(column)) : null;
-  return element("td", { class: [named(column) ? "name" : "", row[column.name] === null ? "empty" : ""].join(" ").trim() || null, role: CARDS.matches ? "cell" : null }, title, inside);
+  return element("td", { class: [named(column) ? "name" : "", row[column.name] === null ? "empty" : "", column.name === "pareto" ? "wrapped" : ""].join(" ").trim() || null, role: CARDS.matches ? "cell" : null }, title, inside);
 }
 
 /** The columns that were asked for: every one in the order of results.csv, or what a reader compares first. */
