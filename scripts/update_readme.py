@@ -73,15 +73,15 @@ def cells(row: Mapping[str, Any], reference: str) -> dict[str, str]:
     """A row of the table: heading -> cell. Some columns say more than their figure."""
     cuda = row["device_details"]["device"] == "cuda"  # a CPU's caches hold what its memory would have to
     more = {
-        "format": {"format": f"`{label(row)}`", "runs in": runs_in(row)},
+        "format": {"format": f"`{label(row)}`"},
+        "run": {},  # the label says it
+        "engine": {"runs in": runs_in(row)},
         "tokens_per_second": {"tokens/s (95%)": speed(row), "other modes": other_modes(row)},
-        "perplexity": {
-            "perplexity": number(row["perplexity"]),
-            "over the reference (95%, paired)": over_reference(row, reference),
-        },
+        "perplexity": {"perplexity": number(row["perplexity"])},
+        "nll_difference": {"over the reference (95%, paired)": over_reference(row, reference)},
         "bandwidth_fraction": {"of the bandwidth": f"{row['bandwidth_fraction']:.0%}" if cuda else MISSING},
     }
-    found = {"model": row["model"]}
+    found: dict[str, str] = {}
     for column in shown():
         found |= more.get(column.name, {column.heading: cell(column, row[column.name])})
     return found

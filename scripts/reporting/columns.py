@@ -27,15 +27,16 @@ SCHEMA = Path(__file__).with_name("results.schema.json")
 
 # in the order of results.csv
 COLUMNS = [
-    of_cell("model", "Name of the model in the study's config.", lambda cell: cell["model"]),
-    of_cell("format", "Name of the format, such as ct2-int8.", lambda cell: cell["format"], shown=1),
+    of_cell("model", "Name of the model in the study's config.", lambda cell: cell["model"], shown=1),
+    of_cell("format", "Name of the format, such as ct2-int8.", lambda cell: cell["format"], shown=2),
     of_cell(
         "run",
         "Name of the run in the study's config: an engine with its options; null for the format's default run.",
         lambda cell: cell.get("run"),
         why_missing="the format's default run",
+        shown=3,
     ),
-    of_cell("engine", "The engine that runs it, by its registered name.", lambda cell: cell["engine"]),
+    of_cell("engine", "The engine that runs it, by its registered name.", lambda cell: cell["engine"], shown=4),
     of_speed(
         "device",
         "Name of the processor or GPU that the speed was measured on; null where it was not measured.",
@@ -51,11 +52,11 @@ COLUMNS = [
         lambda artifact: artifact["bits_per_weight"],
         why_missing="its number of parameters is not known",
         unit="bit",
-        title="bits/weight",
+        title="bits per weight",
         better="lower",
         judge="relative",
         limits=NOT_NEGATIVE,
-        shown=8,
+        shown=12,
     ),
     of_artifact(
         "size_bytes",
@@ -67,7 +68,7 @@ COLUMNS = [
         better="lower",
         judge="relative",
         limits=NOT_NEGATIVE,
-        shown=9,
+        shown=14,
     ),
     of_quality(
         "perplexity",
@@ -76,7 +77,7 @@ COLUMNS = [
         better="lower",
         judge="paired ratio",
         limits={"minimum": 1},
-        shown=3,
+        shown=6,
     ),
     of_quality(
         "perplexity_low",
@@ -93,7 +94,7 @@ COLUMNS = [
         title="mean KL",
         better="lower",
         judge="paired difference",
-        shown=4,
+        shown=8,
     ),
     of_quality("kld_median", "Median of the same divergence over positions.", unit="nat", better="lower"),
     of_quality("kld_p99", "99th percentile of the same divergence over positions.", unit="nat", better="lower"),
@@ -103,7 +104,7 @@ COLUMNS = [
         title="same first choice",
         better="higher",
         limits=SHARE,
-        shown=5,
+        shown=9,
     ),
     of_speed(
         "ttft_ms_p50",
@@ -112,7 +113,7 @@ COLUMNS = [
         title="TTFT",
         better="lower",
         judge="median",
-        shown=6,
+        shown=10,
     ),
     of_speed(
         "tpot_ms_p50",
@@ -121,7 +122,7 @@ COLUMNS = [
         title="TPOT",
         better="lower",
         judge="median",
-        shown=7,
+        shown=11,
     ),
     of_speed("tpot_ms_p99", "99th percentile of the same over runs.", unit="ms", title="TPOT p99", better="lower"),
     of_speed(
@@ -133,7 +134,7 @@ COLUMNS = [
         better="higher",
         judge="interval",
         limits=POSITIVE,
-        shown=2,
+        shown=5,
     ),
     of_speed(
         "tokens_per_second_low",
@@ -158,7 +159,7 @@ COLUMNS = [
         title="peak memory",
         better="lower",
         judge="relative",
-        shown=10,
+        shown=15,
     ),
     of_speed(
         "bandwidth_fraction",
@@ -166,7 +167,7 @@ COLUMNS = [
         "bandwidth of the device's undisturbed rows; above 1 where a model fits in a cache.",
         title="of the bandwidth",
         better="higher",
-        shown=11,
+        shown=16,
     ),
     Column(
         name="pareto",
@@ -176,7 +177,7 @@ COLUMNS = [
         parts=("latency", "quality"),
         source=later,
         title="Pareto front",
-        shown=12,
+        shown=17,
     ),
     of_artifact(
         "build_seconds",
@@ -241,6 +242,7 @@ COLUMNS = [
         unit="nat/token",
         title="NLL over the reference",
         better="lower",
+        shown=7,
     ),
     of_quality(
         "nll_difference_low",
@@ -267,6 +269,7 @@ COLUMNS = [
         "null of formats without that choice.",
         group_size,
         why_missing="nobody chose one for this format",
+        shown=13,
     ),
 ]
 

@@ -14,7 +14,7 @@ from reporting import axes, caveats, details, facts
 from reporting.columns import COLUMNS
 from reporting.drawing import Drawing
 from reporting.labels import label
-from reporting.results import FAILED, unfinished_because
+from reporting.results import unfinished_because
 
 FILES = Path(__file__).with_name("page_files")
 SCRIPTS = ("elements.js", "help.js", "notices.js", "verdict.js", "plots.js", "table.js", "details.js", "main.js")
@@ -24,7 +24,6 @@ ORIGINS = (
 )
 MODE = ("mode", "refused", "differs", "tokens_per_second")  # of another way to decode
 PAGE_BYTES = 2_900_000  # of the page: details of models are left out beyond it
-NEVER_RAN = f"{FAILED}, or never ran"  # how results.failure begins where no log says anything
 RELOAD = 5  # seconds, of a page that is still being filled
 DIGITS = 6  # of figures in the page; results.json has them all
 
@@ -138,19 +137,20 @@ def name(row: Mapping[str, Any]) -> str:
     return f"{row['model']}/{label(row)}"
 
 
-def unfinished(rows: Sequence[Mapping[str, Any]], *, running: bool = False) -> list[str]:
-    """How many rows lack what the study asked for, and a line for each; nothing where none does. `running`: what has
-    not run yet is not counted."""
-    failed = {}
-    for row in rows:
-        reasons = [why for why in unfinished_because(row) if not (running and why.startswith(NEVER_RAN))]
-        if reasons:
-            failed[name(row)] = reasons
+def unfinished(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How many rows lack what the study asked for, and a line for each; nothing where none does."""
+    failed = {name(row): reasons for row in rows if (reasons := unfinished_because(row))}
     if not failed:
         return []
     what = "formats" if len({row["model"] for row in rows}) == 1 else "rows (a model in a format)"
     lines = [f"{each}: {'; '.join(reasons)}" for each, reasons in failed.items()]
     return [f"Not complete: {len(failed)} of {len(rows)} {what} failed.", *lines]
+
+
+def running(study: Mapping[str, Any]) -> list[str]:
+    """What is still to come while jobs run, a line for each row; nothing once all is done."""
+    parts = {name(cell): [each.replace("_", " ") for each in cell.get("pending", ())] for cell in study["cells"]}
+    return [f"{row}: {', '.join(each)}" for row, each in parts.items() if each]
 
 
 def commands(study: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -178,11 +178,8 @@ def of_models(study: Mapping[str, Any], room: int) -> dict[str, Any]:
     return found
 
 
-def data(
-    results: Mapping[str, Any], study: Mapping[str, Any], drawing: Drawing, running: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Everything that the page's scripts show, but for the details of models. `running`: what is still being
-    measured; the key is absent when nothing is."""
+def data(results: Mapping[str, Any], study: Mapping[str, Any], drawing: Drawing) -> dict[str, Any]:
+    """Everything that the page's scripts show, but for the details of models."""
     pool, rows = Pool(), results["rows"]
     drawn = axes.plotted(rows)
     return {
@@ -191,7 +188,8 @@ def data(
         "rows": [row_data(row, each, pool) for row, each in zip(rows, drawn, strict=True)],
         "origins": ORIGINS,
         "commands": commands(study, rows),
-        "unfinished": unfinished(rows, running=bool(running)),
+        "unfinished": unfinished(rows),
+        "running": running(study),
         "undrawn": drawing.refused,
         "plots": drawing.plots,
         "axes": {"quality": axes.QUALITIES, "cost": axes.COSTS, "more is better": axes.MORE_IS_BETTER},
@@ -203,7 +201,6 @@ def data(
         "config": results["config"],
         "commit": commit(),
         "versions": {name: results[name] for name in ("schema_version", "metrics_version")},
-        **({"running": list(running)} if running else {}),
     }
 
 
@@ -211,18 +208,18 @@ def _text(content: Mapping[str, Any]) -> str:
     return json.dumps(content, separators=(",", ":"), allow_nan=False)
 
 
-def render(results: Mapping[str, Any], study: Mapping[str, Any], drawing: Drawing, running: Sequence[str] = ()) -> str:
-    """The page's text. `running`: what is still being measured; while there is any, the page loads itself anew."""
+def render(results: Mapping[str, Any], study: Mapping[str, Any], drawing: Drawing) -> str:
+    """The page's text. While jobs still run, it loads itself anew every few seconds."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FILES), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    content = data(results, study, drawing, running)
+    content = data(results, study, drawing)
     room = PAGE_BYTES - len(drawing.vega) - len(_text(content))
     content["details"] = of_models(study, room)
     return environment.get_template("page.html.j2").render(
         models=list(results["config"]["models"]),
         facts=facts.header(results, study, content["commit"], datetime.now(UTC)),
-        reload=RELOAD if running else None,
+        reload=RELOAD if content["running"] else None,
         style=Markup((FILES / "style.css").read_text(encoding="utf-8")),
         data=Markup(_text(content).replace("<", "\\u003c")),
         vega=Markup(drawing.vega.replace("</script", "<\\/script")),

@@ -7,6 +7,7 @@ let unfolded = false;
 const BYTES = new Set(["size_bytes", "peak_memory_bytes"]);
 const SHARES = new Set(["top1_agreement", "bandwidth_fraction", "delta_p_rms"]);
 const BETTER = { higher: "More is better.", lower: "Less is better." };
+const FOLDED = new Set(["model", "run", "engine", "nll_difference", "group_size"]); // what stands in another column's cell
 // what stands below a figure, which the schema's description of the column does not say
 const BELOW = {
   format: "Below it: the engine, its arithmetic, how it decodes and its threads.",
@@ -45,7 +46,8 @@ function about(row) {
 function paired(row) {
   if (row.reference) return ["the reference"];
   const { ratio, low, high } = row.ratio;
-  return [row.nll_verdict === "tie" ? "a tie" : signedPercent(ratio), `${signedPercent(low)} to ${signedPercent(high)}`];
+  const tie = row.above_noise_floor === false ? "within the noise" : "a tie";
+  return [row.nll_verdict === "tie" ? tie : signedPercent(ratio), `${signedPercent(low)} to ${signedPercent(high)}`];
 }
 
 /** What stands below a figure when only the main columns are shown. */
@@ -74,13 +76,13 @@ function content(row, column, whole) {
   const value = column.name === "format" ? row.label : row[column.name];
   if (value === null) {
     const why = row.missing[column.name] ?? "not measured";
-    return reason(DATA.running && why.startsWith("failed, or never ran") ? "not yet" : /^failed/.test(why) ? "failed" : "–", subject, why);
+    return reason(why.startsWith("still to come") ? "not yet" : /^failed/.test(why) ? "failed" : "–", subject, why);
   }
   const notes = whole && column.name !== "format" ? [] : below(row, column.name).map((line) => element("small", {}, line));
   if (column.name === "format") notes.push(...row.warnings.map((line) => element("small", { class: "warning" }, line)));
   const hint = hints(row, column.name);
   if (hint) notes.push(reason("why", subject, hint));
-  return [text(column.name, value), notes];
+  return [element("span", {}, text(column.name, value)), notes];
 }
 
 /** A cell: a row's name, or a figure; on a card with its column's title. */
@@ -88,19 +90,19 @@ function cell(row, column, whole) {
   if (column.name === "format") return element("th", { scope: "row", class: "name", role: CARDS.matches ? "rowheader" : null }, content(row, column, whole));
   const inside = content(row, column, whole);
   const title = CARDS.matches ? element("div", { class: "title" }, column.title, unitOf(column) ? `, ${unitOf(column)}` : "", " ", helpWith(column)) : null;
-  return element("td", { class: [named(column) ? "name" : "", row[column.name] === null ? "empty" : ""].join(" ").trim() || null, role: CARDS.matches ? "cell" : null }, title, inside);
+  return element("td", { class: [named(column) ? "name" : "", row[column.name] === null ? "empty" : "", column.name === "pareto" ? "wrapped" : ""].join(" ").trim() || null, role: CARDS.matches ? "cell" : null }, title, inside);
 }
 
 /** The columns that were asked for: every one in the order of results.csv, or what a reader compares first. */
 function askedColumns() {
   if (find("all-columns").checked) return DATA.columns;
-  return DATA.columns.filter((column) => column.shown || (column.name === "model" && MODELS.length > 1)).sort((a, b) => a.shown - b.shown);
+  return DATA.columns.filter((column) => column.shown && ROWS.some((row) => row[column.name] !== null)).sort((a, b) => a.shown - b.shown);
 }
 
-/** Those of the table: the row's name first, and no model where there is one, or where it stands below the name. */
+/** Those of the table: the row's name first, and no column for what stands in another's cell, nor for the one model. */
 function shownColumns() {
-  const several = MODELS.length > 1 && find("all-columns").checked;
-  const rest = askedColumns().filter((column) => column.name !== "format" && (several || column.name !== "model"));
+  const whole = find("all-columns").checked;
+  const rest = askedColumns().filter((column) => column.name !== "format" && !(whole ? column.name === "model" && MODELS.length === 1 : FOLDED.has(column.name)));
   return [DATA.columns.find((column) => column.name === "format"), ...rest];
 }
 
