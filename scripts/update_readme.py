@@ -23,7 +23,7 @@ SHORT = ("model", "format", "runs in", "tokens/s (95%)", "perplexity", "over the
 HEADING = ("new_tokens", "processes", "repeats")  # what the line above a table says of all its rows
 
 
-def over_reference(row: Mapping[str, Any], reference: str) -> str:
+def ratio_to_reference(row: Mapping[str, Any], reference: str) -> str:
     """Perplexity over the reference's, with its paired interval."""
     ratio = row["perplexity_ratio"]
     if ratio is None:
@@ -78,7 +78,7 @@ def cells(row: Mapping[str, Any], reference: str) -> dict[str, str]:
         "engine": {"runs in": runs_in(row)},
         "tokens_per_second": {"tokens/s (95%)": speed(row), "other modes": other_modes(row)},
         "perplexity": {"perplexity": number(row["perplexity"])},
-        "nll_difference": {"over the reference (95%, paired)": over_reference(row, reference)},
+        "nll_difference": {"over the reference (95%, paired)": ratio_to_reference(row, reference)},
         "bandwidth_fraction": {"of the bandwidth": f"{row['bandwidth_fraction']:.0%}" if cuda else MISSING},
     }
     found: dict[str, str] = {}

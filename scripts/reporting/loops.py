@@ -48,6 +48,6 @@ def relate(each: Mapping[str, Any], reference: Mapping[str, Any] | None) -> None
         loop["reference_too"] = loop["prompt"] in looped
 
 
-def own(degenerate: Mapping[str, Any]) -> int:
+def own_loops(degenerate: Mapping[str, Any]) -> int:
     """How many loops are not the reference's as well, and so not known to be the model's own habit."""
     return sum(not loop["reference_too"] for loop in degenerate["loops"])

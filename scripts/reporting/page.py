@@ -14,7 +14,7 @@ from reporting import axes, caveats, details, facts
 from reporting.columns import COLUMNS
 from reporting.drawing import Drawing
 from reporting.labels import label
-from reporting.results import unfinished_because
+from reporting.results import failures
 
 FILES = Path(__file__).with_name("page_files")
 SCRIPTS = ("elements.js", "help.js", "notices.js", "verdict.js", "plots.js", "table.js", "details.js", "main.js")
@@ -139,7 +139,7 @@ def name(row: Mapping[str, Any]) -> str:
 
 def unfinished(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """How many rows lack what the study asked for, and a line for each; nothing where none does."""
-    failed = {name(row): reasons for row in rows if (reasons := unfinished_because(row))}
+    failed = {name(row): reasons for row in rows if (reasons := failures(row))}
     if not failed:
         return []
     what = "formats" if len({row["model"] for row in rows}) == 1 else "rows (a model in a format)"

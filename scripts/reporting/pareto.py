@@ -52,14 +52,14 @@ def relate(each: dict[str, Any], reference: Mapping[str, Any] | None) -> None:
     each |= dict(zip(PAIRED, (nll, low, high, verdict), strict=True))
 
 
-def faster(one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
+def speed_order(one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
     """1 where one row is faster beyond both intervals, -1 where the other is, else 0."""
     if one["tokens_per_second_low"] > other["tokens_per_second_high"]:
         return 1
     return -1 if other["tokens_per_second_low"] > one["tokens_per_second_high"] else 0
 
 
-def better(one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
+def quality_order(one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
     """1 where one row's perplexity is lower and the paired interval of the ratio leaves 1 out, -1 where the other's is,
     else 0, also where neither diverges beyond the noise of the arithmetic (a reference does not from itself)."""
     ratio = perplexity_ratio(one, other)
@@ -90,7 +90,7 @@ def mark_pareto(rows: Sequence[dict[str, Any]]) -> None:
             groups.setdefault((each["model"], each["device"]), []).append(each)
     for group in groups.values():
         for one, other in combinations(group, 2):
-            signs = {faster(one, other), better(one, other)} - {0}
+            signs = {speed_order(one, other), quality_order(one, other)} - {0}
             if len(signs) == 1:
                 winner, loser = (one, other) if signs == {1} else (other, one)
                 loser["pareto"] = False

@@ -207,7 +207,7 @@ def current(content: Mapping[str, Any]) -> dict[str, Any]:
     return {**content, "schema_version": SCHEMA_VERSION, "rows": rows}
 
 
-def unfinished_because(row: Mapping[str, Any]) -> list[str]:
+def failures(row: Mapping[str, Any]) -> list[str]:
     """Why parts of a row are not there though the study asked for them; nothing where the row is whole."""
     return list(dict.fromkeys(why for why in row["missing"].values() if why.startswith(FAILED) or why.endswith(AGAIN)))
 
