@@ -2,6 +2,7 @@
 """Say what changed significantly between two runs of a study, and whether anything became worse.
 
     python scripts/compare.py BEFORE/results.json AFTER/results.json [--tolerance 0.05] [--quality-tolerance 0.001]
+    envs/tools/bin/python scripts/compare.py BEFORE/results.json AFTER/results.json --page OUT.html
 
 Exit status 0: nothing became worse. 1: something did, or a row or a figure that BEFORE has is gone. 2: something could
 not be compared (another evaluation text, a disturbed speed, other versions of the metrics, no row in common).
@@ -19,7 +20,9 @@ from typing import Any
 import jsonschema
 
 from common.program import UserError, parser, printable, run
+from common.publish import publish
 from metrics import METRICS_VERSION
+from reporting import side_by_side
 from reporting.column import Column
 from reporting.columns import COLUMNS, SCHEMA, schema
 from reporting.comparison import REGRESSIONS, Change, Limits, Pair, figures, pairs
@@ -152,6 +155,16 @@ def status(found: Sequence[Pair]) -> int:
     return 2 if verdicts["incomparable"] or verdicts["disturbed"] else 0
 
 
+def write_page(path: Path, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """A page with the rows of both runs. Raises `UserError` where its libraries are not."""
+    try:
+        text = side_by_side.page(before, after)
+    except ModuleNotFoundError as error:
+        raise UserError(f"--page: {sys.executable} lacks {error.name}; run envs/tools/bin/python instead") from None
+    with publish(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("before", type=Path, help="a results.json")
@@ -163,6 +176,7 @@ def main() -> None:
         "--quality-tolerance", type=share, default=Limits.quality, help="the same of perplexity, and nats of divergence"
     )
     arguments.add_argument("--count-disturbed", action="store_true", help="judge speed that was disturbed as well")
+    arguments.add_argument("--page", type=Path, help="write a page with both on the same plots; wants envs/tools")
     options = arguments.parse_args()
 
     before, after = read(options.before), read(options.after)
@@ -175,6 +189,8 @@ def main() -> None:
         raise UserError(f"the two do not fit together ({said}); make the reports again") from None
     if not any(pair.before and pair.after for pair in found):
         raise UserError(f"{options.before} and {options.after}: no row in common{devices(before, after)}")
+    if options.page:
+        write_page(options.page, before, after)
     print("\n".join(lines).rstrip())
     sys.exit(status(found))
 

@@ -336,3 +336,26 @@ def test_hostile_names_stay_in_their_cell(before: Run, compare: Callable) -> Non
     result = compare(before, before)
     assert result.returncode == 0
     assert "a\\|b\\x1b[2J\\nc" in result.stdout
+
+
+def test_two_runs_stand_side_by_side_on_a_page(
+    before: Run, after: Run, compare: Callable, call: Callable, tmp_path: Path, tools_python: Path
+) -> None:
+    set_rate(after["rows"][1], 100, 90, 110)
+    without = compare(before, after)
+    files = [tmp_path / "before.json", tmp_path / "after.json", "--page", tmp_path / "page.html"]
+    result = call(tools_python, "scripts/compare.py", *files)
+    assert (result.returncode, result.stdout, result.stderr) == (1, without.stdout, "")
+    page = (tmp_path / "page.html").read_text()
+    _, _, rest = page.partition('<script type="application/json" id="data">')
+    data, _ = json.JSONDecoder().raw_decode(rest)
+    names = [column["name"] for column in data["columns"]]
+    rates = {row["label"]: row["values"][names.index("tokens_per_second")] for row in data["rows"]}
+    assert (rates["int8@before"], rates["int8@after"]) == (200, 100)
+    assert len(rates) == 6
+    assert data["reference"] == "reference@before"
+    (tmp_path / "page.html").unlink()
+    result = call(sys.executable, "scripts/compare.py", *files)  # this environment draws no plots
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.endswith("run envs/tools/bin/python instead\n")
+    assert not (tmp_path / "page.html").exists()

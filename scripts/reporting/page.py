@@ -157,7 +157,8 @@ def commands(study: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dic
     """What a reader may want to run: `build` a row's artifact again, whose path follows; `resume` the study; `redraw`
     the page alone; measure just the speed of the rows that were `disturbed` again."""
     options = study["options"]
-    disturbed = [cell["latency"] for cell, row in zip(study["cells"], rows, strict=True) if row["interference"]]
+    cells = study["cells"]  # none on the page of two runs
+    disturbed = [cell["latency"] for cell, row in zip(cells, rows, strict=bool(cells)) if row["interference"]]
     return {
         "build": f"snakemake {options} --force",
         "resume": f"snakemake report {options}",
@@ -172,7 +173,7 @@ def of_models(study: Mapping[str, Any], room: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for model in config["models"]:
         cells = [cell for cell in study["cells"] if cell["model"] == model]
-        each = details.of_model(cells, config) if room > 0 else None
+        each = details.of_model(cells, config) if cells and room > 0 else None
         room -= len(json.dumps(each))
         found[model] = each if room > 0 else None
     return found
