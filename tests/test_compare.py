@@ -354,6 +354,9 @@ def test_two_runs_stand_side_by_side_on_a_page(
     assert (rates["int8@before"], rates["int8@after"]) == (200, 100)
     assert len(rates) == 6
     assert data["reference"] == "reference@before"
+    dominated = {row["label"]: row["dominated by"] for row in data["rows"]}
+    assert dominated["int8@before"] == []
+    assert dominated["int8@after"] == ["reference@before", "int8@before", "reference@after"]  # as fast, and better
     (tmp_path / "page.html").unlink()
     result = call(sys.executable, "scripts/compare.py", *files)  # this environment draws no plots
     assert (result.returncode, result.stdout) == (2, "")

@@ -3,23 +3,20 @@
 from collections.abc import Mapping
 from typing import Any
 
-
-def name(label: str, when: str) -> str:
-    """The label of a row of one of the two."""
-    return f"{label}, {when}" if "@" in label else f"{label}@{when}"
+from reporting.pareto import mark_pareto
 
 
 def merge(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """results.json with the rows of both; its reference is the one before."""
+    """results.json with the rows of both, on one Pareto front; its reference is the one before."""
     rows = []
     for when, content in (("before", before), ("after", after)):
         for row in content["rows"]:
-            dominators = row["dominated_by"] and [name(label, when) for label in row["dominated_by"]]
             missing = {column: why for column, why in row["missing"].items() if column != "run"}
             run = f"{row['run']}, {when}" if row["run"] else when
-            rows.append({**row, "run": run, "dominated_by": dominators, "missing": missing})
+            rows.append({**row, "run": run, "missing": missing})
+    mark_pareto(rows)
     models = after["config"]["models"] | before["config"]["models"]
-    config = {**before["config"], "models": models, "reference": name(before["config"]["reference"], "before")}
+    config = {**before["config"], "models": models, "reference": f"{before['config']['reference']}@before"}
     return {**before, "config": config, "rows": rows}
 
 
