@@ -1,37 +1,38 @@
 """Tables and small helpers that the other files use."""
 
+import ctypes
 import json
 import os
 import re
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import yaml
 
-sys.path.insert(0, str(Path(workflow.basedir, "scripts")))
+RULES = Path(workflow.current_basedir.get_path_or_uri(secret_free=True))
+if not RULES.is_dir():
+    sys.exit(f"error: {RULES}: is no folder of this machine; clone Quantmill, and name its Snakefile by a path")
+sys.path.insert(0, str(RULES.parent / "scripts"))
 from common.program import printable
 from planning import disk, memory, minutes, shape
-from planning.config import (
-    FORMAT_NAME,
-    TEXTS,
-    ConfigError,
-    check_formats,
-    checked,
-    nearest,
-    registered,
-    source,
-)
-from planning.sources import closure, digest
-from planning.values import check_file, is_plain
+from planning import cells, registry
+from planning.config import CHECKOUT, TEXTS, complete, source
+from common.sources import closure, digest
+from planning.values import ConfigError, check_file, is_plain
 
-FORMATS = {}  # name -> planning.config.Format; filled by rules/formats/*.smk
-# formats' files ask for it before the config can be checked, which needs to know the formats
+FORMATS = {}  # name -> planning.registry.Format; filled by rules/formats/*.smk
+ENGINES = {}  # name -> planning.registry.Engine; filled by rules/engines/*.smk
+# formats' files ask for these before the config can be checked, which needs to know the formats
 INTERPRETERS = config["interpreters"] if isinstance(config.get("interpreters"), dict) else {}
-ENVS = [pins.stem for pins in sorted(Path("envs").glob("*.txt"))]
-ENGINES = [
-    file.stem for file in sorted(Path("scripts/engines").glob("[!_]*.py")) if "\nclass Engine" in file.read_text()
-]
+VARIANTS = {
+    name: variant.get("format")
+    for name, variant in (config["variants"] if isinstance(config.get("variants"), dict) else {}).items()
+    if isinstance(variant, dict)
+}
+ENVS = [pins.stem for pins in sorted((CHECKOUT / "envs").glob("*.txt"))]
+REGISTRY = cells.Registry(FORMATS, ENGINES, ENVS)
 
 # Only what downloads may ask the hub: whatever another job needs is among its inputs.
 # Libraries that look for a GPU when imported must not start CUDA before devices.card has chosen one.
@@ -44,7 +45,8 @@ ASK_THE_HUB = "HF_HUB_OFFLINE=$ASKED_OFFLINE "
 
 wildcard_constraints:
     model=r"[A-Za-z0-9][A-Za-z0-9._-]*",
-    format=FORMAT_NAME,
+    format=registry.NAME,
+    cell=f"{registry.NAME}(@{registry.NAME})?",
     env="|".join(map(re.escape, ENVS)),
     text="|".join(TEXTS),
 
@@ -52,80 +54,134 @@ wildcard_constraints:
 def refuse(reason):
     """End Snakemake with one line, which names the rules' file where one is being read."""
     files = [file.get_path_or_uri(secret_free=True) for file in workflow.included_stack[1:]]
-    sys.exit(": ".join(["error", *(os.path.relpath(file, workflow.basedir) for file in files), str(reason)]))
+    sys.exit(": ".join(["error", *(os.path.relpath(file, RULES.parent) for file in files), str(reason)]))
 
 
 def Format(**words):
-    """What a format's file puts in FORMATS: see planning.config.Format."""
+    """What a format's file puts in FORMATS: see planning.registry.Format."""
+    return entry(registry.Format, words)
+
+
+def Engine(**words):
+    """What an engine's file puts in ENGINES: see planning.registry.Engine."""
+    return entry(registry.Engine, words)
+
+
+def entry(kind, words):
     try:
-        return registered(words)
+        return registry.entry(kind, words)
     except ConfigError as error:
         refuse(error)
 
 
 def makers(format):
-    """The rules that make a format's artifact: name -> file. Where outputs go to a storage, its folder precedes them."""
-    return {
-        maker.name: os.path.relpath(maker.snakefile, workflow.basedir)
+    """The rules that make a format's artifact. Where outputs go to a storage, its folder precedes them."""
+    return [
+        maker.name
         for maker in workflow.rules
         if any(file.match(f"{file.partition('artifacts/')[0]}artifacts/model/{format}") for file in maker.output)
-    }
+    ]
+
+
+def allowed(resource):
+    """How much of a resource all jobs together may use; None where nothing limits it."""
+    limit = workflow.global_resources.get(resource)
+    return limit and limit.value
+
+
+def device_here():
+    """What device `auto` means where jobs run on this machine; `auto` where a cluster's jobs run on others."""
+    if allowed("_nodes") is not None:
+        return "auto"
+    try:
+        return "cpu" if ctypes.CDLL("libcuda.so.1").cuInit(0) else "cuda"
+    except OSError:  # no driver
+        return "cpu"
 
 
 def check_study(config):
-    """The config, checked and with its defaults; a mistake ends Snakemake with one line."""
-    schema = yaml.safe_load(Path(workflow.basedir, "config", "config.schema.yaml").read_text())
+    """The config with its defaults; a mistake ends Snakemake with one line."""
+    schema = yaml.safe_load((CHECKOUT / "config/config.schema.yaml").read_text())
+    modules = [file.stem for file in (CHECKOUT / "scripts/engines").glob("[!_]*.py")]
     try:
-        check_formats(FORMATS, ENVS, ENGINES, makers)
+        registry.check_registry(FORMATS, ENGINES, ENVS, modules, makers)
     except ConfigError as error:
         refuse(error)
     try:
         for file in workflow.configfiles:
             check_file(Path(file))
-        return checked(config, schema, FORMATS, ENVS, makers)
+        return complete(config, schema, replace(REGISTRY, device=device_here(), gpus=allowed("gpu")))
     except ConfigError as error:
         sys.exit(f"config error: {printable(str(error))}")
+
+
+def base(format):
+    """The registered format of a format or variant."""
+    return VARIANTS.get(format, format)
+
+
+def names(*formats):
+    """Formats and their variants, as a wildcard's constraint."""
+    return "|".join(re.escape(name) for name in (*formats, *(each for each in VARIANTS if VARIANTS[each] in formats)))
+
+
+def parameters(format):
+    """The parameters of a format or variant, in its tool's words."""
+    variant = {key: value for key, value in STUDY["variants"].get(format, {}).items() if key != "format"}
+    return STUDY[FORMATS[base(format)].parameters] | variant
+
+
+def cell(wildcards):
+    """The cell that a job's wildcards name; a format that the study leaves out can be asked for by its file."""
+    model, name = wildcards.model, wildcards.cell
+    if (model, name) not in CELLS and name not in FORMATS:
+        refuse(f"artifacts/{model}: no cell is called {name!r}{registry.nearest(name, [each for _, each in CELLS])}")
+    return CELLS.get((model, name)) or cells.Cell(model, name, None, FORMATS[name].engine)
 
 
 @cache
 def program(name, *more):
     """A program, and a hash of every file of ours that it runs and of `more`: a parameter, since Snakemake runs a job
     again when one changes, where so many inputs would take most of a plan's time."""
-    scripts = Path("scripts")
+    scripts = CHECKOUT / "scripts"
     if not (scripts / name).is_file():
         refuse(f"the program {scripts / name} is missing")
     return str(scripts / name), digest(*closure(scripts / name, scripts), *map(Path, more))
 
 
 @cache
-def runner(name, format):
-    """What a program that runs an engine is called with, for a format: its interpreter and the engine's name. And a
-    hash of what it is made of, the engine's module with it: that is imported by name, so that no import shows it."""
-    engine = f"engines/{FORMATS[format].engine}.py"
+def runner(name, engine, options="", gpus=1):
+    """What a program that runs an engine is called with: its interpreter and its arguments. And a hash of what it is
+    made of, the engine's module with it: that is imported by name, so that no import shows it."""
     path, made_of = program(name)
+    arguments = [f"--engine={engine}"]
+    arguments += [f"--options={options}"] if options else []
+    arguments += [f"--gpus={gpus}"] if gpus > 1 else []
     return {
-        "python": python(FORMATS[format].env),
+        "python": python(ENGINES[engine].env),
         "program": path,
-        "engine": FORMATS[format].engine,
-        "made_of": [made_of, program(engine)[1]],
+        "arguments": arguments,
+        "made_of": [made_of, program(f"engines/{engine.replace('-', '_')}.py")[1]],
     }
 
 
-def known(env):
-    """The same environment; one without pins ends Snakemake with one line."""
-    if env not in ENVS:
-        refuse(f"the pins of the environment {env!r}, envs/{env}.txt, are missing{nearest(env, ENVS)}")
-    return env
+def cell_runner(name, wildcards):
+    """`runner` of a cell's engine."""
+    each = cell(wildcards)
+    return runner(name, each.engine, json.dumps(each.options, sort_keys=True) if each.options else "", each.gpus)
 
 
 def python(env):
-    """The interpreter of an environment: the one that the config names, else the one that the workflow builds."""
-    return INTERPRETERS.get(known(env), f"envs/{env}/bin/python")
+    """The interpreter of an environment: the one that the config names, else the one that the workflow builds. One
+    without pins ends Snakemake with one line."""
+    if env not in INTERPRETERS and env not in ENVS:
+        refuse(f"the pins of the environment {env!r}, envs/{env}.txt, are missing{registry.nearest(env, ENVS)}")
+    return INTERPRETERS.get(env, str(CHECKOUT / f"envs/{env}/bin/python"))
 
 
 def environment(env):
     """What a job takes as input so that its environment is there, and rebuilt when a pin changes."""
-    return [] if known(env) in INTERPRETERS else [f"envs/{env}"]
+    return [] if python(env) == INTERPRETERS.get(env) else [str(CHECKOUT / f"envs/{env}")]
 
 
 def job_mb(mb):
@@ -134,24 +190,29 @@ def job_mb(mb):
     return memory.SNAKEMAKE + max(mb, memory.SNAKEMAKE)
 
 
-def passing(output):
+def intermediate(output):
     """An output that only leads to artifacts and figures: removed once nothing needs it, where the study says so."""
     return temp(output) if STUDY["clean"] else output
 
 
-def measured(model):
+def has_quality(model):
     """Whether a model's quality means anything: random weights are measured for speed alone."""
     return source(STUDY["models"][model])[0] != "random"
 
 
-def gated(wildcards):
+def has_gate(wildcards):
     """Whether an artifact is held against what its model's source predicts before it is published."""
-    return measured(wildcards.model)
+    return has_quality(wildcards.model)
+
+
+def gate_gpus(wildcards):
+    """GPUs of a job that builds an artifact: one where the quality gate runs it."""
+    return int(has_gate(wildcards))
 
 
 def gate_input(wildcards):
     """What the quality gate compares with, and the environment that computes what it expects."""
-    if not gated(wildcards):
+    if not has_gate(wildcards):
         return []
     model = f"artifacts/{wildcards.model}"
     return [f"{model}/gate.json", f"{model}/tokens/evaluation.json", *environment("torch")]
@@ -159,14 +220,14 @@ def gate_input(wildcards):
 
 def gate_options(wildcards):
     """The same, as flags of the program that builds."""
-    if not gated(wildcards):
+    if not has_gate(wildcards):
         return []
     reference, evaluation, *_ = gate_input(wildcards)
     options = ["--gate-reference", reference, "--gate-evaluation", evaluation, f"--gate-python={python('torch')}"]
     return [*options, f"--gate-protocol={STUDY['perplexity']}", f"--gate-factor={STUDY['quality_gate']}"]
 
 
-def lying(file):
+def local(file):
     """Where an input can be read before its job runs: in this folder, also where jobs take it from a storage that is this
     folder (profiles/kubernetes). By the name of one that is not there yet, Snakemake sees that it has to ask again."""
     here = Path(*Path(file).parts[Path(file).parts.index("artifacts") :])
@@ -175,22 +236,24 @@ def lying(file):
 
 def build_memory(wildcards, input):
     """MB for a job that converts input.source to a format."""
-    asked = STUDY["calibration"], STUDY["device"], gated(wildcards), STUDY["perplexity"]
-    return job_mb(memory.build_mb(wildcards.format, shape.of_folder(lying(input.source)), *asked))
+    asked = STUDY["calibration"], STUDY["device"], has_gate(wildcards), STUDY["perplexity"]
+    return job_mb(memory.build_mb(base(wildcards.format), shape.of_folder(local(input.source)), *asked))
 
 
 def build_disk(wildcards, input):
     """MB on the disk for a job that converts input.source to a format."""
-    return disk.build_mb(wildcards.format, shape.of_folder(lying(input.source)), STUDY["device"], gated(wildcards))
+    return disk.build_mb(
+        base(wildcards.format), shape.of_folder(local(input.source)), STUDY["device"], has_gate(wildcards)
+    )
 
 
 def build_minutes(wildcards, input):
     """Minutes for a job that makes a folder of weights from input.source; a rule of no format copies them."""
-    format = wildcards.get("format", "fp16")
-    scored = "format" in wildcards.keys() and gated(wildcards)
-    return minutes.build(format, shape.of_folder(lying(input.source)), STUDY["device"], scored, STUDY["calibration"])
+    format = base(wildcards.get("format", "fp16"))
+    scored = "format" in wildcards.keys() and has_gate(wildcards)
+    return minutes.build(format, shape.of_folder(local(input.source)), STUDY["device"], scored, STUDY["calibration"])
 
 
 def artifacts():
     """Every artifact of the study."""
-    return [f"artifacts/{name}/{format}" for name, model in STUDY["models"].items() for format in model["formats"]]
+    return list(dict.fromkeys(f"artifacts/{each.model}/{each.format}" for each in CELLS.values()))

@@ -32,7 +32,7 @@ rule download:
     input:
         env=environment("tools"),
     output:
-        passing(directory("artifacts/{model}/source")),
+        intermediate(directory("artifacts/{model}/source")),
     log:
         "artifacts/logs/{model}/source.log",
     wildcard_constraints:
@@ -55,7 +55,7 @@ rule source:
         env=lambda wc: environment(source_env(wc)),
         files=source_files,
     output:
-        passing(directory("artifacts/{model}/source")),
+        intermediate(directory("artifacts/{model}/source")),
     log:
         "artifacts/logs/{model}/source.log",
     resources:
@@ -78,13 +78,13 @@ rule safetensors:
         env=environment("tools"),
         source="artifacts/{model}/source",
     output:
-        passing(directory("artifacts/{model}/safetensors")),
+        intermediate(directory("artifacts/{model}/safetensors")),
     log:
         "artifacts/logs/{model}/safetensors.log",
     threads: 4
     resources:
         mem_mb=job_mb(memory.STREAMING),
-        disk_mb=lambda wc, input: disk.artifact_mb("fp16", shape.of_folder(lying(input.source))),
+        disk_mb=lambda wc, input: disk.artifact_mb("fp16", shape.of_folder(local(input.source))),
         runtime=build_minutes,
     params:
         program=program("bin_to_safetensors.py"),
@@ -104,7 +104,7 @@ rule bin:
     threads: 4
     resources:
         mem_mb=job_mb(memory.STREAMING),
-        disk_mb=lambda wc, input: disk.artifact_mb("fp16", shape.of_folder(lying(input.source))),
+        disk_mb=lambda wc, input: disk.artifact_mb("fp16", shape.of_folder(local(input.source))),
         runtime=build_minutes,
     params:
         program=program("safetensors_to_bin.py"),

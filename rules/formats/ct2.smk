@@ -3,7 +3,7 @@
 CT2_QUANTIZATIONS = {f"ct2-{name}": name for name in ("int8", "float16", "float32")}
 
 for name in CT2_QUANTIZATIONS:
-    FORMATS[name] = Format(env="torch", engine="ctranslate2")
+    FORMATS[name] = Format(layout="ct2", engine="ctranslate2", env="torch")
 
 
 rule ct2:
@@ -16,9 +16,9 @@ rule ct2:
     log:
         "artifacts/logs/{model}/{format}.log",
     wildcard_constraints:
-        format="|".join(CT2_QUANTIZATIONS),
+        format=names(*CT2_QUANTIZATIONS),
     resources:
-        gpu=lambda wc: int(gated(wc)),
+        gpu=gate_gpus,
         mem_mb=build_memory,
         disk_mb=build_disk,
         runtime=build_minutes,

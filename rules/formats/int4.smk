@@ -1,45 +1,43 @@
 """gptq-int4, awq-int4 and autogptq-int4: four bits a weight, calibrated."""
 
-FORMATS["gptq-int4"] = Format(env="gptqmodel", engine="gptqmodel")
-FORMATS["awq-int4"] = Format(env="gptqmodel", engine="gptqmodel")
-FORMATS["autogptq-int4"] = Format(env="autogptq", engine="autogptq", python="3.11")
-# format -> the program that builds it, and the config's key that holds its parameters
-QUANTIZERS = {
-    "gptq-int4": ("build_gptq.py", "gptq"),
-    "awq-int4": ("build_awq.py", "awq"),
-    "autogptq-int4": ("build_autogptq.py", "gptq"),
-}
+for name, layout, engine, env, key in (
+    ("gptq-int4", "gptq", "gptqmodel", "gptqmodel", "gptq"),
+    ("awq-int4", "awq", "gptqmodel", "gptqmodel", "awq"),
+    ("autogptq-int4", "gptq", "autogptq", "autogptq", "gptq"),
+):
+    FORMATS[name] = Format(layout=layout, engine=engine, env=env, parameters=key, logs=("tokens-calibration",))
+QUANTIZERS = {"gptq-int4": "build_gptq.py", "awq-int4": "build_awq.py", "autogptq-int4": "build_autogptq.py"}
 
 
 def quantizer_options(wildcards):
     """What the config says to a tool, as its program's flags."""
-    _, key = QUANTIZERS[wildcards.format]
-    config = STUDY[key] | STUDY["calibration"] | {"seed": STUDY["seed"]}
+    config = parameters(wildcards.format) | STUDY["calibration"] | {"seed": STUDY["seed"], "format": wildcards.format}
     return [f"--{key.replace('_', '-')}={value}" for key, value in config.items()]
 
 
 def quantizer_memory(wildcards, input):
     """MB for the job: for all samples, or for those that its text can fill."""
-    model = shape.of_folder(lying(input.source))
-    tokens = lying(input.calibration).stat().st_size // memory.BYTES_AN_ID
+    model = shape.of_folder(local(input.source))
+    tokens = local(input.calibration).stat().st_size // memory.BYTES_AN_ID
     calibration = memory.filled(STUDY["calibration"], model, tokens)
-    asked = STUDY["device"], gated(wildcards), STUDY["perplexity"]
-    return job_mb(memory.build_mb(wildcards.format, model, calibration, *asked))
+    asked = STUDY["device"], has_gate(wildcards), STUDY["perplexity"]
+    return job_mb(memory.build_mb(base(wildcards.format), model, calibration, *asked))
 
 
 def quantizer_disk(wildcards, input):
     """MB for the artifact and its gate, and for what lies beside it: progress, what is packed, and what the tool saves."""
-    group = STUDY["awq"]["q_group_size"] if wildcards.format == "awq-int4" else STUDY["gptq"]["group_size"]
-    model = shape.of_folder(lying(input.source))
-    built = disk.build_mb(wildcards.format, model, STUDY["device"], gated(wildcards), group)
-    return built + 3 * disk.artifact_mb(wildcards.format, model, group)
+    format, words = base(wildcards.format), parameters(wildcards.format)
+    group = words["q_group_size" if format == "awq-int4" else "group_size"]
+    model = shape.of_folder(local(input.source))
+    built = disk.build_mb(format, model, STUDY["device"], has_gate(wildcards), group)
+    return built + 3 * disk.artifact_mb(format, model, group)
 
 
 # A job that was killed goes on: gptqmodel saves its progress after every block, of Llama and Qwen3-MoE (beside the
 # artifact, in .FORMAT.resume-…). autoawq and auto-gptq have nothing of the kind and begin anew (docs/FOOTGUNS.md).
 rule quantize:
     input:
-        env=lambda wc: environment(FORMATS[wc.format].env),
+        env=lambda wc: environment(FORMATS[base(wc.format)].env),
         source="artifacts/{model}/fp16",
         calibration="artifacts/{model}/tokens/calibration.json",
         evaluation="artifacts/{model}/tokens/evaluation.json",
@@ -49,7 +47,7 @@ rule quantize:
     log:
         "artifacts/logs/{model}/{format}.log",
     wildcard_constraints:
-        format="|".join(QUANTIZERS),
+        format=names(*QUANTIZERS),
     threads: 8
     resources:
         gpu=1,
@@ -57,8 +55,8 @@ rule quantize:
         disk_mb=quantizer_disk,
         runtime=build_minutes,
     params:
-        program=lambda wc: program(QUANTIZERS[wc.format][0]),
-        python=lambda wc: python(FORMATS[wc.format].env),
+        program=lambda wc: program(QUANTIZERS[base(wc.format)]),
+        python=lambda wc: python(FORMATS[base(wc.format)].env),
         device=lambda wc: STUDY["device"],
         options=quantizer_options,
         gate=gate_options,

@@ -1,7 +1,6 @@
-"""mlc-q4f16_1: MLC-LLM's four bits a weight, not calibrated; run by TVM, with a library compiled for the model's shape."""
+"""mlc-q4f16_1: MLC-LLM's four bits a weight, not calibrated; with a library that is compiled for the model's shape."""
 
-FORMATS["mlc-q4f16_1"] = Format(env="mlc", engine="mlc")
-ENVS.append("mlc_llm")  # no environment of ours: a Python of the user's that has MLC-LLM itself
+FORMATS["mlc-q4f16_1"] = Format(layout="mlc", engine="quantmill-tvm", env="mlc", logs=("mlc-library",))
 
 
 rule mlc_library:
@@ -35,9 +34,9 @@ rule mlc:
     log:
         "artifacts/logs/{model}/{format}.log",
     wildcard_constraints:
-        format="mlc-q4f16_1",
+        format=names("mlc-q4f16_1"),
     resources:
-        gpu=lambda wc: int(gated(wc)),
+        gpu=gate_gpus,
         mem_mb=build_memory,
         disk_mb=build_disk,
         runtime=build_minutes,

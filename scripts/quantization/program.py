@@ -21,12 +21,13 @@ from checkpoint.conversion import drop_tied
 from checkpoint.float16 import stored_dtype, write_float16
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import DTYPE_BYTES
-from common import manifest, own_code, program, quality_gate
+from common import manifest, own_code, program
 from common.program import UserError, first_line
 from common.publish import place, publish, work_folder
 from devices import cpu
 from quantization import calibration, layers
 from quantization.calibration import Calibration
+from scoring import quality_gate
 
 own_code.forbid()
 
@@ -40,6 +41,7 @@ def parser(doc: str) -> argparse.ArgumentParser:
     arguments = program.parser(doc)
     arguments.add_argument("src", type=Path, help="folder of the fp16 artifact")
     arguments.add_argument("dst", type=Path, help="folder to write")
+    arguments.add_argument("--format", help="a variant's name; default: the format's own")
     arguments.add_argument("--calibration", type=Path, required=True, help="what tokenize_texts.py wrote")
     arguments.add_argument("--evaluation", type=Path, required=True, help="the same, of the evaluation text")
     arguments.add_argument("--samples", type=int, default=128)
@@ -124,7 +126,8 @@ def build(
         gc.collect()  # models are cycles; the gate's process wants the card
         if device == "cuda":
             torch.cuda.empty_cache()
-        write_artifact(folder, job, source, options, format=format, engine=engine, tool=tool, tool_version=tool_version)
+        name = options.format or format
+        write_artifact(folder, job, source, options, format=name, engine=engine, tool=tool, tool_version=tool_version)
     shutil.rmtree(resume, ignore_errors=True)
 
 

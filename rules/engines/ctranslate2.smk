@@ -1,0 +1,3 @@
+"""CTranslate2's Generator."""
+
+ENGINES["ctranslate2"] = Engine(env="torch", loads=("ct2",), options={"compute_type": {"type": "string"}})
