@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from reporting.labels import label
+
 # column -> title and scale: of costs ratios matter, and zero is a divergence too
 QUALITIES = {
     "perplexity": ("perplexity (less is better)", "linear"),
@@ -17,11 +19,6 @@ COSTS = {
 }
 INTERVALS = ("perplexity", "tokens_per_second")
 MORE_IS_BETTER = ("top1_agreement", "tokens_per_second")
-
-
-def label(row: Mapping[str, Any]) -> str:
-    """FORMAT, or FORMAT@RUN where the row is not of the format's default run."""
-    return row["format"] if row.get("run") is None else f"{row['format']}@{row['run']}"
 
 
 def plotted(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

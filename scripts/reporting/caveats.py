@@ -4,20 +4,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from reporting import loops
+from reporting.labels import label
 
 LARGE_LOSS = 1.5  # times the reference's perplexity
 LOOPS = "falls into a loop"
 
 
 def all_of(row: Mapping[str, Any], reference: str) -> list[str]:
-    """The warnings of a row, the gravest first. `reference`: the format that all others are compared with."""
-    return [text for text in (unchecked(row), loss(row, reference), degenerate(row, reference)) if text]
+    """The warnings of a row, the gravest first. `reference`: the format whose default run all others are related to."""
+    return [text for text in (foreign(row), unchecked(row), loss(row, reference), degenerate(row, reference)) if text]
 
 
 def for_verdict(row: Mapping[str, Any]) -> list[str]:
     """Those that the choice of a format depends on: not loops that the reference falls into after the same prompts."""
     habit = row["degenerate"] and not loops.own(row["degenerate"])
     return [text for text in row["warnings"] if not (habit and text.startswith(LOOPS))]
+
+
+def foreign(row: Mapping[str, Any]) -> str | None:
+    """That somebody else built the artifact."""
+    return "not built here: somebody else's artifact" if row["prebuilt"] else None
 
 
 def unchecked(row: Mapping[str, Any]) -> str | None:
@@ -42,7 +48,7 @@ def degenerate(row: Mapping[str, Any], reference: str) -> str | None:
         return None
     first = f"from token {found['first_token']} on" + (" at the earliest" if found["prompts"] > 1 else "")
     said = f"{LOOPS} after {found['prompts']} of {found['of']} prompts, {first}"
-    if row["format"] == reference:
+    if label(row) == reference:
         return f"{said}; decoded greedily, many small models do"
     too = [loop["reference_too"] for loop in found["loops"]]
     if None in too:

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 from common import scoring
 from common.program import UserError
 from reporting import loops
-from reporting.axes import label
-from reporting.results import part
+from reporting.labels import label
+from reporting.results import read_part
 
 # KL divergence, in nats: four bins a decade; what is below the first edge or above the last falls into the ends
 EDGES = np.logspace(-6, 1, 29)
@@ -117,13 +117,13 @@ def output(ids: Sequence[int], expected: Sequence[int] | None, words: Tokenizer 
 def of_model(cells: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> dict[str, Any]:
     """The details of one model's formats that were measured, and its prompts; whether its weights are random."""
     reference = config["reference"]
-    speeds = {label(cell): speed for cell in cells if (speed := part(cell, config, "latency")[0])}
+    speeds = {label(cell): speed for cell in cells if (speed := read_part(cell, config, "latency")[0])}
     words = next(filter(None, (tokenizer(Path(cell["artifact"])) for cell in cells)), None)
     expected = [prompt["output_ids"] for prompt in speeds[reference]["prompts"]] if reference in speeds else None
     formats = {}
     for cell in cells:
         speed = speeds.get(label(cell))
-        scored = part(cell, config, "quality")[0]
+        scored = read_part(cell, config, "quality")[0]
         entry: dict[str, Any] = {"divergence": scored and divergence(cell, words, config["perplexity"])}
         if speed:
             entry |= times(speed)

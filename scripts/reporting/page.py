@@ -11,69 +11,29 @@ import jinja2
 from markupsafe import Markup
 
 from reporting import axes, caveats, details, facts
-from reporting.axes import label
+from reporting.columns import COLUMNS
 from reporting.drawing import Drawing
-from reporting.results import COLUMNS, unfinished_because
+from reporting.labels import label, mode_label
+from reporting.results import unfinished_because
 
 FILES = Path(__file__).with_name("page_files")
 SCRIPTS = ("elements.js", "help.js", "notices.js", "verdict.js", "plots.js", "table.js", "details.js", "main.js")
-SCHEMA = Path(__file__).with_name("results.schema.json")
-# what a reader compares first, in this order; the others are there by a click
-SHOWN = (
-    *("model", "format", "engine", "tokens_per_second", "perplexity", "nll_difference", "kld_mean", "top1_agreement"),
-    *("ttft_ms_p50", "tpot_ms_p50", "bits_per_weight", "group_size", "size_bytes", "peak_memory_bytes"),
-    *("bandwidth_fraction", "pareto"),
-)
-TITLES = {
-    "tokens_per_second": "tokens/s",
-    "tokens_per_second_low": "tokens/s, low",
-    "tokens_per_second_high": "tokens/s, high",
-    "nll_difference": "NLL over the reference",
-    "kld_mean": "mean KL",
-    "top1_agreement": "same first choice",
-    "ttft_ms_p50": "TTFT",
-    "tpot_ms_p50": "TPOT",
-    "tpot_ms_p99": "TPOT p99",
-    "bits_per_weight": "bits per weight",
-    "size_bytes": "size",
-    "peak_memory_bytes": "peak memory",
-    "bandwidth_fraction": "of the bandwidth",
-    "pareto": "Pareto front",
-    "joules_per_token": "energy a token",
-    "build_seconds": "build time",
-}
-BETTER = dict.fromkeys(("tokens_per_second", "top1_agreement", "bandwidth_fraction"), "higher") | dict.fromkeys(
-    (
-        *("perplexity", "kld_mean", "kld_median", "kld_p99", "kld_p999", "kld_max", "nll_difference", "delta_p_rms"),
-        *("ttft_ms_p50", "tpot_ms_p50", "tpot_ms_p99", "bits_per_weight", "size_bytes", "peak_memory_bytes"),
-        *("build_seconds", "joules_per_token"),
-    ),
-    "lower",
-)
 ORIGINS = (
     *("source", "built by", "SHA-256 of sha256sum's lines for its files", "calibration text, SHA-256", "quality gate"),
     *("libraries", "device", "latency", "quality"),
 )
-MODE = ("mode", "refused", "differs", "tokens_per_second")  # of another way to decode
+MODE = ("refused", "differs", "tokens_per_second")  # of another way to decode
 PAGE_BYTES = 2_900_000  # of the page: details of models are left out beyond it
 RELOAD = 5  # seconds, of a page that is still being filled
 DIGITS = 6  # of figures in the page; results.json has them all
 
 
 def columns() -> list[dict[str, Any]]:
-    """Every column of results.csv: name, unit, title, text (its meaning, from the published schema), better ("higher",
-    "lower" or None), shown (its place among what the page shows first, from 1, or None)."""
-    described = json.loads(SCHEMA.read_text(encoding="utf-8"))["$defs"]["row"]["properties"]
+    """What the page's scripts take of every column; `shown` is its place among those shown at once, or null."""
     return [
-        {
-            "name": name,
-            "unit": unit,
-            "title": TITLES.get(name, name.replace("_", " ")),
-            "text": described[name]["description"],
-            "better": BETTER.get(name),
-            "shown": SHOWN.index(name) + 1 if name in SHOWN else None,
-        }
-        for name, unit in COLUMNS.items()
+        {"title": column.title or column.name.replace("_", " "), "name": column.name, "unit": column.unit}
+        | {"text": column.text, "better": column.better, "shown": column.shown}
+        for column in COLUMNS
     ]
 
 
@@ -154,14 +114,17 @@ def row_data(row: Mapping[str, Any], drawn: Mapping[str, Any], pool: Pool) -> di
         reasons.setdefault(reason, []).append(name)
     return {
         "label": label(row),
-        "run": row.get("run"),
-        "prebuilt": bool(row.get("prebuilt") or (row["artifact"] or {}).get("prebuilt")),
-        "values": [rounded(row[name]) for name in COLUMNS],
+        "run": row["run"],
+        "prebuilt": row["prebuilt"],
+        "values": [rounded(row[column.name]) for column in COLUMNS],
         "missing": reasons,
         "ratio": row["perplexity_ratio"] and {name: rounded(value) for name, value in row["perplexity_ratio"].items()},
         "plot": [rounded(drawn[name]) for name in ("perplexity_low", "perplexity_high", "roofline", "label")],
-        "runs in": [row["compute_type"], row["mode"], row["threads"]],
-        "modes": [{name: rounded(way[name]) for name in MODE} for way in row["other_modes"] or []],
+        "runs in": [row["compute_type"], mode_label(row["mode"]), row["threads"]],
+        "modes": [
+            {name: rounded(way[name]) for name in MODE} | {"mode": mode_label(way["mode"])}
+            for way in row["other_modes"] or []
+        ],
         "differs": row["differs"],
         "dominated by": row["dominated_by"] or [],
         "warnings": row["warnings"],

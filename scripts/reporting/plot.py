@@ -80,7 +80,9 @@ def chart(quality: str, cost: str, rows: Sequence[Mapping[str, Any]], *, picture
     layers = [better_corner(quality, cost), front]
     if cost in INTERVALS:
         bar = base.mark_rule(strokeWidth=2).encode(x=f"{cost}_low:Q", x2=f"{cost}_high:Q", y=y, color=colour)
-        limit = base.transform_filter("isValid(datum.roofline) && rooflines").mark_tick(orient="vertical", thickness=3, size=20)
+        limit = base.transform_filter("isValid(datum.roofline) && rooflines").mark_tick(
+            orient="vertical", thickness=3, size=20
+        )
         layers += [bar, limit.encode(x="roofline:Q", y=y, color=colour).properties(name="rooflines")]
     if quality in INTERVALS:
         bar = base.mark_rule(strokeWidth=2).encode(y=f"{quality}_low:Q", y2=f"{quality}_high:Q", x=x, color=colour)

@@ -1,6 +1,6 @@
 """The page of recorded rows, of which only results.json is there: no artifact, no times, no texts.
 
-    PYTHONPATH=scripts envs/tools/bin/python tests/browser/recorded.py RESULTS.json PAGE.html
+PYTHONPATH=scripts envs/tools/bin/python tests/browser/recorded.py RESULTS.json PAGE.html
 """
 
 import json

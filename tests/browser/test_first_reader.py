@@ -119,7 +119,9 @@ def test_no_column_is_cut_without_a_hint_and_the_first_one_stays(study: Path, vi
     expect(hint).to_be_hidden()
     page.check("#all-columns")
     right = box(scroll)["x"] + box(scroll)["width"]
-    cut = [each for each in page.locator("#table thead th").all() if sum(map(box(each).get, ("x", "width"))) > right + 1]
+    cut = [
+        each for each in page.locator("#table thead th").all() if sum(map(box(each).get, ("x", "width"))) > right + 1
+    ]
     assert len(cut) > 5
     expect(hint).to_have_text(f"{len(cut)} more columns to the right: move the table sideways to see them.")
     before = [box(page.locator("#table").locator(part).first)["x"] for part in ("thead th", "tbody th")]
