@@ -13,7 +13,7 @@ from markupsafe import Markup
 from reporting import axes, caveats, details, facts
 from reporting.columns import COLUMNS
 from reporting.drawing import Drawing
-from reporting.labels import label
+from reporting.labels import label, mode_label
 from reporting.results import failures
 
 FILES = Path(__file__).with_name("page_files")
@@ -22,7 +22,7 @@ ORIGINS = (
     *("source", "built by", "SHA-256 of sha256sum's lines for its files", "calibration text, SHA-256", "quality gate"),
     *("libraries", "device", "latency", "quality"),
 )
-MODE = ("mode", "refused", "differs", "tokens_per_second")  # of another way to decode
+MODE = ("refused", "differs", "tokens_per_second")  # of another way to decode
 PAGE_BYTES = 2_900_000  # of the page: details of models are left out beyond it
 RELOAD = 5  # seconds, of a page that is still being filled
 DIGITS = 6  # of figures in the page; results.json has them all
@@ -120,8 +120,11 @@ def row_data(row: Mapping[str, Any], drawn: Mapping[str, Any], pool: Pool) -> di
         "missing": reasons,
         "ratio": row["perplexity_ratio"] and {name: rounded(value) for name, value in row["perplexity_ratio"].items()},
         "plot": [rounded(drawn[name]) for name in ("perplexity_low", "perplexity_high", "roofline", "label")],
-        "runs in": [row["compute_type"], row["mode"], row["threads"]],
-        "modes": [{name: rounded(way[name]) for name in MODE} for way in row["other_modes"] or []],
+        "runs in": [row["compute_type"], mode_label(row["mode"]), row["threads"]],
+        "modes": [
+            {name: rounded(way[name]) for name in MODE} | {"mode": mode_label(way["mode"])}
+            for way in row["other_modes"] or []
+        ],
         "differs": row["differs"],
         "dominated by": row["dominated_by"] or [],
         "warnings": row["warnings"],

@@ -38,7 +38,7 @@ function text(name, value) {
 function about(row) {
   const [compute, mode, threads] = row["runs in"];
   const engine = OWN_ENGINES[row.engine] ? `${row.engine} (${OWN_ENGINES[row.engine]})` : row.engine;
-  const how = [engine, compute, mode && modeName(mode), threads && `${threads} thread${threads > 1 ? "s" : ""}`].filter(Boolean).join(", ");
+  const how = [engine, compute, mode, threads && `${threads} thread${threads > 1 ? "s" : ""}`].filter(Boolean).join(", ");
   return [...(MODELS.length > 1 ? [row.model] : []), how, ...(row.prebuilt ? ["not built here"] : [])];
 }
 
@@ -55,7 +55,7 @@ function below(row, name) {
   const range = (low, high, digits = 3) => (low === null ? [] : [`${figure(low, digits)} to ${figure(high, digits)}`]);
   if (name === "format") return about(row);
   if (name === "tokens_per_second") {
-    const others = (row.modes ?? []).map((way) => `${modeName(way.mode)}: ${figure(way.tokens_per_second)}${way.refused ? ", refused" : ""}`);
+    const others = (row.modes ?? []).map((way) => `${way.mode}: ${figure(way.tokens_per_second)}${way.refused ? ", refused" : ""}`);
     return [...range(row.tokens_per_second_low, row.tokens_per_second_high), ...others, ...(disturbed(row) ? ["disturbed"] : [])];
   }
   if (name === "perplexity") return row.ratio ? paired(row) : range(row.perplexity_low, row.perplexity_high, 4);

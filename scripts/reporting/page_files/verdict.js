@@ -87,9 +87,9 @@ function ofDevice(rows, budget) {
   const named = new Set();
   const found = rows.some((row) => row.ratio) ? judged(rows, budget, named) : unjudged(rows, named);
   const own = [...named].filter((row) => OWN_ENGINES[row.engine]);
-  const graphs = [...named].filter((row) => captured(row["runs in"][1]));
+  const graphs = [...named].filter((row) => row["runs in"][1]?.startsWith("captured"));
   if (own.length) found.push(`${names(own)}: ${KERNELS}.`);
-  if (graphs.length) found.push(`${names(graphs)}: ${GRAPH}, not the engine as shipped.`);
+  if (graphs.length) found.push(`${names(graphs)}: ${graphs[0]["runs in"][1]}, not the engine as shipped.`);
   const warnings = [...named].filter((row) => row["verdict warnings"].length);
   return [...found, ...warnings.map((row) => element("span", { class: "warning" }, `Warning, ${row.label}: ${row["verdict warnings"].join("; ")}.`))];
 }
