@@ -4,7 +4,7 @@ PYTHON ?= python3
 CORES ?= $(shell getconf _NPROCESSORS_ONLN)
 BIN := .venv/bin
 BOOTSTRAP := .venv/.complete
-RUNS := results/demo results/h200# whose tables the README shows
+RUNS := results/demo results/h200# each with a README.md that holds all columns of its table
 AUTOGPTQ = $$($(BIN)/python -c 'import sys; print("envs/autogptq" if sys.version_info[:2] == (3, 11) else "")')
 ENVS := bootstrap kubernetes tools torch gptqmodel autogptq mlc lm-eval browser
 
@@ -39,7 +39,8 @@ lint: $(BOOTSTRAP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile rules
-	$(BIN)/python scripts/update_readme.py README.md $(RUNS) --check
+	$(BIN)/python scripts/update_readme.py README.md results/demo --short --check
+	for run in $(RUNS); do $(BIN)/python scripts/update_readme.py $$run/README.md $$run --check || exit 1; done
 
 format: $(BOOTSTRAP)
 	$(BIN)/ruff check --fix .
@@ -72,7 +73,8 @@ record: report
 	$(MAKE) readme
 
 readme:
-	$(BIN)/python scripts/update_readme.py README.md $(RUNS)
+	$(BIN)/python scripts/update_readme.py README.md results/demo --short
+	for run in $(RUNS); do $(BIN)/python scripts/update_readme.py $$run/README.md $$run || exit 1; done
 
 clean:
 	rm -rf artifacts envs/*/ .snakemake

@@ -15,7 +15,7 @@ if not workflow.overwrite_configfiles:  # a study's own --configfile replaces th
 include: "rules/common.smk"
 
 
-for registration in sorted(Path(workflow.basedir, "rules").glob("[ef]*/*.smk")):  # engines, formats
+for registration in sorted(RULES.glob("[ef]*/*.smk")):  # engines, formats
 
     include: registration
 

@@ -11,11 +11,14 @@ from pathlib import Path
 
 import yaml
 
-sys.path.insert(0, str(Path(workflow.basedir, "scripts")))
+RULES = Path(workflow.current_basedir.get_path_or_uri(secret_free=True))
+if not RULES.is_dir():
+    sys.exit(f"error: {RULES}: is no folder of this machine; clone Quantmill, and name its Snakefile by a path")
+sys.path.insert(0, str(RULES.parent / "scripts"))
 from common.program import printable
 from common.sources import closure, digest
 from planning import cells, jobs, registry, shape
-from planning.config import TEXTS, complete, source
+from planning.config import CHECKOUT, TEXTS, complete, source
 from planning.costs import Costs, EngineCosts, Memory, Size
 from planning.values import ConfigError, check_file, is_plain
 
@@ -28,7 +31,7 @@ VARIANTS = {
     for name, variant in (config["variants"] if isinstance(config.get("variants"), dict) else {}).items()
     if isinstance(variant, dict)
 }
-ENVS = [pins.stem for pins in sorted(Path("envs").glob("*.txt"))]
+ENVS = [pins.stem for pins in sorted((CHECKOUT / "envs").glob("*.txt"))]
 REGISTRY = cells.Registry(FORMATS, ENGINES, ENVS)
 
 # Only what downloads may ask the hub: whatever another job needs is among its inputs.
@@ -51,7 +54,7 @@ wildcard_constraints:
 def refuse(reason):
     """End Snakemake with one line, which names the rules' file where one is being read."""
     files = [file.get_path_or_uri(secret_free=True) for file in workflow.included_stack[1:]]
-    sys.exit(": ".join(["error", *(os.path.relpath(file, workflow.basedir) for file in files), str(reason)]))
+    sys.exit(": ".join(["error", *(os.path.relpath(file, RULES.parent) for file in files), str(reason)]))
 
 
 def Format(**words):
@@ -98,8 +101,8 @@ def device_here():
 
 def check_study(config):
     """The config with its defaults; a mistake ends Snakemake with one line."""
-    schema = yaml.safe_load(Path(workflow.basedir, "config", "config.schema.yaml").read_text())
-    modules = [file.stem for file in Path(workflow.basedir, "scripts", "engines").glob("[!_]*.py")]
+    schema = yaml.safe_load((CHECKOUT / "config/config.schema.yaml").read_text())
+    modules = [file.stem for file in (CHECKOUT / "scripts/engines").glob("[!_]*.py")]
     try:
         registry.check_registry(FORMATS, ENGINES, ENVS, modules, makers)
     except ConfigError as error:
@@ -144,7 +147,7 @@ def find_cell(model, name):
 def program(name, *more):
     """A program, and a hash of every file of ours that it runs and of `more`: a parameter, since Snakemake runs a job
     again when one changes, where so many inputs would take most of a plan's time."""
-    scripts = Path("scripts")
+    scripts = CHECKOUT / "scripts"
     if not (scripts / name).is_file():
         refuse(f"the program {scripts / name} is missing")
     return str(scripts / name), digest(*closure(scripts / name, scripts), *map(Path, more))
@@ -177,12 +180,12 @@ def python(env):
     without pins ends Snakemake with one line."""
     if env not in INTERPRETERS and env not in ENVS:
         refuse(f"the pins of the environment {env!r}, envs/{env}.txt, are missing{registry.nearest(env, ENVS)}")
-    return INTERPRETERS.get(env, f"envs/{env}/bin/python")
+    return INTERPRETERS.get(env, str(CHECKOUT / f"envs/{env}/bin/python"))
 
 
 def environment(env):
     """What a job takes as input so that its environment is there, and rebuilt when a pin changes."""
-    return [] if python(env) == INTERPRETERS.get(env) else [f"envs/{env}"]
+    return [] if python(env) == INTERPRETERS.get(env) else [str(CHECKOUT / f"envs/{env}")]
 
 
 def intermediate(output):

@@ -7,11 +7,11 @@ localrules:
 
 rule environment:
     input:
-        pins="envs/{env}.txt",
+        pins=str(CHECKOUT / "envs/{env}.txt"),
         # an edit of the builder does not spoil an environment that it built
-        script=ancient("scripts/create_env.py"),
+        script=ancient(str(CHECKOUT / "scripts/create_env.py")),
     output:
-        directory("envs/{env}"),
+        directory(str(CHECKOUT / "envs/{env}")),
     log:
         "artifacts/logs/envs/{env}.log",
     # no parameter: another checkout's Python is no reason to build its environments, and all artifacts, anew

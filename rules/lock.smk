@@ -5,7 +5,8 @@ from common.program import UserError
 
 ARTIFACTS, RECORDS = Path("artifacts"), Path(".snakemake")
 
-if workflow.is_main_process:  # jobs of a cluster read this file too
+# jobs of a cluster read this file too; another workflow that uses this one as a module has hooks and records of its own
+if workflow.is_main_process and Path(workflow.basedir).samefile(CHECKOUT):
     LAST = workflow_lock.seen(ARTIFACTS)
     workflow_lock.share_records(ARTIFACTS, RECORDS)
 

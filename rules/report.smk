@@ -4,7 +4,11 @@ import os
 import shlex
 import shutil
 import subprocess
-from glob import glob
+
+PAGE_FILES = [
+    CHECKOUT / "scripts/reporting/results.schema.json",
+    *(CHECKOUT / "scripts/reporting/page_files").glob("*"),
+]
 
 
 report: "captions/workflow.rst"
@@ -103,7 +107,7 @@ rule page:
     log:
         "artifacts/logs/report.log",
     params:
-        program=program("report.py", "scripts/reporting/results.schema.json", *glob("scripts/reporting/page_files/*")),
+        program=program("report.py", *PAGE_FILES),
         python=python("tools"),
     shell:
         "{params.python:q} {params.program[0]} {input.study} $(dirname {output.page:q}) 2> {log}"
@@ -120,7 +124,7 @@ def report_the_rest():
         and shutil.which(python("tools"))
         and json.loads(study.read_text())["config"] == json.loads(json.dumps(STUDY))
     ):
-        command = [python("tools"), "scripts/report.py", "--incomplete", study, study.parent]
+        command = [python("tools"), program("report.py")[0], "--incomplete", study, study.parent]
         made = subprocess.run(command, capture_output=True, text=True)
         said = made.stdout if not made.returncode else made.stderr.strip().split("\n")[-1]
         print(said.strip(), file=sys.stderr)

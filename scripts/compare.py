@@ -2,6 +2,7 @@
 """Say what changed significantly between two runs of a study, and whether anything became worse.
 
     python scripts/compare.py BEFORE/results.json AFTER/results.json [--tolerance 0.05] [--quality-tolerance 0.001]
+    envs/tools/bin/python scripts/compare.py BEFORE/results.json AFTER/results.json --page OUT.html
 
 Exit status 0: nothing became worse. 1: something did, or a row or a figure that BEFORE has is gone. 2: something could
 not be compared (another evaluation text, a disturbed speed, other versions of the metrics, no row in common).
@@ -19,22 +20,16 @@ from typing import Any
 import jsonschema
 
 from common.program import UserError, parser, printable, run
+from common.publish import publish
 from metrics import METRICS_VERSION
-from reporting.comparison import REGRESSIONS, Change, Limits, Pair, pairs
+from reporting import side_by_side
+from reporting.column import Column
+from reporting.columns import COLUMNS, SCHEMA, schema
+from reporting.comparison import REGRESSIONS, Change, Limits, Pair, figures, pairs
+from reporting.labels import label
 from reporting.numbers import MISSING, number, size
 from reporting.results import current
 
-SCHEMA = Path(__file__).parent / "reporting" / "results.schema.json"
-HEADINGS = {
-    "tokens_per_second": "tokens/s",
-    "ttft_ms_p50": "TTFT, ms",
-    "tpot_ms_p50": "TPOT, ms",
-    "peak_memory_bytes": "memory",
-    "perplexity": "perplexity",
-    "kld_mean": "KL, nats",
-    "bits_per_weight": "bits/weight",
-    "size_bytes": "size",
-}
 WORDS = {
     "worse": "WORSE",
     "gone": "GONE",
@@ -59,22 +54,30 @@ def read(path: Path) -> dict[str, Any]:
     version = content.get("metrics_version") if isinstance(content, dict) else None
     if version is not None and version != METRICS_VERSION:
         raise UserError(f"{path}: is of metrics version {version}, not {METRICS_VERSION}; measure again")
-    content = current(content) if isinstance(content, dict) else content
-    validator = jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8")))
-    wrong = next(validator.iter_errors(content), None)
+    try:
+        content = current(content) if isinstance(content, dict) else content
+    except (KeyError, TypeError, AttributeError):  # what the schema says of it is of today's version
+        raise UserError(f"{path}: does not fit its schema version; make the report again") from None
+    wrong = next(jsonschema.Draft202012Validator(schema()).iter_errors(content), None)
     if wrong is not None:
         where = ".".join(map(str, wrong.absolute_path)) or "the file"
         raise UserError(f"{path}: {where}: {wrong.message:.200} (see {SCHEMA.name}); make the report again")
     return content
 
 
+def column_of(change: Change) -> Column:
+    """The column of a figure."""
+    return next(column for column in COLUMNS if column.name == change.figure)
+
+
 def amount(change: Change, interval: bool = False) -> str:
     """How far a figure moved, with its interval on demand: relative, of the divergence in nats."""
     if change.amount is None:
         return WORDS[change.verdict]
-    if change.figure == "size_bytes":
+    column = column_of(change)
+    if (column.unit, column.parts) == ("B", ("artifact",)):
         return f"{change.after - change.before:+} B" if change.amount else "="
-    form = "+.1g" if change.figure == "kld_mean" else "+.2%" if change.figure == "perplexity" else "+.1%"
+    form = {"paired difference": "+.1g", "paired ratio": "+.2%"}.get(column.judge or "", "+.1%")
     values = [format(value, form) if value else "=" for value in (change.amount, change.low, change.high)]
     return f"{values[0]} ({values[1]} to {values[2]})" if interval and change.low != change.high else values[0]
 
@@ -97,18 +100,19 @@ def verdict(pair: Pair) -> str:
     """What a row's figures come to, the gravest first."""
     if pair.before is None or pair.after is None:
         return "new row" if pair.after else "GONE"
-    named = {word: [HEADINGS[each.figure] for each in pair.changes if each.verdict == word] for word in WORDS}
+    named = {word: [column_of(each).heading for each in pair.changes if each.verdict == word] for word in WORDS}
     told = "; ".join(f"{WORDS[word]}: {', '.join(figures)}" for word, figures in named.items() if figures) or "same"
     return f"{told} (disturbed)" if pair.interference and not named["disturbed"] else told
 
 
 def table(found: Sequence[Pair]) -> list[str]:
-    """A row a model and format, aligned, so that it can be read as text as well."""
-    lines = [["model", "format", *HEADINGS.values(), "verdict"]]
+    """A row a cell of the study, aligned, so that it can be read as text as well."""
+    lines = [["model", "format", *(column.heading for column in figures()), "verdict"]]
+    ranges = [column.name for column in figures() if column.judge in ("interval", "paired ratio")]
     for pair in found:
-        cells = {each.figure: amount(each, each.figure in ("tokens_per_second", "perplexity")) for each in pair.changes}
-        figures = (cells.get(name, MISSING) for name in HEADINGS)
-        lines.append([pair.row["model"], pair.row["format"], *figures, verdict(pair)])
+        cells = {each.figure: amount(each, each.figure in ranges) for each in pair.changes}
+        amounts = (cells.get(column.name, MISSING) for column in figures())
+        lines.append([pair.row["model"], label(pair.row), *amounts, verdict(pair)])
     lines = [[printable(cell).replace("|", "\\|") for cell in line] for line in lines]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     lines.insert(1, ["-" * width for width in widths])
@@ -121,23 +125,23 @@ def details(found: Sequence[Pair]) -> Iterator[str]:
         for pair in found:
             changed = [each for each in pair.changes if each.verdict == word]
             device = next((row["device"] for row in (pair.before, pair.after) if row and row["device"]), MISSING)
-            name = f"{pair.row['model']}, {pair.row['format']} ({pair.row['engine']}, {device})"
+            name = f"{pair.row['model']}, {label(pair.row)} ({pair.row['engine']}, {device})"
             if word == "gone" and pair.after is None:
                 yield f"- {said}: {name}: no such row"
             if word == "new" and pair.before is None:
                 yield f"- {said}: {name}"
             for each in changed:
-                yield f"- {said}: {name}: {described(each)}"
+                yield f"- {said}: {name}: {describe(each)}"
             if changed and word == "disturbed":
                 yield f"  - meanwhile, {'; '.join(pair.interference)}"
             elif changed and pair.differences and word in ("worse", "better"):
                 yield f"  - besides: {', '.join(pair.differences)}"
 
 
-def described(change: Change) -> str:
+def describe(change: Change) -> str:
     """A figure before and after."""
-    form = size if change.figure.endswith("_bytes") else number
-    text = f"{HEADINGS[change.figure]} {form(change.before)} → {form(change.after)}"
+    form = size if column_of(change).unit == "B" else number
+    text = f"{column_of(change).heading} {form(change.before)} → {form(change.after)}"
     if change.amount is not None:
         text += f", {amount(change, interval=change.low is not None)}"
     return f"{text}: {change.note}" if change.note else text
@@ -151,6 +155,16 @@ def status(found: Sequence[Pair]) -> int:
     return 2 if verdicts["incomparable"] or verdicts["disturbed"] else 0
 
 
+def write_page(path: Path, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """A page with the rows of both runs. Raises `UserError` where its libraries are not."""
+    try:
+        text = side_by_side.page(before, after)
+    except ModuleNotFoundError as error:
+        raise UserError(f"--page: {sys.executable} lacks {error.name}; run envs/tools/bin/python instead") from None
+    with publish(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("before", type=Path, help="a results.json")
@@ -162,6 +176,7 @@ def main() -> None:
         "--quality-tolerance", type=share, default=Limits.quality, help="the same of perplexity, and nats of divergence"
     )
     arguments.add_argument("--count-disturbed", action="store_true", help="judge speed that was disturbed as well")
+    arguments.add_argument("--page", type=Path, help="write a page with both on the same plots; wants envs/tools")
     options = arguments.parse_args()
 
     before, after = read(options.before), read(options.after)
@@ -174,6 +189,8 @@ def main() -> None:
         raise UserError(f"the two do not fit together ({said}); make the reports again") from None
     if not any(pair.before and pair.after for pair in found):
         raise UserError(f"{options.before} and {options.after}: no row in common{devices(before, after)}")
+    if options.page:
+        write_page(options.page, before, after)
     print("\n".join(lines).rstrip())
     sys.exit(status(found))
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Put runs' tables into the README, each between its markers; with --check, say whether they have drifted.
 
-    python scripts/update_readme.py README.md results/demo [results/…] [--check]
+    python scripts/update_readme.py README.md results/demo [results/…] [--short] [--check]
 
 A run is a folder with results.json; its markers are `<!-- results/demo: by make readme -->` and `<!-- end -->`.
 """
@@ -12,18 +12,23 @@ from pathlib import Path
 from typing import Any
 
 from common.program import UserError, parser, run
+from reporting.column import Column
+from reporting.columns import shown
+from reporting.labels import label, mode_label
 from reporting.numbers import MISSING, number, size
+from reporting.results import current
 
 END = "<!-- end -->"
+SHORT = ("model", "format", "runs in", "tokens/s (95%)", "perplexity", "over the reference (95%, paired)", "size")
 HEADING = ("new_tokens", "processes", "repeats")  # what the line above a table says of all its rows
 
 
-def over_reference(row: Mapping[str, Any], reference: str) -> str:
+def ratio_to_reference(row: Mapping[str, Any], reference: str) -> str:
     """Perplexity over the reference's, with its paired interval."""
     ratio = row["perplexity_ratio"]
     if ratio is None:
         return MISSING
-    if row["format"] == reference:
+    if label(row) == reference:
         return "the reference"
     if row["above_noise_floor"] is False:  # no further than the reference is from itself in another arithmetic
         return "within the noise"
@@ -38,44 +43,59 @@ def interval(value: float, low: float, high: float, digits: int = 3) -> str:
 def runs_in(row: Mapping[str, Any]) -> str:
     """Engine, arithmetic, and how a token was decoded or by how many threads."""
     threads = row["threads"] and f"{row['threads']} thread{'s' if row['threads'] > 1 else ''}"
-    return ", ".join(filter(None, (row["engine"], row["compute_type"], threads or row["mode"])))
+    return ", ".join(filter(None, (row["engine"], row["compute_type"], threads or mode_label(row["mode"]))))
 
 
 def other_modes(row: Mapping[str, Any]) -> str:
     """Tokens a second in the ways that are not the row's own; what its tokens disqualify is in brackets."""
-    figures = [(way, f"{way['mode']} {number(way['tokens_per_second'], 3)}") for way in row["other_modes"]]
+    figures = [(way, f"{mode_label(way['mode'])} {number(way['tokens_per_second'], 3)}") for way in row["other_modes"]]
     return "; ".join(f"[{figure}]" if way["refused"] else figure for way, figure in figures) or MISSING
 
 
+def speed(row: Mapping[str, Any]) -> str:
+    """Tokens a second with their interval, and whether something disturbed them."""
+    figures = (row[f"tokens_per_second{end}"] for end in ("", "_low", "_high"))
+    return interval(*figures) + (", disturbed" if row["interference"] else "")
+
+
+def cell(column: Column, value: Any) -> str:
+    """A figure as text."""
+    if value is None or isinstance(value, str):
+        return value or MISSING
+    if column.kind == "boolean":
+        return "yes" if value else "no"
+    if column.unit == "" and column.kind == "number":  # a share
+        return f"{number(value * 100, 3)}%"
+    return size(value) if column.unit == "B" else number(value, 3)
+
+
 def cells(row: Mapping[str, Any], reference: str) -> dict[str, str]:
-    """A row of the table: heading -> cell."""
-    agreement, cuda = row["top1_agreement"], row["device_details"]["device"] == "cuda"
-    return {
-        "model": row["model"],
-        "format": f"`{row['format']}`",
-        "runs in": runs_in(row),
-        "tokens/s (95%)": interval(*(row[f"tokens_per_second{end}"] for end in ("", "_low", "_high")))
-        + (", disturbed" if row["interference"] else ""),
-        "other modes": other_modes(row),
-        "of the bandwidth": f"{row['bandwidth_fraction']:.0%}" if cuda else MISSING,
-        "perplexity": number(row["perplexity"]),
-        "over the reference (95%, paired)": over_reference(row, reference),
-        "mean KL, nats": number(row["kld_mean"], 3),
-        "same first choice": MISSING if agreement is None else f"{number(agreement * 100, 3)}%",
-        "TTFT, ms": number(row["ttft_ms_p50"], 3),
-        "TPOT, ms": number(row["tpot_ms_p50"], 3),
-        "bits/weight": number(row["bits_per_weight"], 3),
-        "size": size(row["size_bytes"]),
-        "Pareto front": {True: "yes", False: "no", None: MISSING}[row["pareto"]],
+    """A row of the table: heading -> cell. Some columns say more than their figure."""
+    cuda = row["device_details"]["device"] == "cuda"  # a CPU's caches hold what its memory would have to
+    more = {
+        "format": {"format": f"`{label(row)}`"},
+        "run": {},  # the label says it
+        "engine": {"runs in": runs_in(row)},
+        "tokens_per_second": {"tokens/s (95%)": speed(row), "other modes": other_modes(row)},
+        "perplexity": {"perplexity": number(row["perplexity"])},
+        "nll_difference": {"over the reference (95%, paired)": ratio_to_reference(row, reference)},
+        "bandwidth_fraction": {"of the bandwidth": f"{row['bandwidth_fraction']:.0%}" if cuda else MISSING},
     }
+    found: dict[str, str] = {}
+    for column in shown():
+        found |= more.get(column.name, {column.heading: cell(column, row[column.name])})
+    return found
 
 
-def table(results: Mapping[str, Any]) -> str:
-    """The Markdown between the markers: what was measured, on what, and the rows; empty columns are left out."""
+def table(results: Mapping[str, Any], short: bool = False) -> str:
+    """The Markdown between the markers: what was measured, on what, and the rows; empty columns are left out.
+
+    `short` keeps the columns of `SHORT` alone.
+    """
     first = results["rows"][0]
     latency, quality = first["protocol"]["latency"], first["protocol"]["quality"]
-    shown = [(row["device"], *(row["protocol"]["latency"][name] for name in HEADING)) for row in results["rows"]]
-    if len(set(shown)) > 1:
+    measured = [(row["device"], *(row["protocol"]["latency"][name] for name in HEADING)) for row in results["rows"]]
+    if len(set(measured)) > 1:
         raise UserError("results.json: rows of several devices or protocols make no table")
     protocol = (
         f"On {first['device']}, batch 1, {latency['new_tokens']} new tokens after each prompt, "
@@ -86,7 +106,8 @@ def table(results: Mapping[str, Any]) -> str:
             f"; perplexity by `{quality['perplexity']}` over {quality['windows']} windows of {quality['window']} tokens"
         )
     rows = [cells(row, results["config"]["reference"]) for row in results["rows"]]
-    headings = [heading for heading in rows[0] if any(row[heading] != MISSING for row in rows)]
+    asked = SHORT if short else tuple(rows[0])
+    headings = [heading for heading in asked if any(row[heading] != MISSING for row in rows)]
     if len({row["model"] for row in rows}) == 1:
         headings.remove("model")
     lines = [headings, ["---"] * len(headings), *([row[heading] for heading in headings] for row in rows)]
@@ -97,6 +118,7 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("readme", type=Path)
     arguments.add_argument("runs", type=Path, nargs="+", help="folders with results.json")
+    arguments.add_argument("--short", action="store_true", help="the six columns of the README instead of all")
     arguments.add_argument("--check", action="store_true", help="change nothing; fail where the README has drifted")
     options = arguments.parse_args()
 
@@ -107,8 +129,8 @@ def main() -> None:
         _, closed, after = rest.partition(END)
         if not (found and closed):
             raise UserError(f"{options.readme}: lacks the markers {begin!r} and {END!r}; put them back")
-        results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-        updated = f"{before}{begin}\n{table(results)}\n{END}{after}"
+        results = current(json.loads((folder / "results.json").read_text(encoding="utf-8")))
+        updated = f"{before}{begin}\n{table(results, options.short)}\n{END}{after}"
     if options.check and updated != text:
         raise UserError(f"{options.readme}: its tables are not what the runs measured; run make readme")
     if not options.check:

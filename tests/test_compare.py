@@ -15,7 +15,7 @@ from conftest import REPO
 from whole_results import collected, hard, whole
 
 from metrics import METRICS_VERSION, latency
-from reporting import comparison, results
+from reporting import comparison
 from reporting.comparison import Limits, changes, rate_ratio
 from reporting.numbers import MISSING
 
@@ -63,7 +63,7 @@ def set_rate(row: dict[str, Any], rate: float, low: float, high: float) -> None:
     row |= {"tokens_per_second": rate, "tokens_per_second_low": low, "tokens_per_second_high": high}
 
 
-def judged(one: Run, other: Run, limits: Limits = DEFAULT) -> dict[str, str]:
+def verdicts(one: Run, other: Run, limits: Limits = DEFAULT) -> dict[str, str]:
     """Verdicts of the figures of int8, but those that are the same."""
     found = changes(one["rows"][1], other["rows"][1], limits)
     return {change.figure: change.verdict for change in found if change.verdict != "same"}
@@ -136,8 +136,8 @@ def test_what_nobody_minds_is_the_users_choice(before: Run, after: Run) -> None:
     set_rate(before["rows"][1], 200, 199.9, 200.1)
     set_rate(after["rows"][1], 192, 191.9, 192.1)
     after["rows"][1]["peak_memory_bytes"] = 1040
-    assert judged(before, after) == {}
-    assert judged(before, after, Limits(speed=0.03)) == {"tokens_per_second": "worse", "peak_memory_bytes": "worse"}
+    assert verdicts(before, after) == {}
+    assert verdicts(before, after, Limits(speed=0.03)) == {"tokens_per_second": "worse", "peak_memory_bytes": "worse"}
 
 
 def test_a_median_counts_once_it_leaves_the_others_spread(before: Run, after: Run) -> None:
@@ -145,10 +145,10 @@ def test_a_median_counts_once_it_leaves_the_others_spread(before: Run, after: Ru
         row |= {"ttft_ms_p50": 10.0}
         row["latency_summary"] |= {"ttft_ms_p50": 10.0, "ttft_ms_p90": 14.0}
     after["rows"][1]["ttft_ms_p50"] = 13.9
-    assert judged(before, after) == {}
+    assert verdicts(before, after) == {}
     after["rows"][1]["ttft_ms_p50"] = 14.1
-    assert judged(before, after) == {"ttft_ms_p50": "worse"}
-    assert judged(after, before) == {"ttft_ms_p50": "better"}
+    assert verdicts(before, after) == {"ttft_ms_p50": "worse"}
+    assert verdicts(after, before) == {"ttft_ms_p50": "better"}
 
 
 def test_quality_is_paired_by_windows(before: Run, after: Run) -> None:
@@ -157,8 +157,8 @@ def test_quality_is_paired_by_windows(before: Run, after: Run) -> None:
     (change,) = [each for each in changes(before["rows"][1], after["rows"][1], DEFAULT) if each.verdict != "same"]
     assert (change.figure, change.verdict) == ("perplexity", "worse")
     assert change.amount == change.low == change.high == pytest.approx(math.exp(1 / 50) - 1)  # 50 words a window
-    assert judged(after, before) == {"perplexity": "better"}
-    assert judged(before, after, Limits(quality=0.03)) == {}
+    assert verdicts(after, before) == {"perplexity": "better"}
+    assert verdicts(before, after, Limits(quality=0.03)) == {}
 
 
 def test_quality_that_wavers_between_windows_is_the_same(before: Run, after: Run) -> None:
@@ -166,7 +166,7 @@ def test_quality_that_wavers_between_windows_is_the_same(before: Run, after: Run
     (change,) = [each for each in changes(before["rows"][1], after["rows"][1], DEFAULT) if each.figure == "perplexity"]
     assert change.amount == pytest.approx(math.exp(0.2 / 50) - 1)  # four times what nobody minds
     assert change.low < 0 < change.high
-    assert judged(before, after) == {}
+    assert verdicts(before, after) == {}
 
 
 def test_divergence_is_paired_too_where_the_reference_is_the_same(before: Run, after: Run) -> None:
@@ -174,8 +174,8 @@ def test_divergence_is_paired_too_where_the_reference_is_the_same(before: Run, a
     row["quality_windows"]["kld"] = [1.5] * len(row["quality_windows"]["kld"])  # of 100 tokens each: 0.010 to 0.015
     found = {change.figure: change for change in changes(before["rows"][1], row, DEFAULT)}
     assert found["kld_mean"].amount == pytest.approx(0.005)
-    assert judged(before, after) == {"kld_mean": "worse"}
-    assert judged(before, after, Limits(quality=0.006)) == {}
+    assert verdicts(before, after) == {"kld_mean": "worse"}
+    assert verdicts(before, after, Limits(quality=0.006)) == {}
     after["config"]["reference"] = "int8"
     (pair,) = [each for each in comparison.pairs(before, after, DEFAULT) if each.row["format"] == "int8"]
     assert {each.figure: each.note for each in pair.changes if each.verdict != "same"} == {
@@ -226,20 +226,51 @@ def test_files_that_someone_has_changed_are_no_regression(before: Run, after: Ru
 
 def test_more_repeats_measure_the_same(before: Run, after: Run) -> None:
     after["rows"][1]["protocol"]["latency"] |= {"repeats": 9, "processes": 9}
-    assert judged(before, after) == {}
+    assert verdicts(before, after) == {}
 
 
-def test_a_run_of_schema_version_1_is_compared_like_any_other(before: Run, after: Run, compare: Callable) -> None:
-    old = before | {"schema_version": 1}
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_run_of_an_older_schema_version_is_compared_like_any_other(
+    before: Run, after: Run, compare: Callable, version: int
+) -> None:
+    old = before | {"schema_version": version}
     for row in old["rows"]:
-        for name in results.ADDED:
+        for name in ("run", "options", "gpus", "prebuilt"):
             del row[name]
-        del row["missing"]["group_size"]
+        del row["missing"]["run"]
+        row["engine"] = "mlc"
+        if version == 1:
+            for name in ("group_size", "dominated_by", "degenerate", "warnings", "device_bandwidth"):
+                del row[name]
+            del row["missing"]["group_size"]
+    for row in after["rows"]:
+        row["engine"] = "quantmill-tvm"
     result = compare(old, after)
     assert (result.returncode, result.stderr) == (0, "")
     assert compare(after, old).returncode == 0
     set_rate(after["rows"][1], 50, 45, 55)
-    assert compare(old, after).returncode == 1
+    result = compare(old, after)
+    assert result.returncode == 1
+    assert "engine" not in result.stdout  # it was renamed, and is the same
+    del old["rows"][0]["missing"]
+    result = compare(old, after)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.endswith("before.json: does not fit its schema version; make the report again\n")
+
+
+def test_a_row_is_matched_by_its_run(before: Run, after: Run, compare: Callable) -> None:
+    for content, rate in ((before, 200), (after, 100)):
+        other = json.loads(json.dumps(content["rows"][1])) | {"run": "vllm", "engine": "vllm"}
+        set_rate(other, rate, rate - 1, rate + 1)
+        content["rows"].insert(1, other)  # before the default run, which is the same in both
+    after["rows"][1]["options"] = {"dtype": "float32"}
+    result = compare(before, after)
+    assert result.returncode == 1
+    assert result.stdout.count("WORSE: m, ") == 1
+    assert "- WORSE: m, int8@vllm (vllm, d): tokens/s 200 → 100, -50.0% (" in result.stdout
+    assert "besides: options {} → {'dtype': 'float32'}" in result.stdout
+    del after["rows"][1]
+    assert "- GONE: m, int8@vllm (vllm, d): no such row" in compare(before, after).stdout
 
 
 def test_a_row_that_vanished_is_a_regression_and_a_new_one_is_none(before: Run, after: Run, compare: Callable) -> None:
@@ -305,3 +336,29 @@ def test_hostile_names_stay_in_their_cell(before: Run, compare: Callable) -> Non
     result = compare(before, before)
     assert result.returncode == 0
     assert "a\\|b\\x1b[2J\\nc" in result.stdout
+
+
+def test_two_runs_stand_side_by_side_on_a_page(
+    before: Run, after: Run, compare: Callable, call: Callable, tmp_path: Path, tools_python: Path
+) -> None:
+    set_rate(after["rows"][1], 100, 90, 110)
+    without = compare(before, after)
+    files = [tmp_path / "before.json", tmp_path / "after.json", "--page", tmp_path / "page.html"]
+    result = call(tools_python, "scripts/compare.py", *files)
+    assert (result.returncode, result.stdout, result.stderr) == (1, without.stdout, "")
+    page = (tmp_path / "page.html").read_text()
+    _, _, rest = page.partition('<script type="application/json" id="data">')
+    data, _ = json.JSONDecoder().raw_decode(rest)
+    names = [column["name"] for column in data["columns"]]
+    rates = {row["label"]: row["values"][names.index("tokens_per_second")] for row in data["rows"]}
+    assert (rates["int8@before"], rates["int8@after"]) == (200, 100)
+    assert len(rates) == 6
+    assert data["reference"] == "reference@before"
+    dominated = {row["label"]: row["dominated by"] for row in data["rows"]}
+    assert dominated["int8@before"] == []
+    assert dominated["int8@after"] == ["reference@before", "int8@before", "reference@after"]  # as fast, and better
+    (tmp_path / "page.html").unlink()
+    result = call(sys.executable, "scripts/compare.py", *files)  # this environment draws no plots
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.endswith("run envs/tools/bin/python instead\n")
+    assert not (tmp_path / "page.html").exists()

@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from whole_results import cell, edit, hard
+from whole_results import cell, edit, hard, whole
 
 from common.program import UserError
 from metrics import METRICS_VERSION
 from reporting import results
+from reporting.columns import COLUMNS
 from reporting.numbers import number
+
+NAMES = [column.name for column in COLUMNS]
 
 
 def collect(folder: Path, *cells: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -141,9 +144,9 @@ def test_what_was_not_measured_is_empty_and_says_why(tmp_path: Path) -> None:
     results.write_csv(tmp_path / "r.csv", list(rows.values()))
     with (tmp_path / "r.csv").open() as file:
         (line,) = csv.DictReader(file)
-    assert list(line) == list(results.COLUMNS)
+    assert list(line) == NAMES
     assert line["perplexity"] == line["pareto"] == line["nll_verdict"] == line["above_noise_floor"] == ""
-    unmeasured = {name for name in results.COLUMNS if rows["random"][name] is None}
+    unmeasured = {name for name in NAMES if rows["random"][name] is None}
     assert unmeasured == set(rows["random"]["missing"])
     assert line["tokens_per_second"] == "10"
     assert line["interference"] == "none"
@@ -165,8 +168,8 @@ def test_what_disturbed_a_measurement_marks_its_row(tmp_path: Path) -> None:
 
 
 def test_columns_are_those_of_the_contract() -> None:
-    assert ",".join(results.COLUMNS) == (
-        "model,format,engine,device,bits_per_weight,size_bytes,perplexity,perplexity_low,perplexity_high,kld_mean,"
+    assert ",".join(NAMES) == (
+        "model,format,run,engine,device,bits_per_weight,size_bytes,perplexity,perplexity_low,perplexity_high,kld_mean,"
         "kld_median,kld_p99,top1_agreement,ttft_ms_p50,tpot_ms_p50,tpot_ms_p99,tokens_per_second,tokens_per_second_low,"
         "tokens_per_second_high,peak_memory_bytes,bandwidth_fraction,pareto,build_seconds,joules_per_token,interference,"
         "kld_p999,kld_max,kld_noise_floor,above_noise_floor,delta_p_rms,nll_difference,nll_difference_low,"
@@ -236,8 +239,8 @@ def test_the_page_holds_hostile_names_as_data(call: Callable, tmp_path: Path, to
     study = {
         "config": {"reference": "reference", "models": {hostile: {}}, "perplexity": "gptq-2048"},
         "cells": [
-            {**cell(tmp_path, "reference", 10, hard(0)), "model": hostile},
-            {**cell(tmp_path, "other", 20, hard(1)), "model": hostile},
+            {**whole(tmp_path, "reference", 10, hard(0)), "model": hostile},
+            {**whole(tmp_path, "other", 20, hard(1)), "model": hostile},
         ],
         "options": "--cores 8",
     }
@@ -272,7 +275,7 @@ def test_a_part_that_failed_leaves_its_cells_empty_and_says_why(tmp_path: Path, 
         rows = collect(tmp_path, *cells)
         assert rows["broken"][columns[lost]] is None
         assert rows["broken"]["missing"][columns[lost]] == expected
-        nulls = {name for name in results.COLUMNS if rows["broken"][name] is None}
+        nulls = {name for name in NAMES if rows["broken"][name] is None}
         assert nulls == set(rows["broken"]["missing"])  # every empty cell has a reason, and no other
         assert rows["reference"]["tokens_per_second"] == 10
         results.write_csv(tmp_path / "r.csv", list(rows.values()))

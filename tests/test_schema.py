@@ -13,10 +13,11 @@ from conftest import REPO
 from whole_results import collected, edit, hard, whole
 
 from metrics import METRICS_VERSION
-from reporting import results
+from reporting import columns, results
 
-SCHEMA = json.loads((REPO / "scripts/reporting/results.schema.json").read_text())
-COLUMNS = {name: SCHEMA["$defs"]["row"]["properties"][name] for name in results.COLUMNS}
+SCHEMA = json.loads(columns.SCHEMA.read_text())
+UNITS = {column.name: column.unit for column in columns.COLUMNS}
+DESCRIBED = {name: SCHEMA["$defs"]["row"]["properties"][name] for name in UNITS}
 
 
 def errors(content: Any) -> list[str]:
@@ -44,16 +45,16 @@ def test_it_is_a_schema() -> None:
 
 def test_its_columns_are_those_of_results_csv_in_order_with_their_units() -> None:
     row = SCHEMA["$defs"]["row"]
-    assert list(row["properties"])[: len(results.COLUMNS)] == list(results.COLUMNS)
-    assert {name: column.get("unit", "") for name, column in COLUMNS.items()} == results.COLUMNS
+    assert list(row["properties"])[: len(UNITS)] == list(UNITS)
+    assert {name: column.get("unit", "") for name, column in DESCRIBED.items()} == UNITS
     assert set(row["required"]) == set(row["properties"])
 
 
-@pytest.mark.parametrize("name", list(results.COLUMNS))
+@pytest.mark.parametrize("name", list(UNITS))
 def test_every_column_is_typed_and_described_in_a_sentence(name: str) -> None:
-    assert COLUMNS[name]["description"].endswith(".")
-    assert len(COLUMNS[name]["description"]) > 20
-    assert COLUMNS[name]["type"]
+    assert DESCRIBED[name]["description"].endswith(".")
+    assert len(DESCRIBED[name]["description"]) > 20
+    assert DESCRIBED[name]["type"]
 
 
 def test_what_is_written_is_what_it_says(run: dict[str, Any]) -> None:
@@ -62,7 +63,7 @@ def test_what_is_written_is_what_it_says(run: dict[str, Any]) -> None:
 
 def test_a_cell_whose_latency_failed_may_be_null(run: dict[str, Any]) -> None:
     row = run["rows"][0]
-    speed = [*results.LATENCY, "device", "interference", "pareto"]
+    speed = [*columns.figures("latency"), "device", "interference", "pareto"]
     row |= dict.fromkeys(speed) | {"missing": dict.fromkeys(speed, "its job failed")}
     beyond = (
         "compute_type",
@@ -109,9 +110,12 @@ def test_recorded_runs_are_what_it_says(path: Path, tmp_path: Path) -> None:
         list(csv.DictReader(each.open())) for each in (path.with_name("results.csv"), tmp_path / "results.csv")
     )
     lacks = set(written[0]) - set(recorded[0])
-    assert lacks == ({"group_size"} if content["schema_version"] == 1 else set())
-    assert [row | dict.fromkeys(lacks, "") for row in recorded] == written
-    assert all(row["missing"]["group_size"] for row in today["rows"] if row["group_size"] is None)
+    assert lacks == {1: {"group_size", "run"}, 2: {"run"}}[content["schema_version"]]
+    renamed = [row | {"engine": row["engine"].replace("mlc", "quantmill-tvm")} for row in recorded]
+    assert [row | dict.fromkeys(lacks, "") for row in renamed] == written
+    assert "quantmill-tvm" in {row["engine"] for row in written}
+    for row in today["rows"]:
+        assert {name for name in UNITS if row[name] is None} == set(row["missing"])
 
 
 READ = """
@@ -140,13 +144,13 @@ def test_parquet_holds_the_rows_of_results_csv_with_types_units_and_their_run(
     found = json.loads(read.stdout)
 
     fields, (first, second) = found["fields"], found["rows"]
-    assert list(fields)[: len(results.COLUMNS)] == list(results.COLUMNS)
+    assert list(fields)[: len(UNITS)] == list(UNITS)
     assert fields["tokens_per_second"][0] == fields["kld_mean"][0] == "double"
     assert fields["size_bytes"][0] == fields["peak_memory_bytes"][0] == fields["new_tokens"][0] == "int64"
     assert fields["pareto"][0] == "bool"
     assert fields["model"][0] == fields["nll_verdict"][0] == "string"
     assert fields["interference"][0].startswith("list<")
-    assert {name: fields[name][1].get("unit", "") for name in results.COLUMNS} == results.COLUMNS
+    assert {name: fields[name][1].get("unit", "") for name in UNITS} == UNITS
 
     with (report / "results.csv").open() as file:
         lines = list(csv.DictReader(file))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from metrics import METRICS_VERSION
-from reporting import results
+from reporting import columns, results
 
 WINDOWS = 30
 LATENCY_PROTOCOL = {
@@ -50,7 +50,7 @@ def cell(
     (artifact / "quantmill.json").write_text(json.dumps(manifest))
     common = {"metrics_version": METRICS_VERSION, "compute_type": "float32", "versions": {}, "device": {"name": "d"}}
     common["artifact"] = manifest
-    speed = dict.fromkeys(results.LATENCY, 1.0) | {"tokens_per_second": rate}
+    speed = dict.fromkeys(columns.figures("latency"), 1.0) | {"tokens_per_second": rate}
     speed |= {"tokens_per_second_low": rate * 0.9, "tokens_per_second_high": rate * 1.1}
     protocol = {"new_tokens": 2, "repeats": 1, "processes": 1}
     latency = {
@@ -66,7 +66,7 @@ def cell(
     latency |= {"copy_bandwidth_bytes_per_second": 1.0, "device": {"name": "d", "device": "cpu", "threads": 1}}
     (artifact / "latency").write_text(json.dumps(common | latency))
     if nll is not None:
-        quality = {"kind": "quality", "summary": dict.fromkeys(results.QUALITY, 1.0) | {"perplexity": 2.0}}
+        quality = {"kind": "quality", "summary": dict.fromkeys(columns.figures("quality"), 1.0) | {"perplexity": 2.0}}
         windows = {"nll": nll, "tokens": [100] * WINDOWS, "counts": [50.0] * WINDOWS, "kld": [kld] * WINDOWS}
         quality |= {"windows": windows, "protocol": {"text_sha256": "x"}, "headline": "word_perplexity"}
         quality |= dict.fromkeys(results.TOTALS, 1) | {"normalised": {}}

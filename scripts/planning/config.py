@@ -16,6 +16,8 @@ from planning.cells import Registry
 from planning.registry import nearest
 from planning.values import ConfigError, check_values
 
+# This checkout, as the working directory sees it: `.` but where another workflow uses this one as a module
+CHECKOUT = Path(os.path.relpath(Path(__file__).resolve().parents[2]))
 WEIGHT_FILES = (
     *("model.safetensors", "model.safetensors.index.json"),
     *("pytorch_model.bin", "pytorch_model.bin.index.json"),
@@ -23,9 +25,9 @@ WEIGHT_FILES = (
 
 # kind of text -> where it lies by default: in the repository, and for a model of the hub on the hub, pinned to a commit
 TEXTS: dict[str, tuple[str, dict[str, Any] | None]] = {
-    "prompts": ("config/prompts.txt", None),
+    "prompts": (str(CHECKOUT / "config/prompts.txt"), None),
     "evaluation": (
-        "config/evaluation.txt",
+        str(CHECKOUT / "config/evaluation.txt"),
         {  # WikiText-2 raw, test
             "hub": "Salesforce/wikitext",
             "revision": "b08601e04326c79dfdd32d625aee71d232d685c3",
@@ -33,7 +35,7 @@ TEXTS: dict[str, tuple[str, dict[str, Any] | None]] = {
         },
     ),
     "calibration": (
-        "config/calibration.txt",
+        str(CHECKOUT / "config/calibration.txt"),
         {  # C4, which shares nothing with WikiText
             "hub": "allenai/c4",
             "revision": "1588ec454efa1a09f29cd18ddd04fe05fc8653a2",
@@ -57,6 +59,7 @@ def complete(config: Mapping[str, Any], schema: Mapping[str, Any], registry: Reg
     errors = sorted(validator.iter_errors(filled), key=lambda error: (len(error.absolute_path), str(error.path)))
     if errors:
         raise ConfigError(describe(errors[0]))
+    filled["texts"].setdefault("prompts", TEXTS["prompts"][0])
     for run in filled["runs"].values():
         with_defaults(run, schema["$defs"]["run"], schema)
     for model in filled["models"].values():
@@ -187,6 +190,6 @@ def check_model(name: str, model: Mapping[str, Any], study: Mapping[str, Any], r
 def source(model: Mapping[str, Any]) -> tuple[str, Path]:
     """Kind (`demo`, `path`, `random`, `hub`) and path of a model's source; of the hub's, the repository's name."""
     if model["source"] == "demo":
-        return "demo", Path("demo")
+        return "demo", CHECKOUT / "demo"
     kind = next(kind for kind in ("path", "random", "hub") if kind in model["source"])
     return kind, Path(model["source"][kind])

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from reporting.labels import label
+
 # column -> title and scale: of costs ratios matter, and zero is a divergence too
 QUALITIES = {
     "perplexity": ("perplexity (less is better)", "linear"),
@@ -32,9 +34,10 @@ def plotted(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     shown = []
     for row in rows:
         value = {name: row[name] for name in ("model", "format", "device", "pareto", "compute_type", *names)}
+        value["cell"] = label(row)
         value["disturbed"] = bool(row["interference"])
         mark = " (disturbed)" if row["interference"] else ""
-        value["label"] = (f"{row['model']}: {row['format']}" if several else row["format"]) + mark
+        value["label"] = (f"{row['model']}: {label(row)}" if several else label(row)) + mark
         paired = row["perplexity_ratio"]
         if paired:  # the reference's perplexity as it is, and only what the format changes with its uncertainty
             base = row["perplexity"] / paired["ratio"]

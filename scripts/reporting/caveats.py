@@ -4,30 +4,40 @@ from collections.abc import Mapping
 from typing import Any
 
 from reporting import loops
+from reporting.labels import label
 
 LARGE_LOSS = 1.5  # times the reference's perplexity
 LOOPS = "falls into a loop"
 
 
 def all_of(row: Mapping[str, Any], reference: str) -> list[str]:
-    """The warnings of a row, the gravest first. `reference`: the format that all others are compared with."""
-    return [text for text in (unchecked(row), loss(row, reference), degenerate(row, reference)) if text]
+    """The warnings of a row, the gravest first. `reference`: the format whose default run all others are related to."""
+    return [
+        text
+        for text in (origin_warning(row), gate_warning(row), loss_warning(row, reference), loop_warning(row, reference))
+        if text
+    ]
 
 
 def for_verdict(row: Mapping[str, Any]) -> list[str]:
     """Those that the choice of a format depends on: not loops that the reference falls into after the same prompts."""
-    habit = row["degenerate"] and not loops.own(row["degenerate"])
+    habit = row["degenerate"] and not loops.own_loops(row["degenerate"])
     return [text for text in row["warnings"] if not (habit and text.startswith(LOOPS))]
 
 
-def unchecked(row: Mapping[str, Any]) -> str | None:
+def origin_warning(row: Mapping[str, Any]) -> str | None:
+    """That somebody else built the artifact."""
+    return "not built here: somebody else's artifact" if row["prebuilt"] else None
+
+
+def gate_warning(row: Mapping[str, Any]) -> str | None:
     """That nobody compared the artifact with the weights that it was made from."""
     gate = (row["artifact"] or {}).get("gate") or {}
     reason = (gate.get("faithful") or {}).get("unchecked")
     return f"not checked against its own weights: {reason}" if reason else None
 
 
-def loss(row: Mapping[str, Any], reference: str) -> str | None:
+def loss_warning(row: Mapping[str, Any], reference: str) -> str | None:
     """That a row's perplexity is far from the reference's."""
     ratio = row["perplexity_ratio"]
     if not ratio or ratio["ratio"] <= LARGE_LOSS:
@@ -35,14 +45,14 @@ def loss(row: Mapping[str, Any], reference: str) -> str | None:
     return f"a large loss: its perplexity is {ratio['ratio']:.3g} times {reference}'s"
 
 
-def degenerate(row: Mapping[str, Any], reference: str) -> str | None:
+def loop_warning(row: Mapping[str, Any], reference: str) -> str | None:
     """That texts of a row repeat themselves to their end, and whether the reference's do so too."""
     found = row["degenerate"]
     if not found or not found["prompts"]:
         return None
     first = f"from token {found['first_token']} on" + (" at the earliest" if found["prompts"] > 1 else "")
     said = f"{LOOPS} after {found['prompts']} of {found['of']} prompts, {first}"
-    if row["format"] == reference:
+    if label(row) == reference:
         return f"{said}; decoded greedily, many small models do"
     too = [loop["reference_too"] for loop in found["loops"]]
     if None in too:

@@ -1,11 +1,11 @@
 """What changed between two runs of a study, figure by figure, and whether that is more than their uncertainty.
 
-Rows are matched by model, format, engine and device. A change counts if it is significant and beyond a tolerance:
+Rows are matched by model, format, run and device. A change counts if it is significant and beyond a tolerance:
 runs of two days differ by more than the intervals within either know of.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,14 +13,13 @@ import numpy as np
 
 from metrics import perplexity
 from reporting import pareto
+from reporting.column import Column
+from reporting.columns import COLUMNS
+from reporting.labels import key
 
 Row = Mapping[str, Any]
 Verdict = Literal["same", "better", "worse", "gone", "new", "disturbed", "incomparable"]
 
-SPEED = ("tokens_per_second", "ttft_ms_p50", "tpot_ms_p50", "peak_memory_bytes")
-QUALITY = ("perplexity", "kld_mean")
-SIZE = ("bits_per_weight", "size_bytes")
-FIGURES = (*SPEED, *QUALITY, *SIZE)
 # of the latency protocol; more repeats or processes measure the same
 DECODING = ("batch", "decoding", "prompts_sha256", "new_tokens")
 REGRESSIONS = ("worse", "gone")
@@ -103,20 +102,28 @@ def pairs(before: Mapping[str, Any], after: Mapping[str, Any], limits: Limits) -
 
 
 def same_cell(one: Row, other: Row) -> bool:
-    """Whether two rows are of the same model, format, engine and device; a row that was not measured has no device."""
+    """Whether two rows are of the same cell and device; a row that was not measured has no device."""
     devices = {one["device"], other["device"]} - {None}
-    return len(devices) < 2 and all(one[name] == other[name] for name in ("model", "format", "engine"))
+    return len(devices) < 2 and key(one) == key(other)
+
+
+def figures() -> list[Column]:
+    """The columns that are compared: what the page shows first comes first."""
+    return sorted((column for column in COLUMNS if column.judge), key=lambda column: column.shown or len(COLUMNS))
 
 
 def changes(before: Row, after: Row, limits: Limits, same_reference: bool = True) -> Iterator[Change]:
     """Every figure that one of two rows has."""
     decoding = difference(before["protocol"]["latency"], after["protocol"]["latency"], DECODING)
     text = quality_difference(before, after)
-    divergence = text or ("" if same_reference else "another reference")
+    obstacles = {"latency": decoding, "quality": text}
     disturbed = not limits.disturbed and bool(interference(before, after))
-    for name in FIGURES:
+    for column in figures():
+        (part, *_), name = column.parts, column.name
         one, other = before[name], after[name]
-        why = decoding if name in SPEED else text if name == "perplexity" else divergence if name in QUALITY else ""
+        why = obstacles.get(part, "")
+        if column.judge == "paired difference" and not same_reference:
+            why = why or "another reference"
         if one is None and other is None:
             continue
         if other is None:
@@ -125,63 +132,79 @@ def changes(before: Row, after: Row, limits: Limits, same_reference: bool = True
             yield Change(name, one, other, "new")
         elif why:
             yield Change(name, one, other, "incomparable", note=why)
-        elif disturbed and name in SPEED:
+        elif disturbed and part == "latency":
             yield Change(name, one, other, "disturbed")
         else:
-            yield compared(name, before, after, limits)
+            yield judge(column, before, after, limits)
 
 
-def compared(name: str, before: Row, after: Row, limits: Limits) -> Change:
+def judge(column: Column, before: Row, after: Row, limits: Limits) -> Change:
     """A figure that both rows have, measured in the same way."""
-    one, other = before[name], after[name]
-    low = high = None
-    if name == "tokens_per_second":
-        amount, low, high = (value - 1 for value in rate_ratio(before, after))
-        sure, tolerance = not low <= 0 <= high, limits.speed
-    elif name == "perplexity":
-        ratio = pareto.perplexity_ratio(after, before)
-        amount, low, high = (ratio[key] - 1 for key in ("ratio", "low", "high"))
-        sure, tolerance = not ratio["tie"], limits.quality
-    elif name == "kld_mean":
-        sums = [np.array(row["quality_windows"]["kld"]) for row in (after, before)]
-        tokens = np.array(before["quality_windows"]["tokens"])
-        amount, low, high, tie = perplexity.paired_difference(*sums, tokens)
-        sure, tolerance = not tie, limits.quality
-    elif name in SIZE:
-        amount, sure, tolerance = other / one - 1 if one else float(other != one), True, 0.0
-    else:
-        amount, sure, tolerance = (
-            other / one - 1 if one else float(other != one),
-            beyond(name, before, after),
-            limits.speed,
-        )
-    worse = amount < 0 if name == "tokens_per_second" else amount > 0
+    amount, low, high, sure = JUDGES[column.judge](column.name, before, after)
+    tolerance = {"latency": limits.speed, "quality": limits.quality}.get(column.parts[0], 0.0)
+    worse = amount < 0 if column.better == "higher" else amount > 0
     verdict: Verdict = "same" if not sure or abs(amount) <= tolerance else "worse" if worse else "better"
-    return Change(name, one, other, verdict, amount, low, high)
+    return Change(column.name, before[column.name], after[column.name], verdict, amount, low, high)
 
 
-def rate_ratio(before: Row, after: Row) -> tuple[float, float, float]:
-    """Tokens a second after over before, with a 95% interval made of the intervals of the two.
+Judgement = tuple[float, float | None, float | None, bool]  # amount, its ends, whether it is more than chance
+
+
+def judge_interval(name: str, before: Row, after: Row) -> Judgement:
+    """A figure with an interval of its own in both rows."""
+    amount, low, high = (value - 1 for value in rate_ratio(before, after, name))
+    return amount, low, high, not low <= 0 <= high
+
+
+def judge_paired_ratio(name: str, before: Row, after: Row) -> Judgement:
+    """Perplexity, paired by windows."""
+    ratio = pareto.perplexity_ratio(after, before)
+    return ratio["ratio"] - 1, ratio["low"] - 1, ratio["high"] - 1, not ratio["tie"]
+
+
+def judge_paired_difference(name: str, before: Row, after: Row) -> Judgement:
+    """Divergence in nats, paired by windows."""
+    sums = [np.array(row["quality_windows"]["kld"]) for row in (after, before)]
+    amount, low, high, tie = perplexity.paired_difference(*sums, np.array(before["quality_windows"]["tokens"]))
+    return amount, low, high, not tie
+
+
+def judge_relative(name: str, before: Row, after: Row) -> Judgement:
+    """A figure without a spread: what is exact, and memory, which hardly varies."""
+    one, other = before[name], after[name]
+    return other / one - 1 if one else float(other != one), None, None, True
+
+
+def judge_median(name: str, before: Row, after: Row) -> Judgement:
+    """A median, which has no interval in results.json: it changed once it left the spread of the other run's raw times,
+    the larger one above the 90th percentile of the smaller one's run."""
+    small, large = sorted((before, after), key=lambda row: row[name])
+    outside = large[name] > small["latency_summary"][name.replace("p50", "p90")]
+    return (*judge_relative(name, before, after)[:3], outside)
+
+
+JUDGES: dict[str | None, Callable[[str, Row, Row], Judgement]] = {
+    "interval": judge_interval,
+    "median": judge_median,
+    "relative": judge_relative,
+    "paired ratio": judge_paired_ratio,
+    "paired difference": judge_paired_difference,
+}
+
+
+def rate_ratio(before: Row, after: Row, name: str = "tokens_per_second") -> tuple[float, float, float]:
+    """A rate after over before, with a 95% interval made of the intervals of the two.
 
     The distances from each figure to the ends of its interval, as logarithms, add up as roots of sums of squares: the
     runs are independent (method of variance estimates recovery: Zou and Donner, Statistics in Medicine 27, 2008). Both
     decode the same prompts, which each interval counts as chance: this one is rather too wide than too narrow.
     """
     (old, old_low, old_high), (new, new_low, new_high) = (
-        [math.log(row[f"tokens_per_second{end}"]) for end in ("", "_low", "_high")] for row in (before, after)
+        [math.log(row[f"{name}{end}"]) for end in ("", "_low", "_high")] for row in (before, after)
     )
     change = new - old
     down, up = math.hypot(new - new_low, old_high - old), math.hypot(new_high - new, old - old_low)
     return math.exp(change), math.exp(change - down), math.exp(change + up)
-
-
-def beyond(name: str, before: Row, after: Row) -> bool:
-    """Whether a median left the spread of the other run's raw times: the larger one is above the 90th percentile of the
-    smaller one's run. A median has no interval in results.json; memory, which hardly varies, has no spread."""
-    if not name.endswith("_p50"):
-        return True
-    small, large = sorted((before, after), key=lambda row: row[name])
-    return large[name] > small["latency_summary"][name.replace("p50", "p90")]
 
 
 def difference(one: Row | None, other: Row | None, names: Sequence[str]) -> str:
@@ -208,7 +231,7 @@ def differences(before: Row, after: Row) -> list[str]:
     facts = []
     for row in (before, after):
         device, artifact = row["device_details"] or {}, row["artifact"] or {}
-        told = {name: row[name] for name in ("mode", "compute_type", "threads")}
+        told = {name: row[name] for name in ("engine", "options", "mode", "compute_type", "threads")}
         told |= {name: device.get(name) for name in ("driver", "power_limit_w", "memory_bytes")}
         facts.append(told | (row["versions"] or {}) | {"tool": artifact.get("tool_version")})
     words = [

@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 
 from common.program import UserError
 from reporting import loops
-from reporting.results import part
+from reporting.labels import label
+from reporting.results import read_part
 from scoring import teacher_forcing
 
 # KL divergence, in nats: four bins a decade; what is below the first edge or above the last falls into the ends
@@ -116,13 +117,13 @@ def output(ids: Sequence[int], expected: Sequence[int] | None, words: Tokenizer 
 def of_model(cells: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> dict[str, Any]:
     """The details of one model's formats that were measured, and its prompts; whether its weights are random."""
     reference = config["reference"]
-    speeds = {cell["format"]: speed for cell in cells if (speed := part(cell, config, "latency")[0])}
+    speeds = {label(cell): speed for cell in cells if (speed := read_part(cell, config, "latency")[0])}
     words = next(filter(None, (tokenizer(Path(cell["artifact"])) for cell in cells)), None)
     expected = [prompt["output_ids"] for prompt in speeds[reference]["prompts"]] if reference in speeds else None
     formats = {}
     for cell in cells:
-        speed = speeds.get(cell["format"])
-        scored = part(cell, config, "quality")[0]
+        speed = speeds.get(label(cell))
+        scored = read_part(cell, config, "quality")[0]
         entry: dict[str, Any] = {"divergence": scored and divergence(cell, words, config["perplexity"])}
         if speed:
             entry |= times(speed)
@@ -130,7 +131,7 @@ def of_model(cells: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> d
                 output(prompt["output_ids"], expected and expected[number], words)
                 for number, prompt in enumerate(speed["prompts"])
             ]
-        formats[cell["format"]] = entry
+        formats[label(cell)] = entry
     texts = next(([prompt["text"] for prompt in speed["prompts"]] for speed in speeds.values()), [])
     random = all(cell["quality"] is None for cell in cells)
     return {"prompts": texts, "formats": formats, "random": random, "compared": expected is not None}

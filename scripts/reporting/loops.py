@@ -24,7 +24,7 @@ def find(ids: Sequence[int]) -> tuple[int, int] | None:
 
 def of_result(speed: Mapping[str, Any]) -> dict[str, Any]:
     """What a row says of the texts of its latency result: how many fall into a loop, of how many, the earliest token
-    at which one does, and each loop with its prompt, from 1. `compare` fills in `reference_too`."""
+    at which one does, and each loop with its prompt, from 1. `relate` fills in `reference_too`."""
     outputs = [prompt["output_ids"] for prompt in speed["prompts"]]
     found = [(number, *each) for number, ids in enumerate(outputs, 1) if (each := find(ids))]
     return {
@@ -38,7 +38,7 @@ def of_result(speed: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def compare(each: Mapping[str, Any], reference: Mapping[str, Any] | None) -> None:
+def relate(each: Mapping[str, Any], reference: Mapping[str, Any] | None) -> None:
     """Say of each loop of a row whether its model's reference falls into one after the same prompt as well."""
     mine, theirs = each["degenerate"], reference and reference["degenerate"]
     if not mine or not theirs or mine["of"] != theirs["of"]:
@@ -48,6 +48,6 @@ def compare(each: Mapping[str, Any], reference: Mapping[str, Any] | None) -> Non
         loop["reference_too"] = loop["prompt"] in looped
 
 
-def own(degenerate: Mapping[str, Any]) -> int:
+def own_loops(degenerate: Mapping[str, Any]) -> int:
     """How many loops are not the reference's as well, and so not known to be the model's own habit."""
     return sum(not loop["reference_too"] for loop in degenerate["loops"])

@@ -3,46 +3,38 @@
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
-from reporting import axes, caveats, details
+from reporting import axes, caveats, details, facts
+from reporting.columns import COLUMNS
 from reporting.drawing import Drawing
-from reporting.results import COLUMNS, unfinished_because
+from reporting.labels import label, mode_label
+from reporting.results import failures
 
 FILES = Path(__file__).with_name("page_files")
-SCRIPTS = ("elements.js", "notices.js", "verdict.js", "plots.js", "table.js", "details.js", "main.js")
-SCHEMA = Path(__file__).with_name("results.schema.json")
-# what a reader compares first; the others are there by a click
-SHOWN = (
-    *("model", "format", "engine", "tokens_per_second", "perplexity", "nll_difference", "kld_mean", "top1_agreement"),
-    *(
-        "ttft_ms_p50",
-        "tpot_ms_p50",
-        "bits_per_weight",
-        "group_size",
-        "size_bytes",
-        "peak_memory_bytes",
-        "bandwidth_fraction",
-    ),
-    "pareto",
-)
+SCRIPTS = ("elements.js", "help.js", "notices.js", "verdict.js", "plots.js", "table.js", "details.js", "main.js")
 ORIGINS = (
     *("source", "built by", "SHA-256 of sha256sum's lines for its files", "calibration text, SHA-256", "quality gate"),
     *("libraries", "device", "latency", "quality"),
 )
-MODE = ("mode", "refused", "differs", "tokens_per_second")  # of another way to decode
+MODE = ("refused", "differs", "tokens_per_second")  # of another way to decode
 PAGE_BYTES = 2_900_000  # of the page: details of models are left out beyond it
+RELOAD = 5  # seconds, of a page that is still being filled
 DIGITS = 6  # of figures in the page; results.json has them all
 
 
-def columns() -> list[dict[str, str]]:
-    """Name, unit and meaning of every column of results.csv, from the published schema."""
-    described = json.loads(SCHEMA.read_text(encoding="utf-8"))["$defs"]["row"]["properties"]
-    return [{"name": name, "unit": unit, "text": described[name]["description"]} for name, unit in COLUMNS.items()]
+def columns() -> list[dict[str, Any]]:
+    """What the page's scripts take of every column; `shown` is its place among those shown at once, or null."""
+    return [
+        {"title": column.title or column.name.replace("_", " "), "name": column.name, "unit": column.unit}
+        | {"text": column.text, "better": column.better, "shown": column.shown}
+        for column in COLUMNS
+    ]
 
 
 def rounded(value: Any) -> Any:
@@ -97,7 +89,7 @@ def differences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             versions = {name: text for name, text in row["versions"].items() if str(text)[:1].isdigit()}
             for name, value in ({"device": device["name"], "driver": device["driver"]} | versions).items():
                 if value:
-                    seen.setdefault(name, {}).setdefault(str(value), []).append(row["format"])
+                    seen.setdefault(name, {}).setdefault(str(value), []).append(label(row))
         for name, values in seen.items():
             if len(values) > 1:
                 each = "; ".join(f"{value} ({', '.join(formats)})" for value, formats in values.items())
@@ -121,12 +113,18 @@ def row_data(row: Mapping[str, Any], drawn: Mapping[str, Any], pool: Pool) -> di
     for name, reason in row["missing"].items():
         reasons.setdefault(reason, []).append(name)
     return {
-        "values": [rounded(row[name]) for name in COLUMNS],
+        "label": label(row),
+        "run": row["run"],
+        "prebuilt": row["prebuilt"],
+        "values": [rounded(row[column.name]) for column in COLUMNS],
         "missing": reasons,
         "ratio": row["perplexity_ratio"] and {name: rounded(value) for name, value in row["perplexity_ratio"].items()},
         "plot": [rounded(drawn[name]) for name in ("perplexity_low", "perplexity_high", "roofline", "label")],
-        "runs in": [row["compute_type"], row["mode"], row["threads"]],
-        "modes": [{name: rounded(way[name]) for name in MODE} for way in row["other_modes"] or []],
+        "runs in": [row["compute_type"], mode_label(row["mode"]), row["threads"]],
+        "modes": [
+            {name: rounded(way[name]) for name in MODE} | {"mode": mode_label(way["mode"])}
+            for way in row["other_modes"] or []
+        ],
         "differs": row["differs"],
         "dominated by": row["dominated_by"] or [],
         "warnings": row["warnings"],
@@ -138,13 +136,13 @@ def row_data(row: Mapping[str, Any], drawn: Mapping[str, Any], pool: Pool) -> di
 
 
 def name(row: Mapping[str, Any]) -> str:
-    """A row as the page calls it, which is its artifact's place as well."""
-    return f"{row['model']}/{row['format']}"
+    """A row as the page calls it."""
+    return f"{row['model']}/{label(row)}"
 
 
 def unfinished(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """How many rows lack what the study asked for, and a line for each; nothing where none does."""
-    failed = {name(row): reasons for row in rows if (reasons := unfinished_because(row))}
+    failed = {name(row): reasons for row in rows if (reasons := failures(row))}
     if not failed:
         return []
     what = "formats" if len({row["model"] for row in rows}) == 1 else "rows (a model in a format)"
@@ -152,11 +150,18 @@ def unfinished(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"Not complete: {len(failed)} of {len(rows)} {what} failed.", *lines]
 
 
+def running(study: Mapping[str, Any]) -> list[str]:
+    """What is still to come while jobs run, a line for each row; nothing once all is done."""
+    parts = {name(cell): [each.replace("_", " ") for each in cell.get("pending", ())] for cell in study["cells"]}
+    return [f"{row}: {', '.join(each)}" for row, each in parts.items() if each]
+
+
 def commands(study: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """What a reader may want to run: `build` a row's artifact again, whose path follows; `resume` the study; `redraw`
     the page alone; measure just the speed of the rows that were `disturbed` again."""
     options = study["options"]
-    disturbed = [cell["latency"] for cell, row in zip(study["cells"], rows, strict=True) if row["interference"]]
+    cells = study["cells"]  # none on the page of two runs
+    disturbed = [cell["latency"] for cell, row in zip(cells, rows, strict=bool(cells)) if row["interference"]]
     return {
         "build": f"snakemake {options} --force",
         "resume": f"snakemake report {options}",
@@ -171,7 +176,7 @@ def of_models(study: Mapping[str, Any], room: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for model in config["models"]:
         cells = [cell for cell in study["cells"] if cell["model"] == model]
-        each = details.of_model(cells, config) if room > 0 else None
+        each = details.of_model(cells, config) if cells and room > 0 else None
         room -= len(json.dumps(each))
         found[model] = each if room > 0 else None
     return found
@@ -184,11 +189,11 @@ def data(results: Mapping[str, Any], study: Mapping[str, Any], drawing: Drawing)
     return {
         "reference": results["config"]["reference"],
         "columns": columns(),
-        "shown": SHOWN,
         "rows": [row_data(row, each, pool) for row, each in zip(rows, drawn, strict=True)],
         "origins": ORIGINS,
         "commands": commands(study, rows),
         "unfinished": unfinished(rows),
+        "running": running(study),
         "undrawn": drawing.refused,
         "plots": drawing.plots,
         "axes": {"quality": axes.QUALITIES, "cost": axes.COSTS, "more is better": axes.MORE_IS_BETTER},
@@ -208,7 +213,7 @@ def _text(content: Mapping[str, Any]) -> str:
 
 
 def render(results: Mapping[str, Any], study: Mapping[str, Any], drawing: Drawing) -> str:
-    """The page's text."""
+    """The page's text. While jobs still run, it loads itself anew every few seconds."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FILES), autoescape=True, undefined=jinja2.StrictUndefined
     )
@@ -217,6 +222,8 @@ def render(results: Mapping[str, Any], study: Mapping[str, Any], drawing: Drawin
     content["details"] = of_models(study, room)
     return environment.get_template("page.html.j2").render(
         models=list(results["config"]["models"]),
+        facts=facts.header(results, study, content["commit"], datetime.now(UTC)),
+        reload=RELOAD if content["running"] else None,
         style=Markup((FILES / "style.css").read_text(encoding="utf-8")),
         data=Markup(_text(content).replace("<", "\\u003c")),
         vega=Markup(drawing.vega.replace("</script", "<\\/script")),

@@ -1,4 +1,4 @@
-"""Rows beside each other: a format against its model's reference, and the Pareto front. What intervals say, no more."""
+"""Rows beside each other: a row against its model's reference, and the Pareto front. What intervals say, no more."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from metrics import perplexity
+from reporting.labels import label
 
-# of a row beside its model's reference: None until all rows are there
-COMPARED = ("nll_difference", "nll_difference_low", "nll_difference_high", "nll_verdict")
+# set of a row beside its model's reference, when all rows are there
+PAIRED = ("nll_difference", "nll_difference_low", "nll_difference_high", "nll_verdict")
 
 
-def comparable(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def share_windows(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two rows have a quality, of the same windows of the same text."""
     windows = [row["quality_windows"] for row in (one, other)]
     if None in windows or windows[0]["tokens"] != windows[1]["tokens"]:
@@ -31,34 +32,34 @@ def difference(candidate: Mapping[str, Any], reference: Mapping[str, Any], unit:
 
 def perplexity_ratio(candidate: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, Any] | None:
     """Perplexity of one row over another's with its paired 95% interval; `tie` where that holds 1. None where the two
-    cannot be compared."""
-    if not comparable(candidate, reference):
+    cannot be paired."""
+    if not share_windows(candidate, reference):
         return None
     nll, low, high, tie = difference(candidate, reference, "counts")
     return {"ratio": math.exp(nll), "low": math.exp(low), "high": math.exp(high), "tie": tie}
 
 
-def compare(each: dict[str, Any], reference: Mapping[str, Any] | None) -> None:
+def relate(each: dict[str, Any], reference: Mapping[str, Any] | None) -> None:
     """Set what a row says of itself beside its model's reference."""
     each["perplexity_ratio"] = perplexity_ratio(each, reference) if reference else None
     if each["perplexity_ratio"] is None:
-        for name in COMPARED:
+        for name in PAIRED:
             each["missing"].setdefault(name, "nothing to compare it with")
         return
     nll, low, high, tie = difference(each, reference, "tokens")
     tie = tie or each["above_noise_floor"] is False  # no further than the same weights in another arithmetic
     verdict = "reference" if each is reference else "tie" if tie else "worse" if nll > 0 else "better"
-    each |= dict(zip(COMPARED, (nll, low, high, verdict), strict=True))
+    each |= dict(zip(PAIRED, (nll, low, high, verdict), strict=True))
 
 
-def faster(one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
+def speed_order(one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
     """1 where one row is faster beyond both intervals, -1 where the other is, else 0."""
     if one["tokens_per_second_low"] > other["tokens_per_second_high"]:
         return 1
     return -1 if other["tokens_per_second_low"] > one["tokens_per_second_high"] else 0
 
 
-def better(one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
+def quality_order(one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
     """1 where one row's perplexity is lower and the paired interval of the ratio leaves 1 out, -1 where the other's is,
     else 0, also where neither diverges beyond the noise of the arithmetic (a reference does not from itself)."""
     ratio = perplexity_ratio(one, other)
@@ -89,8 +90,8 @@ def mark_pareto(rows: Sequence[dict[str, Any]]) -> None:
             groups.setdefault((each["model"], each["device"]), []).append(each)
     for group in groups.values():
         for one, other in combinations(group, 2):
-            signs = {faster(one, other), better(one, other)} - {0}
+            signs = {speed_order(one, other), quality_order(one, other)} - {0}
             if len(signs) == 1:
                 winner, loser = (one, other) if signs == {1} else (other, one)
                 loser["pareto"] = False
-                loser["dominated_by"].append(winner["format"])
+                loser["dominated_by"].append(label(winner))

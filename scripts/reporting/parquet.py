@@ -1,4 +1,4 @@
-"""results.parquet: the columns of results.csv with their types, and which run and protocol each row is of."""
+"""results.parquet: the columns of results.csv with their types, and which study and protocol each row is of."""
 
 import hashlib
 import json
@@ -9,19 +9,18 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
-from reporting.results import COLUMNS
+from reporting.columns import COLUMNS
 
-SCHEMA = Path(__file__).with_name("results.schema.json")
 TYPES = {
     "string": pa.string(),
     "integer": pa.int64(),
     "number": pa.float64(),
     "boolean": pa.bool_(),
-    "array": pa.list_(pa.string()),  # interference, the only one
+    "array": pa.list_(pa.string()),
 }
-# so that the rows of many runs can stand in one table: column -> type and description
-RUN = {
-    "results_sha256": ("string", "SHA-256 of the results.json that the row is of: one a run."),
+# so that the rows of many studies can stand in one table: column -> type and description
+STUDY = {
+    "results_sha256": ("string", "SHA-256 of the results.json that the row is of: one a report."),
     "config_sha256": ("string", "SHA-256 of the study's config as JSON without spaces, its keys sorted."),
     "schema_version": ("integer", "Of results.json."),
     "metrics_version": ("integer", "Rows of different versions are not comparable."),
@@ -32,21 +31,23 @@ RUN = {
 
 
 def schema() -> pa.Schema:
-    """Types and descriptions of results.schema.json, units of `COLUMNS`; every column may be null."""
-    described = json.loads(SCHEMA.read_text(encoding="utf-8"))["$defs"]["row"]["properties"]
-    fields = []
-    for name, unit in COLUMNS.items():
-        type_ = described[name]["type"]
-        metadata = {"description": described[name]["description"]} | ({"unit": unit} if unit else {})
-        fields.append(pa.field(name, TYPES[type_ if isinstance(type_, str) else type_[0]], metadata=metadata))
-    fields += [pa.field(name, TYPES[type_], metadata={"description": text}) for name, (type_, text) in RUN.items()]
+    """Types, descriptions and units of `COLUMNS`; every column may be null."""
+    fields = [
+        pa.field(
+            column.name,
+            TYPES[column.kind],
+            metadata={"description": column.text} | ({"unit": column.unit} if column.unit else {}),
+        )
+        for column in COLUMNS
+    ]
+    fields += [pa.field(name, TYPES[type_], metadata={"description": text}) for name, (type_, text) in STUDY.items()]
     return pa.schema(fields)
 
 
 def write(path: Path, results: Mapping[str, Any], results_sha256: str) -> None:
     """Write the rows of results.json, whose file has the given hash. What was not measured is null."""
     config = json.dumps(results["config"], sort_keys=True, separators=(",", ":"))
-    run = {
+    study = {
         "results_sha256": results_sha256,
         "config_sha256": hashlib.sha256(config.encode()).hexdigest(),
         "schema_version": results["schema_version"],
@@ -60,5 +61,5 @@ def write(path: Path, results: Mapping[str, Any], results_sha256: str) -> None:
             "text_sha256": quality.get("text_sha256"),
             "new_tokens": latency.get("new_tokens"),
         }
-        rows.append({**{name: row[name] for name in COLUMNS}, **run, **protocol})
+        rows.append({**{column.name: row[column.name] for column in COLUMNS}, **study, **protocol})
     parquet.write_table(pa.Table.from_pylist(rows, schema=schema()), path)

@@ -10,7 +10,7 @@ from typing import Any
 import altair as alt
 import vl_convert
 
-from reporting.axes import COSTS, INTERVALS, QUALITIES
+from reporting.axes import COSTS, INTERVALS, MORE_IS_BETTER, QUALITIES
 
 # Okabe and Ito's palette, distinguishable with every common colour blindness; grey for its black, seen on black too
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C"]
@@ -23,13 +23,41 @@ ANCHORS = [
 ]  # labels'
 
 
+GOOD = "#2E8B57"  # of the word in the better corner, legible on white and on black
+
+
+def colours(rows: Sequence[Mapping[str, Any]]) -> alt.Color:
+    """A colour for each format and run, in the table's order."""
+    cells = list(dict.fromkeys(row["cell"] for row in rows))
+    palette = PALETTE * (1 + len(cells) // len(PALETTE))
+    return alt.Color("cell:N", title="format", scale=alt.Scale(domain=cells, range=palette[: len(cells)]))
+
+
+def better_corner(quality: str, cost: str) -> alt.Chart:
+    """The word "better" in the corner where both axes are at their best, with an arrow into it."""
+    right, top = cost in MORE_IS_BETTER, quality in MORE_IS_BETTER
+    arrow = ("\u2197" if top else "\u2198") if right else ("\u2196" if top else "\u2199")
+    mark = alt.Chart(alt.Data(values=[{}])).mark_text(
+        text=f"better {arrow}" if right else f"{arrow} better",
+        align="right" if right else "left",
+        baseline="top" if top else "bottom",
+        dx=-6 if right else 6,
+        dy=6 if top else -6,
+        fontSize=14,
+        fontWeight="bold",
+        color=GOOD,
+    )
+    across, up = alt.value("width") if right else alt.value(0), alt.value(0) if top else alt.value("height")
+    return mark.encode(x=across, y=up).properties(name="corner")
+
+
 def chart(quality: str, cost: str, rows: Sequence[Mapping[str, Any]], *, picture: bool = False) -> alt.LayerChart:
     """Quality over a cost: points with 95% intervals where there are any, the front as a line, rooflines as ticks.
 
     A row, of what `plotted` returns, is drawn where it has both figures; rows of a model whose `front` is true are
     joined, and what was disturbed is pale. `picture`: with its data, a legend and a fixed width.
     """
-    formats, models = (sorted({row[name] for row in rows}) for name in ("format", "model"))
+    models = list(dict.fromkeys(row["model"] for row in rows))
     values = [row | {"front": row["pareto"]} for row in rows]
     base = alt.Chart(alt.Data(values=values) if picture else alt.NamedData(DATA))
     base = base.transform_filter(f"isValid(datum.{quality}) && isValid(datum.{cost})")
@@ -39,8 +67,7 @@ def chart(quality: str, cost: str, rows: Sequence[Mapping[str, Any]], *, picture
     x.axis = alt.Axis(format="~s", tickCount=6, labelOverlap=True)
     y = alt.Y(f"{quality}:Q", title=up, scale=alt.Scale(type=up_scale, zero=False, nice=False, padding=28, **options))
     y.axis = alt.Axis(format=".1%" if quality == "top1_agreement" else "~g", tickCount=6)
-    palette = PALETTE * (1 + len(formats) // len(PALETTE))
-    colour = alt.Color("format:N", scale=alt.Scale(domain=formats, range=palette[: len(formats)]))
+    colour = colours(rows)
     shapes = SHAPES * (1 + len(models) // len(SHAPES))
     shape = alt.Shape("model:N", scale=alt.Scale(domain=models, range=shapes[: len(models)]))
     colour.legend = alt.Legend(symbolOpacity=1) if picture else None
@@ -50,15 +77,18 @@ def chart(quality: str, cost: str, rows: Sequence[Mapping[str, Any]], *, picture
         .mark_line(strokeDash=[4, 4], color="#888888")
         .encode(x=x, y=y, detail=["model:N", "device:N"], order=f"{cost}:Q")
     )
-    layers = [front]
+    layers = [better_corner(quality, cost), front]
     if cost in INTERVALS:
         bar = base.mark_rule(strokeWidth=2).encode(x=f"{cost}_low:Q", x2=f"{cost}_high:Q", y=y, color=colour)
-        limit = base.transform_filter("isValid(datum.roofline) && rooflines").mark_tick(orient="vertical", thickness=2)
-        layers += [bar, limit.encode(x="roofline:Q", y=y, color=colour)]
+        limit = base.transform_filter("isValid(datum.roofline) && rooflines").mark_tick(
+            orient="vertical", thickness=3, size=20
+        )
+        layers += [bar, limit.encode(x="roofline:Q", y=y, color=colour).properties(name="rooflines")]
     if quality in INTERVALS:
         bar = base.mark_rule(strokeWidth=2).encode(y=f"{quality}_low:Q", y2=f"{quality}_high:Q", x=x, color=colour)
         layers.append(bar)
-    tooltip = [alt.Tooltip(f"{name}:N") for name in ("model", "format", "compute_type", "device")]
+    tooltip = [alt.Tooltip("model:N"), alt.Tooltip("cell:N", title="format")]
+    tooltip += [alt.Tooltip(f"{name}:N") for name in ("compute_type", "device")]
     tooltip += [alt.Tooltip(f"{name}:Q", format=".4~g") for name in (quality, *_ends(quality), cost, *_ends(cost))]
     pale = alt.condition("datum.disturbed", alt.value(0.35), alt.value(1))
     points = base.mark_point(filled=True, size=110).encode(
@@ -81,35 +111,29 @@ def _ends(name: str) -> tuple[str, ...]:
     return (f"{name}_low", f"{name}_high") if name in INTERVALS else ()
 
 
+def placed(name: str, points: str, text: Mapping[str, Any], avoided: Sequence[str]) -> dict[str, Any]:
+    """A Vega mark of labels beside the marks `points`, each where it hides none of `avoided` and no other label."""
+    size = [{"signal": "width"}, {"signal": "height"}]
+    place = {"type": "label", "size": size, "anchor": ANCHORS, "offset": [7], "avoidMarks": list(avoided)}
+    return {
+        "type": "text",
+        "name": name,
+        "from": {"data": points},
+        "interactive": False,
+        "encode": {"update": {"text": text, "fontSize": {"value": 12}}},
+        "transform": [place | {"padding": 40}],
+    }
+
+
 def vega(drawn: alt.LayerChart) -> dict[str, Any]:
-    """A chart compiled to Vega, with every point's label where it hides neither a point nor another label."""
+    """A chart compiled to Vega, with a label for every point, and for every roofline where these are drawn."""
     specification = vl_convert.vegalite_to_vega(drawn.to_dict(), vl_version=version())
-    points = next(mark for mark in specification["marks"] if mark["name"] == "points_marks")
-    drawn_over = [mark["name"] for mark in specification["marks"] if mark["type"] in ("symbol", "rule")]
-    specification["marks"].append(
-        {
-            "type": "text",
-            "name": "labels",
-            "from": {"data": points["name"]},
-            "interactive": False,
-            "encode": {
-                "update": {
-                    "text": {"field": "datum.label"},
-                    "fontSize": {"value": 12},
-                }
-            },
-            "transform": [
-                {
-                    "type": "label",
-                    "size": [{"signal": "width"}, {"signal": "height"}],
-                    "anchor": ANCHORS,
-                    "offset": [7],
-                    "avoidMarks": drawn_over,
-                    "padding": 40,
-                }
-            ],
-        }
-    )
+    marks = specification["marks"]
+    hidden = [mark["name"] for mark in marks if mark["type"] in ("symbol", "rule", "rect", "text")]
+    marks.append(placed("labels", "points_marks", {"field": "datum.label"}, hidden))
+    if any(mark["name"] == "rooflines_marks" for mark in marks):
+        roofline = {"signal": "'roofline of ' + datum.datum.cell"}
+        marks.append(placed("roofline_labels", "rooflines_marks", roofline, [*hidden, "labels"]))
     return specification
 
 
@@ -125,13 +149,11 @@ def specifications(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any
 
 def detail_specifications(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Vega specifications of one model's formats, without data: divergence, times between tokens, prompts."""
-    formats = sorted({row["format"] for row in rows})
-    palette = PALETTE * (1 + len(formats) // len(PALETTE))
-    colour = alt.Color("format:N", scale=alt.Scale(domain=formats, range=palette[: len(formats)]))
+    colour = colours(rows)
     colour.legend = alt.Legend(orient="bottom", columns=3, title=None)
     base = alt.Chart(alt.NamedData(DATA))
     log = alt.Scale(type="log", nice=False)
-    hovered = [alt.Tooltip("format:N")]
+    hovered = [alt.Tooltip("cell:N", title="format")]
     divergence = base.mark_line(interpolate="step-after").encode(
         x=alt.X("kld:Q", scale=log, title="KL divergence of a position, nats", axis=alt.Axis(format="~e", tickCount=7)),
         y=alt.Y("share:Q", title="share of positions", axis=alt.Axis(format="~%")),

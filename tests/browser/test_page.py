@@ -9,18 +9,29 @@ from pathlib import Path
 
 import pytest
 from conftest import HOSTILE, build, write_cell
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 Visit = Callable[..., Page]
 
 
 def column(page: Page, name: str) -> list[str]:
     """The texts of one column of the table, without the small print."""
-    place = page.locator("#table thead th button").evaluate_all(
+    place = page.locator("#table thead th .sort").evaluate_all(
         "(all, id) => all.findIndex((each) => each.id === id)", f"sort-{name}"
     )
-    cells = page.locator(f"#table tbody tr td:nth-child({place + 1})")
+    cells = page.locator(f"#table tbody tr > :nth-child({place + 1})")
     return cells.evaluate_all("(all) => all.map((each) => each.firstChild.textContent)")
+
+
+def answer(page: Page, button: Locator) -> str:
+    """What a click on a question says; a second click takes it away."""
+    button.click()
+    expect(button).to_have_attribute("aria-expanded", "true")
+    said = page.locator("#explanation").inner_text()
+    button.click()
+    expect(button).to_have_attribute("aria-expanded", "false")
+    expect(page.locator("#explanation")).to_be_hidden()
+    return said
 
 
 def budget(page: Page, percent: float) -> str:
@@ -77,15 +88,15 @@ def test_filters_and_columns(study: Path, visit: Visit) -> None:
     with (study.parent / "results.csv").open() as file:
         names = next(csv.reader(file))
     assert page.locator("#table thead th").count() == len(names) > few
-    for button in page.locator("#table thead th button").all():
-        assert len(button.get_attribute("title") or "") > 15  # every column says what it is
+    for button in page.locator("#table thead th .help").all():
+        assert len(answer(page, button)) > 15  # every column says what it is
 
 
 def test_a_failed_cell_says_why(study: Path, visit: Visit) -> None:
     page = visit(study)
-    failed = page.locator("#table tbody tr", has_text="broken").locator("td.empty span").first
+    failed = page.locator("#table tbody tr", has_text="broken").locator("td.empty button").first
     expect(failed).to_have_text("failed")
-    expect(failed).to_have_attribute("title", f"failed: the engine {HOSTILE} broke")
+    assert answer(page, failed) == f"failed: the engine {HOSTILE} broke"
     notice = page.locator("#notices .notice")
     expect(notice).to_have_count(1)
     expect(notice).to_contain_text("Not complete: 1 of 7 rows (a model in a format) failed.")
@@ -132,6 +143,10 @@ def test_a_row_shows_its_warnings_its_loops_its_gate_and_its_group_size(tmp_path
     assert page.locator("#table tbody tr").nth(1).locator(".warning").all_inner_texts() == [
         "falls into a loop after 2 of 2 prompts, from token 1 on at the earliest; reference does after 1 of these"
     ]
+    assert [cell.strip() for cell in page.locator("#table td", has_text="groups of").all_inner_texts()] == [
+        "8\ngroups of 64"
+    ]
+    page.check("#all-columns")
     assert column(page, "group_size") == ["\u2013", "64"]
     page.locator("#provenance summary", has_text="m/looping").click()
     for words in ("5.5", "5.25", "divergence", "0.001", "tolerance", "0.125", "against", "its weights"):
@@ -149,7 +164,8 @@ def test_a_row_shows_its_warnings_its_loops_its_gate_and_its_group_size(tmp_path
 
 def test_a_page_that_could_not_be_drawn_says_so_and_has_all_its_figures(tmp_path: Path, visit: Visit) -> None:
     cells = [
-        write_cell(tmp_path, "m", name, 100, 1, 10**6, [[1, 2, 3, 4]], seen=True) for name in ("reference", "other")
+        write_cell(tmp_path, "m", name, 100, ratio, 10**6, [[1, 2, 3, 4]], seen=True)
+        for name, ratio in (("reference", 1), ("other", 1.005))
     ]
     page = visit(build(tmp_path, ["m"], cells, addresses=8 * 10**9))
     expect(page.locator("#notices")).to_contain_text("This page has no plots.")
@@ -229,11 +245,11 @@ def test_every_caveat_of_a_row_is_told(caveats: Path, visit: Visit) -> None:
     assert "On a processor:" in said and "doubtful is the only format that was measured: 300 tokens/s." in said
     assert "Its speed was disturbed." in said
     assert "On another processor:" in said and "times" not in said
-    why = page.locator("#table .hint")
+    why = page.locator("#table td button", has_text="why")
     expect(why).to_have_count(1)
     why.focus()
     expect(why).to_be_focused()
-    expect(why).to_have_attribute("aria-label", "a neighbour; its tokens differ")
+    assert answer(page, why) == "a neighbour; its tokens differ"
     prompt = page.locator("#details details", has_text="1. prompt")
     prompt.locator("summary").click()
     expect(prompt.locator("h3").first).to_have_text("doubtful nothing to compare it with")
@@ -294,7 +310,7 @@ def test_everything_is_reached_and_named_without_a_pointer(study: Path, visit: V
         "How long each prompt took to its first token, first",
     ]
     seen = set()
-    for _ in range(60):
+    for _ in range(90):
         page.keyboard.press("Tab")
         seen.add(page.evaluate("document.activeElement.id"))
     assert {"budget", "quality", "cost", "filter", "all-columns", "copy-csv", "sort-perplexity", "model"} <= seen

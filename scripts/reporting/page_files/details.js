@@ -1,5 +1,11 @@
 // A closer look at one model: divergence, times, what was written; and where every row comes from.
 
+const PLOT_HELP = {
+  divergence: "Each line is a format. The further right its hill, the further its predictions are from the reference's; 0 nats would be the same prediction. A position is one token of the evaluation text.",
+  gaps: "Each line is a format. It rises where most of its tokens came: further left is faster, steeper is steadier. Where it bends to the right, the slowest tokens were much slower than the others.",
+  prompts: "Each point is a prompt in a format: the median time until its first token came. Lower is better; a longer prompt takes longer.",
+};
+
 function passages(format, divergence) {
   const items = divergence.worst.map((each) =>
     element("li", {}, element("span", {}, `…${each.before}`), element("mark", {}, each.token), element("span", {}, `${each.after}…`),
@@ -36,32 +42,35 @@ function showDetails() {
     find("details").replaceChildren(element("p", { class: "note" }, `There was no room in this page for ${model}: its values of each position, times and texts are in artifacts/${model}/.`));
     return;
   }
+  const rows = ROWS.filter((row) => row.model === model);
+  const ties = new Set(rows.filter((row) => row.nll_verdict === "tie" || row.above_noise_floor === false).map((row) => row.label));
   const formats = Object.entries(detail.formats);
   const charts = {
-    divergence: ["How far each position is from the reference", formats.flatMap(([format, each]) => (each.divergence?.shares ?? []).slice(1).map((share, i) => ({ format, share, kld: DATA.edges[i] }))).filter((each) => each.format !== DATA.reference)],
-    gaps: ["How long each token took after the one before", formats.flatMap(([format, each]) => (each.gaps_ms ?? []).map((gap_ms, i) => ({ format, gap_ms, quantile: DATA.quantiles[i] })))],
-    prompts: ["How long each prompt took to its first token", formats.flatMap(([format, each]) => (each.prompts ?? []).map((prompt, i) => ({ format, prompt: i + 1, tokens: prompt.tokens, ttft_ms: prompt.ttft_ms, per_second: prompt.tokens_per_second })))],
+    divergence: ["How far each position is from the reference", formats.flatMap(([format, each]) => (each.divergence?.shares ?? []).slice(1).map((share, i) => ({ cell: format, share, kld: DATA.edges[i] }))).filter((each) => each.cell !== DATA.reference)],
+    gaps: ["How long each token took after the one before", formats.flatMap(([format, each]) => (each.gaps_ms ?? []).map((gap_ms, i) => ({ cell: format, gap_ms, quantile: DATA.quantiles[i] })))],
+    prompts: ["How long each prompt took to its first token", formats.flatMap(([format, each]) => (each.prompts ?? []).map((prompt, i) => ({ cell: format, prompt: i + 1, tokens: prompt.tokens, ttft_ms: prompt.ttft_ms, per_second: prompt.tokens_per_second })))],
   };
   const figures = Object.entries(DATA.undrawn ? {} : charts).filter(([, [, values]]) => values.length).map(([name, [caption, values]]) => {
     const target = element("div", { class: "plot" });
     draw(target, `${caption}, ${model}`, DATA["detail plots"][name], values);
-    return element("figure", {}, element("figcaption", {}, caption), target);
+    return element("figure", {}, element("figcaption", {}, caption, " ", help(`this plot: ${caption}`, PLOT_HELP[name])), target);
   });
-  const parts = formats.filter(([format, each]) => each.divergence && format !== DATA.reference).map(([format, each]) => passages(format, each.divergence));
-  const more = ROWS.filter((row) => row.model === model).flatMap((row) => row.variants.map((each) => [row, each]));
+  const parts = formats.filter(([format, each]) => each.divergence && format !== DATA.reference && !ties.has(format)).map(([format, each]) => passages(format, each.divergence));
+  const more = rows.flatMap((row) => row.variants.filter((each) => !each.skipped).map((each) => [row, each]));
   const variants = more.map(([row, each]) => {
     const what = each.batch ? `batch ${each.batch}` : `a prompt of ${each.tokens} tokens`;
-    const said = each.skipped ? `skipped: ${each.skipped}` : each.batch ? `${figure(each.tokens_per_second)} tokens/s` : `TTFT ${figure(each.ttft_ms_p50, 3)} ms, TPOT ${figure(each.tpot_ms_p50, 3)} ms`;
-    return element("li", {}, `${row.format}, ${what}: ${said}${each.refused ? `; refused: ${each.refused}` : ""}`);
+    const said = each.batch ? `${figure(each.tokens_per_second)} tokens/s` : `TTFT ${figure(each.ttft_ms_p50, 3)} ms, TPOT ${figure(each.tpot_ms_p50, 3)} ms`;
+    return element("li", {}, `${row.label}, ${what}: ${said}${each.refused ? `; refused: ${each.refused}` : ""}`);
   });
   find("details").replaceChildren(...[
     element("div", { class: "plots" }, figures),
     parts.length ? element("h3", {}, "The worst passages") : null, parts,
     variants.length ? element("details", {}, element("summary", {}, "Longer prompts and batches"), element("ul", {}, variants)) : null,
-    element("h3", {}, "What was written"),
-    detail.random ? element("p", { class: "note" }, "The weights are random, and so is the text.") : null,
+    detail.prompts.length ? element("h3", {}, "What was written") : null,
+    detail.prompts.length && detail.random ? element("p", { class: "note" }, "The weights are random, and so is the text.") : null,
     texts(model, detail),
   ].flat().filter((part) => part !== null));
+  find("details-section").hidden = !(figures.length || parts.length || variants.length || detail.prompts.length || MODELS.length > 1);
 }
 
 /** A value of the provenance as terms and descriptions. */
@@ -76,7 +85,7 @@ function origin(row) {
   const filled = (entry) => {
     if (!entry.open || entry.childElementCount > 1) return;
     const parts = DATA.origins.map((name, i) => [element("dt", {}, name), element("dd", {}, described(DATA.pool[row.origins[i]]))]);
-    entry.append(element("p", {}, "Built again by"), element("pre", {}, `${DATA.commands.build} artifacts/${row.id}`), element("dl", {}, parts));
+    entry.append(element("p", {}, row.prebuilt ? "Not built here; fetched again by" : "Built again by"), element("pre", {}, `${DATA.commands.build} artifacts/${row.model}/${row.format}`), element("dl", {}, parts));
   };
   return element("details", { ontoggle: (event) => filled(event.currentTarget) }, element("summary", {}, row.id));
 }

@@ -7,9 +7,12 @@ const ROWS = DATA.rows.map((row, order) => {
   const missing = {};
   for (const [reason, names] of Object.entries(row.missing)) for (const name of names) missing[name] = reason;
   const interval = Object.fromEntries(["perplexity_low", "perplexity_high", "roofline", "label"].map((name, i) => [name, row.plot[i]]));
-  return { ...row, ...figures, plot: interval, missing, order, id: `${figures.model}/${figures.format}` };
+  return { ...row, ...figures, plot: interval, missing, order, id: `${figures.model}/${row.label}`, reference: row.label === DATA.reference };
 });
 const MODELS = [...new Set(ROWS.map((row) => row.model))];
+// what a reader must not take for somebody else's speed
+const KERNELS = "Quantmill's own kernels, not MLC-LLM";
+const OWN_ENGINES = { "quantmill-tvm": KERNELS, mlc: KERNELS }; // `mlc`: the name in older records
 const disturbed = (row) => Boolean(row.interference?.length); // while its speed was measured
 const find = (id) => document.getElementById(id);
 

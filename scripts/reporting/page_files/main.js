@@ -5,9 +5,21 @@ find("quality").append(...Object.entries(DATA.axes.quality).map(([name, [label]]
 find("cost").append(...Object.entries(DATA.axes.cost).map(([name, [label]]) => option([name, label])));
 find("model").append(...MODELS.map((model) => option([model, model])));
 
+find("sort").append(...[["", "the study's order"], ...shownColumns().map((column) => [column.name, column.title])].map(option));
+find("model-controls").hidden = MODELS.length === 1;
+for (const button of document.querySelectorAll("[data-help]")) button.addEventListener("click", () => toggleHelp(button, HELP[button.dataset.help].map((line) => element("p", {}, line))));
+
 find("budget").addEventListener("input", () => showVerdict());
 for (const id of ["quality", "cost", "rooflines"]) find(id).addEventListener("change", showPlot);
 for (const id of ["filter", "front-only", "all-columns"]) find(id).addEventListener("input", showTable);
+find("sort").addEventListener("change", () => {
+  order.column = find("sort").value || null;
+  order.direction = DATA.columns.find((column) => column.name === order.column)?.better === "higher" ? -1 : 1;
+  showTable();
+});
+CARDS.addEventListener("change", showTable);
+new ResizeObserver(hintAtWidth).observe(find("scroll"));
+find("scroll").addEventListener("scroll", hintAtWidth);
 find("copy-markdown").addEventListener("click", () => copy("markdown"));
 find("copy-csv").addEventListener("click", () => copy("csv"));
 find("model").addEventListener("change", () => { showDetails(); showProvenance(); });

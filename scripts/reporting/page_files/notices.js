@@ -29,6 +29,7 @@ function showNotices() {
   const loud = measured.filter(disturbed);
   const were = loud.length === 1 ? "was disturbed while its" : "were disturbed while their";
   find("notices").replaceChildren(...[
+    DATA.running.length ? notice("Still running; this page fills itself in.", DATA.running) : null,
     failed ? notice(failed, reasons, "This page shows the rest. The same study goes on where it is with:", DATA.commands.resume) : null,
     loud.length ? notice(`${loud.length} of ${measured.length} rows ${were} speed was measured. A disturbed speed is compared with no other.`,
       loud.map((row) => `${row.id}: ${row.interference.join("; ")}`), "To measure just the speed of these again, when nothing else runs there:", DATA.commands.disturbed) : null,

@@ -26,7 +26,11 @@ function embed(target, label, specification, values, signals = {}) {
   const data = specification.data.map((each) => (each.name === "rows" ? { ...each, values } : each));
   const filled = { ...specification, data, background: "transparent", description: label, config: { ...specification.config, ...theme(), axis: { ...specification.config?.axis, ...theme().axis } } };
   filled.signals = (specification.signals ?? []).map((each) => (each.name in signals ? { ...each, value: signals[each.name] } : each));
-  return vegaEmbed(target, filled, { mode: "vega", actions: false, logLevel: ERRORS, renderer: values.length > SHAPES ? "canvas" : "svg", tooltip: { theme: matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light" } });
+  // a legend names what is drawn, in the table's order
+  const cells = ROWS.map((row) => row.label).filter((name, i, all) => all.indexOf(name) === i && values.some((value) => value.cell === name));
+  filled.legends = (specification.legends ?? []).map((legend) => (legend.stroke || legend.fill ? { ...legend, values: cells } : legend));
+  return vegaEmbed(target, filled, { mode: "vega", actions: false, logLevel: ERRORS, renderer: values.length > SHAPES ? "canvas" : "svg", tooltip: { theme: matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light" } })
+    .then(({ view }) => view.addEventListener("click", (event, item) => explainPoint(target, event, item)));
 }
 
 /** Whether no other row of the model is at least as good on both axes and better on one; what was disturbed is not asked. */
@@ -42,6 +46,14 @@ function onFront(row, quality, cost) {
     const [u, a] = place(other);
     return u >= up && a >= across && (u > up || a > across);
   });
+}
+
+/** A plot's marks without labels that are not asked for; a label cannot avoid the mark of a roofline that is not drawn. */
+function marksOf(specification, labelled, rooflines) {
+  const there = (name) => rooflines || !name.startsWith("roofline");
+  const avoiding = (step) => (step.avoidMarks ? { ...step, avoidMarks: step.avoidMarks.filter(there) } : step);
+  return specification.marks.filter((mark) => !mark.name?.endsWith("labels") || (labelled && there(mark.name)))
+    .map((mark) => (mark.transform ? { ...mark, transform: mark.transform.map(avoiding) } : mark));
 }
 
 function showPlot() {
@@ -64,20 +76,24 @@ function showPlot() {
   const values = drawn.map((row) => ({
     ...Object.fromEntries(DATA.columns.map((column) => [column.name, row[column.name]])),
     ...row.plot,
-    label: one ? row.format + (disturbed(row) ? " (disturbed)" : "") : row.plot.label,
+    cell: row.label,
+    label: one ? row.label + (disturbed(row) ? " (disturbed)" : "") : row.plot.label,
     compute_type: row["runs in"][0],
     disturbed: disturbed(row),
     front: measured ? row.pareto : few && onFront(row, quality, cost),
   }));
   const label = `${DATA.axes.quality[quality][0]} over ${DATA.axes.cost[cost][0]}, ${drawn.length} rows; the table below has every figure`;
-  find("plot-note").textContent =
-    (measured ? `Bars are 95% intervals; those of perplexity are of the difference from ${DATA.reference} on the same text. The dashed line joins the Pareto front: what no other row beats in one without losing in the other, beyond the intervals.`
-      : "The dashed line joins rows that no other of their model equals or beats on both axes; the intervals are not asked.") +
-    (drawn.some(disturbed) ? " Pale points were disturbed while they were measured and join no front." : "") +
-    (ruled ? " A roofline marks the speed at which a token's weights would be read as fast as the device copies: one bandwidth for all rows of a device, the best that an undisturbed row saw." : "") +
-    (ruled && drawn.some((row) => row["bandwidth disturbed"]) ? " Every row of a device was disturbed here, and the bandwidth with them." : "");
-  const signals = { rooflines: find("rooflines").checked };
+  const joined = [...new Set(values.filter((value) => value.front).map((value) => `${value.model} on ${value.device}`))]
+    .some((group) => values.filter((value) => value.front && `${value.model} on ${value.device}` === group).length > 1);
+  const rooflines = ruled && find("rooflines").checked;
+  find("plot-note").textContent = [
+    measured ? `Bars: 95% intervals, those of perplexity of the difference from ${DATA.reference} on the same text.` : null,
+    joined ? (measured ? "Dashed: the Pareto front." : "Dashed: rows that no other of their model equals or beats on both axes, intervals left aside.") : null,
+    drawn.some(disturbed) ? "Pale: disturbed while it was measured, so on no front." : null,
+    rooflines ? "Roofline: the speed at which a token's weights would be read as fast as the device copies." : null,
+    rooflines && drawn.some((row) => row["bandwidth disturbed"]) ? "Every row of a device was disturbed here, and the bandwidth with them." : null,
+  ].filter(Boolean).join(" ");
+  const signals = { rooflines };
   const specification = DATA.plots[`${quality}/${cost}`];
-  const marks = specification.marks.filter((mark) => mark.name !== "labels" || drawn.length <= LABELS);
-  draw(find("plot"), label, { ...specification, marks }, values, signals);
+  draw(find("plot"), label, { ...specification, marks: marksOf(specification, drawn.length <= LABELS, rooflines) }, values, signals);
 }

@@ -6,14 +6,22 @@ let unfolded = false;
 
 const BYTES = new Set(["size_bytes", "peak_memory_bytes"]);
 const SHARES = new Set(["top1_agreement", "bandwidth_fraction", "delta_p_rms"]);
-const TITLES = {
-  tokens_per_second: "tokens/s", tokens_per_second_low: "tokens/s, low", tokens_per_second_high: "tokens/s, high",
-  nll_difference: "NLL over the reference", kld_mean: "mean KL", top1_agreement: "same first choice", ttft_ms_p50: "TTFT",
-  tpot_ms_p50: "TPOT", tpot_ms_p99: "TPOT p99", bits_per_weight: "bits/weight", size_bytes: "size", peak_memory_bytes: "peak memory",
-  bandwidth_fraction: "of the bandwidth", pareto: "Pareto front", joules_per_token: "energy a token", build_seconds: "build time",
+const BETTER = { higher: "More is better.", lower: "Less is better." };
+const FOLDED = new Set(["model", "run", "engine", "nll_difference", "group_size"]); // what stands in another column's cell
+// what stands below a figure, which the schema's description of the column does not say
+const BELOW = {
+  format: "Below it: the engine, its arithmetic, how it decodes and its threads.",
+  perplexity: "Below it: how much more than the reference's, with the 95% interval of the difference, paired by windows of the same text. A perplexity's interval alone, under \"all columns\", says how it would move with another text; that is common to all formats.",
+  tokens_per_second: "Below it: its 95% interval, and the other ways to decode that were tried.",
+  kld_mean: "Below it: the 99th percentile.",
+  tpot_ms_p50: "Below it: the 99th percentile.",
+  bits_per_weight: "Below it: how many weights share a scale, where that was chosen.",
 };
-const title = (name) => TITLES[name] ?? name.replaceAll("_", " ");
-const named = (column) => ["model", "format", "engine", "device", "nll_verdict", "interference"].includes(column.name);
+const CARDS = matchMedia("(max-width: 40rem)"); // a card a row where a table would have to be moved sideways
+
+const named = (column) => ["model", "format", "run", "engine", "device", "nll_verdict", "interference"].includes(column.name);
+const unitOf = (column) => (column.unit && !BYTES.has(column.name) && column.name !== "tokens_per_second" ? column.unit : "");
+const helpWith = (column) => help(column.title, [column.text, BETTER[column.better], BELOW[column.name]].filter(Boolean).map((line) => element("p", {}, line)));
 
 /** A figure as text. */
 function text(name, value) {
@@ -26,18 +34,34 @@ function text(name, value) {
   return SHARES.has(name) ? percent(value) : figure(value, name.startsWith("perplexity") ? 4 : 3);
 }
 
+/** What made a row's figures, in a line or two below its name. */
+function about(row) {
+  const [compute, mode, threads] = row["runs in"];
+  const engine = OWN_ENGINES[row.engine] ? `${row.engine} (${OWN_ENGINES[row.engine]})` : row.engine;
+  const how = [engine, compute, mode, threads && `${threads} thread${threads > 1 ? "s" : ""}`].filter(Boolean).join(", ");
+  return [...(MODELS.length > 1 ? [row.model] : []), how, ...(row.prebuilt ? ["not built here"] : [])];
+}
+
+/** A perplexity beside the reference's, and the paired 95% interval of the ratio. */
+function paired(row) {
+  if (row.reference) return ["the reference"];
+  const { ratio, low, high } = row.ratio;
+  const tie = row.above_noise_floor === false ? "within the noise" : "a tie";
+  return [row.nll_verdict === "tie" ? tie : signedPercent(ratio), `${signedPercent(low)} to ${signedPercent(high)}`];
+}
+
 /** What stands below a figure when only the main columns are shown. */
 function below(row, name) {
   const range = (low, high, digits = 3) => (low === null ? [] : [`${figure(low, digits)} to ${figure(high, digits)}`]);
-  if (name === "format") return [row["runs in"].slice(0, 2).filter(Boolean).join(", ") + (row["runs in"][2] ? `, ${row["runs in"][2]} thread${row["runs in"][2] > 1 ? "s" : ""}` : "")];
+  if (name === "format") return about(row);
   if (name === "tokens_per_second") {
     const others = (row.modes ?? []).map((way) => `${way.mode}: ${figure(way.tokens_per_second)}${way.refused ? ", refused" : ""}`);
     return [...range(row.tokens_per_second_low, row.tokens_per_second_high), ...others, ...(disturbed(row) ? ["disturbed"] : [])];
   }
-  if (name === "perplexity") return range(row.perplexity_low, row.perplexity_high, 4);
-  if (name === "nll_difference" && row.ratio) return [row.format === DATA.reference ? "the reference" : `${row.nll_verdict}, ×${figure(row.ratio.ratio, 5)}`];
+  if (name === "perplexity") return row.ratio ? paired(row) : range(row.perplexity_low, row.perplexity_high, 4);
   if (name === "kld_mean") return row.above_noise_floor === false ? ["within the noise"] : [`p99 ${figure(row.kld_p99, 3)}`];
   if (name === "tpot_ms_p50") return [`p99 ${figure(row.tpot_ms_p99, 3)}`];
+  if (name === "bits_per_weight" && row.group_size) return [`groups of ${row.group_size}`];
   if (name === "bandwidth_fraction") return [...(row["bandwidth disturbed"] ? ["a disturbed one"] : []), ...(row.joules_per_token === null ? [] : [`${figure(row.joules_per_token, 3)} J/token`])];
   if (name === "pareto" && row["dominated by"].length) return [`by ${row["dominated by"].join(", ")}`];
   return [];
@@ -46,27 +70,47 @@ function below(row, name) {
 const hints = (row, name) =>
   name === "tokens_per_second" ? [...(row.interference ?? []), row.differs, ...(row.modes ?? []).map((way) => way.refused ?? way.differs)].filter(Boolean).join("; ") || null : null;
 
-function cell(row, column, whole) {
-  const value = row[column.name];
+/** What a cell says: its figure, or by a click why there is none, and what qualifies it. */
+function content(row, column, whole) {
+  const subject = `${column.title} of ${row.id}`;
+  const value = column.name === "format" ? row.label : row[column.name];
   if (value === null) {
     const why = row.missing[column.name] ?? "not measured";
-    return element("td", { class: "empty" }, element("span", { title: why, tabindex: 0, role: "note", "aria-label": why }, /^failed/.test(why) ? "failed" : "–"));
+    return reason(why.startsWith("still to come") ? "not yet" : /^failed/.test(why) ? "failed" : "–", subject, why);
   }
-  const notes = whole ? [] : below(row, column.name).map((line) => element("small", {}, line));
+  const notes = whole && column.name !== "format" ? [] : below(row, column.name).map((line) => element("small", {}, line));
   if (column.name === "format") notes.push(...row.warnings.map((line) => element("small", { class: "warning" }, line)));
   const hint = hints(row, column.name);
-  if (hint) notes.push(element("small", { class: "hint", title: hint, tabindex: 0, role: "note", "aria-label": hint }, "why"));
-  return element("td", { class: named(column) ? "name" : null }, text(column.name, value), notes);
+  if (hint) notes.push(reason("why", subject, hint));
+  return [element("span", {}, text(column.name, value)), notes];
 }
 
-const shownColumns = () => DATA.columns.filter((column) => find("all-columns").checked || DATA.shown.includes(column.name))
-  .sort((a, b) => (find("all-columns").checked ? 0 : DATA.shown.indexOf(a.name) - DATA.shown.indexOf(b.name)));
+/** A cell: a row's name, or a figure; on a card with its column's title. */
+function cell(row, column, whole) {
+  if (column.name === "format") return element("th", { scope: "row", class: "name", role: CARDS.matches ? "rowheader" : null }, content(row, column, whole));
+  const inside = content(row, column, whole);
+  const title = CARDS.matches ? element("div", { class: "title" }, column.title, unitOf(column) ? `, ${unitOf(column)}` : "", " ", helpWith(column)) : null;
+  return element("td", { class: [named(column) ? "name" : "", row[column.name] === null ? "empty" : "", column.name === "pareto" ? "wrapped" : ""].join(" ").trim() || null, role: CARDS.matches ? "cell" : null }, title, inside);
+}
+
+/** The columns that were asked for: every one in the order of results.csv, or what a reader compares first. */
+function askedColumns() {
+  if (find("all-columns").checked) return DATA.columns;
+  return DATA.columns.filter((column) => column.shown && ROWS.some((row) => row[column.name] !== null)).sort((a, b) => a.shown - b.shown);
+}
+
+/** Those of the table: the row's name first, and no column for what stands in another's cell, nor for the one model. */
+function shownColumns() {
+  const whole = find("all-columns").checked;
+  const rest = askedColumns().filter((column) => column.name !== "format" && !(whole ? column.name === "model" && MODELS.length === 1 : FOLDED.has(column.name)));
+  return [DATA.columns.find((column) => column.name === "format"), ...rest];
+}
 
 /** The rows that the filter leaves, in the order that was chosen. */
 function shownRows() {
   const words = find("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
   const rows = ROWS.filter((row) => {
-    const haystack = [row.model, row.format, row.engine, row.device ?? "", ...row["runs in"].filter(Boolean)].join(" ").toLowerCase();
+    const haystack = [row.model, row.label, row.engine, row.device ?? "", ...row["runs in"].filter(Boolean)].join(" ").toLowerCase();
     return words.every((word) => haystack.includes(word)) && (!find("front-only").checked || row.pareto);
   });
   if (order.column) rows.sort((a, b) => compare(a[order.column], b[order.column], order.direction) || a.order - b.order);
@@ -80,19 +124,37 @@ function sortBy(name) {
   find(`sort-${name}`).focus();
 }
 
+/** The heading of a column: its title, which sorts, its unit, and what it means. */
+function heading(column) {
+  const sorted = order.column === column.name ? (order.direction > 0 ? "ascending" : "descending") : "none";
+  const arrow = { ascending: " ▲", descending: " ▼", none: "" }[sorted];
+  const button = element("button", { type: "button", class: "sort", id: `sort-${column.name}`, onclick: () => sortBy(column.name) }, column.title + arrow);
+  const unit = unitOf(column) ? element("small", {}, unitOf(column)) : null;
+  return element("th", { scope: "col", "aria-sort": sorted, class: named(column) ? "name" : null }, button, " ", helpWith(column), unit);
+}
+
+/** Say which columns lie beyond the table's right edge. */
+function hintAtWidth() {
+  const scroll = find("scroll");
+  const edge = scroll.getBoundingClientRect().right;
+  const beyond = CARDS.matches ? [] : [...scroll.querySelectorAll("thead th")].filter((head) => head.getBoundingClientRect().right > edge + 1);
+  scroll.classList.toggle("more", beyond.length > 0);
+  find("width-note").hidden = !beyond.length;
+  find("width-note").textContent = `${beyond.length} more column${beyond.length > 1 ? "s" : ""} to the right: move the table sideways to see ${beyond.length > 1 ? "them" : "it"}.`;
+}
+
 function showTable() {
+  closeHelp();
   const [columns, rows, whole] = [shownColumns(), shownRows(), find("all-columns").checked];
-  const heads = columns.map((column) => {
-    const sorted = order.column === column.name ? (order.direction > 0 ? "ascending" : "descending") : "none";
-    const arrow = { ascending: " ▲", descending: " ▼", none: "" }[sorted];
-    const button = element("button", { type: "button", id: `sort-${column.name}`, title: column.text, onclick: () => sortBy(column.name) }, title(column.name) + arrow);
-    const unit = column.unit && !BYTES.has(column.name) ? element("small", {}, column.unit) : null;
-    return element("th", { scope: "col", "aria-sort": sorted, class: named(column) ? "name" : null }, button, unit);
-  });
-  const lines = (unfolded ? rows : rows.slice(0, PAGE)).map((row) => element("tr", { class: row.pareto ? "front" : null }, columns.map((column) => cell(row, column, whole))));
-  find("table").replaceChildren(element("thead", {}, element("tr", {}, heads)), element("tbody", {}, lines));
+  const cards = CARDS.matches;
+  const shown = unfolded ? rows : rows.slice(0, PAGE);
+  const lines = shown.map((row) => element("tr", { class: row.pareto ? "front" : null, role: cards ? "row" : null }, columns.map((column) => cell(row, column, whole))));
+  find("table").classList.toggle("cards", cards);
+  find("sort-label").hidden = !cards;
+  find("table").replaceChildren(...[cards ? null : element("thead", {}, element("tr", {}, columns.map(heading))), element("tbody", { role: cards ? "rowgroup" : null }, lines)].filter(Boolean));
   const more = lines.length < rows.length ? element("button", { type: "button", onclick: () => { unfolded = true; showTable(); } }, `show all ${rows.length}`) : null;
-  find("table-note").replaceChildren(...[`${rows.length} of ${ROWS.length} rows. Intervals are of 95%. Every column says what it is when the pointer rests on it. `, more].filter(Boolean));
+  find("table-note").replaceChildren(...[`${rows.length} of ${ROWS.length} rows. Intervals are of 95%. `, more].filter(Boolean));
+  hintAtWidth();
 }
 
 const markdownCell = (value) => value.replaceAll("|", "\\|").replaceAll("\n", " ");
@@ -100,13 +162,13 @@ const csvCell = (value) => (/[",\n]/.test(value) ? `"${value.replaceAll('"', '""
 
 /** What the table shows, as Markdown with figures as they are read, or as CSV with figures as they are. */
 function asText(kind) {
-  const [columns, rows] = [shownColumns(), shownRows()];
+  const [columns, rows] = [askedColumns(), shownRows()];
   if (kind === "csv") {
     const raw = (value) => (value === null ? "" : Array.isArray(value) ? value.join("; ") || "none" : String(value));
     return [columns.map((column) => column.name), ...rows.map((row) => columns.map((column) => raw(row[column.name])))].map((line) => line.map(csvCell).join(",")).join("\n") + "\n";
   }
-  const heads = columns.map((column) => title(column.name) + (column.unit && !BYTES.has(column.name) ? `, ${column.unit}` : ""));
-  const lines = rows.map((row) => columns.map((column) => (text(column.name, row[column.name]) || "–") + (column.name === "tokens_per_second" && disturbed(row) ? ", disturbed" : "")));
+  const heads = columns.map((column) => column.title + (unitOf(column) ? `, ${unitOf(column)}` : ""));
+  const lines = rows.map((row) => columns.map((column) => ((column.name === "format" ? row.label : text(column.name, row[column.name])) || "–") + (column.name === "tokens_per_second" && disturbed(row) ? ", disturbed" : "")));
   return [heads, columns.map((column) => (named(column) ? "---" : "---:")), ...lines].map((line) => `| ${line.map(markdownCell).join(" | ")} |`).join("\n") + "\n";
 }
 

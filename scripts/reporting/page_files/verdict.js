@@ -2,7 +2,7 @@
 
 const VERDICTS = 8; // models before a click shows all
 
-const names = (rows) => rows.map((row) => row.format).join(", ");
+const names = (rows) => rows.map((row) => row.label).join(", ");
 const best = (rows, better) => rows.reduce((one, other) => (one === null || better(other, one) ? other : one), null);
 const speed = (row) => `${figure(row.tokens_per_second)} tokens/s`;
 
@@ -10,14 +10,14 @@ const speed = (row) => `${figure(row.tokens_per_second)} tokens/s`;
 const faster = (one, other) => one.tokens_per_second_low > other.tokens_per_second_high;
 
 /** Whether a row's quality cannot be told from the reference's. */
-const tied = (row) => row.format === DATA.reference || row.above_noise_floor === false || row.ratio.tie;
+const tied = (row) => row.reference || row.above_noise_floor === false || row.ratio.tie;
 
 /** Whether a row loses no more than the budget allows: a tie with the reference is within any. */
 const within = (row, budget) => tied(row) || row.ratio.ratio <= 1 + budget + 1e-12;
 
 /** What a row loses, in words. */
 function loss(row) {
-  if (row.format === DATA.reference) return "the reference itself";
+  if (row.reference) return "the reference itself";
   if (row.above_noise_floor === false) return "its loss is within the noise of the arithmetic";
   const interval = `95% interval ${signedPercent(row.ratio.low)} to ${signedPercent(row.ratio.high)}`;
   return row.ratio.tie ? `a tie with ${DATA.reference}'s perplexity, ${interval}` : `perplexity ${signedPercent(row.ratio.ratio)}, ${interval}`;
@@ -39,21 +39,21 @@ function gain(row, base, equals) {
 
 /** Why the table calls a row dominated that is named here. */
 function explained(row, rows, budget) {
-  const winners = rows.filter((other) => row["dominated by"].includes(other.format));
+  const winners = rows.filter((other) => row["dominated by"].includes(other.label));
   if (!winners.length) return null;
   const other = winners.find((each) => within(each, budget)) ?? winners[0];
   const how = faster(other, row) ? "is faster and loses no more, as far as can be told" : "is as fast, as far as can be told, and loses less";
   const quicker = rows.filter((each) => !disturbed(each) && within(each, budget) && faster(each, other));
   const but = !within(other, budget) ? `; but it is not within ${percent(budget)}` : quicker.length ? `; but it is slower than ${names(quicker)}` : "";
-  return `The table calls ${row.format} dominated: ${other.format} ${how}${but}.`;
+  return `The table calls ${row.label} dominated: ${other.label} ${how}${but}.`;
 }
 
 /** The sentence on which of `rows` is the fastest, and those that qualify it. `where`: which rows these are, in words;
  *  `told`: what else to say of a row. Rows that are named join `named`. */
 function speeds(rows, base, where, told, named) {
   const [quiet, loud] = [rows.filter((row) => !disturbed(row)), rows.filter(disturbed)];
-  const strong = (row) => element("strong", {}, row.format);
-  const listed = (several) => several.map((row) => `${row.format} (${[speed(row), told(row)].filter(Boolean).join("; ")})`).join(", ");
+  const strong = (row) => element("strong", {}, row.label);
+  const listed = (several) => several.map((row) => `${row.label} (${[speed(row), told(row)].filter(Boolean).join("; ")})`).join(", ");
   const ends = (row, equals = []) => [`: ${speed(row)}${gain(row, base, equals)}`, told(row) ? `; ${told(row)}.` : "."];
   for (const row of loud) named.add(row);
   if (!quiet.length) {
@@ -86,8 +86,12 @@ function sentences(model, budget) {
 function ofDevice(rows, budget) {
   const named = new Set();
   const found = rows.some((row) => row.ratio) ? judged(rows, budget, named) : unjudged(rows, named);
+  const own = [...named].filter((row) => OWN_ENGINES[row.engine]);
+  const graphs = [...named].filter((row) => row["runs in"][1]?.startsWith("captured"));
+  if (own.length) found.push(`${names(own)}: ${KERNELS}.`);
+  if (graphs.length) found.push(`${names(graphs)}: ${graphs[0]["runs in"][1]}, not the engine as shipped.`);
   const warnings = [...named].filter((row) => row["verdict warnings"].length);
-  return [...found, ...warnings.map((row) => element("span", { class: "warning" }, `Warning, ${row.format}: ${row["verdict warnings"].join("; ")}.`))];
+  return [...found, ...warnings.map((row) => element("span", { class: "warning" }, `Warning, ${row.label}: ${row["verdict warnings"].join("; ")}.`))];
 }
 
 /** What can be said where nothing is known of the quality. */
@@ -104,9 +108,9 @@ function judged(rows, budget, named) {
   if (!allowed.length) {
     const closest = best(scored, (a, b) => a.ratio.ratio < b.ratio.ratio);
     named.add(closest);
-    found.push(`No format is ${limit} of ${DATA.reference}'s perplexity. The closest is ${closest.format}: ${loss(closest)}.`);
+    found.push(`No format is ${limit} of ${DATA.reference}'s perplexity. The closest is ${closest.label}: ${loss(closest)}.`);
   } else {
-    const base = rows.find((row) => row.format === DATA.reference);
+    const base = rows.find((row) => row.reference);
     const where = rows.length === 1 ? " that was measured" : ` ${limit}`;
     found.push(...speeds(allowed, base, where, loss, named));
     const quiet = allowed.filter((row) => !disturbed(row));
@@ -128,7 +132,7 @@ function smallest(allowed, first, limit, named) {
     return `It is also the smallest of those ${limit}, ${size(least.size_bytes)}${equal.length ? `, as small as ${names(equal)}` : ""}.`;
   }
   named.add(least);
-  return `The smallest of those ${limit}: ${least.format}, ${size(least.size_bytes)} (${loss(least)}).`;
+  return `The smallest of those ${limit}: ${least.label}, ${size(least.size_bytes)} (${loss(least)}).`;
 }
 
 /** The Pareto front, where there is more than one row to be on it. */

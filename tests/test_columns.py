@@ -1,0 +1,193 @@
+"""The table of columns is the only place that a new figure needs; and a row is known by its model, format and run."""
+
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from conftest import REPO
+from whole_results import cell, edit, hard, whole
+
+from reporting import columns, comparison, results
+from reporting.column import of_artifact
+from reporting.labels import mode_label
+
+# a program with one more column: one entry and one function
+ADD = """
+import runpy, sys
+sys.path.insert(0, 'scripts')
+from reporting.column import of_artifact
+from reporting.columns import COLUMNS
+def count(artifact):
+    return len(artifact['files'])
+COLUMNS.append(of_artifact('files', 'integer', 'How many files the artifact has.', count, title='file count', unit='s',
+                           better='lower', shown=5, judge='relative'))
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name='__main__')
+"""
+CONFIG = {"reference": "reference", "models": {"m": {}}, "perplexity": "gptq-2048"}
+
+
+def collect(*cells: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Rows by format and run, as the page calls them."""
+    rows = results.collect({"config": CONFIG, "cells": list(cells)})["rows"]
+    return {row["format"] + (f"@{row['run']}" if row["run"] else ""): row for row in rows}
+
+
+@pytest.fixture
+def report(call: Callable, tmp_path: Path, tools_python: Path) -> Path:
+    """The report of a study by a program that has one more column."""
+    cells = [whole(tmp_path, "reference", 10.0, hard(0)), whole(tmp_path, "other", 20.0, hard(1))]
+    study = {"config": CONFIG, "cells": cells, "options": "--cores 8"}
+    (tmp_path / "study.json").write_text(json.dumps(study))
+    made = call(tools_python, "-c", ADD, "scripts/report.py", tmp_path / "study.json", tmp_path / "report")
+    assert made.returncode == 0, made.stderr
+    return tmp_path / "report"
+
+
+def test_a_new_column_is_in_the_csv_the_parquet_the_page_the_schema_and_the_readme(
+    report: Path, call: Callable, tools_python: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (report / "results.csv").open() as file:
+        assert [line["files"] for line in csv.DictReader(file)] == ["2", "2"]
+    read = "import sys; from pyarrow import parquet; print(parquet.read_table(sys.argv[1]).column('files'))"
+    assert "2" in call(tools_python, "-c", read, report / "results.parquet").stdout
+    page = (report / "index.html").read_text()
+    _, begun, rest = page.partition('"columns":')
+    shown, _ = json.JSONDecoder().raw_decode(rest)
+    assert begun and shown[-1] == {
+        "name": "files",
+        "title": "file count",
+        "unit": "s",
+        "text": "How many files the artifact has.",
+        "better": "lower",
+        "shown": 5,
+    }
+    content = json.loads((report / "results.json").read_text())
+    with pytest.raises(jsonschema.ValidationError, match="files"):  # today's schema does not have it
+        jsonschema.validate(content, columns.schema())
+    new = of_artifact("files", "integer", "How many files the artifact has.", lambda artifact: len(artifact["files"]))
+    monkeypatch.setattr(columns, "COLUMNS", [*columns.COLUMNS, new])
+    jsonschema.validate(content, columns.schema())
+    (report / "page.md").write_text(f"<!-- {report}: by make readme -->\n<!-- end -->\n")
+    command = [sys.executable, "-c", ADD, "scripts/update_readme.py", str(report / "page.md"), str(report)]
+    subprocess.run(command, cwd=REPO, check=True)
+    heading, _, first, _ = (line.split(" | ") for line in (report / "page.md").read_text().splitlines()[3:7])
+    assert first[heading.index("file count, s")] == "2"
+
+
+def test_a_new_column_is_compared(report: Path) -> None:
+    content = json.loads((report / "results.json").read_text())
+    content["rows"][1]["files"] = 3
+    (report / "after.json").write_text(json.dumps(content))
+    command = [
+        sys.executable,
+        "-c",
+        ADD,
+        "scripts/compare.py",
+        str(report / "results.json"),
+        str(report / "after.json"),
+    ]
+    result = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (1, "")
+    assert "- WORSE: m, other (fake, d): file count, s 2 → 3, +50.0%" in result.stdout
+
+
+def test_the_published_schema_has_the_columns_of_the_table() -> None:
+    assert json.loads(columns.SCHEMA.read_text()) == columns.schema(), "run scripts/write_schema.py"
+
+
+def test_every_judge_of_the_table_is_there_and_knows_which_way_is_better() -> None:
+    compared = comparison.figures()
+    assert [column.name for column in compared][:2] == ["tokens_per_second", "perplexity"]
+    assert all(column.judge in comparison.JUDGES and column.better for column in compared)
+
+
+def run_of(made: dict[str, Any], run: str, format: str, **more: Any) -> dict[str, Any]:
+    """A cell as another run of a format."""
+    for path in (made["latency"], made["quality"]):
+        edit(path, lambda content: content.update(more))
+    return made | {"format": format, "run": run} | more
+
+
+def test_a_run_is_a_row_of_its_own_against_the_default_run_of_the_reference(tmp_path: Path) -> None:
+    rows = collect(
+        run_of(cell(tmp_path, "first", 5, hard(1)), "slow", "reference"),
+        cell(tmp_path, "reference", 10, hard(0)),
+        run_of(cell(tmp_path, "third", 20, hard(1)), "fast", "other"),
+        run_of(cell(tmp_path, "fourth", 30, hard(1)), "faster", "other", options={"dtype": "float16"}),
+    )
+    assert {
+        name: (row["format"], row["run"], row["nll_verdict"], row["dominated_by"]) for name, row in rows.items()
+    } == {
+        "reference@slow": ("reference", "slow", "worse", ["reference", "other@fast", "other@faster"]),
+        "reference": ("reference", None, "reference", []),
+        "other@fast": ("other", "fast", "worse", ["other@faster"]),
+        "other@faster": ("other", "faster", "worse", []),
+    }
+    assert rows["reference"]["missing"]["run"] == "the format's default run"
+    assert "run" not in rows["other@fast"]["missing"]
+    assert [row["options"] for row in rows.values()] == [{}, {}, {}, {"dtype": "float16"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "measured", "asked"), [("options", {"a": 1}, {"a": 2}), ("gpus", 1, 2), ("engine", "transformers", "vllm")]
+)
+def test_what_another_run_measured_is_no_figure_of_the_row(
+    tmp_path: Path, name: str, measured: object, asked: object
+) -> None:
+    made = cell(tmp_path, "reference", 10, hard(0))
+    edit(made["latency"], lambda content: content.update({name: measured}))
+    row = results.row(made | {name: asked}, CONFIG)
+    assert row["tokens_per_second"] is None
+    assert row["missing"]["tokens_per_second"] == f"was measured with another {name}; run again"
+    assert results.row(made | {name: measured}, CONFIG)["tokens_per_second"] == 10
+
+
+def test_an_engine_that_was_renamed_is_the_same_one(tmp_path: Path) -> None:
+    made = cell(tmp_path, "reference", 10, hard(0))
+    edit(made["latency"], lambda content: content.update(engine="mlc"))
+    row = results.row(made | {"engine": "quantmill-tvm"}, CONFIG)
+    assert (row["engine"], row["tokens_per_second"]) == ("quantmill-tvm", 10)
+
+
+def test_rows_of_several_gpus_are_of_another_device(tmp_path: Path) -> None:
+    one, two = cell(tmp_path, "reference", 10, hard(0)), cell(tmp_path, "other", 30, hard(0))
+    rows = collect(one, run_of(two, "tp2", "other", gpus=2))
+    assert (rows["reference"]["device"], rows["other@tp2"]["device"]) == ("d", "2 x d")
+    assert rows["reference"]["pareto"] and rows["other@tp2"]["pareto"]  # neither is in the other's way
+    assert rows["other@tp2"]["gpus"] == 2
+
+
+def test_somebody_elses_artifact_says_so(tmp_path: Path) -> None:
+    made = cell(tmp_path, "reference", 10, hard(0)) | {"prebuilt": True}
+    edit(f"{made['artifact']}/quantmill.json", lambda content: content.update(prebuilt=True, build_seconds=None))
+    row = collect(made)["reference"]
+    assert row["build_seconds"] is None
+    assert row["missing"]["build_seconds"] == "not built here"
+    assert row["warnings"] == ["not built here: somebody else's artifact"]
+    assert row["prebuilt"] is True
+
+
+def test_an_engine_that_tells_no_divergence_leaves_it_empty(tmp_path: Path) -> None:
+    made = cell(tmp_path, "reference", 10, hard(0))
+
+    def without(content: dict[str, Any]) -> None:
+        content["summary"] |= {"kld_mean": None}
+        del content["windows"]["kld"]
+
+    edit(made["quality"], without)
+    row = collect(made)["reference"]
+    assert row["perplexity"] == 2
+    assert row["kld_mean"] is row["above_noise_floor"] is None
+    assert row["missing"]["kld_mean"] == row["missing"]["above_noise_floor"]
+
+
+def test_ways_to_decode_that_are_quantmills_own_say_so() -> None:
+    assert mode_label("captured") == "captured (Quantmill's own CUDA graph)"
+    assert (mode_label("eager"), mode_label(None)) == ("eager", None)

@@ -1,0 +1,54 @@
+"""What people read: links lead somewhere, the map is whole, the README is short, versions agree."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+REPO = Path(__file__).resolve().parents[1]
+FOLDERS = (".", "config", "demo", "docs", "results/*")
+PAGES = sorted(str(page.relative_to(REPO)) for folder in FOLDERS for page in REPO.glob(f"{folder}/*.md"))
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+MOST_WORDS = 900  # of the README, beside its tables
+
+
+def prose(page: Path) -> str:
+    """A page without its blocks of code, whose brackets are no links."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as web sites that show Markdown make them."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    plain = (re.sub(r"[^\w\- ]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()) for heading in headings)
+    return {heading.replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_link_leads_to_a_file_and_a_heading(name: str) -> None:
+    page = REPO / name
+    for link in LINK.findall(prose(page)):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), f"{name}: {link}"
+        assert not anchor or anchor in anchors(target), f"{name}: {link}"
+
+
+def test_the_map_names_every_page_of_docs() -> None:
+    linked = set(LINK.findall((REPO / "docs/README.md").read_text()))
+    assert {path.name for path in (REPO / "docs").glob("*.md")} - {"README.md"} <= linked
+
+
+def test_the_readme_is_short() -> None:
+    lines = (REPO / "README.md").read_text().splitlines()
+    assert len(" ".join(line for line in lines if not line.startswith("|")).split()) < MOST_WORDS
+
+
+def test_versions_agree() -> None:
+    version = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["version"]
+    assert yaml.safe_load((REPO / "CITATION.cff").read_text())["version"] == version
+    assert f"\n## [{version}]" in (REPO / "CHANGELOG.md").read_text()
