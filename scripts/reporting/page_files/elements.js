@@ -12,7 +12,7 @@ const ROWS = DATA.rows.map((row, order) => {
 const MODELS = [...new Set(ROWS.map((row) => row.model))];
 // what a reader must not take for somebody else's speed
 const KERNELS = "Quantmill's own kernels, not MLC-LLM";
-const OWN_ENGINES = { "quantmill-tvm": KERNELS, mlc: KERNELS }; // `mlc`: the name in older records
+const OWN_ENGINES = { "quantmill-tvm": KERNELS };
 const disturbed = (row) => Boolean(row.interference?.length); // while its speed was measured
 const find = (id) => document.getElementById(id);
 

@@ -89,6 +89,7 @@ function showPlot() {
   find("plot-note").textContent = [
     measured ? `Bars: 95% intervals, those of perplexity of the difference from ${DATA.reference} on the same text.` : null,
     joined ? (measured ? "Dashed: the Pareto front." : "Dashed: rows that no other of their model equals or beats on both axes, intervals left aside.") : null,
+    drawn.length < ROWS.length ? `Not drawn, for lack of one of the two figures: ${ROWS.length - drawn.length} of ${ROWS.length} rows.` : null,
     drawn.some(disturbed) ? "Pale: disturbed while it was measured, so on no front." : null,
     rooflines ? "Roofline: the speed at which a token's weights would be read as fast as the device copies." : null,
     rooflines && drawn.some((row) => row["bandwidth disturbed"]) ? "Every row of a device was disturbed here, and the bandwidth with them." : null,

@@ -39,7 +39,7 @@ function about(row) {
   const [compute, mode, threads] = row["runs in"];
   const engine = OWN_ENGINES[row.engine] ? `${row.engine} (${OWN_ENGINES[row.engine]})` : row.engine;
   const how = [engine, compute, mode, threads && `${threads} thread${threads > 1 ? "s" : ""}`].filter(Boolean).join(", ");
-  return [...(MODELS.length > 1 ? [row.model] : []), how, ...(row.prebuilt ? ["not built here"] : [])];
+  return [...(MODELS.length > 1 ? [row.model] : []), how];
 }
 
 /** A perplexity beside the reference's, and the paired 95% interval of the ratio. */
@@ -128,7 +128,7 @@ function sortBy(name) {
 function heading(column) {
   const sorted = order.column === column.name ? (order.direction > 0 ? "ascending" : "descending") : "none";
   const arrow = { ascending: " ▲", descending: " ▼", none: "" }[sorted];
-  const button = element("button", { type: "button", class: "sort", id: `sort-${column.name}`, onclick: () => sortBy(column.name) }, column.title + arrow);
+  const button = element("button", { type: "button", class: "sort", id: `sort-${column.name}`, onclick: () => sortBy(column.name) }, column.title.split(/(?<=\/)/).flatMap((part, i) => (i ? [element("wbr"), part] : part)), arrow);
   const unit = unitOf(column) ? element("small", {}, unitOf(column)) : null;
   return element("th", { scope: "col", "aria-sort": sorted, class: named(column) ? "name" : null }, button, " ", helpWith(column), unit);
 }
