@@ -45,9 +45,9 @@ def harness(tmp_path: Path, call: Callable) -> Callable[..., subprocess.Complete
         (artifact / "config.json").write_text(json.dumps({"bos_token_id": fake.BOS, "vocab_size": fake.VOCAB}))
         (artifact / manifest.NAME).unlink(missing_ok=True)
         manifest.write(artifact, format="fake", tool="fake", tool_version="1")
-        command = [sys.executable, RUN, artifact, tmp_path / out, "--engine", "fake", "--device", "cpu"]
+        command = [sys.executable, RUN, program, artifact, tmp_path / out, "--engine", "fake", "--device", "cpu"]
         command += ["--evaluation", tmp_path / "evaluation.json", "--threads", 1, *options]
-        return call(*command, PROGRAM=program)
+        return call(*command)
 
     return run
 
@@ -205,10 +205,10 @@ def test_ties_and_tokens_that_are_never_chosen_pass() -> None:
             rows[:, 1] = 9
             yield rows
 
-        def prefill_decode(self, ids: list[int], n: int) -> Any:
+        def decode(self, prompts: list[list[int]], n: int) -> Any:
             for _ in range(n):
                 self.calls += 1
-                yield 2 + self.calls % 2, time.perf_counter()
+                yield 0, 2 + self.calls % 2, time.perf_counter()
 
     alignment.check_decoding(Tied(), [list(range(30))], fake.BOS)
 

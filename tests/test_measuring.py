@@ -15,7 +15,7 @@ from common.program import UserError
 from metrics import divergence, perplexity
 from quality import score, summarise
 from scoring import teacher_forcing
-from scoring.reference import Logits, narrowed, recomputed, widen, write
+from scoring.reference import Logits, narrow, recompute, widen, write
 
 CONTEXT, TOKENS = 8, 46
 
@@ -217,9 +217,9 @@ def test_a_disk_that_is_too_small_is_said_before_anything_is_written(
 
 def test_a_token_that_is_masked_out_diverges_by_no_infinity() -> None:
     masked = np.array([[2.0, -np.inf, 1.0], [2.0, np.finfo(np.float32).min, 1.0]], np.float32)
-    kept = narrowed(masked)
+    kept = narrow(masked)
     assert kept.tolist() == [[0, -65504, -1]] * 2
-    found = divergence.compare(masked[1:], kept[1:], np.array([0]))
+    found = divergence.measure(masked[1:], kept[1:], np.array([0]))
     assert found["kld"] == pytest.approx(0, abs=1e-6)
 
 
@@ -234,7 +234,7 @@ def test_float16_is_widened_exactly() -> None:
 def test_a_reference_process_that_fails_is_one_line(text: teacher_forcing.Text) -> None:
     with (
         pytest.raises(UserError, match=r"^the reference's process failed: no such model$"),
-        recomputed([sys.executable, "-c", "import sys; sys.exit('error: no such model')"]) as logits,
+        recompute([sys.executable, "-c", "import sys; sys.exit('error: no such model')"]) as logits,
     ):
         score(Fake(), text, logits)
 
@@ -246,6 +246,6 @@ def test_a_reference_process_that_dies_midway_is_one_line(text: teacher_forcing.
     )
     with (
         pytest.raises(UserError, match=r"^the reference's process failed: gone$"),
-        recomputed([sys.executable, "-c", program]) as logits,
+        recompute([sys.executable, "-c", program]) as logits,
     ):
         score(Fake(), text, logits)
