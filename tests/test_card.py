@@ -25,8 +25,8 @@ from devices import card
 card.FOLDER = Path(sys.argv[1])
 card.hold(int(sys.argv[2]))
 print(os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
-child = f"import os; from devices import card; card.hold({sys.argv[2]}); print(os.environ['CUDA_VISIBLE_DEVICES'], flush=True)"
-subprocess.run([sys.executable, "-c", child], check=True)
+child = "import os, sys; from devices import card; card.hold(int(sys.argv[1])); print(os.environ[card.HELD])"
+subprocess.run([sys.executable, "-c", child, sys.argv[2]], check=True)
 sys.stdin.read()
 """
 
