@@ -5,6 +5,7 @@ import io
 import json
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from fake_engine import VOCAB, Fake
 
 from common.program import UserError
 from metrics import divergence, perplexity
-from quality import score, summarise
+from quality import score, score_targets, summarise
 from scoring import teacher_forcing
 from scoring.reference import Logits, narrow, recompute, widen, write
 
@@ -189,6 +190,27 @@ def test_lm_eval_divides_by_words_and_mixes_no_documents(tmp_path: Path) -> None
         "scored_tokens": 33,
     }
     assert sum(result["windows"]["counts"]) == pytest.approx(17)
+
+
+@pytest.mark.parametrize("protocol", ["gptq-2048", "llamacpp-512", "hf-strided", "lm-eval-word"])
+def test_log_probabilities_of_targets_give_the_perplexity_of_logits(tmp_path: Path, protocol: str) -> None:
+    class Targets(Fake):
+        """Tells what the logits of the same table give."""
+
+        capabilities = frozenset({"target_logprobs"})
+
+        def target_logprobs(self, ids: list[int]) -> np.ndarray:
+            return np.array([-nll(before, after) for before, after in pairwise(ids)])
+
+    documents = [{"ids": list(range(1, 11)) * 5, "words": 15, "bytes": 80}]
+    changes = {"prefix_id": 0, "documents": documents, "detokenizer": None} if protocol == "lm-eval-word" else {}
+    text = evaluation(tmp_path, protocol, **changes)
+    whole, found = score(Fake(), text, reference(Fake(), text)), score_targets(Targets(), text)
+    assert found["window"].tolist() == whole["window"].tolist()
+    assert found["nll"] == pytest.approx(whole["nll"])
+    figures, expected = (summarise(each, text, protocol)["summary"] for each in (found, whole))
+    assert figures["perplexity"] == pytest.approx(expected["perplexity"])
+    assert [figures[name] for name in (*divergence.FIGURES, "kld_mean_low")] == [None] * 8
 
 
 def test_lm_eval_wants_a_token_before_a_document(tmp_path: Path) -> None:

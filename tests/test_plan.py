@@ -60,6 +60,13 @@ def test_parameters_are_those_that_transformers_makes(torch_python: Path) -> Non
     assert {config["model_type"] for config in ARCHITECTURES} == set(shape.KINDS)
 
 
+@pytest.mark.parametrize("key", ["num_local_experts", "num_experts", "n_routed_experts"])
+def test_experts_count_however_they_are_spelled(key: str) -> None:
+    mixture = {"model_type": "some_moe", "moe_intermediate_size": 32} | GROUPED
+    one, four = (shape.of(mixture | {key: experts}).parameters for experts in (1, 4))
+    assert four - one == 3 * 3 * (3 * 96 * 32 + 96)  # of three layers, three more experts and rows of the router
+
+
 def test_a_config_that_tells_nothing_is_known_by_its_weights(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "mamba", "hidden_size": 128}')
     (tmp_path / "model.safetensors").write_bytes(bytes(5000))

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from common import experts
+
 LARGEST = 2**32  # of any size: what is beyond was not meant
 
 
@@ -77,12 +79,12 @@ def _decoder(config: Mapping[str, Any], kind: Kind | None) -> Shape:
     hidden, heads, layers, vocab = (_size(config, name, None) for name in names)
     head_dim = _size(config, "head_dim", kind.head_dim or hidden // heads)
     queries, keys = heads * head_dim, _size(config, "num_key_value_heads", heads) * head_dim
-    experts = _size(config, "num_local_experts", 0) or _size(config, "num_experts", 0)
+    count = next(filter(None, (_size(config, key, 0) for key in experts.COUNTS)), 0)
     inner = _size(config, "intermediate_size", 4 * hidden)
-    if experts:
+    if count:
         inner = _size(config, "moe_intermediate_size", inner)
-    copies = experts or 1
-    router = experts * hidden
+    copies = count or 1
+    router = count * hidden
     block = hidden * (2 * queries + 2 * keys) + 3 * copies * hidden * inner
     biases = queries + 2 * keys if kind.qkv_bias or config.get("attention_bias") else 0
     biases += hidden if config.get("attention_bias") and not kind.qkv_bias else 0

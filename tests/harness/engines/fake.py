@@ -1,7 +1,8 @@
 """An engine whose delays and faults are known: a small language model of numpy that waits until each token is due.
 
 Its artifact's fake.json holds what it does: `prefill` seconds for each token of a prompt, `step` seconds a token after
-the first, `fault`, one of `FAULTS` or none, and `other_way`, why its other way to decode does not fit the model. Its
+the first, `fault`, one of `FAULTS` or none, `tells`, what it has of logits and target_logprobs (logits unless said),
+and `other_way`, why its other way to decode does not fit the model. Its
 logits are those of the last two tokens, so that a token more before a short prompt changes what follows it.
 """
 
@@ -43,6 +44,8 @@ class Engine(engines.Engine):
         self.prefill, self.step = does.get("prefill", 0.0), does.get("step", 0.0)
         self.noise, self.fault = does.get("noise", 0.0), does.get("fault")
         self.other_way = does.get("other_way")
+        if "tells" in does:
+            self.capabilities = frozenset({"batches", *does["tells"]})
         self.modes = ("fake", "other") if self.other_way else ("fake",)
         assert self.fault is None or self.fault in FAULTS
 
@@ -78,6 +81,13 @@ class Engine(engines.Engine):
             "early": np.concatenate([plain[1:], plain[-1:]]),
         }.get(self.fault, plain)
         yield from np.array_split(rows, 2)
+
+    def target_logprobs(self, ids: list[int]) -> np.ndarray:
+        rows = (model([BOS, *ids], self.noise)[1:] if self.fault == "bos" else model(ids, self.noise)).astype(float)
+        rows -= np.log(np.exp(rows).sum(axis=1, keepdims=True))
+        found = rows[np.arange(len(ids) - 1), ids[1:]]
+        shifted = {"late": [found[:1], found[:-1]], "early": [found[1:], found[-1:]]}
+        return np.concatenate(shifted[self.fault]) if self.fault in shifted else found
 
     def weight_bytes(self) -> int:
         return VOCAB * VOCAB * 8
