@@ -15,17 +15,19 @@ if not workflow.overwrite_configfiles:  # a study's own --configfile replaces th
 include: "rules/common.smk"
 
 
-for format_file in sorted(Path(workflow.basedir, "rules", "formats").glob("*.smk")):
+for registration in sorted(Path(workflow.basedir, "rules").glob("[ef]*/*.smk")):  # engines, formats
 
-    include: format_file
+    include: registration
 
 
 STUDY = check_study(config)
+CELLS = {(each.model, each.name): each for each in cells.of_study(STUDY, REGISTRY)}
 
 
 include: "rules/lock.smk"
 include: "rules/envs.smk"
 include: "rules/weights.smk"
+include: "rules/prebuilt.smk"
 include: "rules/tokens.smk"
 include: "rules/measure.smk"
 include: "rules/report.smk"

@@ -1,9 +1,11 @@
 """Tables and small helpers that the other files use."""
 
+import ctypes
 import json
 import os
 import re
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -11,27 +13,23 @@ import yaml
 
 sys.path.insert(0, str(Path(workflow.basedir, "scripts")))
 from common.program import printable
-from planning import disk, memory, minutes, shape
-from planning.config import (
-    FORMAT_NAME,
-    TEXTS,
-    ConfigError,
-    check_formats,
-    checked,
-    nearest,
-    registered,
-    source,
-)
 from common.sources import closure, digest
-from planning.values import check_file, is_plain
+from planning import cells, jobs, registry, shape
+from planning.config import TEXTS, complete, source
+from planning.costs import Costs, EngineCosts, Memory, Size
+from planning.values import ConfigError, check_file, is_plain
 
-FORMATS = {}  # name -> planning.config.Format; filled by rules/formats/*.smk
-# formats' files ask for it before the config can be checked, which needs to know the formats
+FORMATS = {}  # name -> planning.registry.Format; filled by rules/formats/*.smk
+ENGINES = {}  # name -> planning.registry.Engine; filled by rules/engines/*.smk
+# formats' files ask for these before the config can be checked, which needs to know the formats
 INTERPRETERS = config["interpreters"] if isinstance(config.get("interpreters"), dict) else {}
+VARIANTS = {
+    name: variant.get("format")
+    for name, variant in (config["variants"] if isinstance(config.get("variants"), dict) else {}).items()
+    if isinstance(variant, dict)
+}
 ENVS = [pins.stem for pins in sorted(Path("envs").glob("*.txt"))]
-ENGINES = [
-    file.stem for file in sorted(Path("scripts/engines").glob("[!_]*.py")) if "\nclass Engine" in file.read_text()
-]
+REGISTRY = cells.Registry(FORMATS, ENGINES, ENVS)
 
 # Only what downloads may ask the hub: whatever another job needs is among its inputs.
 # Libraries that look for a GPU when imported must not start CUDA before devices.card has chosen one.
@@ -44,7 +42,8 @@ ASK_THE_HUB = "HF_HUB_OFFLINE=$ASKED_OFFLINE "
 
 wildcard_constraints:
     model=r"[A-Za-z0-9][A-Za-z0-9._-]*",
-    format=FORMAT_NAME,
+    format=registry.NAME,
+    cell=f"{registry.NAME}(@{registry.NAME})?",
     env="|".join(map(re.escape, ENVS)),
     text="|".join(TEXTS),
 
@@ -56,35 +55,89 @@ def refuse(reason):
 
 
 def Format(**words):
-    """What a format's file puts in FORMATS: see planning.config.Format."""
+    """What a format's file puts in FORMATS: see planning.registry.Format."""
+    return entry(registry.Format, words)
+
+
+def Engine(**words):
+    """What an engine's file puts in ENGINES: see planning.registry.Engine."""
+    return entry(registry.Engine, words)
+
+
+def entry(kind, words):
     try:
-        return registered(words)
+        return registry.entry(kind, words)
     except ConfigError as error:
         refuse(error)
 
 
 def makers(format):
-    """The rules that make a format's artifact: name -> file. Where outputs go to a storage, its folder precedes them."""
-    return {
-        maker.name: os.path.relpath(maker.snakefile, workflow.basedir)
+    """The rules that make a format's artifact. Where outputs go to a storage, its folder precedes them."""
+    return [
+        maker.name
         for maker in workflow.rules
         if any(file.match(f"{file.partition('artifacts/')[0]}artifacts/model/{format}") for file in maker.output)
-    }
+    ]
+
+
+def allowed(resource):
+    """How much of a resource all jobs together may use; None where nothing limits it."""
+    limit = workflow.global_resources.get(resource)
+    return limit and limit.value
+
+
+def device_here():
+    """What device `auto` means where jobs run on this machine; `auto` where a cluster's jobs run on others."""
+    if allowed("_nodes") is not None:
+        return "auto"
+    try:
+        return "cpu" if ctypes.CDLL("libcuda.so.1").cuInit(0) else "cuda"
+    except OSError:  # no driver
+        return "cpu"
 
 
 def check_study(config):
-    """The config, checked and with its defaults; a mistake ends Snakemake with one line."""
+    """The config with its defaults; a mistake ends Snakemake with one line."""
     schema = yaml.safe_load(Path(workflow.basedir, "config", "config.schema.yaml").read_text())
+    modules = [file.stem for file in Path(workflow.basedir, "scripts", "engines").glob("[!_]*.py")]
     try:
-        check_formats(FORMATS, ENVS, ENGINES, makers)
+        registry.check_registry(FORMATS, ENGINES, ENVS, modules, makers)
     except ConfigError as error:
         refuse(error)
     try:
         for file in workflow.configfiles:
             check_file(Path(file))
-        return checked(config, schema, FORMATS, ENVS, makers)
+        return complete(config, schema, replace(REGISTRY, device=device_here(), gpus=allowed("gpu")))
     except ConfigError as error:
         sys.exit(f"config error: {printable(str(error))}")
+
+
+def base(format):
+    """The registered format of a format or variant."""
+    return VARIANTS.get(format, format)
+
+
+def names(*formats):
+    """Formats and their variants, as a wildcard's constraint."""
+    return "|".join(re.escape(name) for name in (*formats, *(each for each in VARIANTS if VARIANTS[each] in formats)))
+
+
+def parameters(format):
+    """The parameters of a format or variant, in its tool's words; none where it has none."""
+    variant = {key: value for key, value in STUDY["variants"].get(format, {}).items() if key != "format"}
+    return STUDY.get(FORMATS[base(format)].parameters, {}) | variant
+
+
+def cell(wildcards):
+    """The cell that a job's wildcards name."""
+    return find_cell(wildcards.model, wildcards.cell)
+
+
+def find_cell(model, name):
+    """A model's cell; a format that the study leaves out can be asked for by its file."""
+    if (model, name) not in CELLS and name not in FORMATS:
+        refuse(f"artifacts/{model}: no cell is called {name!r}{registry.nearest(name, [each for _, each in CELLS])}")
+    return CELLS.get((model, name)) or cells.Cell(model, name, None, FORMATS[name].engine)
 
 
 @cache
@@ -98,60 +151,63 @@ def program(name, *more):
 
 
 @cache
-def runner(name, format):
-    """What a program that runs an engine is called with, for a format: its interpreter and the engine's name. And a
-    hash of what it is made of, the engine's module with it: that is imported by name, so that no import shows it."""
-    engine = f"engines/{FORMATS[format].engine.replace('-', '_')}.py"
+def runner(name, engine, options="", gpus=1):
+    """What a program that runs an engine is called with: its interpreter and its arguments. And a hash of what it is
+    made of, the engine's module with it: that is imported by name, so that no import shows it."""
     path, made_of = program(name)
+    arguments = [f"--engine={engine}"]
+    arguments += [f"--options={options}"] if options else []
+    arguments += [f"--gpus={gpus}"] if gpus > 1 else []
     return {
-        "python": python(FORMATS[format].env),
+        "python": python(ENGINES[engine].env),
         "program": path,
-        "engine": FORMATS[format].engine,
-        "made_of": [made_of, program(engine)[1]],
+        "arguments": arguments,
+        "made_of": [made_of, program(f"engines/{engine.replace('-', '_')}.py")[1]],
     }
 
 
-def known(env):
-    """The same environment; one without pins ends Snakemake with one line."""
-    if env not in ENVS:
-        refuse(f"the pins of the environment {env!r}, envs/{env}.txt, are missing{nearest(env, ENVS)}")
-    return env
+def cell_runner(name, wildcards):
+    """`runner` of a cell's engine."""
+    each = cell(wildcards)
+    return runner(name, each.engine, json.dumps(each.options, sort_keys=True) if each.options else "", each.gpus)
 
 
 def python(env):
-    """The interpreter of an environment: the one that the config names, else the one that the workflow builds."""
-    return INTERPRETERS.get(known(env), f"envs/{env}/bin/python")
+    """The interpreter of an environment: the one that the config names, else the one that the workflow builds. One
+    without pins ends Snakemake with one line."""
+    if env not in INTERPRETERS and env not in ENVS:
+        refuse(f"the pins of the environment {env!r}, envs/{env}.txt, are missing{registry.nearest(env, ENVS)}")
+    return INTERPRETERS.get(env, f"envs/{env}/bin/python")
 
 
 def environment(env):
     """What a job takes as input so that its environment is there, and rebuilt when a pin changes."""
-    return [] if known(env) in INTERPRETERS else [f"envs/{env}"]
+    return [] if python(env) == INTERPRETERS.get(env) else [f"envs/{env}"]
 
 
-def job_mb(mb):
-    """What a job asks for: what its program takes, and Snakemake, which is there too in a cluster's job; at least
-    Snakemake twice, since where a cluster adds up resident memory, who starts a program counts twice while it does."""
-    return memory.SNAKEMAKE + max(mb, memory.SNAKEMAKE)
-
-
-def passing(output):
+def intermediate(output):
     """An output that only leads to artifacts and figures: removed once nothing needs it, where the study says so."""
     return temp(output) if STUDY["clean"] else output
 
 
-def measured(model):
+def has_quality(model):
     """Whether a model's quality means anything: random weights are measured for speed alone."""
     return source(STUDY["models"][model])[0] != "random"
 
 
-def gated(wildcards):
+def has_gate(wildcards):
     """Whether an artifact is held against what its model's source predicts before it is published."""
-    return measured(wildcards.model)
+    return has_quality(wildcards.model)
+
+
+def gate_gpus(wildcards):
+    """GPUs of a job that builds an artifact: one where the quality gate runs it."""
+    return int(has_gate(wildcards))
 
 
 def gate_input(wildcards):
     """What the quality gate compares with, and the environment that computes what it expects."""
-    if not gated(wildcards):
+    if not has_gate(wildcards):
         return []
     model = f"artifacts/{wildcards.model}"
     return [f"{model}/gate.json", f"{model}/tokens/evaluation.json", *environment("torch")]
@@ -159,38 +215,54 @@ def gate_input(wildcards):
 
 def gate_options(wildcards):
     """The same, as flags of the program that builds."""
-    if not gated(wildcards):
+    if not has_gate(wildcards):
         return []
     reference, evaluation, *_ = gate_input(wildcards)
     options = ["--gate-reference", reference, "--gate-evaluation", evaluation, f"--gate-python={python('torch')}"]
     return [*options, f"--gate-protocol={STUDY['perplexity']}", f"--gate-factor={STUDY['quality_gate']}"]
 
 
-def lying(file):
+def local(file):
     """Where an input can be read before its job runs: in this folder, also where jobs take it from a storage that is this
     folder (profiles/kubernetes). By the name of one that is not there yet, Snakemake sees that it has to ask again."""
     here = Path(*Path(file).parts[Path(file).parts.index("artifacts") :])
     return here if here.exists() else Path(file)
 
 
+@cache
+def study_jobs():
+    """What the study's jobs take: see planning.jobs."""
+    built = {name: FORMATS[base(name)].costs for name in (*FORMATS, *VARIANTS)}
+    formats = {name: costs and costs.at(parameters(name)) for name, costs in built.items()}
+    reference = STUDY["reference"], FORMATS[base(STUDY["reference"])].engine
+    return jobs.Jobs(STUDY, reference, formats, {name: engine.costs for name, engine in ENGINES.items()})
+
+
+def build_ask(wildcards, input):
+    """What a job asks for that makes a folder of weights from input.source; a rule of no format copies them."""
+    model = shape.of_folder(local(input.source))
+    if "format" not in wildcards.keys():
+        return study_jobs().copy(model)
+    tokens = local(input.calibration).stat().st_size // jobs.BYTES_AN_ID if "calibration" in input.keys() else None
+    engine = find_cell(wildcards.model, wildcards.format).engine
+    return study_jobs().build(wildcards.format, engine, model, has_gate(wildcards), tokens)
+
+
 def build_memory(wildcards, input):
-    """MB for a job that converts input.source to a format."""
-    asked = STUDY["calibration"], STUDY["device"], gated(wildcards), STUDY["perplexity"]
-    return job_mb(memory.build_mb(wildcards.format, shape.of_folder(lying(input.source)), *asked))
+    """MB of the same."""
+    return build_ask(wildcards, input).mb
 
 
 def build_disk(wildcards, input):
-    """MB on the disk for a job that converts input.source to a format."""
-    return disk.build_mb(wildcards.format, shape.of_folder(lying(input.source)), STUDY["device"], gated(wildcards))
+    """MB on the disk for the same."""
+    return build_ask(wildcards, input).disk_mb
 
 
 def build_minutes(wildcards, input):
-    """Minutes for a job that makes a folder of weights from input.source; a rule of no format copies them."""
-    format = wildcards.get("format", "fp16")
-    scored = "format" in wildcards.keys() and gated(wildcards)
-    return minutes.build(format, shape.of_folder(lying(input.source)), STUDY["device"], scored, STUDY["calibration"])
+    """Minutes of the same, at most."""
+    return build_ask(wildcards, input).minutes
 
 
 def artifacts():
     """Every artifact of the study."""
-    return [f"artifacts/{name}/{format}" for name, model in STUDY["models"].items() for format in model["formats"]]
+    return list(dict.fromkeys(f"artifacts/{each.model}/{each.format}" for each in CELLS.values()))

@@ -1,68 +1,78 @@
 """Latency and quality: one program each for all formats and engines."""
 
+REFERENCE_ENGINE = FORMATS[base(STUDY["reference"])].engine
+# What every program that scores is told
+SCORING = " --protocol {params.protocol} --evaluation {input.evaluation} --device {params.device} --threads {threads} 2> {log}"
+
 
 def model_shape(wildcards, input):
     """The model's shape, from whatever tells it: who has cleaned up has artifacts alone, some without a config.json."""
     folder = Path(f"artifacts/{wildcards.model}")
-    names = ("safetensors", "source", *STUDY["models"][wildcards.model]["formats"])
-    found = next((found for name in names if (found := shape.told(folder / name))), None)
-    return found or shape.of_folder(lying(input.artifact))
+    names = ("safetensors", "source", *cells.artifacts(STUDY, STUDY["models"][wildcards.model]))
+    found = next((found for name in names if (found := shape.of_config(folder / name))), None)
+    return found or shape.of_folder(local(input.artifact))
+
+
+def scoring_ask(wildcards, input, positions):
+    """What a job asks for that scores so many positions by a cell, the reference where it names none."""
+    each = find_cell(wildcards.model, wildcards.get("cell", STUDY["reference"]))
+    return study_jobs().score(each.format, each.engine, model_shape(wildcards, input), positions)
 
 
 def scoring_memory(wildcards, input):
-    """MB of a job that scores a format (the reference where it names none), and of the reference's own beside it."""
-    model, format = model_shape(wildcards, input), wildcards.get("format", STUDY["reference"])
-    formats = [format, *([STUDY["reference"]] if STUDY["reference_logits"] == "recompute" else [])]
-    return job_mb(
-        sum(memory.engine_mb(name, model, STUDY["device"], memory.window(STUDY["perplexity"])) for name in formats)
-    )
+    """MB of the same, whatever the text."""
+    return scoring_ask(wildcards, input, None).mb
+
+
+def scoring_minutes(wildcards, input):
+    """Minutes of the same, at most; the text has no more positions than the ids that its file can hold."""
+    return scoring_ask(wildcards, input, local(input.evaluation).stat().st_size // jobs.BYTES_AN_ID).minutes
 
 
 def expected_memory(wildcards, input):
     """MB of the job that runs a model's source by transformers."""
-    return job_mb(
-        memory.engine_mb(
-            "fp16", shape.of_folder(lying(input.source)), STUDY["device"], memory.window(STUDY["perplexity"])
-        )
-    )
+    return study_jobs().expect(shape.of_folder(local(input.source))).mb
 
 
-def scoring_minutes(wildcards, input):
-    """Minutes of the same; the text has no more positions than the ids that its file can hold."""
-    positions = lying(input.evaluation).stat().st_size // memory.BYTES_AN_ID
-    formats = 2 if STUDY["reference_logits"] == "recompute" else 1
-    return minutes.scoring(model_shape(wildcards, input), STUDY["device"], positions, formats)
+def latency_ask(wildcards, input, prompts):
+    """What a latency job asks for, of so many prompts."""
+    each = cell(wildcards)
+    return study_jobs().latency(each.format, each.engine, model_shape(wildcards, input), prompts)
+
+
+def latency_memory(wildcards, input):
+    """MB of the same, however many."""
+    return latency_ask(wildcards, input, 0).mb
 
 
 def latency_minutes(wildcards, input):
-    """Minutes of a latency job, by how many prompts there are."""
-    prompts = len(json.loads(lying(input.prompts).read_text())["prompts"])
-    return minutes.latency(wildcards.format, model_shape(wildcards, input), STUDY["device"], STUDY["latency"], prompts)
+    """Minutes of the same, at most."""
+    return latency_ask(wildcards, input, len(json.loads(local(input.prompts).read_text())["prompts"])).minutes
 
 
 rule latency:
     input:
-        env=lambda wc: environment(FORMATS[wc.format].env),
-        artifact="artifacts/{model}/{format}",
+        env=lambda wc: environment(ENGINES[cell(wc).engine].env),
+        artifact=lambda wc: f"artifacts/{wc.model}/{cell(wc).format}",
         prompts="artifacts/{model}/tokens/prompts.json",
         evaluation="artifacts/{model}/tokens/evaluation.json",
     output:
-        "artifacts/{model}/latency/{format}.json",
+        "artifacts/{model}/latency/{cell}.json",
     log:
-        "artifacts/logs/{model}/latency-{format}.log",
+        "artifacts/logs/{model}/latency-{cell}.log",
     # More than any machine has: Snakemake lowers it to --cores, so that nothing runs beside a measurement. A cluster's
     # profile says with set-threads how many a job gets.
     threads: 1024
     resources:
-        gpu=1,
-        mem_mb=lambda wc, input: job_mb(memory.latency_mb(wc.format, model_shape(wc, input), STUDY["device"])),
+        gpu=lambda wc: cell(wc).gpus,
+        mem_mb=latency_memory,
         runtime=latency_minutes,
     params:
-        run=lambda wc: runner("latency.py", wc.format),
+        run=lambda wc: cell_runner("latency.py", wc),
         device=STUDY["device"],
         protocol=STUDY["latency"],
     shell:
-        "{params.run[python]:q} {params.run[program]} {input.artifact} {output} --engine {params.run[engine]}"
+        "{params.run[python]:q} {params.run[program]} {input.artifact} {output} {params.run[arguments]:q}"
         " --prompts {input.prompts} --evaluation {input.evaluation} --device {params.device} --threads {threads}"
         " --new-tokens {params.protocol[new_tokens]} --repeats {params.protocol[repeats]}"
         " --processes {params.protocol[processes]} --decode {params.protocol[decode]}"
@@ -71,11 +81,11 @@ rule latency:
 
 rule reference_logits:
     input:
-        env=environment(FORMATS[STUDY["reference"]].env),
+        env=environment(ENGINES[REFERENCE_ENGINE].env),
         artifact=f"artifacts/{{model}}/{STUDY['reference']}",
         evaluation="artifacts/{model}/tokens/evaluation.json",
     output:
-        passing(f"artifacts/{{model}}/quality/{STUDY['reference']}-logits.npy"),
+        intermediate(f"artifacts/{{model}}/quality/{STUDY['reference']}-logits.npy"),
     log:
         "artifacts/logs/{model}/reference-logits.log",
     threads: 8
@@ -84,12 +94,11 @@ rule reference_logits:
         mem_mb=scoring_memory,
         runtime=scoring_minutes,
     params:
-        run=runner("reference_logits.py", STUDY["reference"]),
+        run=runner("reference_logits.py", REFERENCE_ENGINE),
         device=STUDY["device"],
         protocol=STUDY["perplexity"],
     shell:
-        "{params.run[python]:q} {params.run[program]} {input.artifact} {output} --engine {params.run[engine]}"
-        " --protocol {params.protocol} --evaluation {input.evaluation} --device {params.device} --threads {threads} 2> {log}"
+        "{params.run[python]:q} {params.run[program]} {input.artifact} {output} {params.run[arguments]:q}" + SCORING
 
 
 rule expected_predictions:
@@ -113,57 +122,59 @@ rule expected_predictions:
         device=STUDY["device"],
         protocol=STUDY["perplexity"],
     shell:
-        "{params.python:q} {params.program} {input.source} {output} --evaluation {input.evaluation}"
-        " --protocol {params.protocol} --device {params.device} --threads {threads} 2> {log}"
+        "{params.python:q} {params.program} {input.source} {output}" + SCORING
 
 
-# What the reference's predictions come from: its logits, or what computes them anew
+def reference_options(wildcards, input):
+    """What the reference's predictions come from: its logits, or what computes them anew."""
+    if STUDY["reference_logits"] == "disk":
+        return [f"--reference={input.reference}"]
+    python = runner("reference_logits.py", REFERENCE_ENGINE)["python"]
+    engine = [f"--recompute-engine={REFERENCE_ENGINE}", f"--recompute-python={python}"]
+    return [f"--recompute={input.reference[0]}", *engine]
+
+
 if STUDY["reference_logits"] == "disk":
     REFERENCE = [f"artifacts/{{model}}/quality/{STUDY['reference']}-logits.npy"]
-    REFERENCE_RUN = None
-    REFERENCE_OPTIONS = "--reference={input.reference}"
+    REFERENCE_MADE_OF = None
 else:
-    REFERENCE = [f"artifacts/{{model}}/{STUDY['reference']}", *environment(FORMATS[STUDY["reference"]].env)]
-    REFERENCE_RUN = runner("reference_logits.py", STUDY["reference"])
-    REFERENCE_OPTIONS = (
-        "--recompute={input.reference[0]} --recompute-engine={params.reference[engine]}"
-        " --recompute-python={params.reference[python]:q}"
-    )
+    REFERENCE = [f"artifacts/{{model}}/{STUDY['reference']}", *environment(ENGINES[REFERENCE_ENGINE].env)]
+    REFERENCE_MADE_OF = runner("reference_logits.py", REFERENCE_ENGINE)["made_of"]
 
 
 rule quality:
     input:
-        env=lambda wc: environment(FORMATS[wc.format].env),
-        artifact="artifacts/{model}/{format}",
+        env=lambda wc: environment(ENGINES[cell(wc).engine].env),
+        artifact=lambda wc: f"artifacts/{wc.model}/{cell(wc).format}",
         evaluation="artifacts/{model}/tokens/evaluation.json",
         reference=REFERENCE,
         gate=rules.expected_predictions.output[0],
     output:
-        "artifacts/{model}/quality/{format}.json",
-        "artifacts/{model}/quality/{format}.npz",
+        "artifacts/{model}/quality/{cell}.json",
+        "artifacts/{model}/quality/{cell}.npz",
     log:
-        "artifacts/logs/{model}/quality-{format}.log",
+        "artifacts/logs/{model}/quality-{cell}.log",
     wildcard_constraints:
-        format=r"(?!noise-floor\b)[a-z0-9][a-z0-9._-]*",
+        cell=r"(?!noise-floor\b)[a-z0-9][a-z0-9._@-]*",
     threads: 8
     resources:
         gpu=1,
         mem_mb=scoring_memory,
         runtime=scoring_minutes,
     params:
-        run=lambda wc: runner("quality.py", wc.format),
+        run=lambda wc: cell_runner("quality.py", wc),
         device=STUDY["device"],
         protocol=STUDY["perplexity"],
-        reference=REFERENCE_RUN,
+        reference=reference_options,
+        made_of=REFERENCE_MADE_OF,
     shell:
-        "{params.run[python]:q} {params.run[program]} {input.artifact} {output[0]} --engine {params.run[engine]}"
-        " --protocol {params.protocol} --evaluation {input.evaluation} --gate {input.gate}"
-        " --device {params.device} --threads {threads} " + REFERENCE_OPTIONS + " 2> {log}"
+        "{params.run[python]:q} {params.run[program]} {input.artifact} {output[0]} {params.run[arguments]:q}"
+        " {params.reference:q} --gate {input.gate}" + SCORING
 
 
 rule noise_floor:
     input:
-        env=environment(FORMATS[STUDY["reference"]].env),
+        env=environment(ENGINES[REFERENCE_ENGINE].env),
         artifact=f"artifacts/{{model}}/{STUDY['reference']}",
         evaluation="artifacts/{model}/tokens/evaluation.json",
         reference=REFERENCE,
@@ -177,11 +188,11 @@ rule noise_floor:
         mem_mb=scoring_memory,
         runtime=scoring_minutes,
     params:
-        run=runner("quality.py", STUDY["reference"]),
+        run=runner("quality.py", REFERENCE_ENGINE),
         device=STUDY["device"],
         protocol=STUDY["perplexity"],
-        reference=REFERENCE_RUN,
+        reference=reference_options,
+        made_of=REFERENCE_MADE_OF,
     shell:
-        "{params.run[python]:q} {params.run[program]} {input.artifact} {output} --engine {params.run[engine]} --noise-floor"
-        " --protocol {params.protocol} --evaluation {input.evaluation}"
-        " --device {params.device} --threads {threads} " + REFERENCE_OPTIONS + " 2> {log}"
+        "{params.run[python]:q} {params.run[program]} {input.artifact} {output} {params.run[arguments]:q} --noise-floor"
+        " {params.reference:q}" + SCORING

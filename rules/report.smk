@@ -16,41 +16,42 @@ def configfiles():
     return f"--configfile {' '.join(files)} " if workflow.overwrite_configfiles else ""
 
 
-def logs(model, format):
+def logs(cell):
     """Where each result of a cell says why it failed: the logs of what it is made from, upstream first."""
-    folder = f"artifacts/logs/{model}"
+    folder, format = f"artifacts/logs/{cell.model}", FORMATS.get(base(cell.format))
     made = ["source", "safetensors", STUDY["reference"], "expected-predictions", "tokens-prompts", "tokens-evaluation"]
-    made += ["tokens-calibration"] if format in globals().get("QUANTIZERS", {}) else []
-    made += ["mlc-library"] if FORMATS[format].engine == "quantmill-tvm" else []
-    envs = {"tools", FORMATS[STUDY["reference"]].env, FORMATS[format].env} - INTERPRETERS.keys()
-    built = [f"artifacts/logs/envs/{env}.log" for env in sorted(envs)]
-    built += [f"{folder}/{name}.log" for name in (*made, format)]
+    envs = {"tools", ENGINES[REFERENCE_ENGINE].env, ENGINES[cell.engine].env, *([format.env] if format else [])}
+    built = [f"artifacts/logs/envs/{env}.log" for env in sorted(envs - INTERPRETERS.keys())]
+    built += [f"{folder}/{name}.log" for name in (*made, *(format.logs if format else ()), cell.format)]
     scored = [*built, f"{folder}/reference-logits.log"]
     return {
         "artifact": built,
-        "latency": [*built, f"{folder}/latency-{format}.log"],
-        "quality": [*scored, f"{folder}/quality-{format}.log"],
+        "latency": [*built, f"{folder}/latency-{cell.name}.log"],
+        "quality": [*scored, f"{folder}/quality-{cell.name}.log"],
         "noise_floor": [*scored, f"{folder}/noise-floor.log"],
     }
 
 
-def cells():
-    """The rows of the report: each model in each format, and where its results are or why it has none."""
+def rows():
+    """The rows of the report: where each cell's results are, or why it has none."""
     return [
         {
-            "model": name,
-            "format": format,
-            "engine": FORMATS[format].engine,
-            "artifact": f"artifacts/{name}/{format}",
-            "latency": f"artifacts/{name}/latency/{format}.json",
-            "quality": f"artifacts/{name}/quality/{format}.json" if measured(name) else None,
-            "noise_floor": f"artifacts/{name}/quality/noise-floor.json" if measured(name) else None,
-            "no_quality": None if measured(name) else "random weights: measured for speed only",
-            "evaluation": f"artifacts/{name}/tokens/evaluation.json",
-            "logs": logs(name, format),
+            "model": cell.model,
+            "format": cell.format,
+            "run": cell.run,
+            "engine": cell.engine,
+            "options": cell.options,
+            "gpus": cell.gpus,
+            "prebuilt": cell.prebuilt,
+            "artifact": f"artifacts/{cell.model}/{cell.format}",
+            "latency": f"artifacts/{cell.model}/latency/{cell.name}.json",
+            "quality": f"artifacts/{cell.model}/quality/{cell.name}.json" if has_quality(cell.model) else None,
+            "noise_floor": f"artifacts/{cell.model}/quality/noise-floor.json" if has_quality(cell.model) else None,
+            "no_quality": None if has_quality(cell.model) else "random weights: measured for speed only",
+            "evaluation": f"artifacts/{cell.model}/tokens/evaluation.json",
+            "logs": logs(cell),
         }
-        for name, model in STUDY["models"].items()
-        for format in model["formats"]
+        for cell in CELLS.values()
     ]
 
 
@@ -64,7 +65,7 @@ rule study:
     params:
         study={
             "config": STUDY,
-            "cells": cells(),
+            "cells": rows(),
             "options": f"--cores 8 {configfiles()}".strip(),  # of Snakemake, for the commands that the page shows
         },
     script:
@@ -76,7 +77,7 @@ rule page:
         env=environment("tools"),
         study="artifacts/report/study.json",  # rules.study.output would be compared with every result, in quadratic time
         artifacts=artifacts(),
-        results=[cell[kind] for cell in cells() for kind in ("latency", "quality", "noise_floor") if cell[kind]],
+        results=[cell[kind] for cell in rows() for kind in ("latency", "quality", "noise_floor") if cell[kind]],
     output:
         page=report(
             "artifacts/report/index.html",

@@ -32,14 +32,14 @@ rule download:
     input:
         env=environment("tools"),
     output:
-        passing(directory("artifacts/{model}/source")),
+        intermediate(directory("artifacts/{model}/source")),
     log:
         "artifacts/logs/{model}/source.log",
     wildcard_constraints:
         model="|".join(map(re.escape, HUB_MODELS)) or "(?!)",
     resources:
         hub=1,
-        mem_mb=job_mb(memory.DOWNLOADING),
+        mem_mb=jobs.job_mb(jobs.DOWNLOADING),
     params:
         program=program("download.py"),
         python=python("tools"),
@@ -55,11 +55,11 @@ rule source:
         env=lambda wc: environment(source_env(wc)),
         files=source_files,
     output:
-        passing(directory("artifacts/{model}/source")),
+        intermediate(directory("artifacts/{model}/source")),
     log:
         "artifacts/logs/{model}/source.log",
     resources:
-        mem_mb=lambda wc: job_mb(memory.RANDOM_WEIGHTS if source_env(wc) == "torch" else memory.STREAMING),
+        mem_mb=lambda wc: jobs.job_mb(jobs.RANDOM_WEIGHTS if source_env(wc) == "torch" else jobs.STREAMING),
     params:
         program=lambda wc: program(SOURCE_PROGRAMS[source(STUDY["models"][wc.model])[0]]),
         python=lambda wc: python(source_env(wc)),
@@ -78,13 +78,13 @@ rule safetensors:
         env=environment("tools"),
         source="artifacts/{model}/source",
     output:
-        passing(directory("artifacts/{model}/safetensors")),
+        intermediate(directory("artifacts/{model}/safetensors")),
     log:
         "artifacts/logs/{model}/safetensors.log",
     threads: 4
     resources:
-        mem_mb=job_mb(memory.STREAMING),
-        disk_mb=lambda wc, input: disk.artifact_mb("fp16", shape.of_folder(lying(input.source))),
+        mem_mb=jobs.job_mb(jobs.STREAMING),
+        disk_mb=build_disk,
         runtime=build_minutes,
     params:
         program=program("bin_to_safetensors.py"),
@@ -103,8 +103,8 @@ rule bin:
         "artifacts/logs/{model}/bin.log",
     threads: 4
     resources:
-        mem_mb=job_mb(memory.STREAMING),
-        disk_mb=lambda wc, input: disk.artifact_mb("fp16", shape.of_folder(lying(input.source))),
+        mem_mb=jobs.job_mb(jobs.STREAMING),
+        disk_mb=build_disk,
         runtime=build_minutes,
     params:
         program=program("safetensors_to_bin.py"),

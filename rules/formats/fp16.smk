@@ -1,6 +1,9 @@
 """fp16: the unquantized reference, run by transformers."""
 
-FORMATS["fp16"] = Format(env="torch", engine="transformers")
+COPYING = Memory(jobs.STREAMING)
+FORMATS["fp16"] = Format(
+    layout="hf", engine="transformers", env="tools", costs=Costs(Size(2), COPYING, COPYING, quantized=False)
+)
 
 
 rule fp16:
@@ -13,9 +16,9 @@ rule fp16:
     log:
         "artifacts/logs/{model}/{format}.log",
     wildcard_constraints:
-        format="fp16",
+        format=names("fp16"),
     resources:
-        gpu=lambda wc: int(gated(wc)),
+        gpu=gate_gpus,
         mem_mb=build_memory,
         disk_mb=build_disk,
         runtime=build_minutes,

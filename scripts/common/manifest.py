@@ -55,6 +55,7 @@ def write(
     calibration_sha256: str | None = None,
     gate: Mapping[str, Any] | None = None,
     hashes: Mapping[str, str | None] | None = None,
+    prebuilt: bool = False,
 ) -> None:
     """Write the manifest, as the last file of an artifact.
 
@@ -72,6 +73,7 @@ def write(
         calibration_sha256: hash of the calibration text, where one was used.
         gate: what the quality gate found, where it was asked; its `seconds` do not count as building.
         hashes: SHA-256 of files that is known already, or None for a file that is not to be hashed.
+        prebuilt: somebody else built it.
     """
     files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file() and path.name[0] != "."}
     known = dict(hashes or {})
@@ -82,6 +84,7 @@ def write(
     content = {
         "format": format,
         "engine": engine,
+        **({"prebuilt": True} if prebuilt else {}),
         "tool": tool,
         "tool_version": tool_version,
         "parameters": dict(parameters or {}),

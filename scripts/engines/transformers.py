@@ -11,7 +11,8 @@ import transformers
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 import engines
-from common import experts, own_code, token_ids
+from checkpoint import EXPERTS
+from common import own_code, token_ids
 from common.program import UserError, first_line
 from engines.decoding.merged import merge
 
@@ -29,9 +30,9 @@ def share_read(name: str, config: Any) -> float:
     """How much of a model's tensor `name` a token reads: all, and of a mixture's experts those that it is sent to."""
     if ".experts." not in name:
         return 1
-    count = next(filter(None, (getattr(config, key, None) for key in experts.COUNTS)), None)
-    used = getattr(config, experts.USED, None)
-    return used / count if count and used else 1
+    counts = (getattr(config, count, None) for count in EXPERTS)
+    experts, used = next(filter(None, counts), None), getattr(config, "num_experts_per_tok", None)
+    return used / experts if experts and used else 1
 
 
 class Engine(engines.Engine):

@@ -1,25 +1,21 @@
 """Check a config at parse time, so that a mistake costs one line and a second instead of an hour of jobs."""
 
-import difflib
 import os
-import re
 import shutil
-import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 
 from common import plain_text
+from planning import cells
+from planning.cells import Registry
+from planning.registry import nearest
 from planning.values import ConfigError, check_values
 
-Makers = Callable[[str], Mapping[str, str]]  # a format's name -> the rules that make its artifact: name -> file
-FORMAT_NAME = r"[a-z0-9][a-z0-9._-]*"
-MAX_NAME = 100  # letters of a format or, in the schema, a model: files made of names have to stay below 255 bytes
-PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 WEIGHT_FILES = (
     *("model.safetensors", "model.safetensors.index.json"),
     *("pytorch_model.bin", "pytorch_model.bin.index.json"),
@@ -48,88 +44,7 @@ TEXTS: dict[str, tuple[str, dict[str, Any] | None]] = {
 }
 
 
-@dataclass(frozen=True)
-class Format:
-    """What rules/formats/NAME.smk registers: the environment and engine that run it, and where it can run.
-
-    `python` is the one version, such as 3.11, that its environment can be built with; None for any.
-    """
-
-    env: str
-    engine: str
-    devices: tuple[str, ...] = ("cpu", "cuda")
-    python: str | None = None
-
-
-def registered(words: Mapping[str, Any]) -> Format:
-    """`Format` of these words. Raises `ConfigError` for one that it lacks, or does not know."""
-    known = {field.name: field for field in fields(Format)}
-    for word in words:
-        if word not in known:
-            raise ConfigError(f"Format knows no {word!r}{nearest(word, known)}")
-    for name, field in known.items():
-        if field.default is MISSING and name not in words:
-            raise ConfigError(f"Format lacks {name!r}; write Format(env=..., engine=...)")
-    return Format(**words)
-
-
-def check_formats(
-    formats: Mapping[str, Format], envs: Collection[str], engines: Collection[str], makers: Makers
-) -> None:
-    """Check what rules/formats/*.smk registered. Raises `ConfigError` for the first format that lacks something.
-
-    Args:
-        engines: modules of scripts/engines that hold a class Engine. makers: see `Makers`.
-    """
-    for name, format in formats.items():
-        if not re.fullmatch(FORMAT_NAME, name):
-            raise ConfigError(f"format {name!r}: a name is small letters, digits, '.', '_' and '-'; rename it")
-        if len(name) > MAX_NAME:
-            raise ConfigError(f"format {name!r}: a name has at most {MAX_NAME} letters; rename it")
-        if format.env not in envs:
-            raise ConfigError(
-                f"format {name!r}: the pins of its environment, envs/{format.env}.txt, are missing"
-                f"{nearest(format.env, envs)}"
-            )
-        if format.engine.replace("-", "_") not in engines:
-            raise ConfigError(
-                f"format {name!r}: its engine, scripts/engines/{format.engine}.py with a class Engine, is missing"
-                f"{nearest(format.engine, engines)}"
-            )
-        rules = makers(name)
-        if not rules:
-            raise ConfigError(
-                f"format {name!r}: a rule that makes it is missing; "
-                f'its output is to be directory("artifacts/{{model}}/{name}")'
-            )
-        if len(rules) > 1:
-            raise ConfigError(
-                f"format {name!r}: made by the rules {' and '.join(sorted(rules))}; where an output has {{format}}, "
-                "the rule's wildcard_constraints say which formats it makes"
-            )
-
-
-def nearest(word: str, known: Collection[str]) -> str:
-    """`; did you mean 'x'?` where something known is close, else `; known: …`."""
-    words = [str(each) for each in known]
-    close = difflib.get_close_matches(str(word), words, 1)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(sorted(words))}"
-
-
-def unknown(name: str, formats: Collection[str], makers: Makers) -> str:
-    """That no file registers a format; where one has a rule that makes it, that this is what it forgot."""
-    file = next(iter(makers(name).values()), None)
-    forgotten = f"; {file} makes it, but FORMATS[{name!r}] = Format(env=..., engine=...) is missing there"
-    return f"unknown format {name!r}{forgotten if file else nearest(name, formats)}"
-
-
-def checked(
-    config: Mapping[str, Any],
-    schema: Mapping[str, Any],
-    formats: Mapping[str, Format],
-    envs: Collection[str],
-    makers: Makers = lambda format: {},
-) -> dict[str, Any]:
+def complete(config: Mapping[str, Any], schema: Mapping[str, Any], registry: Registry) -> dict[str, Any]:
     """The config with the schema's defaults filled in. Raises `ConfigError` for the first thing that cannot be."""
     check_values(config)
     present = {key: value for key, value in config.items() if value is not None}  # `key:` alone means its default
@@ -142,22 +57,35 @@ def checked(
     errors = sorted(validator.iter_errors(filled), key=lambda error: (len(error.absolute_path), str(error.path)))
     if errors:
         raise ConfigError(describe(errors[0]))
+    for run in filled["runs"].values():
+        with_defaults(run, schema["$defs"]["run"], schema)
+    for model in filled["models"].values():
+        model.setdefault("formats", filled["formats"])
+        with_defaults(model, schema["$defs"]["model"], schema)
+        for prebuilt in model["prebuilt"].values():
+            if "hub" in prebuilt:
+                prebuilt.setdefault("revision", "main")
+    envs = {*registry.envs, *(engine.env for engine in registry.engines.values())}
     for name, interpreter in filled["interpreters"].items():
         if name not in envs:
             raise ConfigError(f"interpreters: no environment is called {name!r}{nearest(name, envs)}")
         if shutil.which(interpreter) is None:
             raise ConfigError(f"interpreters.{name}: {interpreter} is no program; name a python that is there")
+    device = registry.device if filled["device"] == "auto" else filled["device"]
+    registry = replace(registry, interpreters=filled["interpreters"], device=device)
     if filled["mlc"]["tool"] == "mlc_llm" and "mlc_llm" not in filled["interpreters"]:
         raise ConfigError("mlc.tool: mlc_llm is not built here; name a python that has it under interpreters.mlc_llm")
-    if filled["reference"] not in formats:
-        raise ConfigError(f"reference: {unknown(filled['reference'], formats, makers)}")
+    cells.check_variants(filled, schema, registry)
+    names = [*registry.formats, *filled["variants"]]
+    if filled["reference"] not in names:
+        raise ConfigError(f"reference: unknown format {filled['reference']!r}{nearest(filled['reference'], names)}")
     for name, model in filled["models"].items():
-        model.setdefault("formats", filled["formats"])
         for format in model["formats"]:
-            if format not in formats:
-                raise ConfigError(f"formats: {unknown(format, formats, makers)}")
+            if format not in names:
+                raise ConfigError(f"formats: unknown format {format!r}{nearest(format, names)}")
         try:
-            check_model(name, model, filled, formats)
+            check_model(name, model, filled, registry)
+            cells.check_prebuilt(name, model, filled, registry)
         except OSError as error:  # a folder that may not be read, a name that is too long
             raise ConfigError(f"models.{name}.source: {error.filename}: {error.strerror}") from None
         from_hub = source(model)[0] == "hub"
@@ -170,6 +98,7 @@ def checked(
         for kind, text in model["texts"].items():
             if isinstance(text, str):
                 check_text(f"texts.{kind}", Path(text))
+    cells.check_runs(filled, registry)
     return filled
 
 
@@ -220,21 +149,20 @@ def check_text(key: str, path: Path) -> None:
         raise ConfigError(f"{key}: {path}: {error.strerror}; name a text file") from None
 
 
-def check_model(name: str, model: Mapping[str, Any], config: Mapping[str, Any], formats: Mapping[str, Format]) -> None:
+def check_model(name: str, model: Mapping[str, Any], study: Mapping[str, Any], registry: Registry) -> None:
     """Check one model's formats against what is registered and its source against the disk."""
     for format in model["formats"]:
-        if config["device"] != "auto" and config["device"] not in formats[format].devices:
-            raise ConfigError(f"formats: {format} does not run on device {config['device']}; leave it out")
-        env, wanted = formats[format].env, formats[format].python
-        if wanted not in (None, PYTHON) and env not in config["interpreters"]:
-            raise ConfigError(
-                f"formats: {format} wants Python {wanted}, and this is {PYTHON}; leave it out, name a Python that has "
-                f"it in interpreters.{env}, or make .venv anew with PYTHON=python{wanted}"
-            )
+        built = registry.formats[study["variants"].get(format, {"format": format})["format"]]
+        engine = registry.engines[built.engine]
+        if registry.device != "auto" and registry.device not in {*built.devices} & {*engine.devices}:
+            raise ConfigError(f"formats: {format} does not run on device {registry.device}; leave it out")
+        for env in (built.env, engine.env):
+            if why := registry.why_not_here(env):
+                raise ConfigError(f"formats: {format} {why}")
     kind, path = source(model)
-    if kind != "random" and config["reference"] not in model["formats"]:
+    if kind != "random" and study["reference"] not in model["formats"]:
         raise ConfigError(
-            f"models.{name}: the reference {config['reference']!r} is not among its formats "
+            f"models.{name}: the reference {study['reference']!r} is not among its formats "
             f"({', '.join(model['formats'])}); add it, or name another reference"
         )
     if kind == "random":

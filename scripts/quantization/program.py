@@ -32,6 +32,7 @@ from scoring import quality_gate
 own_code.forbid()
 
 SHARD_BYTES = 5 * 10**9
+GPTQ = ("bits", "group_size", "sym", "desc_act", "damp_percent")
 # auto-gptq's names for the files of a run, and a key of its that gptqmodel refuses whatever its value
 NOT_PORTABLE = ("meta", "model_name_or_path", "model_file_base_name", "is_marlin_format")
 
@@ -41,6 +42,7 @@ def parser(doc: str) -> argparse.ArgumentParser:
     arguments = program.parser(doc)
     arguments.add_argument("src", type=Path, help="folder of the fp16 artifact")
     arguments.add_argument("dst", type=Path, help="folder to write")
+    arguments.add_argument("--format", help="a variant's name; default: the format's own")
     arguments.add_argument("--calibration", type=Path, required=True, help="what tokenize_texts.py wrote")
     arguments.add_argument("--evaluation", type=Path, required=True, help="the same, of the evaluation text")
     arguments.add_argument("--samples", type=int, default=128)
@@ -49,6 +51,17 @@ def parser(doc: str) -> argparse.ArgumentParser:
     arguments.add_argument("--device", default="auto", help="auto, cpu or cuda")
     arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="CPU threads")
     quality_gate.add_arguments(arguments)
+    return arguments
+
+
+def gptq_parser(doc: str) -> argparse.ArgumentParser:
+    """`parser` with `GPTQ`, the parameters of gptqmodel and auto-gptq."""
+    arguments = parser(doc)
+    arguments.add_argument("--bits", type=int, choices=[4], default=4)
+    arguments.add_argument("--group-size", default="auto", help="weights that share a scale, or auto")
+    arguments.add_argument("--sym", type=boolean, default=True)
+    arguments.add_argument("--desc-act", type=boolean, default=False)
+    arguments.add_argument("--damp-percent", type=float, default=0.05)
     return arguments
 
 
@@ -125,7 +138,8 @@ def build(
         gc.collect()  # models are cycles; the gate's process wants the card
         if device == "cuda":
             torch.cuda.empty_cache()
-        write_artifact(folder, job, source, options, format=format, engine=engine, tool=tool, tool_version=tool_version)
+        name = options.format or format
+        write_artifact(folder, job, source, options, format=name, engine=engine, tool=tool, tool_version=tool_version)
     shutil.rmtree(resume, ignore_errors=True)
 
 

@@ -1,0 +1,54 @@
+"""Somebody else's artifacts of a model, fetched and checked instead of built."""
+
+PREBUILT = {
+    (name, artifact): words for name, model in STUDY["models"].items() for artifact, words in model["prebuilt"].items()
+}
+
+
+def prebuilt_options(wildcards):
+    """Where an artifact comes from and what runs it, as the program's flags."""
+    words = PREBUILT[wildcards.model, wildcards.format]
+    engine = CELLS[wildcards.model, wildcards.format].engine
+    options = [words.get("path", words.get("hub"))]
+    options += [f"--revision={words['revision']}"] if "hub" in words else []
+    options += [f"--layout={words['layout']}", f"--format={wildcards.format}", f"--engine={engine}"]
+    return [*options, f"--engine-python={python(ENGINES[engine].env)}"]
+
+
+def prebuilt_files(wildcards):
+    """The files of a local artifact: when one changes, it is fetched again."""
+    folder = PREBUILT[wildcards.model, wildcards.format].get("path")
+    files = Path(folder).iterdir() if folder else []
+    return sorted(name for file in files if file.is_file() and file.name[0] != "." and is_plain(name := str(file)))
+
+
+rule prebuilt:
+    input:
+        env=lambda wc: [
+            *environment("tools"),
+            *environment(ENGINES[CELLS[wc.model, wc.format].engine].env),
+        ],
+        files=prebuilt_files,
+        source="artifacts/{model}/safetensors",
+        gate=gate_input,
+    output:
+        directory("artifacts/{model}/{format}"),
+    log:
+        "artifacts/logs/{model}/{format}.log",
+    wildcard_constraints:
+        format="|".join(sorted({re.escape(artifact) for _, artifact in PREBUILT})) or "(?!)",
+    resources:
+        gpu=gate_gpus,
+        hub=lambda wc: int("hub" in PREBUILT[wc.model, wc.format]),
+        mem_mb=build_memory,
+        disk_mb=build_disk,
+        runtime=build_minutes,
+    params:
+        program=program("fetch_prebuilt.py"),
+        python=python("tools"),
+        device=lambda wc: STUDY["device"],
+        options=prebuilt_options,
+        gate=gate_options,
+    shell:
+        ASK_THE_HUB + "{params.python:q} {params.program[0]} {params.options:q} {output} --model {input.source}"
+        " --device {params.device} {params.gate:q} 2> {log}"

@@ -1,0 +1,88 @@
+"""Whether somebody else's artifact is of this model: its sizes, its vocabulary, its layers."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from checkpoint import shards
+from checkpoint.shards import Checkpoint
+from checkpoint.tensor import Tensor
+from common.program import UserError
+
+SIZES = (
+    *("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "vocab_size"),
+)
+TOKENIZER = "tokenizer.json"
+MAX_TOKENIZER = 64 * 2**20  # bytes; those with 262,144 tokens and their merges take 33 MB
+MAX_VALUES = 8_000_000
+CODE = "auto_map"  # names Python of the artifact's own
+
+
+def check_config(artifact: Path, source: Path) -> None:
+    """Raises `UserError` where two folders' config.json are of models of other sizes, or the artifact's wants code."""
+    theirs, ours = (shards.read_config(folder / "config.json") for folder in (artifact, source))
+    for file in ("config.json", "tokenizer_config.json"):
+        path = artifact / file
+        if path.is_file() and CODE in shards.read_json(path):
+            raise UserError(f"{path}: has an {CODE}, which names Python of its own; nothing here runs that")
+    for name in SIZES:
+        mine = ours.get(name, ours.get("num_attention_heads") if name == "num_key_value_heads" else None)
+        if mine is not None and theirs.get(name, mine) != mine:
+            raise UserError(f"{artifact}: is another model: its {name} is {theirs[name]!r}, this model's {mine!r}")
+
+
+def tokens(path: Path) -> dict[int, str] | None:
+    """The tokens of a tokenizer.json by id, added ones with them; None where there is no such file."""
+    if not path.is_file():
+        return None
+    content = shards.read_json(path, MAX_TOKENIZER, MAX_VALUES)
+    vocabulary = (content.get("model") or {}).get("vocab") or {}
+    if isinstance(vocabulary, dict):
+        found = {number: token for token, number in vocabulary.items()}
+    else:  # Unigram: pairs of a token and its score, in the order of ids
+        found = {number: pair[0] for number, pair in enumerate(vocabulary)}
+    return found | {added["id"]: added["content"] for added in content.get("added_tokens") or []}
+
+
+def check_tokens(artifact: Path, theirs: Mapping[int, str], ours: Mapping[int, str]) -> None:
+    """Raises `UserError` where the same id is another token: this model's ids would mean something else there."""
+    for number in sorted({*theirs, *ours}):
+        if theirs.get(number) != ours.get(number):
+            raise UserError(
+                f"{artifact}: has another vocabulary: its token {number} is {theirs.get(number)!r}, "
+                f"this model's {ours.get(number)!r}"
+            )
+
+
+def check_packed(artifact: Path, layout: str, quantization: Mapping[str, Any], source: Checkpoint) -> dict[str, Tensor]:
+    """The tensors of a GPTQ or AWQ artifact: scripts/layouts/gptq.py and awq.py say what each is packed like.
+
+    Raises `UserError` where one that the source has is missing or has another size, and where the bits or the group
+    size that the config names are not those of the weights.
+    """
+    stored = shards.find(artifact).tensors()
+    bits, group = quantization.get("bits", quantization.get("w_bit")), quantization.get("group_size", -1)
+    if not isinstance(bits, int) or not isinstance(group, int) or bits < 1:
+        raise UserError(f"{artifact}: its config names {bits!r} bits and groups of {group!r}; both are numbers")
+    for name, tensor in source.tensors().items():
+        layer = name.removesuffix(".weight")
+        if f"{layer}.qweight" not in stored:
+            if name not in stored:
+                raise UserError(f"{artifact}: lacks {name}, which this model has")
+            if stored[name].shape != tensor.shape:
+                shapes = f"{list(stored[name].shape)}, this model's {list(tensor.shape)}"
+                raise UserError(f"{artifact}: is another model: its {name} is {shapes}")
+            continue
+        outputs, inputs = tensor.shape
+        groups = -(-inputs // group) if group > 0 else 1
+        if layout == "gptq":
+            expected = {"qweight": (inputs * bits // 32, outputs), "scales": (groups, outputs)}
+        else:
+            expected = {"qweight": (inputs, outputs * bits // 32), "scales": (groups, outputs)}
+        for part, shape in expected.items():
+            found = stored.get(f"{layer}.{part}")
+            if found is None or found.shape != shape:
+                said = f"{bits} bits and groups of {group}, its config's, make {list(shape)} of this model's layer"
+                raise UserError(f"{artifact}: its {layer}.{part} is {found and list(found.shape)}; {said}")
+    return stored

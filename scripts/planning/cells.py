@@ -1,0 +1,177 @@
+"""Cells, the rows of a study: a model's artifact, run by its format's own engine (`FORMAT`) or as a run of the config
+says (`FORMAT@RUN`)."""
+
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+from planning.registry import Engine, Format, nearest
+from planning.values import ConfigError
+
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+PREBUILT_FILES = {"gptq": "config.json", "awq": "config.json", "ct2": "model.bin"}  # layout -> a file of each folder
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row. `run` is None for the default run; `options` are in the engine's own words."""
+
+    model: str
+    format: str
+    run: str | None
+    engine: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    gpus: int = 1
+    prebuilt: bool = False
+
+    @property
+    def name(self) -> str:
+        """`FORMAT` or `FORMAT@RUN`: what files and rows are called."""
+        return self.format if self.run is None else f"{self.format}@{self.run}"
+
+
+@dataclass(frozen=True)
+class Registry:
+    """What is registered and what is there.
+
+    envs: environments with pins. interpreters: those that the config names a Python for.
+    device: what `auto` means here, or `auto` where jobs run elsewhere. gpus: what --resources gpu= allows.
+    """
+
+    formats: Mapping[str, Format]
+    engines: Mapping[str, Engine]
+    envs: Collection[str]
+    interpreters: Collection[str] = ()
+    device: str = "auto"
+    gpus: int | None = None
+
+    def layout(self, name: str, study: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
+        """The layout of a format, a variant or one of a model's prebuilt artifacts; None for an unknown name."""
+        if name in model.get("prebuilt", {}):
+            return model["prebuilt"][name]["layout"]
+        base = study["variants"].get(name, {"format": name})["format"]
+        return self.formats[base].layout if base in self.formats else None
+
+    def default_engine(self, layout: str) -> str:
+        """The engine of the first format that has this layout."""
+        return next(format.engine for format in self.formats.values() if format.layout == layout)
+
+    def why_not_here(self, env: str) -> str | None:
+        """Why an environment cannot be had, and what to do; None where it can."""
+        if env in self.interpreters:
+            return None
+        if env not in self.envs:
+            return f"{env} is not built here; name a python that has it under interpreters.{env}"
+        wanted = next((each.python for each in self.engines.values() if each.env == env and each.python), None)
+        if wanted in (None, PYTHON):
+            return None
+        return (
+            f"wants Python {wanted}, and this is {PYTHON}; leave it out, name a Python that has "
+            f"it in interpreters.{env}, or make .venv anew with PYTHON=python{wanted}"
+        )
+
+
+def check_variants(study: Mapping[str, Any], schema: Mapping[str, Any], registry: Registry) -> None:
+    """Raises `ConfigError` for the first variant that is no other artifact of a format."""
+    for name, variant in study["variants"].items():
+        where = f"variants.{name}"
+        base = variant["format"]
+        if name in registry.formats:
+            raise ConfigError(f"{where}: a format has this name; choose another")
+        if base not in registry.formats:
+            raise ConfigError(f"{where}: unknown format {base!r}{nearest(base, registry.formats)}")
+        given = {key: value for key, value in variant.items() if key != "format"}
+        key = registry.formats[base].parameters
+        properties = schema["properties"][key]["properties"] if key else {}
+        for each in given:
+            if each not in properties:
+                known = nearest(each, properties) if properties else "; it has none"
+                raise ConfigError(f"{where}: {base} has no parameter {each!r}{known}")
+        if all(study[key][each] == value for each, value in given.items()):
+            raise ConfigError(f"{where}: is {base} itself; give it a parameter of its own")
+        for each, value in given.items():
+            error = next(jsonschema.Draft202012Validator(properties[each]).iter_errors(value), None)
+            if error:
+                raise ConfigError(f"{where}.{each}: {error.message}")
+
+
+def check_runs(study: Mapping[str, Any], registry: Registry) -> None:
+    """Raises `ConfigError` for the first run whose engine, options or formats do not fit."""
+    for name, run in study["runs"].items():
+        where = f"runs.{name}"
+        if run["engine"] not in registry.engines:
+            raise ConfigError(f"{where}: unknown engine {run['engine']!r}{nearest(run['engine'], registry.engines)}")
+        engine = registry.engines[run["engine"]]
+        if why := registry.why_not_here(engine.env):
+            raise ConfigError(f"{where}: {run['engine']}: {why}")
+        if registry.device != "auto" and registry.device not in engine.devices:
+            raise ConfigError(f"{where}: {run['engine']} does not run on device {registry.device}; leave it out")
+        for option, value in run["options"].items():
+            if engine.options is None:
+                continue
+            if option not in engine.options:
+                known = nearest(option, engine.options) if engine.options else "; it has none"
+                raise ConfigError(f"{where}.options: {run['engine']} has no option {option!r}{known}")
+            error = next(jsonschema.Draft202012Validator(engine.options[option]).iter_errors(value), None)
+            if error:
+                raise ConfigError(f"{where}.options.{option}: {error.message}")
+        if run["gpus"] > 1 and not engine.many_gpus:
+            raise ConfigError(f"{where}.gpus: {run['engine']} uses one GPU; leave gpus out")
+        if registry.gpus is not None and run["gpus"] > max(1, registry.gpus):
+            raise ConfigError(
+                f"{where}.gpus: {run['gpus']}, and jobs may use {registry.gpus}; run with --resources gpu={run['gpus']}"
+            )
+        for format in run["formats"]:
+            layouts = {registry.layout(format, study, model) for model in study["models"].values()} - {None}
+            if not layouts:
+                names = {*registry.formats, *study["variants"]}
+                raise ConfigError(f"{where}.formats: unknown format {format!r}{nearest(format, names)}")
+            if not layouts <= set(engine.loads):
+                raise ConfigError(
+                    f"{where}: {run['engine']} does not load {format} ({', '.join(sorted(layouts))}); "
+                    f"it loads {', '.join(engine.loads)}"
+                )
+            if not any(format in artifacts(study, model) for model in study["models"].values()):
+                raise ConfigError(f"{where}.formats: no model has {format}; add it to formats")
+
+
+def check_prebuilt(name: str, model: Mapping[str, Any], study: Mapping[str, Any], registry: Registry) -> None:
+    """Raises `ConfigError` for the first prebuilt artifact of a model that has another's name, or is not there."""
+    for each, prebuilt in model["prebuilt"].items():
+        where = f"models.{name}.prebuilt.{each}"
+        if each in registry.formats or each in study["variants"]:
+            raise ConfigError(f"{where}: a format has this name; choose another")
+        if "path" not in prebuilt:
+            continue
+        path, file = Path(prebuilt["path"]), PREBUILT_FILES[prebuilt["layout"]]
+        if not path.is_dir():
+            raise ConfigError(f"{where}: there is no folder {path}")
+        if not (path / file).is_file():
+            raise ConfigError(f"{where}: {path} holds no {file}, so it is no {prebuilt['layout']} artifact")
+
+
+def artifacts(study: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
+    """A model's artifacts in the order of rows: its formats, each with its variants, then what is prebuilt."""
+    names: dict[str, None] = {}
+    for format in model["formats"]:
+        names[format] = None
+        names |= {name: None for name, variant in study["variants"].items() if variant["format"] == format}
+    return [*names, *model.get("prebuilt", {})]
+
+
+def of_study(study: Mapping[str, Any], registry: Registry) -> Iterator[Cell]:
+    """The cells of a study that was checked, each artifact's runs after its default run."""
+    for name, model in study["models"].items():
+        for artifact in artifacts(study, model):
+            prebuilt = artifact in model["prebuilt"]
+            layout = registry.layout(artifact, study, model)
+            base = study["variants"].get(artifact, {"format": artifact})["format"]
+            engine = registry.default_engine(layout) if prebuilt else registry.formats[base].engine
+            yield Cell(name, artifact, None, engine, prebuilt=prebuilt)
+            for run, words in study["runs"].items():
+                if artifact in words["formats"]:
+                    yield Cell(name, artifact, run, words["engine"], words["options"], words["gpus"], prebuilt)
