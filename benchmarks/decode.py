@@ -81,7 +81,7 @@ def rates(engine: transformers.Engine, ids: list[int], runs: int) -> tuple[list[
     """The tokens, and tokens/s after the first one of each run; one run warms up."""
     found = []
     for _ in range(1 + runs):
-        tokens, times = zip(*engine.prefill_decode(ids, NEW_TOKENS), strict=True)
+        _, tokens, times = zip(*engine.decode([ids], NEW_TOKENS), strict=True)
         found.append((NEW_TOKENS - 1) / (times[-1] - times[0]))
     return list(tokens), found[1:]
 

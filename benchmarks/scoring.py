@@ -77,7 +77,7 @@ def main() -> None:
             body = manifest.peak_rss_bytes()
             count_anew()
             started = time.process_time()
-            with reference.stored(logits) as kept:
+            with reference.load(logits) as kept:
                 score(engine, text, kept)
             scored = time.process_time()
             memory.append(manifest.peak_rss_bytes() - body)

@@ -45,7 +45,7 @@ def predict(folder: Path, text: Text, device: str, threads: int, layout: ModuleT
         "perplexity": found.perplexity,
         "windows": len(text.windows),
         "compute_type": engine.compute_type,
-        "compared_perplexity": float(np.exp(found.nll[: fidelity.compared_positions(text)].mean())),
+        "compared_perplexity": float(np.exp(found.nll[: fidelity.count_positions(text)].mean())),
         **({} if layout else alignment.examine(engine, folder, text.ids, None)),
         **found.as_json(),
     }
@@ -54,6 +54,7 @@ def predict(folder: Path, text: Text, device: str, threads: int, layout: ModuleT
 def main() -> None:
     arguments = parser(__doc__)
     teacher_forcing.add_text_arguments(arguments, "source")
+    engines.add_device_arguments(arguments)
     arguments.add_argument("--artifact", type=Path, help="whose weights these are; default: the source's")
     arguments.add_argument("--layout", help="how it stores them: a module of scripts/layouts")
     options = arguments.parse_args()

@@ -14,6 +14,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import devices
 import engines
 from common.program import UserError, parser, run
@@ -54,17 +56,27 @@ def main() -> None:
     arguments.add_argument("--factor", type=float, default=100, help="of the reference's perplexity, at most")
     options = arguments.parse_args()
 
-    device = devices.resolve(options.device)
+    device = devices.resolve(options.device, gpus=options.gpus)
     reference = read(options.reference, options.protocol)
     expected = read(options.expected, options.protocol) if options.expected else reference
     reason = options.unchecked or expected.get("unread")
     text = teacher_forcing.read_text(options.evaluation, options.protocol).first(reference["windows"])
-    engine = engines.load(options.engine, options.artifact, device, min(options.threads, cpu.available_threads()))
+    threads = min(options.threads, cpu.available_threads())
+    engine = engines.load(options.engine, options.artifact, device, threads, options.gpus, **options.options)
     alignment.examine(engine, options.artifact, text.ids, options.reference)
-    found = fidelity.Predictions(engine, text, None if reason else expected)
-    faithful = {"unchecked": reason} if reason else fidelity.check(expected, found, text, engine.compute_type)
-    check_sanity(found.perplexity, reference, options.factor)
-    facts = {"perplexity": found.perplexity, "reference": reference["perplexity"], "windows": reference["windows"]}
+    perplexity: float | None = None
+    if "logits" in engine.capabilities:
+        found = fidelity.Predictions(engine, text, None if reason else expected)
+        perplexity = found.perplexity
+        faithful = {"unchecked": reason} if reason else fidelity.check(expected, found, text, engine.compute_type)
+    else:
+        faithful = {"unchecked": reason or teacher_forcing.NO_LOGITS}
+        if "target_logprobs" in engine.capabilities:
+            nll = np.concatenate([nll for _, nll in teacher_forcing.target_nll(engine, text)])
+            perplexity = float(np.exp(nll.mean()))
+    if perplexity is not None:
+        check_sanity(perplexity, reference, options.factor)
+    facts = {"perplexity": perplexity, "reference": reference["perplexity"], "windows": reference["windows"]}
     publish_json(options.out, facts | {"protocol": options.protocol, "factor": options.factor, "faithful": faithful})
 
 

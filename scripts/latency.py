@@ -6,19 +6,23 @@
 Each of --processes fresh processes loads the artifact, decodes the longest prompt and the beginning of the others to
 warm up, and then every prompt --repeats times; then prompts of --prompt-tokens tokens and batches of --batch-sizes, cut
 from --evaluation. On a CPU a process before them tries how many threads decode fastest: small models lose far more at
-the threads' barriers than they win. Where the engine has other ways to decode (captured in a CUDA graph), each has
-processes of its own, and counts only if its tokens are the same, but for ties. A token's time is when it was on the
-host. OUT is a JSON file with every raw time, the summary (TTFT, TPOT, tokens/s with its interval), memory, energy, what
-disturbed the measurement, and the device's copy bandwidth, measured here.
+the threads' barriers than they win. Where the engine has other ways to decode (captured: in Quantmill's CUDA graph),
+each has processes of its own, and counts only if its tokens are the same, but for ties. A token's time is when it was
+on the host. OUT is a JSON file with every raw time, the summary (TTFT, TPOT, tokens/s with its interval), memory,
+energy, what disturbed the measurement, and the device's copy bandwidth, measured here.
 """
 
 import argparse
 import json
+import os
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import devices
+import engines
 from common import manifest
 from common.program import UserError, parser, run, start_child
 from common.publish import publish_json, work_folder
@@ -27,6 +31,18 @@ from devices.monitor import Monitor
 from metrics import METRICS_VERSION, latency
 from scoring import alignment
 from timing import process, variants
+from timing.process import Job, Measurement, Refusal, Trial
+
+SCRIPTS = str(Path(__file__).resolve().parent)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one process measured, and what it measured under (`devices.monitor`)."""
+
+    measured: Measurement
+    conditions: dict[str, Any]
+    interference: list[str]
 
 
 def check_length(options: argparse.Namespace) -> None:
@@ -40,79 +56,97 @@ def check_length(options: argparse.Namespace) -> None:
         )
 
 
-def measure_apart(
-    options: argparse.Namespace, device: str, number: int, mode: str | None, threads: list[int]
-) -> dict[str, Any]:
-    """Run this program as one process that measures, and watch the device. Where it fails, its own line says why."""
-    with work_folder(options.out) as folder:
-        out = folder / "process.json"
-        command = [sys.executable, *sys.argv, "--process", str(number), "--process-out", str(out)]
-        command += ["--process-threads", *map(str, threads), *(["--process-mode", mode] if mode else [])]
-        with Monitor(device) as monitor, start_child(command) as child:
-            status = child.wait()
-        if status < 0:
-            raise UserError(f"{options.artifact}: its process was killed by signal {-status}; was memory short?")
-        if status:
-            sys.exit(status)
-        found = json.loads(out.read_text(encoding="utf-8"))
-        if "measured" not in found:  # a trial, or a way to decode that does not fit
-            return found
-        return found | monitor.observed(found["load"], found["measured"], found["decode_phases"])
+def run_job(job: Job, folder: Path) -> dict[str, Any]:
+    """What a fresh process found. Where it fails, its own line says why."""
+    path = folder / "job.json"
+    path.write_text(json.dumps(asdict(job)), encoding="utf-8")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (SCRIPTS, os.environ.get("PYTHONPATH"))))}
+    with start_child([*process.COMMAND, path], env=environment) as child:
+        status = child.wait()
+    if status < 0:
+        raise UserError(f"{job.artifact}: its process was killed by signal {-status}; was memory short?")
+    if status:
+        sys.exit(status)
+    return json.loads(Path(job.out).read_text(encoding="utf-8"))
 
 
-def measure_all(options: argparse.Namespace, device: str) -> list[list[dict[str, Any]]]:
+def try_threads(job: Job, candidates: list[int], folder: Path) -> int:
+    """The number of CPU threads that decodes fastest, found by a process of its own: what the trials leave is no memory
+    of the measured one."""
+    if len(candidates) == 1:
+        return candidates[0]
+    return Trial(**run_job(replace(job, task="try_threads", threads=candidates), folder)).threads
+
+
+def measure(job: Job, folder: Path) -> Observation | Refusal:
+    """Run a process that measures, and watch the device meanwhile."""
+    with Monitor(job.device) as monitor:
+        found = run_job(job, folder)
+    if "refused" in found:
+        return Refusal(**found)
+    measured = Measurement(**found)
+    seen = monitor.describe(measured.load, measured.measured, measured.decode_phases, measured.own)
+    return Observation(measured, **seen)
+
+
+def measure_all(job: Job, processes: int, modes: str) -> list[list[Observation] | Refusal]:
     """All processes of each way to decode, the plain way first, one process after the other; a way that does not fit
-    the model has one process, which says why."""
-    most = min(options.threads, cpu.available_threads())
-    threads = [most] if device == "cuda" else sorted({1, (most + 1) // 2, most})
-    if len(threads) > 1:
-        threads = [measure_apart(options, device, 0, None, threads)["threads"]]
-    first = measure_apart(options, device, 0, None, threads)
-    modes = first["modes"][:1] if options.decode == "eager" else first["modes"]
-    ways = []
-    for mode in modes:
-        one = first if mode == first["mode"] else measure_apart(options, device, 0, mode, threads)
-        others = range(1, 1 if "refused" in one else options.processes)
-        ways.append([one, *(measure_apart(options, device, number, mode, threads) for number in others)])
-    return ways
+    the model says why."""
+    with work_folder(Path(job.out)) as folder:
+        job = replace(job, out=str(folder / "process.json"))
+        (most,) = job.threads
+        candidates = [most] if job.device == "cuda" else sorted({1, (most + 1) // 2, most})
+        job = replace(job, threads=[try_threads(job, candidates, folder)])
+        first = measure(job, folder)
+        if isinstance(first, Refusal):
+            raise UserError(f"{job.artifact}: {job.engine} cannot decode it: {first.refused}")
+        ways: list[list[Observation] | Refusal] = []
+        for mode in first.measured.modes[: 1 if modes == "eager" else None]:
+            one = first if mode == first.measured.mode else measure(replace(job, mode=mode), folder)
+            if isinstance(one, Refusal):
+                ways.append(one)
+                continue
+            numbers = range(1, processes)
+            ways.append([one, *(measure(replace(job, mode=mode, number=number), folder) for number in numbers)])
+        return ways
 
 
-def summarise(processes: list[dict[str, Any]], bandwidth: float) -> dict[str, Any]:
+def summarise(processes: Sequence[Observation], bandwidth: float) -> dict[str, Any]:
     """What one way to decode came to: raw samples, summary, and the tokens after each prompt."""
-    runs = [run for each in processes for run in each["runs"]]
+    measured = [each.measured for each in processes]
+    first = measured[0]
+    runs = [run for each in measured for run in each.runs]
     samples = [latency.Run(r["process"], r["repeat"], r["prompt"], tuple(r["token_seconds"])) for r in runs]
     summary = latency.summary(samples)
     memory = {
-        kind: max(each["memory_bytes"][kind] for each in processes)
-        for kind, bytes_ in processes[0]["memory_bytes"].items()
+        kind: max(each.memory_bytes[kind] for each in measured)
+        for kind, bytes_ in first.memory_bytes.items()
         if bytes_ is not None
     }
-    joules = [each["conditions"]["decode_joules"] for each in processes]
+    joules = [each.conditions["decode_joules"] for each in processes]
     decoded = sum(len(sample.token_seconds) - 1 for sample in samples)
+    read = first.weight_bytes_per_token
     summary |= {
-        "peak_memory_bytes": memory.get("device", memory["resident"]),
-        "bandwidth_fraction": processes[0]["weight_bytes_per_token"] * summary["tokens_per_second"] / bandwidth,
+        "peak_memory_bytes": memory.get("device", memory.get("resident")),
+        "bandwidth_fraction": read and read * summary["tokens_per_second"] / bandwidth,
         "joules_per_token": None if None in joules else sum(joules) / decoded,
     }
-    outputs = [
-        [tokens for each in processes for tokens in each["outputs"][number]]
-        for number in range(len(processes[0]["outputs"]))
-    ]
-    gaps = [each["largest_gaps"] for each in processes if each["largest_gaps"]]
+    outputs = [[tokens for each in measured for tokens in each.outputs[number]] for number in range(len(first.outputs))]
+    gaps = [each.largest_gaps for each in measured if each.largest_gaps]
     return {
-        "mode": processes[0]["mode"],
+        "mode": first.mode,
         "summary": summary,
         "interference": [
-            f"{reason} (process {number})" for number, each in enumerate(processes) for reason in each["interference"]
+            f"{reason} (process {number})" for number, each in enumerate(processes) for reason in each.interference
         ],
-        "conditions": [each["conditions"] for each in processes],
+        "conditions": [each.conditions for each in processes],
         "memory_bytes": memory,
         "deterministic": all(tokens == group[0] for group in outputs for tokens in group),
         "outputs": [group[0] for group in outputs],
         "largest_gaps": gaps and [max(each) for each in zip(*gaps, strict=True)],
-        "versions": processes[0]["versions"],
-        "load_seconds": [each["load_seconds"] for each in processes],
-        "lengths": [variants.joined(entries) for entries in zip(*(each["lengths"] for each in processes), strict=True)],
+        "versions": first.versions,
+        "load_seconds": [each.load_seconds for each in measured],
+        "lengths": [variants.join(entries) for entries in zip(*(each.lengths for each in measured), strict=True)],
         "runs": runs,
     }
 
@@ -126,7 +160,7 @@ def difference(one: dict[str, Any], plain: dict[str, Any]) -> str | None:
     return None
 
 
-def judged(one: dict[str, Any], plain: dict[str, Any]) -> dict[str, str | None]:
+def judge(one: dict[str, Any], plain: dict[str, Any]) -> dict[str, str | None]:
     """Whether one way counts beside the plain one: `refused` says why not, `differs` where the two parted at a tie."""
     if one is plain:
         return {"refused": None, "differs": None}
@@ -139,21 +173,26 @@ def judged(one: dict[str, Any], plain: dict[str, Any]) -> dict[str, str | None]:
     return {"refused": None, "differs": where and f"{where}: a tie, within {gap:.1g} nats"}
 
 
-def assemble(options: argparse.Namespace, measured: list[list[dict[str, Any]]], bandwidth: float) -> dict[str, Any]:
+def assemble(
+    options: argparse.Namespace, measured: Sequence[list[Observation] | Refusal], bandwidth: float
+) -> dict[str, Any]:
     """The result file: protocol, and every way to decode; the fastest that counts stands first, in the file itself."""
-    unfit = [processes[0] for processes in measured if "refused" in processes[0]]
-    ways = [summarise(processes, bandwidth) for processes in measured if "refused" not in processes[0]]
-    ways = [way | judged(way, ways[0]) for way in ways]
+    refusals = [asdict(way) for way in measured if isinstance(way, Refusal)]
+    plain, *others = (way for way in measured if not isinstance(way, Refusal))
+    ways = [summarise(processes, bandwidth) for processes in (plain, *others)]
+    ways = [way | judge(way, ways[0]) for way in ways]
     for way in ways[1:]:
         variants.refuse_differences(way["lengths"], ways[0]["lengths"])
     best = max((way for way in ways if not way["refused"]), key=lambda way: way["summary"]["tokens_per_second"])
     content = json.loads(options.prompts.read_text(encoding="utf-8"))
-    prompts, plain = content["prompts"], measured[0]
+    prompts, first = content["prompts"], plain[0].measured
     return {
         "kind": "latency",
         "metrics_version": METRICS_VERSION,
         "artifact": manifest.read(options.artifact),
         "engine": options.engine,
+        "options": options.options,
+        "gpus": options.gpus,
         "protocol": {
             "batch": 1,
             "decoding": "greedy, end-of-sequence disabled",
@@ -172,10 +211,12 @@ def assemble(options: argparse.Namespace, measured: list[list[dict[str, Any]]], 
             {"text": prompt["text"], "tokens": len(prompt["ids"]), "output_ids": output}
             for prompt, output in zip(prompts, best["outputs"], strict=True)
         ],
-        "batches": [variants.joined(entries) for entries in zip(*(each["batches"] for each in plain), strict=True)],
-        **{key: plain[0][key] for key in ("compute_type", "weight_bytes_per_token")},
+        "batches": [variants.join(entries) for entries in zip(*(each.measured.batches for each in plain), strict=True)],
+        "compute_type": first.compute_type,
+        "weight_bytes_per_token": first.weight_bytes_per_token,
+        **({"unchecked": first.unchecked} if first.unchecked else {}),
         **{key: value for key, value in best.items() if key not in ("outputs", "refused")},
-        "other_modes": [*(way for way in ways if way is not best), *unfit],
+        "other_modes": [*(way for way in ways if way is not best), *refusals],
     }
 
 
@@ -183,10 +224,8 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("artifact", type=Path)
     arguments.add_argument("out", type=Path)
-    arguments.add_argument("--engine", required=True, help="a module of scripts/engines")
+    engines.add_arguments(arguments)
     arguments.add_argument("--prompts", type=Path, required=True, help="what tokenize_texts.py wrote")
-    arguments.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="CPU threads at most")
     arguments.add_argument("--new-tokens", type=int, default=200)
     arguments.add_argument("--repeats", type=int, default=3)
     arguments.add_argument("--processes", type=int, default=3)
@@ -196,23 +235,33 @@ def main() -> None:
     arguments.add_argument("--evaluation", type=Path, help="what tokenize_texts.py wrote; the next two cut from it")
     arguments.add_argument("--prompt-tokens", type=int, nargs="*", default=[], help="lengths of longer prompts")
     arguments.add_argument("--batch-sizes", type=int, nargs="*", default=[1], help="sequences decoded together")
-    arguments.add_argument("--process", type=int, help=argparse.SUPPRESS)  # this program's own calls of itself
-    arguments.add_argument("--process-out", type=Path, help=argparse.SUPPRESS)
-    arguments.add_argument("--process-mode", help=argparse.SUPPRESS)
-    arguments.add_argument("--process-threads", type=int, nargs="+", help=argparse.SUPPRESS)
     options = arguments.parse_args()
 
-    device = devices.resolve(options.device)
-    if options.process is not None:
-        publish_json(options.process_out, process.measure(options, device))
-        return
+    device = devices.resolve(options.device, gpus=options.gpus)
     manifest.read(options.artifact)  # refuses what is no artifact before any work
     check_length(options)
     # of the device, not of the threads that will turn out best; first, so that a fault here costs no measurement
-    bandwidth = devices.copy_bandwidth(device, min(options.threads, cpu.available_threads()))
-    measured = measure_all(options, device)
+    threads = min(options.threads, cpu.available_threads())
+    bandwidth = devices.copy_bandwidth(device, threads)
+    job = Job(
+        task="measure",
+        out=str(options.out),
+        artifact=str(options.artifact),
+        engine=options.engine,
+        options=options.options,
+        gpus=options.gpus,
+        device=device,
+        threads=[threads],
+        prompts=str(options.prompts),
+        evaluation=options.evaluation and str(options.evaluation),
+        new_tokens=options.new_tokens,
+        repeats=options.repeats,
+        prompt_tokens=options.prompt_tokens,
+        batch_sizes=options.batch_sizes,
+    )
+    measured = measure_all(job, options.processes, options.decode)
     result = assemble(options, measured, bandwidth)
-    publish_json(options.out, result | {"device": devices.describe(device, measured[0][0]["threads"])})
+    publish_json(options.out, result | {"device": devices.describe(device, measured[0][0].measured.threads)})
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import engines
 from common import manifest
 from common.program import UserError, parser, run
 from common.publish import publish, publish_json
-from devices import cpu, cuda
+from devices import cpu, cuda, processes
 from metrics import METRICS_VERSION, bootstrap, divergence, perplexity
 from metrics.windows import PROTOCOLS
 from scoring import alignment, reference, teacher_forcing
@@ -40,7 +40,7 @@ COLUMNS = ("nll", "kld", "delta_p", "top1")
 def score(
     engine: engines.Engine, text: teacher_forcing.Text, logits: reference.Logits, whole: int | None = None
 ) -> dict[str, np.ndarray]:
-    """Window number, and the values of `divergence.compare`, of every scored position; each [positions].
+    """Window number, and the values of `divergence.measure`, of every scored position; each [positions].
 
     `whole`: positions of the reference's logits, where the text is only the beginning of what they are of.
     """
@@ -56,13 +56,20 @@ def score(
             if work is None:
                 work = xp.empty((3, size, logits.vocab_size), dtype=xp.float64, device=chunk.logits.device)
             for low in range(0, len(chunk.targets), size):
-                parts.append(compare(chunk, low, logits, xp, work))
+                parts.append(measure(chunk, low, logits, xp, work))
             bar.update(len(chunk.targets))
             del chunk  # or it would still be held while the engine makes the next one
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def compare(
+def score_targets(engine: engines.Engine, text: teacher_forcing.Text) -> dict[str, np.ndarray]:
+    """Window number and NLL of every scored position [positions], of an engine without logits."""
+    parts = list(teacher_forcing.target_nll(engine, text))
+    numbers = [np.full(len(nll), number) for number, nll in parts]
+    return {"window": np.concatenate(numbers), "nll": np.concatenate([nll for _, nll in parts])}
+
+
+def measure(
     chunk: teacher_forcing.Chunk, low: int, logits: reference.Logits, xp: ModuleType, work: Any
 ) -> dict[str, np.ndarray]:
     """The columns of `score` for the rows of a chunk from `low` on, as many as `work` has room for."""
@@ -72,26 +79,38 @@ def compare(
     # some formats pad the vocabulary; what the reference cannot say takes no part
     candidate = chunk.logits[low : low + len(targets), : logits.vocab_size]
     kept = logits.wide_rows(len(targets)) if xp is np else logits.rows(len(targets))
-    found = divergence.compare(candidate, kept, targets, xp, work)
+    found = divergence.measure(candidate, kept, targets, xp, work)
     values = {name: teacher_forcing.on_host(column) for name, column in found.items()}
     return {"window": np.full(len(targets), chunk.window)} | values
 
 
 def summarise(positions: dict[str, np.ndarray], text: teacher_forcing.Text, protocol: str) -> dict[str, Any]:
-    """What a result file holds of the positions: sums a window, and figures with bootstrap intervals over windows."""
+    """What a result file holds of the positions: sums a window, and figures with bootstrap intervals over windows.
+
+    Where `positions` have no `kld`, the figures of divergence are None. Raises `UserError` for a perplexity that is no
+    number.
+    """
     windows, facts = len(text.windows), text.facts
-    sums = {name: np.bincount(positions["window"], positions[name], windows) for name in ("nll", "kld", "top1")}
+    names = [name for name in ("nll", "kld", "top1") if name in positions]
+    sums = {name: np.bincount(positions["window"], positions[name], windows) for name in names}
     tokens, counts = np.bincount(positions["window"], minlength=windows), np.array(text.counts)
     resamples = bootstrap.indices(windows)
     perplexity_low, perplexity_high = np.exp(
         bootstrap.interval(perplexity.ratio_of_sums(sums["nll"], counts, resamples), windows)
     )
-    kld_low, kld_high = bootstrap.interval(perplexity.ratio_of_sums(sums["kld"], tokens, resamples), windows)
+    loss, kld_low, kld_high = dict.fromkeys(divergence.FIGURES), None, None
+    if "kld" in positions:
+        loss = divergence.summary(positions["kld"], positions["delta_p"], positions["top1"])
+        kld_low, kld_high = bootstrap.interval(perplexity.ratio_of_sums(sums["kld"], tokens, resamples), windows)
+    try:
+        headline = perplexity.perplexity(sums["nll"], counts)
+    except OverflowError as error:
+        raise UserError(str(error)) from None
     summary = {
-        "perplexity": perplexity.perplexity(sums["nll"], counts),
+        "perplexity": headline,
         "perplexity_low": float(perplexity_low),
         "perplexity_high": float(perplexity_high),
-        **divergence.summary(positions["kld"], positions["delta_p"], positions["top1"]),
+        **loss,
         "kld_mean_low": kld_low,
         "kld_mean_high": kld_high,
     }
@@ -102,7 +121,7 @@ def summarise(positions: dict[str, np.ndarray], text: teacher_forcing.Text, prot
         "protocol": {"perplexity": protocol, "windows": windows, **facts},
         "summary": summary,
         "headline": f"{facts['unit'].removesuffix('s')}_perplexity",
-        "normalised": perplexity.normalised(
+        "normalised": perplexity.normalise(
             nll / text.positions, *(facts[name] for name in ("tokens", "words", "bytes"))
         ),
         "total_nll": nll,
@@ -116,15 +135,15 @@ def summarise(positions: dict[str, np.ndarray], text: teacher_forcing.Text, prot
     }
 
 
-def opened(options: Any, device: str, threads: int) -> AbstractContextManager[reference.Logits]:
+def read_reference(options: Any, device: str, threads: int) -> AbstractContextManager[reference.Logits]:
     """The reference's logits, from a file or from a process with so many threads."""
     if options.reference:
-        return reference.stored(options.reference)
+        return reference.load(options.reference)
     program = Path(__file__).with_name("reference_logits.py")
     command = [options.recompute_python or sys.executable, program, options.recompute, "-"]
     command += ["--engine", options.recompute_engine, "--evaluation", options.evaluation]
     command += ["--protocol", options.protocol, "--device", device, "--threads", threads]
-    return reference.recomputed([str(part) for part in command])
+    return reference.recompute([str(part) for part in command])
 
 
 def main() -> None:
@@ -141,7 +160,7 @@ def main() -> None:
     arguments.add_argument("--noise-floor", action="store_true", help="calculate in another dtype than usual")
     options = arguments.parse_args()
 
-    device = devices.resolve(options.device)
+    device = devices.resolve(options.device, gpus=options.gpus)
     threads = min(options.threads, cpu.available_threads())
     artifact = manifest.read(options.artifact)
     text = teacher_forcing.read_text(options.evaluation, options.protocol)
@@ -156,24 +175,32 @@ def main() -> None:
         changes, text = {"dtype": dtype}, text.first(NOISE_WINDOWS)
     if options.recompute:
         threads = max(1, threads // 2)  # the two run at the same time
-    with opened(options, device, threads) as logits:
-        engine = engines.load(options.engine, options.artifact, device, threads, **changes)
+    with read_reference(options, device, threads) as logits:
+        chosen = options.options | changes
+        engine = engines.load(options.engine, options.artifact, device, threads, options.gpus, **chosen)
+        if not engine.capabilities & {"logits", "target_logprobs"}:
+            publish_json(options.out, result | {"summary": None, "reason": teacher_forcing.NO_PROBABILITIES})
+            return
         if options.gate:
             alignment.examine(engine, options.artifact, text.ids, options.gate)
-        positions = score(engine, text, logits, whole)
+        whole_answer = "logits" in engine.capabilities
+        positions = score(engine, text, logits, whole) if whole_answer else score_targets(engine, text)
     result |= {
         "artifact": artifact,
         "engine": options.engine,
+        "options": options.options,
+        "gpus": options.gpus,
         **summarise(positions, text, options.protocol),
+        **({} if whole_answer else {"no_divergence": teacher_forcing.NO_LOGITS}),
         "compute_type": engine.compute_type,
         "versions": engine.versions(),
         "device": devices.describe(device, threads),
-        "peak_memory_bytes": cuda.used_bytes() if device == "cuda" else manifest.peak_rss_bytes(),
+        "peak_memory_bytes": cuda.used_bytes() if device == "cuda" else processes.peak_rss_bytes(engine.processes()),
     }
     if not options.noise_floor:
         with publish(options.out.with_suffix(".npz")) as partial, partial.open("wb") as file:
-            small = {name: positions[name].astype(np.float32) for name in ("nll", "kld", "delta_p")}
-            np.savez(file, top1=positions["top1"], **small)
+            kinds = {"top1": np.bool_, "nll": np.float32, "kld": np.float32, "delta_p": np.float32}
+            np.savez(file, **{name: positions[name].astype(kinds[name]) for name in kinds if name in positions})
     publish_json(options.out, result)
 
 

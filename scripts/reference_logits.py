@@ -12,7 +12,7 @@ import sys
 
 import devices
 import engines
-from common.program import parser, run
+from common.program import UserError, parser, run
 from common.publish import publish
 from devices import cpu
 from scoring import reference, teacher_forcing
@@ -23,13 +23,16 @@ def main() -> None:
     teacher_forcing.add_arguments(arguments)
     options = arguments.parse_args()
 
-    device = devices.resolve(options.device)
+    device = devices.resolve(options.device, gpus=options.gpus)
     text = teacher_forcing.read_text(options.evaluation, options.protocol)
     to_stdout = str(options.out) == "-"
     if to_stdout:  # whatever a library prints must not get between the logits
         out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    engine = engines.load(options.engine, options.artifact, device, min(options.threads, cpu.available_threads()))
+    threads = min(options.threads, cpu.available_threads())
+    engine = engines.load(options.engine, options.artifact, device, threads, options.gpus, **options.options)
+    if "logits" not in engine.capabilities:
+        raise UserError(f"engine {options.engine} tells no logits, so that nothing can be compared with it")
     if to_stdout:
         with out:
             reference.write(engine, text, out, None)

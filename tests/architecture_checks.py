@@ -109,7 +109,7 @@ for architecture in ARCHITECTURES:
             engine = engines.load("gptqmodel", out, "cpu", 1)
             logits = np.concatenate(list(engine.logits(ids)))
             cosine = (logits * expected).sum(-1) / np.linalg.norm(logits, axis=-1) / np.linalg.norm(expected, axis=-1)
-            fact |= {"cosine": float(np.median(cosine)), "tokens": len(list(engine.prefill_decode(ids[:20], 20)))}
+            fact |= {"cosine": float(np.median(cosine)), "tokens": len(list(engine.decode([ids[:20]], 20)))}
             engine.close()
 MODEL = {"AutoConfig": "FOLDER--code.Config", "AutoModelForCausalLM": "FOLDER--code.Model"}
 CODE = {

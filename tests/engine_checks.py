@@ -15,6 +15,7 @@ from ctranslate2.converters import TransformersConverter  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 import engines  # noqa: E402
+from common.program import UserError  # noqa: E402
 from engines.decoding.static_cache import StaticDecode  # noqa: E402
 
 artifacts = Path(sys.argv[1])
@@ -32,11 +33,12 @@ head, table = model.lm_head.weight, model.model.embed_tokens.weight
 facts: dict[str, Any] = {}
 for name, engine_name in (("fp16", "transformers"), ("ct2-float32", "ctranslate2"), ("ct2-int8", "ctranslate2")):
     engine = engines.load(engine_name, artifacts / name, "cpu", 1)
-    tokens, times = zip(*engine.prefill_decode(ids, 60), strict=True)
+    _, tokens, times = zip(*engine.decode([ids], 60), strict=True)
     gaps = np.diff(times)
     batch = [ids[:8], ids[1:9], ids[2:10]]
-    together = [list(each) for each in zip(*(step for step, _ in engine.decode_batch(batch, 20)), strict=True)]
-    alone = [[token for token, _ in engine.prefill_decode(each, 20)] for each in batch]
+    came = list(engine.decode(batch, 20))
+    together = [[token for number, token, _ in came if number == place] for place in range(len(batch))]
+    alone = [[token for _, token, _ in engine.decode([each], 20)] for each in batch]
     engines.CHUNK_LOGITS = 16 * 2048  # small chunks, so that their seams are crossed
     parts = list(engine.logits(ids))
     facts[name] = {
@@ -67,8 +69,24 @@ for file in (artifacts / "fp16").glob("token*"):
     shutil.copy(file, rigged)
 TransformersConverter(str(rigged)).convert(str(artifacts / "rigged-ct2"))
 facts["rigged"] = [
-    [token for token, _ in engines.load(name, artifacts / folder, "cpu", 1).prefill_decode(ids, 20)]
+    [token for _, token, _ in engines.load(name, artifacts / folder, "cpu", 1).decode([ids], 20)]
     for name, folder in (("transformers", "rigged"), ("ctranslate2", "rigged-ct2"))
 ]
+facts["options"] = {
+    name: engines.load(name, artifacts / folder, "cpu", 1, **options).compute_type
+    for name, folder, options in (
+        ("transformers", "fp16", {"dtype": "bfloat16", "attn_implementation": "eager"}),
+        ("ctranslate2", "ct2-float32", {"compute_type": "int8"}),
+    )
+}
+facts["refused"] = []
+for name, folder, options in (
+    ("transformers", "fp16", {"dtype": "float61"}),
+    ("ctranslate2", "ct2-int8", {"compute_type": "int3"}),
+):
+    try:
+        engines.load(name, artifacts / folder, "cpu", 1, **options)
+    except UserError as error:
+        facts["refused"].append(str(error))
 facts["linear_float32_bytes"] = 4 * (model.num_parameters() - table.numel())
 print(json.dumps(facts))

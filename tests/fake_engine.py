@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+import engines
+
 VOCAB = 11
 
 
-class Fake:
+class Fake(engines.Engine):
     """An engine whose logits are a fixed function of the token before, handed out in chunks of three positions."""
 
     compute_type, modes, mode = "float32", ("fake",), "fake"
@@ -32,7 +34,8 @@ class Fake:
             yield chunk
             del chunk
 
-    def prefill_decode(self, ids: list[int], n: int) -> Iterator[tuple[int, float]]:
+    def decode(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
         for token in range(n - self.drop):
             time.sleep(self.delay)
-            yield token, time.perf_counter() + self.ahead
+            for number in range(len(prompts)):
+                yield number, token, time.perf_counter() + self.ahead

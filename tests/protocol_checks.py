@@ -88,8 +88,8 @@ def tensors() -> float:
     rng = np.random.default_rng(0)
     candidate, kept = (rng.normal(0, 3, (20, 500)).astype(dtype) for dtype in (np.float32, np.float16))
     targets = np.arange(20)
-    arrays = divergence.compare(candidate, kept, targets)
-    found = divergence.compare(torch.from_numpy(candidate), kept, targets, torch)
+    arrays = divergence.measure(candidate, kept, targets)
+    found = divergence.measure(torch.from_numpy(candidate), kept, targets, torch)
     return max(float(np.abs(found[name].numpy() * 1.0 - values).max()) for name, values in arrays.items())
 
 

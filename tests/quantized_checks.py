@@ -88,7 +88,7 @@ def kernels(name: str, folder: Path) -> dict[str, Any]:
         "layers": len(layers),
         "unexpected": wrong.unexpected_keys + wrong.missing_keys,
         "error": float(np.abs(logits - expected).max() / np.abs(expected).max()),
-        "tokens": len([token for token, _ in engine.prefill_decode(ids[:20], 40)]),
+        "tokens": len([token for _, token, _ in engine.decode([ids[:20]], 40)]),
         "versions": engine.versions(),
         "weight_bytes": engine.weight_bytes(),
         "stored_bytes": sum(value.nbytes for value in stored.values()),

@@ -1,6 +1,7 @@
-"""Of several GPUs, a job holds one. NVML is played by a module of this file: no GPU is asked for."""
+"""Of several GPUs, a job holds as many as it asks for. NVML is played by a module of this file: no GPU is asked for."""
 
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from devices import card
 NVML = """
 class NVMLError(Exception): pass
 def nvmlInit(): pass
-def nvmlDeviceGetCount(): return 2
+def nvmlDeviceGetCount(): return int(__import__("os").environ.get("CARDS", 2))
 def nvmlDeviceGetHandleByIndex(number): return number
 def nvmlDeviceGetUUID(number): return f"GPU-{number}"
 """
@@ -22,10 +23,10 @@ import os, subprocess, sys
 from pathlib import Path
 from devices import card
 card.FOLDER = Path(sys.argv[1])
-card.hold()
+card.hold(int(sys.argv[2]))
 print(os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
-child = "import os; from devices import card; card.hold(); print(os.environ['CUDA_VISIBLE_DEVICES'], flush=True)"
-subprocess.run([sys.executable, "-c", child], check=True)
+child = "import os, sys; from devices import card; card.hold(int(sys.argv[1])); print(os.environ[card.HELD])"
+subprocess.run([sys.executable, "-c", child, sys.argv[2]], check=True)
 sys.stdin.read()
 """
 
@@ -36,10 +37,10 @@ def start(tmp_path: Path):  # noqa: ANN201 - a function that starts a job
     (tmp_path / "pynvml.py").write_text(NVML)
     jobs = []
 
-    def begin(**environment: str) -> subprocess.Popen[str]:
+    def begin(count: int = 1, **environment: str) -> subprocess.Popen[str]:
         env = {key: value for key, value in os.environ.items() if key not in ("CUDA_VISIBLE_DEVICES", card.HELD)}
         env |= {"PYTHONPATH": f"{tmp_path}:{REPO / 'scripts'}"} | environment
-        command = [sys.executable, "-c", HOLD, str(tmp_path)]
+        command = [sys.executable, "-c", HOLD, str(tmp_path), str(count)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         jobs.append(subprocess.Popen(command, env=env, text=True, **pipes))
         return jobs[-1]
@@ -70,6 +71,47 @@ def test_only_what_is_visible_is_taken(start) -> None:  # noqa: ANN001
     assert cards(start(CUDA_VISIBLE_DEVICES="1")) == ("GPU-1", "GPU-1")
     assert cards(start(CUDA_VISIBLE_DEVICES="GPU-7,0")) == ("GPU-7", "GPU-7")
     assert start(CUDA_VISIBLE_DEVICES="").stdout.readline().strip() == ""
+
+
+def test_a_job_of_several_cards_has_them_all_or_waits(start) -> None:  # noqa: ANN001
+    one = start(1, CARDS="3")
+    assert cards(one) == ("GPU-0", "GPU-0")
+    two = start(2, CARDS="3")
+    assert cards(two) == ("GPU-1,GPU-2", "GPU-1,GPU-2")
+    three = start(3, CARDS="3")
+    said = "fewer than 3 GPUs are free (GPU-0, GPU-1, GPU-2); waiting for 3\n"
+    assert three.stderr.readline() == said
+    one.kill()
+    one.wait()
+    four = start(1, CARDS="3")
+    assert cards(four) == ("GPU-0", "GPU-0")  # who waits for more holds none meanwhile
+    four.kill()
+    two.kill()
+    assert cards(three) == ("GPU-0,GPU-1,GPU-2", "GPU-0,GPU-1,GPU-2")
+
+
+def test_jobs_that_want_the_same_cards_in_another_order_do_not_wait_for_one_another(start) -> None:  # noqa: ANN001
+    orders = ("0,1,2", "2,1,0", "1,2,0", "0,2,1")
+    jobs = [start(2, CARDS="3", CUDA_VISIBLE_DEVICES=order) for order in orders]
+    done = []
+    while jobs:  # each ends once it has its cards, and so lets another one have them
+        ready, _, _ = select.select([job.stdout for job in jobs], [], [], 30)
+        assert ready, "no job goes on"
+        job = next(job for job in jobs if job.stdout is ready[0])
+        mine, its_child = cards(job)
+        assert mine == its_child
+        done.append(set(mine.split(",")))
+        job.kill()
+        job.wait()
+        jobs.remove(job)
+    assert all(len(held) == 2 for held in done)
+
+
+def test_more_cards_than_there_are_is_one_line(start) -> None:  # noqa: ANN001
+    job = start(3)
+    assert job.wait() == 1
+    message = "3 GPUs are asked for, and 2 are there (GPU-0, GPU-1); lower gpus"
+    assert job.stderr.read().splitlines()[-1].endswith(message)
 
 
 def test_without_nvml_nothing_is_held(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """What a measurement ran under, from counts whose meaning is known. NVML is a stand-in: its answers are ours."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from devices import conditions, cpu, cuda, host_load, monitor
+from devices import conditions, cpu, cuda, host_load, monitor, processes
 from devices.conditions import Sample
-from devices.gpu_state import Gpu
+from devices.gpu_state import Gpus
 from devices.host_load import Load, Reading
 from devices.host_state import Host
 
@@ -29,22 +30,23 @@ class Nvml:
 
     def __init__(self) -> None:
         self.throttling, self.pids, self.used, self.counts_energy = 0x4, [], 2**20, True
+        self.watts = {"handle": 300, "second": 100}
         self.started = time.perf_counter()
 
     def _board(self, handle: str, value: Any) -> Any:
-        assert handle == "handle"
+        assert handle in self.watts
         return value
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
         if not self.counts_energy:
             raise self.NVMLError
-        return self._board(handle, int(300_000 * (time.perf_counter() - self.started)))
+        return self._board(handle, int(1000 * self.watts[handle] * (time.perf_counter() - self.started)))
 
     def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
-        return self._board(handle, 300_000)
+        return self._board(handle, 1000 * self.watts[handle])
 
     def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
-        return self._board(handle, {1: 1980, 2: 3201}[kind])
+        return self._board(handle, {1: 1980 if handle == "handle" else 1500, 2: 3201}[kind])
 
     def nvmlDeviceGetTemperature(self, handle: str, kind: int) -> int:
         raise self.NVMLError
@@ -53,7 +55,8 @@ class Nvml:
         return self._board(handle, self.throttling)
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[SimpleNamespace]:
-        return self._board(handle, [SimpleNamespace(pid=pid) for pid in self.pids])
+        pids = self.pids[handle] if isinstance(self.pids, dict) else self.pids
+        return self._board(handle, [SimpleNamespace(pid=pid) for pid in pids])
 
     def nvmlDeviceGetMemoryInfo(self, handle: str, version: int = 0) -> SimpleNamespace:
         if version:
@@ -64,12 +67,12 @@ class Nvml:
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
     nvml = Nvml()
-    monkeypatch.setattr(cuda, "nvml_device", lambda: (nvml, "handle"))
+    monkeypatch.setattr(cuda, "nvml_devices", lambda: (nvml, ["handle"]))
     monkeypatch.setattr(monitor, "PERIOD", 0.02)
     return nvml
 
 
-def watch(nvml: Nvml, seconds: float = 0.5, meanwhile: list[int] | None = None) -> dict[str, Any]:
+def watch(nvml: Nvml, seconds: float = 0.5, meanwhile: Any = None, own: tuple[int, ...] = ()) -> dict[str, Any]:
     """What a process measured under whose decoding filled the middle of so many seconds."""
     with monitor.Monitor("cuda") as each:
         start = time.perf_counter()
@@ -78,7 +81,7 @@ def watch(nvml: Nvml, seconds: float = 0.5, meanwhile: list[int] | None = None) 
         end = time.perf_counter()
         nvml.pids = []
     phases = [(start + seconds / 4, start + seconds / 2), (start + seconds / 2, start + seconds * 3 / 4)]
-    return each.observed(None, (start, end), phases)
+    return each.describe(None, (start, end), phases, own)
 
 
 @pytest.mark.parametrize(("counter", "source"), [(True, "energy counter"), (False, "power samples")])
@@ -116,6 +119,23 @@ def test_another_process_beside_ours_marks(nvml: Nvml) -> None:
     assert watch(nvml, meanwhile=[12345, os.getpid()])["interference"] == []
 
 
+def test_cards_that_work_together_are_one_device(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "nvml_devices", lambda: (nvml, ["handle", "second"]))
+    nvml.used = 200 * 2**20  # of each, which is less than a context
+    found = watch(nvml, meanwhile={"handle": [1, 2], "second": [2, 3]}, own=(1, 2, 3, 99))
+    assert found["conditions"]["decode_joules"] == pytest.approx(400 * 0.25, rel=0.05)
+    device = found["conditions"]["device"]
+    assert device["watts"]["median"] == 400
+    assert device["used_bytes"]["median"] == 400 * 2**20
+    assert device["clock_mhz"]["max"] == 1500  # the slowest keeps the others waiting
+    assert found["interference"] == []
+    found = watch(nvml, meanwhile={"handle": [1, 2], "second": [2, 7]}, own=(1, 2, 3))
+    assert found["interference"] == ["1 other process on the GPU meanwhile"]
+    # none of ours among them: a container counts by other numbers, and one on each card is ours
+    assert watch(nvml, meanwhile={"handle": [5], "second": [6]}, own=(1, 2))["interference"] == []
+    assert watch(nvml, meanwhile={"handle": [5], "second": [6, 7]}, own=(1, 2))["interference"] != []
+
+
 def test_a_process_that_was_there_before_marks(nvml: Nvml) -> None:
     nvml.pids = [7, 8]
     assert watch(nvml)["interference"] == ["2 other processes on the GPU before it started"]
@@ -133,7 +153,7 @@ def test_a_monitor_that_is_not_told_of_processes_says_nothing(nvml: Nvml) -> Non
         raise Nvml.NVMLError
 
     nvml.nvmlDeviceGetComputeRunningProcesses = refused
-    assert Gpu(nvml, "handle").company() == []
+    assert Gpus(nvml, ["handle"]).company() == []
     assert watch(nvml)["interference"] == []
 
 
@@ -172,33 +192,63 @@ def test_shares_are_of_the_time_of_all_processors() -> None:
     assert host_load.load(None, None, 4) is None
 
 
-@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="other systems than Linux do not tell")
-def test_other_programs_are_seen_and_ones_own_threads_are_not() -> None:
-    processors = cpu.processors()
+LINUX = pytest.mark.skipif(not Path("/proc/stat").exists(), reason="other systems than Linux do not tell")
+SPIN = [sys.executable, "-c", "while True: pass"]
 
-    def others(*command: str, spin: bool = True) -> float:
-        run = [subprocess.Popen(command)] if command else []
-        try:
-            before = host_load.read(processors)
-            end = time.perf_counter() + 1
-            while time.perf_counter() < end:
-                if not spin:
-                    time.sleep(0.01)
-            return host_load.load(before, host_load.read(processors), len(processors)).others
-        finally:
-            for each in run:
-                each.kill()
-                each.wait()
 
-    program = (sys.executable, "-c", "while True: pass")
-    asleep = spinning = beside = 1.0  # the least of some rounds: what else runs here comes and goes
-    for number in range(10):
-        rounds = others(spin=False), others(), others(*program)
-        asleep, spinning, beside = (min(pair) for pair in zip((asleep, spinning, beside), rounds, strict=True))
-        if number >= 2 and asleep < 0.05:
-            break
-    assert spinning - asleep < 0.5 / len(processors)
-    assert beside - spinning > 0.5 / (len(processors) + 1)
+def spin(pid: int, seconds: float) -> None:
+    """Wait until a process has used so much processor time, however busy this machine is."""
+    while processes.cpu_seconds([pid]) - processes.cpu_seconds([]) < seconds:
+        time.sleep(0.02)
+
+
+@LINUX
+def test_ones_own_threads_and_processes_are_no_others() -> None:
+    before, spun = host_load.read(cpu.processors()), time.process_time()
+    while time.process_time() < spun + 0.3:
+        pass
+    with subprocess.Popen(SPIN) as child:
+        while (used := processes.cpu_seconds([])) < before.own + 0.6:  # it is found as a child of ours
+            time.sleep(0.02)
+        child.kill()
+    after = host_load.read(cpu.processors())
+    assert after.own >= used - 0.05  # what a child took that has ended stays ours
+    assert host_load.load(before, after, 1).others * (after.at - before.at) <= after.busy - before.busy - 0.5
+
+
+@LINUX
+def test_programs_that_are_not_ours_are_seen_unless_they_are_named() -> None:
+    detached = subprocess.run(["sh", "-c", '"$@" >/dev/null 2>&1 & echo $!', "sh", *SPIN], stdout=subprocess.PIPE)
+    pid = int(detached.stdout)
+    try:
+        before, named = (host_load.read(cpu.processors(), own) for own in ([], [pid]))
+        spin(pid, processes.cpu_seconds([pid]) - processes.cpu_seconds([]) + 0.5)
+        after, later = (host_load.read(cpu.processors(), own) for own in ([], [pid]))
+    finally:
+        os.kill(pid, signal.SIGKILL)
+    others = (after.busy - before.busy) - (after.own - before.own)
+    assert others > 0.4
+    assert (later.own - named.own) - (after.own - before.own) > 0.4
+
+
+@LINUX
+def test_memory_is_that_of_a_process_and_of_those_that_it_started() -> None:
+    code = (
+        "import subprocess, sys; kept = bytearray(b'x') * 60_000_000; "
+        "child = subprocess.Popen([sys.executable, '-c', \"kept = bytearray(b'x') * 90_000_000; print(1, flush=True); "
+        'input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE); child.stdout.readline(); '
+        "print(child.pid, flush=True); input()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:
+        child = int(process.stdout.readline())
+        found, alone = processes.peak_rss_bytes([process.pid]), processes.peak_rss_bytes([child])
+        assert processes.tree([process.pid]) == {process.pid, child}
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    assert 90e6 < alone < 130e6
+    assert 150e6 < found < 220e6
+    assert processes.peak_rss_bytes([]) is None
 
 
 def test_energy_of_processors_goes_on_when_their_counter_goes_round(tmp_path: Path) -> None:
@@ -227,6 +277,6 @@ def test_energy_of_processors_goes_on_when_their_counter_goes_round(tmp_path: Pa
 
 
 def test_samples_outside_the_measured_time_do_not_count() -> None:
-    samples = [Sample(at=at, throttling=0x40 if at < 1 else 0, processes=1) for at in (0.5, 1.5, 2.5)]
+    samples = [Sample(at=at, throttling=0x40 if at < 1 else 0, processes=(frozenset({1}),)) for at in (0.5, 1.5, 2.5)]
     assert conditions.interference(QUIET, conditions.between(samples, 1, 2)) == []
     assert conditions.interference(QUIET, samples) != []

@@ -52,6 +52,13 @@ def test_chunked_logits_are_those_of_one_forward(facts: dict[str, Any], name: st
     assert facts[name]["dtype"] == "float32"
 
 
+def test_options_are_the_engines_own(facts: dict[str, Any]) -> None:
+    assert facts["options"] == {"transformers": "bfloat16", "ctranslate2": "int8_float32"}
+    dtype, compute_type = facts["refused"]
+    assert dtype == "engine transformers: dtype 'float61' is none of float32, float16, bfloat16"
+    assert "CTranslate2 cannot load it" in compute_type and "int3" in compute_type
+
+
 def test_int8_logits_differ_but_not_much(facts: dict[str, Any]) -> None:
     assert 1e-3 < facts["ct2-int8"]["logits_error"] < 2
 

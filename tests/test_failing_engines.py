@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -15,9 +15,10 @@ from common.program import UserError
 ARTIFACT = Path("artifacts/m/f")
 
 
-class Broken:
+class Broken(engines.Engine):
     """An engine that fails where it is told to."""
 
+    options: ClassVar = dict.fromkeys(("load", "decode", "logits", "target_logprobs", "processes"), object)
     modes, mode = ("broken",), "broken"
 
     def __init__(self, artifact: Path, device: str, threads: int, **errors: Any) -> None:
@@ -31,14 +32,22 @@ class Broken:
         elif found:
             raise found
 
-    def prefill_decode(self, ids: list[int], n: int) -> Iterator[tuple[int, float]]:
-        yield 7, 0.0
+    def decode(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
+        yield 0, 7, 0.0
         self.fail("decode")
-        yield 8, 1.0
+        yield 0, 8, 1.0
 
     def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
         self.fail("logits")
         yield np.zeros((len(ids), 3), np.float32)
+
+    def target_logprobs(self, ids: list[int]) -> np.ndarray:
+        self.fail("target_logprobs")
+        return np.zeros(len(ids) - 1)
+
+    def processes(self) -> set[int]:
+        self.fail("processes")
+        return {1}
 
 
 @pytest.fixture
@@ -47,12 +56,13 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return lambda **errors: engines.load("broken", ARTIFACT, "cpu", 1, **errors)
 
 
-@pytest.mark.parametrize("where", ["load", "decode", "logits"])
+@pytest.mark.parametrize("where", ["load", "decode", "logits", "target_logprobs", "processes"])
 def test_what_a_library_raises_names_the_artifact_and_the_place(load: Callable[..., Any], where: str) -> None:
     came = []
     with pytest.raises(UserError) as caught:
         engine = load(**{where: RuntimeError("\n\n  sizes 41 and 40\ndo not match\n")})
-        came.extend(engine.prefill_decode([1], 2) if where == "decode" else engine.logits([1]))
+        inputs = {"decode": ([[1]], 2), "processes": ()}.get(where, ([1],))
+        came.extend(getattr(engine, where)(*inputs))
     place = f"{Path(__file__).name} line {Broken.fail.__code__.co_firstlineno + 5}"
     assert str(caught.value) == f"{ARTIFACT}: broken fails on it (RuntimeError: sizes 41 and 40; {place})"
     assert caught.value.__cause__ is None
@@ -69,17 +79,49 @@ def test_what_our_own_lines_raise_is_kept_as_its_cause(load: Callable[..., Any])
 )
 def test_what_is_a_line_already_stays_it(load: Callable[..., Any], error: Exception) -> None:
     with pytest.raises(type(error)) as caught:
-        list(load(decode=error).prefill_decode([1], 2))
+        list(load(decode=error).decode([[1]], 2))
     assert caught.value is error
 
 
 def test_an_engine_that_works_is_as_it_was(load: Callable[..., Any]) -> None:
     engine = load()
-    assert list(engine.prefill_decode([1], 2)) == [(7, 0.0), (8, 1.0)]
+    assert list(engine.decode([[1]], 2)) == [(0, 7, 0.0), (0, 8, 1.0)]
     assert [chunk.shape for chunk in engine.logits([1, 2])] == [(2, 3)]
-    assert not hasattr(engine, "decode_batch")
+    assert engine.processes() == {1}
+    assert engine.weight_bytes() is None
     engine.mode = "other"
     assert engine.mode == "other"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 1.0}, "engine fake: unknown option 'steps'; did you mean 'step'?"),
+        ({"quite": 1.0}, "engine fake: unknown option 'quite'; it has step"),
+        ({"step": "fast"}, "engine fake: option step is 'fast'; it is to be of type float"),
+        ({"step": True}, "engine fake: option step is True; it is to be of type float"),
+    ],
+)
+def test_options_that_an_engine_does_not_take_are_one_line(options: dict[str, Any], message: str) -> None:
+    class Fake(engines.Engine):
+        """An engine of one option."""
+
+        options: ClassVar = {"step": float}
+
+    with pytest.raises(UserError) as caught:
+        engines.check_options("fake", Fake, options)
+    assert str(caught.value) == message
+
+
+def test_an_engine_of_one_card_takes_no_more(load: Callable[..., Any]) -> None:
+    with pytest.raises(UserError, match="engine broken runs on one GPU, and 2 are asked for"):
+        load(gpus=2)
+
+
+@pytest.mark.parametrize(("text", "message"), [("{", "is no JSON"), ("[1]", "is no mapping")])
+def test_options_of_a_command_line_are_a_mapping(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        engines.parse_options(text)
 
 
 def caused() -> None:

@@ -45,9 +45,9 @@ def harness(tmp_path: Path, call: Callable) -> Callable[..., subprocess.Complete
         (artifact / "config.json").write_text(json.dumps({"bos_token_id": fake.BOS, "vocab_size": fake.VOCAB}))
         (artifact / manifest.NAME).unlink(missing_ok=True)
         manifest.write(artifact, format="fake", tool="fake", tool_version="1")
-        command = [sys.executable, RUN, artifact, tmp_path / out, "--engine", "fake", "--device", "cpu"]
+        command = [sys.executable, RUN, program, artifact, tmp_path / out, "--engine", "fake", "--device", "cpu"]
         command += ["--evaluation", tmp_path / "evaluation.json", "--threads", 1, *options]
-        return call(*command, PROGRAM=program)
+        return call(*command)
 
     return run
 
@@ -190,6 +190,80 @@ def test_the_gate_wants_the_weights_own_predictions(harness: Callable, tmp_path:
         assert harness("gate", "out.json", {"noise": noise}, *options, "--unchecked", "why").returncode == 0
 
 
+TARGETS = {"tells": ["target_logprobs"]}
+
+
+def measure_quality(harness: Callable, tmp_path: Path, does: dict[str, Any], out: str) -> dict[str, Any]:
+    options = ["--reference", tmp_path / "logits.npy", "--gate", tmp_path / "gate.json"]
+    result = harness("quality", out, does, *options)
+    assert result.returncode == 0, result.stderr
+    return json.loads((tmp_path / out).read_text())
+
+
+def test_what_an_engine_cannot_tell_is_empty_with_the_reason(harness: Callable, tmp_path: Path) -> None:
+    expect(tmp_path)
+    assert harness("reference_logits", "logits.npy", {}).returncode == 0
+    whole = measure_quality(harness, tmp_path, {"noise": 0.5}, "whole.json")
+    found = measure_quality(harness, tmp_path, {"noise": 0.5} | TARGETS, "targets.json")
+    assert found["no_divergence"] == "its engine tells no logits"
+    assert "no_divergence" not in whole
+    assert found["summary"].keys() == whole["summary"].keys()
+    for name, value in whole["summary"].items():
+        expected = pytest.approx(value) if name.startswith("perplexity") else None
+        assert found["summary"][name] == expected, name
+    assert found["windows"]["nll"] == pytest.approx(whole["windows"]["nll"])  # what the paired ratio is made of
+    with np.load(tmp_path / "targets.npz") as positions:
+        assert positions.files == ["nll"]
+    nothing = measure_quality(harness, tmp_path, {"tells": []}, "nothing.json")
+    assert (nothing["summary"], nothing["reason"]) == (None, "its engine tells no probabilities of a given text")
+    result = harness("reference_logits", "none.npy", TARGETS)
+    assert result.stderr.splitlines()[-1].startswith("error: engine fake tells no logits")
+    timed = latency(harness, tmp_path, {"tells": []})
+    assert timed["unchecked"] == "fake has no logits to hold its tokens against"
+    assert (timed["options"], timed["gpus"]) == ({}, 1)
+
+
+def test_the_gate_asks_an_engine_for_what_it_can_tell(harness: Callable, tmp_path: Path) -> None:
+    options = ["--reference", expect(tmp_path)]
+    perplexities = []
+    for does in ({}, TARGETS, {"tells": []}):
+        assert harness("gate", "out.json", does, *options).returncode == 0
+        found = json.loads((tmp_path / "out.json").read_text())
+        perplexities.append(found["perplexity"])
+        assert ("unchecked" in found["faithful"]) == bool(does)
+    assert perplexities == [pytest.approx(found["reference"]), pytest.approx(found["reference"]), None]
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("bos", "it adds a token (a beginning of sequence?) before those that it is given"),
+        ("late", "its log-probabilities are shifted by one, towards the token before"),
+        ("early", "its log-probabilities are shifted by one, towards the token after"),
+    ],
+)
+def test_log_probabilities_of_another_text_are_refused(
+    harness: Callable, tmp_path: Path, fault: str, message: str
+) -> None:
+    result = harness("gate", "out.json", {"fault": fault, "noise": 0.5} | TARGETS, "--reference", expect(tmp_path))
+    assert result.returncode == 1
+    assert message in result.stderr.splitlines()[-1]
+
+
+def test_options_and_cards_are_recorded_or_refused_in_a_line(harness: Callable, tmp_path: Path) -> None:
+    found = latency(harness, tmp_path, {}, "--options", '{"step": 0.02}')
+    assert found["options"] == {"step": 0.02}
+    assert found["summary"]["tpot_ms_p50"] > 19  # the processes that measured were told, too
+    options = ["--reference", expect(tmp_path)]
+    for more, message in (
+        (("--options", '{"stop": 1.0}'), "error: engine fake: unknown option 'stop'; did you mean 'step'?"),
+        (("--options", '{"step": "x"}'), "error: engine fake: option step is 'x'; it is to be of type float"),
+        (("--gpus", 2), "error: device cpu has no GPUs, and 2 are asked for; leave gpus out, or set device: cuda"),
+    ):
+        result = harness("gate", "out.json", {}, *options, *more)
+        assert (result.returncode, result.stderr.splitlines()[-1]) == (1, message)
+
+
 def test_ties_and_tokens_that_are_never_chosen_pass() -> None:
     class Tied(fake.Engine):
         """The likeliest token is 1, which ends a sequence and is never chosen; then two are equally likely."""
@@ -205,10 +279,10 @@ def test_ties_and_tokens_that_are_never_chosen_pass() -> None:
             rows[:, 1] = 9
             yield rows
 
-        def prefill_decode(self, ids: list[int], n: int) -> Any:
+        def decode(self, prompts: list[list[int]], n: int) -> Any:
             for _ in range(n):
                 self.calls += 1
-                yield 2 + self.calls % 2, time.perf_counter()
+                yield 0, 2 + self.calls % 2, time.perf_counter()
 
     alignment.check_decoding(Tied(), [list(range(30))], fake.BOS)
 

@@ -5,6 +5,7 @@ import io
 import json
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,9 @@ from fake_engine import VOCAB, Fake
 
 from common.program import UserError
 from metrics import divergence, perplexity
-from quality import score, summarise
+from quality import score, score_targets, summarise
 from scoring import teacher_forcing
-from scoring.reference import Logits, narrowed, recomputed, widen, write
+from scoring.reference import Logits, narrow, recompute, widen, write
 
 CONTEXT, TOKENS = 8, 46
 
@@ -191,6 +192,27 @@ def test_lm_eval_divides_by_words_and_mixes_no_documents(tmp_path: Path) -> None
     assert sum(result["windows"]["counts"]) == pytest.approx(17)
 
 
+@pytest.mark.parametrize("protocol", ["gptq-2048", "llamacpp-512", "hf-strided", "lm-eval-word"])
+def test_log_probabilities_of_targets_give_the_perplexity_of_logits(tmp_path: Path, protocol: str) -> None:
+    class Targets(Fake):
+        """Tells what the logits of the same table give."""
+
+        capabilities = frozenset({"target_logprobs"})
+
+        def target_logprobs(self, ids: list[int]) -> np.ndarray:
+            return np.array([-nll(before, after) for before, after in pairwise(ids)])
+
+    documents = [{"ids": list(range(1, 11)) * 5, "words": 15, "bytes": 80}]
+    changes = {"prefix_id": 0, "documents": documents, "detokenizer": None} if protocol == "lm-eval-word" else {}
+    text = evaluation(tmp_path, protocol, **changes)
+    whole, found = score(Fake(), text, reference(Fake(), text)), score_targets(Targets(), text)
+    assert found["window"].tolist() == whole["window"].tolist()
+    assert found["nll"] == pytest.approx(whole["nll"])
+    figures, expected = (summarise(each, text, protocol)["summary"] for each in (found, whole))
+    assert figures["perplexity"] == pytest.approx(expected["perplexity"])
+    assert [figures[name] for name in (*divergence.FIGURES, "kld_mean_low")] == [None] * 8
+
+
 def test_lm_eval_wants_a_token_before_a_document(tmp_path: Path) -> None:
     documents = [{"ids": [1] * 40, "words": 1, "bytes": 1}]
     with pytest.raises(UserError, match="wants a token before each document"):
@@ -217,9 +239,9 @@ def test_a_disk_that_is_too_small_is_said_before_anything_is_written(
 
 def test_a_token_that_is_masked_out_diverges_by_no_infinity() -> None:
     masked = np.array([[2.0, -np.inf, 1.0], [2.0, np.finfo(np.float32).min, 1.0]], np.float32)
-    kept = narrowed(masked)
+    kept = narrow(masked)
     assert kept.tolist() == [[0, -65504, -1]] * 2
-    found = divergence.compare(masked[1:], kept[1:], np.array([0]))
+    found = divergence.measure(masked[1:], kept[1:], np.array([0]))
     assert found["kld"] == pytest.approx(0, abs=1e-6)
 
 
@@ -234,7 +256,7 @@ def test_float16_is_widened_exactly() -> None:
 def test_a_reference_process_that_fails_is_one_line(text: teacher_forcing.Text) -> None:
     with (
         pytest.raises(UserError, match=r"^the reference's process failed: no such model$"),
-        recomputed([sys.executable, "-c", "import sys; sys.exit('error: no such model')"]) as logits,
+        recompute([sys.executable, "-c", "import sys; sys.exit('error: no such model')"]) as logits,
     ):
         score(Fake(), text, logits)
 
@@ -246,6 +268,6 @@ def test_a_reference_process_that_dies_midway_is_one_line(text: teacher_forcing.
     )
     with (
         pytest.raises(UserError, match=r"^the reference's process failed: gone$"),
-        recomputed([sys.executable, "-c", program]) as logits,
+        recompute([sys.executable, "-c", program]) as logits,
     ):
         score(Fake(), text, logits)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from conftest import REPO
 
-from common.program import UserError
 from metrics import bootstrap, divergence, latency, perplexity, windows
 
 
@@ -61,7 +60,7 @@ def test_perplexity_weighs_windows_by_their_tokens() -> None:
 
 def test_one_total_gives_every_figure() -> None:
     # 8 tokens of half a bit each in 4 words of 16 bytes
-    figures = perplexity.normalised(math.log(2) / 2, 8, 4, 16)
+    figures = perplexity.normalise(math.log(2) / 2, 8, 4, 16)
     assert figures == pytest.approx(
         {
             "token_perplexity": math.sqrt(2),
@@ -97,7 +96,7 @@ def test_uniform_guess_has_the_vocabulary_as_perplexity() -> None:
 
 def compared(reference: list[float], candidate: list[float], target: int = 0) -> dict[str, float]:
     """One position, of two distributions."""
-    found = divergence.compare(np.log([candidate]), np.log([reference]) + 7.0, np.array([target]))
+    found = divergence.measure(np.log([candidate]), np.log([reference]) + 7.0, np.array([target]))
     return {name: values.item() for name, values in found.items()}
 
 
@@ -125,13 +124,13 @@ def test_divergence_is_what_its_definition_gives_on_random_logits() -> None:
     candidate, reference = np.random.default_rng(2).normal(0, 3, (2, 50, 97)).astype(np.float32)
     p, q = perplexity.log_softmax(reference), perplexity.log_softmax(candidate)
     kept = candidate.copy()
-    found = divergence.compare(candidate, reference.astype(np.float16), np.arange(50))
+    found = divergence.measure(candidate, reference.astype(np.float16), np.arange(50))
     assert np.array_equal(candidate, kept)
     work = np.full((3, 60, 97), np.nan)  # memory that holds something else, and more of it
-    again = divergence.compare(candidate, reference.astype(np.float16), np.arange(50), work=work)
+    again = divergence.measure(candidate, reference.astype(np.float16), np.arange(50), work=work)
     assert all(np.array_equal(again[name], values) for name, values in found.items())
     assert found["kld"] == pytest.approx((np.exp(p) * (p - q)).sum(axis=-1), rel=5e-3)  # float16
-    assert divergence.compare(candidate, reference, np.arange(50))["kld"] == pytest.approx(
+    assert divergence.measure(candidate, reference, np.arange(50))["kld"] == pytest.approx(
         (np.exp(p) * (p - q)).sum(axis=-1), rel=1e-12
     )
     assert found["nll"] == pytest.approx(perplexity.nll(q, np.arange(50)), rel=1e-12)
@@ -219,10 +218,10 @@ def test_summary_is_in_milliseconds() -> None:
 
 
 def test_perplexity_of_words_in_a_text_without_spaces_is_no_number() -> None:
-    found = perplexity.normalised(2.4, tokens=3000, words=10, size=9000)  # exp(720)
+    found = perplexity.normalise(2.4, tokens=3000, words=10, size=9000)  # exp(720)
     assert found["word_perplexity"] is None
     assert found["token_perplexity"] == pytest.approx(math.exp(2.4))
-    with pytest.raises(UserError, match=r"perplexity is exp\(720\), no number"):
+    with pytest.raises(OverflowError, match=r"perplexity is exp\(720\), no number"):
         perplexity.perplexity(np.array([7200.0]), np.array([10.0]))
 
 

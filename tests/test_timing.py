@@ -12,13 +12,14 @@ from fake_engine import Fake
 
 from common import manifest
 from common.program import UserError
-from latency import assemble, judged
+from latency import Observation, assemble, judge
 from timing import variants
-from timing.decoding import timed_batch, timed_tokens
+from timing.decoding import time_tokens
+from timing.process import Measurement
 
 
 def test_known_delays_are_measured() -> None:
-    _, tokens, seconds = timed_tokens(Fake(delay=0.02), [1], 25)
+    _, tokens, seconds = time_tokens(Fake(delay=0.02), [[1]], 25)
     assert tokens == list(range(25))
     gaps = np.diff([0, *seconds])
     assert gaps.min() >= 0.02
@@ -28,27 +29,42 @@ def test_known_delays_are_measured() -> None:
 @pytest.mark.parametrize("ahead", [-10.0, 10.0])
 def test_times_that_cannot_be_are_refused(ahead: float) -> None:
     with pytest.raises(UserError, match="times that cannot be"):
-        timed_tokens(Fake(ahead=ahead), [1], 3)
+        time_tokens(Fake(ahead=ahead), [[1]], 3)
 
 
 def test_an_engine_that_stops_early_is_refused() -> None:
     with pytest.raises(UserError, match="returned 9 tokens where 10 were asked for"):
-        timed_tokens(Fake(drop=1), [1], 10)
+        time_tokens(Fake(drop=1), [[1]], 10)
 
 
 def test_a_batch_that_is_not_whole_is_refused() -> None:
     class Batch:
         """Three prompts for two steps; the second step lacks one."""
 
-        def decode_batch(self, prompts: list[list[int]], n: int) -> Iterator[tuple[list[int], float]]:
-            yield [1, 2, 3], time.perf_counter()
-            yield [1, 2], time.perf_counter()
+        def decode(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
+            for number in (0, 1, 2, 0, 1):
+                yield number, 7, time.perf_counter()
 
-    with pytest.raises(UserError, match="returned 5 tokens in 2 steps where 2 for each of 3 prompts were asked for"):
-        timed_batch(Batch(), [[1], [2], [3]], 2)
+    with pytest.raises(UserError, match="returned 5 tokens where 2 for each of 3 prompts were asked for"):
+        time_tokens(Batch(), [[1], [2], [3]], 2)
 
 
-def decoded(mode: str, seconds: float, *outputs: list[int], gap: float = 0) -> list[dict]:
+def test_a_step_of_a_batch_is_over_when_its_last_token_is_there() -> None:
+    class Uneven:
+        """Two prompts, the second of which is ahead: three of its tokens come before the first one's second."""
+
+        def decode(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
+            start = time.perf_counter()
+            for number, token, after in ((0, 1, 1), (1, 5, 2), (1, 6, 3), (1, 7, 4), (0, 2, 5), (0, 3, 6)):
+                time.sleep(0.001)
+                yield number, token, start + after / 1e4
+
+    timing = time_tokens(Uneven(), [[1], [2]], 3)
+    assert timing.tokens == [1, 5, 2, 6, 3, 7]  # step by step
+    assert np.diff(timing.seconds) == pytest.approx([3e-4, 1e-4], abs=1e-6)
+
+
+def observe(mode: str, seconds: float, *outputs: list[int], gap: float = 0) -> list[Observation]:
     """What one process says that decodes a token every `seconds`; `gap`: of its last token from the likeliest."""
     runs = [
         {"process": 0, "repeat": 0, "prompt": number, "token_seconds": [seconds * (i + 1) for i in range(len(tokens))]}
@@ -56,12 +72,13 @@ def decoded(mode: str, seconds: float, *outputs: list[int], gap: float = 0) -> l
     ]
     said = {"compute_type": "float16", "versions": {}, "threads": 1, "load_seconds": 1.0}
     said |= {"memory_bytes": {"resident": 7, "device": None, "allocated": None}, "batches": []}
-    said |= {"conditions": {"decode_joules": 8.0}, "interference": [f"noise beside {mode}"]}
+    said |= {"decode_phases": [], "measured": (0, 1), "load": None, "own": [], "unchecked": None}
     said |= {"lengths": [{"tokens": 9, "new_tokens": 3, "runs": runs[:1], "outputs": outputs[-1:]}]}
     said |= {"largest_gaps": [0.0] * (len(outputs) - 1) + [gap] if mode == "captured" else None}
     said["lengths"][0] |= {"largest_gap": gap} if mode == "captured" else {}
     said |= {"mode": mode, "modes": ["eager", "captured"], "weight_bytes_per_token": 100}
-    return [said | {"runs": runs, "outputs": [[tokens] for tokens in outputs]}]
+    said |= {"runs": runs, "outputs": [[tokens] for tokens in outputs]}
+    return [Observation(Measurement(**said), {"decode_joules": 8.0}, [f"noise beside {mode}"])]
 
 
 @pytest.mark.parametrize(
@@ -90,8 +107,8 @@ def test_another_way_to_decode_counts_if_its_tokens_are_the_same_but_for_ties(
     options = argparse.Namespace(
         artifact=tmp_path, prompts=tmp_path / "prompts.json", engine="fake", new_tokens=3, repeats=1, processes=1
     )
-    options.prompt_tokens, options.batch_sizes = [9], [1]
-    ways = [decoded("eager", 0.05, [1, 2, 3], [4, 5, 6]), decoded("captured", seconds, [1, 2, 3], tokens, gap=gap)]
+    options.prompt_tokens, options.batch_sizes, options.options, options.gpus = [9], [1], {}, 1
+    ways = [observe("eager", 0.05, [1, 2, 3], [4, 5, 6]), observe("captured", seconds, [1, 2, 3], tokens, gap=gap)]
     result = assemble(options, ways, bandwidth=1e4)
     assert result["mode"] == mode
     assert result["summary"]["tokens_per_second"] == pytest.approx(1 / seconds if mode == "captured" else 20)
@@ -118,24 +135,24 @@ def test_another_way_to_decode_counts_if_its_tokens_are_the_same_but_for_ties(
 def test_a_later_run_counts_as_well_as_the_first(gap: float, refused: str | None) -> None:
     plain = {"mode": "eager", "outputs": [[4, 5, 6]], "largest_gaps": [], "deterministic": True}
     captured = plain | {"mode": "captured", "largest_gaps": [gap]}
-    assert judged(captured | {"deterministic": False}, plain)["refused"] == refused
-    assert judged(captured, plain) == {"refused": None, "differs": None}
+    assert judge(captured | {"deterministic": False}, plain)["refused"] == refused
+    assert judge(captured, plain) == {"refused": None, "differs": None}
 
 
 def test_the_plain_way_is_no_tie_with_itself() -> None:
     plain = {"mode": "eager", "outputs": [[4, 5, 6]], "largest_gaps": [], "deterministic": False}
-    assert judged(plain, plain) == {"refused": None, "differs": None}
+    assert judge(plain, plain) == {"refused": None, "differs": None}
 
 
 @pytest.mark.parametrize(("gap", "refused"), [(0.04, False), (0.7, True)])
 def test_a_later_process_counts_as_well_as_the_first_after_a_long_prompt(gap: float, refused: bool) -> None:
     entries = {
         mode: [
-            decoded(mode, 0.01, tokens, gap=0 if number == 0 else gap)[0]["lengths"][0]
+            observe(mode, 0.01, tokens, gap=0 if number == 0 else gap)[0].measured.lengths[0]
             for number, tokens in enumerate(([4, 5, 6], [4, 5, 9] if mode == "captured" else [4, 5, 6]))
         ]
         for mode in ("eager", "captured")
     }
-    plain, captured = ([variants.joined(each)] for each in entries.values())
+    plain, captured = ([variants.join(each)] for each in entries.values())
     variants.refuse_differences(captured, plain)
     assert ("refused" in captured[0]) == refused

@@ -11,22 +11,27 @@ from devices import card, cpu, cuda
 CHOICES = ("auto", "cpu", "cuda")
 
 
-def resolve(choice: str, hold: bool = True) -> str:
+def resolve(choice: str, hold: bool = True, gpus: int = 1) -> str:
     """`cpu` or `cuda` for a choice of the config.
 
-    With `hold`, a GPU is then this job's alone (`devices.card`). Raises `UserError` for a GPU that is not there.
+    With `hold`, so many GPUs are then this job's alone (`devices.card`). Raises `UserError` for GPUs that are not
+    there.
     """
     if choice not in CHOICES:
         raise UserError(f"device {choice!r}: unknown; one of {', '.join(CHOICES)}")
+    if choice == "cpu" and gpus > 1:
+        raise UserError(f"device cpu has no GPUs, and {gpus} are asked for; leave gpus out, or set device: cuda")
     if choice == "cpu":
         return choice
     if hold:
-        card.hold()
+        card.hold(gpus)
     missing = cuda.why_missing()
-    if choice == "cuda" and missing:
+    if missing and (choice == "cuda" or gpus > 1):
         raise UserError(f"device cuda is not there: {missing}; set device: cpu, or auto")
-    if hold and not missing and cuda.count() > 1:
-        raise UserError("CUDA was started before this job chose one of several GPUs; set CUDA_VISIBLE_DEVICES to one")
+    if hold and not missing and cuda.count() != gpus:
+        raise UserError(
+            f"CUDA sees {cuda.count()} GPUs where {gpus} are asked for; name so many in CUDA_VISIBLE_DEVICES"
+        )
     return "cpu" if missing else "cuda"
 
 

@@ -1,4 +1,4 @@
-"""One GPU for one job: of several, the first that no other job holds, by a lock on this host.
+"""GPUs for one job alone: of several, the first that no other job holds, by locks on this host.
 
 Two measurements on one card would both be wrong. Snakemake's resource `gpu` counts jobs of one workflow; it knows
 neither which card a job takes nor what another workflow does.
@@ -11,34 +11,58 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
+from common.program import UserError
+
 FOLDER = Path("/tmp")  # not TMPDIR, which may be another for each user
 HELD = "QUANTMILL_CARD"  # a job's processes share its card
 POLL_SECONDS = 0.5
 
-_lock: IO[str] | None = None  # kept open, and so held, until the process ends
+_locks: list[IO[str]] = []  # kept open, and so held, until the process ends
 
 
-def hold() -> None:
-    """Wait for a free card of those visible; this process and those that it starts will see that one alone.
+def hold(count: int = 1) -> None:
+    """Wait for `count` free cards of those visible; this process and those that it starts will see these alone.
 
     To be called before anything initialises CUDA. Does nothing where NVML finds no card, and where the process that
-    started this one holds a card already.
+    started this one holds as many already. Raises `UserError` where fewer are visible. No job waits while it holds some
+    of its cards, so that no two wait for one another; who asks for many waits until so many are free at once.
     """
-    global _lock
     visible = visible_cards()
-    if not visible or os.environ.get(HELD) in visible:
+    held = os.environ.get(HELD, "").split(",")
+    if not visible or (set(held) <= set(visible) and len(held) >= count):
         return
+    if count > len(visible):
+        raise UserError(f"{count} GPUs are asked for, and {len(visible)} are there ({', '.join(visible)}); lower gpus")
     waiting = False
-    while True:
-        for card in visible:
-            _lock = _try_lock(FOLDER / f"quantmill-{card}.lock")
-            if _lock is not None:
-                os.environ["CUDA_VISIBLE_DEVICES"] = os.environ[HELD] = card
-                return
+    while not (taken := _try_locks(visible, count)):
         if not waiting:
-            print(f"every GPU is held by another job ({', '.join(visible)}); waiting for one", file=sys.stderr)
+            taken = "every GPU is held by another job" if count == 1 else f"fewer than {count} GPUs are free"
+            print(f"{taken} ({', '.join(visible)}); waiting for {'one' if count == 1 else count}", file=sys.stderr)
         waiting = True
         time.sleep(POLL_SECONDS)
+    os.environ["CUDA_VISIBLE_DEVICES"] = os.environ[HELD] = ",".join(card for card in visible if card in taken)
+
+
+def _try_locks(visible: list[str], count: int) -> list[str]:
+    """Lock the first `count` cards that are free; none where there are not so many.
+
+    Of several jobs that try at once one gets all that it asks for: each takes cards by the order of their names, and
+    gives up as soon as those that are left are too few.
+    """
+    taken: list[str] = []
+    order = sorted(visible) if count > 1 else visible
+    for place, card in enumerate(order):
+        if len(taken) + len(order) - place < count:
+            break
+        lock = _try_lock(FOLDER / f"quantmill-{card}.lock")
+        if lock is not None:
+            _locks.append(lock)
+            taken.append(card)
+        if len(taken) == count:
+            return taken
+    while _locks:
+        _locks.pop().close()
+    return []
 
 
 def visible_cards() -> list[str]:

@@ -3,7 +3,7 @@
 Pure functions over samples and counts; where those come from is `gpu_state`'s and `host_load`'s business.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -29,10 +29,10 @@ NORMAL = 0x4  # at full load a board runs at its power limit: a fact of the devi
 
 @dataclass(frozen=True)
 class Sample:
-    """A device at one moment; None where it does not tell.
+    """A device, or several that work together, at one moment; None where they do not tell.
 
     `at` is `time.perf_counter()`, which all processes of a machine share; `joules` counts from any start; `throttling`
-    are bits of `THROTTLING`, `processes` how many hold the device.
+    are bits of `THROTTLING`, `processes` the ids of those that hold each card.
     """
 
     at: float
@@ -43,7 +43,7 @@ class Sample:
     celsius: float | None = None
     used_bytes: int | None = None
     throttling: int = 0
-    processes: int | None = None
+    processes: tuple[frozenset[int], ...] | None = None
 
 
 def between(samples: Iterable[Sample], start: float, end: float) -> list[Sample]:
@@ -95,12 +95,16 @@ def decode_joules(samples: Sequence[Sample], phases: Sequence[tuple[float, float
 
 
 def interference(
-    load: Load | None, samples: Sequence[Sample], before: Sequence[str] = (), most: float = OTHERS
+    load: Load | None,
+    samples: Sequence[Sample],
+    before: Sequence[str] = (),
+    most: float = OTHERS,
+    own: Collection[int] = (),
 ) -> list[str]:
     """What may have disturbed a measurement, in words; empty where nothing did.
 
     `before` is what was found on the device when none of our processes was there; `most` the share of the processors'
-    time that others may take.
+    time that others may take; `own` the processes that measured.
     """
     reasons = list(before)
     if load is not None and load.others + load.stolen > most:
@@ -115,7 +119,15 @@ def interference(
         often = sum(bool(sample.throttling & bit) for sample in samples)
         if often and bit != NORMAL:
             reasons.append(f"the GPU held its clocks back: {name} in {often} of {len(samples)} samples")
-    others = max((sample.processes or 0 for sample in samples), default=0) - 1
+    others = max((count_others(sample.processes or (), own) for sample in samples), default=0)
     if others > 0:
         reasons.append(f"{others} other process{'es' if others > 1 else ''} on the GPU meanwhile")
     return reasons
+
+
+def count_others(cards: Sequence[frozenset[int]], own: Collection[int]) -> int:
+    """How many processes hold cards beside our own. Where none of ours is among them, the container counts processes by
+    other numbers: then one on each card is taken for ours."""
+    every = frozenset().union(*cards)
+    ours = every & frozenset(own)
+    return len(every - ours) if ours else max((len(card) - 1 for card in cards), default=0)

@@ -41,55 +41,66 @@ def count() -> int:
     return 0 if _driver().cuDeviceGetCount(ctypes.byref(number)) else number.value
 
 
-def nvml_device() -> tuple[Any, Any]:
-    """pynvml and the handle of the first visible GPU."""
+def nvml_devices() -> tuple[Any, list[Any]]:
+    """pynvml and the handles of the GPUs that CUDA_VISIBLE_DEVICES names; of the first where it names none."""
     import pynvml  # only where there is a GPU
 
     pynvml.nvmlInit()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
-    if visible.startswith(("GPU-", "MIG-")):
-        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(visible)
-    return pynvml, pynvml.nvmlDeviceGetHandleByIndex(int(visible or 0))
+    names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    return pynvml, [
+        pynvml.nvmlDeviceGetHandleByUUID(name)
+        if name.startswith(("GPU-", "MIG-"))
+        else pynvml.nvmlDeviceGetHandleByIndex(int(name or 0))
+        for name in names
+    ]
 
 
 def describe() -> dict[str, Any]:
-    """What NVML tells of the first visible GPU; None where it does not tell.
+    """What NVML tells of the visible GPUs; None where one does not tell.
 
-    Name, memory in bytes, driver, ECC mode, clocks in MHz now, power limit in watts.
+    Their names, memory in bytes and power limit in watts of all together, driver, whether all have ECC, and the lowest
+    clocks in MHz now.
     """
-    nvml, handle = nvml_device()
+    nvml, handles = nvml_devices()
 
-    def ask(function: Callable[..., Any], *arguments: Any) -> Any:
+    def ask(combine: Callable[[list[Any]], Any], function: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            return function(handle, *arguments)
+            return combine([function(handle, *arguments) for handle in handles])
         except nvml.NVMLError:
             return None  # this board, or this slice of one, does not tell
 
-    memory, ecc = ask(nvml.nvmlDeviceGetMemoryInfo), ask(nvml.nvmlDeviceGetEccMode)
-    power_limit = ask(nvml.nvmlDeviceGetEnforcedPowerLimit)
+    def total_memory(boards: list[Any]) -> int:
+        return sum(board.total for board in boards)
+
+    milliwatts = ask(sum, nvml.nvmlDeviceGetEnforcedPowerLimit)
     return {
-        "name": nvml.nvmlDeviceGetName(handle),
-        "memory_bytes": memory and memory.total,
+        "name": " + ".join(dict.fromkeys(nvml.nvmlDeviceGetName(handle) for handle in handles)),
+        "memory_bytes": ask(total_memory, nvml.nvmlDeviceGetMemoryInfo),
         "driver": nvml.nvmlSystemGetDriverVersion(),
-        "ecc": ecc and bool(ecc[0]),
-        "sm_clock_mhz": ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
-        "memory_clock_mhz": ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
-        "power_limit_w": power_limit and power_limit / 1000,
+        "ecc": ask(lambda modes: all(bool(mode[0]) for mode in modes), nvml.nvmlDeviceGetEccMode),
+        "sm_clock_mhz": ask(min, nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
+        "memory_clock_mhz": ask(min, nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
+        "power_limit_w": milliwatts and milliwatts / 1000,
     }
 
 
 def used_bytes() -> int:
-    """Memory in use on the GPU, by whoever uses it: a measurement has its GPU for itself."""
-    nvml, handle = nvml_device()
-    return nvml.nvmlDeviceGetMemoryInfo(handle).used
+    """Memory in use on the GPUs, by whoever uses it: a measurement has its GPUs for itself."""
+    nvml, handles = nvml_devices()
+    return sum(nvml.nvmlDeviceGetMemoryInfo(handle).used for handle in handles)
 
 
 def copy_bandwidth() -> float:
-    """Bytes a second, read and written, of a device-to-device copy of `COPY_BYTES`, timed by events (median)."""
+    """Bytes a second of device-to-device copies on the visible GPUs, one after the other, added up."""
+    _call(_driver().cuInit, 0)
+    return sum(_copy_bandwidth(number) for number in range(count()))
+
+
+def _copy_bandwidth(number: int) -> float:
+    """Bytes a second, read and written, of a copy of `COPY_BYTES` on one GPU, timed by events (median)."""
     driver = _driver()
-    _call(driver.cuInit, 0)
     device, context = ctypes.c_int(), ctypes.c_void_p()
-    _call(driver.cuDeviceGet, ctypes.byref(device), 0)
+    _call(driver.cuDeviceGet, ctypes.byref(device), number)
     _call(driver.cuDevicePrimaryCtxRetain, ctypes.byref(context), device)
     _call(driver.cuCtxSetCurrent, context)
     source, target = ctypes.c_uint64(), ctypes.c_uint64()

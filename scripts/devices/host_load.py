@@ -1,4 +1,4 @@
-"""How busy the host was with other things while this process measured. Linux's own counts; elsewhere nothing is known.
+"""How busy the host was with other things while a process measured. Linux's own counts; elsewhere nothing is known.
 
 The process that measures reads them before its first measured run and after its last, so nothing runs meanwhile.
 Sources: proc(5), the kernel's cgroup-v2 documentation (cpu.stat), sysfs-devices-system-cpu (thermal_throttle).
@@ -6,8 +6,11 @@ Sources: proc(5), the kernel's cgroup-v2 documentation (cpu.stat), sysfs-devices
 
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+from devices import processes
 
 STAT = Path("/proc/stat")
 CGROUPS = (Path("/sys/fs/cgroup/cpu.stat"), Path("/sys/fs/cgroup/cpu/cpu.stat"))  # versions 2 and 1
@@ -41,8 +44,11 @@ class Reading:
     heat_stops: int
 
 
-def read(cpus: frozenset[int]) -> Reading | None:
-    """The counts of now for some processors; None where there is no /proc/stat."""
+def read(cpus: frozenset[int], own: Iterable[int] = ()) -> Reading | None:
+    """The counts of now for some processors; None where there is no /proc/stat.
+
+    `own`: processes that are no others, beside this one; nor are those that they started.
+    """
     if not STAT.exists():
         return None
     lines = [line.split() for line in STAT.read_text(encoding="ascii").splitlines()]
@@ -52,7 +58,7 @@ def read(cpus: frozenset[int]) -> Reading | None:
         at=time.perf_counter(),
         busy=sum(int(line[field]) for line in ours for field in BUSY) * tick,
         stolen=sum(int(line[STOLEN]) for line in ours) * tick,
-        own=time.process_time(),
+        own=processes.cpu_seconds(own),
         quota_stops=_quota_stops(),
         heat_stops=sum(_count(CPUS / f"cpu{cpu}/thermal_throttle/core_throttle_count") for cpu in cpus),
     )

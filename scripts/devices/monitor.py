@@ -1,13 +1,13 @@
 """Sample a device while another process measures on it."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from devices import conditions, cuda
 from devices.conditions import Sample
-from devices.gpu_state import Gpu
+from devices.gpu_state import Gpus
 from devices.host_load import Load
 from devices.host_state import Host
 
@@ -21,7 +21,7 @@ class Monitor:
     """
 
     def __init__(self, device: str) -> None:
-        self.gpu = Gpu(*cuda.nvml_device()) if device == "cuda" else None
+        self.gpu = Gpus(*cuda.nvml_devices()) if device == "cuda" else None
         host = None if self.gpu else Host()
         self.source = self.gpu or (host if host and host.tells() else None)
         self.samples: list[Sample] = []
@@ -47,11 +47,12 @@ class Monitor:
         self.thread.join()
         self.company = self.company or [f"{found} after it ended" for found in self._company()]
 
-    def observed(
+    def describe(
         self,
         load: Mapping[str, Any] | None,
         measured: tuple[float, float],
         decode_phases: Sequence[tuple[float, float]],
+        own: Collection[int] = (),
     ) -> dict[str, Any]:
         """What a process measured under: `conditions`, and `interference` in words.
 
@@ -59,6 +60,7 @@ class Monitor:
             load: what the host did beside it (`host_load.Load` as a mapping), where that is known.
             measured: start and end of its measured runs, by `time.perf_counter()`.
             decode_phases: from first to last token of each run that energy counts for, by the same clock.
+            own: the processes that measured.
         """
         during = conditions.between(self.samples, *measured)
         most = conditions.OTHERS_BESIDE_GPU if self.gpu else conditions.OTHERS
@@ -70,5 +72,5 @@ class Monitor:
                 "decode_joules": joules,
                 "energy_from": source,
             },
-            "interference": conditions.interference(Load(**load) if load else None, during, self.company, most),
+            "interference": conditions.interference(Load(**load) if load else None, during, self.company, most, own),
         }

@@ -3,75 +3,92 @@
 An engine's module holds a class `Engine` and imports its libraries; it is imported inside its own environment.
 """
 
+import argparse
+import difflib
 import importlib
 import importlib.util
+import json
+import os
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from common.program import UserError, first_line
+from devices import cpu
 
 # float32 values in one chunk of logits: 40 MiB. glibc's malloc gives more than 32 MiB back at once, and kept a little
 # less than that four times over
 CHUNK_LOGITS = 10 * 2**20
+
+# logits, target_logprobs: it has the method; batches: `decode` takes several prompts; gpus: it runs on several at once
+Capability = Literal["logits", "target_logprobs", "batches", "gpus"]
 
 
 class CannotDecode(UserError):
     """An engine's other way to decode that this model does not take, found when it was tried."""
 
 
-class Engine(Protocol):
+class Engine:
     """A loaded artifact on a device."""
 
+    options: ClassVar[Mapping[str, type]] = {}  # what `__init__` takes, in the engine's own words, and its type
+    capabilities: frozenset[Capability] = frozenset({"logits"})  # what cannot be had is an empty cell, with the reason
     compute_type: str  # what it really calculates in, asked of the library
     modes: tuple[str, ...]  # how it can decode this artifact on this device, the plain way first
     mode: str  # the one in use, `modes[0]` at first; setting it chooses another
     stop_ids: list[int]  # tokens that end a sequence, which it never chooses
 
-    def __init__(self, artifact: Path, device: str, threads: int) -> None:
-        """Load `artifact` on `device` (`cpu` or `cuda`) with `threads` CPU threads.
+    def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
+        """Load `artifact` on `device` (`cpu`, or `cuda`: every card that is visible) with `threads` CPU threads.
 
-        Raises `UserError` where the device or the artifact does not fit.
+        Raises `UserError` where the device, the artifact or an option does not fit.
         """
 
-    def prefill_decode(self, ids: list[int], n: int) -> Iterator[tuple[int, float]]:
-        """Yield `n` greedy token ids after the prompt `ids`, each with `time.perf_counter()` of its time on the host.
+    def decode(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
+        """Yield the `n` greedy tokens after each prompt (all of one length) as they come: the number of the prompt, the
+        token's id, and `time.perf_counter()` of when it was on the host.
 
         The engine stamps the time, because only it knows: a token that another thread has to hand over can wait for
         that thread. End-of-sequence tokens are never chosen, so that every engine decodes the same number of tokens.
-        Raises `CannotDecode` where the mode in use, not the plain one, turns out not to fit the model.
+        Several prompts are decoded the plain way. Raises `CannotDecode` where the mode in use does not fit the model.
         """
+        raise NotImplementedError
 
-    def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
+    def logits(self, ids: list[int]) -> Iterator[Any]:
         """Yield float32 logits in chunks [positions, vocab] that together cover every position of `ids`, in order.
 
         In numpy's arrays; on a GPU, an engine that has torch yields tensors there, and they are compared there.
         """
+        raise NotImplementedError
 
-    def weight_bytes(self) -> int:
-        """Bytes of weights that one decoded token reads, as loaded (of an untied embedding table it reads one row)."""
+    def target_logprobs(self, ids: list[int]) -> np.ndarray:
+        """Natural log-probabilities [len(ids) - 1] of each id but the first, given those before it."""
+        raise NotImplementedError
+
+    def processes(self) -> set[int]:
+        """The engine's own processes, without their children; empty where they run on another machine."""
+        return {os.getpid()}
+
+    def weight_bytes(self) -> int | None:
+        """Bytes of weights that one decoded token reads, as loaded (of an untied embedding table it reads one row);
+        None where the engine does not tell."""
+        return None
+
+    def peak_allocated_bytes(self) -> int | None:
+        """Most memory of the GPUs that the library's allocator has handed out; None where it does not tell."""
+        return None
 
     def versions(self) -> dict[str, str]:
         """The libraries and kernels in use."""
+        return {}
 
     def close(self) -> None:
         """Give the memory back."""
-
-    # An engine may also have these two; the others' rows say that they have none.
-
-    def decode_batch(self, prompts: list[list[int]], n: int) -> Iterator[tuple[list[int], float]]:
-        """As `prefill_decode` for prompts of the same length at once, the plain way: the tokens of all, step by step.
-
-        The time of a step is when the last of its tokens was on the host.
-        """
-
-    def peak_allocated_bytes(self) -> int | None:
-        """Most memory of the GPU that the library's allocator has handed out; None on a CPU."""
 
 
 def module(name: str) -> ModuleType:
@@ -82,18 +99,60 @@ def module(name: str) -> ModuleType:
     return importlib.import_module(f"engines.{file}")
 
 
-def load(name: str, artifact: Path, device: str, threads: int, **changes: str) -> Engine:
-    """Load `artifact` with engine `name`; `changes`: a `dtype` that `other_dtype` named.
+def load(name: str, artifact: Path, device: str, threads: int, gpus: int = 1, **options: Any) -> Engine:
+    """Load `artifact` with engine `name` on so many visible cards.
 
-    Raises `UserError` with the artifact's name for whatever the engine's libraries raise, now and when it runs.
+    Raises `UserError` for options and cards that the engine does not take, and with the artifact's name for whatever
+    the engine's libraries raise, now and when it runs.
     """
-    kind = module(name).Engine
     with one_line(name, artifact):
-        engine = kind(artifact, device, threads, **changes)
-    for method in ("prefill_decode", "decode_batch", "logits"):
-        if hasattr(engine, method):
-            setattr(engine, method, _guard(getattr(engine, method), name, artifact))
+        kind = module(name).Engine
+        check_options(name, kind, options)
+        if gpus > 1 and "gpus" not in kind.capabilities:
+            raise UserError(f"engine {name} runs on one GPU, and {gpus} are asked for; leave gpus out")
+        engine = kind(artifact, device, threads, **options)
+    for method in ("decode", "logits"):
+        setattr(engine, method, _guard_iterator(getattr(engine, method), name, artifact))
+    for method in ("target_logprobs", "processes", "weight_bytes", "peak_allocated_bytes", "versions"):
+        setattr(engine, method, _guard(getattr(engine, method), name, artifact))
     return engine
+
+
+def check_options(name: str, kind: type[Engine], options: Mapping[str, Any]) -> None:
+    """Raises `UserError` for an option that the engine does not have, or of another type."""
+    for option, value in options.items():
+        if option not in kind.options:
+            close = difflib.get_close_matches(option, kind.options, 1)
+            known = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(kind.options) or 'none'}"
+            raise UserError(f"engine {name}: unknown option {option!r}; {known}")
+        expected = kind.options[option]
+        if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
+            raise UserError(f"engine {name}: option {option} is {value!r}; it is to be of type {expected.__name__}")
+
+
+def add_arguments(arguments: argparse.ArgumentParser) -> None:
+    """What every program that runs an engine is told: which, how, and where."""
+    arguments.add_argument("--engine", required=True, help="an engine's name, a module of scripts/engines")
+    arguments.add_argument("--options", type=parse_options, default={}, help="JSON, in the engine's own words")
+    arguments.add_argument("--gpus", type=int, default=1, help="cards that it runs on")
+    add_device_arguments(arguments)
+
+
+def add_device_arguments(arguments: argparse.ArgumentParser) -> None:
+    """What every program that calculates is told."""
+    arguments.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="CPU threads at most")
+
+
+def parse_options(text: str) -> dict[str, Any]:
+    """The engine's options of a command line. Raises `UserError` for what is no JSON object."""
+    try:
+        options = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"--options {text!r} is no JSON ({error})") from None
+    if not isinstance(options, dict):
+        raise UserError(f'--options {text!r} is no mapping; write {{"name": value}}')
+    return options
 
 
 @contextmanager
@@ -112,7 +171,7 @@ def one_line(name: str, artifact: Path) -> Iterator[None]:
         raise UserError(f"{artifact}: {name} fails on it ({said})") from (error if ours else None)
 
 
-def _guard(call: Callable[..., Iterator[Any]], name: str, artifact: Path) -> Callable[..., Iterator[Any]]:
+def _guard_iterator(call: Callable[..., Iterator[Any]], name: str, artifact: Path) -> Callable[..., Iterator[Any]]:
     """An engine's method, whose failures are one line; the engine stamps the time of each token itself."""
 
     def run(*inputs: Any) -> Iterator[Any]:
@@ -122,10 +181,20 @@ def _guard(call: Callable[..., Iterator[Any]], name: str, artifact: Path) -> Cal
     return run
 
 
+def _guard(call: Callable[..., Any], name: str, artifact: Path) -> Callable[..., Any]:
+    """The same of a method that returns its answer."""
+
+    def run(*inputs: Any) -> Any:
+        with one_line(name, artifact):
+            return call(*inputs)
+
+    return run
+
+
 def other_dtype(name: str, device: str) -> str | None:
     """The dtype that engine `name` can calculate in besides its own, for the noise floor; None where there is none.
 
-    Such an engine has a table OTHER_DTYPES (device -> dtype), and its class takes `dtype`.
+    Such an engine has a table OTHER_DTYPES (device -> dtype), and an option `dtype`.
     """
     return getattr(module(name), "OTHER_DTYPES", {}).get(device)
 

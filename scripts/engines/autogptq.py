@@ -1,6 +1,7 @@
 """GPTQ through auto-gptq 0.7.1's kernels, in transformers 4's model."""
 
 from pathlib import Path
+from typing import ClassVar
 
 import auto_gptq
 from transformers import DynamicCache, PreTrainedModel
@@ -12,6 +13,8 @@ from engines import transformers
 
 class Engine(transformers.Engine):
     """See `engines.Engine`."""
+
+    options: ClassVar = {}
 
     def _load(self, artifact: Path, device: str) -> PreTrainedModel:
         stored = shards.find(artifact).tensors()

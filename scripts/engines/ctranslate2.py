@@ -5,13 +5,14 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import ctranslate2
 import numpy as np
 
+import engines
 from checkpoint import ctranslate2_bin
 from common.program import UserError, first_line
-from engines import chunk_positions
 
 
 def check_cublas() -> None:
@@ -25,13 +26,15 @@ def check_cublas() -> None:
         ) from None
 
 
-class Engine:
+class Engine(engines.Engine):
     """See `engines.Engine`."""
 
+    options: ClassVar = {"compute_type": str}
+    capabilities = frozenset({"logits", "batches"})
     modes = ("greedy search",)
     mode = modes[0]
 
-    def __init__(self, artifact: Path, device: str, threads: int) -> None:
+    def __init__(self, artifact: Path, device: str, threads: int, compute_type: str = "default") -> None:
         if device == "cuda" and ctranslate2.get_cuda_device_count() == 0:
             raise UserError(f"device cuda: ctranslate2 {ctranslate2.__version__} sees no GPU; use device: cpu")
         if device == "cuda":
@@ -39,7 +42,9 @@ class Engine:
         if not (artifact / "model.bin").exists():
             raise UserError(f"{artifact}: holds no model.bin, so it is no CTranslate2 artifact; build it again")
         try:
-            self.generator = ctranslate2.Generator(str(artifact), device=device, intra_threads=threads)
+            self.generator = ctranslate2.Generator(
+                str(artifact), device=device, intra_threads=threads, compute_type=compute_type
+            )
         except (RuntimeError, ValueError) as error:
             raise UserError(f"{artifact}: CTranslate2 cannot load it ({first_line(error)})") from None
         self.artifact = artifact
@@ -49,21 +54,11 @@ class Engine:
         stop = json.loads((artifact / "config.json").read_text(encoding="utf-8")).get("eos_token")
         self.stop_ids = [self.vocabulary.index(stop)] if stop in self.vocabulary else []
 
-    def prefill_decode(self, ids: list[int], n: int) -> Iterator[tuple[int, float]]:
-        for (token,), at in self.decode_batch([ids], n):
-            yield token, at
+    def decode(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
+        tokens: list[tuple[int, int, float]] = []
 
-    def decode_batch(self, prompts: list[list[int]], n: int) -> Iterator[tuple[list[int], float]]:
-        tokens: list[list[int]] = []
-        times: list[float] = []
-
-        def arrived(result: ctranslate2.GenerationStepResult) -> bool:
-            now = time.perf_counter()
-            if result.step == len(tokens):  # the first of a new step
-                tokens.append([])
-                times.append(now)
-            tokens[result.step].append(result.token_id)
-            times[result.step] = now
+        def keep(result: ctranslate2.GenerationStepResult) -> bool:
+            tokens.append((result.batch_id, result.token_id, time.perf_counter()))
             return False  # go on
 
         # The callback runs in the thread that decodes, for one sequence after the other. generate_tokens hands tokens
@@ -71,8 +66,8 @@ class Engine:
         # late, and others in bursts. min_length forbids the end-of-sequence token until n tokens are there.
         options = {"max_length": n, "min_length": n, "beam_size": 1, "sampling_topk": 1}
         texts = [[self.vocabulary[token] for token in ids] for ids in prompts]
-        self.generator.generate_batch(texts, include_prompt_in_result=False, callback=arrived, **options)
-        yield from zip(tokens, times, strict=True)
+        self.generator.generate_batch(texts, include_prompt_in_result=False, callback=keep, **options)
+        yield from tokens
 
     def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
         # forward_batch keeps no state and returns all positions: one window of logits is the least it can hold
@@ -83,7 +78,7 @@ class Engine:
             raise UserError(f"{self.artifact}: CTranslate2 {reason}") from None
         window = window.to(ctranslate2.DataType.float32)
         view = np.asarray(window)[0]  # does not keep `window` alive, so chunks are copied out of it
-        for chunk in np.split(view, range(size := chunk_positions(view.shape[1]), len(view), size)):
+        for chunk in np.split(view, range(size := engines.chunk_positions(view.shape[1]), len(view), size)):
             yield chunk.copy()
 
     def weight_bytes(self) -> int:

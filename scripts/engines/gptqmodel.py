@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import ClassVar
 
 # Read at import: its own guess is wrong on machines with two cores; no kernel sources may come from the network
 os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
@@ -35,6 +36,14 @@ KERNELS = {
 class Engine(transformers.Engine):
     """See `engines.Engine`."""
 
+    options: ClassVar = {"backend": str}
+
+    def __init__(self, artifact: Path, device: str, threads: int, backend: str | None = None) -> None:
+        if backend and backend not in BACKEND.__members__:
+            raise UserError(f"engine gptqmodel: backend {backend!r} is none of {', '.join(BACKEND.__members__)}")
+        self.backend = backend
+        super().__init__(artifact, device, threads)
+
     def _load(self, artifact: Path, device: str) -> PreTrainedModel:
         quantization = shards.read_json(artifact / "config.json").get("quantization_config", {})
         method = quantization.get("quant_method")
@@ -42,6 +51,8 @@ class Engine(transformers.Engine):
         if key not in KERNELS:
             raise UserError(f"{artifact}: its quant_method is {method!r}, unknown to this engine; build it again")
         backend, dtype, self.compute_type = KERNELS[key]
+        if self.backend:  # whatever it rounds to is its own affair: what it is given is what can be told
+            backend, self.compute_type = BACKEND[self.backend], str(dtype).removeprefix("torch.")
         try:
             loaded = gptqmodel.GPTQModel.load(str(artifact), device=device, backend=backend, dtype=dtype)
         except Exception as error:  # whatever its kernels and transformers' classes raise

@@ -22,9 +22,9 @@ import tvm
 from tvm.runtime.vm import VirtualMachine
 from tvm_ffi.libinfo import load_lib_ctypes
 
+import engines
 from common.program import UserError, first_line
 from devices import cpu
-from engines import chunk_positions
 from engines.decoding.cuda_stream import Stream
 from mlc import architecture, cpu_layout, tensor_cache
 
@@ -33,7 +33,7 @@ TILE = 64  # positions; capacities are multiples of it (`mlc.cpu_attention.KEYS`
 CHUNK = 2048  # positions that a GPU reads at a time
 
 
-class Engine:
+class Engine(engines.Engine):
     """See `engines.Engine`."""
 
     modes = ("compiled",)
@@ -78,16 +78,17 @@ class Engine:
         if positions > self.context:
             raise UserError(f"{positions} positions exceed the context of {self.context}; lower the number of tokens")
 
-    def prefill_decode(self, ids: list[int], n: int) -> Iterator[tuple[int, float]]:
+    def decode(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
+        (ids,) = prompts
         self._check_length(len(ids) + n)
         self.session.start(len(ids) + n)
         for token in self.session.tokens(ids, n):
-            yield token, time.perf_counter()
+            yield 0, token, time.perf_counter()
 
     def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
         self._check_length(len(ids))
         self.session.start(len(ids))
-        for start in range(0, len(ids), size := chunk_positions(self.shape.vocab_size)):
+        for start in range(0, len(ids), size := engines.chunk_positions(self.shape.vocab_size)):
             yield self.session.score(ids[start : start + size])
 
     def weight_bytes(self) -> int:
@@ -135,10 +136,10 @@ def nbytes(tensor: Any) -> int:
     return int(np.prod(tensor.shape)) * np.dtype(str(tensor.dtype)).itemsize
 
 
-class CpuSession:
-    """One sequence in a contiguous cache; the library changes its arguments in place (`mlc.cpu.Model`)."""
+class Session:
+    """One sequence in a contiguous cache; the library changes its arguments in place."""
 
-    compute_type = "float32"
+    compute_type: str
 
     def __init__(
         self,
@@ -148,48 +149,93 @@ class CpuSession:
         arrays: dict[str, np.ndarray],
         bias: np.ndarray,
     ) -> None:
-        self.shape = shape
+        """`arrays`: parameters in the library's order; `bias` [vocab]: added to logits before a token is chosen."""
+        self.device, self.shape = device, shape
         self.functions = {name: machine[name] for name in ("prefill", "decode", "score")}
-        self.parameters = [
-            tvm.runtime.tensor(cpu_layout.pack(array) if array.ndim == 2 else array) for array in arrays.values()
-        ]
-        room = cpu_layout.padded(shape.vocab_size) - shape.vocab_size
-        self.bias = tvm.runtime.tensor(np.pad(bias, (0, room), constant_values=-np.inf))
-        self.token, self.position = (tvm.runtime.empty(size, "int32") for size in ((1, 1), (1,)))
-        self.token_view, self.position_view = np.from_dlpack(self.token), np.from_dlpack(self.position)
+        self.parameters = [self._tensor(self._pack(array)) for array in arrays.values()]
+        self.bias = self._tensor(self._pad(bias))
+        self.token, self.position = self._tensor(np.zeros((1, 1), np.int32)), self._tensor(np.zeros(1, np.int32))
+        self.counters: tuple[Any, ...] = ()  # what kernels count in, before the cache among their arguments
         self.capacity = 0
+
+    def _tensor(self, array: np.ndarray) -> Any:
+        return tvm.runtime.tensor(array, self.device)
+
+    def _pack(self, array: np.ndarray) -> np.ndarray:
+        """A parameter as the kernels read it."""
+        return array
+
+    def _pad(self, bias: np.ndarray) -> np.ndarray:
+        """The bias as long as the kernels' rows of logits."""
+        return bias
+
+    def _new_cache(self) -> tuple[Any, ...]:
+        """Keys and values of every layer for `capacity` positions."""
+        raise NotImplementedError
+
+    def _set_position(self, position: int) -> None:
+        self.position.copyfrom(np.array([position], np.int32))
 
     def start(self, positions: int) -> None:
         """Forget what was read, and make room."""
-        self.position_view[:] = 0
         if positions > self.capacity:
             self.capacity = -(-positions // TILE) * TILE
-            shape = self.shape
-            heads, size = (shape.num_hidden_layers, shape.num_key_value_heads), shape.head_dim
-            self.cache = (
-                tvm.runtime.empty((*heads, size, self.capacity), "float32"),
-                tvm.runtime.empty((*heads, self.capacity, size), "float32"),
-            )
-        self.step = (self.token, self.position, self.bias, *self.cache, self.parameters)
+            self.cache = self._new_cache()
+            self.step = (self.token, self.position, self.bias, *self.counters, *self.cache, self.parameters)
+            self._prepare()
+        self._set_position(0)
+
+    def _prepare(self) -> None:
+        """What a new capacity asks for before the first step."""
+
+    def _read(self, ids: list[int]) -> None:
+        self.functions["prefill"](self._tensor(np.array([ids], np.int32)), *self.step)
+
+    def _decode(self) -> None:
+        self.functions["decode"](*self.step)
 
     def tokens(self, ids: list[int], n: int) -> Iterator[int]:
         """Read `ids`; the `n` tokens after them."""
-        self.functions["prefill"](tvm.runtime.tensor(np.array([ids], np.int32)), *self.step)
-        yield int(self.token_view[0, 0])
-        for _ in range(n - 1):
-            self.functions["decode"](*self.step)
-            yield int(self.token_view[0, 0])
+        raise NotImplementedError
 
     def score(self, ids: list[int]) -> np.ndarray:
         """Read `ids`; the logits [len(ids), vocab] of their positions."""
-        tokens = tvm.runtime.tensor(np.array([ids], np.int32))
-        logits = self.functions["score"](tokens, self.position, *self.cache, self.parameters).numpy()[0]
-        self.position_view += len(ids)
+        tokens = self._tensor(np.array([ids], np.int32))
+        arguments = (tokens, self.position, *self.counters, *self.cache, self.parameters)
+        logits = self.functions["score"](*arguments).numpy()[0]
+        self._set_position(int(self.position.numpy()[0]) + len(ids))
         return logits[:, : self.shape.vocab_size]
 
 
-class CudaSession:
-    """One sequence in a contiguous cache; the library changes its arguments in place (`mlc.cuda.Model`).
+class CpuSession(Session):
+    """For libraries of `mlc.cpu.Model`."""
+
+    compute_type = "float32"
+
+    def _pack(self, array: np.ndarray) -> np.ndarray:
+        return cpu_layout.pack(array) if array.ndim == 2 else array
+
+    def _pad(self, bias: np.ndarray) -> np.ndarray:
+        room = cpu_layout.padded(len(bias)) - len(bias)
+        return np.pad(bias, (0, room), constant_values=-np.inf)
+
+    def _new_cache(self) -> tuple[Any, ...]:
+        shape = self.shape
+        heads, size = (shape.num_hidden_layers, shape.num_key_value_heads), shape.head_dim
+        sizes = (*heads, size, self.capacity), (*heads, self.capacity, size)
+        return tuple(tvm.runtime.empty(each, "float32") for each in sizes)
+
+    def tokens(self, ids: list[int], n: int) -> Iterator[int]:
+        view = np.from_dlpack(self.token)
+        self._read(ids)
+        yield int(view[0, 0])
+        for _ in range(n - 1):
+            self._decode()
+            yield int(view[0, 0])
+
+
+class CudaSession(Session):
+    """For libraries of `mlc.cuda.Model`.
 
     A step takes nothing from the host and leaves the token where the next one reads it: it is recorded once for a
     capacity, and replayed while the token before is on its way here.
@@ -197,52 +243,28 @@ class CudaSession:
 
     compute_type = "float16"
 
-    def __init__(
-        self,
-        machine: VirtualMachine,
-        device: tvm.runtime.Device,
-        shape: architecture.Architecture,
-        arrays: dict[str, np.ndarray],
-        bias: np.ndarray,
-    ) -> None:
-        self.device, self.shape = device, shape
-        self.functions = {name: machine[name] for name in ("prefill", "decode", "score")}
-        self.parameters = [self._tensor(array) for array in arrays.values()]
-        self.bias = self._tensor(bias)
-        self.token, self.position = self._tensor(np.zeros((1, 1), np.int32)), self._tensor(np.zeros(1, np.int32))
-        self.counter = self._tensor(np.zeros(shape.num_key_value_heads, np.int32))
+    def __init__(self, machine: VirtualMachine, device: tvm.runtime.Device, *model: Any) -> None:
+        super().__init__(machine, device, *model)
+        self.counters = (self._tensor(np.zeros(self.shape.num_key_value_heads, np.int32)),)
         self.stream = Stream(device) if device == tvm.cuda() else None
         self.recording = None
-        self.capacity = 0
 
-    def _tensor(self, array: np.ndarray) -> Any:
-        return tvm.runtime.tensor(array, self.device)
+    def _new_cache(self) -> tuple[Any, ...]:
+        shape = self.shape
+        size = (shape.num_hidden_layers, shape.num_key_value_heads, self.capacity, shape.head_dim)
+        return tuple(tvm.runtime.empty(size, "float16", self.device) for _ in range(2))
 
-    def start(self, positions: int) -> None:
-        """Forget what was read, and make room."""
-        if positions > self.capacity:
-            self.capacity = -(-positions // TILE) * TILE
-            shape = self.shape
-            size = (shape.num_hidden_layers, shape.num_key_value_heads, self.capacity, shape.head_dim)
-            self.cache = tuple(tvm.runtime.empty(size, "float16", self.device) for _ in range(2))
-            self.step = (self.token, self.position, self.bias, self.counter, *self.cache, self.parameters)
-            if self.stream is not None:
-                if self.recording is not None:
-                    self.stream.forget(self.recording)
-                self._decode()
-                self.recording = self.stream.record(self._decode)
-        self._set_position(0)
-
-    def _set_position(self, position: int) -> None:
-        self.position.copyfrom(np.array([position], np.int32))
-
-    def _decode(self) -> None:
-        self.functions["decode"](*self.step)
+    def _prepare(self) -> None:
+        if self.stream is None:
+            return
+        if self.recording is not None:
+            self.stream.forget(self.recording)
+        self._decode()
+        self.recording = self.stream.record(self._decode)
 
     def tokens(self, ids: list[int], n: int) -> Iterator[int]:
-        """Read `ids`; the `n` tokens after them."""
         for start in range(0, len(ids), CHUNK):
-            self.functions["prefill"](self._tensor(np.array([ids[start : start + CHUNK]], np.int32)), *self.step)
+            self._read(ids[start : start + CHUNK])
         for number in range(n):
             if self.stream is None:
                 if number:
@@ -252,11 +274,4 @@ class CudaSession:
             self.stream.fetch(self.token)
             if number + 1 < n:
                 self.stream.replay(self.recording)
-            yield self.stream.fetched()
-
-    def score(self, ids: list[int]) -> np.ndarray:
-        """Read `ids`; the logits [len(ids), vocab] of their positions."""
-        tokens = self._tensor(np.array([ids], np.int32))
-        logits = self.functions["score"](tokens, self.position, self.counter, *self.cache, self.parameters).numpy()[0]
-        self._set_position(int(self.position.numpy()[0]) + len(ids))
-        return logits
+            yield self.stream.wait()

@@ -4,23 +4,25 @@ import gc
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
+import engines
 from checkpoint import EXPERTS
 from common import own_code, token_ids
 from common.program import UserError, first_line
-from engines import chunk_positions
 from engines.decoding.merged import merge
 
 own_code.forbid()
 
+FLOATS = ("float32", "float16", "bfloat16")
 DTYPES = {"cuda": torch.float16, "cpu": torch.float32}
 # For the noise floor: what a GPU would calculate in, and the other type that unquantized models are served in
-OTHER_DTYPES = {"cuda": "bfloat16", "cpu": "float16"}
+OTHER_FLOATS = ("float32", "float16", "bfloat16")
+DTYPES = {"cuda": "bfloat16", "cpu": "float16"}
 PROBE = 8  # tokens
 
 
@@ -33,10 +35,24 @@ def share_read(name: str, config: Any) -> float:
     return used / experts if experts and used else 1
 
 
-class Engine:
-    """See `engines.Engine`. `eager` is one Python call a token; `captured`, on a GPU, the same as a CUDA graph."""
+class Engine(engines.Engine):
+    """See `engines.Engine`. `eager` is one Python call a token; `captured`, on a GPU, the same as a CUDA graph: this is
+    Quantmill's own way to decode, which transformers does not have."""
 
-    def __init__(self, artifact: Path, device: str, threads: int, dtype: str | None = None) -> None:
+    options: ClassVar = {"dtype": str, "attn_implementation": str}
+    capabilities = frozenset({"logits", "batches"})
+
+    def __init__(
+        self,
+        artifact: Path,
+        device: str,
+        threads: int,
+        dtype: str | None = None,
+        attn_implementation: str | None = None,
+    ) -> None:
+        if dtype and dtype not in FLOATS:
+            raise UserError(f"engine transformers: dtype {dtype!r} is none of {', '.join(FLOATS)}")
+        self.attention = {"attn_implementation": attn_implementation} if attn_implementation else {}
         if device == "cuda" and not torch.cuda.is_available():
             raise UserError(f"device cuda: torch {torch.__version__} of this environment sees no GPU; use device: cpu")
         torch.set_num_threads(threads)
@@ -59,12 +75,14 @@ class Engine:
         self.modes = self._modes()
         self.mode = self.modes[0]
         self.static: Any = None
-        self.headed: bool | None = None  # asked when logits are
+        self.plain_head: bool | None = None  # asked when logits are
 
     def _load(self, artifact: Path, device: str) -> PreTrainedModel:
         """The model; sets `compute_type`. Raises `UserError` where it cannot be loaded whole."""
         try:
-            model, info = AutoModelForCausalLM.from_pretrained(artifact, dtype=self.dtype, output_loading_info=True)
+            model, info = AutoModelForCausalLM.from_pretrained(
+                artifact, dtype=self.dtype, output_loading_info=True, **self.attention
+            )
         except Exception as error:  # whatever its many model classes raise
             raise UserError(f"{artifact}: transformers cannot load it ({first_line(error)})") from None
         wrong = sorted({*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])})
@@ -85,10 +103,11 @@ class Engine:
     def _cache(self) -> DynamicCache:
         return DynamicCache(config=self.model.config)
 
-    def prefill_decode(self, ids: list[int], n: int) -> Iterator[tuple[int, float]]:
-        if len(self.modes) == 1:
-            yield from self._dynamic(ids, n)
+    def decode(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
+        if len(prompts) > 1 or len(self.modes) == 1:
+            yield from self._decode_dynamic(prompts, n)
             return
+        (ids,) = prompts
         captured = self.mode == "captured"
         if self.static is None or self.static.captured != captured or self.static.positions < len(ids) + n:
             from engines.decoding.static_cache import StaticDecode
@@ -96,45 +115,44 @@ class Engine:
             self.static = None
             gc.collect()  # its memory first: a cache and its layers hold one another
             self.static = StaticDecode(self.model, len(ids) + n, self.stop_ids, captured=captured)
-        yield from self.static.tokens(ids, n)
-
-    def _dynamic(self, ids: list[int], n: int) -> Iterator[tuple[int, float]]:
-        for (token,), at in self.decode_batch([ids], n):
-            yield token, at
+        for token, at in self.static.tokens(ids, n):
+            yield 0, token, at
 
     @torch.inference_mode()
-    def decode_batch(self, prompts: list[list[int]], n: int) -> Iterator[tuple[list[int], float]]:
+    def _decode_dynamic(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
         cache = self._cache()
         step = torch.tensor(prompts, device=self.device)
         for _ in range(n):
             logits = self.model(input_ids=step, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
             logits[:, self.stop_ids] = -torch.inf
             step = logits.argmax(-1, keepdim=True)
-            yield step.flatten().tolist(), time.perf_counter()  # tolist() waits for the device
+            tokens, at = step.flatten().tolist(), time.perf_counter()  # tolist() waits for the device
+            for number, token in enumerate(tokens):
+                yield number, token, at
 
     def logits(self, ids: list[int]) -> Iterator[Any]:
         tokens = torch.tensor([ids], device=self.device)
-        size = chunk_positions(self.vocab_size)
-        if self.headed is None:
-            self.headed = self._headed(tokens[:, :PROBE])
-        if self.headed:  # the whole window through the body, a chunk of it through the head
+        size = engines.chunk_positions(self.vocab_size)
+        if self.plain_head is None:
+            self.plain_head = self._has_plain_head(tokens[:, :PROBE])
+        if self.plain_head:  # the whole window through the body, a chunk of it through the head
             hidden = self._run(self.model.base_model, input_ids=tokens, use_cache=False).last_hidden_state[0]
             for chunk in hidden.split(size):
-                yield self._given(self._run(self.model.get_output_embeddings(), chunk))
+                yield self._deliver(self._run(self.model.get_output_embeddings(), chunk))
             return
         cache = self._cache()  # carries what earlier chunks left, so that logits of one chunk exist at a time
         for chunk in tokens.split(size, dim=1):
-            yield self._given(self._run(self.model, input_ids=chunk, past_key_values=cache, use_cache=True).logits[0])
+            yield self._deliver(self._run(self.model, input_ids=chunk, past_key_values=cache, use_cache=True).logits[0])
 
     @torch.inference_mode()  # not on the generator: there it holds a chunk while the next one is made
     def _run(self, module: torch.nn.Module, *inputs: torch.Tensor, **options: Any) -> Any:
         return module(*inputs, **options)
 
-    def _given(self, logits: torch.Tensor) -> Any:
+    def _deliver(self, logits: torch.Tensor) -> Any:
         logits = logits.float()
         return logits.numpy() if self.device == "cpu" else logits
 
-    def _headed(self, tokens: torch.Tensor) -> bool:
+    def _has_plain_head(self, tokens: torch.Tensor) -> bool:
         """Whether the logits are what the head makes of the body's last hidden state, and no scale or cap follows."""
         head = self.model.get_output_embeddings()
         if head is None or self.model.base_model is self.model:
@@ -157,7 +175,7 @@ class Engine:
             "transformers": transformers.__version__,
             "torch": torch.__version__,
             "attention": self.model.config._attn_implementation,
-            **({"fused": ", ".join(self.static.fused) or "nothing"} if self.static and self.static.captured else {}),
+            **(self.static.versions() if self.static and self.static.captured else {}),
         }
 
     def close(self) -> None:

@@ -9,11 +9,14 @@ from typing import Any
 
 import numpy as np
 
+FIGURES = ("kld_mean", "kld_median", "kld_p99", "kld_p999", "kld_max", "delta_p_rms", "top1_agreement")
 
-def compare(
+
+def measure(
     candidate: Any, reference: Any, targets: Any, xp: ModuleType = np, work: Any | None = None
 ) -> dict[str, Any]:
-    """Compare two models' logits [positions, vocab] over the target ids [positions]; values of each position.
+    """Hold two models' logits [positions, vocab] beside one another over the target ids [positions]; values of each
+    position.
 
     nll: of the target under the candidate, in nats.
     kld: D(reference || candidate) over the whole vocabulary, in nats. Rounding may leave a true zero slightly negative;
@@ -55,12 +58,5 @@ def summary(kld: np.ndarray, delta_p: np.ndarray, top1: np.ndarray) -> dict[str,
     """Over positions: KL divergence (nats; the mean alone hides the rare bad token), root mean square of the change of
     the right token's probability, share of positions with the same first choice."""
     median, p99, p999 = np.quantile(kld, [0.5, 0.99, 0.999])
-    return {
-        "kld_mean": float(kld.mean()),
-        "kld_median": float(median),
-        "kld_p99": float(p99),
-        "kld_p999": float(p999),
-        "kld_max": float(kld.max()),
-        "delta_p_rms": float(np.sqrt(np.square(delta_p).mean())),
-        "top1_agreement": float(top1.mean()),
-    }
+    found = (kld.mean(), median, p99, p999, kld.max(), np.sqrt(np.square(delta_p).mean()), top1.mean())
+    return dict(zip(FIGURES, map(float, found), strict=True))

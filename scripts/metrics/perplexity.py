@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 
-from common.program import UserError
 from metrics import bootstrap
 
 LARGEST = 709  # nats, of which exp is a float64
@@ -27,15 +26,17 @@ def nll(log_probabilities: np.ndarray, targets: np.ndarray) -> np.ndarray:
 def perplexity(nll: np.ndarray, counts: np.ndarray) -> float:
     """exp(total NLL / total count), from sums a window: NLL and counts (of tokens or words) have shape [windows].
 
-    Raises `UserError` where float64 does not hold it: a text that hardly has words, or a model that knows nothing.
+    Raises `OverflowError` where float64 does not hold it: a text that hardly has words, or a model that knows nothing.
     """
     nats = nll.sum() / counts.sum()
     if nats >= LARGEST:
-        raise UserError(f"perplexity is exp({nats:.0f}), no number; a text without spaces has no perplexity of words")
+        raise OverflowError(
+            f"perplexity is exp({nats:.0f}), no number; a text without spaces has no perplexity of words"
+        )
     return math.exp(nats)
 
 
-def normalised(nll_a_token: float, tokens: int, words: int, size: int) -> dict[str, float | None]:
+def normalise(nll_a_token: float, tokens: int, words: int, size: int) -> dict[str, float | None]:
     """Every usual figure from one: NLL a token, and the tokens, words and bytes of the whole text.
 
     Where a protocol leaves tokens out (a tail, first halves), those count as if they were like the others. None is what

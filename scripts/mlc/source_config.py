@@ -81,53 +81,23 @@ def read(config: dict[str, Any], path: Path) -> SourceConfig:
     Raises `UserError` for another architecture, for a feature that MLC-LLM's model of this one lacks, and for sizes
     that are missing or cannot be.
     """
-    names = config.get("architectures")
-    name = names[0] if isinstance(names, list) and names else None
-    family = FAMILIES.get(name) if isinstance(name, str) else None
-    if family is None:
-        raise UserError(
-            f"{path}: architecture {name!r:.60} is not modelled for MLC, only {', '.join(FAMILIES)}; "
-            "leave mlc out of this model's formats"
-        )
-
-    def refuse(what: str) -> UserError:
-        return UserError(f"{path}: {what:.200}; leave mlc out of this model's formats")
-
-    for key, values in UNMODELLED.items():
-        if config.get(key, values[0]) not in values:
-            raise refuse(f"{key} {config[key]!r:.60} is not modelled for MLC's {family.model_type}")
-    if config.get("attention_bias") not in (None, family.biased):
-        raise refuse(f"attention_bias {config['attention_bias']!r:.60} is not modelled for MLC's {family.model_type}")
-    layer_types = config.get("layer_types") or []
-    if any(kind != "full_attention" for kind in layer_types):
-        raise refuse(f"layer_types {layer_types!r:.60} are not modelled for MLC's {family.model_type}")
-    window = config.get("sliding_window")
-    if family.model_type == "mistral" and window is not None:
-        raise refuse(f"sliding_window {window!r:.60} is not modelled for MLC's mistral")
-    tied = config.get("tie_word_embeddings", False)  # as the three families' own config classes have it
-    if tied and not family.may_tie:
-        raise refuse(f"tie_word_embeddings is set, and MLC's {family.model_type} has a head of its own")
-
-    def size(key: str, default: Any = None) -> int:
-        value = config.get(key)
-        value = default if value is None else value
-        if type(value) is not int or not 0 < value < MAX_SIZE:
-            raise UserError(f"{path}: {key} is {value!r:.60}, not a size; download it again")
-        return value
-
-    hidden, inner, heads, layers, vocabulary = (size(key) for key in SIZES)
-    key_value_heads = size("num_key_value_heads", heads)
-    head_dim = size("head_dim", hidden // heads)
+    family = _family(config, path)
+    _check_features(config, family, path)
+    hidden, inner, heads, layers, vocabulary = (_size(config, key, path) for key in SIZES)
+    key_value_heads = _size(config, "num_key_value_heads", path, heads)
+    head_dim = _size(config, "head_dim", path, hidden // heads)
     if hidden % heads or heads % key_value_heads:
-        raise refuse(f"hidden_size {hidden} and {key_value_heads} of {heads} heads do not divide evenly")
+        raise _refuse(path, f"hidden_size {hidden} and {key_value_heads} of {heads} heads do not divide evenly")
     if family.model_type == "qwen2" and head_dim * heads != hidden:
-        raise refuse(f"head_dim {head_dim} times {heads} heads is not hidden_size {hidden}, as MLC's qwen2 wants")
+        raise _refuse(
+            path, f"head_dim {head_dim} times {heads} heads is not hidden_size {hidden}, as MLC's qwen2 wants"
+        )
     epsilon = config.get("rms_norm_eps")
     if type(epsilon) not in (int, float) or not 0 < epsilon < 1:
         raise UserError(f"{path}: rms_norm_eps is {epsilon!r:.60}, not a number; download it again")
     theta, scaling = rope(config, path)
     if scaling is not None and not family.scales_rope:
-        raise refuse(f"rope_scaling {scaling.get('rope_type')!r} is not modelled for MLC's {family.model_type}")
+        raise _refuse(path, f"rope_scaling {scaling.get('rope_type')!r} is not modelled for MLC's {family.model_type}")
     return SourceConfig(
         family=family,
         hidden_size=hidden,
@@ -137,12 +107,51 @@ def read(config: dict[str, Any], path: Path) -> SourceConfig:
         head_dim=head_dim,
         num_hidden_layers=layers,
         vocab_size=vocabulary,
-        context=size("max_position_embeddings"),
+        context=_size(config, "max_position_embeddings", path),
         rms_norm_eps=epsilon,
-        tied=bool(tied),
+        tied=bool(config.get("tie_word_embeddings", False)),  # as the three families' own config classes have it
         rope_theta=theta,
         rope_scaling=scaling,
     )
+
+
+def _refuse(path: Path, what: str) -> UserError:
+    return UserError(f"{path}: {what:.200}; leave mlc out of this model's formats")
+
+
+def _family(config: dict[str, Any], path: Path) -> Family:
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    family = FAMILIES.get(name) if isinstance(name, str) else None
+    if family is None:
+        raise _refuse(path, f"architecture {name!r:.60} is not modelled for MLC, only {', '.join(FAMILIES)}")
+    return family
+
+
+def _check_features(config: dict[str, Any], family: Family, path: Path) -> None:
+    """Raises `UserError` for a feature that MLC-LLM's model of this family lacks."""
+    suffix = f"not modelled for MLC's {family.model_type}"
+    for key, values in UNMODELLED.items():
+        if config.get(key, values[0]) not in values:
+            raise _refuse(path, f"{key} {config[key]!r:.60} is {suffix}")
+    if config.get("attention_bias") not in (None, family.biased):
+        raise _refuse(path, f"attention_bias {config['attention_bias']!r:.60} is {suffix}")
+    layer_types = config.get("layer_types") or []
+    if any(kind != "full_attention" for kind in layer_types):
+        raise _refuse(path, f"layer_types {layer_types!r:.60} are {suffix}")
+    window = config.get("sliding_window")
+    if family.model_type == "mistral" and window is not None:
+        raise _refuse(path, f"sliding_window {window!r:.60} is {suffix}")
+    if config.get("tie_word_embeddings", False) and not family.may_tie:
+        raise _refuse(path, f"tie_word_embeddings is set, and MLC's {family.model_type} has a head of its own")
+
+
+def _size(config: dict[str, Any], key: str, path: Path, default: int | None = None) -> int:
+    value = config.get(key)
+    value = default if value is None else value
+    if type(value) is not int or not 0 < value < MAX_SIZE:
+        raise UserError(f"{path}: {key} is {value!r:.60}, not a size; download it again")
+    return value
 
 
 def rope(config: dict[str, Any], path: Path) -> tuple[float, dict[str, Any] | None]:

@@ -52,6 +52,8 @@ def divergence(cell: Mapping[str, Any], words: Tokenizer | None, protocol: str) 
     places = np.concatenate([np.arange(window.first, window.last) for window in text.windows])
     try:
         with np.load(path) as positions:
+            if "kld" not in positions:  # of an engine that tells no logits
+                return None
             kld, delta_p = positions["kld"].astype(float), positions["delta_p"].astype(float)
     except (OSError, EOFError, ValueError, KeyError, BadZipFile):
         raise UserError(f"{path}: is damaged; {again}") from None

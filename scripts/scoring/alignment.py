@@ -37,14 +37,20 @@ Rows = dict[str, list[list[float]]]
 def examine(engine: Engine, artifact: Path, ids: list[int], gate: Path | None) -> dict[str, Any]:
     """Check an engine that has loaded `artifact` against `gate`, what gate.py wrote for the reference of the same text.
 
-    Without one the engine is the reference: returns what belongs in that file. Raises `UserError` where the engine
-    answers for other tokens than it was given.
+    Without one the engine is the reference: returns what belongs in that file. An engine without logits is asked for
+    what it has: the targets' log-probabilities, or nothing. Raises `UserError` where the engine answers for other
+    tokens than it was given.
     """
     added = added_token(artifact, ids)
-    if gate:
-        check_logits(engine, ids, json.loads(gate.read_text(encoding="utf-8")).get("probes"))
-    check_decoding(engine, [ids], added)
-    return {} if gate else {"probes": probes(engine, ids, added)}
+    reference = json.loads(gate.read_text(encoding="utf-8")).get("probes") if gate else None
+    if "logits" in engine.capabilities:
+        if gate:
+            check_logits(engine, ids, reference)
+        check_decoding(engine, [ids], added)
+        return {} if gate else {"probes": probes(engine, ids, added)}
+    if "target_logprobs" in engine.capabilities:
+        check_targets(engine, ids, reference)
+    return {}
 
 
 def added_token(artifact: Path, ids: Sequence[int]) -> int:
@@ -92,10 +98,15 @@ def probes(engine: Engine, ids: list[int], added: int) -> dict[str, Any]:
     """What the reference predicts after every token of the pieces, and the same with the token `added` before them."""
     texts = pieces(ids)
     plain = [rows(engine, piece) for piece in texts]
+    more = [rows(engine, [added, *piece]) for piece in texts]
     return {
         "vocab": plain[0].shape[1],
         "plain": [_top(each) for each in plain],
-        "added": [_top(rows(engine, [added, *piece])) for piece in texts],
+        "added": [_top(each) for each in more],
+        "targets": {
+            "plain": [_targets(each, piece) for each, piece in zip(plain, texts, strict=True)],
+            "added": [_targets(each[1:], piece) for each, piece in zip(more, texts, strict=True)],
+        },
     }
 
 
@@ -125,6 +136,35 @@ def check_logits(engine: Engine, ids: list[int], reference: Mapping[str, Any] | 
             _distance(found, reference["added"], 0)
         ),
     }
+    _refuse_rival(distances)
+
+
+def check_targets(engine: Engine, ids: list[int], reference: Mapping[str, Any] | None) -> None:
+    """The same for an engine that tells the targets' log-probabilities alone. Raises `UserError` as `check_logits`."""
+    if reference is None or "targets" not in reference:
+        raise UserError("what the reference wrote holds no targets: an older version made it; delete gate.json")
+    found = np.array([engine.target_logprobs(piece) for piece in pieces(ids)])
+    plain, added = (np.array(reference["targets"][name]) for name in ("plain", "added"))
+    if found.shape != plain.shape:
+        raise UserError(f"the engine returned {found.shape[1]} log-probabilities for {plain.shape[1]} targets")
+    _refuse_rival(
+        {
+            "": float(np.abs(found - plain).mean()),
+            "its log-probabilities are shifted by one, towards the token before": (
+                float(np.abs(found[:, 1:] - plain[:, :-1]).mean())
+            ),
+            "its log-probabilities are shifted by one, towards the token after": (
+                float(np.abs(found[:, :-1] - plain[:, 1:]).mean())
+            ),
+            "it adds a token (a beginning of sequence?) before those that it is given": (
+                float(np.abs(found - added).mean())
+            ),
+        }
+    )
+
+
+def _refuse_rival(distances: Mapping[str, float]) -> None:
+    """Raises `UserError` where another explanation than the one without a name is clearly nearer to the reference."""
     fault = min(distances, key=lambda name: distances[name])
     if distances[fault] < CLEARLY * distances[""]:
         raise UserError(
@@ -142,7 +182,7 @@ def check_decoding(engine: Engine, texts: Sequence[list[int]], added: int) -> No
     places = np.linspace(0, len(known) - 1, STARTS).astype(int)
     gaps: dict[str, list[float]] = {"as given": [], "late": [], "early": [], "added": []}
     for start in dict.fromkeys(known[place] for place in places):
-        chosen = [token for token, _ in engine.prefill_decode([start], DECODED)]
+        chosen = [token for _, token, _ in engine.decode([[start]], DECODED)]
         own, shifted = rows(engine, [start, *chosen]), rows(engine, [added, start, *chosen])
         own[:, engine.stop_ids] = shifted[:, engine.stop_ids] = -np.inf  # as in decoding
         gaps["as given"].append(_gap(own[:DECODED], chosen))
@@ -197,6 +237,11 @@ def _top(log_probabilities: np.ndarray) -> Rows:
     ids = np.argsort(-log_probabilities, axis=1)[:, :TOP]
     kept = np.take_along_axis(log_probabilities, ids, axis=1)
     return {"ids": ids.tolist(), "log_p": kept.round(6).tolist()}
+
+
+def _targets(log_probabilities: np.ndarray, ids: Sequence[int]) -> list[float]:
+    """Of rows after each id, the log-probability of the id that follows."""
+    return log_probabilities[np.arange(len(ids) - 1), ids[1:]].round(6).tolist()
 
 
 def _distance(found: Sequence[np.ndarray], reference: Sequence[Rows], shift: int) -> float:

@@ -71,7 +71,7 @@ def places(text: teacher_forcing.Text) -> list[int]:
     return found
 
 
-def compared_positions(text: teacher_forcing.Text) -> int:
+def count_positions(text: teacher_forcing.Text) -> int:
     """Scored positions of the windows that are compared."""
     return sum(window.last - window.first for window in text.windows[:WINDOWS])
 
@@ -111,7 +111,7 @@ def check(
     )
     if each.mean() <= limit:
         return {"divergence": float(each.mean()), "tolerance": limit, "against": expected["against"]}
-    ours, due = float(np.exp(found.nll[: compared_positions(text)].mean())), expected["compared_perplexity"]
+    ours, due = float(np.exp(found.nll[: count_positions(text)].mean())), expected["compared_perplexity"]
     raise UserError(
         f"the engine does not calculate what the weights say: {each.mean():.3g} nats from transformers on "
         f"{expected['against']}, where rounding in {compute_type} explains {limit:g} ({extent(each > limit, text)}; "

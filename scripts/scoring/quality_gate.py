@@ -19,6 +19,8 @@ def add_arguments(arguments: argparse.ArgumentParser) -> None:
     arguments.add_argument("--gate-reference", type=Path, help="what expected_predictions.py wrote for the source")
     arguments.add_argument("--gate-evaluation", type=Path, help="the tokenised evaluation text")
     arguments.add_argument("--gate-protocol", default="gptq-2048", help="how that is cut into windows")
+    arguments.add_argument("--gate-options", help="JSON: the engine's options, in its own words")
+    arguments.add_argument("--gate-gpus", type=int, default=1, help="cards that the engine runs on")
     arguments.add_argument("--gate-factor", type=float, default=100, help="of the reference's perplexity, at most")
     arguments.add_argument("--gate-python", type=Path, default=sys.executable, help="an interpreter with transformers")
 
@@ -56,8 +58,10 @@ def check(
             against = ["--expected", work / "expected.json"]
             weights = ["--artifact", folder, "--layout", layout]
             _run(options, options.gate_python, "expected_predictions.py", options.src, against[1], *weights, *text)
+        run = ["--engine", engine, "--gpus", options.gate_gpus]
+        run += ["--options", options.gate_options] if options.gate_options else []
         reference = ["--reference", options.gate_reference, "--factor", options.gate_factor]
-        _run(options, python, "gate.py", folder, work / "gate.json", "--engine", engine, *reference, *against, *text)
+        _run(options, python, "gate.py", folder, work / "gate.json", *run, *reference, *against, *text)
         found = json.loads((work / "gate.json").read_text(encoding="utf-8"))
     finally:
         shutil.rmtree(work, ignore_errors=True)

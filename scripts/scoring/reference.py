@@ -87,11 +87,11 @@ def write(engine: Engine, text: teacher_forcing.Text, file: BinaryIO, folder: Pa
             header(file, text.positions, vocab_size)
             started = True
         for rows in blocks(chunk.logits, max(1, ROW_BLOCK // vocab_size)):
-            file.write(narrowed(teacher_forcing.on_host(rows)).data)
+            file.write(narrow(teacher_forcing.on_host(rows)).data)
         del chunk, rows  # the engine makes the next chunk while this one is gone
 
 
-def narrowed(logits: np.ndarray) -> np.ndarray:
+def narrow(logits: np.ndarray) -> np.ndarray:
     """float32 logits, shifted so that a row's largest is 0, in float16, none below its lowest number, of which exp is 0
     (times an infinity it would be no number). By torch where it is loaded: numpy's own cast takes as long as a small
     model."""
@@ -120,14 +120,14 @@ def blocks(array: Any, size: int) -> Iterator[Any]:
 
 
 @contextmanager
-def stored(path: Path) -> Iterator[Logits]:
+def load(path: Path) -> Iterator[Logits]:
     """What `write` wrote to a file."""
     with path.open("rb") as file:
         yield Logits(file)
 
 
 @contextmanager
-def recomputed(command: list[str]) -> Iterator[Logits]:
+def recompute(command: list[str]) -> Iterator[Logits]:
     """What a program writes to its standard output while it computes it, a pipe's buffer ahead of us.
 
     Raises `UserError` with the last line of its errors where it fails.

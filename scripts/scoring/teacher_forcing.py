@@ -11,11 +11,15 @@ from typing import Any
 
 import numpy as np
 
+import engines
 from common.program import UserError
-from devices import cpu
 from engines import Engine
 from metrics import bootstrap
 from metrics.windows import PROTOCOLS, Window
+
+# why a cell is empty
+NO_LOGITS = "its engine tells no logits"
+NO_PROBABILITIES = "its engine tells no probabilities of a given text"
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,11 @@ class Text:
         """Scored positions."""
         return sum(window.last - window.first for window in self.windows)
 
+    def read(self, start: int, stop: int) -> list[int]:
+        """The ids that a model is given of a window's places from start to stop."""
+        ids = self.ids[start:stop]
+        return ids if self.bos is None else [self.bos, *ids[1:]]
+
     def first(self, count: int) -> "Text":
         """The same text, of which only the first windows are scored."""
         return replace(self, windows=self.windows[:count], counts=self.counts[:count])
@@ -51,17 +60,15 @@ class Chunk:
 def add_arguments(arguments: argparse.ArgumentParser) -> None:
     """What every program that scores an artifact is told."""
     add_text_arguments(arguments, "artifact")
-    arguments.add_argument("--engine", required=True, help="a module of scripts/engines")
+    engines.add_arguments(arguments)
 
 
 def add_text_arguments(arguments: argparse.ArgumentParser, folder: str) -> None:
-    """What every scoring program is told: a model's `folder`, the text, and where it runs."""
+    """What every scoring program is told: a model's `folder`, and the text."""
     arguments.add_argument(folder, type=Path)
     arguments.add_argument("out", type=Path)
     arguments.add_argument("--evaluation", type=Path, required=True, help="what tokenize_texts.py wrote")
     arguments.add_argument("--protocol", choices=list(PROTOCOLS), default="gptq-2048")
-    arguments.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="CPU threads at most")
 
 
 def read_text(path: Path, protocol: str) -> Text:
@@ -115,9 +122,7 @@ def _documents(path: Path, content: dict[str, Any], protocol: str) -> Text:
 def chunks(engine: Engine, text: Text) -> Iterator[Chunk]:
     """Yield every scored position's logits, in order. Raises `UserError` where they are not finite or too few."""
     for number, window in enumerate(text.windows):
-        ids = text.ids[window.start : window.stop]
-        if text.bos is not None:
-            ids[0] = text.bos
+        ids = text.read(window.start, window.stop)
         first, last = window.first - 1 - window.start, window.last - 1 - window.start  # positions that are scored
         seen = 0
         for logits in engine.logits(ids):
@@ -134,6 +139,20 @@ def chunks(engine: Engine, text: Text) -> Iterator[Chunk]:
             del logits  # the engine makes the next chunk while this one is gone
         if seen < last:
             raise UserError(f"window {number}: the engine returned logits of {seen} positions, not {last}")
+
+
+def target_nll(engine: Engine, text: Text) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield every window's number, and the negative log-likelihood in nats of its scored positions, of an engine that
+    tells the targets' alone. Raises `UserError` where they are not finite or too few."""
+    for number, window in enumerate(text.windows):
+        ids = text.read(window.start, window.last)  # the last target too, which some protocols do not read
+        found = engine.target_logprobs(ids)
+        if len(found) != len(ids) - 1:
+            raise UserError(f"window {number}: the engine returned {len(found)} log-probabilities, not {len(ids) - 1}")
+        scored = -np.asarray(found, np.float64)[window.first - 1 - window.start :]
+        if not np.isfinite(scored).all():
+            raise UserError(f"window {number}: the engine returned log-probabilities that are not finite")
+        yield number, scored
 
 
 def library(array: Any) -> ModuleType:

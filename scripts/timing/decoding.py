@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-import engines
 from common.program import UserError
+from engines import Engine
 
 
-class Timed(NamedTuple):
-    """Tokens of one run; `start` is `time.perf_counter()` when the prompt was handed over, `seconds` count from it."""
+class Timing(NamedTuple):
+    """Tokens of one run, step by step; `start` is `time.perf_counter()` when the prompts were handed over, `seconds`
+    count from it and say when the last token of a step was there."""
 
     start: float
     tokens: list[int]
@@ -25,35 +26,21 @@ class Timed(NamedTuple):
         return self.start + self.seconds[0], self.start + self.seconds[-1]
 
 
-def timed_tokens(engine: engines.Engine, ids: list[int], n: int) -> Timed:
-    """Decode n tokens after `ids`. Raises `UserError` unless n came, at times that can be."""
+def time_tokens(engine: Engine, prompts: Sequence[list[int]], n: int) -> Timing:
+    """Decode n tokens after each of `prompts`, together. Raises `UserError` unless n came for each, at times that can
+    be."""
     start = time.perf_counter()
-    stamped = list(engine.prefill_decode(ids, n))
+    came = list(engine.decode(list(prompts), n))
     end = time.perf_counter()
-    if len(stamped) != n:
-        raise UserError(f"the engine returned {len(stamped)} tokens where {n} were asked for: its times do not count")
-    stamps = [at for _, at in stamped]
-    check_stamps([start, *stamps, end])
-    return Timed(start, [token for token, _ in stamped], [at - start for at in stamps])
-
-
-def timed_batch(engine: engines.Engine, prompts: list[list[int]], n: int) -> Timed:
-    """Decode n tokens after each of `prompts` together; times are those of steps, tokens those of all, step by step.
-
-    Raises `UserError` unless every prompt got n, at times that can be.
-    """
-    start = time.perf_counter()
-    steps = list(engine.decode_batch(prompts, n))
-    end = time.perf_counter()
-    tokens = [token for step, _ in steps for token in step]
-    if len(steps) != n or any(len(step) != len(prompts) for step, _ in steps):
-        raise UserError(
-            f"the engine returned {len(tokens)} tokens in {len(steps)} steps where {n} for each of {len(prompts)} "
-            "prompts were asked for: its times do not count"
-        )
-    stamps = [at for _, at in steps]
-    check_stamps([start, *stamps, end])
-    return Timed(start, tokens, [at - start for at in stamps])
+    sequences = [[(token, at) for number, token, at in came if number == place] for place in range(len(prompts))]
+    if len(came) != n * len(prompts) or any(len(sequence) != n for sequence in sequences):
+        asked = f"{n} for each of {len(prompts)} prompts" if len(prompts) > 1 else n
+        raise UserError(f"the engine returned {len(came)} tokens where {asked} were asked for: its times do not count")
+    for sequence in sequences:
+        check_stamps([start, *(at for _, at in sequence), end])
+    steps = list(zip(*sequences, strict=True))
+    tokens = [token for step in steps for token, _ in step]
+    return Timing(start, tokens, [max(at for _, at in step) - start for step in steps])
 
 
 def check_stamps(stamps: Sequence[float]) -> None:

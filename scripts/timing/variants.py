@@ -3,25 +3,25 @@
 Both take their prompts from the evaluation text's ids (random ids where a model has no tokenizer).
 """
 
-import argparse
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import engines
+from engines import Engine
 from metrics import latency
 from scoring import alignment
-from timing.decoding import timed_batch, timed_tokens
+from timing.decoding import Timing, time_tokens
+
+if TYPE_CHECKING:
+    from timing.process import Job
 
 NEW_TOKENS = 64  # after a long prompt, at most: enough for TPOT, and TTFT is what its length costs
 
 
-def measure_lengths(
-    engine: engines.Engine, options: argparse.Namespace, evaluation: list[int], context: int | None
-) -> list[dict[str, Any]]:
+def measure_lengths(engine: Engine, job: "Job", evaluation: list[int], context: int | None) -> list[dict[str, Any]]:
     """For each of `prompt_tokens` the raw runs after a prompt of so many ids, or the reason why there are none."""
     found: list[dict[str, Any]] = []
-    n = min(options.new_tokens, NEW_TOKENS)
-    for length in sorted(options.prompt_tokens):  # a cache that was enlarged stays so, and all of it is read
+    n = min(job.new_tokens, NEW_TOKENS)
+    for length in sorted(job.prompt_tokens):  # a cache that was enlarged stays so, and all of it is read
         entry = {"tokens": length, "new_tokens": n}
         if context and length + n > context:
             found.append(entry | {"skipped": f"with {n} new tokens it exceeds the model's context of {context}"})
@@ -30,46 +30,44 @@ def measure_lengths(
             found.append(entry | {"skipped": f"the evaluation text holds {len(evaluation)} tokens"})
             continue
         ids = evaluation[:length]
-        timed_tokens(engine, ids, n)  # its kernels, and a cache of its size
-        runs = [timed_tokens(engine, ids, n) for _ in range(options.repeats)]
-        entry |= {"runs": raw(runs, options.process), "outputs": [run.tokens for run in runs]}
+        time_tokens(engine, [ids], n)  # its kernels, and a cache of its size
+        runs = [time_tokens(engine, [ids], n) for _ in range(job.repeats)]
+        entry |= {"runs": raw(runs, job.number), "outputs": [run.tokens for run in runs]}
         if engine.mode != engine.modes[0]:
             entry["largest_gap"] = alignment.largest_gap(engine, ids, entry["outputs"])
         found.append(entry)
     return found
 
 
-def measure_batches(
-    engine: engines.Engine, options: argparse.Namespace, evaluation: list[int], length: int
-) -> list[dict[str, Any]]:
+def measure_batches(engine: Engine, job: "Job", evaluation: list[int], length: int) -> list[dict[str, Any]]:
     """For each of `batch_sizes` the raw runs of so many sequences at once, or the reason why there are none.
 
     Prompts are pieces of the evaluation text that are as long as the longest of the headline's. A batch of 1 alone is
     what the headline measures already.
     """
-    if list(options.batch_sizes) == [1]:
+    if list(job.batch_sizes) == [1]:
         return []
     found: list[dict[str, Any]] = []
-    for size in options.batch_sizes:
-        entry = {"batch": size, "prompt_tokens": length, "new_tokens": options.new_tokens}
-        if not hasattr(engine, "decode_batch"):
+    for size in job.batch_sizes:
+        entry = {"batch": size, "prompt_tokens": length, "new_tokens": job.new_tokens}
+        if size > 1 and "batches" not in engine.capabilities:
             found.append(entry | {"skipped": "this engine decodes one sequence at a time"})
         elif size * length > len(evaluation):
             found.append(entry | {"skipped": f"the evaluation text holds {len(evaluation)} tokens"})
         else:
             prompts = [evaluation[start : start + length] for start in range(0, size * length, length)]
-            timed_batch(engine, prompts, options.new_tokens)
-            runs = [timed_batch(engine, prompts, options.new_tokens) for _ in range(options.repeats)]
-            found.append(entry | {"runs": raw(runs, options.process)})
+            time_tokens(engine, prompts, job.new_tokens)
+            runs = [time_tokens(engine, prompts, job.new_tokens) for _ in range(job.repeats)]
+            found.append(entry | {"runs": raw(runs, job.number)})
     return found
 
 
-def raw(runs: Sequence[Any], process: int) -> list[dict[str, Any]]:
+def raw(runs: Sequence[Timing], process: int) -> list[dict[str, Any]]:
     """What the result file keeps of runs after one prompt, or one batch."""
     return [{"process": process, "repeat": repeat, "prompt": 0} | run.raw() for repeat, run in enumerate(runs)]
 
 
-def joined(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def join(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One length or batch, of all processes: its summary and raw runs, or the reason why it was skipped.
 
     Tokens a second are those of all sequences together; TPOT is the time of a step.

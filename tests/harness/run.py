@@ -1,12 +1,9 @@
 """Run one of our programs with the engines of tests/harness/engines beside the real ones.
 
-PROGRAM=latency python tests/harness/run.py ARTIFACT OUT --engine fake ...
-
-The name is in the environment because programs that start themselves again pass their arguments on as they are.
+python tests/harness/run.py latency ARTIFACT OUT --engine fake ...
 """
 
 import importlib
-import os
 import sys
 from pathlib import Path
 
@@ -15,8 +12,10 @@ sys.path.insert(0, str(HERE.parents[1] / "scripts"))
 
 import engines  # noqa: E402
 from common.program import run  # noqa: E402
+from timing import process  # noqa: E402
 
 engines.__path__.append(str(HERE / "engines"))
+process.COMMAND = [sys.executable, __file__, "timing.process"]  # the process that latency starts, too
 
 if __name__ == "__main__":
-    run(importlib.import_module(os.environ["PROGRAM"]).main)
+    run(importlib.import_module(sys.argv.pop(1)).main)

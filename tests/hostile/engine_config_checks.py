@@ -22,7 +22,7 @@ for number, change in enumerate(json.load(sys.stdin)):
     (artifact / "config.json").write_text(json.dumps(config))
     try:
         engine = engines.load("transformers", artifact, "cpu", 1)
-        tokens = [token for token, _ in engine.prefill_decode(ids, 5)]
+        tokens = [token for _, token, _ in engine.decode([ids], 5)]
         alignment.examine(engine, artifact, ids, None)
         found = {"tokens": tokens, "positions": sum(map(len, engine.logits(ids))), "stop_ids": engine.stop_ids}
     except UserError as error:

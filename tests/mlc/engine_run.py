@@ -62,8 +62,8 @@ else:
     engines.CHUNK_LOGITS = 1  # the smallest chunks, so that their seams are crossed
     engine = engines.load("quantmill-tvm", options.artifact, "cpu", options.threads)
     chunks = list(engine.logits(ids))
-    tokens = [token for token, _ in engine.prefill_decode(ids[: options.prompt], options.tokens)]
-    again = [token for token, _ in engine.prefill_decode(ids[: options.prompt], options.tokens)]
+    tokens = [token for _, token, _ in engine.decode([ids[: options.prompt]], options.tokens)]
+    again = [token for _, token, _ in engine.decode([ids[: options.prompt]], options.tokens)]
     facts = {
         "again": tokens == again,
         "versions": engine.versions(),

@@ -57,7 +57,7 @@ class Stream:
         self._call("cuMemcpyDtoHAsync_v2", self.page, address, ctypes.c_size_t(4), self.handle)
         self._call("cuEventRecord", self.event, self.handle)
 
-    def fetched(self) -> int:
-        """The number of the last `fetch`, waited for."""
+    def wait(self) -> int:
+        """The number of the last `fetch`, once it is here."""
         self._call("cuEventSynchronize", self.event)
         return int(self.value[0])

@@ -33,7 +33,8 @@ class _Layer(StaticLayer):
 
 
 class StaticDecode:
-    """Greedy decoding of a model over a static key-value cache, with or without a CUDA graph: the same arithmetic.
+    """Quantmill's greedy decoding of a model over a static key-value cache, with or without a CUDA graph: the same
+    arithmetic. transformers decodes otherwise: what this one takes is no time of transformers'.
 
     The step takes its token and its position from tensors and leaves the next ones there, so that one recording of it
     serves every position: what lies beyond the position is masked, and may be left from an earlier prompt.
@@ -113,9 +114,13 @@ class StaticDecode:
         self._forward(torch.tensor([ids], device=self.device), self.all_positions[: len(ids)])
         self.position.fill_(len(ids))
 
+    def versions(self) -> dict[str, str]:
+        """Whose decoding it is, and what is fused."""
+        return {"decoding": "Quantmill's CUDA graph", "fused": ", ".join(self.fused) or "nothing"}
+
     @torch.inference_mode()
     def tokens(self, ids: list[int], n: int) -> Iterator[tuple[int, float]]:
-        """Yield `n` tokens with their times, as `engines.Engine.prefill_decode` says.
+        """Yield `n` tokens with their times, as `engines.Engine.decode` says.
 
         A recorded step needs nothing of the host, so the next one is under way before a token is waited for. One that
         Python drives would keep the token waiting instead.

@@ -1,7 +1,8 @@
 """An engine whose delays and faults are known: a small language model of numpy that waits until each token is due.
 
 Its artifact's fake.json holds what it does: `prefill` seconds for each token of a prompt, `step` seconds a token after
-the first, `fault`, one of `FAULTS` or none, and `other_way`, why its other way to decode does not fit the model. Its
+the first, `fault`, one of `FAULTS` or none, `tells`, what it has of logits and target_logprobs (logits unless said),
+and `other_way`, why its other way to decode does not fit the model. Its
 logits are those of the last two tokens, so that a token more before a short prompt changes what follows it.
 """
 
@@ -9,10 +10,11 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 
-from engines import CannotDecode
+import engines
 
 VOCAB = 40
 BOS = 0
@@ -29,21 +31,27 @@ def model(ids: list[int], noise: float = 0.0) -> np.ndarray:
     return logits.astype(np.float32)
 
 
-class Engine:
+class Engine(engines.Engine):
     """See `engines.Engine`."""
 
+    options: ClassVar = {"step": float}
+    capabilities = frozenset({"logits", "batches"})
     compute_type, modes, mode = "float32", ("fake",), "fake"
     stop_ids: tuple[int, ...] = ()
 
-    def __init__(self, artifact: Path, device: str, threads: int) -> None:
-        does = json.loads((artifact / "fake.json").read_text())
+    def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
+        does = json.loads((artifact / "fake.json").read_text()) | options
         self.prefill, self.step = does.get("prefill", 0.0), does.get("step", 0.0)
         self.noise, self.fault = does.get("noise", 0.0), does.get("fault")
         self.other_way = does.get("other_way")
+        if "tells" in does:
+            self.capabilities = frozenset({"batches", *does["tells"]})
         self.modes = ("fake", "other") if self.other_way else ("fake",)
         assert self.fault is None or self.fault in FAULTS
 
-    def decode_batch(self, prompts: list[list[int]], n: int) -> Iterator[tuple[list[int], float]]:
+    def decode(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
+        if self.mode == "other" and len(prompts) == 1:
+            raise engines.CannotDecode(self.other_way)
         due = time.perf_counter() + self.prefill * len(prompts[0])
         texts = [list(ids) for ids in prompts]
         for number in range(n - (self.fault == "fewer")):
@@ -55,16 +63,12 @@ class Engine:
             time.sleep(max(0.0, due - time.perf_counter() - SPIN))
             while time.perf_counter() < due:
                 pass
-            yield chosen, time.perf_counter()
+            now = time.perf_counter()
+            for sequence, token in enumerate(chosen):
+                yield sequence, token, now
             due += self.step
             for text, token in zip(texts, chosen, strict=True):
                 text.append(token)
-
-    def prefill_decode(self, ids: list[int], n: int) -> Iterator[tuple[int, float]]:
-        if self.mode == "other":
-            raise CannotDecode(self.other_way)
-        for (token,), at in self.decode_batch([ids], n):
-            yield token, at
 
     def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
         with_bos, plain = model([BOS, *ids], self.noise), model(ids, self.noise)
@@ -78,11 +82,15 @@ class Engine:
         }.get(self.fault, plain)
         yield from np.array_split(rows, 2)
 
+    def target_logprobs(self, ids: list[int]) -> np.ndarray:
+        rows = (model([BOS, *ids], self.noise)[1:] if self.fault == "bos" else model(ids, self.noise)).astype(float)
+        rows -= np.log(np.exp(rows).sum(axis=1, keepdims=True))
+        found = rows[np.arange(len(ids) - 1), ids[1:]]
+        shifted = {"late": [found[:1], found[:-1]], "early": [found[1:], found[-1:]]}
+        return np.concatenate(shifted[self.fault]) if self.fault in shifted else found
+
     def weight_bytes(self) -> int:
         return VOCAB * VOCAB * 8
 
     def versions(self) -> dict[str, str]:
         return {"fake": "1"}
-
-    def close(self) -> None:
-        pass
