@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hub_server import Fault, Repository, serving
 from test_layouts import save_file
 
 from common import manifest
@@ -165,6 +166,28 @@ def test_hashes_that_lie_beside_it(fetch: Callable, tmp_path: Path) -> None:
     recorded = {"model.safetensors": {"sha256": "0" * 64}}
     (theirs / "quantmill.json").write_text(json.dumps({"source": {}, "files": recorded}))
     assert "has not the SHA-256 that quantmill.json beside it names; fetch it again" in fetch(theirs)
+
+
+def test_an_artifact_of_the_hub(tools_python: Path, call: Callable, model: Path, tmp_path: Path) -> None:
+    """At a branch's commit, by its layout's files alone, each with the hub's hash."""
+    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, packed())
+    (theirs / "modeling_x.py").write_text("raise SystemExit")
+    with serving() as hub:
+        hub.repositories["models/acme/tiny-gptq"] = repository = Repository.of(theirs)
+        command = ["scripts/fetch_prebuilt.py", "acme/tiny-gptq", tmp_path / "out", "--revision", "main"]
+        command += ["--model", model, "--layout", "gptq", "--format", "theirs", "--engine", "gptqmodel"]
+        cache = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home")}
+        result = call(tools_python, *command, **cache)
+        assert result.returncode == 0, result.stderr
+        source = json.loads((tmp_path / "out/quantmill.json").read_text())["source"]
+        assert (source["kind"], source["hub"], source["commit"]) == ("hub", "acme/tiny-gptq", repository.commit)
+        names = {path.name for path in (tmp_path / "out").iterdir()}
+        assert names == {"config.json", "tokenizer.json", "model.safetensors", "quantmill.json"}
+        repository.files["model.safetensors"] += b"x"
+        hub.faults.append(Fault("/cdn/", corrupt=True))
+        result = call(tools_python, *[*command[:2], tmp_path / "again", *command[3:]], **cache)
+    assert "model.safetensors came with other bytes than the hub's hash says" in result.stderr
+    assert not (tmp_path / "again").exists()
 
 
 def test_ctranslate2_of_another_model(fetch: Callable, tmp_path: Path, demo: Path) -> None:

@@ -32,6 +32,7 @@ from scoring import quality_gate
 own_code.forbid()
 
 SHARD_BYTES = 5 * 10**9
+GPTQ = ("bits", "group_size", "sym", "desc_act", "damp_percent")
 # auto-gptq's names for the files of a run, and a key of its that gptqmodel refuses whatever its value
 NOT_PORTABLE = ("meta", "model_name_or_path", "model_file_base_name", "is_marlin_format")
 
@@ -50,6 +51,17 @@ def parser(doc: str) -> argparse.ArgumentParser:
     arguments.add_argument("--device", default="auto", help="auto, cpu or cuda")
     arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="CPU threads")
     quality_gate.add_arguments(arguments)
+    return arguments
+
+
+def gptq_parser(doc: str) -> argparse.ArgumentParser:
+    """`parser` with `GPTQ`, the parameters of gptqmodel and auto-gptq."""
+    arguments = parser(doc)
+    arguments.add_argument("--bits", type=int, choices=[4], default=4)
+    arguments.add_argument("--group-size", default="auto", help="weights that share a scale, or auto")
+    arguments.add_argument("--sym", type=boolean, default=True)
+    arguments.add_argument("--desc-act", type=boolean, default=False)
+    arguments.add_argument("--damp-percent", type=float, default=0.05)
     return arguments
 
 
