@@ -16,10 +16,10 @@ if not RULES.is_dir():
     sys.exit(f"error: {RULES}: is no folder of this machine; clone Quantmill, and name its Snakefile by a path")
 sys.path.insert(0, str(RULES.parent / "scripts"))
 from common.program import printable
-from planning import disk, memory, minutes, shape
-from planning import cells, registry
-from planning.config import CHECKOUT, TEXTS, complete, source
 from common.sources import closure, digest
+from planning import cells, jobs, registry, shape
+from planning.config import CHECKOUT, TEXTS, complete, source
+from planning.costs import Costs, EngineCosts, Memory, Size
 from planning.values import ConfigError, check_file, is_plain
 
 FORMATS = {}  # name -> planning.registry.Format; filled by rules/formats/*.smk
@@ -126,14 +126,18 @@ def names(*formats):
 
 
 def parameters(format):
-    """The parameters of a format or variant, in its tool's words."""
+    """The parameters of a format or variant, in its tool's words; none where it has none."""
     variant = {key: value for key, value in STUDY["variants"].get(format, {}).items() if key != "format"}
-    return STUDY[FORMATS[base(format)].parameters] | variant
+    return STUDY.get(FORMATS[base(format)].parameters, {}) | variant
 
 
 def cell(wildcards):
-    """The cell that a job's wildcards name; a format that the study leaves out can be asked for by its file."""
-    model, name = wildcards.model, wildcards.cell
+    """The cell that a job's wildcards name."""
+    return find_cell(wildcards.model, wildcards.cell)
+
+
+def find_cell(model, name):
+    """A model's cell; a format that the study leaves out can be asked for by its file."""
     if (model, name) not in CELLS and name not in FORMATS:
         refuse(f"artifacts/{model}: no cell is called {name!r}{registry.nearest(name, [each for _, each in CELLS])}")
     return CELLS.get((model, name)) or cells.Cell(model, name, None, FORMATS[name].engine)
@@ -184,12 +188,6 @@ def environment(env):
     return [] if python(env) == INTERPRETERS.get(env) else [str(CHECKOUT / f"envs/{env}")]
 
 
-def job_mb(mb):
-    """What a job asks for: what its program takes, and Snakemake, which is there too in a cluster's job; at least
-    Snakemake twice, since where a cluster adds up resident memory, who starts a program counts twice while it does."""
-    return memory.SNAKEMAKE + max(mb, memory.SNAKEMAKE)
-
-
 def intermediate(output):
     """An output that only leads to artifacts and figures: removed once nothing needs it, where the study says so."""
     return temp(output) if STUDY["clean"] else output
@@ -227,31 +225,45 @@ def gate_options(wildcards):
     return [*options, f"--gate-protocol={STUDY['perplexity']}", f"--gate-factor={STUDY['quality_gate']}"]
 
 
-def local(file):
+def local_path(file):
     """Where an input can be read before its job runs: in this folder, also where jobs take it from a storage that is this
     folder (profiles/kubernetes). By the name of one that is not there yet, Snakemake sees that it has to ask again."""
     here = Path(*Path(file).parts[Path(file).parts.index("artifacts") :])
     return here if here.exists() else Path(file)
 
 
+@cache
+def study_jobs():
+    """What the study's jobs take: see planning.jobs."""
+    built = {name: FORMATS[base(name)].costs for name in (*FORMATS, *VARIANTS)}
+    formats = {name: costs and costs.at(parameters(name)) for name, costs in built.items()}
+    reference = STUDY["reference"], FORMATS[base(STUDY["reference"])].engine
+    return jobs.Jobs(STUDY, reference, formats, {name: engine.costs for name, engine in ENGINES.items()})
+
+
+def build_ask(wildcards, input):
+    """What a job asks for that makes a folder of weights from input.source; a rule of no format copies them."""
+    model = shape.of_folder(local_path(input.source))
+    if "format" not in wildcards.keys():
+        return study_jobs().copy(model)
+    tokens = local_path(input.calibration).stat().st_size // jobs.BYTES_AN_ID if "calibration" in input.keys() else None
+    engine = find_cell(wildcards.model, wildcards.format).engine
+    return study_jobs().build(wildcards.format, engine, model, has_gate(wildcards), tokens)
+
+
 def build_memory(wildcards, input):
-    """MB for a job that converts input.source to a format."""
-    asked = STUDY["calibration"], STUDY["device"], has_gate(wildcards), STUDY["perplexity"]
-    return job_mb(memory.build_mb(base(wildcards.format), shape.of_folder(local(input.source)), *asked))
+    """MB of the same."""
+    return build_ask(wildcards, input).mb
 
 
 def build_disk(wildcards, input):
-    """MB on the disk for a job that converts input.source to a format."""
-    return disk.build_mb(
-        base(wildcards.format), shape.of_folder(local(input.source)), STUDY["device"], has_gate(wildcards)
-    )
+    """MB on the disk for the same."""
+    return build_ask(wildcards, input).disk_mb
 
 
 def build_minutes(wildcards, input):
-    """Minutes for a job that makes a folder of weights from input.source; a rule of no format copies them."""
-    format = base(wildcards.get("format", "fp16"))
-    scored = "format" in wildcards.keys() and has_gate(wildcards)
-    return minutes.build(format, shape.of_folder(local(input.source)), STUDY["device"], scored, STUDY["calibration"])
+    """Minutes of the same, at most."""
+    return build_ask(wildcards, input).minutes
 
 
 def artifacts():

@@ -9,43 +9,45 @@ def model_shape(wildcards, input):
     """The model's shape, from whatever tells it: who has cleaned up has artifacts alone, some without a config.json."""
     folder = Path(f"artifacts/{wildcards.model}")
     names = ("safetensors", "source", *cells.artifacts(STUDY, STUDY["models"][wildcards.model]))
-    found = next((found for name in names if (found := shape.told(folder / name))), None)
-    return found or shape.of_folder(local(input.artifact))
+    found = next((found for name in names if (found := shape.of_config(folder / name))), None)
+    return found or shape.of_folder(local_path(input.artifact))
+
+
+def scoring_ask(wildcards, input, positions):
+    """What a job asks for that scores so many positions by a cell, the reference where it names none."""
+    each = find_cell(wildcards.model, wildcards.get("cell", STUDY["reference"]))
+    return study_jobs().score(each.format, each.engine, model_shape(wildcards, input), positions)
 
 
 def scoring_memory(wildcards, input):
-    """MB of a job that scores a format (the reference where it names none), and of the reference's own beside it."""
-    model, name = model_shape(wildcards, input), wildcards.get("cell", STUDY["reference"])
-    formats = [name.split("@")[0], *([STUDY["reference"]] if STUDY["reference_logits"] == "recompute" else [])]
-    return job_mb(
-        sum(
-            memory.engine_mb(base(name), model, STUDY["device"], memory.window(STUDY["perplexity"])) for name in formats
-        )
-    )
+    """MB of the same, whatever the text."""
+    return scoring_ask(wildcards, input, None).mb
+
+
+def scoring_minutes(wildcards, input):
+    """Minutes of the same, at most; the text has no more positions than the ids that its file can hold."""
+    return scoring_ask(wildcards, input, local_path(input.evaluation).stat().st_size // jobs.BYTES_AN_ID).minutes
 
 
 def expected_memory(wildcards, input):
     """MB of the job that runs a model's source by transformers."""
-    return job_mb(
-        memory.engine_mb(
-            "fp16", shape.of_folder(local(input.source)), STUDY["device"], memory.window(STUDY["perplexity"])
-        )
-    )
+    return study_jobs().expect(shape.of_folder(local_path(input.source))).mb
 
 
-def scoring_minutes(wildcards, input):
-    """Minutes of the same; the text has no more positions than the ids that its file can hold."""
-    positions = local(input.evaluation).stat().st_size // memory.BYTES_AN_ID
-    formats = 2 if STUDY["reference_logits"] == "recompute" else 1
-    return minutes.scoring(model_shape(wildcards, input), STUDY["device"], positions, formats)
+def latency_ask(wildcards, input, prompts):
+    """What a latency job asks for, of so many prompts."""
+    each = cell(wildcards)
+    return study_jobs().latency(each.format, each.engine, model_shape(wildcards, input), prompts)
+
+
+def latency_memory(wildcards, input):
+    """MB of the same, however many."""
+    return latency_ask(wildcards, input, 0).mb
 
 
 def latency_minutes(wildcards, input):
-    """Minutes of a latency job, by how many prompts there are."""
-    prompts = len(json.loads(local(input.prompts).read_text())["prompts"])
-    return minutes.latency(
-        base(cell(wildcards).format), model_shape(wildcards, input), STUDY["device"], STUDY["latency"], prompts
-    )
+    """Minutes of the same, at most."""
+    return latency_ask(wildcards, input, len(json.loads(local_path(input.prompts).read_text())["prompts"])).minutes
 
 
 rule latency:
@@ -63,9 +65,7 @@ rule latency:
     threads: 1024
     resources:
         gpu=lambda wc: cell(wc).gpus,
-        mem_mb=lambda wc, input: job_mb(
-            memory.latency_mb(base(cell(wc).format), model_shape(wc, input), STUDY["device"])
-        ),
+        mem_mb=latency_memory,
         runtime=latency_minutes,
     params:
         run=lambda wc: cell_runner("latency.py", wc),

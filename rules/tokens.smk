@@ -51,7 +51,7 @@ rule tokens:
     log:
         "artifacts/logs/{model}/tokens-{text}.log",
     resources:
-        mem_mb=job_mb(memory.TOKENIZING),
+        mem_mb=jobs.job_mb(jobs.TOKENIZING),
     params:
         program=program("tokenize_texts.py"),
         python=python("torch"),

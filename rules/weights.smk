@@ -39,7 +39,7 @@ rule download:
         model="|".join(map(re.escape, HUB_MODELS)) or "(?!)",
     resources:
         hub=1,
-        mem_mb=job_mb(memory.DOWNLOADING),
+        mem_mb=jobs.job_mb(jobs.DOWNLOADING),
     params:
         program=program("download.py"),
         python=python("tools"),
@@ -59,7 +59,7 @@ rule source:
     log:
         "artifacts/logs/{model}/source.log",
     resources:
-        mem_mb=lambda wc: job_mb(memory.RANDOM_WEIGHTS if source_env(wc) == "torch" else memory.STREAMING),
+        mem_mb=lambda wc: jobs.job_mb(jobs.RANDOM_WEIGHTS if source_env(wc) == "torch" else jobs.STREAMING),
     params:
         program=lambda wc: program(SOURCE_PROGRAMS[source(STUDY["models"][wc.model])[0]]),
         python=lambda wc: python(source_env(wc)),
@@ -83,8 +83,8 @@ rule safetensors:
         "artifacts/logs/{model}/safetensors.log",
     threads: 4
     resources:
-        mem_mb=job_mb(memory.STREAMING),
-        disk_mb=lambda wc, input: disk.artifact_mb("fp16", shape.of_folder(local(input.source))),
+        mem_mb=jobs.job_mb(jobs.STREAMING),
+        disk_mb=build_disk,
         runtime=build_minutes,
     params:
         program=program("bin_to_safetensors.py"),
@@ -103,8 +103,8 @@ rule bin:
         "artifacts/logs/{model}/bin.log",
     threads: 4
     resources:
-        mem_mb=job_mb(memory.STREAMING),
-        disk_mb=lambda wc, input: disk.artifact_mb("fp16", shape.of_folder(local(input.source))),
+        mem_mb=jobs.job_mb(jobs.STREAMING),
+        disk_mb=build_disk,
         runtime=build_minutes,
     params:
         program=program("safetensors_to_bin.py"),

@@ -3,96 +3,77 @@
 
     python scripts/plan.py [CONFIG] [--disk GB]
 
-Which jobs are left is asked of Snakemake; the rest follows from each model's config.json, which of a model of the hub
-is all that is fetched. Disk counts weights and reference logits; files that will be hard links take none. Times are
-from recorded results of the same format and kind of device. The status is 1 where the disk cannot hold it.
+Snakemake's own Python says which jobs are left and what formats and engines take (scripts/list_jobs.py). The rest
+follows from each model's config.json, which of a model of the hub is all that is fetched. Disk counts weights and
+reference logits; files that will be hard links take none. Times are from recorded results of the same format, engine
+and kind of device. What nobody said or recorded is unknown. The status is 1 where the disk cannot hold it.
 """
 
-import csv
-import io
+import json
 import shutil
 import subprocess
 from argparse import Namespace
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from huggingface_hub import constants
 
 import devices
 from common.program import UserError, parser, printable, run
-from planning import disk, memory
-from planning.config import TEXTS, source, with_defaults
+from planning import jobs
+from planning.config import source
+from planning.costs import MB, EngineCosts, costs_of
+from planning.jobs import Ask, Jobs
 from planning.origins import Origin, origin
-from planning.rates import Rates, recorded
+from planning.rates import load_rows
 
 ARTIFACTS = Path("artifacts")
-RECORDED = ("artifacts/report/results.json", "results/demo/results.json", "results/h200/results.json")
 HUB_TEXTS = {"Salesforce/wikitext": 1_290_590}  # bytes of WikiText-2's test text, the default
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table: bytes of disk, MB of memory, seconds of each job; None where unknown. `pending`: to do."""
+    """A line of the table: bytes of disk, MB of memory, seconds of each job; None where unknown. `beside`: bytes that
+    a job needs besides, until it is done."""
 
     model: str
     name: str
-    pending: bool
     disk: int | None
-    mb: int | None = None
+    mb: int | None
     seconds: tuple[float | None, ...] = (None,)
+    beside: int = 0
 
 
-def pending(snakemake: Path, config: Path | None) -> tuple[Counter[str], set[str]]:
-    """The jobs that are left, by rule, and the outputs that they will make.
-
-    Raises `UserError` with Snakemake's own line where it cannot tell, as for a mistake in the config.
-    """
-    command = [str(snakemake), "--summary", *(["--configfile", str(config)] if config else []), "--", "report"]
-    result = subprocess.run(command, capture_output=True, text=True)
+def ask_snakemake(python: Path, config: Path | None) -> dict[str, Any]:
+    """What scripts/list_jobs.py prints. Raises `UserError` with its last line where it fails."""
+    command = [python, Path(__file__).with_name("list_jobs.py"), *([config] if config else [])]
+    result = subprocess.run(list(map(str, command)), capture_output=True, text=True)
     if result.returncode:
         lines = result.stderr.strip().splitlines() or ["it says nothing"]
-        raise UserError(next((line for line in lines if "error: " in line), lines[-1]).removeprefix("error: "))
-    start = result.stdout.index("output_file\t")
-    rows = list(csv.DictReader(io.StringIO(result.stdout[start:]), delimiter="\t"))
-    left = [row for row in rows if row["plan"] != "no update"]
-    jobs = {  # a job may have several outputs
-        (row["rule"], "" if row["rule"] == "page" else row["output_file"].removesuffix(".npz").removesuffix(".json"))
-        for row in left
-    }
-    return Counter(rule for rule, _ in jobs), {row["output_file"] for row in left}
+        raise UserError(lines[-1].removeprefix("error: "))
+    return json.loads(result.stdout)
 
 
-def study(config: Path) -> dict[str, Any]:
-    """A config that Snakemake has accepted, with its defaults."""
-    schema = yaml.safe_load(Path("config/config.schema.yaml").read_text(encoding="utf-8"))
-    given = yaml.safe_load(config.read_text(encoding="utf-8"))
-    return with_defaults({key: value for key, value in given.items() if value is not None}, schema, schema)
-
-
-def existing(folder: Path) -> Path:
+def nearest_folder(folder: Path) -> Path:
     """The folder, or the nearest above it that is there."""
     return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
 
 
 def same_disk(one: Path, other: Path) -> bool:
-    return existing(one).stat().st_dev == existing(other).stat().st_dev
+    return nearest_folder(one).stat().st_dev == nearest_folder(other).stat().st_dev
 
 
-def text_bytes(model: dict[str, Any], settings: dict[str, Any], kind: str) -> int | None:
-    """Bytes of a model's text (TEXTS' kinds); None where it is of the hub and not known."""
-    shipped, on_the_hub = TEXTS[kind]
-    default = on_the_hub if source(model)[0] == "hub" else shipped
-    text = settings["texts"].get(kind, default)
-    return HUB_TEXTS.get(text["hub"]) if isinstance(text, dict) else Path(text).stat().st_size
+def text_bytes(text: str | Mapping[str, Any]) -> int | None:
+    """Bytes of a text of the config; None where it is of the hub and not known."""
+    return HUB_TEXTS.get(text["hub"]) if isinstance(text, Mapping) else Path(text).stat().st_size
 
 
-def prompts(settings: dict[str, Any]) -> int:
-    lines = Path(settings["texts"].get("prompts", TEXTS["prompts"][0])).read_text(encoding="utf-8").splitlines()
-    return sum(bool(line.strip()) for line in lines)
+def tokens(text: str | Mapping[str, Any]) -> int | None:
+    """Tokens of a text of the config, at most; None where it is of the hub and not known."""
+    nbytes = text_bytes(text)
+    return None if nbytes is None else int(nbytes * jobs.POSITIONS_A_BYTE)
 
 
 def weights_rows(name: str, model: dict[str, Any], found: Origin, left: set[str]) -> list[Row]:
@@ -100,83 +81,85 @@ def weights_rows(name: str, model: dict[str, Any], found: Origin, left: set[str]
     kind, path = source(model)
     place = Path(constants.HF_HUB_CACHE) if kind == "hub" else path
     linked = kind != "random" and same_disk(place, ARTIFACTS)
-    rows = [("source", 0 if linked else found.weight_bytes), ("safetensors", found.weight_bytes)]
-    if found.form == "safetensors":
-        rows[1] = ("safetensors", 0)
-    mb = {"random": memory.RANDOM_WEIGHTS, "hub": memory.DOWNLOADING}.get(kind, memory.STREAMING)
-    sizes = zip(rows, (mb, memory.STREAMING), strict=True)
-    return [Row(name, what, f"artifacts/{name}/{what}" in left, size, mb) for (what, size), mb in sizes]
+    mb = {"random": jobs.RANDOM_WEIGHTS, "hub": jobs.DOWNLOADING}.get(kind, jobs.STREAMING)
+    rows = [
+        Row(name, "source", 0 if linked else found.weight_bytes, jobs.job_mb(mb)),
+        Row(name, "safetensors", 0 if found.form == "safetensors" else found.weight_bytes, jobs.job_mb(jobs.STREAMING)),
+    ]
+    return [row for row in rows if f"artifacts/{name}/{row.name}" in left]
 
 
-def format_row(
-    name: str, model: dict[str, Any], format: str, found: Origin, left: set[str], settings: dict[str, Any], rates: Rates
-) -> Row:
-    """One format: its artifact, and the jobs that build, score and time it."""
-    outputs = {
-        what: f"artifacts/{name}/{what}" for what in (format, f"latency/{format}.json", f"quality/{format}.json")
-    }
-    build, latency, quality = (path in left for path in outputs.values())
+def row_of(model: str, name: str, disk: int | None, asks: list[Ask], beside: int = 0) -> Row:
+    """The row of some jobs; its memory is that of the largest."""
+    mb = max(ask.mb for ask in asks) if all(ask.known for ask in asks) else None
+    return Row(model, name, disk, mb, tuple(ask.seconds for ask in asks), beside)
+
+
+def cell_row(cell: dict[str, Any], model: dict[str, Any], found: Origin, left: set[str], costs: Jobs) -> Row | None:
+    """A row of the report: its artifact, and the jobs that build, score and time it; None where none is left."""
+    name, format, engine = Path(cell["latency"]).stem, cell["format"], cell["engine"]
+    build, latency, quality = (cell[kind] in left for kind in ("artifact", "latency", "quality"))
+    if not (build or latency or quality):
+        return None
     if found.shape is None:
-        return Row(name, format, build or latency or quality, None)
-    size = disk.artifact_bytes(format, found.shape, group(settings, format))
-    if format == "fp16" and found.dtype == "float16":
-        size = 0
-    calibration_bytes = text_bytes(model, settings, "calibration")
-    tokens = None if calibration_bytes is None else int(calibration_bytes * disk.POSITIONS_A_BYTE)
-    calibration = memory.filled(settings["calibration"], found.shape, tokens)
-    gated = source(model)[0] != "random"
-    asked = calibration, settings["device"], gated, settings["perplexity"]
-    mb = [memory.build_mb(format, found.shape, *asked)] if build else []
-    mb += [memory.latency_mb(format, found.shape, settings["device"])] if latency else []
-    scored = [format, *([settings["reference"]] if settings["reference_logits"] == "recompute" else [])]
-    longest = memory.window(settings["perplexity"])
-    mb += [sum(memory.engine_mb(each, found.shape, settings["device"], longest) for each in scored)] if quality else []
-    text = text_bytes(model, settings, "evaluation")
-    seconds = [rates.build(calibration["samples"] * calibration["sequence_length"])] if build else []
-    seconds += [rates.latency(settings["latency"], prompts(settings))] if latency else []
+        return Row(cell["model"], name, None, None, (None,) * (build + latency + quality))
+    asks, texts, size, beside = [], model["texts"], 0, 0
+    if build:
+        left.remove(cell["artifact"])  # other runs of it come after
+        gated = source(model)[0] != "random"
+        asks.append(costs.build(format, engine, found.shape, gated, tokens(texts["calibration"])))
+        size = costs.artifact_bytes(format, found.shape)
+        beside = max(0, (asks[0].disk_mb - jobs.SMALL) * MB - size) if asks[0].known else 0
+        size = 0 if format == jobs.SOURCE_FORMAT and found.dtype == "float16" else size
+    if latency:
+        prompts = Path(texts["prompts"]).read_text(encoding="utf-8").splitlines()
+        asks.append(costs.latency(format, engine, found.shape, sum(bool(line.strip()) for line in prompts)))
     if quality:
-        positions = text and int(text * disk.POSITIONS_A_BYTE)
-        seconds += [rates.scoring(positions, found.shape.vocab) if positions else None]
-    return Row(
-        *(name, format, build or latency or quality, size if build else 0),
-        max(mb, default=None),
-        tuple(seconds),
-    )
+        asks.append(costs.score(format, engine, found.shape, tokens(texts["evaluation"])))
+    return row_of(cell["model"], name, size, asks, beside)
 
 
-def group(settings: dict[str, Any], format: str) -> int | str:
-    return settings["awq"]["q_group_size"] if format == "awq-int4" else settings["gptq"]["group_size"]
+def reference_rows(name: str, model: dict[str, Any], found: Origin, left: set[str], costs: Jobs) -> list[Row]:
+    """What results are compared with: the source's predictions, the reference's logits and its noise floor."""
+    folder, text = f"artifacts/{name}", model["texts"]["evaluation"]
+    files = {
+        "gate": f"{folder}/gate.json",
+        "logits": f"{folder}/quality/{costs.study['reference']}-logits.npy",
+        "noise-floor": f"{folder}/quality/noise-floor.json",
+    }
+    if found.shape is None:
+        return [Row(name, each, None, None) for each, file in files.items() if file in left]
+    nbytes = text_bytes(text)
+    logits = None if nbytes is None or not found.shape.vocab else jobs.logits_bytes(nbytes, found.shape.vocab)
+    score = costs.score(*costs.reference, found.shape, tokens(text))
+    asks = {"gate": costs.expect(found.shape), "logits": score, "noise-floor": score}
+    return [
+        row_of(name, each, logits if each == "logits" else 0, [asks[each]])
+        for each, file in files.items()
+        if file in left
+    ]
 
 
-def planned(settings: dict[str, Any], left: set[str]) -> tuple[list[Row], dict[str, Origin]]:
-    """The rows of all models, and what is known of each."""
-    results = recorded(map(Path, RECORDED))
-    origins = {name: origin(model, ARTIFACTS / name) for name, model in settings["models"].items()}
-    rows: list[Row] = []
-    for name, model in settings["models"].items():
-        found = origins[name]
-        rows += weights_rows(name, model, found, left)
-        for format in model.get("formats", settings["formats"]):
-            rates = Rates(results, settings["device"], format, found.shape.parameters if found.shape else 0)
-            rows.append(format_row(name, model, format, found, left, settings, rates))
-        logits = f"artifacts/{name}/quality/{settings['reference']}-logits.npy"
-        if logits in left:
-            text = text_bytes(model, settings, "evaluation")
-            known = found.shape is not None and found.shape.vocab and text
-            rows.append(Row(name, "logits", True, disk.logits_bytes(text, found.shape.vocab) if known else None))
-    return rows, origins
+def study_rows(listed: dict[str, Any], costs: Jobs, origins: dict[str, Origin]) -> list[Row]:
+    """The rows of all models: what is left to make of them."""
+    left, rows = set(listed["left"]), []
+    for name, model in listed["study"]["models"].items():
+        rows += weights_rows(name, model, origins[name], left)
+        cells = [cell for cell in listed["cells"] if cell["model"] == name]
+        rows += filter(None, (cell_row(cell, model, origins[name], left, costs) for cell in cells))
+        rows += reference_rows(name, model, origins[name], left, costs)
+    return rows
 
 
 def peak(rows: Iterable[Row], origins: dict[str, Origin]) -> int:
     """Bytes that artifacts/ grows by at most, downloads included where they land on its disk.
 
-    What is replaced is there beside what replaces it until that is whole; the largest of them counts, as well as a
-    quantizer's saved progress, which is about as large as its artifact.
+    What is replaced is there beside what replaces it until that is whole; the job that needs most besides counts.
     """
-    rows = [row for row in rows if row.pending and row.disk]
-    new = [row for row in rows if not (ARTIFACTS / row.model / row.name).exists()]
-    beside = [row.disk for row in rows if row not in new or row.name == "gptq-int4"]
-    grown = sum(row.disk for row in new) + max(beside, default=0)
+    rows = [row for row in rows if row.disk is not None]
+    old = {row: (ARTIFACTS / row.model / row.name).exists() for row in rows}
+    grown = sum(row.disk for row in rows if not old[row])
+    grown += max((row.beside + (row.disk if old[row] else 0) for row in rows), default=0)
     if same_disk(Path(constants.HF_HUB_CACHE), ARTIFACTS):
         grown += sum(found.download for found in origins.values())
     return grown
@@ -206,62 +189,66 @@ def table(lines: list[tuple[str, ...]]) -> str:
     return "\n".join("  ".join(line).rstrip() for line in cells)
 
 
-def show(rows: list[Row], origins: dict[str, Origin], jobs: Counter[str]) -> None:
-    """Print models, what is to be made of them, and jobs."""
+def show(rows: list[Row], origins: dict[str, Origin], count: dict[str, int]) -> None:
+    """Print models, what is to be made of them, and how many jobs of each rule."""
     lines = [("model", "", "parameters", "weights", "to download")]
     for name, found in origins.items():
-        count = f"{'' if found.shape.exact else 'about '}{found.shape.parameters:,}" if found.shape else "unknown"
-        lines.append((name, "", count, amount(found.weight_bytes), amount(found.download if not found.why else None)))
+        weights = f"{'' if found.shape.exact else 'about '}{found.shape.parameters:,}" if found.shape else "unknown"
+        lines.append((name, "", weights, amount(found.weight_bytes), amount(found.download if not found.why else None)))
     print(table(lines))
     for name, found in origins.items():
         if found.why:
             print(f"{name}: {printable(found.why)}")
-    work = [row for row in rows if row.pending]
     lines = [("model", "to make", "disk", "memory", "time")]
-    lines += [
-        (row.model, row.name, amount(row.disk), "" if row.mb is None else f"{row.mb:,} MB", minutes(row.seconds))
-        for row in work
-    ]
-    print("", table(lines) if work else "Nothing is left to make of the models.", "", sep="\n")
-    print(f"jobs: {jobs.total()} ({', '.join(f'{count} {rule}' for rule, count in sorted(jobs.items()))})")
+    for row in rows:
+        memory = "unknown" if row.mb is None else f"{row.mb:,} MB"
+        lines.append((row.model, row.name, amount(row.disk), memory, minutes(row.seconds)))
+    print("", table(lines) if rows else "Nothing is left to make of the models.", "", sep="\n")
+    each = ", ".join(f"{number} {rule}" for rule, number in sorted(count.items()))
+    print(f"jobs: {sum(count.values())} ({each})")
 
 
 def parse() -> Namespace:
     arguments = parser(__doc__)
     arguments.add_argument("config", type=Path, nargs="?", help="a study; the demo's config without one")
     arguments.add_argument("--disk", type=float, metavar="GB", help="disk to plan for; what is free, without it")
-    arguments.add_argument("--snakemake", type=Path, default=Path(".venv/bin/snakemake"))
+    arguments.add_argument("--snakemake-python", type=Path, default=Path(".venv/bin/python"))
     return arguments.parse_args()
 
 
 def main() -> None:
     options = parse()
-    jobs, left = pending(options.snakemake, options.config)
-    settings = study(options.config or Path("config/config.yaml"))
-    if settings["device"] == "auto":
-        settings["device"] = devices.resolve("auto", hold=False)
-    rows, origins = planned(settings, left)
-    show(rows, origins, jobs)
-    work = [row for row in rows if row.pending]
-    seconds = [each for row in work for each in row.seconds]
-    known = all(not found.why for found in origins.values())
-    most = max((row.mb for row in work if row.mb), default=0)
-    need = peak(rows, origins)
-    free = int(options.disk * 1e9) if options.disk is not None else shutil.disk_usage(existing(ARTIFACTS)).free
-    unknown = any(row.disk is None for row in work)
-    download = sum(found.download for found in origins.values())
-    print(f"download: {'' if known else 'at least '}{amount(download)}")
-    print(f"disk at peak: {'at least ' if unknown else ''}{amount(need)}, of {amount(free)} free")
-    print(f"memory of the largest job: {most:,} MB")
+    listed = ask_snakemake(options.snakemake_python, options.config)
+    study = listed["study"]
+    if study["device"] == "auto":
+        study["device"] = devices.resolve("auto", hold=False)
+    costs = Jobs(
+        study,
+        tuple(listed["reference"]),
+        {name: entry and costs_of(entry) for name, entry in listed["formats"].items()},
+        {name: entry and EngineCosts(**entry) for name, entry in listed["engines"].items()},
+        load_rows([ARTIFACTS / "report/results.json", *jobs.RECORDED]),
+    )
+    origins = {name: origin(model, ARTIFACTS / name) for name, model in study["models"].items()}
+    rows = study_rows(listed, costs, origins)
+    show(rows, origins, listed["jobs"])
+    complete = all(not found.why for found in origins.values())
+    need, download = peak(rows, origins), sum(found.download for found in origins.values())
+    free = int(options.disk * 1e9) if options.disk is not None else shutil.disk_usage(nearest_folder(ARTIFACTS)).free
+    seconds = [each for row in rows for each in row.seconds]
+    unknown = {what: "at least " * any(getattr(row, what) is None for row in rows) for what in ("disk", "mb")}
+    print(f"download: {'' if complete else 'at least '}{amount(download)}")
+    print(f"disk at peak: {unknown['disk']}{amount(need)}, of {amount(free)} free")
+    print(f"memory of the largest job: {unknown['mb']}{max((row.mb or 0 for row in rows), default=0):,} MB")
     print(
-        f"time, one job after another, device {settings['device']}: {minutes(seconds)}"
+        f"time, one job after another, device {study['device']}: {minutes(seconds)}"
         f"{f' {seconds.count(None)} jobs of unknown time' if None in seconds else ''}"
     )
     if need > free:
-        other = "" if settings["reference_logits"] == "recompute" else ", or set reference_logits: recompute"
+        other = "" if study["reference_logits"] == "recompute" else ", or set reference_logits: recompute"
         raise UserError(
-            f"{existing(ARTIFACTS)}: the study takes {amount(need)} and {amount(free)} are free; free some disk, leave "
-            f"formats out{other}"
+            f"{nearest_folder(ARTIFACTS)}: the study takes {amount(need)} and {amount(free)} are free; free some disk, "
+            f"leave formats out{other}"
         )
 
 

@@ -1,22 +1,50 @@
-"""The rows of results/, and the shapes of their models."""
+"""The rows of results/, the shapes of their models, and what registered formats and engines are said to take."""
 
 import json
+import subprocess
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from conftest import REPO
 
 from planning import shape
-from planning.rates import recorded
+from planning.costs import EngineCosts, costs_of
+from planning.jobs import RECORDED, Jobs
+from planning.rates import load_rows
 
 KNOWN = {  # parameters as transformers counts them
     "config/examples/llama-2-7b.json": 6_738_415_616,
     "config/examples/llama-1.1b.json": 1_100_048_384,
     "demo/config.json": 5_869_312,
 }
-ROWS = recorded([REPO / "results/demo/results.json", REPO / "results/h200/results.json"])
+ROWS = load_rows(RECORDED)
+ENGINES = {row["format"]: row["engine"] for row in ROWS}
+SAMPLES = {"samples": 128, "sequence_length": 2048}
+
+
+def of_file(file: str | Path) -> shape.Shape:
+    """The shape of a config.json."""
+    return shape.of(json.loads((REPO / file).read_text()))
 
 
 def of_row(row: dict[str, Any]) -> shape.Shape:
     """The shape of a recorded row's model, by its number of parameters."""
-    file = next(file for file, count in KNOWN.items() if count == row["artifact"]["parameter_count"])
-    return shape.of(json.loads((REPO / file).read_text()))
+    return of_file(next(file for file, count in KNOWN.items() if count == row["artifact"]["parameter_count"]))
+
+
+@cache
+def list_jobs() -> dict[str, Any]:
+    """What Snakemake knows of the demo's study: see scripts/list_jobs.py."""
+    command = [REPO / ".venv/bin/python", REPO / "scripts/list_jobs.py"]
+    result = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def jobs_of(device: str, **changes: Any) -> Jobs:
+    """The demo's study on a device, with changes to its config."""
+    formats = {name: costs_of(entry) for name, entry in list_jobs()["formats"].items()}
+    engines = {name: EngineCosts(**entry) for name, entry in list_jobs()["engines"].items()}
+    study = list_jobs()["study"] | {"device": device} | changes
+    return Jobs(study, tuple(list_jobs()["reference"]), formats, engines)

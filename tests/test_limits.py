@@ -9,10 +9,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from conftest import REPO, RUN
-from recorded_rows import ROWS, of_row
+from recorded_rows import ENGINES, ROWS, SAMPLES, jobs_of, of_file, of_row
 
-from planning import memory, minutes, shape
+from planning.costs import MB
+from planning.jobs import LEAST, SNAKEMAKE, job_mb
 
 
 def test_jobs_say_what_they_take(checkout: Callable[[], Path]) -> None:
@@ -32,14 +34,14 @@ def test_jobs_say_what_they_take(checkout: Callable[[], Path]) -> None:
     silent = {rule for rule, _, resources in jobs if "mem_mb=" not in resources}
     assert silent <= {"environment", "study", "page", "report"}
     asks = [int(found[1]) for _, _, resources in jobs if (found := re.search(r"mem_mb=(\d+)", resources))]
-    assert min(asks) == 2 * memory.SNAKEMAKE
-    model = shape.of(json.loads((root / "demo/config.json").read_text()))
+    assert min(asks) == 2 * SNAKEMAKE
     asked = {
-        re.search(r"format=(\S+)", text)[1]: int(re.search(r"mem_mb=(\d+)", resources)[1])
+        re.search(r"cell=(\S+)", text)[1]: int(re.search(r"mem_mb=(\d+)", resources)[1])
         for rule, text, resources in jobs
         if rule == "latency"
     }
-    assert asked["fp16"] == memory.SNAKEMAKE + memory.latency_mb("fp16", model, "cpu")
+    model = of_file("demo/config.json")
+    assert asked["fp16"] == jobs_of("cpu").latency("fp16", "transformers", model, prompts=9).mb
     assert len(asked) == 6
     untimed = {rule for rule, _, resources in jobs if "runtime=" not in resources}
     assert untimed <= silent | {"source", "tokens", "mlc_library"}
@@ -50,16 +52,20 @@ def test_snakemake_takes_what_jobs_ask_for_it(checkout: Callable[[], Path]) -> N
     command = [sys.executable, "-c", RUN, REPO / ".venv/bin/snakemake", "--dry-run", "--cores", "8", "--quiet", "all"]
     result = subprocess.run(list(map(str, command)), cwd=checkout(), capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert 0.75 * memory.SNAKEMAKE < int(result.stdout.splitlines()[-1]) * 1024 / memory.MB < memory.SNAKEMAKE
+    assert 0.75 * SNAKEMAKE < int(result.stdout.splitlines()[-1]) * 1024 / MB < SNAKEMAKE
 
 
 def test_memory_of_a_protocol_whose_windows_are_the_context() -> None:
-    model = shape.of(json.loads((REPO / "config/examples/llama-2-7b.json").read_text()))
-    unknown, longest = replace(model, context=None), memory.window("lm-eval-word")
-    asked = [memory.engine_mb("ct2-int8", each, "cpu", longest) for each in (model, unknown)]
-    windows = [memory.engine_mb("ct2-int8", replace(model, context=size), "cpu", size) for size in (4096, 2048)]
-    assert asked == windows  # a context that is not known counts as 2,048, as scoring takes it
-    assert memory.engine_mb("ct2-int8", model, "cpu", memory.window("llamacpp-512")) < windows[1]
+    model = of_file("config/examples/llama-2-7b.json")
+
+    def asked(protocol: str, context: int | None) -> int:
+        jobs = jobs_of("cpu", perplexity=protocol)
+        return jobs.score("ct2-int8", "ctranslate2", replace(model, context=context), 1).mb
+
+    # 16 bytes for each position and token of the vocabulary; a context that is not known counts as 2,048
+    assert asked("lm-eval-word", 4096) - asked("lm-eval-word", 2048) == pytest.approx(2048 * 32_000 * 16 / 1e6, abs=1)
+    assert asked("lm-eval-word", None) == asked("lm-eval-word", 2048) == asked("gptq-2048", 4096)
+    assert asked("llamacpp-512", 4096) < asked("gptq-2048", 4096)
 
 
 def test_a_study_that_was_cleaned_up_is_measured_again(checkout: Callable[[], Path]) -> None:
@@ -73,9 +79,8 @@ def test_a_study_that_was_cleaned_up_is_measured_again(checkout: Callable[[], Pa
     command += ["--forcerun", "latency", "--rerun-triggers", "mtime", "--", "artifacts/demo/latency/mlc-q4f16_1.json"]
     result = subprocess.run(list(map(str, command)), cwd=root, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
-    model = shape.of(json.loads((root / "demo/config.json").read_text()))
     resources = re.search(r"^rule latency:.*?resources: (.*?)$", result.stdout, re.M | re.S)[1]
-    asked = memory.SNAKEMAKE + memory.latency_mb("mlc-q4f16_1", model, "cpu")
+    asked = jobs_of("cpu").latency("mlc-q4f16_1", ENGINES["mlc-q4f16_1"], of_file("demo/config.json"), prompts=9).mb
     assert f"mem_mb={asked}," in resources
 
 
@@ -99,7 +104,7 @@ def test_a_limit_of_time_grows_with_the_model(checkout: Callable[[], Path]) -> N
         result = subprocess.run(list(map(str, command)), cwd=root, capture_output=True, text=True)
         assert result.returncode == 0, result.stderr
         jobs = re.findall(r"^rule (\w+):$(.*?)resources: (.*?)$", result.stdout, re.M | re.S)
-        times = {rule + (re.findall(r"format=(\S+)", said) or [""])[-1]: asked for rule, said, asked in jobs}
+        times = {rule + (re.findall(r"(?:format|cell)=(\S+)", said) or [""])[-1]: asked for rule, said, asked in jobs}
         found.append(
             {job: int(time[1]) for job, asked in times.items() if (time := re.search(r"runtime=(\d+)", asked))}
         )
@@ -107,77 +112,70 @@ def test_a_limit_of_time_grows_with_the_model(checkout: Callable[[], Path]) -> N
     assert before.keys() == after.keys()
     heavy = {"safetensors", "ct2ct2-int8", "mlcmlc-q4f16_1", "quantizegptq-int4", "latencyfp16", "latencygptq-int4"}
     assert heavy | {"qualityfp16", "noise_floor", "reference_logits", "expected_predictions"} <= before.keys()
-    assert all(minutes.LEAST <= before[job] <= after[job] for job in before)
+    assert all(LEAST <= before[job] <= after[job] for job in before)
     assert all(before[job] < after[job] for job in heavy - {"safetensors", "mlcmlc-q4f16_1"})
 
 
 def test_a_limit_of_time_is_above_what_was_measured() -> None:
-    calibration = {"samples": 16, "sequence_length": 512}
     for row in ROWS:
-        model, device = of_row(row), row["device_details"]["device"]
-        asked = minutes.build(row["format"], model, device, True, calibration)
+        jobs = jobs_of(row["device_details"]["device"], calibration={"samples": 16, "sequence_length": 512})
+        asked = jobs.build(row["format"], row["engine"], of_row(row), gated=True).minutes
         assert row["artifact"]["build_seconds"] < 60 * asked / 2
     model = of_row(ROWS[0])
-    assert minutes.scoring(model, "cuda", 10**9, 2) > 1.5 * minutes.scoring(model, "cuda", 10**9)
-    assert minutes.scoring(model, "auto", 10**9) == minutes.scoring(model, "cuda", 10**9)
-    protocol = {
-        "repeats": 3,
-        "new_tokens": 200,
-        "processes": 3,
-        "decode": "eager",
-        "prompt_tokens": [],
-        "batch_sizes": [],
-    }
-    least, more = (minutes.latency("fp16", model, "cpu", protocol, prompts) for prompts in (1, 1000))
-    assert least == minutes.LEAST < more
+    alone, beside = (jobs_of("cuda", reference_logits=where) for where in ("disk", "recompute"))
+    scored = "ct2-int8", "ctranslate2", model, 10**9
+    assert beside.score(*scored).minutes > 1.5 * alone.score(*scored).minutes
+    assert jobs_of("auto").score(*scored) == alone.score(*scored)
+    least, more = (jobs_of("cpu").latency("fp16", "transformers", model, prompts).minutes for prompts in (1, 1000))
+    assert least == LEAST < more
 
 
-def test_the_limits_that_the_documentation_shows_are_those_of_today() -> None:
-    page = (REPO / "docs/PERFORMANCE.md").read_text().partition("## Time of jobs")[2].partition("## Planning")[0]
-    shown = {
-        line.split("|")[1].strip().split(" ")[0]: [int(each) for each in re.findall(r"\d+", line.split("|")[2])]
-        for line in page.splitlines()
-        if re.match(r"\| [^|]+ \| \d", line)
-    }
-    named = ("demo/config.json", "config/examples/llama-1.1b.json", "config/examples/llama-2-7b.json")
-    models = [shape.of(json.loads((REPO / name).read_text())) for name in named]
-    samples = {"samples": 128, "sequence_length": 2048}
-    protocol = {"repeats": 3, "new_tokens": 200, "processes": 3, "prompt_tokens": [512, 2048], "batch_sizes": [1]}
-    protocol["decode"] = "captured"
-    assert shown == {
-        "ct2-int8": [minutes.build("ct2-int8", model, "cuda", True, samples) for model in models],
-        "gptq-int4": [minutes.build(name, models[-1], "cuda", True, samples) for name in ("gptq-int4", "awq-int4")],
-        "latency": [minutes.latency(name, models[-1], "cuda", protocol, 9) for name in ("fp16", "gptq-int4")],
-        "scoring": [minutes.scoring(model, "cuda", 300_000) for model in models],
-    }
+SEVEN, ONE, DEMO = "config/examples/llama-2-7b.json", "config/examples/llama-1.1b.json", "demo/config.json"
+BUILDS = [  # format, engine, model, device, with the gate: MB of memory without Snakemake, of disk, and minutes
+    ("ct2-int8", "ctranslate2", SEVEN, "cuda", True, 20177, 20270, 43),
+    ("ct2-float32", "ctranslate2", ONE, "cpu", False, 7250, 4450, 125),
+    ("gptq-int4", "gptqmodel", SEVEN, "cuda", True, 16588, 29248, 71),
+    ("awq-int4", "gptqmodel", SEVEN, "cpu", True, 84439, 42709, 97354),
+    ("autogptq-int4", "autogptq", ONE, "cuda", True, 9852, 5468, 30),
+    ("mlc-q4f16_1", ENGINES["mlc-q4f16_1"], DEMO, "cpu", True, 514, 76, 30),
+    ("fp16", "transformers", ONE, "auto", True, 3340, 2250, 30),
+]
+LATENCIES = [
+    ("fp16", "transformers", SEVEN, "cpu", 32474, 5891),
+    ("gptq-int4", "gptqmodel", SEVEN, "cuda", 5583, 56),
+    ("autogptq-int4", "autogptq", ONE, "cuda", 2377, 42),
+    ("ct2-float32", "ctranslate2", SEVEN, "cuda", 27503, 30),
+    ("mlc-q4f16_1", ENGINES["mlc-q4f16_1"], SEVEN, "cuda", 4615, 30),
+]
 
 
-GPU = re.compile(r"\| (\S+?)(?: measured)?, GPU(?:, (\d+) x ([\d,]+))? \| ([^|]+) \| ([^|]+) \| ([^|]+) \|")
-FILES = {"demo": "demo/config.json", "1.1B": "config/examples/llama-1.1b.json", "7B": "config/examples/llama-2-7b.json"}
+@pytest.mark.parametrize(("format", "engine", "file", "device", "gated", "mb", "disk_mb", "minutes"), BUILDS)
+def test_what_builds_ask_for_stays(
+    format: str, engine: str, file: str, device: str, gated: bool, mb: int, disk_mb: int, minutes: int
+) -> None:
+    asked = jobs_of(device, calibration=SAMPLES).build(format, engine, of_file(file), gated)
+    assert (asked.mb, asked.disk_mb, asked.minutes) == (pytest.approx(job_mb(mb), abs=2), disk_mb, minutes)
 
 
-def test_the_memory_that_the_documentation_shows_is_that_of_today() -> None:
-    """Of jobs with a GPU: what they ask for by the code, what they took by results/h200."""
-    page = (REPO / "docs/PERFORMANCE.md").read_text().partition("## Memory of jobs")[2].partition("## Time of jobs")[0]
-    on_gpu = {(row["model"], row["format"]): row for row in ROWS if row["device_details"]["device"] == "cuda"}
-    lines = [line for line in page.splitlines() if GPU.fullmatch(line)]
-    assert len(lines) == 12
-    for line in lines:
-        name, samples, length, models, *figures = GPU.fullmatch(line).groups()
-        asks, took = ([int(each.replace(",", "")) for each in figure.split(" / ")] for figure in figures)
-        for model, asked, peak in zip(models.split(" / "), asks, took, strict=True):
-            of_model = shape.of(json.loads((REPO / FILES[model]).read_text()))
-            folder = model if model == "demo" else f"llama-{model.lower()}"
-            if " measured" in line:
-                result = json.loads((REPO / f"results/h200/{folder}/latency/{name}.json").read_text())
-                ways = (result, *result["other_modes"])
-                assert asked == memory.engine_mb(name, of_model, "cuda"), line
-                assert peak == round(max(way["memory_bytes"]["resident"] for way in ways) / 1e6), line
-                continue
-            if samples:
-                calibration = {"samples": int(samples), "sequence_length": int(length.replace(",", ""))}
-                assert asked == memory.quantizer_mb(of_model, name, calibration, "cuda"), line
-            else:
-                assert asked == memory.build_mb(name, of_model, {}, "cuda", gated=False), line
-            built = {"gptqmodel": "gptq-int4", "autoawq": "awq-int4"}.get(name, name)
-            assert peak == round(on_gpu[folder, built]["artifact"]["peak_memory_bytes"] / 1e6), line
+@pytest.mark.parametrize(("format", "engine", "file", "device", "mb", "minutes"), LATENCIES)
+def test_what_measurements_ask_for_stays(
+    format: str, engine: str, file: str, device: str, mb: int, minutes: int
+) -> None:
+    protocol = {"repeats": 3, "new_tokens": 200, "processes": 3, "decode": "captured"}
+    protocol |= {"prompt_tokens": [512, 2048], "batch_sizes": [1]}
+    asked = jobs_of(device, latency=protocol).latency(format, engine, of_file(file), prompts=9)
+    assert (asked.mb, asked.minutes) == (job_mb(mb), minutes)
+
+
+def test_what_scorings_ask_for_stays() -> None:
+    model = of_file(SEVEN)
+    assert jobs_of("cpu").score("fp16", "transformers", model, 300_000).minutes == 4316
+    assert jobs_of("cpu", perplexity="lm-eval-word").score("ct2-int8", "ctranslate2", model, 1).mb == job_mb(8932)
+
+
+def test_a_group_of_32_is_larger_than_one_of_128() -> None:
+    model, costs = of_file(SEVEN), jobs_of("cuda").formats["gptq-int4"]
+    usual, small = (costs.at({"group_size": size}).size.bytes(model) for size in (128, 32))
+    # 2.5 bytes a group; the blocks of Llama-2-7B hold 32 x 202,375,168 weights
+    assert small - usual == pytest.approx(2.5 * 32 * 202_375_168 * (1 / 32 - 1 / 128))
+    assert costs.at({"group_size": "auto"}) == costs

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from conftest import REPO
 from hub_server import Repository, serving
-from recorded_rows import KNOWN, ROWS, of_row
+from recorded_rows import ENGINES, KNOWN, ROWS, jobs_of, of_file, of_row
 
-from planning import disk, memory, shape
+from planning import shape
+from planning.jobs import Jobs, fill, job_mb, logits_bytes
 from planning.rates import Rates, between
 
 SMALL = {
@@ -42,13 +43,14 @@ for config in json.load(sys.stdin):
         model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
     print(sum(parameter.numel() for parameter in model.parameters()))
 """
+PARENT = 100  # MB of the process that starts the one that measures
 NOISE = 250  # MB by which runs of the same job differ, most of a small model's
 BUILT = [pytest.param(row, id=f"{row['model']}-{row['format']}-{row['device']}") for row in ROWS]
 
 
 @pytest.mark.parametrize(("file", "parameters"), KNOWN.items())
 def test_parameters_of_a_config(file: str, parameters: int) -> None:
-    found = shape.of(json.loads((REPO / file).read_text()))
+    found = of_file(file)
     assert (found.parameters, found.exact) == (parameters, True)
 
 
@@ -58,6 +60,23 @@ def test_parameters_are_those_that_transformers_makes(torch_python: Path) -> Non
     )
     assert [shape.of(config).parameters for config in ARCHITECTURES] == [int(line) for line in result.stdout.split()]
     assert {config["model_type"] for config in ARCHITECTURES} == set(shape.KINDS)
+
+
+def test_experts_that_are_called_otherwise_count() -> None:
+    deepseek_v3 = {  # its config.json, in part
+        "model_type": "deepseek_v3",
+        "hidden_size": 7168,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "num_hidden_layers": 61,
+        "vocab_size": 129_280,
+        "intermediate_size": 18_432,
+        "moe_intermediate_size": 2048,
+        "n_routed_experts": 256,
+    }
+    found = shape.of(deepseek_v3)
+    assert found.parameters == pytest.approx(671e9, rel=0.05)  # as its authors say
+    assert not found.exact
 
 
 def test_a_config_that_tells_nothing_is_known_by_its_weights(tmp_path: Path) -> None:
@@ -80,7 +99,8 @@ def test_a_config_that_tells_nothing_is_known_by_its_weights(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("row", BUILT)
 def test_an_artifact_is_as_large_as_predicted(row: dict[str, Any]) -> None:
-    predicted = disk.artifact_bytes(row["format"], of_row(row)) - disk.MLC_LIBRARY * (row["format"] == "mlc-q4f16_1")
+    jobs = jobs_of("cuda")
+    predicted = jobs.artifact_bytes(row["format"], of_row(row)) - jobs.formats[row["format"]].size.files
     assert predicted == pytest.approx(row["artifact"]["weight_bytes"], rel=0.01)
 
 
@@ -89,16 +109,16 @@ def test_logits_are_at_most_what_is_predicted() -> None:
     quality = row["protocol"]["quality"]
     took = quality["windows"] * (quality["window"] - 1) * 2048 * 2
     text = (REPO / "config/evaluation.txt").stat().st_size
-    assert took < disk.logits_bytes(text, 2048) < 1.25 * took
+    assert took < logits_bytes(text, 2048) < 1.25 * took
 
 
 @pytest.mark.parametrize("row", BUILT)
 def test_a_build_takes_what_it_asks_for_and_not_much_less(row: dict[str, Any]) -> None:
     took = row["artifact"]["peak_memory_bytes"] / 1e6
     made = {name: row["artifact"]["parameters"].get(name, 1) for name in ("samples", "sequence_length")}
-    device = row["device_details"]["device"]
-    asked = memory.build_mb(row["format"], of_row(row), made, device, gated=False)
-    assert took < asked < max(1.25 * took, took + NOISE)
+    jobs = jobs_of(row["device_details"]["device"], calibration=made)
+    asked = jobs.build(row["format"], row["engine"], of_row(row), gated=False).mb
+    assert job_mb(took) <= asked < job_mb(max(1.25 * took, took + NOISE))
 
 
 @pytest.mark.parametrize(
@@ -109,16 +129,13 @@ def test_a_latency_job_takes_what_it_asks_for_and_not_much_less(path: Path) -> N
     took = max(way["memory_bytes"]["resident"] for way in (result, *result["other_modes"])) / 1e6
     model = {"demo": "demo/config.json", "llama-1.1b": "config/examples/llama-1.1b.json"}
     file = model.get(path.parts[-3], "config/examples/llama-2-7b.json")
-    asked = memory.engine_mb(path.stem, shape.of(json.loads((REPO / file).read_text())), "cuda")
-    assert took < asked < 1.25 * took
+    asked = jobs_of("cuda").latency(path.stem, ENGINES[path.stem], of_file(file), prompts=9).mb
+    assert job_mb(took) < asked < job_mb(1.25 * took) + PARENT
 
 
-def test_a_text_that_fills_fewer_samples_asks_for_less() -> None:
-    model = shape.of(json.loads((REPO / "demo/config.json").read_text()))
-    assert memory.filled({"samples": 128, "sequence_length": 2048}, model, 9000) == {
-        "samples": 17,
-        "sequence_length": 512,
-    }
+def test_a_text_with_fewer_tokens_fills_fewer_samples() -> None:
+    found = fill({"samples": 128, "sequence_length": 2048}, of_file("demo/config.json"), 9000)
+    assert found == {"samples": 17, "sequence_length": 512}
 
 
 def test_between_what_was_measured() -> None:
@@ -130,19 +147,20 @@ def test_between_what_was_measured() -> None:
     assert between([], 1) is None
 
 
-def test_times_are_of_the_same_format_device_and_number_of_samples() -> None:
-    row = {"format": "gptq-int4", "device_details": {"device": "cuda"}, "tokens_per_second": 100.0}
+def test_times_are_of_the_same_format_engine_device_and_number_of_samples() -> None:
+    row = {"format": "gptq-int4", "engine": "gptqmodel", "device_details": {"device": "cuda"}}
+    row["tokens_per_second"] = 100.0
     row["artifact"] = {
         "parameter_count": 10,
         "build_seconds": 85.0,
         "parameters": {"samples": 4, "sequence_length": 100},
     }
-    rates = Rates([row], "cuda", "gptq-int4", 10)
+    rates = Rates([row, row | {"engine": "other", "tokens_per_second": 1.0}], "cuda", ("gptq-int4",), "gptqmodel", 10)
     assert rates.build(400) == 100
     assert rates.build(801) is None  # more than twice the tokens
     # two processes, each 15 s to start and (3 x 3 + 1) x 200 tokens at 100 a second
     assert rates.latency({"repeats": 3, "new_tokens": 200, "processes": 2, "decode": "eager"}, 3) == 2 * (15 + 20)
-    assert Rates([row], "cpu", "gptq-int4", 10).build(400) is None
+    assert Rates([row], "cpu", ("gptq-int4",), None, 10).build(400) is None
 
 
 @pytest.fixture
@@ -154,7 +172,7 @@ def plan(
     def run(*options: object, **environment: str) -> subprocess.CompletedProcess:
         env = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
         env |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")} | environment
-        command = [tools_python, "scripts/plan.py", "--snakemake", REPO / ".venv/bin/snakemake", *options]
+        command = [tools_python, "scripts/plan.py", "--snakemake-python", REPO / ".venv/bin/python", *options]
         return subprocess.run([*map(str, command)], cwd=root, env=env, capture_output=True, text=True, timeout=120)
 
     run.root = root
@@ -213,3 +231,33 @@ def test_of_a_model_of_the_hub_only_the_config_is_fetched(plan: Callable) -> Non
     assert fetched == {"config.json"}
     wanted = sum(len(data) for name, data in repository.files.items() if name != "config.json")
     assert f"download: {wanted / 1e6:.1f} MB" in result.stdout
+
+
+def test_what_nobody_said_is_unknown_and_not_another_format(plan: Callable) -> None:
+    rule = (plan.root / "rules/formats/fp16.smk").read_text().split("rule fp16:")[1]
+    registration = 'FORMATS["mine"] = Format(layout="hf", engine="transformers", env="tools")\n\n\nrule mine:'
+    (plan.root / "rules/formats/mine.smk").write_text(registration + rule.replace('"fp16"', '"mine"'))
+    (plan.root / "study.yaml").write_text("models: {m: {source: demo}}\nformats: [fp16, mine]\ndevice: cpu\n")
+    result = plan("study.yaml", "--disk", "1")
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"^m +mine +unknown +unknown +unknown$", result.stdout, re.M)
+    assert re.search(r"^m +fp16 +0\.0 MB +760 MB", result.stdout, re.M)
+    assert "disk at peak: at least" in result.stdout
+    assert "memory of the largest job: at least" in result.stdout
+
+
+def test_a_job_of_what_nobody_said_asks_for_the_model_twice_in_float32() -> None:
+    model = of_file("config/examples/llama-2-7b.json")
+    jobs = jobs_of("cpu")
+    unknown = Jobs(jobs.study, jobs.reference, {}, jobs.engines)
+    ask = unknown.build("mine", "transformers", model, gated=True)
+    weights = 8 * 6738.4  # MB
+    assert (ask.known, ask.seconds, ask.minutes) == (False, None, 720)
+    assert ask.mb == pytest.approx(4160 + weights, abs=1)
+    assert ask.disk_mb == pytest.approx(50 + weights, abs=1)
+    other_engine = jobs.latency("fp16", "other", model, prompts=9)
+    assert (other_engine.known, other_engine.seconds, other_engine.minutes) == (False, None, 720)
+    assert other_engine.mb == ask.mb
+    scored = jobs.score("fp16", "other", model, positions=10)
+    assert (scored.known, scored.seconds, scored.minutes, scored.mb) == (False, None, 720, ask.mb)
+    assert jobs.latency("fp16", "transformers", model, prompts=9).known

@@ -15,10 +15,11 @@ import pytest
 from conftest import AUTOGPTQ, REPO, interpreter
 from hypothesis import given
 from hypothesis import strategies as st
+from recorded_rows import jobs_of
 
 from checkpoint.tensor import Tensor, row_major
 from common.program import UserError
-from planning.memory import quantization_mb
+from planning import shape
 from quantization import calibration, layers
 from quantization.calibration import SHARED, shared_passage
 
@@ -206,12 +207,13 @@ def test_an_artifact_that_lacks_a_weight_is_refused(demo: Path, call: Callable, 
     assert "lacks model.norm.weight, which would be random" in result.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize(("name", "tool"), [("gptq-int4", "gptqmodel"), ("awq-int4", "autoawq")])
-def test_the_memory_that_a_job_asks_for_is_what_it_takes(demo: Path, name: str, tool: str) -> None:
+@pytest.mark.parametrize("name", ["gptq-int4", "awq-int4"])
+def test_the_memory_that_a_job_asks_for_is_what_it_takes(demo: Path, name: str) -> None:
     artifacts = demo / "artifacts/demo"
     took = json.loads((artifacts / name / "quantmill.json").read_text())["peak_memory_bytes"] / 2**20
     calibration = {"samples": 16, "sequence_length": 512}  # as many as the text fills
-    assert took < quantization_mb(artifacts / "fp16", tool, calibration, "cpu") < 2 * took
+    asked = jobs_of("cpu").formats[name].cpu.mb(shape.of_folder(artifacts / "fp16"), calibration)
+    assert took < asked < 2 * took
 
 
 def test_a_group_size_that_does_not_fit_is_one_line(demo: Path, call: Callable, tmp_path: Path) -> None:

@@ -1,3 +1,8 @@
 """auto-gptq 0.7.1's kernels in transformers 4's model. Its environment is for Python 3.11 alone."""
 
-ENGINES["autogptq"] = Engine(env="autogptq", loads=("gptq",), python="3.11")
+ENGINES["autogptq"] = Engine(
+    env="autogptq",
+    loads=("gptq",),
+    python="3.11",
+    costs=EngineCosts(cpu=715, weights=2, floor=1940, cuda=1510, mapped=True, like="gptqmodel"),
+)

@@ -1,3 +1,8 @@
 """gptqmodel's kernels in transformers' model."""
 
-ENGINES["gptqmodel"] = Engine(env="gptqmodel", loads=("gptq", "awq"), options={"backend": {"type": "string"}})
+ENGINES["gptqmodel"] = Engine(
+    env="gptqmodel",
+    loads=("gptq", "awq"),
+    options={"backend": {"type": "string"}},
+    costs=EngineCosts(cpu=715, weights=2, floor=2020, cuda=1590, mapped=True),
+)

@@ -1,9 +1,22 @@
 """CTranslate2: ct2-int8, ct2-float16 and ct2-float32, one converter with three quantizations."""
 
 CT2_QUANTIZATIONS = {f"ct2-{name}": name for name in ("int8", "float16", "float32")}
+CT2_FLOATS = ("ct2-float16", "ct2-float32")  # take about as long
+
+
+def ct2_costs(size, like=(), **grown):
+    """What the converter takes, with torch and transformers."""
+    return Costs(size, Memory(430, **grown), Memory(935, **grown), quantized=not like, like=like)
+
+
+CT2_COSTS = {
+    "ct2-int8": ct2_costs(Size(1, row=4), weights=2.7, tables=4),  # a table is quantized in float32
+    "ct2-float16": ct2_costs(Size(2), CT2_FLOATS, weights=2.7),
+    "ct2-float32": ct2_costs(Size(4), CT2_FLOATS, weights=6.2),
+}
 
 for name in CT2_QUANTIZATIONS:
-    FORMATS[name] = Format(layout="ct2", engine="ctranslate2", env="torch")
+    FORMATS[name] = Format(layout="ct2", engine="ctranslate2", env="torch", costs=CT2_COSTS[name])
 
 
 rule ct2:

@@ -1,6 +1,9 @@
 """fp16: the unquantized reference, run by transformers."""
 
-FORMATS["fp16"] = Format(layout="hf", engine="transformers", env="tools")
+COPYING = Memory(jobs.STREAMING)
+FORMATS["fp16"] = Format(
+    layout="hf", engine="transformers", env="tools", costs=Costs(Size(2), COPYING, COPYING, quantized=False)
+)
 
 
 rule fp16:

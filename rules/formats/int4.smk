@@ -1,11 +1,37 @@
 """gptq-int4, awq-int4 and autogptq-int4: four bits a weight, calibrated."""
 
-for name, layout, engine, env, key in (
-    ("gptq-int4", "gptq", "gptqmodel", "gptqmodel", "gptq"),
-    ("awq-int4", "awq", "gptqmodel", "gptqmodel", "awq"),
-    ("autogptq-int4", "gptq", "autogptq", "autogptq", "gptq"),
+from dataclasses import replace
+
+# Matrices of the blocks in 4 bits, with a scale of 2 bytes and a zero of half a byte a group; all else in float16
+AWQ_SIZE = Size(0.5, rest=2, group=2.5)
+GPTQ_SIZE = replace(AWQ_SIZE, input=4)  # g_idx, an int32: the group of each input
+# The whole model in float32, twice: as read and as changed; with CUDA in float16, which is gone when its libraries are
+# there. All tools keep the samples' activations and, on a CPU, the attention of one sample.
+WHOLE = Memory(1260, weights=8, block=12, activations=24, attention=8)
+WHOLE_CUDA = Memory(1210, weights=2, activations=12, least=2045)
+# copies: progress, what is packed, and what the tool saves
+CALIBRATED = {"copies": 3, "like": ("gptq-int4", "awq-int4", "autogptq-int4")}
+GPTQ_COSTS = Costs(
+    GPTQ_SIZE,
+    # gptqmodel holds embeddings, head and one block at a time
+    cpu=Memory(945, tables=8, block=8, activations=24, attention=8),
+    cuda=Memory(2310, tables=3, block=3, activations=12),
+    forwards=4,
+    group_size="group_size",
+    **CALIBRATED,
+)
+# awq tries 20 scales a layer
+AWQ_COSTS = Costs(AWQ_SIZE, WHOLE, WHOLE_CUDA, forwards=25, group_size="q_group_size", **CALIBRATED)
+AUTOGPTQ_COSTS = replace(GPTQ_COSTS, cpu=replace(WHOLE, libraries=525), cuda=WHOLE_CUDA)
+
+for name, layout, engine, env, key, costs in (
+    ("gptq-int4", "gptq", "gptqmodel", "gptqmodel", "gptq", GPTQ_COSTS),
+    ("awq-int4", "awq", "gptqmodel", "gptqmodel", "awq", AWQ_COSTS),
+    ("autogptq-int4", "gptq", "autogptq", "autogptq", "gptq", AUTOGPTQ_COSTS),
 ):
-    FORMATS[name] = Format(layout=layout, engine=engine, env=env, parameters=key, logs=("tokens-calibration",))
+    FORMATS[name] = Format(
+        layout=layout, engine=engine, env=env, parameters=key, logs=("tokens-calibration",), costs=costs
+    )
 QUANTIZERS = {"gptq-int4": "build_gptq.py", "awq-int4": "build_awq.py", "autogptq-int4": "build_autogptq.py"}
 
 
@@ -13,24 +39,6 @@ def quantizer_options(wildcards):
     """What the config says to a tool, as its program's flags."""
     config = parameters(wildcards.format) | STUDY["calibration"] | {"seed": STUDY["seed"], "format": wildcards.format}
     return [f"--{key.replace('_', '-')}={value}" for key, value in config.items()]
-
-
-def quantizer_memory(wildcards, input):
-    """MB for the job: for all samples, or for those that its text can fill."""
-    model = shape.of_folder(local(input.source))
-    tokens = local(input.calibration).stat().st_size // memory.BYTES_AN_ID
-    calibration = memory.filled(STUDY["calibration"], model, tokens)
-    asked = STUDY["device"], has_gate(wildcards), STUDY["perplexity"]
-    return job_mb(memory.build_mb(base(wildcards.format), model, calibration, *asked))
-
-
-def quantizer_disk(wildcards, input):
-    """MB for the artifact and its gate, and for what lies beside it: progress, what is packed, and what the tool saves."""
-    format, words = base(wildcards.format), parameters(wildcards.format)
-    group = words["q_group_size" if format == "awq-int4" else "group_size"]
-    model = shape.of_folder(local(input.source))
-    built = disk.build_mb(format, model, STUDY["device"], has_gate(wildcards), group)
-    return built + 3 * disk.artifact_mb(format, model, group)
 
 
 # A job that was killed goes on: gptqmodel saves its progress after every block, of Llama and Qwen3-MoE (beside the
@@ -51,8 +59,8 @@ rule quantize:
     threads: 8
     resources:
         gpu=1,
-        mem_mb=quantizer_memory,
-        disk_mb=quantizer_disk,
+        mem_mb=build_memory,
+        disk_mb=build_disk,
         runtime=build_minutes,
     params:
         program=lambda wc: program(QUANTIZERS[base(wc.format)]),

@@ -10,6 +10,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
+from checkpoint import EXPERTS
 from common import own_code, token_ids
 from common.program import UserError, first_line
 from engines import chunk_positions
@@ -27,7 +28,7 @@ def share_read(name: str, config: Any) -> float:
     """How much of a model's tensor `name` a token reads: all, and of a mixture's experts those that it is sent to."""
     if ".experts." not in name:
         return 1
-    counts = (getattr(config, count, None) for count in ("num_local_experts", "num_experts", "n_routed_experts"))
+    counts = (getattr(config, count, None) for count in EXPERTS)
     experts, used = next(filter(None, counts), None), getattr(config, "num_experts_per_tok", None)
     return used / experts if experts and used else 1
 

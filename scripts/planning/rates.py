@@ -1,11 +1,11 @@
-"""How long jobs take, from recorded results: the same format on the same kind of device, between the models measured.
+"""How long jobs take, from recorded results: the same format, engine and kind of device, between the models measured.
 
 A result of another machine says the order of magnitude. What nothing recorded tells is None.
 """
 
 import json
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,17 @@ START = 15.0  # seconds until a process has its libraries and a small model; mos
 COMPARE = 3e-9  # seconds a position and token of the vocabulary (docs/PERFORMANCE.md, "Scoring")
 BEYOND = 2.0  # times the largest model measured, and the most tokens a quantizer saw, to which figures are stretched
 
+RENAMED = {"mlc": "quantmill-tvm"}  # engines that older results call otherwise
 
-def recorded(files: Iterable[Path]) -> list[dict[str, Any]]:
+
+def load_rows(files: Iterable[Path]) -> list[dict[str, Any]]:
     """The rows of results.json files, those that are there, that say what they measured on which device."""
     rows: list[dict[str, Any]] = []
     for file in files:
         if file.is_file():
             rows += json.loads(file.read_text(encoding="utf-8"))["rows"]
-    return [row for row in rows if row.get("artifact") and row.get("device_details")]
+    measured = (row for row in rows if row.get("artifact") and row.get("device_details"))
+    return [row | {"engine": RENAMED.get(row["engine"], row["engine"])} for row in measured]
 
 
 def between(points: Iterable[tuple[float, float]], x: float, beyond: float = BEYOND) -> float | None:
@@ -47,19 +50,21 @@ def inverse(speed: float | None) -> float | None:
 
 
 class Rates:
-    """Times of one format, or of several that take about as long, on one kind of device (`cpu` or `cuda`), for a model
-    of so many weights; figures are stretched `beyond` times the largest model measured."""
+    """Times of formats that take about as long by one engine (None: any, for what does not depend on it), on one kind
+    of device (`cpu` or `cuda`), for a model of so many weights; figures are stretched `beyond` times the largest model
+    measured."""
 
     def __init__(
         self,
         rows: list[dict[str, Any]],
         device: str,
-        formats: str | Collection[str],
+        formats: tuple[str, ...],
+        engine: str | None,
         parameters: int,
         beyond: float = BEYOND,
     ) -> None:
-        names = {formats} if isinstance(formats, str) else set(formats)
-        self.rows = [row for row in rows if row["format"] in names and row["device_details"]["device"] == device]
+        fitting = [row for row in rows if row["format"] in formats and row["device_details"]["device"] == device]
+        self.rows = [row for row in fitting if engine in (None, row["engine"])]
         self.parameters, self.beyond = parameters, beyond
 
     def at(self, values: Iterable[tuple[Mapping[str, Any], float | None]]) -> float | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
+from planning.costs import Costs, EngineCosts
 from planning.values import ConfigError
 
 NAME = r"[a-z0-9][a-z0-9._-]*"
@@ -21,6 +22,7 @@ class Format:
     engine: the engine of its default run. env: the environment of the program that builds it.
     parameters: the config's key that holds its parameters, where it has any.
     logs: of jobs that it is made from and other formats are not, such as `tokens-calibration`.
+    costs: what it takes; None where nobody said, and then `make plan` says so.
     """
 
     layout: str
@@ -29,6 +31,7 @@ class Format:
     parameters: str | None = None
     logs: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("cpu", "cuda")
+    costs: Costs | None = None
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Engine:
     loads: the layouts that it loads. many_gpus: whether it can use several GPUs.
     options: name -> JSON schema of its value; None takes any option, in the engine's own words.
     python: the one version, such as 3.11, that its environment can be built with; None for any.
+    costs: what it takes; None where nobody said.
     """
 
     env: str
@@ -47,6 +51,7 @@ class Engine:
     many_gpus: bool = False
     options: Mapping[str, Mapping[str, Any]] | None = field(default_factory=dict)
     python: str | None = None
+    costs: EngineCosts | None = None
 
 
 def entry(kind: type, words: Mapping[str, Any]) -> Any:

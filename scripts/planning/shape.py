@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from checkpoint import EXPERTS
+
 LARGEST = 2**32  # of any size: what is beyond was not meant
 
 
@@ -77,7 +79,7 @@ def _decoder(config: Mapping[str, Any], kind: Kind | None) -> Shape:
     hidden, heads, layers, vocab = (_size(config, name, None) for name in names)
     head_dim = _size(config, "head_dim", kind.head_dim or hidden // heads)
     queries, keys = heads * head_dim, _size(config, "num_key_value_heads", heads) * head_dim
-    experts = _size(config, "num_local_experts", 0) or _size(config, "num_experts", 0)
+    experts = next(filter(None, (_size(config, name, 0) for name in EXPERTS)), 0)
     inner = _size(config, "intermediate_size", 4 * hidden)
     if experts:
         inner = _size(config, "moe_intermediate_size", inner)
@@ -109,7 +111,7 @@ def of_weights(nbytes: int) -> Shape:
     return Shape(nbytes // 2, 0, nbytes // 2, 1, 0, 0, 0, None, 0, 0, exact=False)
 
 
-def told(folder: Path) -> Shape | None:
+def of_config(folder: Path) -> Shape | None:
     """What a folder's config.json tells; None where it tells nothing or there is none: some formats have their own."""
     path = folder / "config.json"
     try:
@@ -126,7 +128,7 @@ def of_folder(folder: Path) -> Shape:
     """
     if not folder.exists():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
-    found = told(folder)
+    found = of_config(folder)
     if found is not None:
         return found
     weights = [path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin")]
