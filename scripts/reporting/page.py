@@ -152,6 +152,12 @@ def unfinished(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"Not complete: {len(failed)} of {len(rows)} {what} failed.", *lines]
 
 
+def running(study: Mapping[str, Any]) -> list[str]:
+    """What is still to come while jobs run, a line for each row; nothing once all is done."""
+    parts = {name(cell): [each.replace("_", " ") for each in cell.get("pending", ())] for cell in study["cells"]}
+    return [f"{row}: {', '.join(each)}" for row, each in parts.items() if each]
+
+
 def commands(study: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """What a reader may want to run: `build` a row's artifact again, whose path follows; `resume` the study; `redraw`
     the page alone; measure just the speed of the rows that were `disturbed` again."""
@@ -189,6 +195,7 @@ def data(results: Mapping[str, Any], study: Mapping[str, Any], drawing: Drawing)
         "origins": ORIGINS,
         "commands": commands(study, rows),
         "unfinished": unfinished(rows),
+        "running": running(study),
         "undrawn": drawing.refused,
         "plots": drawing.plots,
         "axes": {"quality": axes.QUALITIES, "cost": axes.COSTS, "more is better": axes.MORE_IS_BETTER},

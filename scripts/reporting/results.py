@@ -76,6 +76,8 @@ LATENCY = (
     *("tokens_per_second_high", "peak_memory_bytes", "bandwidth_fraction", "joules_per_token"),
 )
 
+PARTS = ("artifact", "latency", "quality", "noise_floor")  # what the jobs of a cell leave
+PENDING = "still to come: the study is running"
 # how reasons begin and end that another run can take away
 FAILED, AGAIN = "failed", "; run again"
 EXCEPTION = re.compile(r"[\w.]+(Error|Exception)\b")  # the last line of a traceback
@@ -123,6 +125,8 @@ def part(cell: Mapping[str, Any], config: Mapping[str, Any], name: str) -> tuple
     """What one job of a cell left, or None and why there is nothing."""
     if cell[name] is None:
         return None, cell["no_quality"]
+    if name in cell.get("pending", ()):
+        return None, PENDING
     path = Path(cell[name])
     if not (path / manifest.NAME if name == "artifact" else path).exists():
         return None, failure(cell["logs"][name])
