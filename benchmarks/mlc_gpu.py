@@ -24,7 +24,7 @@ from tvm.runtime.vm import VirtualMachine
 
 from checkpoint.shards import read_json
 from devices import cuda as gpu
-from engines.mlc import CudaSession
+from engines.quantmill_tvm import CudaSession
 from mlc import architecture, cuda_attention, cuda_products, cuda_vectors, library, source_config
 from mlc.cuda_matrices import Launch
 from mlc.cuda_products import Block

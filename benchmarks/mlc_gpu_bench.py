@@ -12,7 +12,7 @@ sys.path.insert(0, str(REPO / "scripts"))
 import numpy as np  # noqa: E402
 import tvm  # noqa: E402
 
-from engines.cuda_stream import Stream  # noqa: E402
+from engines.decoding.cuda_stream import Stream  # noqa: E402
 from mlc import library  # noqa: E402
 
 REPLAYS = 20

@@ -23,9 +23,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import engines
-from common import manifest, reference, scoring
+from common import manifest
 from metrics.windows import gptq_2048
 from quality import score
+from scoring import reference, teacher_forcing
 
 
 def make(folder: Path, options: argparse.Namespace) -> None:
@@ -59,7 +60,7 @@ def main() -> None:
 
     ids = np.random.default_rng(0).integers(options.vocab, size=options.window * options.windows).tolist()
     windows = gptq_2048(len(ids), options.window)
-    text = scoring.Text(ids, windows, [float(window.last - window.first) for window in windows], {})
+    text = teacher_forcing.Text(ids, windows, [float(window.last - window.first) for window in windows], {})
     with tempfile.TemporaryDirectory() as temporary:
         logits = Path(temporary, "logits.npy")
         make(Path(temporary, "model"), options)

@@ -1,9 +1,11 @@
 """Tables and small helpers that the other files use."""
 
+import ctypes
 import json
 import os
 import re
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from common.program import printable
 from planning import disk, memory, minutes, shape
 from planning import cells, registry
 from planning.config import TEXTS, complete, source
-from planning.sources import closure, digest
+from common.sources import closure, digest
 from planning.values import ConfigError, check_file, is_plain
 
 FORMATS = {}  # name -> planning.registry.Format; filled by rules/formats/*.smk
@@ -78,6 +80,22 @@ def makers(format):
     ]
 
 
+def allowed(resource):
+    """How much of a resource all jobs together may use; None where nothing limits it."""
+    limit = workflow.global_resources.get(resource)
+    return limit and limit.value
+
+
+def device_here():
+    """What device `auto` means where jobs run on this machine; `auto` where a cluster's jobs run on others."""
+    if allowed("_nodes") is not None:
+        return "auto"
+    try:
+        return "cpu" if ctypes.CDLL("libcuda.so.1").cuInit(0) else "cuda"
+    except OSError:  # no driver
+        return "cpu"
+
+
 def check_study(config):
     """The config with its defaults; a mistake ends Snakemake with one line."""
     schema = yaml.safe_load(Path(workflow.basedir, "config", "config.schema.yaml").read_text())
@@ -89,7 +107,7 @@ def check_study(config):
     try:
         for file in workflow.configfiles:
             check_file(Path(file))
-        return complete(config, schema, REGISTRY)
+        return complete(config, schema, replace(REGISTRY, device=device_here(), gpus=allowed("gpu")))
     except ConfigError as error:
         sys.exit(f"config error: {printable(str(error))}")
 

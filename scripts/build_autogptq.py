@@ -16,9 +16,7 @@ from auto_gptq.quantization import gptq
 from transformers import AutoModelForCausalLM
 
 from common.program import UserError, run
-from quantization.program import Job, boolean, build, parser
-
-PARAMETERS = ("bits", "group_size", "sym", "desc_act", "damp_percent")
+from quantization.program import GPTQ, Job, build, gptq_parser
 
 
 class Quantizer(gptq.Quantizer):
@@ -55,13 +53,7 @@ def quantize(job: Job) -> None:
 
 
 def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--bits", type=int, choices=[4], default=4)
-    arguments.add_argument("--group-size", default="auto", help="weights that share a scale, or auto")
-    arguments.add_argument("--sym", type=boolean, default=True)
-    arguments.add_argument("--desc-act", type=boolean, default=False)
-    arguments.add_argument("--damp-percent", type=float, default=0.05)
-    options = arguments.parse_args()
+    options = gptq_parser(__doc__).parse_args()
 
     build(
         options,
@@ -70,7 +62,7 @@ def main() -> None:
         engine="autogptq",
         tool="auto-gptq",
         tool_version=auto_gptq.__version__,
-        parameters={name: getattr(options, name) for name in PARAMETERS},
+        parameters={name: getattr(options, name) for name in GPTQ},
         group_size="group_size",
     )
 

@@ -20,9 +20,10 @@ from ctranslate2.converters import TransformersConverter
 from ctranslate2.specs.attention_spec import RotaryScalingType
 
 from checkpoint import ctranslate2_bin, shards
-from common import manifest, own_code, quality_gate
+from common import manifest, own_code
 from common.program import UserError, first_line, parser, run
 from common.publish import publish
+from scoring import quality_gate
 
 TORCH = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}  # what the converter reads
 SWISH_ALONE = ("llama", "mistral", "qwen2", "qwen3", "phi3")  # whose loaders read no hidden_act

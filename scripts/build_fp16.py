@@ -22,9 +22,10 @@ from checkpoint.copying import copy
 from checkpoint.float16 import CAST, BeyondFloat16, fits, stored_dtype, write_float16
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import DTYPE_BYTES, Tensor
-from common import manifest, quality_gate
+from common import manifest
 from common.program import UserError, parser, run
 from common.publish import place, publish
+from scoring import quality_gate
 
 OUTSIDE = ("rope_theta", "partial_rotary_factor")  # of rope_parameters: beside rope_scaling in transformers 4's words
 

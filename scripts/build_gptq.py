@@ -14,10 +14,9 @@ import torch
 from transformers import GenerationConfig
 
 from common.program import run
-from quantization.program import Job, boolean, build, parser
+from quantization.program import GPTQ, Job, build, gptq_parser
 
 RESUMABLE = ("llama", "qwen3_moe")  # gptqmodel.looper.gptq_checkpoint.validate_checkpoint_support
-PARAMETERS = ("bits", "group_size", "sym", "desc_act", "damp_percent")
 
 
 def quantize(job: Job) -> None:
@@ -56,13 +55,7 @@ def quantize(job: Job) -> None:
 
 
 def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--bits", type=int, choices=[4], default=4)
-    arguments.add_argument("--group-size", default="auto", help="weights that share a scale, or auto")
-    arguments.add_argument("--sym", type=boolean, default=True)
-    arguments.add_argument("--desc-act", type=boolean, default=False)
-    arguments.add_argument("--damp-percent", type=float, default=0.05)
-    options = arguments.parse_args()
+    options = gptq_parser(__doc__).parse_args()
 
     build(
         options,
@@ -71,7 +64,7 @@ def main() -> None:
         engine="gptqmodel",
         tool="gptqmodel",
         tool_version=version("gptqmodel"),
-        parameters={name: getattr(options, name) for name in PARAMETERS},
+        parameters={name: getattr(options, name) for name in GPTQ},
         group_size="group_size",
     )
 

@@ -20,12 +20,13 @@ from tqdm import tqdm
 
 import devices
 from checkpoint import shards
-from common import manifest, quality_gate
+from common import manifest
 from common.program import UserError, parser, run
 from common.publish import place, publish
 from mlc import chat_config, mlc_llm_tool, parameters, source_config
 from mlc import shards as mlc_shards
 from mlc.source_config import SourceConfig
+from scoring import quality_gate
 
 LIBRARY = "model_lib.so"
 PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
@@ -99,11 +100,11 @@ def main() -> None:
         gate = None
         if options.library:
             place(options.library, folder / LIBRARY)
-            gate = quality_gate.check(folder, "mlc", layout_of(options.quantization), options.device, options)
+            gate = quality_gate.check(folder, "quantmill-tvm", layout_of(options.quantization), options.device, options)
         manifest.write(
             folder,
             format=f"mlc-{options.quantization}",
-            engine="mlc" if options.library else None,
+            engine="quantmill-tvm" if options.library else None,
             tool="quantmill" if tool == "builtin" else tool,
             tool_version=version,
             parameters={"quantization": options.quantization, "weights_only": options.weights_only},

@@ -19,17 +19,18 @@ import devices
 import engines
 import layouts
 from checkpoint import shards
-from common import alignment, fidelity, scoring
 from common.program import UserError, parser, run
 from common.publish import publish_json
 from devices import cpu
+from scoring import alignment, fidelity, teacher_forcing
+from scoring.teacher_forcing import Text
 
 WINDOWS = 8  # whose perplexity is compared: a broken artifact is broken everywhere
 
 
-def predict(folder: Path, text: scoring.Text, device: str, threads: int, layout: ModuleType | None) -> dict[str, Any]:
+def predict(folder: Path, text: Text, device: str, threads: int, layout: ModuleType | None) -> dict[str, Any]:
     """What transformers predicts for a text with the model in a folder: of a source, where there is no `layout`, also
-    after short pieces of the text (common/alignment.py)."""
+    after short pieces of the text (scoring/alignment.py)."""
     engine = engines.load("transformers", folder, device, threads)
     found = fidelity.Predictions(engine, text)
     noise = {}
@@ -52,14 +53,14 @@ def predict(folder: Path, text: scoring.Text, device: str, threads: int, layout:
 
 def main() -> None:
     arguments = parser(__doc__)
-    scoring.add_text_arguments(arguments, "source")
+    teacher_forcing.add_text_arguments(arguments, "source")
     arguments.add_argument("--artifact", type=Path, help="whose weights these are; default: the source's")
     arguments.add_argument("--layout", help="how it stores them: a module of scripts/layouts")
     options = arguments.parse_args()
 
     source = shards.find(options.source)
     device = devices.resolve(options.device)
-    text = scoring.read_text(options.evaluation, options.protocol)
+    text = teacher_forcing.read_text(options.evaluation, options.protocol)
     text = text.first(fidelity.WINDOWS if options.artifact else WINDOWS)
     threads = min(options.threads, cpu.available_threads())
     folder = options.out.with_name(f".{options.out.name}.model")

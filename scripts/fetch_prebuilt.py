@@ -16,9 +16,10 @@ from typing import Any
 
 from checkpoint import ctranslate2_bin, same_model, shards
 from checkpoint.selection import select
-from common import hub, manifest, quality_gate
+from common import hub, manifest
 from common.program import UserError, parser, run
 from common.publish import MANIFEST, place, publish
+from scoring import quality_gate
 
 CT2_FILES = ("model.bin", "config.json", "vocabulary.json", "vocabulary.txt", "shared_vocabulary.json")
 QUANTIZE_CONFIG = "quantize_config.json"  # where auto-gptq read what transformers has in config.json

@@ -16,10 +16,10 @@ from typing import Any
 
 import devices
 import engines
-from common import alignment, fidelity, scoring
 from common.program import UserError, parser, run
 from common.publish import publish_json
 from devices import cpu
+from scoring import alignment, fidelity, teacher_forcing
 
 NOTHING = 0.5  # of the vocabulary's size: a perplexity beyond is near that of a model that knows nothing
 WORSE = 1.5  # times the reference's, which may itself be of a model that knows nothing
@@ -47,7 +47,7 @@ def check_sanity(perplexity: float, reference: dict[str, Any], factor: float) ->
 
 def main() -> None:
     arguments = parser(__doc__)
-    scoring.add_arguments(arguments)
+    teacher_forcing.add_arguments(arguments)
     arguments.add_argument("--reference", type=Path, required=True, help="what was expected of the source's weights")
     arguments.add_argument("--expected", type=Path, help="the same of the artifact's weights; default: the source's")
     arguments.add_argument("--unchecked", help="why the engine is held against nothing")
@@ -58,7 +58,7 @@ def main() -> None:
     reference = read(options.reference, options.protocol)
     expected = read(options.expected, options.protocol) if options.expected else reference
     reason = options.unchecked or expected.get("unread")
-    text = scoring.read_text(options.evaluation, options.protocol).first(reference["windows"])
+    text = teacher_forcing.read_text(options.evaluation, options.protocol).first(reference["windows"])
     engine = engines.load(options.engine, options.artifact, device, min(options.threads, cpu.available_threads()))
     alignment.examine(engine, options.artifact, text.ids, options.reference)
     found = fidelity.Predictions(engine, text, None if reason else expected)

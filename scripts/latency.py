@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import devices
-from common import alignment, manifest
+from common import manifest
 from common.program import UserError, parser, run, start_child
 from common.publish import publish_json, work_folder
 from devices import cpu
 from devices.monitor import Monitor
 from metrics import METRICS_VERSION, latency
+from scoring import alignment
 from timing import process, variants
 
 

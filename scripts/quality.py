@@ -23,12 +23,13 @@ from tqdm import tqdm
 
 import devices
 import engines
-from common import alignment, manifest, reference, scoring
+from common import manifest
 from common.program import UserError, parser, run
 from common.publish import publish, publish_json
 from devices import cpu, cuda
 from metrics import METRICS_VERSION, bootstrap, divergence, perplexity
 from metrics.windows import PROTOCOLS
+from scoring import alignment, reference, teacher_forcing
 
 # logits that are compared at a time, in three float64 copies: 1 MiB each fits a processor's cache
 BLOCK = {"cpu": 2**17, "gpu": 2**21}
@@ -37,7 +38,7 @@ COLUMNS = ("nll", "kld", "delta_p", "top1")
 
 
 def score(
-    engine: engines.Engine, text: scoring.Text, logits: reference.Logits, whole: int | None = None
+    engine: engines.Engine, text: teacher_forcing.Text, logits: reference.Logits, whole: int | None = None
 ) -> dict[str, np.ndarray]:
     """Window number, and the values of `divergence.compare`, of every scored position; each [positions].
 
@@ -49,8 +50,8 @@ def score(
     parts: list[dict[str, np.ndarray]] = []
     work: Any = None
     with tqdm(total=text.positions, desc="positions", mininterval=1) as bar:
-        for chunk in scoring.chunks(engine, text):
-            xp = scoring.library(chunk.logits)
+        for chunk in teacher_forcing.chunks(engine, text):
+            xp = teacher_forcing.library(chunk.logits)
             size = max(1, BLOCK["cpu" if xp is np else "gpu"] // logits.vocab_size)
             if work is None:
                 work = xp.empty((3, size, logits.vocab_size), dtype=xp.float64, device=chunk.logits.device)
@@ -62,7 +63,7 @@ def score(
 
 
 def compare(
-    chunk: scoring.Chunk, low: int, logits: reference.Logits, xp: ModuleType, work: Any
+    chunk: teacher_forcing.Chunk, low: int, logits: reference.Logits, xp: ModuleType, work: Any
 ) -> dict[str, np.ndarray]:
     """The columns of `score` for the rows of a chunk from `low` on, as many as `work` has room for."""
     if chunk.logits.shape[1] < logits.vocab_size:
@@ -72,11 +73,11 @@ def compare(
     candidate = chunk.logits[low : low + len(targets), : logits.vocab_size]
     kept = logits.wide_rows(len(targets)) if xp is np else logits.rows(len(targets))
     found = divergence.compare(candidate, kept, targets, xp, work)
-    values = {name: scoring.on_host(column) for name, column in found.items()}
+    values = {name: teacher_forcing.on_host(column) for name, column in found.items()}
     return {"window": np.full(len(targets), chunk.window)} | values
 
 
-def summarise(positions: dict[str, np.ndarray], text: scoring.Text, protocol: str) -> dict[str, Any]:
+def summarise(positions: dict[str, np.ndarray], text: teacher_forcing.Text, protocol: str) -> dict[str, Any]:
     """What a result file holds of the positions: sums a window, and figures with bootstrap intervals over windows."""
     windows, facts = len(text.windows), text.facts
     sums = {name: np.bincount(positions["window"], positions[name], windows) for name in ("nll", "kld", "top1")}
@@ -128,7 +129,7 @@ def opened(options: Any, device: str, threads: int) -> AbstractContextManager[re
 
 def main() -> None:
     arguments = parser(__doc__)
-    scoring.add_arguments(arguments)
+    teacher_forcing.add_arguments(arguments)
     group = arguments.add_mutually_exclusive_group(required=True)
     group.add_argument("--reference", type=Path, help="what reference_logits.py wrote")
     group.add_argument("--recompute", type=Path, help="the reference's artifact")
@@ -143,7 +144,7 @@ def main() -> None:
     device = devices.resolve(options.device)
     threads = min(options.threads, cpu.available_threads())
     artifact = manifest.read(options.artifact)
-    text = scoring.read_text(options.evaluation, options.protocol)
+    text = teacher_forcing.read_text(options.evaluation, options.protocol)
     result = {"kind": "noise floor" if options.noise_floor else "quality", "metrics_version": METRICS_VERSION}
     changes, whole = {}, text.positions
     if options.noise_floor:

@@ -3,7 +3,7 @@
 
     python scripts/reference_logits.py ARTIFACT OUT.npy --engine transformers --evaluation evaluation.json
 
-OUT is a float16 array [scored positions, vocab], shifted row by row (scripts/common/reference.py); `-` writes it to
+OUT is a float16 array [scored positions, vocab], shifted row by row (scripts/scoring/reference.py); `-` writes it to
 standard output. The size of a file is checked against the free disk before it is written.
 """
 
@@ -12,19 +12,19 @@ import sys
 
 import devices
 import engines
-from common import reference, scoring
 from common.program import parser, run
 from common.publish import publish
 from devices import cpu
+from scoring import reference, teacher_forcing
 
 
 def main() -> None:
     arguments = parser(__doc__)
-    scoring.add_arguments(arguments)
+    teacher_forcing.add_arguments(arguments)
     options = arguments.parse_args()
 
     device = devices.resolve(options.device)
-    text = scoring.read_text(options.evaluation, options.protocol)
+    text = teacher_forcing.read_text(options.evaluation, options.protocol)
     to_stdout = str(options.out) == "-"
     if to_stdout:  # whatever a library prints must not get between the logits
         out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")

@@ -22,9 +22,9 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 
 import build_ct2  # noqa: E402
 import engines  # noqa: E402
-from common import fidelity, scoring  # noqa: E402
 from common.program import UserError, first_line  # noqa: E402
 from metrics.windows import Window  # noqa: E402
+from scoring import fidelity, teacher_forcing  # noqa: E402
 
 VOCAB, TOKENS = 2000, 200  # the demo's tokenizer has 2,048
 IDS = {"vocab_size": VOCAB, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1}
@@ -113,7 +113,7 @@ def source(work: Path, name: str) -> Path:
     return folder
 
 
-def distance(folder: Path, text: scoring.Text) -> dict[str, Any]:
+def distance(folder: Path, text: teacher_forcing.Text) -> dict[str, Any]:
     """What the gate says of the converted model."""
     expected = fidelity.Predictions(engines.load("transformers", folder, "cpu", 1), text)
     words = expected.as_json() | {"against": "the source's weights", "compared_perplexity": expected.perplexity}
@@ -131,6 +131,6 @@ def distance(folder: Path, text: scoring.Text) -> dict[str, Any]:
 
 transformers.logging.set_verbosity_error()
 ids = np.random.default_rng(0).integers(2, VOCAB, TOKENS).tolist()
-text = scoring.Text(ids, [Window(0, TOKENS, 1, TOKENS)], [TOKENS - 1.0], {})
+text = teacher_forcing.Text(ids, [Window(0, TOKENS, 1, TOKENS)], [TOKENS - 1.0], {})
 facts = {name: distance(source(Path(sys.argv[1]), name), text) for name in MODELS}
 print(json.dumps(facts))

@@ -15,7 +15,7 @@ from ctranslate2.converters import TransformersConverter  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 import engines  # noqa: E402
-from engines.static_cache import StaticDecode  # noqa: E402
+from engines.decoding.static_cache import StaticDecode  # noqa: E402
 
 artifacts = Path(sys.argv[1])
 ids = json.loads((artifacts / "tokens/prompts.json").read_text())["prompts"][3]["ids"]

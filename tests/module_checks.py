@@ -15,9 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from engines import CannotDecode, fused, merged
-from engines.attention import shared_heads
-from engines.merged import Part, merge
-from engines.static_cache import StaticDecode
+from engines.decoding.attention import shared_heads
+from engines.decoding.merged import Part, merge
+from engines.decoding.static_cache import StaticDecode
 from engines.transformers import share_read
 
 SMALL = {"vocab_size": 90, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "bos_token_id": 0}

@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 
 import engines  # noqa: E402
 import quality  # noqa: E402
-from common import reference, scoring  # noqa: E402
 from metrics import divergence  # noqa: E402
+from scoring import reference, teacher_forcing  # noqa: E402
 
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32).eval()
 plain, *pages = map(Path, sys.argv[2:])
@@ -76,7 +76,7 @@ def whole_windows() -> tuple[float, int]:
 
 def ours(path: Path, protocol: str) -> dict[str, Any]:
     """What quality.py would write of the model, beside itself."""
-    text = scoring.read_text(path, protocol)
+    text = teacher_forcing.read_text(path, protocol)
     file = io.BytesIO()
     reference.write(engine, text, file, None)
     file.seek(0)

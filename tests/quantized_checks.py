@@ -99,7 +99,7 @@ def kernels(name: str, folder: Path) -> dict[str, Any]:
 
 def one_position(name: str, folder: Path) -> dict[str, Any]:
     """What the GEMV kernel's words say the weights are, read as its source does, and what its layers do with it."""
-    from engines import gemv
+    from engines.decoding import gemv
 
     stored, weight = load_file(folder / "model.safetensors"), FORMATS[name][2]
     config = json.loads((folder / "config.json").read_text())["quantization_config"]

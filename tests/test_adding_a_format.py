@@ -100,7 +100,7 @@ def test_the_new_row_is_in_the_report(root: Path, told: str) -> None:
 def test_only_the_new_formats_jobs_ran(told: str) -> None:
     ran = re.findall(r"^(?:local)?rule (\w+):$", told, re.MULTILINE)
     assert sorted(ran) == ["latency", "page", "quality", "report", "rtn", "study"]
-    assert re.findall(r"format=([\w-]+)", told) == ["rtn-int4"] * 3
+    assert re.findall(r"(?:format|cell)=([\w-]+)", told) == ["rtn-int4"] * 3
 
 
 def test_the_weights_are_the_nearest_levels_and_the_rest_is_untouched(root: Path, told: str) -> None:

@@ -3,6 +3,7 @@
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +11,32 @@ import pytest
 import yaml
 from conftest import REPO
 
-from planning.config import ConfigError, Format, checked
+from planning.cells import Registry, of_study
+from planning.config import complete
+from planning.registry import Engine, Format
+from planning.values import ConfigError
 
 SCHEMA = yaml.safe_load((REPO / "config/config.schema.yaml").read_text())
 FORMATS = {
-    "fp16": Format("torch", "transformers"),
-    "ct2-int8": Format("torch", "ctranslate2"),
-    "only-gpu": Format("torch", "transformers", devices=("cuda",)),
+    "fp16": Format("hf", "transformers", "torch"),
+    "ct2-int8": Format("ct2", "ctranslate2", "torch"),
+    "gptq-int4": Format("gptq", "gptqmodel", "torch", parameters="gptq"),
+    "only-gpu": Format("hf", "transformers", "torch", devices=("cuda",)),
 }
+ENGINES = {
+    "transformers": Engine("torch", ("hf",), options={"dtype": {"type": "string"}}),
+    "ctranslate2": Engine("torch", ("ct2",)),
+    "gptqmodel": Engine("torch", ("gptq", "awq")),
+    "old": Engine("old", ("hf", "gptq"), python="2.7"),
+    "many": Engine("torch", ("hf",), devices=("cuda",), many_gpus=True, options=None),
+    "external": Engine("mlc_llm", ("hf",)),
+}
+REGISTRY = Registry(FORMATS, ENGINES, ["torch", "tools", "old"])
 
 
 def check(**changes: Any) -> dict[str, Any]:
     config = {"models": {"demo": {"source": "demo"}}, "formats": ["fp16", "ct2-int8"]} | changes
-    return checked(config, SCHEMA, FORMATS, ["torch", "tools"])
+    return complete(config, SCHEMA, REGISTRY)
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +57,8 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_defaults_are_filled_in() -> None:
-    study = checked({"models": {"demo": {"source": "demo"}}}, SCHEMA, FORMATS | {"ct2-float16": FORMATS["fp16"]}, [])
+    formats = FORMATS | {"ct2-float16": FORMATS["fp16"]}
+    study = complete({"models": {"demo": {"source": "demo"}}}, SCHEMA, replace(REGISTRY, formats=formats))
     assert study["reference"] == "fp16"
     protocol = {"new_tokens": 200, "repeats": 3, "processes": 3, "decode": "captured"}
     assert study["latency"] == protocol | {"prompt_tokens": [512, 2048], "batch_sizes": [1]}
@@ -58,11 +73,11 @@ def test_a_model_may_have_its_own_formats() -> None:
 
 
 def test_a_format_whose_environment_wants_another_python() -> None:
-    formats = FORMATS | {"legacy": Format("old", "transformers", python="2.7")}
+    registry = replace(REGISTRY, formats=FORMATS | {"legacy": Format("hf", "old", "old")})
     config = {"models": {"demo": {"source": "demo"}}, "formats": ["fp16", "legacy"]}
     with pytest.raises(ConfigError, match=r"formats: legacy wants Python 2\.7, and this is 3\.\d+; leave it out"):
-        checked(config, SCHEMA, formats, ["old"])
-    study = checked(config | {"interpreters": {"old": sys.executable}}, SCHEMA, formats, ["old"])
+        complete(config, SCHEMA, registry)
+    study = complete(config | {"interpreters": {"old": sys.executable}}, SCHEMA, registry)
     assert study["models"]["demo"]["formats"] == ["fp16", "legacy"]
 
 
@@ -96,14 +111,17 @@ def test_texts_of_a_model_of_the_hub() -> None:
         ({"formts": ["fp16"]}, "config: unknown key 'formts'; did you mean 'formats'?"),
         ({"latency": {"new_tokns": 3}}, "latency: unknown key 'new_tokns'; did you mean 'new_tokens'?"),
         ({"formats": ["fp16", "ct2-int9"]}, "formats: unknown format 'ct2-int9'; did you mean 'ct2-int8'?"),
-        ({"formats": ["zzz"]}, "formats: unknown format 'zzz'; known: ct2-int8, fp16, only-gpu"),
+        ({"formats": ["zzz"]}, "formats: unknown format 'zzz'; known: ct2-int8, fp16, gptq-int4, only-gpu"),
         ({"device": "gpu"}, "device: 'gpu' is not possible"),
         ({"device": "cpu", "formats": ["fp16", "only-gpu"]}, "formats: only-gpu does not run on device cpu"),
         ({"reference": "fp61"}, "reference: unknown format 'fp61'; did you mean 'fp16'?"),
         ({"interpreters": {"torch": "/nope/python"}}, "interpreters.torch: /nope/python is no program"),
         ({"texts": {"evaluation": "latin1.txt"}}, "texts.evaluation: latin1.txt is not UTF-8 at byte 1"),
         ({"gptq": {"group_size": "128"}}, "gptq.group_size: '128' is not possible; did you mean '128'?"),
-        ({"interpreters": {1: "/bin/true"}}, "interpreters: no environment is called 1; known: tools, torch"),
+        (
+            {"interpreters": {1: "/bin/true"}},
+            "interpreters: no environment is called 1; known: mlc_llm, old, tools",
+        ),
         ({"quality_gate": 1e300}, "quality_gate: 1e+300 is greater than the maximum of 1000000"),
         ({"mlc": {"tool": "mlc_llm"}}, "mlc.tool: mlc_llm is not built here; name a python that has it"),
         ({"models": {7: {"source": "demo"}}}, "models: the name 7 is no text to YAML"),
@@ -141,6 +159,106 @@ def test_mistakes(changes: dict[str, Any], message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+PREBUILT = {"layout": "gptq", "path": "bare"}
+
+
+def demo(**prebuilt: Any) -> dict[str, Any]:
+    return {"demo": {"source": "demo", "prebuilt": prebuilt}}
+
+
+def test_cells() -> None:
+    """Formats in order, each with its variants; the default run of each first; what is prebuilt last."""
+    study = check(
+        formats=["fp16", "gptq-int4"],
+        models=demo(theirs=PREBUILT) | {"other": {"source": "demo", "formats": ["fp16", "g32"]}},
+        variants={"g32": {"format": "gptq-int4", "group_size": 32}},
+        runs={
+            "half": {"engine": "transformers", "formats": ["fp16"], "options": {"dtype": "float16"}},
+            "g": {"engine": "gptqmodel", "formats": ["g32", "theirs"]},
+        },
+    )
+    found = list(of_study(study, REGISTRY))
+    assert [(each.model, each.name, each.engine) for each in found] == [
+        ("demo", "fp16", "transformers"),
+        ("demo", "fp16@half", "transformers"),
+        ("demo", "gptq-int4", "gptqmodel"),
+        ("demo", "g32", "gptqmodel"),
+        ("demo", "g32@g", "gptqmodel"),
+        ("demo", "theirs", "gptqmodel"),
+        ("demo", "theirs@g", "gptqmodel"),
+        ("other", "fp16", "transformers"),
+        ("other", "fp16@half", "transformers"),
+        ("other", "g32", "gptqmodel"),
+        ("other", "g32@g", "gptqmodel"),
+    ]
+    assert [each.options for each in found if each.options] == [{"dtype": "float16"}] * 2
+    assert [each.name for each in found if each.prebuilt] == ["theirs", "theirs@g"]
+    assert {each.gpus for each in found} == {1}
+
+
+def run(**words: Any) -> dict[str, Any]:
+    return {"runs": {"x": {"engine": "transformers", "formats": ["fp16"]} | words}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (run(engine="gptqmodel"), "runs.x: gptqmodel does not load fp16 (hf); it loads gptq, awq"),
+        (run(engine="vlm"), "runs.x: unknown engine 'vlm'; known: ctranslate2, external, gptqmodel, many, old"),
+        (run(formats=["fp61"]), "runs.x.formats: unknown format 'fp61'; did you mean 'fp16'?"),
+        (run(formats=["only-gpu"]), "runs.x.formats: no model has only-gpu; add it to formats"),
+        (run(formats=[]), "runs.x.formats: [] should be non-empty"),
+        (run(options={"dtyp": "x"}), "runs.x.options: transformers has no option 'dtyp'; did you mean 'dtype'?"),
+        (run(options={"dtype": 16}), "runs.x.options.dtype: 16 is not of type 'string'"),
+        (run(options=["dtype"]), "runs.x.options: ['dtype'] is not of type 'object'"),
+        (run(gpus=2), "runs.x.gpus: transformers uses one GPU; leave gpus out"),
+        (run(gpus=0), "runs.x.gpus: 0 is less than the minimum of 1"),
+        (run(engine="many", gpus=2) | {"device": "cpu"}, "runs.x: many does not run on device cpu; leave it out"),
+        (run(engine="old"), "runs.x: old: wants Python 2.7, and this is "),
+        (run(engine="external"), "runs.x: external: mlc_llm is not built here; name a python that has it under"),
+        ({"runs": {"x": {"engine": "transformers"}}}, "runs.x: 'formats' is missing"),
+        ({"runs": {"X y": {"engine": "transformers", "formats": ["fp16"]}}}, "runs: a name is small letters, digits"),
+        ({"variants": {"fp16": {"format": "ct2-int8"}}}, "variants.fp16: a format has this name; choose another"),
+        ({"variants": {"v": {"format": "gpt"}}}, "variants.v: unknown format 'gpt'"),
+        ({"variants": {"v": {}}}, "variants.v: 'format' is missing"),
+        ({"variants": {"v": {"format": "gptq-int4"}}}, "variants.v: is gptq-int4 itself; give it a parameter of its"),
+        (
+            {"variants": {"v": {"format": "gptq-int4", "group_siz": 32}}},
+            "variants.v: gptq-int4 has no parameter 'group_siz'; did you mean 'group_size'?",
+        ),
+        ({"variants": {"v": {"format": "gptq-int4", "group_size": 7}}}, "variants.v.group_size: 7 is not one of"),
+        ({"variants": {"v": {"format": "fp16", "bits": 3}}}, "variants.v: fp16 has no parameter 'bits'; it has none"),
+        ({"models": demo(fp16=PREBUILT)}, "models.demo.prebuilt.fp16: a format has this name; choose another"),
+        ({"models": demo(x=PREBUILT | {"path": "no"})}, "models.demo.prebuilt.x: there is no folder no"),
+        (
+            {"models": demo(x={"layout": "ct2", "path": "bare"})},
+            "models.demo.prebuilt.x: bare holds no model.bin, so it is no ct2 artifact",
+        ),
+        ({"models": demo(x={"layout": "gguf", "path": "bare"})}, "models.demo.prebuilt.x: a prebuilt artifact is {lay"),
+    ],
+)
+def test_cells_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(**changes)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_this_machine_has() -> None:
+    """Of `auto` what it means here; GPUs are refused where there are too few, not lowered."""
+    config = {"models": {"demo": {"source": "demo"}}, "formats": ["fp16"]} | run(engine="many", gpus=2)
+    here = replace(REGISTRY, device="cuda", gpus=2)
+    assert complete(config, SCHEMA, here)["runs"]["x"]["gpus"] == 2
+    with pytest.raises(ConfigError, match=r"runs.x.gpus: 2, and jobs may use 1; run with --resources gpu=2"):
+        complete(config, SCHEMA, replace(here, gpus=1))
+    with pytest.raises(ConfigError, match=r"runs.x: many does not run on device cpu; leave it out"):
+        complete(config, SCHEMA, replace(here, device="cpu"))
+    config = {"models": {"demo": {"source": "demo"}}, "formats": ["fp16", "only-gpu"]}
+    with pytest.raises(ConfigError, match=r"formats: only-gpu does not run on device cpu; leave it out"):
+        complete(config, SCHEMA, replace(here, device="cpu"))
+    assert complete(config, SCHEMA, replace(here, device="auto"))["device"] == "auto"
+
+
 def test_snakemake_ends_with_the_line_and_nothing_else(call: Callable, checkout: Callable[[], Path]) -> None:
     snakemake = REPO / ".venv" / "bin" / "snakemake"
     result = call(snakemake, "-n", "report", "--config", "formats=[fp16,ct2-int9]", cwd=checkout())
@@ -161,7 +279,7 @@ def test_a_study_of_ones_own_replaces_the_demo(call: Callable, checkout: Callabl
 
 
 FORMAT_FILE = """
-FORMATS["copy16"] = Format(env="torch", engine="transformers")
+FORMATS["copy16"] = Format(layout="hf", engine="transformers", env="tools")
 
 
 rule copy16:
@@ -203,10 +321,9 @@ def test_a_format_file_that_forgets_nothing(dry_run: Callable[[str], Any]) -> No
     ("right", "wrong", "line"),
     [
         (
-            'FORMATS["copy16"] = Format(env="torch", engine="transformers")',
+            'FORMATS["copy16"] = Format(layout="hf", engine="transformers", env="tools")',
             "",
-            "config error: formats: unknown format 'copy16'; rules/formats/copy.smk makes it, but FORMATS['copy16'] = "
-            "Format(env=..., engine=...) is missing there",
+            "config error: formats: unknown format 'copy16'; did you mean 'fp16'?",
         ),
         (
             FORMAT_FILE[FORMAT_FILE.index("rule copy16") :],
@@ -223,19 +340,17 @@ def test_a_format_file_that_forgets_nothing(dry_run: Callable[[str], Any]) -> No
         (
             'engine="transformers"',
             'engine="transformer"',
-            "error: format 'copy16': its engine, scripts/engines/transformer.py with a class Engine, is missing; "
-            "did you mean 'transformers'?",
+            "error: format 'copy16': no file registers its engine 'transformer'; did you mean 'transformers'?",
         ),
         (
-            'engine="transformers"',
-            'engine="static_cache"',
-            "error: format 'copy16': its engine, scripts/engines/static_cache.py with a class Engine, is missing; "
-            "known: autogptq, ctranslate2, gptqmodel, mlc, transformers",
+            'layout="hf"',
+            'layout="gguf"',
+            "error: format 'copy16': its engine transformers does not load the layout 'gguf'; known: hf",
         ),
         (
-            'env="torch"',
-            'env="torhc"',
-            "error: format 'copy16': the pins of its environment, envs/torhc.txt, are missing; did you mean 'torch'?",
+            'env="tools"',
+            'env="tolls"',
+            "error: format 'copy16': the pins of its environment, envs/tolls.txt, are missing; did you mean 'tools'?",
         ),
         (
             'environment("tools")',
@@ -262,7 +377,7 @@ def test_a_format_file_that_forgets_nothing(dry_run: Callable[[str], Any]) -> No
         (
             ', engine="transformers"',
             "",
-            "error: rules/formats/copy.smk: Format lacks 'engine'; write Format(env=..., engine=...)",
+            "error: rules/formats/copy.smk: Format lacks 'engine'; write Format(layout=..., engine=..., env=...)",
         ),
         (
             'FORMATS["copy16"]',

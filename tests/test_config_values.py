@@ -15,17 +15,20 @@ import yaml
 from conftest import REPO
 from workflows import SNAKEMAKE, study
 
-from planning.config import ConfigError, Format, check_formats, checked
-from planning.values import MAX_VALUES, check_file, is_plain
+from planning.cells import Registry
+from planning.config import complete
+from planning.registry import Engine, Format, check_registry
+from planning.values import MAX_VALUES, ConfigError, check_file, is_plain
 
 SCHEMA = yaml.safe_load((REPO / "config/config.schema.yaml").read_text())
-FORMATS = {"fp16": Format("torch", "transformers")}
+ENGINES = {"transformers": Engine("torch", ("hf",))}
+REGISTRY = Registry({"fp16": Format("hf", "transformers", "torch")}, ENGINES, ["torch"])
 
 
 def refusal(**changes: Any) -> str:
     config = {"models": {"demo": {"source": "demo"}}, "formats": ["fp16"]} | changes
     with pytest.raises(ConfigError) as caught:
-        checked(config, SCHEMA, FORMATS, ["torch"])
+        complete(config, SCHEMA, REGISTRY)
     assert str(caught.value).isprintable()
     return str(caught.value)
 
@@ -115,11 +118,11 @@ def test_values_that_no_study_has(changes: dict[str, Any], message: str) -> None
 
 def test_no_pattern_of_the_schema_lets_a_newline_through() -> None:
     patterns = re.findall(r"pattern: (\".*\")", (REPO / "config/config.schema.yaml").read_text())
-    assert len(patterns) == 2
+    assert len(patterns) == 3
     assert [bool(re.search(json.loads(pattern), text)) for pattern in patterns for text in ("a", "a\n")] == [
         True,
         False,
-    ] * 2
+    ] * 3
 
 
 WHOLE = {
@@ -163,7 +166,7 @@ def test_anything_anywhere_is_a_study_or_one_line(path: tuple) -> None:
             inner = inner[key]
         inner[path[-1]] = value
         try:
-            assert checked(config, SCHEMA, FORMATS, ["torch"])["models"]
+            assert complete(config, SCHEMA, REGISTRY)["models"]
         except ConfigError as error:
             assert str(error).isprintable()
             assert len(str(error)) < 2000
@@ -172,19 +175,21 @@ def test_anything_anywhere_is_a_study_or_one_line(path: tuple) -> None:
 @pytest.mark.parametrize("config", [["models"], "models", None, 7])
 def test_a_config_that_is_no_mapping(config: Any) -> None:
     with pytest.raises(ConfigError, match=r"config: a .* not keys and values"):
-        checked(config, SCHEMA, FORMATS, [])
+        complete(config, SCHEMA, REGISTRY)
 
 
 def test_what_stands_between_documents_may_be_lines() -> None:
     text = {"hub": "x/y", "revision": "r", "file": "f", "join": "\n--{x}--\n"}
     config = {"models": {"d": {"source": "demo"}}, "formats": ["fp16"], "texts": {"evaluation": text}}
-    assert checked(config, SCHEMA, FORMATS, ["torch"])["texts"]["evaluation"]["join"] == "\n--{x}--\n"
+    assert complete(config, SCHEMA, REGISTRY)["texts"]["evaluation"]["join"] == "\n--{x}--\n"
 
 
 def test_a_formats_name_that_no_file_can_have() -> None:
     for name, message in (("a" * 101, "at most 100 letters"), ("a\n", "a name is small letters")):
         with pytest.raises(ConfigError, match=message):
-            check_formats({name: FORMATS["fp16"]}, ["torch"], ["transformers"], lambda name: {"rule": "file"})
+            check_registry(
+                {name: REGISTRY.formats["fp16"]}, ENGINES, ["torch"], ["transformers"], lambda name: ["rule"]
+            )
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from fake_engine import VOCAB, Fake
 
-from common import fidelity
-from common.fidelity import Predictions, check, divergence, places, tolerance
 from common.program import UserError
-from common.scoring import Text
 from metrics.windows import Window
+from scoring import fidelity
+from scoring.fidelity import Predictions, check, divergence, places, tolerance
+from scoring.teacher_forcing import Text
 
 SIZE = 300  # of a window
 

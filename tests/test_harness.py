@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 from conftest import REPO
 
-from common import alignment, fidelity, manifest, scoring
+from common import manifest
 from common.program import UserError
+from scoring import alignment, fidelity, teacher_forcing
 
 sys.path.append(str(REPO / "tests/harness/engines"))
 import fake
@@ -57,7 +58,7 @@ def expect(tmp_path: Path, protocol: str = "gptq-2048") -> Path:
     (tmp_path / "plain/fake.json").write_text("{}")
     (tmp_path / "plain/config.json").write_text(json.dumps({"bos_token_id": fake.BOS, "vocab_size": fake.VOCAB}))
     engine = fake.Engine(tmp_path / "plain", "cpu", 1)
-    text = scoring.read_text(tmp_path / "evaluation.json", protocol).first(8)
+    text = teacher_forcing.read_text(tmp_path / "evaluation.json", protocol).first(8)
     found = fidelity.Predictions(engine, text)
     content = {"protocol": protocol, "perplexity": found.perplexity, "windows": len(text.windows)}
     content |= {"against": "the source's weights", "compared_perplexity": found.perplexity}

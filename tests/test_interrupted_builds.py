@@ -29,7 +29,7 @@ path.with_name("writing").rename(path)
 time.sleep(600)
 """
 SCRIPTS = f"import sys; sys.path.insert(0, {str(REPO / 'scripts')!r})\n"
-RECOMPUTED = SCRIPTS + "from common.reference import recomputed\nwith recomputed(sys.argv[1:]): pass"
+RECOMPUTED = SCRIPTS + "from scoring.reference import recomputed\nwith recomputed(sys.argv[1:]): pass"
 MLC_LLM = SCRIPTS + "from mlc import mlc_llm_tool\nmlc_llm_tool.version(sys.argv[1])"
 LATENCY = (
     SCRIPTS

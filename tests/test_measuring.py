@@ -11,32 +11,32 @@ import numpy as np
 import pytest
 from fake_engine import VOCAB, Fake
 
-from common import scoring
 from common.program import UserError
-from common.reference import Logits, narrowed, recomputed, widen, write
 from metrics import divergence, perplexity
 from quality import score, summarise
+from scoring import teacher_forcing
+from scoring.reference import Logits, narrowed, recomputed, widen, write
 
 CONTEXT, TOKENS = 8, 46
 
 
 @pytest.fixture
-def text(tmp_path: Path) -> scoring.Text:
+def text(tmp_path: Path) -> teacher_forcing.Text:
     ids = np.random.default_rng(3).integers(VOCAB, size=TOKENS).tolist()
     content = {"ids": ids, "context": CONTEXT, "text_sha256": "x", "bytes": 1, "words": 1}
     (tmp_path / "evaluation.json").write_text(json.dumps(content))
-    return scoring.read_text(tmp_path / "evaluation.json", "gptq-2048")
+    return teacher_forcing.read_text(tmp_path / "evaluation.json", "gptq-2048")
 
 
-def reference(engine: Fake, text: scoring.Text, positions: int | None = None) -> Logits:
+def reference(engine: Fake, text: teacher_forcing.Text, positions: int | None = None) -> Logits:
     """What the reference's file would hold, in float32."""
     file = io.BytesIO()
-    np.save(file, np.concatenate([chunk.logits for chunk in scoring.chunks(engine, text)])[:positions])
+    np.save(file, np.concatenate([chunk.logits for chunk in teacher_forcing.chunks(engine, text)])[:positions])
     file.seek(0)
     return Logits(file)
 
 
-def test_every_scored_position_is_the_next_token_of_its_window(text: scoring.Text) -> None:
+def test_every_scored_position_is_the_next_token_of_its_window(text: teacher_forcing.Text) -> None:
     assert [window[:2] for window in text.windows] == [(0, 8), (8, 16), (16, 24), (24, 32), (32, 40)]
     assert text.positions == 35
     engine = Fake()
@@ -52,13 +52,13 @@ def test_every_scored_position_is_the_next_token_of_its_window(text: scoring.Tex
     assert positions["top1"].all()
 
 
-def test_one_chunk_of_logits_exists_at_a_time(text: scoring.Text) -> None:
+def test_one_chunk_of_logits_exists_at_a_time(text: teacher_forcing.Text) -> None:
     engine = Fake()
     score(engine, text, reference(Fake(), text))
     assert engine.most_alive == 1
 
 
-def test_summary_sums_by_window(text: scoring.Text) -> None:
+def test_summary_sums_by_window(text: teacher_forcing.Text) -> None:
     engine = Fake()
     positions = score(engine, text, reference(engine, text))
     result = summarise(positions, text, "gptq-2048")
@@ -71,35 +71,35 @@ def test_summary_sums_by_window(text: scoring.Text) -> None:
     assert summary["top1_agreement"] == 1
 
 
-def test_noise_in_the_logits_shows_as_divergence(text: scoring.Text) -> None:
+def test_noise_in_the_logits_shows_as_divergence(text: teacher_forcing.Text) -> None:
     quiet, loud = (score(Fake(noise=noise), text, reference(Fake(), text))["kld"].mean() for noise in (0.1, 1.0))
     assert 0 < quiet < loud / 10
 
 
-def test_logits_shifted_by_one_position_are_seen(text: scoring.Text) -> None:
+def test_logits_shifted_by_one_position_are_seen(text: teacher_forcing.Text) -> None:
     shifted = score(Fake(shift=1), text, reference(Fake(), text))
     assert shifted["top1"].mean() < 0.5
     assert shifted["kld"].mean() > 1
 
 
-def test_too_few_positions_are_refused(text: scoring.Text) -> None:
+def test_too_few_positions_are_refused(text: teacher_forcing.Text) -> None:
     with pytest.raises(UserError, match="window 0: the engine returned logits of 5 positions, not 7"):
         score(Fake(drop=3), text, reference(Fake(), text))
 
 
-def test_logits_that_are_no_numbers_are_refused(text: scoring.Text) -> None:
+def test_logits_that_are_no_numbers_are_refused(text: teacher_forcing.Text) -> None:
     broken = Fake()
     broken.table[:] = np.nan
     with pytest.raises(UserError, match="not finite"):
         score(broken, text, reference(Fake(), text))
 
 
-def test_a_reference_of_another_text_is_refused(text: scoring.Text) -> None:
+def test_a_reference_of_another_text_is_refused(text: teacher_forcing.Text) -> None:
     with pytest.raises(UserError, match="of 34 positions, not 35"):
         score(Fake(), text, reference(Fake(), text, -1))
 
 
-def test_a_padded_vocabulary_takes_no_part(text: scoring.Text) -> None:
+def test_a_padded_vocabulary_takes_no_part(text: teacher_forcing.Text) -> None:
     padded = Fake()
     padded.table = np.pad(padded.table, ((0, 0), (0, 3)), constant_values=50)
     assert score(padded, text, reference(Fake(), text))["kld"] == pytest.approx(0, abs=1e-12)
@@ -109,22 +109,22 @@ def test_a_text_shorter_than_a_window_is_refused(tmp_path: Path) -> None:
     content = {"ids": [1] * 7, "context": CONTEXT, "text_sha256": "x", "bytes": 1, "words": 1}
     (tmp_path / "short.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match="7 tokens do not fill one window of 8"):
-        scoring.read_text(tmp_path / "short.json", "gptq-2048")
+        teacher_forcing.read_text(tmp_path / "short.json", "gptq-2048")
 
 
 def test_too_few_windows_for_an_interval_are_refused(tmp_path: Path) -> None:
     content = {"ids": [1] * 39, "context": CONTEXT, "text_sha256": "x", "bytes": 1, "words": 1}
     (tmp_path / "few.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match="fills 4 windows of 8 tokens, and an interval wants 5"):
-        scoring.read_text(tmp_path / "few.json", "gptq-2048")
+        teacher_forcing.read_text(tmp_path / "few.json", "gptq-2048")
 
 
-def evaluation(folder: Path, protocol: str, **changes: object) -> scoring.Text:
+def evaluation(folder: Path, protocol: str, **changes: object) -> teacher_forcing.Text:
     """A text of `TOKENS` random ids, cut by a protocol."""
     ids = np.random.default_rng(3).integers(1, VOCAB, size=TOKENS).tolist()
     content = {"ids": ids, "context": CONTEXT, "text_sha256": "x", "bytes": 90, "words": 20, "bos_id": 0}
     (folder / "evaluation.json").write_text(json.dumps(content | changes))
-    return scoring.read_text(folder / "evaluation.json", protocol)
+    return teacher_forcing.read_text(folder / "evaluation.json", protocol)
 
 
 def nll(before: int, after: int) -> float:
@@ -198,7 +198,7 @@ def test_lm_eval_wants_a_token_before_a_document(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_too_small_is_said_before_anything_is_written(
-    text: scoring.Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: teacher_forcing.Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: argparse.Namespace(free=35 * VOCAB * 2 - 1))
     file = io.BytesIO()
@@ -231,7 +231,7 @@ def test_float16_is_widened_exactly() -> None:
     assert np.exp(widen(np.array([-np.inf], np.float16), np.empty(1, np.float32))) == 0
 
 
-def test_a_reference_process_that_fails_is_one_line(text: scoring.Text) -> None:
+def test_a_reference_process_that_fails_is_one_line(text: teacher_forcing.Text) -> None:
     with (
         pytest.raises(UserError, match=r"^the reference's process failed: no such model$"),
         recomputed([sys.executable, "-c", "import sys; sys.exit('error: no such model')"]) as logits,
@@ -239,7 +239,7 @@ def test_a_reference_process_that_fails_is_one_line(text: scoring.Text) -> None:
         score(Fake(), text, logits)
 
 
-def test_a_reference_process_that_dies_midway_is_one_line(text: scoring.Text) -> None:
+def test_a_reference_process_that_dies_midway_is_one_line(text: teacher_forcing.Text) -> None:
     program = (
         "import sys, numpy as np; out = sys.stdout.buffer; np.lib.format.write_array_header_1_0(out, {'descr': '<f2', "
         f"'fortran_order': False, 'shape': (35, {VOCAB})}}); out.write(bytes(2 * {VOCAB})); sys.exit('error: gone')"

@@ -11,7 +11,7 @@ from conftest import REPO
 from common import manifest
 from common.program import UserError
 from common.publish import place, publish, publish_json
-from planning.sources import closure, digest
+from common.sources import closure, digest
 
 
 def names(program: str) -> set[str]:

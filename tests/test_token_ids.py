@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from conftest import REPO
 
-from common import alignment, token_ids
+from common import token_ids
 from mlc import architecture, chat_config, source_config
+from scoring import alignment
 
 
 @pytest.mark.parametrize(

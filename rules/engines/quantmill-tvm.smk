@@ -1,3 +1,3 @@
 """MLC's weights, run by Quantmill's own kernels through Apache TVM. It is not MLC-LLM."""
 
-ENGINES["mlc"] = Engine(env="mlc", loads=("mlc",))
+ENGINES["quantmill-tvm"] = Engine(env="mlc", loads=("mlc",))

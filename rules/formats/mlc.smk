@@ -1,6 +1,6 @@
 """mlc-q4f16_1: MLC-LLM's four bits a weight, not calibrated; with a library that is compiled for the model's shape."""
 
-FORMATS["mlc-q4f16_1"] = Format(layout="mlc", engine="mlc", env="mlc", logs=("mlc-library",))
+FORMATS["mlc-q4f16_1"] = Format(layout="mlc", engine="quantmill-tvm", env="mlc", logs=("mlc-library",))
 
 
 rule mlc_library:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from checkpoint import bounded_json
 from checkpoint.copying import copy, write_all
 from checkpoint.tensor import DTYPE_BYTES, Tensor, checked_name, possible, row_major
+from common import bounded_json
 from common.program import UserError
 
 

@@ -83,8 +83,6 @@ def check_packed(artifact: Path, layout: str, quantization: Mapping[str, Any], s
         for part, shape in expected.items():
             found = stored.get(f"{layer}.{part}")
             if found is None or found.shape != shape:
-                said = (
-                    f"{bits} bits and groups of {group}, as its config says, make {list(shape)} of this model's layer"
-                )
+                said = f"{bits} bits and groups of {group}, its config's, make {list(shape)} of this model's layer"
                 raise UserError(f"{artifact}: its {layer}.{part} is {found and list(found.shape)}; {said}")
     return stored

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from checkpoint import bounded_json, portable, safetensors_file, torch_zip
+from checkpoint import portable, safetensors_file, torch_zip
 from checkpoint.tensor import MAX_NAME, Tensor
+from common import bounded_json
 from common.program import UserError
 from common.publish import MANIFEST
 

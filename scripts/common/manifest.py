@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from checkpoint import bounded_json
+from common import bounded_json
 from common.program import UserError
 from common.publish import MANIFEST
 

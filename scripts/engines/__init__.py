@@ -75,10 +75,11 @@ class Engine(Protocol):
 
 
 def module(name: str) -> ModuleType:
-    """Import engine `name`, a module of this package. Raises `UserError` where there is none."""
-    if importlib.util.find_spec(f"engines.{name}") is None:
-        raise UserError(f"engine {name!r}: there is no scripts/engines/{name}.py")
-    return importlib.import_module(f"engines.{name}")
+    """Import engine `name`: the module of that name, `-` as `_`. Raises `UserError` where there is none."""
+    file = name.replace("-", "_")
+    if importlib.util.find_spec(f"engines.{file}") is None:
+        raise UserError(f"engine {name!r}: there is no scripts/engines/{file}.py")
+    return importlib.import_module(f"engines.{file}")
 
 
 def load(name: str, artifact: Path, device: str, threads: int, **changes: str) -> Engine:

@@ -14,8 +14,9 @@ from transformers import PreTrainedModel
 
 from checkpoint import shards
 from common.program import UserError, first_line
-from engines import gemv, transformers
-from engines.merged import merge
+from engines import transformers
+from engines.decoding import gemv
+from engines.decoding.merged import merge
 
 # (method, device, symmetric) -> kernel, the dtype of activations, and what it multiplies in: the fastest that is right.
 # Both fused kernels for CPUs round activations to bfloat16 before each product, whatever they are given.

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from common import own_code, token_ids
 from common.program import UserError, first_line
 from engines import chunk_positions
-from engines.merged import merge
+from engines.decoding.merged import merge
 
 own_code.forbid()
 
@@ -77,7 +77,7 @@ class Engine:
     def _modes(self) -> tuple[str, ...]:
         if self.device == "cpu":  # it would calculate the masked part of a static cache, and gain nothing
             return ("eager",)
-        from engines.static_cache import StaticDecode
+        from engines.decoding.static_cache import StaticDecode
 
         return ("eager", "captured") if StaticDecode.fits(self.model) else ("eager",)
 
@@ -90,7 +90,7 @@ class Engine:
             return
         captured = self.mode == "captured"
         if self.static is None or self.static.captured != captured or self.static.positions < len(ids) + n:
-            from engines.static_cache import StaticDecode
+            from engines.decoding.static_cache import StaticDecode
 
             self.static = None
             gc.collect()  # its memory first: a cache and its layers hold one another

@@ -16,10 +16,10 @@ from tvm.support.cc import get_cc
 from tvm.target import Target, codegen
 
 from common.program import UserError, first_line
+from common.sources import closure
 from devices import cpu as processor
 from mlc import cpu, cuda
 from mlc.architecture import Architecture
-from planning.sources import closure
 
 CUDA_THREADS = 1024
 CUDA_SHARED_BYTES = 48 * 1024

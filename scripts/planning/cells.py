@@ -36,12 +36,18 @@ class Cell:
 
 @dataclass(frozen=True)
 class Registry:
-    """What is registered and what is there: environments with pins, and interpreters that the config names."""
+    """What is registered and what is there.
+
+    envs: environments with pins. interpreters: those that the config names a Python for.
+    device: what `auto` means here, or `auto` where jobs run elsewhere. gpus: what --resources gpu= allows.
+    """
 
     formats: Mapping[str, Format]
     engines: Mapping[str, Engine]
     envs: Collection[str]
     interpreters: Collection[str] = ()
+    device: str = "auto"
+    gpus: int | None = None
 
     def layout(self, name: str, study: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
         """The layout of a format, a variant or one of a model's prebuilt artifacts; None for an unknown name."""
@@ -102,8 +108,8 @@ def check_runs(study: Mapping[str, Any], registry: Registry) -> None:
         engine = registry.engines[run["engine"]]
         if why := registry.why_not_here(engine.env):
             raise ConfigError(f"{where}: {run['engine']}: {why}")
-        if study["device"] != "auto" and study["device"] not in engine.devices:
-            raise ConfigError(f"{where}: {run['engine']} does not run on device {study['device']}; leave it out")
+        if registry.device != "auto" and registry.device not in engine.devices:
+            raise ConfigError(f"{where}: {run['engine']} does not run on device {registry.device}; leave it out")
         for option, value in run["options"].items():
             if engine.options is None:
                 continue
@@ -115,6 +121,10 @@ def check_runs(study: Mapping[str, Any], registry: Registry) -> None:
                 raise ConfigError(f"{where}.options.{option}: {error.message}")
         if run["gpus"] > 1 and not engine.many_gpus:
             raise ConfigError(f"{where}.gpus: {run['engine']} uses one GPU; leave gpus out")
+        if registry.gpus is not None and run["gpus"] > max(1, registry.gpus):
+            raise ConfigError(
+                f"{where}.gpus: {run['gpus']}, and jobs may use {registry.gpus}; run with --resources gpu={run['gpus']}"
+            )
         for format in run["formats"]:
             layouts = {registry.layout(format, study, model) for model in study["models"].values()} - {None}
             if not layouts:

@@ -71,7 +71,8 @@ def complete(config: Mapping[str, Any], schema: Mapping[str, Any], registry: Reg
             raise ConfigError(f"interpreters: no environment is called {name!r}{nearest(name, envs)}")
         if shutil.which(interpreter) is None:
             raise ConfigError(f"interpreters.{name}: {interpreter} is no program; name a python that is there")
-    registry = replace(registry, interpreters=filled["interpreters"])
+    device = registry.device if filled["device"] == "auto" else filled["device"]
+    registry = replace(registry, interpreters=filled["interpreters"], device=device)
     if filled["mlc"]["tool"] == "mlc_llm" and "mlc_llm" not in filled["interpreters"]:
         raise ConfigError("mlc.tool: mlc_llm is not built here; name a python that has it under interpreters.mlc_llm")
     cells.check_variants(filled, schema, registry)
@@ -153,8 +154,8 @@ def check_model(name: str, model: Mapping[str, Any], study: Mapping[str, Any], r
     for format in model["formats"]:
         built = registry.formats[study["variants"].get(format, {"format": format})["format"]]
         engine = registry.engines[built.engine]
-        if study["device"] != "auto" and study["device"] not in {*built.devices} & {*engine.devices}:
-            raise ConfigError(f"formats: {format} does not run on device {study['device']}; leave it out")
+        if registry.device != "auto" and registry.device not in {*built.devices} & {*engine.devices}:
+            raise ConfigError(f"formats: {format} does not run on device {registry.device}; leave it out")
         for env in (built.env, engine.env):
             if why := registry.why_not_here(env):
                 raise ConfigError(f"formats: {format} {why}")

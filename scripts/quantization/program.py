@@ -21,16 +21,18 @@ from checkpoint.conversion import drop_tied
 from checkpoint.float16 import stored_dtype, write_float16
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import DTYPE_BYTES
-from common import manifest, own_code, program, quality_gate
+from common import manifest, own_code, program
 from common.program import UserError, first_line
 from common.publish import place, publish, work_folder
 from devices import cpu
 from quantization import calibration, layers
 from quantization.calibration import Calibration
+from scoring import quality_gate
 
 own_code.forbid()
 
 SHARD_BYTES = 5 * 10**9
+GPTQ = ("bits", "group_size", "sym", "desc_act", "damp_percent")
 # auto-gptq's names for the files of a run, and a key of its that gptqmodel refuses whatever its value
 NOT_PORTABLE = ("meta", "model_name_or_path", "model_file_base_name", "is_marlin_format")
 
@@ -49,6 +51,17 @@ def parser(doc: str) -> argparse.ArgumentParser:
     arguments.add_argument("--device", default="auto", help="auto, cpu or cuda")
     arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="CPU threads")
     quality_gate.add_arguments(arguments)
+    return arguments
+
+
+def gptq_parser(doc: str) -> argparse.ArgumentParser:
+    """`parser` with `GPTQ`, the parameters of gptqmodel and auto-gptq."""
+    arguments = parser(doc)
+    arguments.add_argument("--bits", type=int, choices=[4], default=4)
+    arguments.add_argument("--group-size", default="auto", help="weights that share a scale, or auto")
+    arguments.add_argument("--sym", type=boolean, default=True)
+    arguments.add_argument("--desc-act", type=boolean, default=False)
+    arguments.add_argument("--damp-percent", type=float, default=0.05)
     return arguments
 
 

@@ -8,10 +8,10 @@ from zipfile import BadZipFile
 import numpy as np
 from tokenizers import Tokenizer
 
-from common import scoring
 from common.program import UserError
 from reporting import loops
 from reporting.results import part
+from scoring import teacher_forcing
 
 # KL divergence, in nats: four bins a decade; what is below the first edge or above the last falls into the ends
 EDGES = np.logspace(-6, 1, 29)
@@ -47,7 +47,7 @@ def divergence(cell: Mapping[str, Any], words: Tokenizer | None, protocol: str) 
     if not path or not path.exists():
         return None
     again = f"delete it and {cell['quality']}, and measure again"
-    text = scoring.read_text(Path(cell["evaluation"]), protocol)
+    text = teacher_forcing.read_text(Path(cell["evaluation"]), protocol)
     places = np.concatenate([np.arange(window.first, window.last) for window in text.windows])
     try:
         with np.load(path) as positions:

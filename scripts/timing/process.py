@@ -9,8 +9,9 @@ from typing import Any
 from tqdm import tqdm
 
 import engines
-from common import alignment, manifest
+from common import manifest
 from devices import cpu, cuda, host_load
+from scoring import alignment
 from timing import variants
 from timing.decoding import timed_tokens
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import engines
-from common import alignment
 from metrics import latency
+from scoring import alignment
 from timing.decoding import timed_batch, timed_tokens
 
 NEW_TOKENS = 64  # after a long prompt, at most: enough for TPOT, and TTFT is what its length costs

@@ -11,8 +11,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 import engines
-from common import alignment
 from common.program import UserError
+from scoring import alignment
 
 source, work = map(Path, sys.argv[1:])
 ids = list(range(20, 60))

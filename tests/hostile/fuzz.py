@@ -19,7 +19,8 @@ import atheris
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 with atheris.instrument_imports(include=["checkpoint", "pickle", "zipfile", "json"]):
-    from checkpoint import bounded_json, copying, safetensors_file, torch_pickle, torch_zip, zip_directory  # noqa: F401
+    from checkpoint import copying, safetensors_file, torch_pickle, torch_zip, zip_directory  # noqa: F401
+    from common import bounded_json  # noqa: F401
     from common.program import UserError
 
 FOLDER = Path(tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))

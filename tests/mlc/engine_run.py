@@ -38,7 +38,7 @@ if options.gpu_model:
     import tvm
     from tvm.runtime.vm import VirtualMachine
 
-    from engines.mlc import CudaSession
+    from engines.quantmill_tvm import CudaSession
     from mlc import cuda, library
 
     served = architecture.of_artifact(options.artifact)
@@ -60,7 +60,7 @@ if options.gpu_model:
     facts = {}
 else:
     engines.CHUNK_LOGITS = 1  # the smallest chunks, so that their seams are crossed
-    engine = engines.load("mlc", options.artifact, "cpu", options.threads)
+    engine = engines.load("quantmill-tvm", options.artifact, "cpu", options.threads)
     chunks = list(engine.logits(ids))
     tokens = [token for token, _ in engine.prefill_decode(ids[: options.prompt], options.tokens)]
     again = [token for token, _ in engine.prefill_decode(ids[: options.prompt], options.tokens)]

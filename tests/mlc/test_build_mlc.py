@@ -127,7 +127,7 @@ def test_a_library_becomes_part_of_the_artifact(program: Callable, tmp_path: Pat
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "out/model_lib.so").samefile(tmp_path / "lib.so")
     manifest = json.loads((tmp_path / "out/quantmill.json").read_text())
-    assert (manifest["engine"], manifest["gate"]) == ("mlc", None)
+    assert (manifest["engine"], manifest["gate"]) == ("quantmill-tvm", None)
     assert manifest["source"] == {"kind": "test"}
     assert "model_lib.so" in manifest["files"]
     assert (tmp_path / "out/tokenizer.json").is_file()

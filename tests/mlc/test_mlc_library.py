@@ -20,7 +20,7 @@ sys.path.insert(0, 'scripts')
 import engines
 from devices import cpu
 from common.program import run
-run(lambda: engines.load('mlc', Path(sys.argv[1]), 'cpu', 1))
+run(lambda: engines.load('quantmill-tvm', Path(sys.argv[1]), 'cpu', 1))
 """
 
 

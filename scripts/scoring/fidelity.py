@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from common import scoring
 from common.program import UserError
 from engines import Engine
 from metrics import perplexity
+from scoring import teacher_forcing
 
 WINDOWS = 2  # of the evaluation text, of whose positions some are compared
 PLACES = 256  # positions of each window, evenly spread
@@ -31,7 +31,7 @@ class Predictions:
     """What an engine predicts over a text: its perplexity, and log-probabilities at `places`, numbers of scored
     positions."""
 
-    def __init__(self, engine: Engine, text: scoring.Text, expected: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, engine: Engine, text: teacher_forcing.Text, expected: Mapping[str, Any] | None = None) -> None:
         """Score the text. `ids`, `log_p` [places, TOP] and `log_rest` [places] are of the likeliest tokens, or of those
         that `expected` names; `nll` [scored positions].
 
@@ -41,9 +41,9 @@ class Predictions:
         rows = {place: row for row, place in enumerate(self.places)}
         ids, log_p, nll = [], [], []
         first = 0
-        for chunk in scoring.chunks(engine, text):
+        for chunk in teacher_forcing.chunks(engine, text):
             for low in range(0, len(chunk.targets), ROWS):
-                scores = perplexity.log_softmax(scoring.on_host(chunk.logits[low : low + ROWS]))
+                scores = perplexity.log_softmax(teacher_forcing.on_host(chunk.logits[low : low + ROWS]))
                 nll.append(perplexity.nll(scores, chunk.targets[low : low + ROWS]))
                 for offset, row in ((place, rows.get(first + place)) for place in range(len(scores))):
                     if row is not None:
@@ -61,7 +61,7 @@ class Predictions:
         return {"places": self.places, "ids": self.ids.tolist(), "log_p": self.log_p.tolist()}
 
 
-def places(text: scoring.Text) -> list[int]:
+def places(text: teacher_forcing.Text) -> list[int]:
     """Numbers of the scored positions that are compared: `PLACES` of each of the first windows, both ends too."""
     found, first = [], 0
     for window in text.windows[:WINDOWS]:
@@ -71,7 +71,7 @@ def places(text: scoring.Text) -> list[int]:
     return found
 
 
-def compared_positions(text: scoring.Text) -> int:
+def compared_positions(text: teacher_forcing.Text) -> int:
     """Scored positions of the windows that are compared."""
     return sum(window.last - window.first for window in text.windows[:WINDOWS])
 
@@ -96,7 +96,7 @@ def tolerance(compute_type: str, other: str, rounding: float) -> float:
 
 
 def check(
-    expected: Mapping[str, Any], found: Predictions, text: scoring.Text, compute_type: str
+    expected: Mapping[str, Any], found: Predictions, text: teacher_forcing.Text, compute_type: str
 ) -> dict[str, float | str]:
     """Hold an engine's predictions against those that are `expected` of the same weights.
 
@@ -119,7 +119,7 @@ def check(
     )
 
 
-def extent(beyond: Sequence[bool], text: scoring.Text) -> str:
+def extent(beyond: Sequence[bool], text: teacher_forcing.Text) -> str:
     """In words, which of the compared positions are wrong: all, or from one of a window on."""
     firsts = []
     numbers = places(text)

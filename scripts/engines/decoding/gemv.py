@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import nn
 
 from checkpoint import shards
-from engines.merged import Merged
+from engines.decoding.merged import Merged
 
 WEIGHTS = 2**24  # of a matrix, fewer than these: where the kernel is faster than Marlin on an H200
 GROUP_SIZES = (64, 128)  # that the kernel knows

@@ -1,4 +1,7 @@
-"""MLC-LLM's format q4f16_1 through TVM's virtual machine and the library `model_lib.so` beside the weights."""
+"""MLC's format q4f16_1 by Quantmill's own kernels, which TVM runs: the library `model_lib.so` beside the weights.
+
+Not MLC-LLM: its speed is another.
+"""
 
 import json
 import os
@@ -22,7 +25,7 @@ from tvm_ffi.libinfo import load_lib_ctypes
 from common.program import UserError, first_line
 from devices import cpu
 from engines import chunk_positions
-from engines.cuda_stream import Stream
+from engines.decoding.cuda_stream import Stream
 from mlc import architecture, cpu_layout, tensor_cache
 
 LIBRARY = "model_lib.so"

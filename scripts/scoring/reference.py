@@ -15,9 +15,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from common import scoring
 from common.program import UserError, start_child
 from engines import Engine
+from scoring import teacher_forcing
 
 ROW_BLOCK = 2**18  # logits that are shifted at a time
 LOWEST = np.float32(np.finfo(np.float16).min)
@@ -76,10 +76,10 @@ def check_space(folder: Path, positions: int, vocab_size: int) -> None:
         )
 
 
-def write(engine: Engine, text: scoring.Text, file: BinaryIO, folder: Path | None) -> None:
+def write(engine: Engine, text: teacher_forcing.Text, file: BinaryIO, folder: Path | None) -> None:
     """Write the array. Raises `UserError` before the first byte where the disk of `folder` cannot hold it."""
     started = False
-    for chunk in scoring.chunks(engine, text):
+    for chunk in teacher_forcing.chunks(engine, text):
         vocab_size = chunk.logits.shape[1]
         if not started:
             if folder:
@@ -87,7 +87,7 @@ def write(engine: Engine, text: scoring.Text, file: BinaryIO, folder: Path | Non
             header(file, text.positions, vocab_size)
             started = True
         for rows in blocks(chunk.logits, max(1, ROW_BLOCK // vocab_size)):
-            file.write(narrowed(scoring.on_host(rows)).data)
+            file.write(narrowed(teacher_forcing.on_host(rows)).data)
         del chunk, rows  # the engine makes the next chunk while this one is gone
 
 

@@ -16,9 +16,9 @@ import numpy as np
 from checkpoint import shards
 from common import token_ids
 from common.program import UserError
-from common.scoring import on_host
 from engines import Engine
 from metrics import perplexity
+from scoring.teacher_forcing import on_host
 
 PIECES = 8  # of the text, evenly spread
 LENGTH = 4  # tokens of each: a token more before them changes the first answers most

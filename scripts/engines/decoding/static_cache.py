@@ -10,8 +10,8 @@ from transformers.cache_utils import StaticLayer
 
 from common.program import first_line
 from engines import CannotDecode
-from engines.attention import SHARED_HEADS
-from engines.fused import fuse, write_cache
+from engines.decoding.attention import SHARED_HEADS
+from engines.decoding.fused import fuse, write_cache
 
 ALIGNMENT = 64  # positions; attention kernels want rows of the mask aligned
 WARM_UP = 3  # steps before the capture, in which kernels choose and allocate what they need

@@ -1,0 +1,213 @@
+"""Somebody else's artifact: taken where it is this model's, refused in one line where it is not."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hub_server import Fault, Repository, serving
+from test_layouts import save_file
+
+from common import manifest
+
+LAYER = "model.layers.0.mlp.up_proj"
+INPUTS, OUTPUTS, GROUP, VOCABULARY = 64, 16, 32, 5
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": INPUTS,
+    "intermediate_size": OUTPUTS,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "vocab_size": VOCABULARY,
+}
+TOKENIZER = {"model": {"vocab": {token: number for number, token in enumerate("abcde")}}, "added_tokens": []}
+QUANTIZATION = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True}
+random = np.random.default_rng(3)
+
+
+def write(folder: Path, config: dict[str, Any], tensors: dict[str, np.ndarray], tokenizer: Any = TOKENIZER) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def halves(*shape: int) -> np.ndarray:
+    return random.normal(0, 0.02, shape).astype(np.float16)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """This model: an embedding, one layer, a norm."""
+    tensors = {"model.embed_tokens.weight": halves(VOCABULARY, INPUTS), f"{LAYER}.weight": halves(OUTPUTS, INPUTS)}
+    folder = write(tmp_path / "model", CONFIG, tensors | {"model.norm.weight": halves(INPUTS)})
+    (folder / "quantmill.json").write_text(json.dumps({"source": {}, "parameter_count": 1408, "files": {}}))
+    return folder
+
+
+def packed(layout: str = "gptq", bits: int = 4) -> dict[str, np.ndarray]:
+    shape = (INPUTS * bits // 32, OUTPUTS) if layout == "gptq" else (INPUTS, OUTPUTS * bits // 32)
+    words = random.integers(0, 2**31, shape).astype(np.int32)
+    zeros = np.zeros((INPUTS // GROUP, OUTPUTS * bits // 32), np.int32)
+    parts = {"qweight": words, "qzeros": zeros, "scales": halves(INPUTS // GROUP, OUTPUTS)}
+    return {
+        "model.embed_tokens.weight": halves(VOCABULARY, INPUTS),
+        "model.norm.weight": halves(INPUTS),
+        **{f"{LAYER}.{name}": value for name, value in parts.items()},
+    }
+
+
+@pytest.fixture
+def fetch(tools_python: Path, call: Callable, model: Path, tmp_path: Path) -> Callable[..., str]:
+    """Run the program; what it said in its one line, after which nothing is under the final name."""
+
+    def run(theirs: Path, layout: str = "gptq", good: bool = False) -> str:
+        command = [tools_python, "scripts/fetch_prebuilt.py", theirs, tmp_path / "out", "--model", model]
+        result: subprocess.CompletedProcess[str] = call(
+            *command, "--layout", layout, "--format", "theirs", "--engine", "gptqmodel"
+        )
+        assert (result.returncode == 0) == good, result.stderr
+        if not good:
+            assert not (tmp_path / "out").exists()
+            assert not list(tmp_path.glob(".out*"))
+            assert len(result.stderr.splitlines()) == 1
+        return result.stderr
+
+    return run
+
+
+@pytest.mark.parametrize("layout", ["gptq", "awq"])
+def test_an_artifact_of_this_model(fetch: Callable, tmp_path: Path, layout: str) -> None:
+    tensors = packed(layout)
+    theirs = write(
+        tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION | {"quant_method": layout}}, tensors
+    )
+    fetch(theirs, layout, good=True)
+    content = json.loads((tmp_path / "out/quantmill.json").read_text())
+    assert (content["format"], content["engine"], content["prebuilt"]) == ("theirs", "gptqmodel", True)
+    assert content["source"]["kind"] == "path"
+    assert content["source"]["path"] == str(theirs)
+    assert content["source"]["sha256"] == {"model.safetensors": manifest.sha256(theirs / "model.safetensors")}
+    assert content["parameters"] == {"bits": 4, "group_size": GROUP, "sym": True}
+    assert content["parameter_count"] == 1408
+    assert content["weight_bytes_per_token"] == sum(value.nbytes for value in tensors.values())  # the head is tied
+    assert set(content["files"]) == {"config.json", "tokenizer.json", "model.safetensors"}
+
+
+def refused(fetch: Callable, tmp_path: Path, config: dict[str, Any], tensors: Any = None, **more: Any) -> str:
+    words = {"quantization_config": QUANTIZATION} | config
+    layout = more.pop("layout", "gptq")
+    return fetch(write(tmp_path / "theirs", CONFIG | words, tensors or packed(), **more), layout)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"hidden_size": 128}, "is another model: its hidden_size is 128, this model's 64"),
+        ({"num_key_value_heads": 2}, "is another model: its num_key_value_heads is 2, this model's 4"),
+        ({"model_type": "qwen2"}, "is another model: its model_type is 'qwen2', this model's 'llama'"),
+        ({"vocab_size": 6}, "is another model: its vocab_size is 6, this model's 5"),
+        ({"auto_map": {"AutoModel": "x.Y"}}, "has an auto_map, which names Python of its own; nothing here runs that"),
+        ({"attribute_map": {"a": "b"}}, "has an attribute_map"),
+        (
+            {"quantization_config": QUANTIZATION | {"bits": 8}},
+            f"its {LAYER}.qweight is [8, 16]; 8 bits and groups of 32, its config's, make [16, 16] of this model's",
+        ),
+        (
+            {"quantization_config": QUANTIZATION | {"group_size": 64}},
+            f"its {LAYER}.scales is [2, 16]; 4 bits and groups of 64, its config's, make [1, 16] of this model's layer",
+        ),
+        ({"quantization_config": QUANTIZATION | {"bits": "4"}}, "its config names '4' bits and groups of 32"),
+        ({"quantization_config": {"quant_method": "awq"}}, "its quantization_config says 'awq', not 'gptq'"),
+        ({"quantization_config": None}, "its quantization_config says None, not 'gptq'"),
+    ],
+)
+def test_a_config_that_is_not_this_models(
+    fetch: Callable, tmp_path: Path, config: dict[str, Any], message: str
+) -> None:
+    assert message in refused(fetch, tmp_path, config)
+
+
+def test_other_weights(fetch: Callable, tmp_path: Path) -> None:
+    other = packed() | {"model.norm.weight": halves(2 * INPUTS)}
+    said = refused(fetch, tmp_path, {}, other)
+    assert "is another model: its model.norm.weight is [128], this model's [64]" in said
+
+
+def test_missing_weights(fetch: Callable, tmp_path: Path) -> None:
+    part = {name: value for name, value in packed().items() if name != "model.norm.weight"}
+    assert "lacks model.norm.weight, which this model has" in refused(fetch, tmp_path, {}, part)
+
+
+def test_another_vocabulary(fetch: Callable, tmp_path: Path) -> None:
+    other = {"model": {"vocab": {token: number for number, token in enumerate("abdce")}}}
+    said = refused(fetch, tmp_path, {}, tokenizer=other)
+    assert "has another vocabulary: its token 2 is 'd', this model's 'c'" in said
+
+
+def test_an_added_token_that_this_model_lacks(fetch: Callable, tmp_path: Path) -> None:
+    other = TOKENIZER | {"added_tokens": [{"id": 5, "content": "<pad>"}]}
+    said = refused(fetch, tmp_path, {}, tokenizer=other)
+    assert "has another vocabulary: its token 5 is '<pad>', this model's None" in said
+
+
+def test_pickled_weights(fetch: Callable, tmp_path: Path) -> None:
+    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, packed())
+    (theirs / "model.safetensors").rename(theirs / "pytorch_model.bin")
+    assert "its weights are pickled (bin); name an artifact with safetensors" in fetch(theirs)
+
+
+def test_hashes_that_lie_beside_it(fetch: Callable, tmp_path: Path) -> None:
+    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, packed())
+    recorded = {"model.safetensors": {"sha256": "0" * 64}}
+    (theirs / "quantmill.json").write_text(json.dumps({"source": {}, "files": recorded}))
+    assert "has not the SHA-256 that quantmill.json beside it names; fetch it again" in fetch(theirs)
+
+
+def test_an_artifact_of_the_hub(tools_python: Path, call: Callable, model: Path, tmp_path: Path) -> None:
+    """At a branch's commit, by its layout's files alone, each with the hub's hash."""
+    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, packed())
+    (theirs / "modeling_x.py").write_text("raise SystemExit")
+    with serving() as hub:
+        hub.repositories["models/acme/tiny-gptq"] = repository = Repository.of(theirs)
+        command = ["scripts/fetch_prebuilt.py", "acme/tiny-gptq", tmp_path / "out", "--revision", "main"]
+        command += ["--model", model, "--layout", "gptq", "--format", "theirs", "--engine", "gptqmodel"]
+        cache = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home")}
+        result = call(tools_python, *command, **cache)
+        assert result.returncode == 0, result.stderr
+        source = json.loads((tmp_path / "out/quantmill.json").read_text())["source"]
+        assert (source["kind"], source["hub"], source["commit"]) == ("hub", "acme/tiny-gptq", repository.commit)
+        names = {path.name for path in (tmp_path / "out").iterdir()}
+        assert names == {"config.json", "tokenizer.json", "model.safetensors", "quantmill.json"}
+        repository.files["model.safetensors"] += b"x"
+        hub.faults.append(Fault("/cdn/", corrupt=True))
+        result = call(tools_python, *[*command[:2], tmp_path / "again", *command[3:]], **cache)
+    assert "model.safetensors came with other bytes than the hub's hash says" in result.stderr
+    assert not (tmp_path / "again").exists()
+
+
+def test_ctranslate2_of_another_model(fetch: Callable, tmp_path: Path, demo: Path) -> None:
+    said = fetch(demo / "artifacts/demo/ct2-int8", "ct2")
+    assert "is another model: vocabulary, width and layers are [2048, 256, 7], this model's [5, 64, 1]" in said
+
+
+def test_ctranslate2_with_another_vocabulary(tools_python: Path, call: Callable, tmp_path: Path, demo: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    for path in (demo / "artifacts/demo/ct2-int8").iterdir():
+        if path.name != "quantmill.json":
+            (theirs / path.name).write_bytes(path.read_bytes())
+    command = [tools_python, "scripts/fetch_prebuilt.py", theirs, tmp_path / "out"]
+    command += ["--model", demo / "artifacts/demo/safetensors", "--layout", "ct2"]
+    command += ["--format", "theirs", "--engine", "ctranslate2"]
+    assert call(*command).returncode == 0
+    words = json.loads((theirs / "vocabulary.json").read_text())
+    words[300], words[301] = words[301], words[300]
+    (theirs / "vocabulary.json").write_text(json.dumps(words))
+    result = call(*command[:3], tmp_path / "other", *command[4:])
+    assert f"has another vocabulary: its token 300 is {words[300]!r}" in result.stderr
+    assert not (tmp_path / "other").exists()
