@@ -154,8 +154,11 @@ def unfinished(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def running(study: Mapping[str, Any]) -> list[str]:
     """What is still to come while jobs run, a line for each row; nothing once all is done."""
-    parts = {name(cell): [each.replace("_", " ") for each in cell.get("pending", ())] for cell in study["cells"]}
-    return [f"{row}: {', '.join(each)}" for row, each in parts.items() if each]
+    return [
+        f"{name(cell)}{'@' + cell['run'] if cell.get('run') else ''}: {', '.join(cell['pending']).replace('_', ' ')}"
+        for cell in study["cells"]
+        if cell.get("pending")
+    ]
 
 
 def commands(study: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
