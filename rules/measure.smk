@@ -58,7 +58,7 @@ rule latency:
         "artifacts/{model}/latency/{cell}.json",
     log:
         "artifacts/logs/{model}/latency-{cell}.log",
-    priority: 100
+    priority: lambda wc: 100 + (cell(wc).format == STUDY["reference"])
     # More than any machine has: Snakemake lowers it to --cores, so that nothing runs beside a measurement. A cluster's
     # profile says with set-threads how many a job gets.
     threads: 1024
