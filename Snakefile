@@ -26,7 +26,7 @@ CELLS = {(each.model, each.name): each for each in cells.of_study(STUDY, REGISTR
 
 # `priority` in the rules: rows become whole early, the cheap ones first. 1000: what scores an artifact that is there.
 # 100: its speed, the reference's first. 20: the reference's build. 10: other builds without calibration, and what all
-# builds need. 1: MLC and the noise floor. 0: calibration and quantizers. Steps of ten: Snakemake adds up what runs at once.
+# builds need. 1: MLC and the noise floor. 0: calibration and quantizers. Steps of ten: Snakemake adds them up.
 include: "rules/lock.smk"
 include: "rules/envs.smk"
 include: "rules/weights.smk"
