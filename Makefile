@@ -10,8 +10,9 @@ ENVS := bootstrap kubernetes tools torch gptqmodel autogptq mlc lm-eval browser
 
 .PHONY: report plan test test-slurm test-real lint format pins record readme clean
 
+# At a terminal, steps and progress instead of Snakemake's log, which is in .snakemake/log.
 report: $(BOOTSTRAP)
-	$(BIN)/snakemake --cores $(CORES) report
+	@PYTHONPATH=scripts/terminal $(BIN)/snakemake $$(test -t 2 && echo --logger quantmill) --cores $(CORES) report
 	@echo "The report: artifacts/report/index.html"
 
 # What a study takes, before any of it is done: make plan CONFIG=my-study.yaml; it fails where the disk is too small.

@@ -24,6 +24,9 @@ STUDY = check_study(config)
 CELLS = {(each.model, each.name): each for each in cells.of_study(STUDY, REGISTRY)}
 
 
+# `priority` in the rules: rows become whole early, the cheap ones first. 1000: what scores an artifact that is there.
+# 100: its speed, the reference's first. 20: the reference's build. 10: other builds without calibration, and what all
+# builds need. 1: MLC and the noise floor. 0: calibration and quantizers. Steps of ten: Snakemake adds them up.
 include: "rules/lock.smk"
 include: "rules/envs.smk"
 include: "rules/weights.smk"
@@ -31,6 +34,15 @@ include: "rules/prebuilt.smk"
 include: "rules/tokens.smk"
 include: "rules/measure.smk"
 include: "rules/report.smk"
+
+
+onstart:
+    work_alone()
+    report_while_running()
+
+
+onsuccess:
+    summarise_report()
 
 
 onerror:

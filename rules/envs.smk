@@ -14,6 +14,8 @@ rule environment:
         directory(str(CHECKOUT / "envs/{env}")),
     log:
         "artifacts/logs/envs/{env}.log",
+    priority: lambda wc: 1000 if wc.env in {"tools", ENGINES[REFERENCE_ENGINE].env} else 0
+    threads: 4  # uv unpacks and compiles with several; and on two cores no environment delays what the first rows need
     # no parameter: another checkout's Python is no reason to build its environments, and all artifacts, anew
     shell:
         "{sys.executable:q} {input.script} {input.pins} {output} 2> {log}"

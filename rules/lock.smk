@@ -11,10 +11,6 @@ if workflow.is_main_process and Path(workflow.basedir).samefile(CHECKOUT):
     workflow_lock.share_records(ARTIFACTS, RECORDS)
 
 
-onstart:
-    work_alone()
-
-
 def work_alone():
     """Hold the lock where jobs will write artifacts; Snakemake ends with one line where another workflow holds it."""
     if any(Path(file).is_relative_to(ARTIFACTS) for job in workflow.dag.needrun_jobs() for file in job.output):

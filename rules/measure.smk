@@ -60,6 +60,7 @@ rule latency:
         "artifacts/{model}/latency/{cell}.json",
     log:
         "artifacts/logs/{model}/latency-{cell}.log",
+    priority: lambda wc: 100 + (cell(wc).format == STUDY["reference"])
     # More than any machine has: Snakemake lowers it to --cores, so that nothing runs beside a measurement. A cluster's
     # profile says with set-threads how many a job gets.
     threads: 1024
@@ -88,6 +89,7 @@ rule reference_logits:
         intermediate(f"artifacts/{{model}}/quality/{STUDY['reference']}-logits.npy"),
     log:
         "artifacts/logs/{model}/reference-logits.log",
+    priority: 1000
     threads: 8
     resources:
         gpu=1,
@@ -111,6 +113,7 @@ rule expected_predictions:
         "artifacts/{model}/gate.json",
     log:
         "artifacts/logs/{model}/expected-predictions.log",
+    priority: 1000
     threads: 8
     resources:
         gpu=1,
@@ -156,6 +159,7 @@ rule quality:
         "artifacts/logs/{model}/quality-{cell}.log",
     wildcard_constraints:
         cell=r"(?!noise-floor\b)[a-z0-9][a-z0-9._@-]*",
+    priority: 1000
     threads: 8
     resources:
         gpu=1,
@@ -182,6 +186,7 @@ rule noise_floor:
         "artifacts/{model}/quality/noise-floor.json",
     log:
         "artifacts/logs/{model}/noise-floor.log",
+    priority: 1
     threads: 8
     resources:
         gpu=1,

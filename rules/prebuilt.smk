@@ -37,6 +37,7 @@ rule prebuilt:
         "artifacts/logs/{model}/{format}.log",
     wildcard_constraints:
         format="|".join(sorted({re.escape(artifact) for _, artifact in PREBUILT})) or "(?!)",
+    priority: 10
     resources:
         gpu=gate_gpus,
         hub=lambda wc: int("hub" in PREBUILT[wc.model, wc.format]),

@@ -5,10 +5,11 @@ import shlex
 import shutil
 import subprocess
 
-PAGE_FILES = [
-    CHECKOUT / "scripts/reporting/results.schema.json",
-    *(CHECKOUT / "scripts/reporting/page_files").glob("*"),
-]
+from reporting import summary
+from reporting.live_page import LivePage
+from snakemake.logging import logger
+
+PAGE_FILES = list((CHECKOUT / "scripts/reporting/page_files").glob("*"))
 
 
 report: "captions/workflow.rst"
@@ -66,6 +67,7 @@ localrules:
 rule study:
     output:
         "artifacts/report/study.json",
+    priority: 1000
     params:
         study={
             "config": STUDY,
@@ -113,18 +115,54 @@ rule page:
         "{params.python:q} {params.program[0]} {input.study} $(dirname {output.page:q}) 2> {log}"
 
 
-def report_the_rest():
-    """After a failure, make the report of what was measured; what is missing says why. Its files are dated before all
-    that they are made of, so that Snakemake still has the page to make. Only where this run was to make it."""
+def can_report():
+    """Whether the page of what is there can be made: only where study.json is this study's, and the tools are built."""
     study = Path(rules.study.output[0])
-    asked = any(job.rule.name == "page" for job in workflow.dag.needrun_jobs())
-    if (
-        asked
-        and study.exists()
-        and shutil.which(python("tools"))
+    return (
+        study.exists()
+        and shutil.which(python("tools")) is not None
         and json.loads(study.read_text())["config"] == json.loads(json.dumps(STUDY))
-    ):
-        command = [python("tools"), program("report.py")[0], "--incomplete", study, study.parent]
-        made = subprocess.run(command, capture_output=True, text=True)
+    )
+
+
+def report_command(option):
+    """Makes the page of what is there. Its files are dated before all that they are made of, so that Snakemake still
+    has the page to make."""
+    study = Path(rules.study.output[0])
+    return [python("tools"), program("report.py")[0], option, study, study.parent]
+
+
+def asked_for_page(**finished):
+    """Whether this run is to make the page, or with exclude_finished=False has made it."""
+    return any(job.rule.name == "page" for job in workflow.dag.needrun_jobs(**finished))
+
+
+def report_while_running():
+    """Make the page whenever a row becomes whole. Only where all jobs run on this machine: elsewhere nobody can know
+    that no measurement runs."""
+    if not asked_for_page() or workflow.touch:
+        return
+    if workflow.local_exec:
+        pending = [str(file) for job in workflow.dag.needrun_jobs() for file in job.output]
+        log = Path("artifacts/logs/live-page.log")
+        logger.addHandler(LivePage(report_command("--running"), can_report, rows(), pending, log))
+    else:
+        logger.info("The page is made once at the end, since jobs run on other machines.")
+
+
+def report_the_rest():
+    """After a failure, make the report of what was measured; what is missing says why. Only where this run was to make
+    it."""
+    for page in [each for each in logger.handlers if isinstance(each, LivePage)]:
+        page.wait()  # two cannot write the same files
+    if asked_for_page() and can_report():
+        made = subprocess.run(report_command("--incomplete"), capture_output=True, text=True)
         said = made.stdout if not made.returncode else made.stderr.strip().split("\n")[-1]
         print(said.strip(), file=sys.stderr)
+
+
+def summarise_report():
+    """Say in the terminal what was found, where this run made the page."""
+    if asked_for_page(exclude_finished=False) and not workflow.touch:
+        results = json.loads(Path(rules.page.output.json).read_text())
+        logger.info(summary.text(results, rules.page.output.page), extra={"summary": True})

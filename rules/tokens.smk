@@ -24,6 +24,7 @@ rule text:
         directory("artifacts/texts/{text}"),
     log:
         "artifacts/logs/texts/{text}.log",
+    priority: 10
     resources:
         hub=1,
     params:
@@ -50,6 +51,7 @@ rule tokens:
         "artifacts/{model}/tokens/{text}.json",
     log:
         "artifacts/logs/{model}/tokens-{text}.log",
+    priority: lambda wc: 0 if wc.text == "calibration" else 10
     resources:
         mem_mb=jobs.job_mb(jobs.TOKENIZING),
     params:

@@ -37,6 +37,7 @@ rule download:
         "artifacts/logs/{model}/source.log",
     wildcard_constraints:
         model="|".join(map(re.escape, HUB_MODELS)) or "(?!)",
+    priority: 10
     resources:
         hub=1,
         mem_mb=jobs.job_mb(jobs.DOWNLOADING),
@@ -58,6 +59,7 @@ rule source:
         intermediate(directory("artifacts/{model}/source")),
     log:
         "artifacts/logs/{model}/source.log",
+    priority: 10
     resources:
         mem_mb=lambda wc: jobs.job_mb(jobs.RANDOM_WEIGHTS if source_env(wc) == "torch" else jobs.STREAMING),
     params:
@@ -81,6 +83,7 @@ rule safetensors:
         intermediate(directory("artifacts/{model}/safetensors")),
     log:
         "artifacts/logs/{model}/safetensors.log",
+    priority: 10
     threads: 4
     resources:
         mem_mb=jobs.job_mb(jobs.STREAMING),

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Join all results to results.csv, results.json, results.parquet, quality-speed.svg and .png, and index.html.
 
-    python scripts/report.py STUDY DST [--incomplete]
+    python scripts/report.py STUDY DST [--incomplete | --running]
 
 STUDY is the study.json that the workflow writes (the checked config and where each cell's results are), DST a folder.
 """
@@ -40,10 +40,18 @@ def main() -> None:
         action="store_true",
         help="jobs failed: name them, and date the files before what they are made of",
     )
+    arguments.add_argument(
+        "--running",
+        action="store_true",
+        help="jobs still run: standard input is a JSON list of the files to come; date the files as --incomplete does",
+    )
     options = arguments.parse_args()
-    dst, old = options.dst, options.incomplete
+    dst, old = options.dst, options.incomplete or options.running
 
     study = json.loads(options.study.read_text(encoding="utf-8"))
+    pending = set(json.load(sys.stdin)) if options.running else set()
+    for cell in study["cells"]:
+        cell["pending"] = [name for name in results.PARTS if cell[name] in pending]
     collected = results.collect(study)
     rows = collected["rows"]
     drawn = drawing.draw(axes.plotted(rows))

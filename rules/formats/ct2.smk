@@ -30,6 +30,7 @@ rule ct2:
         "artifacts/logs/{model}/{format}.log",
     wildcard_constraints:
         format=names(*CT2_QUANTIZATIONS),
+    priority: 10
     resources:
         gpu=gate_gpus,
         mem_mb=build_memory,

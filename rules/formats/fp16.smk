@@ -17,6 +17,7 @@ rule fp16:
         "artifacts/logs/{model}/{format}.log",
     wildcard_constraints:
         format=names("fp16"),
+    priority: 20
     resources:
         gpu=gate_gpus,
         mem_mb=build_memory,

@@ -18,6 +18,7 @@ rule mlc_library:
         "artifacts/{model}/mlc/model_lib.so",
     log:
         "artifacts/logs/{model}/mlc-library.log",
+    priority: 1
     resources:
         gpu=1,  # compiled for the one that is there
         mem_mb=lambda wc: jobs.job_mb(320 if STUDY["device"] == "cpu" else 1000),
@@ -42,6 +43,7 @@ rule mlc:
         "artifacts/logs/{model}/{format}.log",
     wildcard_constraints:
         format=names("mlc-q4f16_1"),
+    priority: 1
     resources:
         gpu=gate_gpus,
         mem_mb=build_memory,

@@ -31,6 +31,7 @@ RENAMED = {"mlc": "quantmill-tvm"}  # engines, since schema version 2
 PARTS = ("artifact", "latency", "quality", "noise_floor")
 DEFAULTS: dict[str, Any] = {"options": {}, "gpus": 1}  # of a run that names none
 TOTALS = ("total_nll", "scored_tokens", "tokens", "words", "bytes")
+PENDING = "still to come: the study is running"
 # how reasons begin and end that another run can take away
 FAILED, AGAIN = "failed", "; run again"
 EXCEPTION = re.compile(r"[\w.]+(Error|Exception)\b")  # the last line of a traceback
@@ -83,6 +84,8 @@ def read_part(
     """What one job of a cell left, or None and why there is nothing."""
     if cell[name] is None:
         return None, cell["no_quality"]
+    if name in cell.get("pending", ()):
+        return None, PENDING
     path = Path(cell[name])
     if not (path / manifest.NAME if name == "artifact" else path).exists():
         return None, failure(cell["logs"][name])

@@ -1,0 +1,170 @@
+"""Snakemake's logger for a reader at a terminal: steps done, an estimate, and the jobs that run with their progress.
+
+    PYTHONPATH=scripts/terminal snakemake --logger quantmill ...
+
+Errors and warnings appear as Snakemake writes them. Its full log is in .snakemake/log, as always.
+"""
+
+import logging
+import re
+import shutil
+import sys
+import threading
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from snakemake_interface_logger_plugins.base import LogHandlerBase
+from snakemake_interface_logger_plugins.common import LogEvent
+
+REFRESH = 2.0  # seconds; drawing takes less than a thousandth of that, so that no measurement is disturbed
+TAIL = 4096  # bytes of a log in which its last line is looked for
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[^\x20-\x7e\u00a0-\uffff]")  # colours, and what moves the cursor
+INTERRUPTED = "Terminating processes on user request"
+NOTICES = ("Nothing to be done", INTERRUPTED, "Complete log")  # of what Snakemake says, what stays
+ERASE = "\x1b[{}A\x1b[J"  # so many lines up, and everything below
+
+
+def last_line(log: str) -> str:
+    """The last line of a job's log, such as its progress bar; nothing where there is none."""
+    try:
+        with Path(log).open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - TAIL))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    lines = [CONTROL.sub("", line).strip() for line in re.split(r"[\r\n]+", text)]
+    return next(filter(None, reversed(lines)), "")
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a reader says them: 45 s, 3 min 20 s, 2 h 10 min."""
+    minutes, rest = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{rest} s"
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+@dataclass
+class Job:
+    """A job that runs."""
+
+    rule: str
+    name: str
+    log: str
+    since: float
+
+
+@dataclass
+class Progress:
+    """What is done, what runs and what is left, from Snakemake's events; times in seconds of one clock."""
+
+    started: float
+    left: Counter[str] = field(default_factory=Counter)  # jobs of a rule that have not ended
+    running: dict[int, Job] = field(default_factory=dict)
+    took: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    total: int = 0
+
+    def hear(self, record: logging.LogRecord, now: float) -> None:
+        """Take in one event."""
+        event = getattr(record, "event", None)
+        if event == LogEvent.RUN_INFO:
+            self.left = Counter({rule: count for rule, count in record.stats.items() if rule != "total"})
+            self.total = self.left.total()
+        elif event == LogEvent.JOB_INFO:
+            name = " ".join([record.rule_name, *map(str, record.wildcards.values())])
+            self.running[record.jobid] = Job(record.rule_name, name, next(iter(record.log), ""), now)
+        elif event == LogEvent.JOB_FINISHED and (job := self.running.pop(record.job_id, None)):
+            self.left[job.rule] -= 1
+            self.took[job.rule].append(now - job.since)
+        elif event == LogEvent.JOB_ERROR:
+            self.running.pop(record.jobid, None)
+        elif record.getMessage().startswith(INTERRUPTED):
+            self.running.clear()
+
+    def estimate(self, now: float) -> float | None:
+        """Seconds to go: jobs that are left take as long as those of their rule took, and as many run at once as until
+        now. None until jobs of all rules but one in four have ended."""
+        rules = [rule for rule, count in self.left.items() if count]
+        if sum(rule in self.took for rule in rules) < 0.75 * len(rules):
+            return None
+        ended = [seconds for each in self.took.values() for seconds in each]
+        mean = {rule: sum(each) / len(each) for rule, each in self.took.items()}
+        other = sum(ended) / len(ended) if ended else 0.0
+        work = sum(count * mean.get(rule, other) for rule, count in self.left.items())
+        work -= sum(min(now - job.since, mean.get(job.rule, other)) for job in self.running.values())
+        at_once = max(1.0, (sum(ended) + sum(now - job.since for job in self.running.values())) / (now - self.started))
+        return work / at_once
+
+    def lines(self, now: float, width: int) -> list[str]:
+        """What the terminal shows: a line on the whole, and one for each job that runs."""
+        seconds = self.estimate(now)
+        done = self.total - self.left.total()
+        head = f"{done} of {self.total} steps, {duration(now - self.started)}"
+        head += f"; about {duration(seconds)} to go" if seconds is not None else ""
+        jobs = [
+            f"  {job.name}, {duration(now - job.since)}  {last_line(job.log) if job.log else ''}"
+            for job in self.running.values()
+        ]
+        return [line.rstrip()[: width - 1] for line in (head, *jobs)]
+
+
+class LogHandler(LogHandlerBase):
+    """Redraws a few lines at the end of the terminal; what stays is written above them."""
+
+    def __post_init__(self) -> None:
+        self.progress = Progress(time.monotonic())
+        self.drawn = 0  # lines
+        self.over = threading.Event()
+        threading.Thread(target=self._redraw, daemon=True).start()
+
+    def _redraw(self) -> None:
+        while not self.over.wait(REFRESH):
+            with self.lock:
+                self._draw()
+
+    def _draw(self, kept: str = "") -> None:
+        """Write `kept` to stay, and below it how things stand."""
+        size = shutil.get_terminal_size()
+        lines = self.progress.lines(time.monotonic(), size.columns)[: size.lines - 1] if self.progress.running else []
+        erase = ERASE.format(self.drawn) if self.drawn else ""
+        sys.stderr.write(erase + "".join(f"{line}\n" for line in (*filter(None, [kept]), *lines)))
+        sys.stderr.flush()
+        self.drawn = len(lines)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        event = getattr(record, "event", None)
+        self.progress.hear(record, time.monotonic())
+        stays = event == LogEvent.JOB_ERROR or record.levelno >= logging.WARNING or self._is_notice(record)
+        if stays or event in (LogEvent.JOB_INFO, LogEvent.JOB_FINISHED):
+            self._draw(self.format(record) if stays else "")
+
+    def _is_notice(self, record: logging.LogRecord) -> bool:
+        """Whether a message is for the reader: what Snakemake ends with, and our own summary."""
+        message = record.getMessage()
+        return hasattr(record, "summary") or message.startswith(NOTICES)
+
+    def close(self) -> None:
+        self.over.set()
+        super().close()
+
+    @property
+    def writes_to_stream(self) -> bool:
+        return True
+
+    @property
+    def writes_to_file(self) -> bool:
+        return False
+
+    @property
+    def has_filter(self) -> bool:
+        return False  # Snakemake's own: --quiet and the like
+
+    @property
+    def has_formatter(self) -> bool:
+        return False
+
+    @property
+    def needs_rulegraph(self) -> bool:
+        return False
