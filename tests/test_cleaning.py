@@ -4,14 +4,13 @@ import csv
 from collections.abc import Callable
 from pathlib import Path
 
-from workflows import CHARACTERS, ONE_FORMAT, SNAKEMAKE, jobs, study
+from workflows import ONE_FORMAT, SNAKEMAKE, jobs, study
 
 CLEAN = ONE_FORMAT.replace("[fp16]", "[fp16, ct2-float16]") + "clean: true\n"
 
 
 def test_what_leads_to_results_goes_and_results_stay(checkout: Callable[[], Path], call: Callable) -> None:
     root = checkout()
-    (root / "short.txt").write_text((root / "config/evaluation.txt").read_text()[:CHARACTERS])
     result = call(SNAKEMAKE, *study(root, CLEAN), cwd=root)
     assert result.returncode == 0, result.stderr
     folder = root / "artifacts/demo"

@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import REPO
+from workflows import ROUNDS
 
 from checkpoint import sharding, torch_zip
 from checkpoint.tensor import Tensor, row_major
 from common import manifest
 
-KILLS = 100
+KILLS = 20 * ROUNDS
 SHARD = 8 * 2**20  # bytes
 
 

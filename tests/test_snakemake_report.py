@@ -5,7 +5,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from conftest import REPO
+
+pytestmark = pytest.mark.xdist_group("demo")
 
 NOWHERE = "http://127.0.0.1:9"  # a proxy that is not there
 

@@ -9,17 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from conftest import REPO
+from conftest import CHARACTERS, REPO
 
 from common import manifest
 
 SNAKEMAKE = REPO / ".venv/bin/snakemake"
-ROUNDS = int(
-    os.environ.get("FAULT_ROUNDS", "1")
-)  # of the tests of faults and of sharing; docs/RELIABILITY.md has a long run
-LATENCY = "latency: {new_tokens: 8, repeats: 1, processes: 1}\n"
-CHARACTERS = 14_000  # the quality gate's eight windows and little more
-ONE_FORMAT = "models: {demo: {source: demo}}\ntexts: {evaluation: short.txt}\nformats: [fp16]\n" + LATENCY
+ROUNDS = int(os.environ.get("FAULT_ROUNDS", "1"))  # of tests of faults, kills and sharing; see docs/RELIABILITY.md
+LATENCY = "latency: {new_tokens: 8, repeats: 1, processes: 1, prompt_tokens: []}\n"
+SHORT = "texts: {evaluation: short.txt, prompts: two.txt}\n"
+ONE_FORMAT = "models: {demo: {source: demo}}\nformats: [fp16]\n" + SHORT + LATENCY
 
 
 def with_interpreters(text: str) -> str:
@@ -29,7 +27,10 @@ def with_interpreters(text: str) -> str:
 
 
 def study(root: Path, text: str) -> list[str]:
-    """A config file in `root`, with this checkout's environments as interpreters; options that select it."""
+    """A config file in `root`, with this checkout's environments as interpreters, and the texts that `SHORT` names;
+    options that select it."""
+    (root / "short.txt").write_text((root / "config/evaluation.txt").read_text()[:CHARACTERS])
+    (root / "two.txt").write_text("".join((root / "config/prompts.txt").read_text().splitlines(True)[:2]))
     (root / "study.yaml").write_text(with_interpreters(text))
     return ["--cores", "8", "report", "--configfile", "study.yaml"]
 
