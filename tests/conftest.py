@@ -131,7 +131,9 @@ def demo(
             config = (root / "config/config.yaml").read_text().replace("ct2-float16,", "ct2-float16, ct2-float32,")
             envs = ["tools", "torch", "gptqmodel", "mlc", *(["autogptq"] if AUTOGPTQ else [])]
             pythons = json.dumps({env: str(interpreter(env)) for env in envs})
-            short = f"latency: {{new_tokens: {NEW_TOKENS}, repeats: 1, processes: 1}}\ntexts: {{evaluation: short.txt}}\n"
+            short = (
+                f"latency: {{new_tokens: {NEW_TOKENS}, repeats: 1, processes: 1}}\ntexts: {{evaluation: short.txt}}\n"
+            )
             config = config[: config.index("latency:")] + short + f"interpreters: {pythons}\n"
             (root / "config/config.yaml").write_text(config)
             (root / "short.txt").write_text((root / "config/evaluation.txt").read_text()[:CHARACTERS])

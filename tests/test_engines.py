@@ -11,9 +11,7 @@ from conftest import REPO
 
 
 @pytest.fixture(scope="module")
-def facts(
-    demo: Path, torch_python: Path, call: Callable, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
+def facts(demo: Path, torch_python: Path, call: Callable, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     artifacts = tmp_path_factory.mktemp("engines") / "demo"
     shutil.copytree(demo / "artifacts/demo", artifacts)
     result = call(torch_python, REPO / "tests/engine_checks.py", artifacts)

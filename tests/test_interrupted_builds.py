@@ -214,20 +214,22 @@ class Killed:
 
 @pytest.fixture(scope="module", params=["build_gptq.py", "build_awq.py"])
 def killed(request: pytest.FixtureRequest, one_layer: Path, tmp_path_factory: pytest.TempPathFactory) -> Killed:
-    """Minutes: a quantizer that is left alone, one that is killed while it quantizes the layer, and one after it."""
+    """A quantizer that is left alone with two threads, one that is killed while it quantizes the layer, and one after
+    it with one thread."""
     log_path = one_layer / "log"
     folder = tmp_path_factory.mktemp("quantized")
     texts = [f"--{name}={one_layer / name}.json" for name in ("calibration", "evaluation")]
     command = [interpreter("gptqmodel"), REPO / "scripts" / request.param, one_layer / "fp16", folder / "out", *texts]
     command = [*map(str, command), "--samples", "2", "--sequence-length", "64", "--device", "cpu"]
 
-    def finish() -> dict[str, str]:
+    def finish(threads: int) -> dict[str, str]:
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
         with log_path.open("w") as log:
-            subprocess.run(command, stdout=log, stderr=log, check=True)
+            subprocess.run(command, stdout=log, stderr=log, check=True, env=environment)
         check_whole(folder / "out")
         return {path.name: manifest.sha256(path) for path in (folder / "out").iterdir() if path.name != manifest.NAME}
 
-    expected = finish()
+    expected = finish(2)
     shutil.rmtree(folder / "out")
     with log_path.open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -235,9 +237,10 @@ def killed(request: pytest.FixtureRequest, one_layer: Path, tmp_path_factory: py
         process.kill()
         assert process.wait() == -signal.SIGKILL
     during = entries(folder)
-    return Killed(during, finish(), expected)
+    return Killed(during, finish(1), expected)
 
 
+@pytest.mark.slow
 def test_a_quantizer_that_is_killed_is_mended_by_the_next_run(killed: Killed) -> None:
     assert "out" not in killed.during
     assert {".out.partial", ".out.work"} <= killed.during

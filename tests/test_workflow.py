@@ -49,7 +49,9 @@ def test_a_reference_that_is_computed_again_gives_the_same_figures(demo: Path, c
     assert result.returncode == 0, result.stderr
     assert "rule reference_logits" not in result.stdout + result.stderr
     (command,) = re.findall(r"(\S*envs/mlc/bin/python scripts/quality.py .*) 2> ", result.stdout + result.stderr)
-    assert re.search(r"--recompute-python=\S*envs/torch/bin/python", command)  # another environment than the candidate's
+    assert re.search(
+        r"--recompute-python=\S*envs/torch/bin/python", command
+    )  # another environment than the candidate's
     again = tmp_path / "again.json"
     result = call(*command.replace("artifacts/demo/quality/mlc-q4f16_1.json", str(again)).split(), cwd=demo)
     assert result.returncode == 0, result.stderr
