@@ -26,7 +26,7 @@ AUTOGPTQ = ["autogptq-int4"] if sys.version_info[:2] == (3, 11) else []  # its e
 MEMORY = 200 * 1024  # KiB
 NEW_TOKENS = 16  # of the demo's latency
 CHARACTERS = 14_000  # of a short text: the quality gate's eight windows and little more
-HEAVY = {"torch_python", "mlc_python", "interpreters"}  # fixtures of libraries that take seconds to import
+HEAVY = {"torch_python", "mlc_python"}  # fixtures of libraries that take seconds to import
 # the program, and at its end the most memory that it held
 RUN = """
 import atexit, runpy, sys
@@ -44,20 +44,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         copies = "checkout" in item.fixturenames
         if copies:
             item.add_marker("workflow")
-        elif not HEAVY & set(item.fixturenames) and not hasattr(item.module, "interpreter"):
-            if not any(map(item.get_closest_marker, ("slow", "timing"))):
-                item.add_marker("unit")
+        elif not (
+            HEAVY & set(item.fixturenames) or hasattr(item.module, "interpreter") or marked(item, "slow", "timing")
+        ):
+            item.add_marker("unit")
         if not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
     items.sort(key=order)
 
 
+def marked(item: pytest.Item, *names: str) -> bool:
+    """Whether a test has one of these markers."""
+    return any(map(item.get_closest_marker, names))
+
+
 def order(item: pytest.Item) -> int:
     """Whoever only reads the demo comes late: while one worker makes it, the other is not to wait."""
-    reads = "demo" in item.fixturenames
     if item.get_closest_marker("xdist_group").args == ("demo",):
         return 0
-    return 3 if reads else 1 if item.get_closest_marker("slow") else 2
+    return 3 if "demo" in item.fixturenames else 1 if marked(item, "slow") else 2
 
 
 def interpreter(env: str) -> Path:
@@ -119,8 +124,8 @@ def demo(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     """The whole default job in a copy of the project, run once for all workers: with this checkout's environments, a
-    short text and a short latency protocol, ct2-float32 too, and autogptq-int4 built and scored (on a CPU its latency alone would take
-    minutes). Tests that change the copy, or run Snakemake in it, are of the xdist_group "demo"."""
+    short text, a short latency protocol, and ct2-float32 too; autogptq-int4 is built and scored (on a CPU its latency
+    alone would take minutes). Tests that change the copy, or run Snakemake in it, are of the xdist_group "demo"."""
     base = tmp_path_factory.getbasetemp()
     root = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "demo"
     root.mkdir(exist_ok=True)

@@ -2,8 +2,8 @@
 
     python tests/in_one_process.py PROGRAM < COMMANDS.json
 
-COMMANDS is a list, in one line, of the arguments of each run; what follows that line is the runs' input. A line of JSON for each: what it ended with, None where it went well,
-and what it printed to standard error.
+COMMANDS is a list of the arguments of each run, in one line; the runs read what follows it. A line of JSON for each:
+what it ended with, None where it went well, and what it printed to standard error.
 """
 
 import contextlib

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from conftest import REPO, interpreter
 
-
 FEW, MORE = ["mistral", "mamba"], ["qwen2", "gemma", "gemma3", "phi3"]
 
 
