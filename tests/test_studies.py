@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 import pytest
 from conftest import REPO
-from workflows import LATENCY, SHORT, SNAKEMAKE, rows, study
+from workflows import LATENCY, ONE_FORMAT, SHORT, SNAKEMAKE, jobs, rows, study
 
 STUDY_OPTIONS = ("--cores", "8", "--configfile", "study.yaml")
 
@@ -206,3 +206,15 @@ def test_after_failures_a_page_shows_the_rest_and_says_why(root: Path, call: Cal
     assert {f"{name} artifacts/torn/{name}" for name in ("source", "safetensors", "fp16")} <= set(mended)
     assert {"latency artifacts/torn/latency/fp16.json", "page artifacts/report/index.html"} <= set(mended)
     assert not [job for job in again + mended if "artifacts/demo/" in job and "mlc" not in job]
+
+
+def test_what_leads_to_results_goes_and_results_stay(root: Path, call: Callable) -> None:
+    options = study(root, ONE_FORMAT.replace("[fp16]", "[fp16, ct2-float16]") + "clean: true\n")
+    result = call(SNAKEMAKE, *options, cwd=root)
+    assert result.returncode == 0, result.stderr
+    folder = root / "artifacts/demo"
+    kept = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+    assert kept == {"fp16", "ct2-float16", "tokens", "latency", "quality", "gate.json"}
+    assert not list(folder.rglob("*-logits.npy"))
+    assert all(float(row["perplexity"]) > 1 for row in rows(root).values())
+    assert jobs(call, root, *options[3:]) == set()

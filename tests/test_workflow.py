@@ -212,3 +212,26 @@ def test_mlc_llm_of_the_users_is_asked_to_convert(demo: Path, call: Callable, tm
     result = call(SNAKEMAKE, "-n", "-p", *options, cwd=demo)
     assert result.returncode == 0, result.stderr
     assert f"--tool=mlc_llm --mlc-llm-python={sys.executable}" in result.stdout + result.stderr
+
+
+def test_snakemakes_own_report_holds_every_figure_with_a_caption(demo: Path, call: Callable, tmp_path: Path) -> None:
+    """Made without a network."""
+    out, nowhere = tmp_path / "report.html", "http://127.0.0.1:9"  # a proxy that is not there
+    result = call(SNAKEMAKE, "--report", out, cwd=demo, HTTPS_PROXY=nowhere, HTTP_PROXY=nowhere)
+    assert result.returncode == 0, result.stderr
+    page = out.read_text()
+    results, categories = (
+        json.loads(re.search(rf'<script id="{name}">\s*var {name} = (.*?);\s*</script>', page, re.DOTALL)[1])
+        for name in ("results", "categories")
+    )
+    assert {name: list(files.values()) for name, files in categories.items()} == {
+        "Report": [["artifacts/report/index.html"]],
+        "Figures": [["artifacts/report/quality-speed.svg"]],
+        "Tables": [["artifacts/report/results.csv"]],
+    }
+    captions = {each["name"]: each["caption"] for each in results.values()}
+    assert "no network" in captions["index.html"]
+    assert "the two cannot be told apart" in captions["quality-speed.svg"]
+    assert "results.schema.json" in captions["results.csv"]
+    assert "system-message" not in page  # what docutils puts where it does not understand
+    assert not re.search(r"""(?:src|href)=["']https?:""", page)

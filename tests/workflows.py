@@ -5,6 +5,7 @@ import json
 import os
 import re
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,17 +50,30 @@ def run(root: Path, *targets: str) -> tuple[int, str]:
     return process.returncode, told
 
 
+def wait_for(found: Callable[[], object], seconds: float = 300) -> None:
+    """Return when something has been found, and fail where it was not in that time."""
+    end = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < end, "what was waited for did not come"
+        time.sleep(0.02)
+
+
+def check_whole(folder: Path) -> dict[str, str]:
+    """An artifact holds the files of its manifest with their hashes; the hashes."""
+    files = json.loads((folder / manifest.NAME).read_text())["files"]
+    hashes = {name: manifest.sha256(folder / name) for name in files}
+    assert hashes == {name: entry["sha256"] for name, entry in files.items()}
+    return hashes
+
+
 def check_artifacts(folder: Path) -> set[str]:
     """Every artifact holds the files of its manifest with their hashes and no others; their names."""
-    for path in folder.glob("demo/*/quantmill.json"):
-        files = json.loads(path.read_text())["files"]
-        assert {name: manifest.sha256(path.parent / name) for name in files} == {
-            name: entry["sha256"] for name, entry in files.items()
-        }
-        there = {file.name for file in path.parent.iterdir() if not file.name.startswith(".")}
-        assert there == set(files) | {path.name}
+    found = [path.parent for path in folder.glob("demo/*/quantmill.json")]
+    for artifact in found:
+        there = {file.name for file in artifact.iterdir() if not file.name.startswith(".")}
+        assert there == {*check_whole(artifact), manifest.NAME}
     assert not [path for path in folder.glob("demo/.*") if path.name != ".snakemake_timestamp"]
-    return {path.parent.name for path in folder.glob("demo/*/quantmill.json")}
+    return {artifact.name for artifact in found}
 
 
 def jobs(call: Callable, root: Path, *options: str) -> set[str]:
