@@ -1,6 +1,6 @@
 """Run in envs/gptqmodel: quantize small random models of several architectures, and print what became of each as JSON.
 
-    python tests/architecture_checks.py FOLDER DEMO-ARTIFACTS ARCHITECTURE...
+    python tests/architecture_checks.py FOLDER DEMO-ARTIFACTS ARCHITECTURE...  (mistral among them)
 
 Their tokenizer and texts are the demo's; the weights are random, biases and norms too, so that nothing that a tool
 drops goes unnoticed.
@@ -39,7 +39,7 @@ ARCHITECTURES = {
     "mamba": transformers.MambaConfig(hidden_size=128, num_hidden_layers=2, vocab_size=2048, time_step_rank=32),
 }
 
-work, demo, *architectures = Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:]
+work, demo = map(Path, sys.argv[1:3])
 ids = json.loads((demo / "tokens/evaluation.json").read_text())["ids"][:128]
 texts = ["--calibration", demo / "tokens/calibration.json", "--evaluation", demo / "tokens/evaluation.json"]
 texts += ["--samples", "8", "--sequence-length", "128"]
@@ -95,7 +95,7 @@ def with_code(name: str, file: str, named: dict[str, Any]) -> Path:
 
 
 facts: dict[str, Any] = {}
-for architecture in architectures:
+for architecture in sys.argv[3:]:
     fp16 = checkpoint(architecture)
     reference = engines.load("transformers", fp16, "cpu", 1)
     expected = np.concatenate(list(reference.logits(ids)))
@@ -116,17 +116,16 @@ CODE = {
     "model": ("config.json", MODEL),
     "tokenizer": ("tokenizer_config.json", {"AutoTokenizer": [None, "FOLDER--code.T"]}),
 }
-for name, (file, named) in CODE.items() if "mistral" in architectures else ():
+for name, (file, named) in CODE.items():
     fp16 = with_code(f"code-{name}", file, named)
     errors = [build(f"build_{tool}.py", fp16, work / f"code-{name}/{tool}", *texts) for tool in ("gptq", "awq")]
     facts[f"code {name}"] = {"errors": errors, "ran": (work / "ran").exists()}
-if "mistral" in architectures:
-    artifact = work / "mistral/gptq"
-    config = json.loads((artifact / "config.json").read_text()) | {"attribute_map": {"auto_map": "zzz"}}
-    folder = str(shutil.copytree(work / "code-model/source", work / "code-engine"))
-    config["zzz"] = {key: value.replace("FOLDER", folder) for key, value in MODEL.items()}
-    (artifact / "config.json").write_text(json.dumps(config))
-    engines.load("gptqmodel", artifact, "cpu", 1).close()
-    facts["code engine"] = {"errors": [], "ran": (work / "ran").exists()}
+artifact = work / "mistral/gptq"
+config = json.loads((artifact / "config.json").read_text()) | {"attribute_map": {"auto_map": "zzz"}}
+folder = str(shutil.copytree(work / "code-model/source", work / "code-engine"))
+config["zzz"] = {key: value.replace("FOLDER", folder) for key, value in MODEL.items()}
+(artifact / "config.json").write_text(json.dumps(config))
+engines.load("gptqmodel", artifact, "cpu", 1).close()
+facts["code engine"] = {"errors": [], "ran": (work / "ran").exists()}
 facts["cards"] = os.environ.get("CUDA_VISIBLE_DEVICES")
 print(json.dumps(facts))

@@ -9,43 +9,27 @@ import pytest
 from conftest import REPO, interpreter
 
 FEW, MORE = ["mistral", "mamba"], ["qwen2", "gemma", "gemma3", "phi3"]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in MORE]
 
 
-def check(architectures: list[str], demo: Path, call: Callable, work: Path) -> dict[str, Any]:
-    """What became of them, by tests/architecture_checks.py."""
-    command = [interpreter("gptqmodel"), REPO / "tests/architecture_checks.py", work, demo / "artifacts/demo"]
-    result = call(*command, *architectures)
+@pytest.fixture(scope="module")
+def facts(
+    request: pytest.FixtureRequest, demo: Path, call: Callable, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """Of all architectures where slow tests run, else of a few."""
+    wanted = {item.callspec.params.get("architecture") for item in request.session.items if hasattr(item, "callspec")}
+    program, work = REPO / "tests/architecture_checks.py", tmp_path_factory.mktemp("architectures")
+    names = [*FEW, *(name for name in MORE if name in wanted)]
+    result = call(interpreter("gptqmodel"), program, work, demo / "artifacts/demo", *names)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
 
 
-@pytest.fixture(scope="module")
-def facts(demo: Path, call: Callable, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return check(FEW, demo, call, tmp_path_factory.mktemp("few"))
-
-
-@pytest.fixture(scope="module")
-def more(demo: Path, call: Callable, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return check(MORE, demo, call, tmp_path_factory.mktemp("more"))
-
-
+@pytest.mark.parametrize("architecture", ["mistral", *SLOW])
 @pytest.mark.parametrize("tool", ["gptq", "awq"])
-def test_another_architecture(facts: dict[str, Any], tool: str) -> None:
-    check_near(facts[f"mistral {tool}"])
-
-
-def check_near(fact: dict[str, Any]) -> None:
+def test_other_architectures(facts: dict[str, Any], architecture: str, tool: str) -> None:
     """Logits point where float16's do: two layers of random weights lose 1 to 6% to four bits, a lost bias 26%."""
-    assert fact["error"] == ""
-    assert fact["cosine"] > 0.93
-    assert fact["tokens"] == 20
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("architecture", MORE)
-@pytest.mark.parametrize("tool", ["gptq", "awq"])
-def test_more_architectures(more: dict[str, Any], architecture: str, tool: str) -> None:
-    fact = more[f"{architecture} {tool}"]
+    fact = facts[f"{architecture} {tool}"]
     if (architecture, tool) == ("phi3", "awq"):  # gptqmodel would load it as another model
         assert "splits model.layers.0.mlp.gate_up_proj.weight wrongly; gptq-int4 is right" in fact["error"]
         assert not fact["published"]
@@ -54,7 +38,9 @@ def test_more_architectures(more: dict[str, Any], architecture: str, tool: str) 
         assert "autoawq cannot quantize it (gemma3_text isn't supported yet.)" in fact["error"]
         assert not fact["published"]
         return
-    check_near(fact)
+    assert fact["error"] == ""
+    assert fact["cosine"] > 0.93
+    assert fact["tokens"] == 20
 
 
 @pytest.mark.parametrize(("tool", "name"), [("gptq", "gptqmodel"), ("awq", "autoawq")])
