@@ -11,6 +11,7 @@ ENVS := bootstrap kubernetes tools torch gptqmodel autogptq mlc lm-eval browser
 PYTEST := $(BIN)/python -m pytest
 # Two workers, each of which takes whole files; beside them no time is measured.
 SHARED := -n 2 --dist loadgroup --no-loadscope-reorder
+IN_BROWSER := envs/browser/bin/python -m pytest --confcutdir tests/browser tests/browser
 
 .PHONY: report plan environments test-quick test test-all test-slurm test-real lint format pins record readme clean
 
@@ -36,14 +37,15 @@ test-quick: $(BOOTSTRAP)
 test: lint environments
 	$(PYTEST) $(SHARED) -m "not slow and not timing and not slurm and not real"
 	$(PYTEST) -m "timing and not slow"
+	$(IN_BROWSER)
 	@echo "Left out, with the tests of each file: slow (make test-all), Slurm (make test-slurm), a real model (make test-real)"
 	@$(PYTEST) --collect-only -qq -m "slow or slurm or real"
 
-# The slow ones too, and the page in a browser.
+# The slow ones too.
 test-all: lint environments
 	$(PYTEST) $(SHARED) -m "not timing and not slurm and not real"
 	$(PYTEST) -m timing
-	envs/browser/bin/python -m pytest --confcutdir tests/browser tests/browser
+	$(IN_BROWSER)
 
 # The workflow through a Slurm that is started for it: wants root, and Debian's slurm-wlm and munge.
 test-slurm: $(BOOTSTRAP)
