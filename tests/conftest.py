@@ -38,6 +38,7 @@ runpy.run_path(sys.argv[0], run_name='__main__')
 """
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist, which reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests by what they use, and put first what takes longest: the demo's run, then what is slow."""
     for item in items:
@@ -50,19 +51,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("unit")
         if not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
-    items.sort(key=order)
+    # whole files, for their fixtures; who only reads the demo comes late: while one worker makes it, none is to wait
+    slow = {item.path for item in items if marked(item, "slow")}
+    late = {item.path for item in items if "demo" in item.fixturenames}
+    first = {item.path for item in items if item.get_closest_marker("xdist_group").args == ("demo",)}
+    items.sort(key=lambda item: (item.path not in first, item.path in late, item.path not in slow))
 
 
 def marked(item: pytest.Item, *names: str) -> bool:
     """Whether a test has one of these markers."""
     return any(map(item.get_closest_marker, names))
-
-
-def order(item: pytest.Item) -> int:
-    """Whoever only reads the demo comes late: while one worker makes it, the other is not to wait."""
-    if item.get_closest_marker("xdist_group").args == ("demo",):
-        return 0
-    return 3 if "demo" in item.fixturenames else 1 if marked(item, "slow") else 2
 
 
 def interpreter(env: str) -> Path:

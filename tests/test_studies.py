@@ -150,7 +150,7 @@ def test_a_local_folder_of_safetensors(root: Path, call: Callable, tools_python:
     assert (root / "artifacts/mine/source/model.safetensors.index.json").exists()
 
 
-def test_a_gpu_that_is_not_there_is_one_line_and_leaves_no_result(root: Path, call: Callable, demo: Path) -> None:
+def test_a_gpu_that_is_not_there_is_one_line_and_leaves_no_result(root: Path, call: Callable) -> None:
     if Path("/dev/nvidiactl").exists():
         pytest.skip("this machine has a GPU")
     options = study(root, "models: {demo: {source: demo}}\nformats: [fp16]\ndevice: cuda\n" + LATENCY)
