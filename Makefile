@@ -8,7 +8,12 @@ RUNS := results/demo results/h200# each with a README.md that holds all columns 
 AUTOGPTQ = $$($(BIN)/python -c 'import sys; print("envs/autogptq" if sys.version_info[:2] == (3, 11) else "")')
 ENVS := bootstrap kubernetes tools torch gptqmodel autogptq mlc lm-eval browser
 
-.PHONY: report plan test test-slurm test-real lint format pins record readme clean
+PYTEST := $(BIN)/python -m pytest
+# Two workers, each of which takes whole files; beside them no time is measured.
+SHARED := -n 2 --dist loadgroup --no-loadscope-reorder
+IN_BROWSER := envs/browser/bin/python -m pytest --confcutdir tests/browser tests/browser
+
+.PHONY: report plan environments test-quick test test-all test-slurm test-real lint format pins record readme clean
 
 # At a terminal, steps and progress instead of Snakemake's log, which is in .snakemake/log.
 report: $(BOOTSTRAP)
@@ -20,21 +25,38 @@ plan: $(BOOTSTRAP)
 	@$(BIN)/snakemake --cores $(CORES) --quiet all -- envs/tools
 	@envs/tools/bin/python scripts/plan.py $(CONFIG)
 
-test: lint
+environments: $(BOOTSTRAP)
 	$(BIN)/snakemake --cores $(CORES) envs/tools envs/torch envs/gptqmodel envs/mlc envs/lm-eval envs/browser \
 		$(AUTOGPTQ)
-	$(BIN)/python -m pytest
-	envs/browser/bin/python -m pytest --confcutdir tests/browser tests/browser
+
+# What runs no workflow and no library of the environments: three minutes.
+test-quick: $(BOOTSTRAP)
+	$(BIN)/snakemake --cores $(CORES) --quiet all -- envs/tools
+	$(PYTEST) $(SHARED) -m unit
+
+# Everything but what is slow or wants what few machines have: a quarter of an hour.
+test: lint environments
+	$(PYTEST) $(SHARED) -m "not slow and not timing and not slurm and not real"
+	$(PYTEST) -m "timing and not slow"
+	$(IN_BROWSER)
+	@echo "Left out, with the tests of each file: slow (make test-all), Slurm (make test-slurm), a real model (make test-real)"
+	@$(PYTEST) --collect-only -qq -m "slow or slurm or real"
+
+# The slow ones too.
+test-all: lint environments
+	$(PYTEST) $(SHARED) -m "not timing and not slurm and not real"
+	$(PYTEST) -m timing
+	$(IN_BROWSER)
 
 # The workflow through a Slurm that is started for it: wants root, and Debian's slurm-wlm and munge.
 test-slurm: $(BOOTSTRAP)
 	$(BIN)/snakemake --cores $(CORES) envs/tools envs/torch
-	$(BIN)/python -m pytest -m slurm
+	$(PYTEST) -m slurm
 
 # A real model, which a package ships, in every format that runs on a CPU.
 test-real: $(BOOTSTRAP)
 	$(BIN)/snakemake --cores $(CORES) envs/tools envs/torch envs/gptqmodel envs/mlc $(AUTOGPTQ)
-	$(BIN)/python -m pytest -m real
+	$(PYTEST) -m real
 
 lint: $(BOOTSTRAP)
 	$(BIN)/ruff check .

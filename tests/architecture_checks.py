@@ -1,6 +1,6 @@
 """Run in envs/gptqmodel: quantize small random models of several architectures, and print what became of each as JSON.
 
-    python tests/architecture_checks.py FOLDER DEMO-ARTIFACTS
+    python tests/architecture_checks.py FOLDER DEMO-ARTIFACTS ARCHITECTURE...  (mistral among them)
 
 Their tokenizer and texts are the demo's; the weights are random, biases and norms too, so that nothing that a tool
 drops goes unnoticed.
@@ -39,7 +39,7 @@ ARCHITECTURES = {
     "mamba": transformers.MambaConfig(hidden_size=128, num_hidden_layers=2, vocab_size=2048, time_step_rank=32),
 }
 
-work, demo = Path(sys.argv[1]), Path(sys.argv[2])
+work, demo = map(Path, sys.argv[1:3])
 ids = json.loads((demo / "tokens/evaluation.json").read_text())["ids"][:128]
 texts = ["--calibration", demo / "tokens/calibration.json", "--evaluation", demo / "tokens/evaluation.json"]
 texts += ["--samples", "8", "--sequence-length", "128"]
@@ -95,7 +95,7 @@ def with_code(name: str, file: str, named: dict[str, Any]) -> Path:
 
 
 facts: dict[str, Any] = {}
-for architecture in ARCHITECTURES:
+for architecture in sys.argv[3:]:
     fp16 = checkpoint(architecture)
     reference = engines.load("transformers", fp16, "cpu", 1)
     expected = np.concatenate(list(reference.logits(ids)))

@@ -1,6 +1,13 @@
-"""Fixtures. The tests run in the bootstrap environment; what needs torch or the report's libraries is run by the
-interpreters of `envs/`, which `make test` builds first."""
+"""Fixtures, markers and the order of the tests. They run in the bootstrap environment; what needs torch or the report's
+libraries is run by the interpreters of `envs/`, which `make test` builds first.
 
+A test needs no marker of its own kind: it is `workflow` where a fixture of it copies the project, to run Snakemake
+there, and `unit` where nothing of it starts another environment's libraries either. `slow` and `timing` are written at
+the test. pytest-xdist gives the tests of a file to one worker, in their order, so that their fixtures are made once.
+"""
+
+import fcntl
+import json
 import os
 import shutil
 import subprocess
@@ -17,6 +24,9 @@ settings.load_profile("suite")
 collect_ignore = ["browser"]  # in an environment of its own: make test
 AUTOGPTQ = ["autogptq-int4"] if sys.version_info[:2] == (3, 11) else []  # its environment is for Python 3.11 alone
 MEMORY = 200 * 1024  # KiB
+NEW_TOKENS = 16  # of the demo's latency
+CHARACTERS = 14_000  # of a short text: the quality gate's eight windows and little more
+HEAVY = {"torch_python", "mlc_python"}  # fixtures of libraries that take seconds to import
 # the program, and at its end the most memory that it held
 RUN = """
 import atexit, runpy, sys
@@ -26,6 +36,31 @@ sys.path.insert(0, 'scripts')
 sys.argv.pop(0)
 runpy.run_path(sys.argv[0], run_name='__main__')
 """
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist, which reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests by what they use, and put first what takes longest: the demo's run, then what is slow."""
+    for item in items:
+        copies = "checkout" in item.fixturenames
+        if copies:
+            item.add_marker("workflow")
+        elif not (
+            HEAVY & set(item.fixturenames) or hasattr(item.module, "interpreter") or marked(item, "slow", "timing")
+        ):
+            item.add_marker("unit")
+        if not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    # whole files, for their fixtures; who only reads the demo comes late: while one worker makes it, none is to wait
+    slow = {item.path for item in items if marked(item, "slow")}
+    late = {item.path for item in items if "demo" in item.fixturenames}
+    first = {item.path for item in items if item.get_closest_marker("xdist_group").args == ("demo",)}
+    items.sort(key=lambda item: (item.path not in first, item.path in late, item.path not in slow))
+
+
+def marked(item: pytest.Item, *names: str) -> bool:
+    """Whether a test has one of these markers."""
+    return any(map(item.get_closest_marker, names))
 
 
 def interpreter(env: str) -> Path:
@@ -60,11 +95,11 @@ def call() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.fixture(scope="session")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Copy the project's own files (tracked, or new and not ignored) to an empty folder, as a clone would hold them."""
 
-    def copy() -> Path:
-        target = tmp_path_factory.mktemp("checkout")
+    def copy(target: Path | None = None) -> Path:
+        target = target or tmp_path_factory.mktemp("checkout")
         listing = subprocess.run(
             ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
             cwd=REPO,
@@ -81,15 +116,41 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
 
 
 @pytest.fixture(scope="session")
-def demo(checkout: Callable[[], Path], call: Callable[..., subprocess.CompletedProcess[str]]) -> Path:
-    """The whole default job, environments included, run once in a fresh copy of the project; with ct2-float32 too, and
-    with autogptq-int4 built and scored (on a CPU its latency alone would take minutes)."""
-    root = checkout()
-    config = (root / "config/config.yaml").read_text()
-    (root / "config/config.yaml").write_text(config.replace("ct2-float16,", "ct2-float16, ct2-float32,"))
-    scored = [f"artifacts/demo/quality/{name}.json" for name in AUTOGPTQ]
-    result = call(REPO / ".venv/bin/snakemake", "--cores", "8", "report", *scored, cwd=root)
-    assert result.returncode == 0, result.stdout + result.stderr
+def legacy(request: pytest.FixtureRequest) -> list[str]:
+    """auto-gptq's format, which `demo` builds and scores where slow tests run: its kernels take minutes on a CPU."""
+    return AUTOGPTQ if any(marked(item, "slow") for item in request.session.items) else []
+
+
+@pytest.fixture(scope="session")
+def demo(
+    checkout: Callable[..., Path],
+    call: Callable[..., subprocess.CompletedProcess[str]],
+    legacy: list[str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """The whole default job in a copy of the project, run once for all workers: with this checkout's environments, a
+    short text, a short latency protocol, and ct2-float32 too. Tests that change the copy, or run Snakemake in it, are
+    of the xdist_group "demo"."""
+    base = tmp_path_factory.getbasetemp()
+    root = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "demo"
+    root.mkdir(exist_ok=True)
+    with root.with_name("demo-is-made").open("a") as state:
+        fcntl.flock(state, fcntl.LOCK_EX)
+        if not os.fstat(state.fileno()).st_size:
+            checkout(root)
+            config = (root / "config/config.yaml").read_text().replace("ct2-float16,", "ct2-float16, ct2-float32,")
+            envs = ["tools", "torch", "gptqmodel", "mlc", *(["autogptq"] if AUTOGPTQ else [])]
+            pythons = json.dumps({env: str(interpreter(env)) for env in envs})
+            short = (
+                f"latency: {{new_tokens: {NEW_TOKENS}, repeats: 1, processes: 1}}\ntexts: {{evaluation: short.txt}}\n"
+            )
+            config = config[: config.index("latency:")] + short + f"interpreters: {pythons}\n"
+            (root / "config/config.yaml").write_text(config)
+            (root / "short.txt").write_text((root / "config/evaluation.txt").read_text()[:CHARACTERS])
+            scored = [f"artifacts/demo/quality/{name}.json" for name in legacy]
+            result = call(REPO / ".venv/bin/snakemake", "--cores", "8", "report", *scored, cwd=root)
+            assert result.returncode == 0, result.stdout + result.stderr
+            state.write("yes")
     return root
 
 

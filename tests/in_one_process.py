@@ -2,8 +2,8 @@
 
     python tests/in_one_process.py PROGRAM < COMMANDS.json
 
-COMMANDS is a list of the arguments of each run. A line of JSON for each: what it ended with, None where it went well,
-and what it printed to standard error.
+COMMANDS is a list of the arguments of each run, in one line; the runs read what follows it. A line of JSON for each:
+what it ended with, None where it went well, and what it printed to standard error.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 from common.program import run
 
 main = importlib.import_module(sys.argv[1]).main
-for arguments in json.load(sys.stdin):
+for arguments in json.loads(sys.stdin.readline()):
     sys.argv[1:] = arguments
     code, printed = None, io.StringIO()
     try:

@@ -8,16 +8,24 @@ from typing import Any
 import pytest
 from conftest import REPO, interpreter
 
+FEW, MORE = ["mistral", "mamba"], ["qwen2", "gemma", "gemma3", "phi3"]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in MORE]
+
 
 @pytest.fixture(scope="module")
-def facts(demo: Path, call: Callable, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    work = tmp_path_factory.mktemp("architectures")
-    result = call(interpreter("gptqmodel"), REPO / "tests/architecture_checks.py", work, demo / "artifacts/demo")
+def facts(
+    request: pytest.FixtureRequest, demo: Path, call: Callable, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """Of all architectures where slow tests run, else of a few."""
+    wanted = {item.callspec.params.get("architecture") for item in request.session.items if hasattr(item, "callspec")}
+    program, work = REPO / "tests/architecture_checks.py", tmp_path_factory.mktemp("architectures")
+    names = [*FEW, *(name for name in MORE if name in wanted)]
+    result = call(interpreter("gptqmodel"), program, work, demo / "artifacts/demo", *names)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "mistral", "gemma", "gemma3", "phi3"])
+@pytest.mark.parametrize("architecture", ["mistral", *SLOW])
 @pytest.mark.parametrize("tool", ["gptq", "awq"])
 def test_other_architectures(facts: dict[str, Any], architecture: str, tool: str) -> None:
     """Logits point where float16's do: two layers of random weights lose 1 to 6% to four bits, a lost bias 26%."""

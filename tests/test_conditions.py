@@ -17,6 +17,7 @@ from devices.gpu_state import Gpus
 from devices.host_load import Load, Reading
 from devices.host_state import Host
 
+pytestmark = pytest.mark.timing
 QUIET = Load(others=0.01, stolen=0.0, quota_stops=0, heat_stops=0)
 
 

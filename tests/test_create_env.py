@@ -2,6 +2,8 @@
 
 import base64
 import hashlib
+import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -10,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conftest import REPO
+from conftest import AUTOGPTQ, REPO
 
 from create_env import pip_config, uv_environment
 
@@ -134,3 +136,25 @@ def test_pins_name_versions_and_hashes_and_no_registry() -> None:
         assert [line.split("==")[0] for line in unhashed] == (
             ["torch"] if path.stem in ("torch", "gptqmodel", "autogptq", "lm-eval") else []
         ), path
+
+
+OF_CUDA = ("nvidia-", "cuda-", "triton")  # torch asks for these by itself
+
+
+@pytest.mark.slow
+def test_the_environments_of_a_fresh_copy_hold_what_is_pinned_and_build_with_it(
+    call: Callable, checkout: Callable[..., Path]
+) -> None:
+    """Elsewhere the tests give every copy of the project the environments of this checkout."""
+    root = checkout()
+    envs = ["tools", "torch", "gptqmodel", "mlc", *(["autogptq"] if AUTOGPTQ else [])]
+    targets = [*(f"envs/{env}" for env in envs), "artifacts/demo/fp16"]
+    result = call(REPO / ".venv/bin/snakemake", "--cores", "8", *targets, cwd=root)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert (root / "artifacts/demo/fp16/quantmill.json").exists()
+    for env in envs:
+        pins = set(re.findall(r"^([\w.-]+)==([^\s;]+)", (root / f"envs/{env}.txt").read_text(), re.MULTILINE))
+        listed = call(REPO / ".venv/bin/uv", "pip", "list", "--format", "json", "--python", root / f"envs/{env}")
+        found = {(each["name"], each["version"].partition("+")[0]) for each in json.loads(listed.stdout)}
+        assert len(found) > 5
+        assert {(name, version) for name, version in found - pins if not name.startswith(OF_CUDA)} == set()

@@ -11,10 +11,10 @@ from conftest import REPO
 
 
 @pytest.fixture(scope="module")
-def facts(demo: Path, call: Callable, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def facts(demo: Path, torch_python: Path, call: Callable, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     artifacts = tmp_path_factory.mktemp("engines") / "demo"
     shutil.copytree(demo / "artifacts/demo", artifacts)
-    result = call(demo / "envs/torch/bin/python", REPO / "tests/engine_checks.py", artifacts)
+    result = call(torch_python, REPO / "tests/engine_checks.py", artifacts)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 

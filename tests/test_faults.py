@@ -3,7 +3,6 @@
 docs/RELIABILITY.md says what was tried how often, and how FAULT_ROUNDS makes these longer.
 """
 
-import json
 import os
 import random
 import re
@@ -18,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from workflows import ROUNDS, SNAKEMAKE, check_artifacts, run, start, with_interpreters
+from workflows import ROUNDS, SNAKEMAKE, check_artifacts, check_whole, run, start, wait_for, with_interpreters
 
 from common import manifest
 
@@ -40,19 +39,21 @@ pump(server.stdout.fileno(), 1)
 """
 
 
-@pytest.fixture
-def root(checkout: Callable[[], Path], torch_python: Path, tools_python: Path) -> Path:
-    """A fresh copy of the project; the environments of this one serve it."""
-    root = checkout()
+def prepared(root: Path) -> Path:
+    """The study of one format; the environments of this checkout serve it."""
     (root / "study.yaml").write_text(with_interpreters("models: {demo: {source: demo}}\nformats: [fp16]\n"))
     return root
+
+
+@pytest.fixture
+def root(checkout: Callable[[], Path], torch_python: Path, tools_python: Path) -> Path:
+    return prepared(checkout())
 
 
 @pytest.fixture(scope="module")
 def expected(checkout: Callable[[], Path], tools_python: Path) -> dict[str, str]:
     """SHA-256 of each file that a run without a fault makes."""
-    root = checkout()
-    (root / "study.yaml").write_text(with_interpreters("models: {demo: {source: demo}}\nformats: [fp16]\n"))
+    root = prepared(checkout())
     code, told = run(root, *TARGETS)
     assert code == 0, told
     return hashes(root)
@@ -193,8 +194,7 @@ def test_a_killed_snakemake(root: Path, expected: dict[str, str]) -> None:
         process.communicate()
         wait_for(partial(ended, process.pid))
         for path in (root / "artifacts/demo").glob("*/quantmill.json"):  # under a final name everything is whole
-            files = json.loads(path.read_text())["files"]
-            assert all(manifest.sha256(path.parent / name) == entry["sha256"] for name, entry in files.items())
+            check_whole(path.parent)
         code, told = run(root, *TARGETS)
         if code == 0 and "Nothing to be done" in told:  # it had done all, and was about to end
             killed -= 1
@@ -211,14 +211,6 @@ def ended(session: int) -> bool:
     command = ["ps", "-o", "stat=", "--sid", str(session)]
     found = subprocess.run(command, capture_output=True, text=True).stdout
     return all(state.startswith("Z") for state in found.split())
-
-
-def wait_for(found: Callable[[], object], seconds: float = 60) -> None:
-    """Return when something has been found, and fail where it was not in that time."""
-    end = time.monotonic() + seconds
-    while not found():
-        assert time.monotonic() < end, "what was waited for did not come"
-        time.sleep(0.02)
 
 
 def test_a_clock_that_jumps(root: Path, expected: dict[str, str]) -> None:

@@ -82,6 +82,7 @@ def test_a_way_to_decode_that_does_not_fit_costs_no_row(harness: Callable, tmp_p
     assert found["other_modes"] == [{"mode": "other", "refused": "its step waits for the host"}]
 
 
+@pytest.mark.timing
 def test_known_delays_come_out_within_one_percent(harness: Callable, tmp_path: Path) -> None:
     options = ("--prompt-tokens", 80, 111, "--batch-sizes", 4)
     seconds = (30 + 60) * PREFILL + 2 * (NEW_TOKENS - 1) * STEP
@@ -111,6 +112,7 @@ def test_known_delays_come_out_within_one_percent(harness: Callable, tmp_path: P
     assert all(len(run["token_seconds"]) == NEW_TOKENS for run in found["runs"] + four["runs"])
 
 
+@pytest.mark.timing
 def test_a_busy_host_marks_the_row(harness: Callable, tmp_path: Path) -> None:
     spinning = [
         subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(max(2, os.cpu_count() // 8))

@@ -6,14 +6,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import REPO, interpreter
+from workflows import check_whole, wait_for
 
 from checkpoint import safetensors_file, sharding, shards
 from common import manifest
@@ -46,14 +46,6 @@ ENDS = {
     signal.SIGINT: "error: interrupted; nothing was published\n",
     signal.SIGKILL: "",
 }
-
-
-def wait_for(happened: Callable[[], object]) -> None:
-    """Return when that has happened."""
-    until = time.monotonic() + SECONDS
-    while not happened():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def works(pid: int) -> bool:
@@ -130,10 +122,9 @@ def entries(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def check_whole(folder: Path) -> None:
+def check_alone(folder: Path) -> None:
     """An artifact's files are those of its manifest, and nothing lies beside it."""
-    files = json.loads((folder / manifest.NAME).read_text())["files"]
-    assert {name: manifest.sha256(folder / name) for name in files} == {name: files[name]["sha256"] for name in files}
+    check_whole(folder)
     assert entries(folder.parent) == {folder.name}
 
 
@@ -153,7 +144,7 @@ def test_no_child_of_the_gate_outlives_the_program(build: Build, child: Child, e
         program.communicate(timeout=SECONDS)
     assert entries(build.out.parent) == set()
     subprocess.run(list(map(str, build.plain)), check=True)
-    check_whole(build.out)
+    check_alone(build.out)
 
 
 def test_a_gates_child_that_is_killed_is_one_line(build: Build, child: Child) -> None:
@@ -214,20 +205,22 @@ class Killed:
 
 @pytest.fixture(scope="module", params=["build_gptq.py", "build_awq.py"])
 def killed(request: pytest.FixtureRequest, one_layer: Path, tmp_path_factory: pytest.TempPathFactory) -> Killed:
-    """Minutes: a quantizer that is left alone, one that is killed while it quantizes the layer, and one after it."""
+    """A quantizer that is left alone with two threads, one that is killed while it quantizes the layer, and one after
+    it with one thread."""
     log_path = one_layer / "log"
     folder = tmp_path_factory.mktemp("quantized")
     texts = [f"--{name}={one_layer / name}.json" for name in ("calibration", "evaluation")]
     command = [interpreter("gptqmodel"), REPO / "scripts" / request.param, one_layer / "fp16", folder / "out", *texts]
     command = [*map(str, command), "--samples", "2", "--sequence-length", "64", "--device", "cpu"]
 
-    def finish() -> dict[str, str]:
+    def finish(threads: int) -> dict[str, str]:
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
         with log_path.open("w") as log:
-            subprocess.run(command, stdout=log, stderr=log, check=True)
-        check_whole(folder / "out")
+            subprocess.run(command, stdout=log, stderr=log, check=True, env=environment)
+        check_alone(folder / "out")
         return {path.name: manifest.sha256(path) for path in (folder / "out").iterdir() if path.name != manifest.NAME}
 
-    expected = finish()
+    expected = finish(2)
     shutil.rmtree(folder / "out")
     with log_path.open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -235,10 +228,11 @@ def killed(request: pytest.FixtureRequest, one_layer: Path, tmp_path_factory: py
         process.kill()
         assert process.wait() == -signal.SIGKILL
     during = entries(folder)
-    return Killed(during, finish(), expected)
+    return Killed(during, finish(1), expected)
 
 
+@pytest.mark.slow
 def test_a_quantizer_that_is_killed_is_mended_by_the_next_run(killed: Killed) -> None:
     assert "out" not in killed.during
     assert {".out.partial", ".out.work"} <= killed.during
-    assert killed.rebuilt == killed.expected  # and nothing lay beside it: check_whole
+    assert killed.rebuilt == killed.expected  # and nothing lay beside it: check_alone

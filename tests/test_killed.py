@@ -1,6 +1,5 @@
 """Conversions that are killed at any moment: no partial result is ever taken for a whole one, and a rerun mends all."""
 
-import json
 import random
 import shutil
 import subprocess
@@ -10,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import REPO
+from workflows import ROUNDS, check_whole
 
 from checkpoint import sharding, torch_zip
 from checkpoint.tensor import Tensor, row_major
-from common import manifest
 
-KILLS = 100
+KILLS = 20 * ROUNDS
 SHARD = 8 * 2**20  # bytes
 
 
@@ -32,11 +31,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def check(folder: Path, expected: dict[str, str]) -> None:
-    """What lies under the final name is whole: every file that the manifest lists, with its hash."""
-    files = json.loads((folder / "quantmill.json").read_text())["files"]
-    assert {name: manifest.sha256(folder / name) for name in files} == {name: files[name]["sha256"] for name in files}
-    assert {name: entry["sha256"] for name, entry in files.items() if name.endswith(".safetensors")} == expected
+def weights(folder: Path) -> dict[str, str]:
+    """The hashes of what lies under the final name, where it is whole."""
+    return {name: sha for name, sha in check_whole(folder).items() if name.endswith(".safetensors")}
 
 
 def test_a_killed_conversion(model: Path, tmp_path: Path, tools_python: Path) -> None:
@@ -51,8 +48,7 @@ def test_a_killed_conversion(model: Path, tmp_path: Path, tools_python: Path) ->
 
     seconds = finish()
     whole = shutil.copytree(out, model.with_name("whole"))
-    files = json.loads((out / "quantmill.json").read_text())["files"]
-    expected = {name: entry["sha256"] for name, entry in files.items() if name.endswith(".safetensors")}
+    expected = weights(out)
     assert len(expected) == 8
 
     moments, killed, found = random.Random(0), 0, 0
@@ -69,12 +65,12 @@ def test_a_killed_conversion(model: Path, tmp_path: Path, tools_python: Path) ->
             process.wait()
             killed += 1
         if out.exists():
-            check(out, expected)
+            assert weights(out) == expected
             found += 1
         if killed % 10 == 0:
             seconds = finish()
-            check(out, expected)
+            assert weights(out) == expected
     assert found > KILLS / 4
     finish()
-    check(out, expected)
+    assert weights(out) == expected
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]  # nothing is left of what was killed

@@ -10,6 +10,8 @@ import pytest
 from conftest import REPO, interpreter
 from whole_results import whole
 
+pytestmark = pytest.mark.slow
+
 # in a mount namespace of its own: nobody else's folders change
 SURROUNDINGS = {
     "full TMPDIR": "mount -t tmpfs -o size=64k tmpfs $F && export TMPDIR=$F && head -c 60k /dev/zero > $F/rest",

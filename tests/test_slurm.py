@@ -11,13 +11,13 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from conftest import REPO, interpreter
+from workflows import wait_for
 
 pytestmark = pytest.mark.slurm
 
@@ -45,14 +45,6 @@ def run(*command: str) -> str:
 def files(folder: Path) -> list[tuple[str, bytes]]:
     """Every file below a folder with its content."""
     return sorted((str(path), path.read_bytes()) for path in folder.rglob("*") if path.is_file())
-
-
-def wait_for(found: Callable[[], object], seconds: float = 300) -> None:
-    """Return when something has been found, and fail where it was not in that time."""
-    end = time.monotonic() + seconds
-    while not found():
-        assert time.monotonic() < end, "what was waited for did not come"
-        time.sleep(0.2)
 
 
 def why(root: Path) -> str:

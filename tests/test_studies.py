@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 import pytest
 from conftest import REPO
-from workflows import CHARACTERS, LATENCY, ONE_FORMAT, SNAKEMAKE, rows, study
+from workflows import LATENCY, ONE_FORMAT, SHORT, SNAKEMAKE, jobs, rows, study
 
 STUDY_OPTIONS = ("--cores", "8", "--configfile", "study.yaml")
 
@@ -143,14 +143,14 @@ def test_a_local_folder_of_safetensors(root: Path, call: Callable, tools_python:
     shutil.copytree(demo / "artifacts/demo/safetensors", root / "my model's folder")
     (root / "my model's folder/quantmill.json").unlink()
     (root / "my model's folder/{model}.txt").touch()  # not Snakemake's wildcard
-    options = study(root, "models: {mine: {source: {path: my model's folder}}}\nformats: [fp16]\n" + LATENCY)
+    options = study(root, "models: {mine: {source: {path: my model's folder}}}\nformats: [fp16]\n" + SHORT + LATENCY)
     result = call(SNAKEMAKE, *options, cwd=root)
     assert result.returncode == 0, result.stderr
     assert rows(root)["fp16"]["perplexity"] == rows(demo)["fp16"]["perplexity"]
     assert (root / "artifacts/mine/source/model.safetensors.index.json").exists()
 
 
-def test_a_gpu_that_is_not_there_is_one_line_and_leaves_no_result(root: Path, call: Callable, demo: Path) -> None:
+def test_a_gpu_that_is_not_there_is_one_line_and_leaves_no_result(root: Path, call: Callable) -> None:
     if Path("/dev/nvidiactl").exists():
         pytest.skip("this machine has a GPU")
     options = study(root, "models: {demo: {source: demo}}\nformats: [fp16]\ndevice: cuda\n" + LATENCY)
@@ -163,63 +163,58 @@ def test_a_gpu_that_is_not_there_is_one_line_and_leaves_no_result(root: Path, ca
     assert failed.startswith("demo/fp16: failed: device cuda is not there: no NVIDIA driver")
 
 
-def test_damaged_weights_are_one_line_and_leave_no_artifact(root: Path, call: Callable) -> None:
-    shard = root / "demo/pytorch_model-00002-of-00003.bin"
-    shard.write_bytes(shard.read_bytes()[:100_000])
-    options = study(root, "models: {demo: {source: demo}}\nformats: [fp16]\n" + LATENCY)
-    result = call(SNAKEMAKE, *options, cwd=root)
-    assert result.returncode == 1
-    assert re.search(r"error: .*pytorch_model-00002-of-00003\.bin: not a whole zip file", result.stderr + result.stdout)
-    assert sorted(path.name for path in (root / "artifacts/demo").iterdir()) == ["source"]
-
-
-def test_after_a_failure_a_page_shows_the_rest_and_says_why(root: Path, call: Callable) -> None:
+def test_after_failures_a_page_shows_the_rest_and_says_why(root: Path, call: Callable, tmp_path: Path) -> None:
+    """One model's weights are damaged, and one format's environment cannot be made."""
     shutil.copytree(root / "demo", root / "torn")
-    (root / "torn/pytorch_model-00002-of-00003.bin").write_bytes(b"no zip")
-    text = "models: {demo: {source: demo}, torn: {source: {path: torn}}}\nformats: [fp16]\n" + LATENCY
-    result = call(SNAKEMAKE, *study(root, text), cwd=root)
+    shard = root / "torn/pytorch_model-00002-of-00003.bin"
+    shard.write_bytes(shard.read_bytes()[:100_000])
+    (root / "envs/mlc.txt").write_text("quantmill-nowhere==1\n")
+    text = "models: {demo: {source: demo}, torn: {source: {path: torn}, formats: [fp16]}}\n"
+    text += "formats: [fp16, mlc-q4f16_1]\n" + LATENCY
+    settings = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "UV_CACHE_DIR": str(tmp_path / "cache")}
+    result = call(SNAKEMAKE, *study(root, text), cwd=root, **settings)
     assert result.returncode == 1
+    assert "Traceback" not in result.stdout + result.stderr
+    assert re.search(rf"error: .*{shard.name}: not a whole zip file", result.stderr + result.stdout)
+    assert sorted(path.name for path in (root / "artifacts/torn").iterdir()) == ["source"]
     lines = result.stderr.splitlines()
-    said = lines.index("Not complete: 1 of 2 rows (a model in a format) failed.")
-    assert re.fullmatch(r"torn/fp16: failed: .*pytorch_model-00002-of-00003\.bin: not a whole zip .*", lines[said + 1])
-    assert lines[said + 2 : said + 4] == [
+    said = lines.index("Not complete: 2 of 3 rows (a model in a format) failed.")
+    assert re.match(r"demo/mlc-q4f16_1: failed: .*quantmill-nowhere", lines[said + 1])
+    assert re.fullmatch(rf"torn/fp16: failed: .*{shard.name}: not a whole zip .*", lines[said + 2])
+    assert lines[said + 3 : said + 5] == [
         "What was measured: artifacts/report/index.html",
         "To go on: snakemake report --cores 8 --configfile study.yaml",
     ]
     report = root / "artifacts/report"
     page = data(report / "index.html")
-    assert page["unfinished"] == lines[said : said + 2]
-    assert page["commands"]["resume"] in lines[said + 3]
+    assert page["unfinished"] == lines[said : said + 3]
+    assert page["commands"]["resume"] in lines[said + 4]
     found = json.loads((report / "results.json").read_text())
-    good, torn = found["rows"]
+    good, *failed = found["rows"]
     assert good["tokens_per_second"] > 0
     recorded = json.loads((REPO / "results/demo/results.json").read_text())["rows"][0]
     assert recorded["format"] == "fp16"
     assert good["perplexity"] == pytest.approx(recorded["perplexity"], rel=1e-4)
-    assert torn["tokens_per_second"] is torn["size_bytes"] is torn["perplexity"] is None
-    why = "pytorch_model-00002-of-00003.bin"
-    assert all(reason.startswith("failed: ") and why in reason for reason in torn["missing"].values())
+    for row, why in zip(failed, ("quantmill-nowhere", shard.name), strict=True):
+        assert row["tokens_per_second"] is row["size_bytes"] is row["perplexity"] is None
+        assert all(reason.startswith("failed: ") and why in reason for reason in row["missing"].values())
     # and when the file is there, the next run has the rest to do
     again = planned(call, root, *study(root, text))
-    assert {"safetensors artifacts/torn/safetensors", "page artifacts/report/index.html"} <= set(again)
-    assert not [job for job in again if "artifacts/demo/" in job]
-    shutil.copy(root / "demo/pytorch_model-00002-of-00003.bin", root / "torn")
+    shutil.copy(root / "demo" / shard.name, shard)
     mended = planned(call, root, *study(root, text))
+    assert {"safetensors artifacts/torn/safetensors", "page artifacts/report/index.html"} <= set(again)
     assert {f"{name} artifacts/torn/{name}" for name in ("source", "safetensors", "fp16")} <= set(mended)
     assert {"latency artifacts/torn/latency/fp16.json", "page artifacts/report/index.html"} <= set(mended)
-    assert not [job for job in mended if "artifacts/demo/" in job]
+    assert not [job for job in again + mended if "artifacts/demo/" in job and "mlc" not in job]
 
 
-def test_an_environment_that_cannot_be_made_is_a_reason_on_the_page(root: Path, call: Callable, tmp_path: Path) -> None:
-    (root / "envs/mlc.txt").write_text("quantmill-nowhere==1\n")
-    (root / "short.txt").write_text((root / "config/evaluation.txt").read_text()[:CHARACTERS])
-    options = study(root, ONE_FORMAT.replace("[fp16]", "[fp16, mlc-q4f16_1]"))
-    settings = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "UV_CACHE_DIR": str(tmp_path / "cache")}
-    result = call(SNAKEMAKE, *options, cwd=root, **settings)
-    assert result.returncode == 1
-    assert "Traceback" not in result.stdout + result.stderr
-    found = json.loads((root / "artifacts/report/results.json").read_text())
-    good, failed = found["rows"]
-    assert good["tokens_per_second"] > 0
-    assert failed["tokens_per_second"] is failed["size_bytes"] is failed["perplexity"] is None
-    assert all("quantmill-nowhere" in reason for reason in failed["missing"].values())
+def test_what_leads_to_results_goes_and_results_stay(root: Path, call: Callable) -> None:
+    options = study(root, ONE_FORMAT.replace("[fp16]", "[fp16, ct2-float16]") + "clean: true\n")
+    result = call(SNAKEMAKE, *options, cwd=root)
+    assert result.returncode == 0, result.stderr
+    folder = root / "artifacts/demo"
+    kept = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+    assert kept == {"fp16", "ct2-float16", "tokens", "latency", "quality", "gate.json"}
+    assert not list(folder.rglob("*-logits.npy"))
+    assert all(float(row["perplexity"]) > 1 for row in rows(root).values())
+    assert jobs(call, root, *options[3:]) == set()

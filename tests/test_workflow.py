@@ -10,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import AUTOGPTQ
+from conftest import AUTOGPTQ, NEW_TOKENS
 from workflows import SNAKEMAKE, jobs, rows
+
+pytestmark = pytest.mark.xdist_group("demo")
 
 
 def quality(root: Path, name: str) -> dict:
@@ -46,8 +48,10 @@ def test_a_reference_that_is_computed_again_gives_the_same_figures(demo: Path, c
     result = call(SNAKEMAKE, "-n", "-p", *options, cwd=demo)
     assert result.returncode == 0, result.stderr
     assert "rule reference_logits" not in result.stdout + result.stderr
-    (command,) = re.findall(r"(envs/mlc/bin/python scripts/quality.py .*) 2> ", result.stdout + result.stderr)
-    assert "--recompute-python=envs/torch/bin/python" in command  # another environment than the candidate's
+    (command,) = re.findall(r"(\S*envs/mlc/bin/python scripts/quality.py .*) 2> ", result.stdout + result.stderr)
+    assert re.search(
+        r"--recompute-python=\S*envs/torch/bin/python", command
+    )  # another environment than the candidate's
     again = tmp_path / "again.json"
     result = call(*command.replace("artifacts/demo/quality/mlc-q4f16_1.json", str(again)).split(), cwd=demo)
     assert result.returncode == 0, result.stderr
@@ -88,14 +92,14 @@ def test_perplexity_follows_from_the_stored_sums(demo: Path) -> None:
 
 
 def test_latency_keeps_every_raw_time(demo: Path) -> None:
-    config = {"new_tokens": 200, "repeats": 2, "processes": 2}
+    config = {"new_tokens": NEW_TOKENS, "repeats": 1, "processes": 1}
     for name in rows(demo):
         result = json.loads((demo / f"artifacts/demo/latency/{name}.json").read_text())
         assert {key: result["protocol"][key] for key in config} == config
-        assert len(result["runs"]) == 2 * 2 * 9
-        assert all(len(run["token_seconds"]) == 200 for run in result["runs"])
+        assert len(result["runs"]) == 9
+        assert all(len(run["token_seconds"]) == NEW_TOKENS for run in result["runs"])
         total = sum(run["token_seconds"][-1] for run in result["runs"])
-        assert result["summary"]["tokens_per_second"] == pytest.approx(len(result["runs"]) * 200 / total)
+        assert result["summary"]["tokens_per_second"] == pytest.approx(len(result["runs"]) * NEW_TOKENS / total)
         assert result["deterministic"]
 
 
@@ -202,8 +206,32 @@ def test_the_page_is_one_file_that_draws_without_a_network(demo: Path, tmp_path:
 def test_mlc_llm_of_the_users_is_asked_to_convert(demo: Path, call: Callable, tmp_path: Path) -> None:
     config = (demo / "config/config.yaml").read_text()
     study = tmp_path / "study.yaml"
-    study.write_text(config + f"interpreters: {{mlc_llm: {sys.executable}}}\nmlc: {{tool: mlc_llm}}\n")
+    given = config.replace("interpreters: {", f'interpreters: {{"mlc_llm": "{sys.executable}", ')
+    study.write_text(given + "mlc: {tool: mlc_llm}\n")
     options = ("--configfile", study, "--forcerun", "mlc", "--", "artifacts/demo/mlc-q4f16_1")
     result = call(SNAKEMAKE, "-n", "-p", *options, cwd=demo)
     assert result.returncode == 0, result.stderr
     assert f"--tool=mlc_llm --mlc-llm-python={sys.executable}" in result.stdout + result.stderr
+
+
+def test_snakemakes_own_report_holds_every_figure_with_a_caption(demo: Path, call: Callable, tmp_path: Path) -> None:
+    """Made without a network."""
+    out, nowhere = tmp_path / "report.html", "http://127.0.0.1:9"  # a proxy that is not there
+    result = call(SNAKEMAKE, "--report", out, cwd=demo, HTTPS_PROXY=nowhere, HTTP_PROXY=nowhere)
+    assert result.returncode == 0, result.stderr
+    page = out.read_text()
+    results, categories = (
+        json.loads(re.search(rf'<script id="{name}">\s*var {name} = (.*?);\s*</script>', page, re.DOTALL)[1])
+        for name in ("results", "categories")
+    )
+    assert {name: list(files.values()) for name, files in categories.items()} == {
+        "Report": [["artifacts/report/index.html"]],
+        "Figures": [["artifacts/report/quality-speed.svg"]],
+        "Tables": [["artifacts/report/results.csv"]],
+    }
+    captions = {each["name"]: each["caption"] for each in results.values()}
+    assert "no network" in captions["index.html"]
+    assert "the two cannot be told apart" in captions["quality-speed.svg"]
+    assert "results.schema.json" in captions["results.csv"]
+    assert "system-message" not in page  # what docutils puts where it does not understand
+    assert not re.search(r"""(?:src|href)=["']https?:""", page)

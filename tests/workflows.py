@@ -5,21 +5,20 @@ import json
 import os
 import re
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from conftest import REPO
+from conftest import CHARACTERS, REPO
 
 from common import manifest
 
 SNAKEMAKE = REPO / ".venv/bin/snakemake"
-ROUNDS = int(
-    os.environ.get("FAULT_ROUNDS", "1")
-)  # of the tests of faults and of sharing; docs/RELIABILITY.md has a long run
-LATENCY = "latency: {new_tokens: 8, repeats: 1, processes: 1}\n"
-CHARACTERS = 14_000  # the quality gate's eight windows and little more
-ONE_FORMAT = "models: {demo: {source: demo}}\ntexts: {evaluation: short.txt}\nformats: [fp16]\n" + LATENCY
+ROUNDS = int(os.environ.get("FAULT_ROUNDS", "1"))  # of tests of faults, kills and sharing; see docs/RELIABILITY.md
+LATENCY = "latency: {new_tokens: 8, repeats: 1, processes: 1, prompt_tokens: []}\n"
+SHORT = "texts: {evaluation: short.txt, prompts: two.txt}\n"
+ONE_FORMAT = "models: {demo: {source: demo}}\nformats: [fp16]\n" + SHORT + LATENCY
 
 
 def with_interpreters(text: str) -> str:
@@ -29,7 +28,10 @@ def with_interpreters(text: str) -> str:
 
 
 def study(root: Path, text: str) -> list[str]:
-    """A config file in `root`, with this checkout's environments as interpreters; options that select it."""
+    """A config file in `root`, with this checkout's environments as interpreters, and the texts that `SHORT` names;
+    options that select it."""
+    (root / "short.txt").write_text((root / "config/evaluation.txt").read_text()[:CHARACTERS])
+    (root / "two.txt").write_text("".join((root / "config/prompts.txt").read_text().splitlines(True)[:2]))
     (root / "study.yaml").write_text(with_interpreters(text))
     return ["--cores", "8", "report", "--configfile", "study.yaml"]
 
@@ -48,17 +50,30 @@ def run(root: Path, *targets: str) -> tuple[int, str]:
     return process.returncode, told
 
 
+def wait_for(found: Callable[[], object], seconds: float = 300) -> None:
+    """Return when something has been found, and fail where it was not in that time."""
+    end = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < end, "what was waited for did not come"
+        time.sleep(0.02)
+
+
+def check_whole(folder: Path) -> dict[str, str]:
+    """An artifact holds the files of its manifest with their hashes; the hashes."""
+    files = json.loads((folder / manifest.NAME).read_text())["files"]
+    hashes = {name: manifest.sha256(folder / name) for name in files}
+    assert hashes == {name: entry["sha256"] for name, entry in files.items()}
+    return hashes
+
+
 def check_artifacts(folder: Path) -> set[str]:
     """Every artifact holds the files of its manifest with their hashes and no others; their names."""
-    for path in folder.glob("demo/*/quantmill.json"):
-        files = json.loads(path.read_text())["files"]
-        assert {name: manifest.sha256(path.parent / name) for name in files} == {
-            name: entry["sha256"] for name, entry in files.items()
-        }
-        there = {file.name for file in path.parent.iterdir() if not file.name.startswith(".")}
-        assert there == set(files) | {path.name}
+    found = [path.parent for path in folder.glob("demo/*/quantmill.json")]
+    for artifact in found:
+        there = {file.name for file in artifact.iterdir() if not file.name.startswith(".")}
+        assert there == {*check_whole(artifact), manifest.NAME}
     assert not [path for path in folder.glob("demo/.*") if path.name != ".snakemake_timestamp"]
-    return {path.parent.name for path in folder.glob("demo/*/quantmill.json")}
+    return {artifact.name for artifact in found}
 
 
 def jobs(call: Callable, root: Path, *options: str) -> set[str]:

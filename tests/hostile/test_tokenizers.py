@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import REPO
@@ -12,50 +13,53 @@ from conftest import REPO
 CODE = {"auto_map": {"AutoTokenizer": [None, "code.Tokenizer"]}, "tokenizer_class": None}
 
 
-@pytest.fixture
-def tokenized(tmp_path: Path, torch_python: Path) -> Callable[..., str]:
-    """The error of a run whose model's files were changed: file=(its content, what replaces it)."""
-    model = tmp_path / "model"
-    model.mkdir()
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-        (model / name).write_text((REPO / "demo" / name).read_text())
-    (model / "quantmill.json").write_text('{"schema": 1, "source": {}}')
-    (model / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
-    (tmp_path / "text.txt").write_text("The first line.\n")
-
-    def run(name: str, **changed: object) -> str:
-        content = json.loads((model / name).read_text()) | changed
-        (model / name).write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
-        command = [torch_python, "scripts/tokenize_texts.py", model, tmp_path / "text.txt", tmp_path / "out.json"]
-        result = subprocess.run(
-            [*map(str, command), "--as", "document"], cwd=REPO, input="y\n", capture_output=True, text=True
-        )
-        assert result.returncode == 1
-        assert not (tmp_path / "out.json").exists()
-        assert not (tmp_path / "ran").exists()
-        assert len(result.stderr.splitlines()) == 1, result.stderr
-        return result.stderr
-
-    return run
+# file -> what is changed in it, and what the program says
+CASES = {
+    "a token beyond the vocabulary": (
+        *("config.json", {"vocab_size": 50}, "and the model has 50; an engine would read what is not there"),
+    ),
+    **{
+        f"a context of {tokens!r}": ("config.json", {"max_position_embeddings": tokens}, "max_position_embeddings")
+        for tokens in (-1, 0, 1, 2.5, "x")
+    },
+    # transformers asks at the terminal whether it may run; somebody's `y` there is no answer
+    "a program": ("tokenizer_config.json", CODE, "transformers cannot read its tokenizer"),
+    "a model": ("tokenizer_config.json", {"tokenizer_class": "AutoModel"}, "tokenizer"),
+    "another tokenizer": ("tokenizer_config.json", {"tokenizer_class": "BertTokenizer"}, "tokenizer"),
+}
 
 
-def test_a_token_beyond_the_vocabulary(tokenized: Callable[..., str]) -> None:
-    assert "and the model has 50; an engine would read what is not there" in tokenized("config.json", vocab_size=50)
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory, torch_python: Path) -> dict[str, dict[str, Any]]:
+    """What a run on the demo with each change ended with, all in one process whose terminal says `y` to everything."""
+    folder = tmp_path_factory.mktemp("tokenizers")
+    (folder / "text.txt").write_text("The first line.\n")
+    commands = []
+    for case, (changed, change, _) in CASES.items():
+        model = folder / case
+        model.mkdir()
+        for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+            content = json.loads((REPO / "demo" / name).read_text()) | (change if name == changed else {})
+            content = {key: value for key, value in content.items() if value is not None}
+            (model / name).write_text(json.dumps(content))
+        (model / "quantmill.json").write_text('{"schema": 1, "source": {}}')
+        (model / "code.py").write_text(f"open({str(model / 'ran')!r}, 'w').close()\n")
+        commands.append([*map(str, (model, folder / "text.txt", model / "out.json")), "--as", "document"])
+    command = [torch_python, REPO / "tests/in_one_process.py", "tokenize_texts"]
+    answers = json.dumps(commands) + "\n" + 9 * "y\n"
+    result = subprocess.run([*map(str, command)], input=answers, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    lines = map(json.loads, result.stdout.splitlines())
+    made = ([(folder / case / name).exists() for name in ("out.json", "ran")] for case in CASES)
+    return {case: line | {"made": files} for case, line, files in zip(CASES, lines, made, strict=True)}
 
 
-@pytest.mark.parametrize("tokens", [-1, 0, 1, 2.5, "x"])
-def test_a_context_that_is_none(tokenized: Callable[..., str], tokens: object) -> None:
-    assert "max_position_embeddings" in tokenized("config.json", max_position_embeddings=tokens)
-
-
-def test_a_tokenizer_that_is_a_program(tokenized: Callable[..., str]) -> None:
-    """transformers asks at the terminal whether it may run; somebody's `y` there is no answer."""
-    assert "transformers cannot read its tokenizer" in tokenized("tokenizer_config.json", **CODE)
-
-
-@pytest.mark.parametrize("kind", ["AutoModel", "BertTokenizer"])
-def test_a_tokenizer_that_is_none(tokenized: Callable[..., str], kind: str) -> None:
-    assert "tokenizer" in tokenized("tokenizer_config.json", tokenizer_class=kind)
+@pytest.mark.parametrize("case", CASES)
+def test_a_tokenizer_that_is_none_is_one_line(ends: dict[str, dict[str, Any]], case: str) -> None:
+    said = f"{ends[case]['printed']}{ends[case]['end']}"
+    assert CASES[case][2] in said
+    assert len(said.splitlines()) == 1, said
+    assert ends[case]["made"] == [False, False]  # neither a result, nor what the model's Python leaves
 
 
 def test_a_conversion_runs_no_program_either(

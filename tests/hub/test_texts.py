@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import REPO
+from conftest import CHARACTERS, REPO
 from hub_server import Repository, serving
 
 from planning.config import TEXTS
@@ -89,11 +89,11 @@ def test_the_whole_workflow_from_a_hub(
     """A gated model, its texts by default from the pinned commits, and a second run without a network."""
     root = checkout()
     _, wikitext = TEXTS["evaluation"]
-    rows = [f"{line}\n" for line in (root / "config/evaluation.txt").read_text().splitlines()]
+    rows = [f"{line}\n" for line in (root / "config/evaluation.txt").read_text()[:CHARACTERS].splitlines()]
     study = {
         "models": {"tiny": {"source": {"hub": "acme/tiny", "revision": "v1"}}},
-        "formats": ["fp16", "ct2-int8"],
-        "latency": {"new_tokens": 20, "repeats": 1, "processes": 1},
+        "formats": ["fp16"],
+        "latency": {"new_tokens": 8, "repeats": 1, "processes": 1, "prompt_tokens": []},
         "interpreters": {"tools": str(tools_python), "torch": str(torch_python)},
     }
     (root / "study.yaml").write_text(json.dumps(study))
@@ -111,7 +111,7 @@ def test_the_whole_workflow_from_a_hub(
         assert "error: acme/tiny: is gated; accept its terms" in result.stdout + result.stderr
         result = call(*snakemake, cwd=root, HF_TOKEN=TOKEN, **environment)
         assert result.returncode == 0, result.stdout + result.stderr
-        source = json.loads((root / "artifacts/tiny/ct2-int8/quantmill.json").read_text())["source"]
+        source = json.loads((root / "artifacts/tiny/fp16/quantmill.json").read_text())["source"]
         assert (source["hub"], source["revision"], source["commit"]) == ("acme/tiny", "v1", model.commit)
         assert (root / "artifacts/texts/evaluation/text.txt").read_text() == "\n\n".join(rows)
         assert "acme/tiny" in (root / "artifacts/report/results.json").read_text()
