@@ -13,7 +13,11 @@ import pytest
 from conftest import AUTOGPTQ, NEW_TOKENS
 from workflows import SNAKEMAKE, jobs, rows
 
-pytestmark = pytest.mark.xdist_group("demo")
+
+@pytest.fixture(scope="module")
+def demo(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy, to be changed."""
+    return shutil.copytree(demo, tmp_path_factory.mktemp("workflow") / "demo", symlinks=True)
 
 
 def quality(root: Path, name: str) -> dict:
