@@ -10,7 +10,7 @@ ENVS := bootstrap kubernetes tools torch gptqmodel autogptq mlc lm-eval browser
 
 PYTEST := $(BIN)/python -m pytest
 # Two workers, each of which takes whole files; beside them no time is measured.
-SHARED := -n 2 --dist loadgroup --no-loadscope-reorder
+SHARED := -n 2 --dist loadfile --no-loadscope-reorder
 IN_BROWSER := envs/browser/bin/python -m pytest --confcutdir tests/browser tests/browser
 
 .PHONY: report plan environments test-quick test test-all test-slurm test-real lint format pins record readme clean

@@ -38,9 +38,8 @@ runpy.run_path(sys.argv[0], run_name='__main__')
 """
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist, which reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests by what they use, and put first what takes longest: the demo's run, then what is slow."""
+    """Mark the tests by what they use, and put the files first that take longest: the demo's run, then slow ones."""
     for item in items:
         copies = "checkout" in item.fixturenames
         if copies:
@@ -49,13 +48,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             HEAVY & set(item.fixturenames) or hasattr(item.module, "interpreter") or marked(item, "slow", "timing")
         ):
             item.add_marker("unit")
-        if not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
-    # whole files, for their fixtures; who only reads the demo comes late: while one worker makes it, none is to wait
     slow = {item.path for item in items if marked(item, "slow")}
-    late = {item.path for item in items if "demo" in item.fixturenames}
-    first = {item.path for item in items if item.get_closest_marker("xdist_group").args == ("demo",)}
-    items.sort(key=lambda item: (item.path not in first, item.path in late, item.path not in slow))
+    late = {item.path for item in items if "demo" in item.fixturenames}  # while one worker makes it, none is to wait
+    first = "test_workflow.py"
+    items.sort(key=lambda item: (item.path.name != first, item.path in late, item.path not in slow))
 
 
 def marked(item: pytest.Item, *names: str) -> bool:
@@ -129,8 +125,8 @@ def demo(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     """The whole default job in a copy of the project, run once for all workers: with this checkout's environments, a
-    short text, a short latency protocol, and ct2-float32 too. Tests that change the copy, or run Snakemake in it, are
-    of the xdist_group "demo"."""
+    short text, a short latency protocol, and ct2-float32 too. Whoever changes it, or runs Snakemake there, takes a copy
+    of it."""
     base = tmp_path_factory.getbasetemp()
     root = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "demo"
     root.mkdir(exist_ok=True)

@@ -20,8 +20,7 @@ LIMIT = 1.5  # times the reference's perplexity: rounding loses less
 @pytest.fixture(scope="module")
 def root(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the finished demo, with the files of the page."""
-    root = tmp_path_factory.mktemp("adding") / "demo"
-    shutil.copytree(demo, root, symlinks=True)
+    root = shutil.copytree(demo, tmp_path_factory.mktemp("adding") / "demo", symlinks=True)
     files = dict(BLOCK.findall((root / "docs/ADDING_A_FORMAT.md").read_text()))
     assert set(files) == {"rules/formats/rtn.smk", PROGRAM}
     for name, text in files.items():
