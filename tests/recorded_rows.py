@@ -45,6 +45,6 @@ def list_jobs() -> dict[str, Any]:
 def jobs_of(device: str, **changes: Any) -> Jobs:
     """The demo's study on a device, with changes to its config."""
     formats = {name: costs_of(entry) for name, entry in list_jobs()["formats"].items()}
-    engines = {name: EngineCosts(**entry) for name, entry in list_jobs()["engines"].items()}
+    engines = {name: entry and EngineCosts(**entry) for name, entry in list_jobs()["engines"].items()}
     study = list_jobs()["study"] | {"device": device} | changes
     return Jobs(study, tuple(list_jobs()["reference"]), formats, engines)
