@@ -82,7 +82,8 @@ def find_uv(pins: Path) -> list[str]:
 
 def call(command: list[str], environment: Mapping[str, str]) -> None:
     """Run a command and print its errors. Raises `UserError` with the last of them where it fails."""
-    result = subprocess.run(command, env=dict(environment), stderr=subprocess.PIPE, text=True)
+    whole = {**environment, "UV_NO_WRAP": "1"}  # the last line is shown, not the rest of a broken one
+    result = subprocess.run(command, env=whole, stderr=subprocess.PIPE, text=True)
     sys.stderr.write(result.stderr)
     if result.returncode:
         lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]

@@ -21,8 +21,7 @@ own_code.forbid()
 FLOATS = ("float32", "float16", "bfloat16")
 DTYPES = {"cuda": torch.float16, "cpu": torch.float32}
 # For the noise floor: what a GPU would calculate in, and the other type that unquantized models are served in
-OTHER_FLOATS = ("float32", "float16", "bfloat16")
-DTYPES = {"cuda": "bfloat16", "cpu": "float16"}
+OTHER_DTYPES = {"cuda": "bfloat16", "cpu": "float16"}
 PROBE = 8  # tokens
 
 
