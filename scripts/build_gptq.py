@@ -36,7 +36,9 @@ def quantize(job: Job) -> None:
     model = gptqmodel.GPTQModel.load(str(job.src), config, dtype=job.dtype)
     samples = [torch.tensor([ids]) for ids in job.calibration.samples]
     # which card it is may change; what matters of it names the folder (quantization.program)
-    progress = CheckpointConfig(path=job.resume, strict_device_check=False)
+    # it hashes all that was saved at every save: with 7B on a GPU most of the time
+    interval = "layer:1" if job.device == "cpu" else "layer:8"
+    progress = CheckpointConfig(path=job.resume, strict_device_check=False, interval=interval)
     resume = progress if model.model.config.model_type in RESUMABLE else None
     inputs = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in samples]
     try:
