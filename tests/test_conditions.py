@@ -252,6 +252,23 @@ def test_memory_is_that_of_a_process_and_of_those_that_it_started() -> None:
     assert processes.peak_rss_bytes([]) is None
 
 
+@LINUX
+def test_pages_that_forked_workers_share_count_once() -> None:
+    code = (
+        "import os, sys; kept = bytearray(b'x') * 100_000_000; workers = [os.fork() for _ in range(1)]\n"
+        "if workers[0]: os.fork() and os.fork()\n"
+        "print(1, flush=True); sys.stdin.read()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:
+        for _ in range(4):
+            process.stdout.readline()
+        assert len(processes.tree([process.pid])) == 4
+        found = processes.peak_rss_bytes([process.pid])
+        process.stdin.close()
+    assert 100e6 < found < 230e6  # its own 100 MB, and its workers' shares: three quarters of them again
+
+
 def test_energy_of_processors_goes_on_when_their_counter_goes_round(tmp_path: Path) -> None:
     package = tmp_path / "intel-rapl:0"
     for folder, name in (

@@ -134,7 +134,7 @@ SEVEN, ONE, DEMO = "config/examples/llama-2-7b.json", "config/examples/llama-1.1
 BUILDS = [  # format, engine, model, device, with the gate: MB of memory without Snakemake, of disk, and minutes
     ("ct2-int8", "ctranslate2", SEVEN, "cuda", True, 20177, 20270, 43),
     ("ct2-float32", "ctranslate2", ONE, "cpu", False, 7250, 4450, 125),
-    ("gptq-int4", "gptqmodel", SEVEN, "cuda", True, 16588, 29248, 71),
+    ("gptq-int4", "gptqmodel", SEVEN, "cuda", True, 16588, 29248, 61),
     ("awq-int4", "gptqmodel", SEVEN, "cpu", True, 84439, 42709, 97354),
     ("autogptq-int4", "autogptq", ONE, "cuda", True, 9852, 5468, 30),
     ("mlc-q4f16_1", ENGINES["mlc-q4f16_1"], DEMO, "cpu", True, 514, 76, 30),
@@ -142,8 +142,8 @@ BUILDS = [  # format, engine, model, device, with the gate: MB of memory without
 ]
 LATENCIES = [
     ("fp16", "transformers", SEVEN, "cpu", 32474, 5891),
-    ("gptq-int4", "gptqmodel", SEVEN, "cuda", 5583, 56),
-    ("autogptq-int4", "autogptq", ONE, "cuda", 2377, 42),
+    ("gptq-int4", "gptqmodel", SEVEN, "cuda", 5583, 50),
+    ("autogptq-int4", "autogptq", ONE, "cuda", 2377, 35),
     ("ct2-float32", "ctranslate2", SEVEN, "cuda", 27503, 30),
     ("mlc-q4f16_1", ENGINES["mlc-q4f16_1"], SEVEN, "cuda", 4615, 30),
 ]

@@ -39,23 +39,29 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def peak_rss_bytes(pids: Iterable[int]) -> int | None:
-    """Most resident memory of each process and of those that it started, added up; None where none of them runs here.
+    """Most resident memory of each process, and what all that they started holds now, added up; None where none of them
+    runs here.
 
-    What they share counts as often as it is mapped.
+    Of what was started, pages that several processes map count once: forked workers share nearly all of theirs.
     """
-    found = [_peak(pid) for pid in tree(pids)]
-    told = [each for each in found if each is not None]
-    return sum(told) if told else None
+    own = set(pids)
+    found = [_peak(pid) for pid in own]
+    found += [_field(pid, "smaps_rollup", "Pss:") for pid in tree(own) - own]
+    known = [each for each in found if each is not None]
+    return sum(known) if known else None
 
 
 def _peak(pid: int) -> int | None:
-    if pid == os.getpid():
-        return manifest.peak_rss_bytes()
+    return manifest.peak_rss_bytes() if pid == os.getpid() else _field(pid, "status", "VmHWM:")
+
+
+def _field(pid: int, file: str, name: str) -> int | None:
+    """Bytes that a file of /proc/PID tells in kB; None where the process has ended, or this is no Linux."""
     try:
-        lines = (PROC / str(pid) / "status").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # it has ended, or this is no Linux
+        lines = (PROC / str(pid) / file).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
         return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), None)
 
 
 def _stat(pid: int) -> list[str] | None:
