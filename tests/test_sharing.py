@@ -25,7 +25,7 @@ from pathlib import Path
 from common import workflow_lock
 from common.program import run
 folder = Path(sys.argv[1])
-planned = workflow_lock.seen(folder)
+planned = workflow_lock.read(folder)
 if len(sys.argv) > 2:
     print("planned", flush=True)
     sys.stdin.readline()
