@@ -83,7 +83,7 @@ def makers(format):
     ]
 
 
-def allowed(resource):
+def resource_limit(resource):
     """How much of a resource all jobs together may use; None where nothing limits it."""
     limit = workflow.global_resources.get(resource)
     return limit and limit.value
@@ -91,7 +91,7 @@ def allowed(resource):
 
 def device_here():
     """What device `auto` means where jobs run on this machine; `auto` where a cluster's jobs run on others."""
-    if allowed("_nodes") is not None:
+    if resource_limit("_nodes") is not None:
         return "auto"
     try:
         return "cpu" if ctypes.CDLL("libcuda.so.1").cuInit(0) else "cuda"
@@ -110,7 +110,7 @@ def check_study(config):
     try:
         for file in workflow.configfiles:
             check_file(Path(file))
-        return complete(config, schema, replace(REGISTRY, device=device_here(), gpus=allowed("gpu")))
+        return complete(config, schema, replace(REGISTRY, device=device_here(), gpus=resource_limit("gpu")))
     except ConfigError as error:
         sys.exit(f"config error: {printable(str(error))}")
 

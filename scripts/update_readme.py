@@ -13,7 +13,7 @@ from typing import Any
 
 from common.program import UserError, parser, run
 from reporting.column import Column
-from reporting.columns import shown
+from reporting.columns import shown_columns
 from reporting.labels import label, mode_label
 from reporting.numbers import MISSING, number, size
 from reporting.results import current
@@ -82,7 +82,7 @@ def cells(row: Mapping[str, Any], reference: str) -> dict[str, str]:
         "bandwidth_fraction": {"of the bandwidth": f"{row['bandwidth_fraction']:.0%}" if cuda else MISSING},
     }
     found: dict[str, str] = {}
-    for column in shown():
+    for column in shown_columns():
         found |= more.get(column.name, {column.heading: cell(column, row[column.name])})
     return found
 

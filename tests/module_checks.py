@@ -51,7 +51,7 @@ class Columns(torch.nn.Module):
 @contextmanager
 def watched(events: list[str]) -> Iterator[None]:
     """Note each group that is merged."""
-    joins = {name: getattr(merged, name) for name in ("_rows", "_columns")}
+    joins = {name: getattr(merged, name) for name in ("_join_rows", "_join_columns")}
     for name, join in joins.items():
         setattr(merged, name, lambda layers, join=join: events.append("merged") or join(layers))
     yield
@@ -154,7 +154,7 @@ def cannot_be_captured(_: StaticDecode) -> None:
 
 
 StaticDecode._capture = cannot_be_captured
-fused._compiled = lambda function: function  # the compiler is another matter: here it is what is replaced by what
+fused._compile = lambda function: function  # the compiler is another matter: here it is what is replaced by what
 torch.manual_seed(0)
 results = {}
 with torch.inference_mode():

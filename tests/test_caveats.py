@@ -78,7 +78,7 @@ def test_rows_of_a_device_share_the_bandwidth_of_the_best_undisturbed_one(tmp_pa
 
 
 def plot_rows(rows: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    return axes.plotted(list(rows.values()))
+    return axes.points(list(rows.values()))
 
 
 def test_where_every_row_of_a_device_was_disturbed_its_bandwidth_is_the_best_of_all_and_marked(tmp_path: Path) -> None:

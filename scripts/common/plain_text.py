@@ -13,7 +13,7 @@ def normalise(text: str) -> str:
 
 
 def read(path: Path) -> str:
-    """A text file, through `normalise`. Raises `NotPlain` where it is not UTF-8, holds a NUL, or nothing but white space."""
+    """A text file, through `normalise`. Raises `NotPlain` where it is not UTF-8, holds a NUL, or only white space."""
     raw = path.read_bytes()
     try:
         text = raw.decode("utf-8")

@@ -55,7 +55,7 @@ class Kernels(model.Kernels):
             return self._product(x, layer, norm, "BIAS", layer.bias)
         return self._product(x, layer, norm, "PLAIN" if add is None else "RESIDUAL", add)
 
-    def gated(self, x: Tensor, layer: Linear, norm: RMSNorm) -> Tensor:
+    def swiglu(self, x: Tensor, layer: Linear, norm: RMSNorm) -> Tensor:
         return self._vector(x, layer, norm, gate=True) if _one(x) else self._product(x, layer, norm, "GATE")
 
     def _product(
@@ -143,19 +143,19 @@ class Model(Decoder):
         def last(x: te.Tensor) -> te.Tensor:
             return te.compute((1, 1, x.shape[2]), lambda b, _, k: x[b, x.shape[1] - 1, k], name="last")
 
-        hidden = self.hidden(tokens, Cache(self.shape, position, counter, keys, values))
+        hidden = self.hidden_states(tokens, Cache(self.shape, position, counter, keys, values))
         return self._choose(op.tensor_expr_op(last, "last", [hidden]), bias, tokens.shape[1], token, position)
 
     def decode(
         self, token: Tensor, position: Tensor, bias: Tensor, counter: Tensor, keys: Tensor, values: Tensor
     ) -> Tensor:
         """Read `token` and choose the next one."""
-        hidden = self.hidden(token, Cache(self.shape, position, counter, keys, values))
+        hidden = self.hidden_states(token, Cache(self.shape, position, counter, keys, values))
         return self._choose(hidden, bias, tirx.IntImm("int64", 1), token, position)
 
     def score(self, tokens: Tensor, position: Tensor, counter: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Float32 logits [1, S, vocab_size] of tokens [1, S]; `position` stays."""
-        hidden = self.hidden(tokens, Cache(self.shape, position, counter, keys, values))
+        hidden = self.hidden_states(tokens, Cache(self.shape, position, counter, keys, values))
         return self.logits(hidden).astype("float32")
 
     def get_default_spec(self) -> spec.ModuleSpec:

@@ -279,7 +279,7 @@ def figures(part: str) -> list[str]:
     return [column.name for column in COLUMNS if column.parts == (part,) and column.source is None]
 
 
-def shown() -> list[Column]:
+def shown_columns() -> list[Column]:
     """The columns that are shown at once, in the order of their places."""
     return sorted((column for column in COLUMNS if column.shown), key=lambda column: column.shown or 0)
 

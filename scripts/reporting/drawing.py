@@ -3,7 +3,7 @@
 
     python -m reporting.drawing FOLDER < ROWS
 
-ROWS: JSON, of `axes.plotted`. In FOLDER: plots.json, vega.js, quality-speed.svg and .png.
+ROWS: JSON, of `axes.points`. In FOLDER: plots.json, vega.js, quality-speed.svg and .png.
 """
 
 import json
@@ -37,7 +37,7 @@ class Drawing:
 
 
 def draw(rows: Sequence[Mapping[str, Any]]) -> Drawing:
-    """Draw the rows of `axes.plotted`, and compile the plots that the page fills with them."""
+    """Draw the rows of `axes.points`, and compile the plots that the page fills with them."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         command = [sys.executable, "-m", "reporting.drawing", name]

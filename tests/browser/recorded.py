@@ -16,7 +16,7 @@ def main(source: Path, target: Path) -> None:
     absent["logs"] = {"latency": ["none"]}
     cells = [{"model": row["model"], "format": row["format"], **absent} for row in collected["rows"]]
     study = {"config": collected["config"], "cells": cells, "options": "--cores 8"}
-    drawn = drawing.draw(axes.plotted(collected["rows"]))
+    drawn = drawing.draw(axes.points(collected["rows"]))
     target.write_text(page.render(collected, study, drawn), encoding="utf-8")
 
 
