@@ -74,7 +74,7 @@ def gate(folder: Path, artifact: str, engine: str, options: list[object], *more:
     return {"error": error, "found": json.loads(out.read_text()) if out.exists() else None}
 
 
-def changed(folder: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def change_weights(folder: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """The canonical weights of a model, the matrices of its layers changed, and what is expected of these."""
     shutil.copytree(folder / "safetensors", folder / name)
     for file in (folder / name).glob("*.safetensors"):
@@ -100,13 +100,13 @@ shutil.copytree(plain / "fp16", plain / "other")
 facts["another config"] = gate(plain, "other", "transformers", options)
 
 torch.manual_seed(0)
-changed(plain, "poor", lambda value: value + 0.03 * torch.randn(value.shape).half())
+change_weights(plain, "poor", lambda value: value + 0.03 * torch.randn(value.shape).half())
 poor = ["--expected", plain / "poor.json"]
 facts["poor"] = gate(plain, "poor", "transformers", options, *poor)
 facts["poor against the source"] = gate(plain, "poor", "transformers", options)
 facts["poor for a strict study"] = gate(plain, "poor", "transformers", options, *poor, "--factor", "1.2")
 facts["unread"] = gate(plain, "poor", "transformers", options, "--unchecked", "for a reason")
-changed(plain, "garbage", torch.zeros_like)
+change_weights(plain, "garbage", torch.zeros_like)
 facts["garbage"] = gate(plain, "garbage", "transformers", options, "--expected", plain / "garbage.json")
 facts["another protocol"] = gate(plain, "fp16", "transformers", options, "--protocol", "llamacpp-512")
 

@@ -150,10 +150,10 @@ def test_memory_that_nobody_shown_holds_marks(nvml: Nvml) -> None:
 
 
 def test_a_monitor_that_is_not_told_of_processes_says_nothing(nvml: Nvml) -> None:
-    def refused(handle: str) -> None:
+    def refuse(handle: str) -> None:
         raise Nvml.NVMLError
 
-    nvml.nvmlDeviceGetComputeRunningProcesses = refused
+    nvml.nvmlDeviceGetComputeRunningProcesses = refuse
     assert Gpus(nvml, ["handle"]).company() == []
     assert watch(nvml)["interference"] == []
 

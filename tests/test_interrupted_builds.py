@@ -204,7 +204,7 @@ class Killed:
 
 
 @pytest.fixture(scope="module", params=["build_gptq.py", "build_awq.py"])
-def killed(request: pytest.FixtureRequest, one_layer: Path, tmp_path_factory: pytest.TempPathFactory) -> Killed:
+def killed_build(request: pytest.FixtureRequest, one_layer: Path, tmp_path_factory: pytest.TempPathFactory) -> Killed:
     """A quantizer that is left alone with two threads, one that is killed while it quantizes the layer, and one after
     it with one thread."""
     log_path = one_layer / "log"
@@ -232,7 +232,7 @@ def killed(request: pytest.FixtureRequest, one_layer: Path, tmp_path_factory: py
 
 
 @pytest.mark.slow
-def test_a_quantizer_that_is_killed_is_mended_by_the_next_run(killed: Killed) -> None:
-    assert "out" not in killed.during
-    assert {".out.partial", ".out.work"} <= killed.during
-    assert killed.rebuilt == killed.expected  # and nothing lay beside it: check_alone
+def test_a_quantizer_that_is_killed_is_mended_by_the_next_run(killed_build: Killed) -> None:
+    assert "out" not in killed_build.during
+    assert {".out.partial", ".out.work"} <= killed_build.during
+    assert killed_build.rebuilt == killed_build.expected  # and nothing lay beside it: check_alone

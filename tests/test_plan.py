@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import REPO
-from hub_server import Repository, serving
+from hub_server import Repository, serve
 from recorded_rows import ENGINES, KNOWN, ROWS, jobs_of, of_file, of_row
 
 from planning import shape
@@ -222,7 +222,7 @@ def test_of_a_model_of_the_hub_only_the_config_is_fetched(plan: Callable) -> Non
     assert offline.returncode == 0
     assert "HF_HUB_OFFLINE is set" in offline.stdout
     assert "disk at peak: at least" in offline.stdout
-    with serving() as hub:
+    with serve() as hub:
         repository = hub.repositories["models/acme/tiny"] = Repository.of(REPO / "demo")
         result = plan("study.yaml", HF_HUB_OFFLINE="0", HF_ENDPOINT=hub.endpoint)
         fetched = {path.rsplit("/", 1)[1] for method, path, _ in hub.log if method == "GET" and "/resolve/" in path}

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 from conftest import REPO
-from whole_results import collected, edit, hard, whole
+from whole_results import collect_results, edit, hard, whole
 
 from metrics import METRICS_VERSION
 from reporting import columns, results
@@ -34,7 +34,7 @@ def run(tmp_path: Path) -> dict[str, Any]:
         whole(tmp_path, "other", 20, hard(1)),
         whole(tmp_path, "random", 30, None, model="shape"),
     ]
-    return collected(cells)
+    return collect_results(cells)
 
 
 def test_it_is_a_schema() -> None:

@@ -122,7 +122,7 @@ def whole(folder: Path, name: str, rate: float, nll: list[float] | None, **optio
     return made
 
 
-def collected(cells: list[Mapping[str, Any]]) -> dict[str, Any]:
+def collect_results(cells: list[Mapping[str, Any]]) -> dict[str, Any]:
     """results.json of cells, as it reads once it was written."""
     models = {each["model"]: {} for each in cells}
     config = {"reference": "reference", "models": models, "perplexity": "gptq-2048"}
