@@ -16,7 +16,7 @@ from reporting.column import Column
 from reporting.columns import shown_columns
 from reporting.labels import label, mode_label
 from reporting.numbers import MISSING, number, size
-from reporting.results import current
+from reporting.results import upgrade
 
 END = "<!-- end -->"
 SHORT = ("model", "format", "runs in", "tokens/s (95%)", "perplexity", "over the reference (95%, paired)", "size")
@@ -129,7 +129,7 @@ def main() -> None:
         _, closed, after = rest.partition(END)
         if not (found and closed):
             raise UserError(f"{options.readme}: lacks the markers {begin!r} and {END!r}; put them back")
-        results = current(json.loads((folder / "results.json").read_text(encoding="utf-8")))
+        results = upgrade(json.loads((folder / "results.json").read_text(encoding="utf-8")))
         updated = f"{before}{begin}\n{table(results, options.short)}\n{END}{after}"
     if options.check and updated != text:
         raise UserError(f"{options.readme}: its tables are not what the runs measured; run make readme")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import REPO
-from whole_results import collect_results, hard, whole
+from whole_results import collect_results, whole_cell, window_losses
 
 from metrics import METRICS_VERSION, latency
 from reporting import comparison
@@ -28,9 +28,9 @@ def run_text(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A run of three rows, as text: whoever changes it has one of its own."""
     folder = tmp_path_factory.mktemp("run")
     cells = [
-        whole(folder, "reference", 100.0, hard(0), kld=0.0),
-        whole(folder, "int8", 200.0, hard(0.5)),
-        whole(folder, "random", 300.0, None, model="shape"),
+        whole_cell(folder, "reference", 100.0, window_losses(0), kld=0.0),
+        whole_cell(folder, "int8", 200.0, window_losses(0.5)),
+        whole_cell(folder, "random", 300.0, None, model="shape"),
     ]
     return json.dumps(collect_results(cells))
 
@@ -162,7 +162,7 @@ def test_quality_is_paired_by_windows(before: Run, after: Run) -> None:
 
 
 def test_quality_that_wavers_between_windows_is_the_same(before: Run, after: Run) -> None:
-    after["rows"][1]["quality_windows"]["nll"] = hard(0.5 + 0.2, wobble=2.0)
+    after["rows"][1]["quality_windows"]["nll"] = window_losses(0.5 + 0.2, wobble=2.0)
     (change,) = [each for each in changes(before["rows"][1], after["rows"][1], DEFAULT) if each.figure == "perplexity"]
     assert change.amount == pytest.approx(math.exp(0.2 / 50) - 1)  # four times what nobody minds
     assert change.low < 0 < change.high

@@ -238,7 +238,7 @@ def set_times(folder: Path, seconds: float) -> None:
 
 
 @contextmanager
-def far(folder: Path, place: Path) -> Iterator[Path]:
+def mount_slowly(folder: Path, place: Path) -> Iterator[Path]:
     """A folder over a network file system (SFTP) that is slow to answer; the test is skipped where there is none."""
     server = Path("/usr/lib/openssh/sftp-server")
     if not (shutil.which("sshfs") and shutil.which("fusermount3") and server.exists() and Path("/dev/fuse").exists()):
@@ -264,7 +264,10 @@ def test_a_host_to_which_locks_mean_nothing(
         pytest.skip("only root can give a process another host's name")
     other = checkout()
     shutil.copy(root / "study.yaml", other)
-    with far(tmp_path / "server", tmp_path / "one") as one, far(tmp_path / "server", tmp_path / "two") as two:
+    with (
+        mount_slowly(tmp_path / "server", tmp_path / "one") as one,
+        mount_slowly(tmp_path / "server", tmp_path / "two") as two,
+    ):
         (root / "artifacts").symlink_to(one)
         (other / "artifacts").symlink_to(two)
         first = start(root, *TARGETS)

@@ -175,7 +175,7 @@ def test_what_scorings_ask_for_stays() -> None:
 
 def test_a_group_of_32_is_larger_than_one_of_128() -> None:
     model, costs = of_file(SEVEN), jobs_of("cuda").formats["gptq-int4"]
-    usual, small = (costs.at({"group_size": size}).size.bytes(model) for size in (128, 32))
+    usual, small = (costs.with_parameters({"group_size": size}).size.bytes(model) for size in (128, 32))
     # 2.5 bytes a group; the blocks of Llama-2-7B hold 32 x 202,375,168 weights
     assert small - usual == pytest.approx(2.5 * 32 * 202_375_168 * (1 / 32 - 1 / 128))
-    assert costs.at({"group_size": "auto"}) == costs
+    assert costs.with_parameters({"group_size": "auto"}) == costs

@@ -47,7 +47,7 @@ def files(folder: Path) -> list[tuple[str, bytes]]:
     return sorted((str(path), path.read_bytes()) for path in folder.rglob("*") if path.is_file())
 
 
-def why(root: Path) -> str:
+def slurm_logs(root: Path) -> str:
     """Slurm's logs of the jobs that failed (those of the others are removed)."""
     return "\n".join(f"{path}:\n{path.read_text()}" for path in (root / "artifacts/logs/slurm").rglob("*.log"))
 
@@ -124,7 +124,7 @@ def study_run(cluster: Path, make_study: Callable[[], Path]) -> Path:
     root = make_study()
     command = [*SNAKEMAKE, *SUBMIT, "report", "--configfile", "study.yaml"]
     result = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr + why(root)
+    assert result.returncode == 0, result.stdout + result.stderr + slurm_logs(root)
     shutil.copy(root / "ran", root / "ran-first")
     return root
 
@@ -169,7 +169,7 @@ def repaired_run(failed_run: tuple[Path, str]) -> Path:
         wait_for(resume_node)
         status = process.wait()
         printed.seek(0)
-        assert status == 0, printed.read() + why(root)
+        assert status == 0, printed.read() + slurm_logs(root)
     assert "Restarts=1" in run("scontrol", "show", "job", number)
     return root
 

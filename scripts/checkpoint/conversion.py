@@ -60,7 +60,9 @@ def publish_converted(
     """
     ordered = list(tensors.values())
     origin = manifest.read(options.src)["source"] if (options.src / manifest.NAME).exists() else {}
-    groups = sharding.split(ordered, options.max_shard_size) if options.max_shard_size else sharding.by_file(ordered)
+    groups = (
+        sharding.split(ordered, options.max_shard_size) if options.max_shard_size else sharding.group_by_file(ordered)
+    )
     for group in groups:
         if len(group) > torch_zip.MAX_TENSORS_A_FILE and not linked:
             raise UserError(

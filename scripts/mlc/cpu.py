@@ -32,18 +32,18 @@ class Kernels(model.Kernels):
     def product(self, x: Tensor, layer: Linear) -> Tensor:
         """x times a quantized matrix."""
         outputs = padded_rows(layer.outputs)
-        make = cpu_matrices.matrix_matrix if _many(x) else cpu_matrices.matrix_vector
+        make = cpu_matrices.matrix_matrix if _is_many(x) else cpu_matrices.matrix_vector
         arguments = [x, layer.q_weight, layer.q_scale]
         return _call(make(outputs, layer.inputs), make.__name__, arguments, (*x.shape[:2], outputs))
 
     def rms_norm(self, x: Tensor, norm: RMSNorm) -> Tensor:
         """x over its root mean square, times the norm's weight."""
-        return _call(cpu_vectors.rms_norm(x.shape[2], norm.epsilon, _many(x)), "rms_norm", [x, norm.weight], x.shape)
+        return _call(cpu_vectors.rms_norm(x.shape[2], norm.epsilon, _is_many(x)), "rms_norm", [x, norm.weight], x.shape)
 
     def silu_multiply(self, x: Tensor) -> Tensor:
         """SiLU of the first half of the last axis, times the second."""
         size = x.shape[2] // 2
-        return _call(cpu_vectors.silu_multiply(size, _many(x)), "silu_multiply", [x], (*x.shape[:2], size))
+        return _call(cpu_vectors.silu_multiply(size, _is_many(x)), "silu_multiply", [x], (*x.shape[:2], size))
 
     def linear(self, x: Tensor, layer: Linear, norm: RMSNorm | None = None, add: Tensor | None = None) -> Tensor:
         out = self.product(x if norm is None else self.rms_norm(x, norm), layer)
@@ -55,7 +55,7 @@ class Kernels(model.Kernels):
         return self.silu_multiply(self.linear(x, layer, norm))
 
 
-def _many(x: Tensor) -> bool:
+def _is_many(x: Tensor) -> bool:
     return not isinstance(x.shape[1], int)  # symbolic
 
 
@@ -77,7 +77,7 @@ class Cache:
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
         shape = self.shape
         kernel = cpu_attention.attention(
-            shape.num_hidden_layers, shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim, _many(qkv)
+            shape.num_hidden_layers, shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim, _is_many(qkv)
         )
         number = Tensor.from_const(np.array([layer], np.int32))
         width = shape.num_attention_heads * shape.head_dim

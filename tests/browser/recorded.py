@@ -11,7 +11,7 @@ from reporting import axes, drawing, page, results
 
 
 def main(source: Path, target: Path) -> None:
-    collected = results.current(json.loads(source.read_text(encoding="utf-8")))
+    collected = results.upgrade(json.loads(source.read_text(encoding="utf-8")))
     absent = {"artifact": "none", "latency": "none", "quality": None, "no_quality": None}
     absent["logs"] = {"latency": ["none"]}
     cells = [{"model": row["model"], "format": row["format"], **absent} for row in collected["rows"]]

@@ -39,7 +39,7 @@ def _compile(function: Callable) -> Callable:
     return torch.compile(function, dynamic=False, options={"emulate_precision_casts": True})
 
 
-def _same(function: Callable, other: Callable, *arguments: torch.Tensor) -> bool:
+def _same_bits(function: Callable, other: Callable, *arguments: torch.Tensor) -> bool:
     """Whether two functions return the same bits; False where one cannot be compiled."""
     try:
         one, two = (
@@ -68,7 +68,7 @@ def _norms(model: PreTrainedModel, random: Callable[..., torch.Tensor]) -> bool:
     if not norms:
         return False
     widest = max(norms, key=lambda module: len(module.weight))  # heads may have norms too, which stay as they are
-    if not _same(one_position(widest), widest.forward, random(1, 1, len(widest.weight))):
+    if not _same_bits(one_position(widest), widest.forward, random(1, 1, len(widest.weight))):
         return False
     for module in norms:
         module.forward = one_position(module)
@@ -86,7 +86,7 @@ def _rotary(model: PreTrainedModel, random: Callable[..., torch.Tensor]) -> bool
     heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     rotary = _compile(original)
     arguments = *(random(1, each, 1, size) for each in heads), random(1, 1, size), random(1, 1, size)
-    if not _same(rotary, original, *arguments):
+    if not _same_bits(rotary, original, *arguments):
         return False
 
     def embed(query: torch.Tensor, *rest: Any, **options: Any) -> Any:
@@ -121,6 +121,6 @@ def _fuse(model: PreTrainedModel) -> tuple[Write, list[str]]:
     parts = {
         "norm": _norms(model, random),
         "rotary embedding": _rotary(model, random),
-        "cache": _same(probe(write), probe(write_cache), random(1, 2, 1, 8), random(1, 2, 1, 8)),
+        "cache": _same_bits(probe(write), probe(write_cache), random(1, 2, 1, 8), random(1, 2, 1, 8)),
     }
     return write if parts["cache"] else write_cache, [name for name, fused in parts.items() if fused]
