@@ -63,9 +63,9 @@ def rotations(half: int) -> PrimFunc:
     return kernel
 
 
-def rotate(qkv: Any, cosine: Any, sine: Any, s: Any, first: Any, d: Any, half: int) -> tuple[Any, Any]:
-    """Elements d and half + d, rotated, of the head of position s whose first element is number `first`."""
-    low, high = qkv[0, s, first + d], qkv[0, s, first + half + d]
+def rotate(n: Heads, qkv: Any, cosine: Any, sine: Any, s: Any, head: Any, d: Any) -> tuple[Any, Any]:
+    """Elements d and half + d, rotated, of a head of position s, counted among all of qkv."""
+    low, high = qkv[0, s, head * n.size + d], qkv[0, s, head * n.size + n.half + d]
     return low * cosine[s, d] - high * sine[s, d], high * cosine[s, d] + low * sine[s, d]
 
 
@@ -77,12 +77,8 @@ def append(
     for s in T.serial(S):
         for h in T.serial(n.keys):
             for d in T.serial(n.half):
-                keys[layer[0], h, d, position[0] + s] = rotate(
-                    qkv, cosine, sine, s, (n.queries + h) * n.size, d, n.half
-                )[0]
-                keys[layer[0], h, n.half + d, position[0] + s] = rotate(
-                    qkv, cosine, sine, s, (n.queries + h) * n.size, d, n.half
-                )[1]
+                keys[layer[0], h, d, position[0] + s] = rotate(n, qkv, cosine, sine, s, n.queries + h, d)[0]
+                keys[layer[0], h, n.half + d, position[0] + s] = rotate(n, qkv, cosine, sine, s, n.queries + h, d)[1]
             for d in T.serial(n.size):
                 values[layer[0], h, position[0] + s, d] = qkv[0, s, (n.queries + n.keys + h) * n.size + d]
 
@@ -104,12 +100,8 @@ def begin(
     """Rotate and scale the queries of head h from position `first` on; no key is seen yet."""
     for r in T.unroll(n.rows):
         for d in T.serial(n.half):
-            query[r, d] = rotate(qkv, cosine, sine, T.min(first + r, S - 1), h * n.size, d, n.half)[0] * T.float32(
-                n.scale
-            )
-            query[r, n.half + d] = rotate(qkv, cosine, sine, T.min(first + r, S - 1), h * n.size, d, n.half)[
-                1
-            ] * T.float32(n.scale)
+            query[r, d] = rotate(n, qkv, cosine, sine, T.min(first + r, S - 1), h, d)[0] * T.float32(n.scale)
+            query[r, n.half + d] = rotate(n, qkv, cosine, sine, T.min(first + r, S - 1), h, d)[1] * T.float32(n.scale)
         best[r] = T.float32(-1e30)
         weights[r] = T.float32(0)
         for w in T.unroll(n.vectors):
