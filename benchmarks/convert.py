@@ -44,7 +44,7 @@ from pathlib import Path
 from checkpoint import conversion, sharding, shards, torch_zip
 checks, source, target = sys.argv[1], shards.find(Path(sys.argv[2])), Path(sys.argv[3])
 target.mkdir()
-groups = sharding.by_file(list(source.tensors().values()))
+groups = sharding.group_by_file(list(source.tensors().values()))
 for file in source.files if checks == 'CRC' else ():
     torch_zip.check(file)
 conversion.convert(groups, target, 'safetensors', verify=checks != 'CRC', hash=False)

@@ -38,7 +38,7 @@ class Float16(transformers.Engine):
             return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(artifact), dtype=torch.float16)
 
 
-def packed(config: dict, method: str, folder: Path) -> None:
+def write_artifact(config: dict, method: str, folder: Path) -> None:
     """Write an artifact of random 4-bit weights in a method's format."""
     generator = torch.Generator().manual_seed(0)
 
@@ -107,7 +107,7 @@ def main() -> None:
             (folder / "config.json").write_text(json.dumps(config))
             engine: transformers.Engine = Float16(folder, "cuda", 1)
         else:
-            packed(config, options.weights, folder)
+            write_artifact(config, options.weights, folder)
             engine = gptqmodel.Engine(folder, "cuda", 1)
     ids = torch.randint(3, config["vocab_size"], (PROMPT,)).tolist()
     print(f"{options.config.stem} {options.weights}{' unmerged' * options.unmerged}, {torch.cuda.get_device_name()}")

@@ -41,7 +41,7 @@ source, target = shards.find(Path(sys.argv[1])), Path(sys.argv[2])
 config = source_config.read(source.config(), source.folder)
 found = parameters.find(source, config, parameters.LAYOUTS['q4f16_1'])
 target.mkdir()
-mlc_shards.write(target, found, parameters.counted_weights(source, found))
+mlc_shards.write(target, found, parameters.count_weights(source, found))
 """
 
 

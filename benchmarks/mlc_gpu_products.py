@@ -29,7 +29,7 @@ def products(shape: architecture.Architecture) -> Iterator[tuple[str, int, int, 
     yield "head", shape.vocab_size, hidden, True, False, False
 
 
-def expected(words: np.ndarray, scales: np.ndarray, x: np.ndarray, norm: Any, add: Any, gate: bool) -> np.ndarray:
+def reference(words: np.ndarray, scales: np.ndarray, x: np.ndarray, norm: Any, add: Any, gate: bool) -> np.ndarray:
     """Float32 [S, results] of x [S, inputs], by the formulas; x is rounded to float16 after the norm, as by kernels."""
     x = x.astype(np.float32)
     if norm is not None:
@@ -54,7 +54,7 @@ def matrices(bench: Bench, shape: architecture.Architecture, variants: list[Laun
         x = RANDOM.normal(0, 1, (1, 1, inputs)).astype(np.float16)
         norm = RANDOM.normal(1, 0.2, inputs).astype(np.float16) if normed else None
         add = RANDOM.normal(0, 1, outputs).astype(np.float16) if added else None
-        wanted = expected(words, scales, x[0], norm, add, gate)[0]
+        wanted = reference(words, scales, x[0], norm, add, gate)[0]
         copies = max(4, -(-BYTES // (words.nbytes + scales.nbytes)))
         weights = [(bench.tensor(words), bench.tensor(scales)) for _ in range(copies)]
         extra = [bench.tensor(array) for array in (norm, add) if array is not None]
@@ -106,7 +106,7 @@ def many(
         x = RANDOM.normal(0, 1, (1, max(counts), inputs)).astype(np.float16)
         add = RANDOM.normal(0, 1, (outputs,) if epilogue == "BIAS" else (1, max(counts), outputs)).astype(np.float16)
         checked = np.array(sorted({0, 1, *(count // 3 for count in counts), *(count - 1 for count in counts)}))
-        products_only = expected(words, scales, x[0, checked], None, None, gate)
+        products_only = reference(words, scales, x[0, checked], None, None, gate)
         for count in counts:
             places, wanted = checked[checked < count], products_only[checked < count]
             extra = [add if epilogue == "BIAS" else add[:, :count].copy()] if added else []

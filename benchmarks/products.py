@@ -60,7 +60,7 @@ def measure(inputs: int, outputs: int) -> dict[str, tuple[float, float]]:
     scales = (torch.rand(inputs // GROUP, outputs, device="cuda") * 0.004 + 0.001).half()
     sevens = torch.full((inputs // GROUP, outputs // 8), 0x77777777, dtype=torch.int32, device="cuda")
     x = torch.randn(1, inputs, device="cuda").half()
-    unpacked = [gemv.stored("gptq", {"qweight": each, "qzeros": sevens, "scales": scales}) for each in words]
+    unpacked = [gemv.unpack_layer("gptq", {"qweight": each, "qzeros": sevens, "scales": scales}) for each in words]
     numbers, zeros, _ = unpacked[0]
     weight = ((numbers - zeros.repeat_interleave(GROUP, 0)) * scales.float().repeat_interleave(GROUP, 0)).T
     expected = x.double() @ weight.double().T

@@ -83,7 +83,7 @@ def makers(format):
     ]
 
 
-def allowed(resource):
+def resource_limit(resource):
     """How much of a resource all jobs together may use; None where nothing limits it."""
     limit = workflow.global_resources.get(resource)
     return limit and limit.value
@@ -91,7 +91,7 @@ def allowed(resource):
 
 def device_here():
     """What device `auto` means where jobs run on this machine; `auto` where a cluster's jobs run on others."""
-    if allowed("_nodes") is not None:
+    if resource_limit("_nodes") is not None:
         return "auto"
     try:
         return "cpu" if ctypes.CDLL("libcuda.so.1").cuInit(0) else "cuda"
@@ -110,7 +110,7 @@ def check_study(config):
     try:
         for file in workflow.configfiles:
             check_file(Path(file))
-        return complete(config, schema, replace(REGISTRY, device=device_here(), gpus=allowed("gpu")))
+        return complete(config, schema, replace(REGISTRY, device=device_here(), gpus=resource_limit("gpu")))
     except ConfigError as error:
         sys.exit(f"config error: {printable(str(error))}")
 
@@ -139,7 +139,7 @@ def cell(wildcards):
 def find_cell(model, name):
     """A model's cell; a format that the study leaves out can be asked for by its file."""
     if (model, name) not in CELLS and name not in FORMATS:
-        refuse(f"artifacts/{model}: no cell is called {name!r}{registry.nearest(name, [each for _, each in CELLS])}")
+        refuse(f"artifacts/{model}: no cell is called {name!r}{registry.suggestion(name, [each for _, each in CELLS])}")
     return CELLS.get((model, name)) or cells.Cell(model, name, None, FORMATS[name].engine)
 
 
@@ -179,7 +179,7 @@ def python(env):
     """The interpreter of an environment: the one that the config names, else the one that the workflow builds. One
     without pins ends Snakemake with one line."""
     if env not in INTERPRETERS and env not in ENVS:
-        refuse(f"the pins of the environment {env!r}, envs/{env}.txt, are missing{registry.nearest(env, ENVS)}")
+        refuse(f"the pins of the environment {env!r}, envs/{env}.txt, are missing{registry.suggestion(env, ENVS)}")
     return INTERPRETERS.get(env, str(CHECKOUT / f"envs/{env}/bin/python"))
 
 
@@ -236,7 +236,7 @@ def local_path(file):
 def study_jobs():
     """What the study's jobs take: see planning.jobs."""
     built = {name: FORMATS[base(name)].costs for name in (*FORMATS, *VARIANTS)}
-    formats = {name: costs and costs.at(parameters(name)) for name, costs in built.items()}
+    formats = {name: costs and costs.with_parameters(parameters(name)) for name, costs in built.items()}
     reference = STUDY["reference"], FORMATS[base(STUDY["reference"])].engine
     return jobs.Jobs(STUDY, reference, formats, {name: engine.costs for name, engine in ENGINES.items()})
 

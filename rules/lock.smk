@@ -7,7 +7,7 @@ ARTIFACTS, RECORDS = Path("artifacts"), Path(".snakemake")
 
 # jobs of a cluster read this file too; another workflow that uses this one as a module has hooks and records of its own
 if workflow.is_main_process and Path(workflow.basedir).samefile(CHECKOUT):
-    LAST = workflow_lock.seen(ARTIFACTS)
+    LAST = workflow_lock.read(ARTIFACTS)
     workflow_lock.share_records(ARTIFACTS, RECORDS)
 
 

@@ -36,7 +36,7 @@ class Converter(TransformersConverter):
     def load_model(self, model_class: Any, path: str, **options: Any) -> Any:
         """The model in its weights' own dtype, and its rotary parameters in transformers 4's words, as loaders read
         them."""
-        check_known(options["config"].get_text_config())
+        check_support(options["config"].get_text_config())
         tensors = shards.find(Path(path)).tensors().values()
         options["dtype"] = next((TORCH[tensor.dtype] for tensor in tensors if tensor.dtype in TORCH), torch.float32)
         self.model = super().load_model(model_class, path, **options)
@@ -58,7 +58,7 @@ class Converter(TransformersConverter):
             spec.config.layer_norm_epsilon = epsilon
         spec.register_vocabulary(vocabulary(self.tokenizer, config.vocab_size))
         for layer in spec.decoder.layer:
-            complete(layer.self_attention, config, self.rope)
+            complete_attention(layer.self_attention, config, self.rope)
         return spec
 
 
@@ -90,7 +90,7 @@ def older_modules(model: Any, rope: dict[str, Any]) -> None:
         model.embed_out = model.get_output_embeddings()
 
 
-def check_known(config: Any) -> None:
+def check_support(config: Any) -> None:
     """Raises ValueError by the name of what a model has and CTranslate2 leaves out without a word."""
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         if getattr(config, name, None):
@@ -105,7 +105,7 @@ def vocabulary(tokenizer: Any, size: int) -> list[str]:
     return [named.get(number, f"<extra_id_{number}>") for number in range(size)]
 
 
-def complete(attention: Any, config: Any, rope: dict[str, Any]) -> None:
+def complete_attention(attention: Any, config: Any, rope: dict[str, Any]) -> None:
     """Give a layer's attention what the engine reads and its loader leaves out: the sizes of heads and scores, and the
     numbers of llama3's scaling, without which nothing is scaled."""
     added: dict[str, Any] = {}

@@ -57,7 +57,7 @@ def build(folder: Path, source: shards.Checkpoint, config: SourceConfig, options
     found = parameters.find(source, config, parameters.LAYOUTS[options.quantization])
     total = sum(part.numel for parameter in found for part in parameter.parts)
     with tqdm(total=total, unit=" weights", unit_scale=True, desc="to MLC", disable=None) as bar:
-        mlc_shards.write(folder, found, parameters.counted_weights(source, found), bar.update)
+        mlc_shards.write(folder, found, parameters.count_weights(source, found), bar.update)
     chat_config.write(folder, options.src, config, options.quantization)
     for name in chat_config.TOKENIZER_FILES:
         if (options.src / name).is_file():

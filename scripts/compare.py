@@ -28,7 +28,7 @@ from reporting.columns import COLUMNS, SCHEMA, schema
 from reporting.comparison import REGRESSIONS, Change, Limits, Pair, figures, pairs
 from reporting.labels import label
 from reporting.numbers import MISSING, number, size
-from reporting.results import current
+from reporting.results import upgrade
 
 WORDS = {
     "worse": "WORSE",
@@ -55,7 +55,7 @@ def read(path: Path) -> dict[str, Any]:
     if version is not None and version != METRICS_VERSION:
         raise UserError(f"{path}: is of metrics version {version}, not {METRICS_VERSION}; measure again")
     try:
-        content = current(content) if isinstance(content, dict) else content
+        content = upgrade(content) if isinstance(content, dict) else content
     except (KeyError, TypeError, AttributeError):  # what the schema says of it is of today's version
         raise UserError(f"{path}: does not fit its schema version; make the report again") from None
     wrong = next(jsonschema.Draft202012Validator(schema()).iter_errors(content), None)

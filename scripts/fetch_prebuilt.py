@@ -30,7 +30,7 @@ def of_folder(folder: Path, layout: str) -> tuple[dict[str, Path], dict[str, Any
     """The files of a local artifact, and its source for the manifest. Raises `UserError` where hashes differ."""
     if layout == "ct2":
         names = [name for name in CT2_FILES if (folder / name).is_file()]
-        files = [shards.within(folder, folder / name) for name in names]
+        files = [shards.check_inside(folder, folder / name) for name in names]
     else:
         found = shards.find(folder)
         files = [*found.files, *filter(None, [found.index()]), *found.others()]

@@ -78,7 +78,7 @@ def main() -> None:
         raise UserError(
             f"{options.file}: document {number} of column {options.column!r} has a NUL; take fewer, or others"
         )
-    chosen, join = [*map(plain_text.normalised, chosen)], plain_text.normalised(options.join)
+    chosen, join = [*map(plain_text.normalise, chosen)], plain_text.normalise(options.join)
     text = join.join(chosen)
     if not text.strip():
         raise UserError(f"{options.repository}: {options.file} holds no text in column {options.column!r}")

@@ -34,7 +34,6 @@ from scoring import alignment, reference, teacher_forcing
 # logits that are compared at a time, in three float64 copies: 1 MiB each fits a processor's cache
 BLOCK = {"cpu": 2**17, "gpu": 2**21}
 NOISE_WINDOWS = 8  # some 4,000 positions or more; float16 takes a CPU many times as long as float32
-COLUMNS = ("nll", "kld", "delta_p", "top1")
 
 
 def score(
@@ -80,7 +79,7 @@ def measure(
     candidate = chunk.logits[low : low + len(targets), : logits.vocab_size]
     kept = logits.wide_rows(len(targets)) if xp is np else logits.rows(len(targets))
     found = divergence.measure(candidate, kept, targets, xp, work)
-    values = {name: teacher_forcing.on_host(column) for name, column in found.items()}
+    values = {name: teacher_forcing.to_host(column) for name, column in found.items()}
     return {"window": np.full(len(targets), chunk.window)} | values
 
 

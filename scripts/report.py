@@ -22,7 +22,7 @@ LONG_AGO = 1.0  # seconds since 1970
 
 
 @contextmanager
-def written(path: Path, *, old: bool) -> Iterator[Path]:
+def publish_file(path: Path, *, old: bool) -> Iterator[Path]:
     """A path to write a file to, which gets its final name when it is whole. `old`: dated before all that it is made
     of, so that Snakemake takes it for still to be made."""
     with publish(path) as partial:
@@ -54,24 +54,24 @@ def main() -> None:
         cell["pending"] = [name for name in results.PARTS if cell[name] in pending]
     collected = results.collect(study)
     rows = collected["rows"]
-    drawn = drawing.draw(axes.plotted(rows))
+    drawn = drawing.draw(axes.points(rows))
     text = page.render(collected, study, drawn)
-    with written(dst / "results.csv", old=old) as partial:
+    with publish_file(dst / "results.csv", old=old) as partial:
         results.write_csv(partial, rows)
-    with written(dst / "results.json", old=old) as partial:
+    with publish_file(dst / "results.json", old=old) as partial:
         partial.write_text(json.dumps(collected, allow_nan=False) + "\n", encoding="utf-8")
-    with written(dst / "results.parquet", old=old) as partial:
+    with publish_file(dst / "results.parquet", old=old) as partial:
         parquet.write(partial, collected, manifest.sha256(dst / "results.json"))
-    with written(dst / "quality-speed.svg", old=old) as partial:
+    with publish_file(dst / "quality-speed.svg", old=old) as partial:
         partial.write_text(drawn.svg, encoding="utf-8")
-    with written(dst / "quality-speed.png", old=old) as partial:
+    with publish_file(dst / "quality-speed.png", old=old) as partial:
         partial.write_bytes(drawn.png)
-    with written(dst / "index.html", old=old) as partial:
+    with publish_file(dst / "index.html", old=old) as partial:
         partial.write_text(text, encoding="utf-8")
     if drawn.refused:
         print(f"warning: the plots could not be drawn: {drawn.refused}", file=sys.stderr)
     if options.incomplete:
-        print("\n".join(map(printable, [*page.unfinished(rows), f"What was measured: {dst / 'index.html'}"])))
+        print("\n".join(map(printable, [*page.failure_lines(rows), f"What was measured: {dst / 'index.html'}"])))
         print(f"To go on: {page.commands(study, rows)['resume']}")
 
 

@@ -152,7 +152,7 @@ def main() -> None:
             "detokenizer": "wikitext" if wikitext else None,
             "documents": [
                 {
-                    "ids": ids(documents.detokenized(part) if wikitext else part, special=False),
+                    "ids": ids(documents.detokenize(part) if wikitext else part, special=False),
                     "words": documents.words(part),
                     "bytes": len(part.encode()),
                 }

@@ -13,10 +13,10 @@ from typing import Any
 
 from common.program import UserError, parser, run
 from reporting.column import Column
-from reporting.columns import shown
+from reporting.columns import shown_columns
 from reporting.labels import label, mode_label
 from reporting.numbers import MISSING, number, size
-from reporting.results import current
+from reporting.results import upgrade
 
 END = "<!-- end -->"
 SHORT = ("model", "format", "runs in", "tokens/s (95%)", "perplexity", "over the reference (95%, paired)", "size")
@@ -82,7 +82,7 @@ def cells(row: Mapping[str, Any], reference: str) -> dict[str, str]:
         "bandwidth_fraction": {"of the bandwidth": f"{row['bandwidth_fraction']:.0%}" if cuda else MISSING},
     }
     found: dict[str, str] = {}
-    for column in shown():
+    for column in shown_columns():
         found |= more.get(column.name, {column.heading: cell(column, row[column.name])})
     return found
 
@@ -129,7 +129,7 @@ def main() -> None:
         _, closed, after = rest.partition(END)
         if not (found and closed):
             raise UserError(f"{options.readme}: lacks the markers {begin!r} and {END!r}; put them back")
-        results = current(json.loads((folder / "results.json").read_text(encoding="utf-8")))
+        results = upgrade(json.loads((folder / "results.json").read_text(encoding="utf-8")))
         updated = f"{before}{begin}\n{table(results, options.short)}\n{END}{after}"
     if options.check and updated != text:
         raise UserError(f"{options.readme}: its tables are not what the runs measured; run make readme")

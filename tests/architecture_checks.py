@@ -45,7 +45,7 @@ texts = ["--calibration", demo / "tokens/calibration.json", "--evaluation", demo
 texts += ["--samples", "8", "--sequence-length", "128"]
 
 
-def converted(source: Path) -> Path:
+def convert(source: Path) -> Path:
     """The fp16 artifact of a model's source, made beside it as the workflow does."""
     for program, read, out in (("bin_to_safetensors", "source", "safetensors"), ("build_fp16", "safetensors", "fp16")):
         command = [sys.executable, REPO / f"scripts/{program}.py", source.with_name(read), source.with_name(out)]
@@ -64,7 +64,7 @@ def checkpoint(name: str) -> Path:
     model.to(torch.float16).save_pretrained(folder)
     for file in (demo / "fp16").glob("token*"):
         shutil.copy(file, folder)
-    return converted(folder)
+    return convert(folder)
 
 
 def build(program: str, *arguments: object) -> str:
@@ -86,7 +86,7 @@ def with_code(name: str, file: str, named: dict[str, Any]) -> Path:
     (folder / "code.py").write_text(f"{name = }\nopen({str(work / 'ran')!r}, 'w').close()\n")
     config = (folder / "config.json").read_text()  # the two are one but for their names; llama's has no tokenizer class
     (folder / "config.json").write_text(config.replace("mistral", "llama").replace("Mistral", "Llama"))
-    fp16 = converted(folder)
+    fp16 = convert(folder)
     content = json.loads((fp16 / file).read_text()) | {"auto_map": named}
     content.pop("tokenizer_class", None)
     (fp16 / file).unlink()

@@ -45,16 +45,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if copies:
             item.add_marker("workflow")
         elif not (
-            HEAVY & set(item.fixturenames) or hasattr(item.module, "interpreter") or marked(item, "slow", "timing")
+            HEAVY & set(item.fixturenames) or hasattr(item.module, "interpreter") or has_marker(item, "slow", "timing")
         ):
             item.add_marker("unit")
-    slow = {item.path for item in items if marked(item, "slow")}
+    slow = {item.path for item in items if has_marker(item, "slow")}
     late = {item.path for item in items if "demo" in item.fixturenames}  # while one worker makes it, none is to wait
     first = "test_workflow.py"
     items.sort(key=lambda item: (item.path.name != first, item.path in late, item.path not in slow))
 
 
-def marked(item: pytest.Item, *names: str) -> bool:
+def has_marker(item: pytest.Item, *names: str) -> bool:
     """Whether a test has one of these markers."""
     return any(map(item.get_closest_marker, names))
 
@@ -114,7 +114,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def legacy(request: pytest.FixtureRequest) -> list[str]:
     """auto-gptq's format, which `demo` builds and scores where slow tests run: its kernels take minutes on a CPU."""
-    return AUTOGPTQ if any(marked(item, "slow") for item in request.session.items) else []
+    return AUTOGPTQ if any(has_marker(item, "slow") for item in request.session.items) else []
 
 
 @pytest.fixture(scope="session")

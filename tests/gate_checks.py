@@ -42,7 +42,7 @@ def program(name: str, *arguments: object) -> str:
     return ""
 
 
-def must(name: str, *arguments: object) -> None:
+def check_call(name: str, *arguments: object) -> None:
     error = program(name, *arguments)
     if error:
         raise SystemExit(f"{name}: {error}")
@@ -56,13 +56,13 @@ def prepare(folder: Path, model: Path = REPO / "demo", **changes: Any) -> list[o
         config.pop(key)
     (folder / "demo/config.json").write_text(json.dumps(config | changes))
     (folder / "text.txt").write_text((REPO / "config/evaluation.txt").read_text()[:CHARACTERS])
-    must("link_source.py", folder / "demo", folder / "source")
+    check_call("link_source.py", folder / "demo", folder / "source")
     if not (folder / "safetensors").exists():
-        must("bin_to_safetensors.py", folder / "source", folder / "safetensors")
+        check_call("bin_to_safetensors.py", folder / "source", folder / "safetensors")
     evaluation = folder / "evaluation.json"
-    must("tokenize_texts.py", folder / "safetensors", folder / "text.txt", evaluation, "--as", "evaluation")
+    check_call("tokenize_texts.py", folder / "safetensors", folder / "text.txt", evaluation, "--as", "evaluation")
     text = ["--evaluation", evaluation, "--device", "cpu"]
-    must("expected_predictions.py", folder / "source", folder / "gate.json", *text)
+    check_call("expected_predictions.py", folder / "source", folder / "gate.json", *text)
     return ["--reference", folder / "gate.json", *text]
 
 
@@ -74,7 +74,7 @@ def gate(folder: Path, artifact: str, engine: str, options: list[object], *more:
     return {"error": error, "found": json.loads(out.read_text()) if out.exists() else None}
 
 
-def changed(folder: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def change_weights(folder: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """The canonical weights of a model, the matrices of its layers changed, and what is expected of these."""
     shutil.copytree(folder / "safetensors", folder / name)
     for file in (folder / name).glob("*.safetensors"):
@@ -84,13 +84,13 @@ def changed(folder: Path, name: str, change: Callable[[torch.Tensor], torch.Tens
         save_file(tensors | layers, file, metadata={"format": "pt"})
     weights = ["--artifact", folder / name, "--layout", "hf"]
     text = ["--evaluation", folder / "evaluation.json", "--device", "cpu"]
-    must("expected_predictions.py", folder / "safetensors", folder / f"{name}.json", *weights, *text)
+    check_call("expected_predictions.py", folder / "safetensors", folder / f"{name}.json", *weights, *text)
 
 
 facts: dict[str, Any] = {}
 plain, scaled = work / "plain", work / "scaled"
 options = prepare(plain)
-must("build_fp16.py", plain / "safetensors", plain / "fp16")
+check_call("build_fp16.py", plain / "safetensors", plain / "fp16")
 facts["fp16"] = gate(plain, "fp16", "transformers", options)
 
 config = json.loads((plain / "fp16/config.json").read_text())
@@ -100,25 +100,25 @@ shutil.copytree(plain / "fp16", plain / "other")
 facts["another config"] = gate(plain, "other", "transformers", options)
 
 torch.manual_seed(0)
-changed(plain, "poor", lambda value: value + 0.03 * torch.randn(value.shape).half())
+change_weights(plain, "poor", lambda value: value + 0.03 * torch.randn(value.shape).half())
 poor = ["--expected", plain / "poor.json"]
 facts["poor"] = gate(plain, "poor", "transformers", options, *poor)
 facts["poor against the source"] = gate(plain, "poor", "transformers", options)
 facts["poor for a strict study"] = gate(plain, "poor", "transformers", options, *poor, "--factor", "1.2")
 facts["unread"] = gate(plain, "poor", "transformers", options, "--unchecked", "for a reason")
-changed(plain, "garbage", torch.zeros_like)
+change_weights(plain, "garbage", torch.zeros_like)
 facts["garbage"] = gate(plain, "garbage", "transformers", options, "--expected", plain / "garbage.json")
 facts["another protocol"] = gate(plain, "fp16", "transformers", options, "--protocol", "llamacpp-512")
 
 options = prepare(scaled, rope_parameters=LLAMA3)
 TransformersConverter(str(scaled / "safetensors")).convert(str(scaled / "theirs"), quantization="float32")
 facts["CTranslate2's converter"] = gate(scaled, "theirs", "ctranslate2", options)
-must("build_ct2.py", scaled / "safetensors", scaled / "ours", "--quantization", "float32")
+check_call("build_ct2.py", scaled / "safetensors", scaled / "ours", "--quantization", "float32")
 facts["our use of it"] = gate(scaled, "ours", "ctranslate2", options)
-must("build_ct2.py", scaled / "safetensors", scaled / "int8", "--quantization", "int8")
+check_call("build_ct2.py", scaled / "safetensors", scaled / "int8", "--quantization", "int8")
 text = ["--evaluation", scaled / "evaluation.json", "--device", "cpu"]
 int8 = ["--artifact", scaled / "int8", "--layout", "ct2"]
-must("expected_predictions.py", scaled / "safetensors", scaled / "int8.json", *int8, *text)
+check_call("expected_predictions.py", scaled / "safetensors", scaled / "int8.json", *int8, *text)
 facts["int8"] = gate(scaled, "int8", "ctranslate2", options, "--expected", scaled / "int8.json")
 TransformersConverter(str(scaled / "safetensors")).convert(str(scaled / "their-int8"), quantization="int8")
 facts["their int8"] = gate(scaled, "their-int8", "ctranslate2", options, "--expected", scaled / "int8.json")
@@ -134,7 +134,7 @@ for file in (large / "safetensors").glob("*.safetensors"):
     file.unlink()
     save_file(tensors, file, metadata={"format": "pt"})
 options = prepare(large, large / "safetensors")
-must("build_fp16.py", large / "safetensors", large / "fp16")
+check_call("build_fp16.py", large / "safetensors", large / "fp16")
 facts["large"] = gate(large, "fp16", "transformers", options)
 facts["large"]["kept"] = json.loads((large / "fp16/quantmill.json").read_text())["parameters"]
 cast = engines.load("transformers", large / "fp16", "cpu", 1, dtype="float16")

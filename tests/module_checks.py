@@ -49,9 +49,9 @@ class Columns(torch.nn.Module):
 
 
 @contextmanager
-def watched(events: list[str]) -> Iterator[None]:
+def watch_joins(events: list[str]) -> Iterator[None]:
     """Note each group that is merged."""
-    joins = {name: getattr(merged, name) for name in ("_rows", "_columns")}
+    joins = {name: getattr(merged, name) for name in ("_join_rows", "_join_columns")}
     for name, join in joins.items():
         setattr(merged, name, lambda layers, join=join: events.append("merged") or join(layers))
     yield
@@ -59,7 +59,7 @@ def watched(events: list[str]) -> Iterator[None]:
         setattr(merged, name, join)
 
 
-def merging(kind: type[torch.nn.Module]) -> dict[str, Any]:
+def check_merging(kind: type[torch.nn.Module]) -> dict[str, Any]:
     """Whether merged layers give what they gave apart, for one input after another, what is left alone and held, and
     whether the first ones are gone before the next are merged."""
     model = torch.nn.ModuleDict()
@@ -81,7 +81,7 @@ def merging(kind: type[torch.nn.Module]) -> dict[str, Any]:
     names = ("q_proj", "k_proj", "v_proj")
     with torch.inference_mode():
         apart = [[getattr(model["attention"], name)(x) for name in names] for x in inputs]
-        with watched(events):
+        with watch_joins(events):
             merge(model, kind)
         joined = [[getattr(model["attention"], name)(x) for name in reversed(names)][::-1] for x in inputs]
     pairs = [pair for before, after in zip(apart, joined, strict=True) for pair in zip(before, after, strict=True)]
@@ -96,7 +96,7 @@ def merging(kind: type[torch.nn.Module]) -> dict[str, Any]:
     }
 
 
-def sharing() -> list[float]:
+def check_shared_heads() -> list[float]:
     """How far attention of query heads that share keys lies from transformers' own: for one position of one prompt and
     of three, each with a mask of its own, and for seven positions."""
     module = torch.nn.Module()
@@ -124,7 +124,7 @@ def experts() -> dict[str, int]:
     }
 
 
-def generated(model: PreTrainedModel) -> list[int]:
+def generate(model: PreTrainedModel) -> list[int]:
     """What transformers' own generate chooses."""
     batch = torch.tensor([IDS])
     options = {"attention_mask": torch.ones_like(batch), "pad_token_id": 0, "eos_token_id": None, "do_sample": False}
@@ -135,7 +135,7 @@ def static_decoding(model: PreTrainedModel) -> dict[str, Any]:
     """Whether the engine decodes the model this way; its tokens, its logits and what is fused then."""
     if not StaticDecode.fits(model):
         return {"fits": False}
-    expected, before = generated(model), model(torch.tensor([IDS])).logits
+    expected, before = generate(model), model(torch.tensor([IDS])).logits
     static = StaticDecode(model, len(IDS) + 20, [], captured=False)
     found: dict[str, Any] = {"fits": True}
     found["tokens"] = [token for token, _ in static.tokens(IDS, 20)] == expected
@@ -148,17 +148,17 @@ def static_decoding(model: PreTrainedModel) -> dict[str, Any]:
     return found
 
 
-def cannot_be_captured(_: StaticDecode) -> None:
+def fail_capture(_: StaticDecode) -> None:
     """A model's step that waits for the host."""
     raise RuntimeError("operation not permitted when stream is capturing\nSearch for it")
 
 
-StaticDecode._capture = cannot_be_captured
-fused._compiled = lambda function: function  # the compiler is another matter: here it is what is replaced by what
+StaticDecode._capture = fail_capture
+fused._compile = lambda function: function  # the compiler is another matter: here it is what is replaced by what
 torch.manual_seed(0)
 results = {}
 with torch.inference_mode():
     for kind, config in CONFIGS.items():
         results[kind] = static_decoding(AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **config)).eval())
-both = {"Columns": merging(Columns), "Linear": merging(torch.nn.Linear)}
-print(json.dumps({"static": results, "merging": both, "sharing": sharing(), "experts": experts()}))
+both = {"Columns": check_merging(Columns), "Linear": check_merging(torch.nn.Linear)}
+print(json.dumps({"static": results, "merging": both, "sharing": check_shared_heads(), "experts": experts()}))

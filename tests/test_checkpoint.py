@@ -14,7 +14,7 @@ from conftest import REPO
 from forge import safetensors_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from raw_tensor import stored
+from raw_tensor import write_tensor
 
 from checkpoint import safetensors_file, sharding, shards, torch_zip
 from checkpoint.conversion import compare, drop_tied
@@ -234,7 +234,7 @@ def test_sizes_that_are_none(text: str) -> None:
 
 
 def test_a_byte_that_was_written_wrong_is_found(tmp_path: Path) -> None:
-    tensor = stored(tmp_path / "w", bytes(range(200)), "U8", 200)
+    tensor = write_tensor(tmp_path / "w", bytes(range(200)), "U8", 200)
     safetensors_file.write(tmp_path / "out", [tensor])
     compare([tensor], tmp_path / "out", "safetensors")
     data = bytearray((tmp_path / "out").read_bytes())
@@ -246,7 +246,7 @@ def test_a_byte_that_was_written_wrong_is_found(tmp_path: Path) -> None:
 
 def test_nan_payloads_are_kept(tmp_path: Path) -> None:
     payloads = struct.pack("<4I", 0x7FC00001, 0xFFC12345, 0x7F800001, 0x7FFFFFFF)  # quiet and signalling NaNs
-    safetensors_file.write(tmp_path / "1", [stored(tmp_path / "w", payloads, "F32", 4)])
+    safetensors_file.write(tmp_path / "1", [write_tensor(tmp_path / "w", payloads, "F32", 4)])
     torch_zip.write(tmp_path / "2", safetensors_file.read(tmp_path / "1").values())
     assert b"".join(map(bytes, torch_zip.read(tmp_path / "2")["w"].chunks())) == payloads
 

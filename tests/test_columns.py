@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 from conftest import REPO
-from whole_results import cell, edit, hard, whole
+from whole_results import cell, edit, whole_cell, window_losses
 
 from reporting import columns, comparison, results
 from reporting.column import of_artifact
@@ -42,7 +42,10 @@ def collect(*cells: dict[str, Any]) -> dict[str, dict[str, Any]]:
 @pytest.fixture
 def report(call: Callable, tmp_path: Path, tools_python: Path) -> Path:
     """The report of a study by a program that has one more column."""
-    cells = [whole(tmp_path, "reference", 10.0, hard(0)), whole(tmp_path, "other", 20.0, hard(1))]
+    cells = [
+        whole_cell(tmp_path, "reference", 10.0, window_losses(0)),
+        whole_cell(tmp_path, "other", 20.0, window_losses(1)),
+    ]
     study = {"config": CONFIG, "cells": cells, "options": "--cores 8"}
     (tmp_path / "study.json").write_text(json.dumps(study))
     made = call(tools_python, "-c", ADD, "scripts/report.py", tmp_path / "study.json", tmp_path / "report")
@@ -117,10 +120,10 @@ def run_of(made: dict[str, Any], run: str, format: str, **more: Any) -> dict[str
 
 def test_a_run_is_a_row_of_its_own_against_the_default_run_of_the_reference(tmp_path: Path) -> None:
     rows = collect(
-        run_of(cell(tmp_path, "first", 5, hard(1)), "slow", "reference"),
-        cell(tmp_path, "reference", 10, hard(0)),
-        run_of(cell(tmp_path, "third", 20, hard(1)), "fast", "other"),
-        run_of(cell(tmp_path, "fourth", 30, hard(1)), "faster", "other", options={"dtype": "float16"}),
+        run_of(cell(tmp_path, "first", 5, window_losses(1)), "slow", "reference"),
+        cell(tmp_path, "reference", 10, window_losses(0)),
+        run_of(cell(tmp_path, "third", 20, window_losses(1)), "fast", "other"),
+        run_of(cell(tmp_path, "fourth", 30, window_losses(1)), "faster", "other", options={"dtype": "float16"}),
     )
     assert {
         name: (row["format"], row["run"], row["nll_verdict"], row["dominated_by"]) for name, row in rows.items()
@@ -141,7 +144,7 @@ def test_a_run_is_a_row_of_its_own_against_the_default_run_of_the_reference(tmp_
 def test_what_another_run_measured_is_no_figure_of_the_row(
     tmp_path: Path, name: str, measured: object, asked: object
 ) -> None:
-    made = cell(tmp_path, "reference", 10, hard(0))
+    made = cell(tmp_path, "reference", 10, window_losses(0))
     edit(made["latency"], lambda content: content.update({name: measured}))
     row = results.row(made | {name: asked}, CONFIG)
     assert row["tokens_per_second"] is None
@@ -150,14 +153,14 @@ def test_what_another_run_measured_is_no_figure_of_the_row(
 
 
 def test_an_engine_that_was_renamed_is_the_same_one(tmp_path: Path) -> None:
-    made = cell(tmp_path, "reference", 10, hard(0))
+    made = cell(tmp_path, "reference", 10, window_losses(0))
     edit(made["latency"], lambda content: content.update(engine="mlc"))
     row = results.row(made | {"engine": "quantmill-tvm"}, CONFIG)
     assert (row["engine"], row["tokens_per_second"]) == ("quantmill-tvm", 10)
 
 
 def test_rows_of_several_gpus_are_of_another_device(tmp_path: Path) -> None:
-    one, two = cell(tmp_path, "reference", 10, hard(0)), cell(tmp_path, "other", 30, hard(0))
+    one, two = cell(tmp_path, "reference", 10, window_losses(0)), cell(tmp_path, "other", 30, window_losses(0))
     rows = collect(one, run_of(two, "tp2", "other", gpus=2))
     assert (rows["reference"]["device"], rows["other@tp2"]["device"]) == ("d", "2 x d")
     assert rows["reference"]["pareto"] and rows["other@tp2"]["pareto"]  # neither is in the other's way
@@ -165,7 +168,7 @@ def test_rows_of_several_gpus_are_of_another_device(tmp_path: Path) -> None:
 
 
 def test_somebody_elses_artifact_says_so(tmp_path: Path) -> None:
-    made = cell(tmp_path, "reference", 10, hard(0)) | {"prebuilt": True}
+    made = cell(tmp_path, "reference", 10, window_losses(0)) | {"prebuilt": True}
     edit(f"{made['artifact']}/quantmill.json", lambda content: content.update(prebuilt=True, build_seconds=None))
     row = collect(made)["reference"]
     assert row["build_seconds"] is None
@@ -175,13 +178,13 @@ def test_somebody_elses_artifact_says_so(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_tells_no_divergence_leaves_it_empty(tmp_path: Path) -> None:
-    made = cell(tmp_path, "reference", 10, hard(0))
+    made = cell(tmp_path, "reference", 10, window_losses(0))
 
-    def without(content: dict[str, Any]) -> None:
+    def drop_kld(content: dict[str, Any]) -> None:
         content["summary"] |= {"kld_mean": None}
         del content["windows"]["kld"]
 
-    edit(made["quality"], without)
+    edit(made["quality"], drop_kld)
     row = collect(made)["reference"]
     assert row["perplexity"] == 2
     assert row["kld_mean"] is row["above_noise_floor"] is None

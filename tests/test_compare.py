@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import REPO
-from whole_results import collected, hard, whole
+from whole_results import collect_results, whole_cell, window_losses
 
 from metrics import METRICS_VERSION, latency
 from reporting import comparison
@@ -24,25 +24,25 @@ DEFAULT = Limits()
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> str:
+def run_text(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A run of three rows, as text: whoever changes it has one of its own."""
     folder = tmp_path_factory.mktemp("run")
     cells = [
-        whole(folder, "reference", 100.0, hard(0), kld=0.0),
-        whole(folder, "int8", 200.0, hard(0.5)),
-        whole(folder, "random", 300.0, None, model="shape"),
+        whole_cell(folder, "reference", 100.0, window_losses(0), kld=0.0),
+        whole_cell(folder, "int8", 200.0, window_losses(0.5)),
+        whole_cell(folder, "random", 300.0, None, model="shape"),
     ]
-    return json.dumps(collected(cells))
+    return json.dumps(collect_results(cells))
 
 
 @pytest.fixture
-def before(made: str) -> Run:
-    return json.loads(made)
+def before(run_text: str) -> Run:
+    return json.loads(run_text)
 
 
 @pytest.fixture
-def after(made: str) -> Run:
-    return json.loads(made)
+def after(run_text: str) -> Run:
+    return json.loads(run_text)
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_the_interval_of_a_ratio_is_that_of_independent_runs() -> None:
 def test_equal_runs_are_seldom_called_different_and_slower_ones_nearly_always() -> None:
     random = np.random.default_rng(0)
 
-    def measured(slower: float) -> dict[str, float]:
+    def measure(slower: float) -> dict[str, float]:
         runs = []
         for process in range(4):
             speed = 1 + 0.02 * random.standard_normal()
@@ -103,11 +103,11 @@ def test_equal_runs_are_seldom_called_different_and_slower_ones_nearly_always() 
         set_rate(row, *latency.tokens_per_second(runs))
         return row
 
-    def different(slower: float) -> int:
-        return sum(rate_ratio(measured(1), measured(slower))[2] < 1 for _ in range(100))
+    def count_slower(slower: float) -> int:
+        return sum(rate_ratio(measure(1), measure(slower))[2] < 1 for _ in range(100))
 
-    assert different(1) <= 10  # 5 of 100 are expected on both sides together, where the intervals are right
-    assert different(1.1) >= 90
+    assert count_slower(1) <= 10  # 5 of 100 are expected on both sides together, where the intervals are right
+    assert count_slower(1.1) >= 90
 
 
 def test_noise_within_the_intervals_is_no_regression(before: Run, after: Run, compare: Callable) -> None:
@@ -162,7 +162,7 @@ def test_quality_is_paired_by_windows(before: Run, after: Run) -> None:
 
 
 def test_quality_that_wavers_between_windows_is_the_same(before: Run, after: Run) -> None:
-    after["rows"][1]["quality_windows"]["nll"] = hard(0.5 + 0.2, wobble=2.0)
+    after["rows"][1]["quality_windows"]["nll"] = window_losses(0.5 + 0.2, wobble=2.0)
     (change,) = [each for each in changes(before["rows"][1], after["rows"][1], DEFAULT) if each.figure == "perplexity"]
     assert change.amount == pytest.approx(math.exp(0.2 / 50) - 1)  # four times what nobody minds
     assert change.low < 0 < change.high
@@ -312,19 +312,19 @@ def test_what_was_disturbed_is_said_and_counts_on_demand(before: Run, after: Run
 
 
 def test_what_cannot_be_compared_is_one_line(before: Run, after: Run, compare: Callable, tmp_path: Path) -> None:
-    def refused(one: Run, other: Run) -> str:
+    def refusal(one: Run, other: Run) -> str:
         result = compare(one, other)
         assert (result.returncode, result.stdout) == (2, "")
         (line,) = result.stderr.splitlines()
         return line
 
     older = METRICS_VERSION - 1
-    assert f"metrics version {older}, not {METRICS_VERSION}" in refused(before, after | {"metrics_version": older})
-    assert "'rows' is a required property" in refused({each: before[each] for each in before if each != "rows"}, after)
-    assert "NaN" in refused(before, after | {"schema_version": math.nan})
+    assert f"metrics version {older}, not {METRICS_VERSION}" in refusal(before, after | {"metrics_version": older})
+    assert "'rows' is a required property" in refusal({each: before[each] for each in before if each != "rows"}, after)
+    assert "NaN" in refusal(before, after | {"schema_version": math.nan})
     for row in after["rows"]:
         row["device"] = "e"
-    assert refused(before, after).endswith("no row in common (one is of d, the other of e)")
+    assert refusal(before, after).endswith("no row in common (one is of d, the other of e)")
     command = [sys.executable, "scripts/compare.py", str(tmp_path / "before.json"), str(tmp_path / "nothing.json")]
     result = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
     assert result.returncode == 2

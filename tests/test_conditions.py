@@ -150,10 +150,10 @@ def test_memory_that_nobody_shown_holds_marks(nvml: Nvml) -> None:
 
 
 def test_a_monitor_that_is_not_told_of_processes_says_nothing(nvml: Nvml) -> None:
-    def refused(handle: str) -> None:
+    def refuse(handle: str) -> None:
         raise Nvml.NVMLError
 
-    nvml.nvmlDeviceGetComputeRunningProcesses = refused
+    nvml.nvmlDeviceGetComputeRunningProcesses = refuse
     assert Gpus(nvml, ["handle"]).company() == []
     assert watch(nvml)["interference"] == []
 
@@ -284,17 +284,17 @@ def test_energy_of_processors_goes_on_when_their_counter_goes_round(tmp_path: Pa
     clock.parent.mkdir(parents=True)
     clock.write_text("2400000\n")
     host = Host(powercap=tmp_path, cpufreq=tmp_path)
-    assert host.tells()
+    assert host.can_sample()
     joules = []
     for value in (950_000, 150_000):
         (package / "energy_uj").write_text(str(value))
         joules.append(host.sample().joules)
     assert joules == pytest.approx([0.05, 0.25])
     assert host.sample().clock_mhz == 2400
-    assert not Host(powercap=tmp_path / "none", cpufreq=tmp_path / "none").tells()
+    assert not Host(powercap=tmp_path / "none", cpufreq=tmp_path / "none").can_sample()
 
 
 def test_samples_outside_the_measured_time_do_not_count() -> None:
     samples = [Sample(at=at, throttling=0x40 if at < 1 else 0, processes=(frozenset({1}),)) for at in (0.5, 1.5, 2.5)]
-    assert conditions.interference(QUIET, conditions.between(samples, 1, 2)) == []
+    assert conditions.interference(QUIET, conditions.select(samples, 1, 2)) == []
     assert conditions.interference(QUIET, samples) != []

@@ -53,7 +53,7 @@ def bomb(levels: int, width: int = 9) -> list[Any]:
     return value
 
 
-def deep(levels: int) -> list[Any]:
+def nest(levels: int) -> list[Any]:
     value: list[Any] = []
     for _ in range(levels):
         value = [value]
@@ -104,7 +104,7 @@ def deep(levels: int) -> list[Any]:
         ({"models": ["a"]}, "models: ['a'] is not of type 'object'"),
         ({"models": 7}, "models: 7 is not of type 'object'"),
         ({"formats": bomb(30)}, f"formats: more than {MAX_VALUES} values"),
-        ({"formats": deep(10_000)}, f"formats: more than {MAX_VALUES} values, or more than 20 levels"),
+        ({"formats": nest(10_000)}, f"formats: more than {MAX_VALUES} values, or more than 20 levels"),
         ({"seed": datetime.date(2020, 1, 1)}, "seed: a date to YAML, which no key wants; put a text in quotes"),
         ({"seed": 1j}, "seed: a complex to YAML"),
         ({"device": "x" * 1001}, "device: 'xxx"),

@@ -124,7 +124,7 @@ def test_options_of_a_command_line_are_a_mapping(text: str, message: str) -> Non
         engines.parse_options(text)
 
 
-def caused() -> None:
+def raise_from() -> None:
     try:
         fault()
     except KeyError as error:
@@ -135,16 +135,16 @@ def fault() -> None:
     raise KeyError("x\ny")
 
 
-def exhausted() -> None:
+def run_out_of_memory() -> None:
     raise MemoryError
 
 
 @pytest.mark.parametrize(
     ("main", "line", "traced"),
     [
-        (caused, "error: a line", True),
+        (raise_from, "error: a line", True),
         (fault, r"error: a fault of this program's: KeyError: 'x\ny'", True),
-        (exhausted, "error: memory ran out, and nothing was published", False),
+        (run_out_of_memory, "error: memory ran out, and nothing was published", False),
     ],
 )
 def test_a_program_ends_with_one_line_below_the_traceback(

@@ -39,7 +39,7 @@ pump(server.stdout.fileno(), 1)
 """
 
 
-def prepared(root: Path) -> Path:
+def prepare(root: Path) -> Path:
     """The study of one format; the environments of this checkout serve it."""
     (root / "study.yaml").write_text(with_interpreters("models: {demo: {source: demo}}\nformats: [fp16]\n"))
     return root
@@ -47,13 +47,13 @@ def prepared(root: Path) -> Path:
 
 @pytest.fixture
 def root(checkout: Callable[[], Path], torch_python: Path, tools_python: Path) -> Path:
-    return prepared(checkout())
+    return prepare(checkout())
 
 
 @pytest.fixture(scope="module")
-def expected(checkout: Callable[[], Path], tools_python: Path) -> dict[str, str]:
+def undisturbed(checkout: Callable[[], Path], tools_python: Path) -> dict[str, str]:
     """SHA-256 of each file that a run without a fault makes."""
-    root = prepared(checkout())
+    root = prepare(checkout())
     code, told = run(root, *TARGETS)
     assert code == 0, told
     return hashes(root)
@@ -69,16 +69,16 @@ def hashes(root: Path) -> dict[str, str]:
     }
 
 
-def check_mended(root: Path, expected: dict[str, str]) -> None:
+def check_next_run(root: Path, undisturbed: dict[str, str]) -> None:
     """One more run makes what an undisturbed one makes."""
     code, told = run(root, *TARGETS)
     assert code == 0, told
     assert check_artifacts(root / "artifacts") == MADE
-    assert hashes(root) == expected
+    assert hashes(root) == undisturbed
 
 
 @contextmanager
-def mounted(folder: Path, *options: str) -> Iterator[Path]:
+def mount(folder: Path, *options: str) -> Iterator[Path]:
     """A file system of its own in memory; the test is skipped where there can be none."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", *options, "tmpfs", str(folder)]
@@ -91,11 +91,11 @@ def mounted(folder: Path, *options: str) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def test_a_full_disk(root: Path, tmp_path: Path, expected: dict[str, str]) -> None:
+def test_a_full_disk(root: Path, tmp_path: Path, undisturbed: dict[str, str]) -> None:
     """Of some size below what the artifacts take, so that it is full in one job or another."""
     sizes = random.Random(0)
     for number in range(ROUNDS):
-        with mounted(tmp_path / f"disk-{number}", "-o", f"size={sizes.randrange(2**20, 34 * 2**20)}") as disk:
+        with mount(tmp_path / f"disk-{number}", "-o", f"size={sizes.randrange(2**20, 34 * 2**20)}") as disk:
             (root / "artifacts").unlink(missing_ok=True)
             (root / "artifacts").symlink_to(disk)
             # one job after the other: Snakemake's own records of another one lie on this disk too
@@ -105,11 +105,11 @@ def test_a_full_disk(root: Path, tmp_path: Path, expected: dict[str, str]) -> No
             assert "Traceback" not in told
             check_artifacts(disk)
             subprocess.run(["mount", "-o", "remount,size=128m", str(disk)], check=True)
-            check_mended(root, expected)
+            check_next_run(root, undisturbed)
 
 
 def test_a_disk_without_a_byte_left(root: Path, tmp_path: Path) -> None:
-    with mounted(tmp_path / "disk", "-o", "size=2m") as disk:
+    with mount(tmp_path / "disk", "-o", "size=2m") as disk:
         (root / "artifacts").symlink_to(disk)
         assert run(root, "artifacts/report/study.json")[0] == 0
         whole = (disk / "report/study.json").read_bytes()
@@ -145,7 +145,7 @@ def test_artifacts_that_may_not_be_written(root: Path) -> None:
 
 
 def test_a_read_only_file_system(root: Path, tmp_path: Path) -> None:
-    with mounted(tmp_path / "disk", "-o", "ro") as disk:
+    with mount(tmp_path / "disk", "-o", "ro") as disk:
         (root / "artifacts").symlink_to(disk)
         code, told = run(root, *TARGETS)
         assert code == 1
@@ -153,7 +153,7 @@ def test_a_read_only_file_system(root: Path, tmp_path: Path) -> None:
         assert "Traceback" not in told
 
 
-def test_a_killed_worker(root: Path, tools_python: Path, expected: dict[str, str]) -> None:
+def test_a_killed_worker(root: Path, tools_python: Path, undisturbed: dict[str, str]) -> None:
     """kill -9 of a job's program: what does not depend on it is made all the same, and the next run makes the rest."""
     python, moments = root / "python", random.Random(1)
     study = (root / "study.yaml").read_text()
@@ -172,10 +172,10 @@ def test_a_killed_worker(root: Path, tools_python: Path, expected: dict[str, str
             assert not (root / "artifacts/demo/bin").exists()
         assert (root / "artifacts/demo/fp16/quantmill.json").exists()
         python.write_text(f'#!/bin/bash\nexec {tools_python} "$@"\n')
-        check_mended(root, expected)
+        check_next_run(root, undisturbed)
 
 
-def test_a_killed_snakemake(root: Path, expected: dict[str, str]) -> None:
+def test_a_killed_snakemake(root: Path, undisturbed: dict[str, str]) -> None:
     """kill -9 of Snakemake, whose jobs run on, and by turns of its jobs as well."""
     moments, killed = random.Random(0), 0
     while killed < ROUNDS:
@@ -192,7 +192,7 @@ def test_a_killed_snakemake(root: Path, expected: dict[str, str]) -> None:
         else:
             process.kill()
         process.communicate()
-        wait_for(partial(ended, process.pid))
+        wait_for(partial(has_ended, process.pid))
         for path in (root / "artifacts/demo").glob("*/quantmill.json"):  # under a final name everything is whole
             check_whole(path.parent)
         code, told = run(root, *TARGETS)
@@ -202,18 +202,18 @@ def test_a_killed_snakemake(root: Path, expected: dict[str, str]) -> None:
         assert code == 1
         assert "--unlock" in told
         assert run(root, "--unlock")[0] == 0
-        check_mended(root, expected)
+        check_next_run(root, undisturbed)
         assert "Nothing to be done" in run(root, *TARGETS)[1]
 
 
-def ended(session: int) -> bool:
+def has_ended(session: int) -> bool:
     """Whether no process of a session runs any more."""
     command = ["ps", "-o", "stat=", "--sid", str(session)]
     found = subprocess.run(command, capture_output=True, text=True).stdout
     return all(state.startswith("Z") for state in found.split())
 
 
-def test_a_clock_that_jumps(root: Path, expected: dict[str, str]) -> None:
+def test_a_clock_that_jumps(root: Path, undisturbed: dict[str, str]) -> None:
     """The files' times are what a wrong clock would have given them; the machine's own clock is left alone."""
     artifacts = root / "artifacts/demo"
     assert run(root, *TARGETS)[0] == 0
@@ -229,7 +229,7 @@ def test_a_clock_that_jumps(root: Path, expected: dict[str, str]) -> None:
     assert check_artifacts(root / "artifacts") == {"source", "safetensors", "fp16"}
     assert run(root, *TARGETS)[0] == 1  # and is not taken for done
     set_times(artifacts, time.time())
-    check_mended(root, expected)
+    check_next_run(root, undisturbed)
 
 
 def set_times(folder: Path, seconds: float) -> None:
@@ -238,7 +238,7 @@ def set_times(folder: Path, seconds: float) -> None:
 
 
 @contextmanager
-def far(folder: Path, place: Path) -> Iterator[Path]:
+def mount_slowly(folder: Path, place: Path) -> Iterator[Path]:
     """A folder over a network file system (SFTP) that is slow to answer; the test is skipped where there is none."""
     server = Path("/usr/lib/openssh/sftp-server")
     if not (shutil.which("sshfs") and shutil.which("fusermount3") and server.exists() and Path("/dev/fuse").exists()):
@@ -257,14 +257,17 @@ def far(folder: Path, place: Path) -> Iterator[Path]:
 
 
 def test_a_host_to_which_locks_mean_nothing(
-    root: Path, checkout: Callable[[], Path], tmp_path: Path, expected: dict[str, str]
+    root: Path, checkout: Callable[[], Path], tmp_path: Path, undisturbed: dict[str, str]
 ) -> None:
     """Two slow mounts of one folder over SFTP, which has no locks: what the first has written keeps the second away."""
     if os.getuid():
         pytest.skip("only root can give a process another host's name")
     other = checkout()
     shutil.copy(root / "study.yaml", other)
-    with far(tmp_path / "server", tmp_path / "one") as one, far(tmp_path / "server", tmp_path / "two") as two:
+    with (
+        mount_slowly(tmp_path / "server", tmp_path / "one") as one,
+        mount_slowly(tmp_path / "server", tmp_path / "two") as two,
+    ):
         (root / "artifacts").symlink_to(one)
         (other / "artifacts").symlink_to(two)
         first = start(root, *TARGETS)
@@ -276,4 +279,4 @@ def test_a_host_to_which_locks_mean_nothing(
         assert second.returncode == 1
         line = second.stderr.splitlines()[-1]
         assert re.match(r"error: .*two: a workflow of .* never said that it ended; wait for it, or", line)
-        check_mended(root, expected)
+        check_next_run(root, undisturbed)

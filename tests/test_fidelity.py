@@ -34,7 +34,7 @@ def text(windows: int = 3) -> Text:
     return Text(ids, cuts, [SIZE - 1.0] * windows, {})
 
 
-def expected(engine: Fake) -> dict:
+def expect(engine: Fake) -> dict:
     found = Predictions(engine, text())
     return found.as_json() | {
         "against": "its own weights",
@@ -48,7 +48,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def test_the_same_engine_diverges_by_nothing() -> None:
-    found = check(expected(Fake()), Predictions(Fake(), text(), expected(Fake())), text(), "float32")
+    found = check(expect(Fake()), Predictions(Fake(), text(), expect(Fake())), text(), "float32")
     assert found == {"divergence": 0.0, "tolerance": 1e-5, "against": "its own weights"}
 
 
@@ -65,29 +65,29 @@ def test_divergence_is_the_larger_of_both_directions() -> None:
     tokens = [text().ids[place // (SIZE - 1) * SIZE + place % (SIZE - 1)] for place in places(text())]
     one = (p * np.log(p / q)).sum(axis=1)[tokens]
     back = (q * np.log(q / p)).sum(axis=1)[tokens]
-    found = divergence(expected(engine), Predictions(other, text(), expected(engine)))
+    found = divergence(expect(engine), Predictions(other, text(), expect(engine)))
     assert found == pytest.approx(np.maximum(one, back), rel=1e-5)
 
 
 def test_tokens_that_are_not_among_the_likeliest_count_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = divergence(expected(Fake()), Predictions(Changed(1.3), text(), expected(Fake()))).mean()
+    whole = divergence(expect(Fake()), Predictions(Changed(1.3), text(), expect(Fake()))).mean()
     monkeypatch.setattr(fidelity, "TOP", 4)
-    part = divergence(expected(Fake()), Predictions(Changed(1.3), text(), expected(Fake()))).mean()
+    part = divergence(expect(Fake()), Predictions(Changed(1.3), text(), expect(Fake()))).mean()
     assert whole / 2 < part < whole  # joining outcomes never adds divergence
 
 
 @pytest.mark.parametrize("power", [0.9, 1.1])
 def test_an_engine_that_is_better_or_worse_than_its_weights_is_refused(power: float) -> None:
-    found = Predictions(Changed(power), text(), expected(Fake()))
+    found = Predictions(Changed(power), text(), expect(Fake()))
     with pytest.raises(UserError, match="does not calculate what the weights say") as refusal:
-        check(expected(Fake()), found, text(), "float32")
+        check(expect(Fake()), found, text(), "float32")
     assert f"perplexity {np.exp(found.nll[: 2 * SIZE - 2].mean()):.4g}, due" in str(refusal.value)
 
 
 @pytest.mark.parametrize(("start", "said"), [(0, 1), (100, 101), (298, 299)])
 def test_the_line_says_where_in_a_window_it_begins(start: int, said: int) -> None:
     with pytest.raises(UserError) as refusal:
-        check(expected(Fake()), Predictions(Changed(2, start), text(), expected(Fake())), text(), "float32")
+        check(expect(Fake()), Predictions(Changed(2, start), text(), expect(Fake())), text(), "float32")
     begins = int(str(refusal.value).partition("from position ")[2].split()[0])
     assert 0 <= begins - said <= 2  # every position but some of the 299 is compared
 
@@ -98,8 +98,8 @@ def test_rounding_is_no_fault() -> None:
             for chunk in super().logits(ids):
                 yield chunk.astype(np.float16).astype(np.float32)
 
-    found = Predictions(Half(), text(), expected(Fake()))
-    assert 0 < check(expected(Fake()), found, text(), "float16")["divergence"] < 1e-5
+    found = Predictions(Half(), text(), expect(Fake()))
+    assert 0 < check(expect(Fake()), found, text(), "float16")["divergence"] < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -123,4 +123,4 @@ def test_positions_are_spread_over_the_first_two_windows() -> None:
 
 def test_what_was_expected_of_another_text_is_refused() -> None:
     with pytest.raises(UserError, match="of other positions"):
-        check(expected(Fake()) | {"places": [1]}, Predictions(Fake(), text()), text(), "float32")
+        check(expect(Fake()) | {"places": [1]}, Predictions(Fake(), text()), text(), "float32")

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from forge import safetensors_with
-from raw_tensor import stored
+from raw_tensor import write_tensor
 from workflows import SNAKEMAKE, study
 
 from checkpoint import finite, safetensors_file
@@ -70,7 +70,7 @@ def test_both_parts_of_a_complex_number() -> None:
 
 def test_a_file_is_hashed_as_it_is_and_its_first_fault_named(tmp_path: Path) -> None:
     values = np.ones((CHUNK // 4, 3), "<f4")
-    tensors = [stored(tmp_path / "w", values.tobytes(), "F32", values.size)]
+    tensors = [write_tensor(tmp_path / "w", values.tobytes(), "F32", values.size)]
     safetensors_file.write(tmp_path / "x", tensors)
     held = safetensors_file.read(tmp_path / "x")
     assert finite.sha256(tmp_path / "x", held.values()) == manifest.sha256(tmp_path / "x")

@@ -42,7 +42,7 @@ def page_data(page: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def followed(checkout: Callable[[], Path], torch_python: Path, tools_python: Path) -> Run:
+def first_run(checkout: Callable[[], Path], torch_python: Path, tools_python: Path) -> Run:
     """A model of random weights in two formats, the reference last; at a terminal."""
     root = checkout()
     text = "models: {small: {source: {random: demo/config.json}}}\nformats: [ct2-int8, fp16]\n"
@@ -78,8 +78,8 @@ def starts(root: Path) -> list[str]:
     return found
 
 
-def test_the_reference_is_measured_first(followed: Run) -> None:
-    order = starts(followed.root)
+def test_the_reference_is_measured_first(first_run: Run) -> None:
+    order = starts(first_run.root)
     places = [order.index(job) for job in ("fp16 fp16", "latency fp16", "latency ct2-int8")]
     assert places == sorted(places)
 
@@ -93,26 +93,26 @@ def test_rows_come_before_builds_and_calibration_comes_last(call: Callable) -> N
     assert len({found[rule] for rule in order}) == len(order)
 
 
-def test_the_page_fills_while_jobs_run(followed: Run) -> None:
-    column = [column["name"] for column in followed.pages[0]["columns"]].index("tokens_per_second")
-    study = json.loads((followed.root / "artifacts/report/study.json").read_text())
-    whole = page_data(followed.root / "artifacts/report/index.html")
+def test_the_page_fills_while_jobs_run(first_run: Run) -> None:
+    column = [column["name"] for column in first_run.pages[0]["columns"]].index("tokens_per_second")
+    study = json.loads((first_run.root / "artifacts/report/study.json").read_text())
+    whole = page_data(first_run.root / "artifacts/report/index.html")
     speeds = [
         {cell["format"]: row["values"][column] for cell, row in zip(study["cells"], page["rows"], strict=True)}
-        for page in (followed.pages[0], whole)
+        for page in (first_run.pages[0], whole)
     ]
     assert speeds[0] == {"fp16": speeds[1]["fp16"], "ct2-int8": None}
     assert speeds[1]["fp16"] > 0 < speeds[1]["ct2-int8"]
-    assert followed.pages[0]["running"] == ["small/ct2-int8: latency"]
-    assert whole["running"] == followed.pages[0]["unfinished"] == []
-    assert (followed.root / "artifacts/logs/live-page.log").read_text() == ""
+    assert first_run.pages[0]["running"] == ["small/ct2-int8: latency"]
+    assert whole["running"] == first_run.pages[0]["unfinished"] == []
+    assert (first_run.root / "artifacts/logs/live-page.log").read_text() == ""
 
 
-def test_the_terminal_shows_jobs_and_ends_with_the_verdict_and_the_table(followed: Run) -> None:
-    lines = followed.terminal.replace("\r\n", "\n").split("\n")
-    assert re.search(r"^\d+ of \d+ steps, \d+ s", followed.terminal, re.M)
-    assert re.search(r"^  latency small fp16, \d+ s", followed.terminal, re.M)
-    assert "reason: " not in followed.terminal  # Snakemake's full log
+def test_the_terminal_shows_jobs_and_ends_with_the_verdict_and_the_table(first_run: Run) -> None:
+    lines = first_run.terminal.replace("\r\n", "\n").split("\n")
+    assert re.search(r"^\d+ of \d+ steps, \d+ s", first_run.terminal, re.M)
+    assert re.search(r"^  latency small fp16, \d+ s", first_run.terminal, re.M)
+    assert "reason: " not in first_run.terminal  # Snakemake's full log
     begin = max(
         place for place, line in enumerate(lines) if line.startswith(("small: fastest", "small: other programs"))
     )
@@ -122,9 +122,9 @@ def test_the_terminal_shows_jobs_and_ends_with_the_verdict_and_the_table(followe
     assert any(line.startswith("Complete log") for line in end)
 
 
-def test_a_run_with_nothing_to_do_takes_less_than_five_seconds(followed: Run) -> None:
+def test_a_run_with_nothing_to_do_takes_less_than_five_seconds(first_run: Run) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([SNAKEMAKE, *followed.options], cwd=followed.root, capture_output=True, text=True)
+    done = subprocess.run([SNAKEMAKE, *first_run.options], cwd=first_run.root, capture_output=True, text=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert "Nothing to be done" in done.stderr
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < NO_OP_SECONDS
@@ -137,7 +137,7 @@ def record(event: LogEvent, **fields: Any) -> logging.LogRecord:
     return made
 
 
-def started(number: int, rule: str, name: str, *output: str) -> logging.LogRecord:
+def job_record(number: int, rule: str, name: str, *output: str) -> logging.LogRecord:
     return record(
         LogEvent.JOB_INFO, jobid=number, rule_name=rule, wildcards={"format": name}, log=[], output=list(output)
     )
@@ -151,11 +151,11 @@ def test_the_estimate_is_the_time_of_jobs_of_the_same_rule() -> None:
     for number, (rule, seconds) in enumerate(
         [("quality", 5.0), ("latency", 20.0), ("quality", 5.0), ("latency", 30.0)]
     ):
-        progress.hear(started(number, rule, "fp16"), clock)
+        progress.hear(job_record(number, rule, "fp16"), clock)
         clock += seconds
         progress.hear(record(LogEvent.JOB_FINISHED, job_id=number), clock)
     assert progress.lines(clock, 80) == ["4 of 5 steps, 1 min 0 s; about 25 s to go"]  # a latency job took 25 s
-    progress.hear(started(9, "latency", "ct2-int8"), clock)
+    progress.hear(job_record(9, "latency", "ct2-int8"), clock)
     assert progress.lines(clock + 10, 80)[0] == "4 of 5 steps, 1 min 10 s; about 15 s to go"
     assert progress.lines(clock + 10, 80)[1] == "  latency ct2-int8, 10 s"
 
@@ -173,12 +173,12 @@ def test_a_measurement_waits_for_the_page_that_is_being_made(tmp_path: Path) -> 
     target = tmp_path / "page"
     command = [sys.executable, "-c", slow, target]
     page = LivePage(command, lambda: True, rows, ["a.json", "b.json", "c", "c.json", "page"], tmp_path / "log")
-    page.emit(started(1, "latency", "a", "a.json"))
+    page.emit(job_record(1, "latency", "a", "a.json"))
     page.emit(record(LogEvent.JOB_FINISHED, job_id=1))  # the row of a is whole
-    page.emit(started(2, "build", "c", "c"))
+    page.emit(job_record(2, "build", "c", "c"))
     assert not target.exists()  # a build does not wait
     before = time.monotonic()
-    page.emit(started(3, "latency", "b", "b.json"))
+    page.emit(job_record(3, "latency", "b", "b.json"))
     assert json.loads(target.read_text()) == ["b.json", "c", "c.json", "page"]
     assert 0.5 < time.monotonic() - before < 30
     page.close()

@@ -48,7 +48,7 @@ ENDS = {
 }
 
 
-def works(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """Whether a process is there, and no zombie that nobody has asked for yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
@@ -75,7 +75,7 @@ def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
     made.program.write_text(CHILD.format(pid=str(made.file)))
     made.program.chmod(0o755)
     yield made
-    if made.file.exists() and works(made.pid()):
+    if made.file.exists() and is_alive(made.pid()):
         os.kill(made.pid(), signal.SIGKILL)
 
 
@@ -135,7 +135,7 @@ def test_no_child_of_the_gate_outlives_the_program(build: Build, child: Child, e
     assert {".out.gate", ".out.partial"} <= entries(build.out.parent)
     program.send_signal(end)
     assert program.communicate(timeout=SECONDS)[1] == ENDS[end]
-    wait_for(lambda: not works(pid))
+    wait_for(lambda: not is_alive(pid))
     assert not build.out.exists()
     if end == signal.SIGKILL:  # nobody could remove anything; the next run, which has a gate too, does
         child.file.unlink()
@@ -162,7 +162,7 @@ def test_no_other_child_outlives_its_program(program: str, child: Child, torch_p
     pid = child.pid()
     parent.kill()
     parent.wait()
-    wait_for(lambda: not works(pid))
+    wait_for(lambda: not is_alive(pid))
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +204,7 @@ class Killed:
 
 
 @pytest.fixture(scope="module", params=["build_gptq.py", "build_awq.py"])
-def killed(request: pytest.FixtureRequest, one_layer: Path, tmp_path_factory: pytest.TempPathFactory) -> Killed:
+def killed_build(request: pytest.FixtureRequest, one_layer: Path, tmp_path_factory: pytest.TempPathFactory) -> Killed:
     """A quantizer that is left alone with two threads, one that is killed while it quantizes the layer, and one after
     it with one thread."""
     log_path = one_layer / "log"
@@ -232,7 +232,7 @@ def killed(request: pytest.FixtureRequest, one_layer: Path, tmp_path_factory: py
 
 
 @pytest.mark.slow
-def test_a_quantizer_that_is_killed_is_mended_by_the_next_run(killed: Killed) -> None:
-    assert "out" not in killed.during
-    assert {".out.partial", ".out.work"} <= killed.during
-    assert killed.rebuilt == killed.expected  # and nothing lay beside it: check_alone
+def test_a_quantizer_that_is_killed_is_mended_by_the_next_run(killed_build: Killed) -> None:
+    assert "out" not in killed_build.during
+    assert {".out.partial", ".out.work"} <= killed_build.during
+    assert killed_build.rebuilt == killed_build.expected  # and nothing lay beside it: check_alone

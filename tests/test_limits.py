@@ -58,14 +58,14 @@ def test_snakemake_takes_what_jobs_ask_for_it(checkout: Callable[[], Path]) -> N
 def test_memory_of_a_protocol_whose_windows_are_the_context() -> None:
     model = of_file("config/examples/llama-2-7b.json")
 
-    def asked(protocol: str, context: int | None) -> int:
+    def mb(protocol: str, context: int | None) -> int:
         jobs = jobs_of("cpu", perplexity=protocol)
         return jobs.score("ct2-int8", "ctranslate2", replace(model, context=context), 1).mb
 
     # 16 bytes for each position and token of the vocabulary; a context that is not known counts as 2,048
-    assert asked("lm-eval-word", 4096) - asked("lm-eval-word", 2048) == pytest.approx(2048 * 32_000 * 16 / 1e6, abs=1)
-    assert asked("lm-eval-word", None) == asked("lm-eval-word", 2048) == asked("gptq-2048", 4096)
-    assert asked("llamacpp-512", 4096) < asked("gptq-2048", 4096)
+    assert mb("lm-eval-word", 4096) - mb("lm-eval-word", 2048) == pytest.approx(2048 * 32_000 * 16 / 1e6, abs=1)
+    assert mb("lm-eval-word", None) == mb("lm-eval-word", 2048) == mb("gptq-2048", 4096)
+    assert mb("llamacpp-512", 4096) < mb("gptq-2048", 4096)
 
 
 def test_a_study_that_was_cleaned_up_is_measured_again(checkout: Callable[[], Path]) -> None:
@@ -175,7 +175,7 @@ def test_what_scorings_ask_for_stays() -> None:
 
 def test_a_group_of_32_is_larger_than_one_of_128() -> None:
     model, costs = of_file(SEVEN), jobs_of("cuda").formats["gptq-int4"]
-    usual, small = (costs.at({"group_size": size}).size.bytes(model) for size in (128, 32))
+    usual, small = (costs.with_parameters({"group_size": size}).size.bytes(model) for size in (128, 32))
     # 2.5 bytes a group; the blocks of Llama-2-7B hold 32 x 202,375,168 weights
     assert small - usual == pytest.approx(2.5 * 32 * 202_375_168 * (1 / 32 - 1 / 128))
-    assert costs.at({"group_size": "auto"}) == costs
+    assert costs.with_parameters({"group_size": "auto"}) == costs

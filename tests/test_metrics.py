@@ -94,7 +94,7 @@ def test_uniform_guess_has_the_vocabulary_as_perplexity() -> None:
     assert perplexity.perplexity(nll, np.ones(7)) == pytest.approx(50)
 
 
-def compared(reference: list[float], candidate: list[float], target: int = 0) -> dict[str, float]:
+def diverge(reference: list[float], candidate: list[float], target: int = 0) -> dict[str, float]:
     """One position, of two distributions."""
     found = divergence.measure(np.log([candidate]), np.log([reference]) + 7.0, np.array([target]))
     return {name: values.item() for name, values in found.items()}
@@ -102,22 +102,22 @@ def compared(reference: list[float], candidate: list[float], target: int = 0) ->
 
 def test_kl_divergence_by_hand_and_its_direction() -> None:
     expected = 0.5 * math.log(2) + 0.5 * math.log(2 / 3)
-    assert compared([0.5, 0.5], [0.25, 0.75])["kld"] == pytest.approx(expected)
+    assert diverge([0.5, 0.5], [0.25, 0.75])["kld"] == pytest.approx(expected)
     other = 0.25 * math.log(1 / 2) + 0.75 * math.log(3 / 2)
-    assert compared([0.25, 0.75], [0.5, 0.5])["kld"] == pytest.approx(other)
-    assert compared([0.5, 0.5], [0.5, 0.5])["kld"] == pytest.approx(0, abs=1e-15)
+    assert diverge([0.25, 0.75], [0.5, 0.5])["kld"] == pytest.approx(other)
+    assert diverge([0.5, 0.5], [0.5, 0.5])["kld"] == pytest.approx(0, abs=1e-15)
 
 
 def test_nll_and_the_change_of_the_right_tokens_probability() -> None:
-    found = compared([0.5, 0.5], [0.25, 0.75], target=1)
+    found = diverge([0.5, 0.5], [0.25, 0.75], target=1)
     assert found["nll"] == pytest.approx(math.log(4 / 3))
     assert found["delta_p"] == pytest.approx(0.25)
-    assert compared([0.5, 0.5], [0.25, 0.75])["delta_p"] == pytest.approx(-0.25)
+    assert diverge([0.5, 0.5], [0.25, 0.75])["delta_p"] == pytest.approx(-0.25)
 
 
 def test_top1_agreement() -> None:
-    assert compared([0.6, 0.4], [0.9, 0.1])["top1"]
-    assert not compared([0.6, 0.4], [0.4, 0.6])["top1"]
+    assert diverge([0.6, 0.4], [0.9, 0.1])["top1"]
+    assert not diverge([0.6, 0.4], [0.4, 0.6])["top1"]
 
 
 def test_divergence_is_what_its_definition_gives_on_random_logits() -> None:

@@ -55,7 +55,7 @@ def tokenizer_with(change: dict[str, Any]) -> str:
 
 
 @pytest.fixture(scope="module")
-def tokenized(tmp_path_factory: pytest.TempPathFactory, torch_python: Path) -> dict[str, dict[str, Any]]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory, torch_python: Path) -> dict[str, dict[str, Any]]:
     """Model, text and kind -> how tokenize_texts.py ended, and what it wrote."""
     folder = tmp_path_factory.mktemp("texts")
     special = {"<s>": {"id": "<s>", "ids": [99999], "tokens": ["<s>"]}}
@@ -96,13 +96,13 @@ def tokenized(tmp_path_factory: pytest.TempPathFactory, torch_python: Path) -> d
     return found
 
 
-def test_no_run_ends_with_a_traceback(tokenized: dict[str, Any]) -> None:
-    assert not [run for run, found in tokenized.items() if "Traceback" in found["printed"]]
+def test_no_run_ends_with_a_traceback(outcomes: dict[str, Any]) -> None:
+    assert not [run for run, found in outcomes.items() if "Traceback" in found["printed"]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_marks_and_line_ends_change_no_token_and_no_hash(tokenized: dict[str, Any], kind: str) -> None:
-    plain, *others = (tokenized[f"plain text of {name} {kind}"]["written"] for name in SAME)
+def test_marks_and_line_ends_change_no_token_and_no_hash(outcomes: dict[str, Any], kind: str) -> None:
+    plain, *others = (outcomes[f"plain text of {name} {kind}"]["written"] for name in SAME)
     assert others == [plain] * len(others)
     if kind == "prompts":
         assert [prompt["text"] for prompt in plain["prompts"]] == [line for line in TEXT.split("\n") if line]
@@ -110,36 +110,36 @@ def test_marks_and_line_ends_change_no_token_and_no_hash(tokenized: dict[str, An
         assert plain["bytes"] == len(TEXT.encode())
 
 
-def test_prompts_end_at_newlines_alone(tokenized: dict[str, Any]) -> None:
-    prompts = tokenized["plain breaks prompts"]["written"]["prompts"]
+def test_prompts_end_at_newlines_alone(outcomes: dict[str, Any]) -> None:
+    prompts = outcomes["plain breaks prompts"]["written"]["prompts"]
     assert [prompt["text"] for prompt in prompts] == [BREAKS, "and one more"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", NO_TEXTS)
-def test_what_is_no_text_is_refused_by_the_program_too(tokenized: dict[str, Any], name: str, kind: str) -> None:
-    found = tokenized[f"plain text of {name} {kind}"]
+def test_what_is_no_text_is_refused_by_the_program_too(outcomes: dict[str, Any], name: str, kind: str) -> None:
+    found = outcomes[f"plain text of {name} {kind}"]
     assert f"text of {name}: {NO_TEXTS[name][1]}" in found["end"]
     assert found["written"] is None
 
 
-def test_a_token_before_the_text_that_the_vocabulary_lacks(tokenized: dict[str, Any]) -> None:
-    end = tokenized["bos beyond text of lf evaluation"]["end"]
+def test_a_token_before_the_text_that_the_vocabulary_lacks(outcomes: dict[str, Any]) -> None:
+    end = outcomes["bos beyond text of lf evaluation"]["end"]
     assert "its tokenizer makes token 99999, and the model has 2048" in end
 
 
-def test_a_token_before_documents_that_the_vocabulary_lacks_is_none(tokenized: dict[str, Any]) -> None:
-    found = tokenized["names beyond text of lf evaluation"]
+def test_a_token_before_documents_that_the_vocabulary_lacks_is_none(outcomes: dict[str, Any]) -> None:
+    found = outcomes["names beyond text of lf evaluation"]
     assert found["end"] is None
     assert "note: the token before documents, 2048, is beyond the vocabulary" in found["printed"]
     assert found["written"]["prefix_id"] is found["written"]["bos_id"] is None
-    assert tokenized["plain text of lf evaluation"]["written"]["prefix_id"] == 0
+    assert outcomes["plain text of lf evaluation"]["written"]["prefix_id"] == 0
 
 
-def test_a_vocabulary_of_no_size(tokenized: dict[str, Any]) -> None:
-    assert "vocab_size is -3, no number of tokens" in tokenized["size text of lf evaluation"]["end"]
+def test_a_vocabulary_of_no_size(outcomes: dict[str, Any]) -> None:
+    assert "vocab_size is -3, no number of tokens" in outcomes["size text of lf evaluation"]["end"]
 
 
 @pytest.mark.parametrize("kind", ["prompts", "evaluation"])
-def test_a_text_of_which_no_token_is_left(tokenized: dict[str, Any], kind: str) -> None:
-    assert "its tokenizer makes no token of 'xxx" in tokenized[f"nothing left x {kind}"]["end"]
+def test_a_text_of_which_no_token_is_left(outcomes: dict[str, Any], kind: str) -> None:
+    assert "its tokenizer makes no token of 'xxx" in outcomes[f"nothing left x {kind}"]["end"]

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from conftest import REPO
-from hub_server import Repository, serving
+from hub_server import Repository, serve
 from recorded_rows import ENGINES, KNOWN, ROWS, jobs_of, of_file, of_row
 
 from planning import shape
 from planning.jobs import Jobs, fill, job_mb, logits_bytes
-from planning.rates import Rates, between
+from planning.rates import Rates, interpolate
 
 SMALL = {
     "hidden_size": 96,
@@ -151,11 +151,11 @@ def test_a_text_with_fewer_tokens_fills_fewer_samples() -> None:
 
 def test_between_what_was_measured() -> None:
     points = [(1.0, 10.0), (3.0, 20.0), (3.0, 40.0)]
-    assert between(points, 2) == 20  # half-way to the mean of 20 and 40
-    assert between(points, 0.1) == 10
-    assert between(points, 6) == 60
-    assert between(points, 6.1) is None
-    assert between([], 1) is None
+    assert interpolate(points, 2) == 20  # half-way to the mean of 20 and 40
+    assert interpolate(points, 0.1) == 10
+    assert interpolate(points, 6) == 60
+    assert interpolate(points, 6.1) is None
+    assert interpolate([], 1) is None
 
 
 def test_times_are_of_the_same_format_engine_device_and_number_of_samples() -> None:
@@ -233,7 +233,7 @@ def test_of_a_model_of_the_hub_only_the_config_is_fetched(plan: Callable) -> Non
     assert offline.returncode == 0
     assert "HF_HUB_OFFLINE is set" in offline.stdout
     assert "disk at peak: at least" in offline.stdout
-    with serving() as hub:
+    with serve() as hub:
         repository = hub.repositories["models/acme/tiny"] = Repository.of(REPO / "demo")
         result = plan("study.yaml", HF_HUB_OFFLINE="0", HF_ENDPOINT=hub.endpoint)
         fetched = {path.rsplit("/", 1)[1] for method, path, _ in hub.log if method == "GET" and "/resolve/" in path}

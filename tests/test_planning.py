@@ -38,16 +38,22 @@ def test_quality_does_not_depend_on_latency() -> None:
 
 
 def test_a_digest_is_of_names_and_contents_not_of_times(tmp_path: Path) -> None:
-    def of(**contents: str) -> str:
+    def digest_of(**contents: str) -> str:
         for name, text in contents.items():
             (tmp_path / name).write_text(text)
         digest.cache_clear()
         return digest(*(tmp_path / name for name in contents))
 
-    first = of(a="x", b="y")
+    first = digest_of(a="x", b="y")
     os.utime(tmp_path / "a", (0, 0))
-    assert of(b="y", a="x") == first
-    others = [of(a="x"), of(a="y", b="x"), of(a="xy", b=""), of(a="x", c="y"), of(a="x", b="y ")]
+    assert digest_of(b="y", a="x") == first
+    others = [
+        digest_of(a="x"),
+        digest_of(a="y", b="x"),
+        digest_of(a="xy", b=""),
+        digest_of(a="x", c="y"),
+        digest_of(a="x", b="y "),
+    ]
     assert len({first, *others}) == 6
 
 

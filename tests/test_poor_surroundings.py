@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import REPO, interpreter
-from whole_results import whole
+from whole_results import whole_cell
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +24,7 @@ SURROUNDINGS = {
 TEXT = "The river rose in the night and the bridge was gone by morning. " * 180
 
 
-def poor(surroundings: Sequence[str], folder: Path) -> list[str]:
+def command_in(surroundings: Sequence[str], folder: Path) -> list[str]:
     """The beginning of a command that runs its rest in such surroundings."""
     script = ["set -e"]
     for number, name in enumerate(surroundings):
@@ -76,12 +76,12 @@ def test_every_program_works_in_poor_surroundings(surroundings: tuple[str, ...],
     folder.mkdir()
     (folder / "text.txt").write_text(TEXT)
     (folder / "prompts.txt").write_text("The river rose\n")
-    cells = [whole(tmp_path / "cells", name, 10, [1.0] * 30) for name in ("fp16", "other")]
+    cells = [whole_cell(tmp_path / "cells", name, 10, [1.0] * 30) for name in ("fp16", "other")]
     config = {"reference": "fp16", "models": {"m": {}}, "perplexity": "gptq-2048"}
     (folder / "study.json").write_text(json.dumps({"config": config, "cells": cells, "options": "--cores 8"}))
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     for python, program, *arguments in commands(folder):
-        command = [*poor(surroundings, tmp_path), python, REPO / f"scripts/{program}.py", *arguments]
+        command = [*command_in(surroundings, tmp_path), python, REPO / f"scripts/{program}.py", *arguments]
         result = subprocess.run([str(part) for part in command], env=environment, capture_output=True, text=True)
         assert result.returncode == 0, f"{program}: {result.stderr}"
         # nothing of its temporary files is left

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hub_server import Fault, Repository, serving
+from hub_server import Fault, Repository, serve
 from test_layouts import save_file
 
 from common import manifest
@@ -49,7 +49,7 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-def packed(layout: str = "gptq", bits: int = 4) -> dict[str, np.ndarray]:
+def pack(layout: str = "gptq", bits: int = 4) -> dict[str, np.ndarray]:
     shape = (INPUTS * bits // 32, OUTPUTS) if layout == "gptq" else (INPUTS, OUTPUTS * bits // 32)
     words = random.integers(0, 2**31, shape).astype(np.int32)
     zeros = np.zeros((INPUTS // GROUP, OUTPUTS * bits // 32), np.int32)
@@ -82,7 +82,7 @@ def fetch(tools_python: Path, call: Callable, model: Path, tmp_path: Path) -> Ca
 
 @pytest.mark.parametrize("layout", ["gptq", "awq"])
 def test_an_artifact_of_this_model(fetch: Callable, tmp_path: Path, layout: str) -> None:
-    tensors = packed(layout)
+    tensors = pack(layout)
     theirs = write(
         tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION | {"quant_method": layout}}, tensors
     )
@@ -98,10 +98,10 @@ def test_an_artifact_of_this_model(fetch: Callable, tmp_path: Path, layout: str)
     assert set(content["files"]) == {"config.json", "tokenizer.json", "model.safetensors"}
 
 
-def refused(fetch: Callable, tmp_path: Path, config: dict[str, Any], tensors: Any = None, **more: Any) -> str:
+def refusal(fetch: Callable, tmp_path: Path, config: dict[str, Any], tensors: Any = None, **more: Any) -> str:
     words = {"quantization_config": QUANTIZATION} | config
     layout = more.pop("layout", "gptq")
-    return fetch(write(tmp_path / "theirs", CONFIG | words, tensors or packed(), **more), layout)
+    return fetch(write(tmp_path / "theirs", CONFIG | words, tensors or pack(), **more), layout)
 
 
 @pytest.mark.parametrize(
@@ -129,40 +129,40 @@ def refused(fetch: Callable, tmp_path: Path, config: dict[str, Any], tensors: An
 def test_a_config_that_is_not_this_models(
     fetch: Callable, tmp_path: Path, config: dict[str, Any], message: str
 ) -> None:
-    assert message in refused(fetch, tmp_path, config)
+    assert message in refusal(fetch, tmp_path, config)
 
 
 def test_other_weights(fetch: Callable, tmp_path: Path) -> None:
-    other = packed() | {"model.norm.weight": halves(2 * INPUTS)}
-    said = refused(fetch, tmp_path, {}, other)
+    other = pack() | {"model.norm.weight": halves(2 * INPUTS)}
+    said = refusal(fetch, tmp_path, {}, other)
     assert "is another model: its model.norm.weight is [128], this model's [64]" in said
 
 
 def test_missing_weights(fetch: Callable, tmp_path: Path) -> None:
-    part = {name: value for name, value in packed().items() if name != "model.norm.weight"}
-    assert "lacks model.norm.weight, which this model has" in refused(fetch, tmp_path, {}, part)
+    part = {name: value for name, value in pack().items() if name != "model.norm.weight"}
+    assert "lacks model.norm.weight, which this model has" in refusal(fetch, tmp_path, {}, part)
 
 
 def test_another_vocabulary(fetch: Callable, tmp_path: Path) -> None:
     other = {"model": {"vocab": {token: number for number, token in enumerate("abdce")}}}
-    said = refused(fetch, tmp_path, {}, tokenizer=other)
+    said = refusal(fetch, tmp_path, {}, tokenizer=other)
     assert "has another vocabulary: its token 2 is 'd', this model's 'c'" in said
 
 
 def test_an_added_token_that_this_model_lacks(fetch: Callable, tmp_path: Path) -> None:
     other = TOKENIZER | {"added_tokens": [{"id": 5, "content": "<pad>"}]}
-    said = refused(fetch, tmp_path, {}, tokenizer=other)
+    said = refusal(fetch, tmp_path, {}, tokenizer=other)
     assert "has another vocabulary: its token 5 is '<pad>', this model's None" in said
 
 
 def test_pickled_weights(fetch: Callable, tmp_path: Path) -> None:
-    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, packed())
+    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, pack())
     (theirs / "model.safetensors").rename(theirs / "pytorch_model.bin")
     assert "its weights are pickled (bin); name an artifact with safetensors" in fetch(theirs)
 
 
 def test_hashes_that_lie_beside_it(fetch: Callable, tmp_path: Path) -> None:
-    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, packed())
+    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, pack())
     recorded = {"model.safetensors": {"sha256": "0" * 64}}
     (theirs / "quantmill.json").write_text(json.dumps({"source": {}, "files": recorded}))
     assert "has not the SHA-256 that quantmill.json beside it names; fetch it again" in fetch(theirs)
@@ -170,9 +170,9 @@ def test_hashes_that_lie_beside_it(fetch: Callable, tmp_path: Path) -> None:
 
 def test_an_artifact_of_the_hub(tools_python: Path, call: Callable, model: Path, tmp_path: Path) -> None:
     """At a branch's commit, by its layout's files alone, each with the hub's hash."""
-    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, packed())
+    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, pack())
     (theirs / "modeling_x.py").write_text("raise SystemExit")
-    with serving() as hub:
+    with serve() as hub:
         hub.repositories["models/acme/tiny-gptq"] = repository = Repository.of(theirs)
         command = ["scripts/fetch_prebuilt.py", "acme/tiny-gptq", tmp_path / "out", "--revision", "main"]
         command += ["--model", model, "--layout", "gptq", "--format", "theirs", "--engine", "gptqmodel"]

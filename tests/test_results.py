@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from whole_results import cell, edit, hard, whole
+from whole_results import cell, edit, whole_cell, window_losses
 
 from common.program import UserError
 from metrics import METRICS_VERSION
@@ -28,9 +28,9 @@ def collect(folder: Path, *cells: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def test_a_paired_difference_is_seen_through_the_noise_between_windows(tmp_path: Path) -> None:
     rows = collect(
         tmp_path,
-        cell(tmp_path, "reference", 10, hard(0)),
-        cell(tmp_path, "worse", 10, hard(1)),
-        cell(tmp_path, "same", 10, hard(0, wobble=0.5)),
+        cell(tmp_path, "reference", 10, window_losses(0)),
+        cell(tmp_path, "worse", 10, window_losses(1)),
+        cell(tmp_path, "same", 10, window_losses(0, wobble=0.5)),
     )
     worse = rows["worse"]["perplexity_ratio"]
     assert worse["ratio"] == pytest.approx(1.02020, abs=1e-5)  # exp(1 / 50), by words
@@ -50,9 +50,9 @@ def test_a_paired_difference_is_seen_through_the_noise_between_windows(tmp_path:
 def test_a_divergence_below_the_noise_floor_is_told_from_one_above(tmp_path: Path) -> None:
     rows = collect(
         tmp_path,
-        cell(tmp_path, "reference", 10, hard(0), kld=0.0),
-        cell(tmp_path, "below", 10, hard(0), kld=0.09),
-        cell(tmp_path, "above", 10, hard(0), kld=0.11),
+        cell(tmp_path, "reference", 10, window_losses(0), kld=0.0),
+        cell(tmp_path, "below", 10, window_losses(0), kld=0.09),
+        cell(tmp_path, "above", 10, window_losses(0), kld=0.11),
     )
     assert {name: row["above_noise_floor"] for name, row in rows.items()} == {
         "reference": False,
@@ -63,7 +63,7 @@ def test_a_divergence_below_the_noise_floor_is_told_from_one_above(tmp_path: Pat
 
 
 def test_a_noise_floor_that_could_not_be_measured_says_why(tmp_path: Path) -> None:
-    each = cell(tmp_path, "reference", 10, hard(0))
+    each = cell(tmp_path, "reference", 10, window_losses(0))
     reason = {"kind": "noise floor", "metrics_version": METRICS_VERSION, "summary": None, "reason": "one dtype"}
     Path(each["noise_floor"]).write_text(json.dumps(reason))
     row = collect(tmp_path, each)["reference"]
@@ -74,9 +74,9 @@ def test_a_noise_floor_that_could_not_be_measured_says_why(tmp_path: Path) -> No
 def test_what_is_within_the_noise_is_a_tie_however_narrow_the_interval(tmp_path: Path) -> None:
     rows = collect(
         tmp_path,
-        cell(tmp_path, "reference", 100, hard(0), kld=0.0),
-        cell(tmp_path, "slower", 10, hard(-0.1), kld=0.09),
-        cell(tmp_path, "other", 10, hard(-0.1), kld=0.11),
+        cell(tmp_path, "reference", 100, window_losses(0), kld=0.0),
+        cell(tmp_path, "slower", 10, window_losses(-0.1), kld=0.09),
+        cell(tmp_path, "other", 10, window_losses(-0.1), kld=0.11),
     )
     assert {
         name: (row["perplexity_ratio"]["tie"], row["nll_verdict"], row["pareto"]) for name, row in rows.items()
@@ -97,7 +97,7 @@ def test_what_is_within_the_noise_is_a_tie_however_narrow_the_interval(tmp_path:
     ],
 )
 def test_what_was_measured_before_an_edit_is_no_figure_of_the_row(tmp_path: Path, edited: str, lost: set[str]) -> None:
-    made = cell(tmp_path, "reference", 10, hard(0))
+    made = cell(tmp_path, "reference", 10, window_losses(0))
     edit(made["quality"], lambda quality: quality["protocol"].update(perplexity="gptq-2048"))
     config = {"latency": {"new_tokens": 2, "decode": "captured"}, "perplexity": "gptq-2048"}
     row = results.row(made, config)
@@ -120,11 +120,11 @@ def test_what_was_measured_before_an_edit_is_no_figure_of_the_row(tmp_path: Path
 def test_pareto_front_counts_ties_as_equal(tmp_path: Path) -> None:
     rows = collect(
         tmp_path,
-        cell(tmp_path, "reference", 10, hard(0)),
-        cell(tmp_path, "tied", 11, hard(0, wobble=0.5)),
-        cell(tmp_path, "fast-worse", 30, hard(1)),
-        cell(tmp_path, "slow-worse", 10, hard(1)),
-        cell(tmp_path, "fast-much-worse", 31, hard(5)),
+        cell(tmp_path, "reference", 10, window_losses(0)),
+        cell(tmp_path, "tied", 11, window_losses(0, wobble=0.5)),
+        cell(tmp_path, "fast-worse", 30, window_losses(1)),
+        cell(tmp_path, "slow-worse", 10, window_losses(1)),
+        cell(tmp_path, "fast-much-worse", 31, window_losses(5)),
     )
     assert {name: row["pareto"] for name, row in rows.items()} == {
         "reference": True,
@@ -207,7 +207,7 @@ def test_numbers_as_people_read_them(value: float | None, digits: int, text: str
 def test_a_damaged_result_is_one_line(
     call: Callable, tmp_path: Path, tools_python: Path, damage: str, said: str
 ) -> None:
-    made = cell(tmp_path, "reference", 10, hard(0))
+    made = cell(tmp_path, "reference", 10, window_losses(0))
     evaluation = {"ids": list(range(255)), "context": 51, "text_sha256": "x", "bytes": 1, "words": 1}  # five windows
     made["evaluation"] = str(tmp_path / "evaluation.json")
     Path(made["evaluation"]).write_text(json.dumps(evaluation))
@@ -239,8 +239,8 @@ def test_the_page_holds_hostile_names_as_data(call: Callable, tmp_path: Path, to
     study = {
         "config": {"reference": "reference", "models": {hostile: {}}, "perplexity": "gptq-2048"},
         "cells": [
-            {**whole(tmp_path, "reference", 10, hard(0)), "model": hostile},
-            {**whole(tmp_path, "other", 20, hard(1)), "model": hostile},
+            {**whole_cell(tmp_path, "reference", 10, window_losses(0)), "model": hostile},
+            {**whole_cell(tmp_path, "other", 20, window_losses(1)), "model": hostile},
         ],
         "options": "--cores 8",
     }
@@ -259,7 +259,7 @@ def test_the_page_holds_hostile_names_as_data(call: Callable, tmp_path: Path, to
 
 @pytest.mark.parametrize("lost", ["artifact", "latency", "quality", "noise_floor"])
 def test_a_part_that_failed_leaves_its_cells_empty_and_says_why(tmp_path: Path, lost: str) -> None:
-    cells = [cell(tmp_path, "reference", 10, hard(0)), cell(tmp_path, "broken", 20, hard(1))]
+    cells = [cell(tmp_path, "reference", 10, window_losses(0)), cell(tmp_path, "broken", 20, window_losses(1))]
     path = Path(cells[1][lost])
     (path / "quantmill.json" if lost == "artifact" else path).unlink()
     log = Path(cells[1]["logs"][lost][0])

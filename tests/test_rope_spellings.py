@@ -13,16 +13,16 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 PATH = Path("model/config.json")
 
 
-def spelled(**config: Any) -> dict[str, Any]:
+def spell(**config: Any) -> dict[str, Any]:
     return both_spellings({"dtype": "float16"} | config, PATH)
 
 
 def test_transformers_4_is_told_what_5_calls_by_other_names() -> None:
     """It ignores `rope_parameters`: with another base a model is another one."""
-    found = spelled(rope_parameters=LINEAR | {"rope_theta": 50.0})
+    found = spell(rope_parameters=LINEAR | {"rope_theta": 50.0})
     assert (found["torch_dtype"], found["rope_theta"], found["rope_scaling"]) == ("float16", 50.0, LINEAR)
     assert found["rope_parameters"] == LINEAR | {"rope_theta": 50.0}
-    plain = spelled(rope_parameters={"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.5})
+    plain = spell(rope_parameters={"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.5})
     assert (plain["rope_theta"], plain["rope_scaling"], plain["partial_rotary_factor"]) == (50.0, None, 0.5)
 
 
@@ -36,13 +36,13 @@ def test_transformers_4_is_told_what_5_calls_by_other_names() -> None:
     ],
 )
 def test_what_is_said_once_stays_as_it_is(config: dict[str, Any]) -> None:
-    assert spelled(**config) == config | {"dtype": "float16", "torch_dtype": "float16"}
+    assert spell(**config) == config | {"dtype": "float16", "torch_dtype": "float16"}
 
 
 def test_what_is_said_twice_alike_is_taken() -> None:
     rope = {"rope_theta": 50.0, **LINEAR}
     older = {"type": "linear", "factor": 4.0}
-    assert spelled(rope_parameters=rope, rope_theta=50.0, rope_scaling=older)["rope_scaling"] == LINEAR
+    assert spell(rope_parameters=rope, rope_theta=50.0, rope_scaling=older)["rope_scaling"] == LINEAR
 
 
 @pytest.mark.parametrize(
@@ -61,5 +61,5 @@ def test_what_is_said_twice_alike_is_taken() -> None:
 def test_a_contradiction_is_one_line(config: dict[str, Any], message: str) -> None:
     """transformers 5 takes rope_scaling then, and forgets the base that stands in rope_parameters alone."""
     with pytest.raises(UserError, match=message) as refusal:
-        spelled(**config)
+        spell(**config)
     assert str(refusal.value).startswith("model/config.json: ")

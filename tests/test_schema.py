@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 from conftest import REPO
-from whole_results import collected, edit, hard, whole
+from whole_results import collect_results, edit, whole_cell, window_losses
 
 from metrics import METRICS_VERSION
 from reporting import columns, results
@@ -30,11 +30,11 @@ def errors(content: Any) -> list[str]:
 def run(tmp_path: Path) -> dict[str, Any]:
     """Rows with and without quality."""
     cells = [
-        whole(tmp_path, "reference", 10, hard(0)),
-        whole(tmp_path, "other", 20, hard(1)),
-        whole(tmp_path, "random", 30, None, model="shape"),
+        whole_cell(tmp_path, "reference", 10, window_losses(0)),
+        whole_cell(tmp_path, "other", 20, window_losses(1)),
+        whole_cell(tmp_path, "random", 30, None, model="shape"),
     ]
-    return collected(cells)
+    return collect_results(cells)
 
 
 def test_it_is_a_schema() -> None:
@@ -103,7 +103,7 @@ def test_it_refuses_what_is_never_written(run: dict[str, Any], name: str, value:
 def test_recorded_runs_are_what_it_says(path: Path, tmp_path: Path) -> None:
     content = json.loads(path.read_text())
     assert content["metrics_version"] == METRICS_VERSION
-    today = results.current(content)
+    today = results.upgrade(content)
     assert errors(today) == []
     results.write_csv(tmp_path / "results.csv", today["rows"])
     recorded, written = (
@@ -131,7 +131,10 @@ print(json.dumps({"fields": fields, "rows": table.to_pylist()}))
 def test_parquet_holds_the_rows_of_results_csv_with_types_units_and_their_run(
     call: Callable, tmp_path: Path, tools_python: Path
 ) -> None:
-    cells = [whole(tmp_path, "reference", 10.0, hard(0)), whole(tmp_path, "random", 30.5, None, model="shape")]
+    cells = [
+        whole_cell(tmp_path, "reference", 10.0, window_losses(0)),
+        whole_cell(tmp_path, "random", 30.5, None, model="shape"),
+    ]
     edit(cells[1]["latency"], lambda content: content.update(interference=["a busy host", "heat"]))
     config = {"reference": "reference", "models": {"m": {}, "shape": {}}, "perplexity": "gptq-2048"}
     (tmp_path / "study.json").write_text(json.dumps({"config": config, "cells": cells, "options": "--cores 8"}))

@@ -25,7 +25,7 @@ from pathlib import Path
 from common import workflow_lock
 from common.program import run
 folder = Path(sys.argv[1])
-planned = workflow_lock.seen(folder)
+planned = workflow_lock.read(folder)
 if len(sys.argv) > 2:
     print("planned", flush=True)
     sys.stdin.readline()
@@ -54,7 +54,7 @@ while done < {REPLACED}:
 
 
 @pytest.fixture
-def two(checkout: Callable[[], Path], tmp_path: Path, torch_python: Path, tools_python: Path) -> list[Path]:
+def roots(checkout: Callable[[], Path], tmp_path: Path, torch_python: Path, tools_python: Path) -> list[Path]:
     """Two copies of the project whose artifacts are one folder."""
     (tmp_path / "shared").mkdir()
     roots = [checkout(), checkout()]
@@ -64,9 +64,9 @@ def two(checkout: Callable[[], Path], tmp_path: Path, torch_python: Path, tools_
     return roots
 
 
-def test_two_at_once_are_one_after_the_other(two: list[Path], tmp_path: Path) -> None:
+def test_two_at_once_are_one_after_the_other(roots: list[Path], tmp_path: Path) -> None:
     targets = ["artifacts/demo/quality/fp16.json"]
-    workflows = [start(root, *targets) for root in two]
+    workflows = [start(root, *targets) for root in roots]
     told = [workflow.communicate()[0] for workflow in workflows]
     codes = [workflow.returncode for workflow in workflows]
     assert sorted(codes) == [0, 1], told
@@ -77,49 +77,49 @@ def test_two_at_once_are_one_after_the_other(two: list[Path], tmp_path: Path) ->
     (alone,) = (row["perplexity"] for row in rows if row["format"] == "fp16")
     found = json.loads((tmp_path / "shared/demo/quality/fp16.json").read_text())["summary"]
     assert found["perplexity"] == pytest.approx(alone, rel=1e-4)
-    for root in two:
+    for root in roots:
         code, told_again = run(root, *targets)
         assert code == 0
         assert "Nothing to be done" in told_again
 
 
-def test_studies_that_overlap_at_any_moment(two: list[Path], tmp_path: Path) -> None:
+def test_studies_that_overlap_at_any_moment(roots: list[Path], tmp_path: Path) -> None:
     moments = random.Random(0)
     wanted = [["artifacts/demo/fp16"], ["artifacts/demo/fp16", "artifacts/demo/bin"]]
     refused = 0
     for number in range(ROUNDS):
         subprocess.run(["rm", "-rf", str(tmp_path / "shared/demo")], check=True)
-        first = start(two[0], *wanted[0])
+        first = start(roots[0], *wanted[0])
         time.sleep(moments.uniform(0, 3) if number else 0)
-        second = start(two[1], *wanted[1])
+        second = start(roots[1], *wanted[1])
         # both, before what was refused runs again
         ended = [(workflow.communicate()[0], workflow.returncode) for workflow in (first, second)]
-        for (told, status), root, targets in zip(ended, two, wanted, strict=True):
+        for (told, status), root, targets in zip(ended, roots, wanted, strict=True):
             if status:
                 refused += 1
                 assert re.match(HELD, told.splitlines()[-1]), told
                 code, told = run(root, *targets)
                 assert code == 0, told
         assert check_artifacts(tmp_path / "shared") == {"source", "safetensors", "fp16", "bin"}
-        assert all("Nothing to be done" in run(root, *targets)[1] for root, targets in zip(two, wanted, strict=True))
+        assert all("Nothing to be done" in run(root, *targets)[1] for root, targets in zip(roots, wanted, strict=True))
     assert refused
 
 
-def test_one_checkout_knows_what_the_other_made(two: list[Path]) -> None:
-    assert run(two[0], "artifacts/demo/fp16")[0] == 0
-    study = two[1] / "study.yaml"
+def test_one_checkout_knows_what_the_other_made(roots: list[Path]) -> None:
+    assert run(roots[0], "artifacts/demo/fp16")[0] == 0
+    study = roots[1] / "study.yaml"
     study.write_text(study.read_text().replace("source: demo", "source: {path: demo}"))
-    code, told = run(two[1], "artifacts/demo/fp16", "--dry-run")
+    code, told = run(roots[1], "artifacts/demo/fp16", "--dry-run")
     assert code == 0
     assert "Params have changed" in told
 
 
-def test_looking_needs_no_lock(two: list[Path], tmp_path: Path) -> None:
+def test_looking_needs_no_lock(roots: list[Path], tmp_path: Path) -> None:
     holder = hold(tmp_path / "shared")
     assert holder.stdout.readline() == "held\n"
     before = sorted(tmp_path.rglob("*"))
-    assert run(two[0], "--dry-run", "report")[0] == 0
-    code, told = run(two[0], "artifacts/demo/source")
+    assert run(roots[0], "--dry-run", "report")[0] == 0
+    code, told = run(roots[0], "artifacts/demo/source")
     assert code == 1
     assert re.match(HELD, told.splitlines()[-1])
     assert sorted(tmp_path.rglob("*")) == before

@@ -47,7 +47,7 @@ def files(folder: Path) -> list[tuple[str, bytes]]:
     return sorted((str(path), path.read_bytes()) for path in folder.rglob("*") if path.is_file())
 
 
-def why(root: Path) -> str:
+def slurm_logs(root: Path) -> str:
     """Slurm's logs of the jobs that failed (those of the others are removed)."""
     return "\n".join(f"{path}:\n{path.read_text()}" for path in (root / "artifacts/logs/slurm").rglob("*.log"))
 
@@ -79,7 +79,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def prepared(checkout: Callable[[], Path]) -> Callable[[], Path]:
+def make_study(checkout: Callable[[], Path]) -> Callable[[], Path]:
     """A fresh copy of the project with short texts, and a Python that writes down when it ran what on which card."""
     environments = {env: interpreter(env) for env in ("torch", "tools")}
 
@@ -108,9 +108,9 @@ def prepared(checkout: Callable[[], Path]) -> Callable[[], Path]:
 
 
 @pytest.fixture(scope="module")
-def plain(prepared: Callable[[], Path]) -> Path:
+def plain(make_study: Callable[[], Path]) -> Path:
     """The study's quality on one machine, without Slurm."""
-    root = prepared()
+    root = make_study()
     targets = [f"artifacts/demo/quality/{name}.json" for name in SCORED]
     command = [*SNAKEMAKE, "--cores", "8", *targets, "--configfile", "study.yaml"]
     result = subprocess.run(command, cwd=root, capture_output=True, text=True)
@@ -119,44 +119,44 @@ def plain(prepared: Callable[[], Path]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def submitted(cluster: Path, prepared: Callable[[], Path]) -> Path:
+def study_run(cluster: Path, make_study: Callable[[], Path]) -> Path:
     """The study through Slurm."""
-    root = prepared()
+    root = make_study()
     command = [*SNAKEMAKE, *SUBMIT, "report", "--configfile", "study.yaml"]
     result = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr + why(root)
+    assert result.returncode == 0, result.stdout + result.stderr + slurm_logs(root)
     shutil.copy(root / "ran", root / "ran-first")
     return root
 
 
 @pytest.fixture(scope="module")
-def broken(submitted: Path) -> tuple[Path, str]:
+def failed_run(study_run: Path) -> tuple[Path, str]:
     """The same folder after a run whose jobs Slurm ended: one cancelled, one over its memory, one over its time. With
     what Snakemake printed."""
-    (submitted / "artifacts/demo/quality/noise-floor.json").unlink()
-    (submitted / "ran").unlink()
+    (study_run / "artifacts/demo/quality/noise-floor.json").unlink()
+    (study_run / "ran").unlink()
     limits = ["--set-resources", "noise_floor:mem_mb=300", "latency:runtime=1"]
     command = [*SNAKEMAKE, *SUBMIT, *limits, "--configfile", "endless.yaml", "--", "report"]
-    with (submitted / "printed").open("w+") as printed:
-        process = subprocess.Popen(command, cwd=submitted, stdout=printed, stderr=subprocess.STDOUT)
+    with (study_run / "printed").open("w+") as printed:
+        process = subprocess.Popen(command, cwd=study_run, stdout=printed, stderr=subprocess.STDOUT)
         decoding = "scripts/latency.py artifacts/demo/fp16"
-        wait_for(lambda: (submitted / "ran").exists() and decoding in (submitted / "ran").read_text())
+        wait_for(lambda: (study_run / "ran").exists() and decoding in (study_run / "ran").read_text())
         run("scancel", jobs("%i", "--states=running")["rule_latency_wildcards_demo_fp16"])
         assert process.wait() == 1
         printed.seek(0)
-        return submitted, printed.read()
+        return study_run, printed.read()
 
 
-def resumed() -> bool:
+def resume_node() -> bool:
     """Bring the node back; Slurm refuses where it has come back by itself, as a daemon that registers anew does."""
     subprocess.run(("scontrol", "update", "nodename=gpu1", "state=resume"), capture_output=True, timeout=60)
     return "down" not in run("sinfo", "--noheader", "--nodes=gpu1", "--format=%T")
 
 
 @pytest.fixture(scope="module")
-def mended(broken: tuple[Path, str]) -> Path:
+def repaired_run(failed_run: tuple[Path, str]) -> Path:
     """The same folder after a run without these limits, while the node with the cards goes DOWN and comes back."""
-    root, _ = broken
+    root, _ = failed_run
     command = [*SNAKEMAKE, *SUBMIT, "report", "--configfile", "study.yaml"]
     with (root / "printed").open("w+") as printed:
         process = subprocess.Popen(command, cwd=root, stdout=printed, stderr=subprocess.STDOUT)
@@ -166,10 +166,10 @@ def mended(broken: tuple[Path, str]) -> Path:
         run("scontrol", "update", "nodename=gpu1", "state=down", "reason=test")
         wait_for(lambda: jobs("%T")[job] == "PENDING")
         assert process.poll() is None
-        wait_for(resumed)
+        wait_for(resume_node)
         status = process.wait()
         printed.seek(0)
-        assert status == 0, printed.read() + why(root)
+        assert status == 0, printed.read() + slurm_logs(root)
     assert "Restarts=1" in run("scontrol", "show", "job", number)
     return root
 
@@ -179,7 +179,7 @@ def quality(root: Path, name: str) -> dict:
     return {key: result[key] for key in ("summary", "windows")}
 
 
-def said(printed: str, rule: str) -> str:
+def failure_reason(printed: str, rule: str) -> str:
     """The line in which Snakemake says why a rule's job failed."""
     _, _, after = printed.partition(f"Error in rule {rule}:\n")
     return after.split("\n", 1)[0]
@@ -198,21 +198,21 @@ def test_a_start_that_fails_restores_what_was_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SCORED)
-def test_quality_is_the_same_through_slurm(submitted: Path, plain: Path, name: str) -> None:
-    assert quality(submitted, name) == quality(plain, name)
+def test_quality_is_the_same_through_slurm(study_run: Path, plain: Path, name: str) -> None:
+    assert quality(study_run, name) == quality(plain, name)
 
 
-def test_measurements_go_to_a_card_and_the_rest_elsewhere(submitted: Path) -> None:
+def test_measurements_go_to_a_card_and_the_rest_elsewhere(study_run: Path) -> None:
     partitions = {"cpu": set(), "gpu": set()}
     for comment, partition in jobs("%P", "--states=all").items():
         partitions[partition].add(comment.removeprefix("rule_").split("_wildcards")[0])
     assert partitions == {"cpu": ELSEWHERE, "gpu": ON_A_CARD}
 
 
-def test_jobs_never_share_a_card(submitted: Path) -> None:
+def test_jobs_never_share_a_card(study_run: Path) -> None:
     times: dict[tuple[str, str], dict[str, float]] = {}
     programs = set()
-    for line in (submitted / "ran-first").read_text().splitlines():
+    for line in (study_run / "ran-first").read_text().splitlines():
         when, what, process, card, program, _ = line.split(" ")
         programs |= {(Path(program).stem, card == "none")}
         times.setdefault((card, process), {})[what] = float(when)
@@ -226,25 +226,25 @@ def test_jobs_never_share_a_card(submitted: Path) -> None:
     assert any(a[0] < b[1] and b[0] < a[1] for a in spans["0"] for b in spans["1"])
 
 
-def test_a_job_over_its_memory_fails_and_slurms_log_says_why(broken: tuple[Path, str]) -> None:
-    root, printed = broken
-    assert "SLURM status is: 'FAILED'" in said(printed, "noise_floor")
+def test_a_job_over_its_memory_fails_and_slurms_log_says_why(failed_run: tuple[Path, str]) -> None:
+    root, printed = failed_run
+    assert "SLURM status is: 'FAILED'" in failure_reason(printed, "noise_floor")
     (log,) = (root / "artifacts/logs/slurm/rule_noise_floor").rglob("*.log")
     assert str(log) in printed
     assert "exceeded memory limit" in log.read_text()
     assert not (root / "artifacts/demo/quality/noise-floor.json").exists()
 
 
-def test_a_cancelled_job_and_one_over_its_time_leave_nothing(broken: tuple[Path, str]) -> None:
-    root, printed = broken
+def test_a_cancelled_job_and_one_over_its_time_leave_nothing(failed_run: tuple[Path, str]) -> None:
+    root, printed = failed_run
     assert "SLURM status is: 'CANCELLED'" in printed
     assert "SLURM status is: 'TIMEOUT'" in printed
     assert "Traceback" not in printed
     assert list((root / "artifacts/demo").glob("latency/*")) == []
 
 
-def test_a_rerun_waits_for_a_node_that_was_down_and_finishes(mended: Path, plain: Path) -> None:
-    assert {path.name for path in (mended / "artifacts/demo/latency").iterdir()} == {"fp16.json", "ct2-int8.json"}
-    assert quality(mended, "noise-floor") == quality(plain, "noise-floor")
-    rows = json.loads((mended / "artifacts/report/results.json").read_text())["rows"]
+def test_a_rerun_waits_for_a_node_that_was_down_and_finishes(repaired_run: Path, plain: Path) -> None:
+    assert {path.name for path in (repaired_run / "artifacts/demo/latency").iterdir()} == {"fp16.json", "ct2-int8.json"}
+    assert quality(repaired_run, "noise-floor") == quality(plain, "noise-floor")
+    rows = json.loads((repaired_run / "artifacts/report/results.json").read_text())["rows"]
     assert all(row["tokens_per_second"] for row in rows)

@@ -27,7 +27,7 @@ def root(checkout: Callable[[], Path], torch_python: Path, tools_python: Path) -
 
 
 @pytest.fixture(scope="module")
-def shaped(checkout: Callable[[], Path], call: Callable, torch_python: Path, tools_python: Path) -> Path:
+def random_study(checkout: Callable[[], Path], call: Callable, torch_python: Path, tools_python: Path) -> Path:
     """A study of a model of random weights in two formats, finished; whoever changes it mends it again."""
     root = checkout()
     shape = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True}
@@ -40,8 +40,8 @@ def shaped(checkout: Callable[[], Path], call: Callable, torch_python: Path, too
     return root
 
 
-def test_random_weights_are_measured_for_speed_only(shaped: Path) -> None:
-    root = shaped
+def test_random_weights_are_measured_for_speed_only(random_study: Path) -> None:
+    root = random_study
     assert not (root / "envs/torch").exists()  # interpreters: replaces the workflow's own environments
     table = rows(root)
     assert all(float(row["tokens_per_second"]) > 0 for row in table.values())
@@ -54,7 +54,7 @@ def test_random_weights_are_measured_for_speed_only(shaped: Path) -> None:
 
 
 @contextmanager
-def kept(*paths: Path) -> Iterator[None]:
+def keep_files(*paths: Path) -> Iterator[None]:
     """Files that have their content and times again afterwards, by which Snakemake goes."""
     before = {path: (path.read_bytes(), path.stat()) for path in paths}
     try:
@@ -65,7 +65,7 @@ def kept(*paths: Path) -> Iterator[None]:
             os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def planned(call: Callable, root: Path, *options: str) -> list[str]:
+def plan_jobs(call: Callable, root: Path, *options: str) -> list[str]:
     """The rules of a dry run's jobs with what they write, but the target's."""
     result = call(SNAKEMAKE, "-n", *options, cwd=root)
     assert result.returncode == 0, result.stderr
@@ -79,44 +79,46 @@ def data(page: Path) -> dict[str, Any]:
 
 
 def test_the_page_names_the_command_that_measures_just_the_disturbed_rows_again(
-    shaped: Path, call: Callable, tools_python: Path, tmp_path: Path
+    random_study: Path, call: Callable, tools_python: Path, tmp_path: Path
 ) -> None:
     said = {"fp16": [], "ct2-int8": ["a neighbour"]}  # whatever disturbed this machine
-    paths = {shaped / f"artifacts/shape/latency/{name}.json": interference for name, interference in said.items()}
-    with kept(*paths):
+    paths = {random_study / f"artifacts/shape/latency/{name}.json": interference for name, interference in said.items()}
+    with keep_files(*paths):
         for path, interference in paths.items():
             path.write_text(json.dumps(json.loads(path.read_text()) | {"interference": interference}))
-        made = call(tools_python, "scripts/report.py", "artifacts/report/study.json", tmp_path, cwd=shaped)
+        made = call(tools_python, "scripts/report.py", "artifacts/report/study.json", tmp_path, cwd=random_study)
         assert made.returncode == 0, made.stderr
     command = data(tmp_path / "index.html")["commands"]["disturbed"]
     name, *options = shlex.split(command)
     assert name == "snakemake"
     assert options[-1] == "artifacts/shape/latency/ct2-int8.json"
     assert "--configfile study.yaml" in command
-    assert planned(call, shaped, "report", *STUDY_OPTIONS) == []
-    assert planned(call, shaped, *options) == [
+    assert plan_jobs(call, random_study, "report", *STUDY_OPTIONS) == []
+    assert plan_jobs(call, random_study, *options) == [
         "latency artifacts/shape/latency/ct2-int8.json",
         "page artifacts/report/index.html",
     ]
 
 
-def test_a_page_of_an_incomplete_study_is_still_to_be_made(shaped: Path, call: Callable, tools_python: Path) -> None:
-    report = shaped / "artifacts/report"
-    with kept(*report.iterdir()):
-        made = call(tools_python, "scripts/report.py", "--incomplete", report / "study.json", report, cwd=shaped)
+def test_a_page_of_an_incomplete_study_is_still_to_be_made(
+    random_study: Path, call: Callable, tools_python: Path
+) -> None:
+    report = random_study / "artifacts/report"
+    with keep_files(*report.iterdir()):
+        made = call(tools_python, "scripts/report.py", "--incomplete", report / "study.json", report, cwd=random_study)
         assert made.returncode == 0, made.stderr
         for target in ("report", "artifacts/report/index.html"):
-            assert planned(call, shaped, target, *STUDY_OPTIONS) == ["page artifacts/report/index.html"]
+            assert plan_jobs(call, random_study, target, *STUDY_OPTIONS) == ["page artifacts/report/index.html"]
 
 
 def test_where_addresses_are_limited_the_page_has_no_plots_and_says_why(
-    shaped: Path, tools_python: Path, tmp_path: Path
+    random_study: Path, tools_python: Path, tmp_path: Path
 ) -> None:
     limit = 8 * 10**9  # bytes, as a batch system would set it
     command = [tools_python, "scripts/report.py", "artifacts/report/study.json", tmp_path]
     made = subprocess.run(
         command,
-        cwd=shaped,
+        cwd=random_study,
         capture_output=True,
         text=True,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
@@ -125,7 +127,7 @@ def test_where_addresses_are_limited_the_page_has_no_plots_and_says_why(
     (line,) = made.stderr.splitlines()
     assert "the plots could not be drawn" in line
     assert "a limit (ulimit -v) allows 8 GB" in line
-    report = shaped / "artifacts/report"
+    report = random_study / "artifacts/report"
     for name in ("results.json", "results.csv"):
         assert (tmp_path / name).read_bytes() == (report / name).read_bytes()
     assert (tmp_path / "results.parquet").read_bytes()[:4] == b"PAR1"
@@ -199,9 +201,9 @@ def test_after_failures_a_page_shows_the_rest_and_says_why(root: Path, call: Cal
         assert row["tokens_per_second"] is row["size_bytes"] is row["perplexity"] is None
         assert all(reason.startswith("failed: ") and why in reason for reason in row["missing"].values())
     # and when the file is there, the next run has the rest to do
-    again = planned(call, root, *study(root, text))
+    again = plan_jobs(call, root, *study(root, text))
     shutil.copy(root / "demo" / shard.name, shard)
-    mended = planned(call, root, *study(root, text))
+    mended = plan_jobs(call, root, *study(root, text))
     assert {"safetensors artifacts/torn/safetensors", "page artifacts/report/index.html"} <= set(again)
     assert {f"{name} artifacts/torn/{name}" for name in ("source", "safetensors", "fp16")} <= set(mended)
     assert {"latency artifacts/torn/latency/fp16.json", "page artifacts/report/index.html"} <= set(mended)

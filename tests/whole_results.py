@@ -87,7 +87,7 @@ def cell(
     }
 
 
-def hard(extra: float, wobble: float = 0.0) -> list[float]:
+def window_losses(extra: float, wobble: float = 0.0) -> list[float]:
     """NLL of windows that differ a lot among themselves, plus something more a window."""
     return [100.0 + 10 * (i % 7) + extra + wobble * (-1) ** i for i in range(WINDOWS)]
 
@@ -99,7 +99,7 @@ def edit(path: str, change: Callable[[dict[str, Any]], object]) -> None:
     Path(path).write_text(json.dumps(content))
 
 
-def whole(folder: Path, name: str, rate: float, nll: list[float] | None, **options: Any) -> dict[str, Any]:
+def whole_cell(folder: Path, name: str, rate: float, nll: list[float] | None, **options: Any) -> dict[str, Any]:
     """What `cell` writes, with the parts that it leaves out."""
     made = cell(folder, name, rate, nll, **options)
     variant = {"new_tokens": 64, "ttft_ms_p50": 3.0, "tpot_ms_p50": 1.0, "tokens_per_second": 900.0}
@@ -122,7 +122,7 @@ def whole(folder: Path, name: str, rate: float, nll: list[float] | None, **optio
     return made
 
 
-def collected(cells: list[Mapping[str, Any]]) -> dict[str, Any]:
+def collect_results(cells: list[Mapping[str, Any]]) -> dict[str, Any]:
     """results.json of cells, as it reads once it was written."""
     models = {each["model"]: {} for each in cells}
     config = {"reference": "reference", "models": models, "perplexity": "gptq-2048"}

@@ -60,7 +60,9 @@ def publish_converted(
     """
     ordered = list(tensors.values())
     origin = manifest.read(options.src)["source"] if (options.src / manifest.NAME).exists() else {}
-    groups = sharding.split(ordered, options.max_shard_size) if options.max_shard_size else sharding.by_file(ordered)
+    groups = (
+        sharding.split(ordered, options.max_shard_size) if options.max_shard_size else sharding.group_by_file(ordered)
+    )
     for group in groups:
         if len(group) > torch_zip.MAX_TENSORS_A_FILE and not linked:
             raise UserError(
@@ -73,7 +75,7 @@ def publish_converted(
             for file in (*source.files, source.index()):
                 if file:
                     place(file, folder / file.name)
-            hashes: dict[str, str | None] = checked_hashes(groups, folder) if only_finite else {}
+            hashes: dict[str, str | None] = hash_files(groups, folder) if only_finite else {}
         else:
             total = sum(tensor.nbytes for tensor in ordered)
             with tqdm(total=total, unit="B", unit_scale=True, desc=f"to {form}", disable=None) as bar:
@@ -142,7 +144,7 @@ def convert(
     return sharding.write(folder, form, groups, write_file)
 
 
-def checked_hashes(groups: Sequence[Sequence[Tensor]], folder: Path) -> dict[str, str | None]:
+def hash_files(groups: Sequence[Sequence[Tensor]], folder: Path) -> dict[str, str | None]:
     """SHA-256 of each file of `folder`, a link or a copy of the one that a group of tensors is. Raises `UserError`
     where a weight is NaN or infinite."""
     paths = [folder / tensors[0].path.name for tensors in groups]

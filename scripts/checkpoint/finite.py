@@ -46,7 +46,7 @@ def first_not_finite(data: memoryview, dtype: str) -> int | None:
 
 def copy(tensor: Tensor, target: io.FileIO) -> None:
     """Append a tensor's elements to a file, as `copying.copy`. Raises `UserError` where one is NaN or infinite."""
-    for chunk in _checked(tensor, tensor):
+    for chunk in _finite_chunks(tensor, tensor):
         write_all(target, chunk)
 
 
@@ -62,12 +62,12 @@ def sha256(path: Path, tensors: Iterable[Tensor]) -> str:
     with path.open("rb") as file:
         digest = hashlib.sha256(file.read(ordered[0].start))
     for tensor in ordered:  # without gaps, to the file's end: see safetensors_file.read
-        for chunk in _checked(tensor, replace(tensor, path=path)):
+        for chunk in _finite_chunks(tensor, replace(tensor, path=path)):
             digest.update(chunk)
     return digest.hexdigest()
 
 
-def _checked(named: Tensor, read: Tensor) -> Iterator[memoryview]:
+def _finite_chunks(named: Tensor, read: Tensor) -> Iterator[memoryview]:
     place = 0
     for chunk in read.chunks():
         found = first_not_finite(chunk, read.dtype)

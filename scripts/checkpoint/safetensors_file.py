@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint.copying import copy, write_all
-from checkpoint.tensor import DTYPE_BYTES, Tensor, checked_name, possible, row_major
+from checkpoint.tensor import DTYPE_BYTES, Tensor, check_name, is_valid_shape, row_major
 from common import bounded_json
 from common.program import UserError
 
@@ -54,9 +54,9 @@ def _entry(path: Path, name: str, entry: dict[str, Any], data_start: int) -> Ten
     shape, (begin, end) = tuple(entry["shape"]), entry["data_offsets"]
     if entry["dtype"] not in DTYPE_BYTES:
         raise UserError(f"{path}: {name} has dtype {entry['dtype']!r:.20}, which Quantmill does not know; refused")
-    if not possible(shape) or any(type(number) is not int or not 0 <= number < 2**63 for number in (begin, end)):
+    if not is_valid_shape(shape) or any(type(number) is not int or not 0 <= number < 2**63 for number in (begin, end)):
         raise ValueError(f"{name:.60}: sizes that cannot be")
-    tensor = Tensor(checked_name(name), entry["dtype"], shape, row_major(shape), path, data_start + begin)
+    tensor = Tensor(check_name(name), entry["dtype"], shape, row_major(shape), path, data_start + begin)
     if end - begin != tensor.nbytes:
         raise ValueError(f"{name:.60}: offsets disagree with its shape")
     return tensor

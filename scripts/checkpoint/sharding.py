@@ -38,7 +38,7 @@ def split(tensors: Sequence[Tensor], limit: int) -> list[list[Tensor]]:
     return groups
 
 
-def by_file(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+def group_by_file(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     """Groups of tensors that lie in one file, in the tensors' order."""
     groups: dict[Path, list[Tensor]] = {}
     for tensor in tensors:

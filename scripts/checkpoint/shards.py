@@ -72,7 +72,7 @@ class Checkpoint:
             for path in files
             if path.name.isprintable() and not path.name.startswith(".") and not path.name.endswith(skipped)
         ]
-        return [within(self.folder, path) for path in kept]
+        return [check_inside(self.folder, path) for path in kept]
 
     def index(self) -> Path | None:
         """The index's file, where there is one."""
@@ -145,10 +145,10 @@ def find(folder: Path) -> Checkpoint:
     for form in ("safetensors", "bin"):
         index, single = folder / INDEXES[form], folder / SINGLES[form]
         if index.is_file():
-            weight_map = _weight_map(within(folder, index))
+            weight_map = _weight_map(check_inside(folder, index))
             found = Checkpoint(folder, form, _indexed_files(index, form, weight_map), weight_map)
         elif single.is_file():
-            found = Checkpoint(folder, form, (within(folder, single),))
+            found = Checkpoint(folder, form, (check_inside(folder, single),))
         else:
             continue
         for path in sorted(folder.iterdir()):
@@ -162,7 +162,7 @@ def find(folder: Path) -> Checkpoint:
     raise UserError(f"{folder}: holds no weights; looked for {', '.join([*INDEXES.values(), *SINGLES.values()])}")
 
 
-def within(folder: Path, path: Path) -> Path:
+def check_inside(folder: Path, path: Path) -> Path:
     """The same path. Raises `UserError` where it is a link that leads out of the model's folder.
 
     A hub's cache links to its own blobs, and may.
@@ -198,5 +198,5 @@ def _indexed_files(index: Path, form: str, weight_map: dict[str, str]) -> tuple[
             raise UserError(f"{index}: names the shard {name!r:.80}, which is no {suffix} file; refused")
         if not (index.parent / name).is_file():
             raise UserError(f"{index.parent / name}: is missing, though {index.name} names it; download it again")
-        files.append(within(index.parent, index.parent / name))
+        files.append(check_inside(index.parent, index.parent / name))
     return tuple(files)

@@ -72,9 +72,9 @@ class Tensor:
                     read_into(file, piece)
                     yield piece
         else:
-            yield from _evenly(self._gathered())
+            yield from _rechunk(self._strided_chunks())
 
-    def _gathered(self) -> Iterator[memoryview]:
+    def _strided_chunks(self) -> Iterator[memoryview]:
         """The elements in row-major order, a block of at most `GATHERED` bytes after another."""
         with self.path.open("rb", buffering=0) as file:
             for start, shape, stride in _blocks(self.start, self.shape, self.stride, DTYPE_BYTES[self.dtype]):
@@ -121,7 +121,7 @@ def _gather(file: io.FileIO, start: int, stride: tuple[int, ...], block: np.ndar
     _gather(file, start + middle * stride[axis] * block.itemsize, stride, high)
 
 
-def _evenly(pieces: Iterator[memoryview]) -> Iterator[memoryview]:
+def _rechunk(pieces: Iterator[memoryview]) -> Iterator[memoryview]:
     """The same bytes, `CHUNK` at a time."""
     buffer, filled = memoryview(bytearray(CHUNK)), 0
     for piece in pieces:
@@ -150,7 +150,7 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
-def possible(shape: tuple[int, ...]) -> bool:
+def is_valid_shape(shape: tuple[int, ...]) -> bool:
     """Whether a tensor can have this shape: some dimensions, and sizes whose product is a number to a computer."""
     return len(shape) <= MAX_DIMENSIONS and (
         all(type(size) is int and 0 <= size < 2**63 for size in shape)
@@ -158,7 +158,7 @@ def possible(shape: tuple[int, ...]) -> bool:
     )
 
 
-def checked_name(name: str) -> str:
+def check_name(name: str) -> str:
     """The same name. Raises ValueError for one that no model has and that would spoil a header or a terminal."""
     if len(name) > MAX_NAME or not name.isprintable() or name == "__metadata__":
         raise ValueError(f"a tensor called {name!r:.60}")

@@ -134,34 +134,34 @@ MAX_TUPLE = 64
 MAX_OPERATIONS = 1_200_000  # 37,000 tensors; each leaves at most about 100 bytes in memory
 
 
-def _counted(load: Callable[[Any], None]) -> Callable[[Any], None]:
+def _limit_operations(load: Callable[[Any], None]) -> Callable[[Any], None]:
     """Load, unless the pickle is longer than any checkpoint's: an opcode of one byte makes an object of a hundred."""
 
-    def counted(unpickler: Any) -> None:
+    def wrapper(unpickler: Any) -> None:
         unpickler.operations += 1
         if unpickler.operations > MAX_OPERATIONS:
             raise TooLong(f"more than {MAX_OPERATIONS} operations")
         load(unpickler)
 
-    return counted
+    return wrapper
 
 
-def _named(load: Callable[[Any], None]) -> Callable[[Any], None]:
+def _require_names(load: Callable[[Any], None]) -> Callable[[Any], None]:
     """Put items into a dict, by names only: keys of other types can be chosen to collide, and then take hours."""
 
-    def checked(unpickler: Any) -> None:
+    def wrapper(unpickler: Any) -> None:
         keys = unpickler.stack[-2:-1] if load is pickle._Unpickler.load_setitem else unpickler.stack[::2]
         if not all(isinstance(key, str) for key in keys):
             raise ValueError("a key that is no name")
         load(unpickler)
 
-    return checked
+    return wrapper
 
 
-def _shallow(load: Callable[[Any], None]) -> Callable[[Any], None]:
+def _limit_tuples(load: Callable[[Any], None]) -> Callable[[Any], None]:
     """Load a tuple, at most three deep and 64 long: freeing very deep ones overflows the interpreter's stack."""
 
-    def checked(unpickler: Any) -> None:
+    def wrapper(unpickler: Any) -> None:
         load(unpickler)
         if len(unpickler.stack[-1]) > MAX_TUPLE:
             raise ValueError("a tuple that is too long")
@@ -169,7 +169,7 @@ def _shallow(load: Callable[[Any], None]) -> Callable[[Any], None]:
         if any(isinstance(item, tuple) for each in inner for item in each):
             raise ValueError("tuples nested too deep")
 
-    return checked
+    return wrapper
 
 
 class _Unpickler(pickle._Unpickler):
@@ -186,11 +186,11 @@ class _Unpickler(pickle._Unpickler):
 
     dispatch[pickle.BUILD[0]] = load_build
     for _code in (pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3):
-        dispatch[_code[0]] = _shallow(dispatch[_code[0]])
+        dispatch[_code[0]] = _limit_tuples(dispatch[_code[0]])
     for _code in (pickle.SETITEM, pickle.SETITEMS):
-        dispatch[_code[0]] = _named(dispatch[_code[0]])
+        dispatch[_code[0]] = _require_names(dispatch[_code[0]])
     for _code, _load in dispatch.items():
-        dispatch[_code] = _counted(_load)
+        dispatch[_code] = _limit_operations(_load)
 
     def find_class(self, module: str, name: str) -> Any:
         try:

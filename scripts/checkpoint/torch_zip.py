@@ -15,7 +15,7 @@ from typing import Any
 
 from checkpoint import torch_pickle, zip_directory
 from checkpoint.copying import copy, write_all
-from checkpoint.tensor import DTYPE_BYTES, Tensor, checked_name, possible, row_major
+from checkpoint.tensor import DTYPE_BYTES, Tensor, check_name, is_valid_shape, row_major
 from checkpoint.zip_directory import Member, crc32
 from checkpoint.zip_writer import ZipWriter
 from common.program import UserError
@@ -104,7 +104,7 @@ def _entries(path: Path, state: Any) -> list[tuple[str, torch_pickle.View]]:
     for name, value in state.items():
         if not isinstance(value, torch_pickle.View):
             raise UserError(f"{path}: entry {name!r:.60} is no tensor; save a bare state_dict")
-        checked_name(name)
+        check_name(name)
     return list(state.items())
 
 
@@ -117,7 +117,7 @@ def _locate(path: Path, members: dict[str, Member], prefix: str, name: str, view
         )
     numbers = (view.offset, *view.shape, *view.stride)
     if any(type(number) is not int or number < 0 for number in numbers) or (
-        len(view.shape) != len(view.stride) or not possible(view.shape)
+        len(view.shape) != len(view.stride) or not is_valid_shape(view.shape)
     ):
         raise UserError(f"{path}: {name} has an impossible shape or stride ({view.shape!r:.60}); refused")
     last = view.offset + sum((size - 1) * stride for size, stride in zip(view.shape, view.stride, strict=True))

@@ -58,18 +58,18 @@ def split(parts: Sequence[str]) -> tuple[list[str], bool]:
     return pages("".join(part or " \n" for part in parts)), True
 
 
-def detokenized(page: str) -> str:
+def detokenize(page: str) -> str:
     """A page of WikiText as one would write it."""
     for old, new in BEFORE:
         page = page.replace(old, new)
     for opening, closing in BRACKETS:
-        page = tightened(page, opening, closing)
+        page = strip_inside(page, opening, closing)
     for old, new in AFTER:
         page = page.replace(old, new)
     return page
 
 
-def tightened(text: str, opening: str, closing: str) -> str:
+def strip_inside(text: str, opening: str, closing: str) -> str:
     """A text without white space at the ends of what stands between two marks.
 
     The harness's regular expressions for it take 30 s for a bracket and 4,000 spaces behind it.
@@ -82,5 +82,5 @@ def tightened(text: str, opening: str, closing: str) -> str:
 
 
 def words(document: str) -> int:
-    """Words of a document, before it is detokenized; one that begins or ends with a space has an empty word there."""
+    """Words of a document, before `detokenize`; one that begins or ends with a space has an empty word there."""
     return len(re.split(r"\s+", document))

@@ -62,10 +62,10 @@ def resolve(name: str, revision: str, kind: str = "model") -> Repository:
     Raises `UserError` where there is no such repository or revision, or the hub cannot or must not be asked.
     """
     if constants.HF_HUB_OFFLINE:
-        return _cached(name, revision, kind)
+        return _resolve_offline(name, revision, kind)
     ask = huggingface_hub.HfApi(library_name="quantmill").repo_info
     with _one_line(name, revision):
-        info = _again(lambda: ask(name, revision=revision, repo_type=kind, files_metadata=True))
+        info = _retry(lambda: ask(name, revision=revision, repo_type=kind, files_metadata=True))
     if info.sha != revision:  # in the cache's own way (its refs/), so that the same revision is found offline
         ref = Path(constants.HF_HUB_CACHE, f"{kind}s--{name.replace('/', '--')}", "refs", revision)
         ref.parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ def fetch(repository: Repository, names: Iterable[str]) -> dict[str, Path]:
 
     def one(file: File) -> tuple[str, Path]:
         with _one_line(repository.name, repository.commit):
-            path = _again(
+            path = _retry(
                 lambda: huggingface_hub.hf_hub_download(
                     repository.name,
                     file.name,
@@ -139,7 +139,7 @@ def _check_hash(repository: Repository, file: File, path: Path) -> None:
         )
 
 
-def _cached(name: str, revision: str, kind: str) -> Repository:
+def _resolve_offline(name: str, revision: str, kind: str) -> Repository:
     """A repository as far as the cache holds it."""
     try:
         folder = Path(
@@ -160,7 +160,7 @@ def _cached(name: str, revision: str, kind: str) -> Repository:
     return Repository(name, kind, folder.name, files)
 
 
-def _again(ask: Callable[[], Result]) -> Result:
+def _retry(ask: Callable[[], Result]) -> Result:
     """What `ask` returns, asked again where a server or a connection failed."""
     for attempt in range(ATTEMPTS):
         try:

@@ -7,13 +7,13 @@ class NotPlain(ValueError):
     """Bytes that are no text: what they are, where, and what to do; the file's name is to precede it."""
 
 
-def normalised(text: str) -> str:
+def normalise(text: str) -> str:
     """The same text without byte order marks at its beginning, and with LF for CRLF and for CR alone."""
     return text.lstrip("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read(path: Path) -> str:
-    """A text file, normalised. Raises `NotPlain` where it is not UTF-8, holds a NUL, or nothing but white space."""
+    """A text file, through `normalise`. Raises `NotPlain` where it is not UTF-8, holds a NUL, or only white space."""
     raw = path.read_bytes()
     try:
         text = raw.decode("utf-8")
@@ -21,9 +21,9 @@ def read(path: Path) -> str:
         raise NotPlain(f"is not UTF-8 at byte {error.start}; save it as UTF-8") from None
     if "\0" in text:
         place = raw.index(0)
-        line = normalised(text[: text.index("\0")]).count("\n") + 1
+        line = normalise(text[: text.index("\0")]).count("\n") + 1
         raise NotPlain(f"has a NUL at byte {place}, in line {line}; remove it, or save it as UTF-8")
-    text = normalised(text)
+    text = normalise(text)
     if not text.strip():
         raise NotPlain("is empty; put a text in it (prompts: one a line)")
     return text

@@ -47,7 +47,7 @@ def publish(final: Path, *, source: Path | None = None, sync: bool = True) -> It
     final = final.parent.resolve() / final.name
     final.parent.mkdir(parents=True, exist_ok=True)
     partial, old, gone = (final.with_name(f".{final.name}.{name}") for name in ("partial", "old", "gone"))
-    with _locked(final):
+    with _lock(final):
         names = {path.name for path in final.iterdir()} - {SNAKEMAKE} if final.is_dir() else set()
         if names and MANIFEST not in names:
             raise UserError(
@@ -93,7 +93,7 @@ def _replace(partial: Path, final: Path, old: Path) -> None:
 
 
 @contextmanager
-def _locked(final: Path) -> Iterator[None]:
+def _lock(final: Path) -> Iterator[None]:
     """Hold a lock beside `final`. Raises `UserError` where another program holds it."""
     path = final.with_name(f".{final.name}.lock")
     while True:

@@ -3,7 +3,7 @@
 from typing import Any
 
 
-def within(value: Any, vocab_size: Any) -> list[int]:
+def select(value: Any, vocab_size: Any) -> list[int]:
     """Of a config's `bos_token_id`, `eos_token_id` and the like, one id or a list of them, those that a vocabulary has.
 
     What is none is left out: null, text, a boolean, a negative number, or an id beyond a vocabulary that was cut, which

@@ -28,7 +28,7 @@ WAIT = 1.0  # seconds, for whoever only looks
 FREE = 2**20  # bytes for records and logs, without which Snakemake itself fails, in many lines
 
 
-def seen(folder: Path) -> bytes | None:
+def read(folder: Path) -> bytes | None:
     """What the lock says while jobs are being planned, for `hold`; None where a workflow holds it."""
     try:
         with (folder / LOCK).open("rb") as file:
@@ -46,7 +46,7 @@ def hold(folder: Path, planned: bytes | None) -> None:
     Where flock means nothing to another host, what the lock's file says keeps that host away.
 
     Args:
-        planned: what `seen` returned before jobs were planned.
+        planned: what `read` returned before jobs were planned.
 
     Raises:
         UserError: where another workflow holds the lock, where one of another host never said that it ended, where one
@@ -55,7 +55,7 @@ def hold(folder: Path, planned: bytes | None) -> None:
     folder = folder.resolve()
     path = folder / LOCK
     file = _open(path)
-    if not _locked(file, path):
+    if not _try_lock(file, path):
         who = _name(_holder(file.read()))
         raise UserError(f"{folder}: {who} is working there; wait for it to end, or link artifacts to another folder")
     said = file.read()
@@ -88,8 +88,8 @@ def _open(path: Path) -> IO[bytes]:
         ) from None
 
 
-def _locked(file: IO[bytes], path: Path) -> bool:
-    """Whether the lock could be had; `seen` has it for a moment too."""
+def _try_lock(file: IO[bytes], path: Path) -> bool:
+    """Whether the lock could be had; `read` has it for a moment too."""
     end = time.monotonic() + WAIT
     while True:
         try:

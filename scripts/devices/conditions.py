@@ -46,7 +46,7 @@ class Sample:
     processes: tuple[frozenset[int], ...] | None = None
 
 
-def between(samples: Iterable[Sample], start: float, end: float) -> list[Sample]:
+def select(samples: Iterable[Sample], start: float, end: float) -> list[Sample]:
     """The samples of a time."""
     return [sample for sample in samples if start <= sample.at <= end]
 
@@ -85,8 +85,8 @@ def decode_joules(samples: Sequence[Sample], phases: Sequence[tuple[float, float
     if not phases:
         return None
     margin = 1.0  # so that the first and the last phase have samples on both sides
-    found = energy(between(samples, phases[0][0] - margin, phases[-1][1] + margin))
-    inside = between(samples, phases[0][0], phases[-1][1])
+    found = energy(select(samples, phases[0][0] - margin, phases[-1][1] + margin))
+    inside = select(samples, phases[0][0], phases[-1][1])
     if found is None or len(inside) < FEWEST_SAMPLES:
         return None
     at, joules, source = found

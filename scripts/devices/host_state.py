@@ -27,7 +27,7 @@ class Host:
         clocks = [cpufreq / f"cpu{number}/cpufreq/scaling_cur_freq" for number in sorted(cpu.processors())]
         self.clocks = [path for path in clocks if os.access(path, os.R_OK)]
 
-    def tells(self) -> bool:
+    def can_sample(self) -> bool:
         """Whether there is anything to sample."""
         return bool(self.packages or self.clocks)
 

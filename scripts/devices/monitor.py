@@ -23,7 +23,7 @@ class Monitor:
     def __init__(self, device: str) -> None:
         self.gpu = Gpus(*cuda.nvml_devices()) if device == "cuda" else None
         host = None if self.gpu else Host()
-        self.source = self.gpu or (host if host and host.tells() else None)
+        self.source = self.gpu or (host if host and host.can_sample() else None)
         self.samples: list[Sample] = []
         self.company = [f"{found} before it started" for found in self._company()]
         self.ended = threading.Event()
@@ -62,7 +62,7 @@ class Monitor:
             decode_phases: from first to last token of each run that energy counts for, by the same clock.
             own: the processes that measured.
         """
-        during = conditions.between(self.samples, *measured)
+        during = conditions.select(self.samples, *measured)
         most = conditions.OTHERS_BESIDE_GPU if self.gpu else conditions.OTHERS
         joules, source = conditions.decode_joules(self.samples, decode_phases) or (None, None)
         return {

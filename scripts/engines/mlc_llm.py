@@ -37,7 +37,7 @@ class Engine(engines.Engine):
     def __init__(self, artifact: Path, device: str, threads: int, mode: str = "interactive") -> None:
         said = shards.read_json(artifact / CONFIG)
         vocab_size = said.get("vocab_size") or said.get("model_config", {}).get("vocab_size")
-        self.stop_ids = token_ids.within(said.get("eos_token_id"), vocab_size)
+        self.stop_ids = token_ids.select(said.get("eos_token_id"), vocab_size)
         self.compute_type = "float32" if "f32" in str(said.get("quantization")) else "float16"
         library = artifact / LIBRARY
         self.came: list[tuple[int, float]] = []

@@ -216,7 +216,7 @@ class CpuSession(Session):
         return cpu_layout.pack(array) if array.ndim == 2 else array
 
     def _pad(self, bias: np.ndarray) -> np.ndarray:
-        room = cpu_layout.padded(len(bias)) - len(bias)
+        room = cpu_layout.padded_rows(len(bias)) - len(bias)
         return np.pad(bias, (0, room), constant_values=-np.inf)
 
     def _new_cache(self) -> tuple[Any, ...]:

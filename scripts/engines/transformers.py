@@ -70,7 +70,7 @@ class Engine(engines.Engine):
             config.return_dict = True  # what a model returns is no part of it, and read by name here
         self.vocab_size = text_config.vocab_size
         self.device = device
-        self.stop_ids = token_ids.within(getattr(model.config, "eos_token_id", None), self.vocab_size)
+        self.stop_ids = token_ids.select(getattr(model.config, "eos_token_id", None), self.vocab_size)
         self.modes = self._modes()
         self.mode = self.modes[0]
         self.static: Any = None

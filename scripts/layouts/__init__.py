@@ -76,7 +76,7 @@ def write_model(folder: Path, source: Checkpoint, reading: Reading | None, dtype
         write_all(target, memoryview(np.ascontiguousarray(weights, NUMPY[dtype]).reshape(-1).view(np.uint8)))
 
     write_file = partial(safetensors_file.write, dtype=stored_dtype, copy=write_weights)
-    sharding.write(folder, "safetensors", sharding.by_file(list(source.tensors().values())), write_file)
+    sharding.write(folder, "safetensors", sharding.group_by_file(list(source.tensors().values())), write_file)
 
 
 def module(layout: str) -> ModuleType:

@@ -124,7 +124,7 @@ def of_artifact(folder: Path) -> Served:
             qkv_name=family.qkv,
             qkv_bias=family.biased,
         )
-        stop_ids = token_ids.within(content["eos_token_id"], found.vocab_size)
+        stop_ids = token_ids.select(content["eos_token_id"], found.vocab_size)
         return Served(found, content["context_window_size"], stop_ids)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: is damaged ({error!r:.80}); build the artifact again") from None

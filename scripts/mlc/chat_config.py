@@ -63,8 +63,8 @@ def chat_config(source: Path, config: SourceConfig, quantization: str) -> dict[s
     """The whole file's content, for the model in folder `source`. Raises `UserError` for JSON that is damaged."""
     generation = source / "generation_config.json"
     given = {
-        **_known(read_json(source / "config.json")),
-        **(_known(read_json(generation)) if generation.is_file() else {}),
+        **_select_keys(read_json(source / "config.json")),
+        **(_select_keys(read_json(generation)) if generation.is_file() else {}),
     }
     tokenizer = source / "tokenizer.json"
     tokens = read_json(tokenizer, MAX_TOKENIZER, MAX_TOKENIZER_VALUES) if tokenizer.is_file() else {}
@@ -151,7 +151,7 @@ def vocabulary_size(tokenizer: dict[str, Any]) -> int:
     return len(names | {entry["content"] for entry in added if isinstance(entry, dict) and "content" in entry})
 
 
-def _known(config: dict[str, Any]) -> dict[str, Any]:
+def _select_keys(config: dict[str, Any]) -> dict[str, Any]:
     """The keys that are carried. An id that is no number is not: MLC-LLM would refuse the whole file for it."""
     return {
         key: value

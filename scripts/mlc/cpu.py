@@ -13,7 +13,7 @@ from tvm.relax.frontend.nn import Tensor, op, spec
 
 from mlc import cpu_attention, cpu_matrices, cpu_vectors, model
 from mlc.architecture import GROUP, Architecture
-from mlc.cpu_layout import LANES, padded
+from mlc.cpu_layout import LANES, padded_rows
 from mlc.model import Decoder, Linear, RMSNorm
 from mlc.rope import frequencies
 
@@ -22,28 +22,28 @@ class Kernels(model.Kernels):
     """See `mlc.model.Kernels`; chosen by whether S is one or many."""
 
     def weight_shapes(self, outputs: int, inputs: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        blocks = padded(outputs) // LANES
+        blocks = padded_rows(outputs) // LANES
         return (blocks, inputs // 8, LANES), (blocks, inputs // GROUP, LANES)
 
     def embed(self, tokens: Tensor, table: Linear) -> Tensor:
-        kernel = cpu_matrices.embed(padded(table.outputs), table.inputs)
+        kernel = cpu_matrices.embed(padded_rows(table.outputs), table.inputs)
         return _call(kernel, "embed", [tokens, table.q_weight, table.q_scale], (*tokens.shape, table.inputs))
 
     def product(self, x: Tensor, layer: Linear) -> Tensor:
         """x times a quantized matrix."""
-        outputs = padded(layer.outputs)
-        make = cpu_matrices.matrix_matrix if _many(x) else cpu_matrices.matrix_vector
+        outputs = padded_rows(layer.outputs)
+        make = cpu_matrices.matrix_matrix if _is_many(x) else cpu_matrices.matrix_vector
         arguments = [x, layer.q_weight, layer.q_scale]
         return _call(make(outputs, layer.inputs), make.__name__, arguments, (*x.shape[:2], outputs))
 
     def rms_norm(self, x: Tensor, norm: RMSNorm) -> Tensor:
         """x over its root mean square, times the norm's weight."""
-        return _call(cpu_vectors.rms_norm(x.shape[2], norm.epsilon, _many(x)), "rms_norm", [x, norm.weight], x.shape)
+        return _call(cpu_vectors.rms_norm(x.shape[2], norm.epsilon, _is_many(x)), "rms_norm", [x, norm.weight], x.shape)
 
     def silu_multiply(self, x: Tensor) -> Tensor:
         """SiLU of the first half of the last axis, times the second."""
         size = x.shape[2] // 2
-        return _call(cpu_vectors.silu_multiply(size, _many(x)), "silu_multiply", [x], (*x.shape[:2], size))
+        return _call(cpu_vectors.silu_multiply(size, _is_many(x)), "silu_multiply", [x], (*x.shape[:2], size))
 
     def linear(self, x: Tensor, layer: Linear, norm: RMSNorm | None = None, add: Tensor | None = None) -> Tensor:
         out = self.product(x if norm is None else self.rms_norm(x, norm), layer)
@@ -51,11 +51,11 @@ class Kernels(model.Kernels):
             out = out + layer.bias.astype(out.dtype)
         return out if add is None else add + out
 
-    def gated(self, x: Tensor, layer: Linear, norm: RMSNorm) -> Tensor:
+    def swiglu(self, x: Tensor, layer: Linear, norm: RMSNorm) -> Tensor:
         return self.silu_multiply(self.linear(x, layer, norm))
 
 
-def _many(x: Tensor) -> bool:
+def _is_many(x: Tensor) -> bool:
     return not isinstance(x.shape[1], int)  # symbolic
 
 
@@ -77,7 +77,7 @@ class Cache:
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
         shape = self.shape
         kernel = cpu_attention.attention(
-            shape.num_hidden_layers, shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim, _many(qkv)
+            shape.num_hidden_layers, shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim, _is_many(qkv)
         )
         number = Tensor.from_const(np.array([layer], np.int32))
         width = shape.num_attention_heads * shape.head_dim
@@ -108,7 +108,7 @@ class Model(Decoder):
         return Cache(self.shape, cosine, sine, position, keys, values)
 
     def _choose(self, hidden: Tensor, bias: Tensor, tokens: Tensor, token: Tensor, position: Tensor) -> Tensor:
-        kernel = cpu_vectors.choose(padded(self.shape.vocab_size))
+        kernel = cpu_vectors.choose(padded_rows(self.shape.vocab_size))
         arguments = [self.logits(hidden), bias, tokens, token, position]
         return op.tensor_ir_inplace_op(kernel, "choose", arguments, [3, 4], [token, position])[0]
 
@@ -116,7 +116,7 @@ class Model(Decoder):
         self, tokens: Tensor, token: Tensor, position: Tensor, bias: Tensor, keys: Tensor, values: Tensor
     ) -> Tensor:
         """Read tokens [1, S] and choose the next one."""
-        hidden = self.hidden(tokens, self._cache(tokens, position, keys, values))
+        hidden = self.hidden_states(tokens, self._cache(tokens, position, keys, values))
         last = _call(
             cpu_vectors.last_position(self.shape.hidden_size), "last", [hidden], (1, 1, self.shape.hidden_size)
         )
@@ -124,12 +124,12 @@ class Model(Decoder):
 
     def decode(self, token: Tensor, position: Tensor, bias: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Read `token` and choose the next one."""
-        hidden = self.hidden(token, self._cache(token, position, keys, values))
+        hidden = self.hidden_states(token, self._cache(token, position, keys, values))
         return self._choose(hidden, bias, token, token, position)
 
     def score(self, tokens: Tensor, position: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Logits [1, S, padded vocabulary] of tokens [1, S]; `position` stays."""
-        return self.logits(self.hidden(tokens, self._cache(tokens, position, keys, values)))
+        return self.logits(self.hidden_states(tokens, self._cache(tokens, position, keys, values)))
 
     def get_default_spec(self) -> spec.ModuleSpec:
         shape = self.shape
@@ -137,7 +137,7 @@ class Model(Decoder):
         tokens = {"tokens": spec.Tensor([1, "positions"], "int32")}
         token = {"token": spec.Tensor([1, 1], "int32")}
         position = {"position": spec.Tensor([1], "int32")}
-        bias = {"bias": spec.Tensor([padded(shape.vocab_size)], "float32")}
+        bias = {"bias": spec.Tensor([padded_rows(shape.vocab_size)], "float32")}
         cache = {
             "keys": spec.Tensor([*heads, size, "capacity"], "float32"),
             "values": spec.Tensor([*heads, "capacity", size], "float32"),

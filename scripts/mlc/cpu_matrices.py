@@ -24,14 +24,14 @@ def nibble(word: Any, i: Any) -> Any:
     return T.Cast("float32", T.Cast("int32", (word >> T.Cast("uint32", 4 * i)) & T.uint32(15)))
 
 
-def masked(word: Any, i: Any) -> Any:
+def mask_nibble(word: Any, i: Any) -> Any:
     """The same where it stands, 16**i times as large, which spares the shift; the eighth would be negative."""
     last, others = word >> T.uint32(28), word & (T.uint32(15) << T.Cast("uint32", 4 * i))
     return T.Cast("float32", T.Cast("int32", T.if_then_else(i == 7, last, others)))
 
 
-def unmasked(i: Any) -> Any:
-    """What makes up for it, exactly: 16**-i."""
+def mask_scale(i: Any) -> Any:
+    """What `mask_nibble` is to be multiplied by, exactly: 16**-i; 1 for the eighth."""
     return T.if_then_else(i == 7, T.float32(1), T.reinterpret("float32", (127 - 4 * i) << 23))
 
 
@@ -60,7 +60,7 @@ def matrix_vector(outputs: int, inputs: int) -> PrimFunc:
                     offset[g] = offset[g] - x[0, 0, g * GROUP + k] * T.float32(7)
                 for j in T.serial(WORDS):
                     for i in T.unroll(8):
-                        scaled[g * GROUP + j * 8 + i] = x[0, 0, g * GROUP + j * 8 + i] * unmasked(i)
+                        scaled[g * GROUP + j * 8 + i] = x[0, 0, g * GROUP + j * 8 + i] * mask_scale(i)
             for n in T.parallel(blocks):
                 with T.sblock("rows"):
                     T.reads()
@@ -76,7 +76,9 @@ def matrix_vector(outputs: int, inputs: int) -> PrimFunc:
                         for i in T.unroll(8):
                             for j in T.unroll(WORDS):
                                 for v in T.vectorized(LANES):
-                                    part[j, v] += scaled[g * GROUP + j * 8 + i] * masked(weight[n, g * WORDS + j, v], i)
+                                    part[j, v] += scaled[g * GROUP + j * 8 + i] * mask_nibble(
+                                        weight[n, g * WORDS + j, v], i
+                                    )
                         for v in T.vectorized(LANES):
                             total[v] += (part[0, v] + part[1, v] + part[2, v] + part[3, v]) * T.Cast(
                                 "float32", scale[n, g, v]

@@ -27,7 +27,7 @@ def dequantize(weight: te.Tensor, scale: te.Tensor, row: Any, column: Any) -> An
     return (nibble.astype(DTYPE) - tirx.const(7, DTYPE)) * scale[row, column // GROUP]
 
 
-def _one(x: Tensor) -> bool:
+def _is_one(x: Tensor) -> bool:
     return isinstance(x.shape[1], int)  # else symbolic
 
 
@@ -49,14 +49,14 @@ class Kernels(model.Kernels):
 
     def linear(self, x: Tensor, layer: Linear, norm: RMSNorm | None = None, add: Tensor | None = None) -> Tensor:
         assert layer.bias is None or add is None
-        if _one(x):
+        if _is_one(x):
             return self._vector(x, layer, norm, layer.bias if add is None else add)
         if layer.bias is not None:
             return self._product(x, layer, norm, "BIAS", layer.bias)
         return self._product(x, layer, norm, "PLAIN" if add is None else "RESIDUAL", add)
 
-    def gated(self, x: Tensor, layer: Linear, norm: RMSNorm) -> Tensor:
-        return self._vector(x, layer, norm, gate=True) if _one(x) else self._product(x, layer, norm, "GATE")
+    def swiglu(self, x: Tensor, layer: Linear, norm: RMSNorm) -> Tensor:
+        return self._vector(x, layer, norm, gate=True) if _is_one(x) else self._product(x, layer, norm, "GATE")
 
     def _product(
         self, x: Tensor, layer: Linear, norm: RMSNorm | None, epilogue: Epilogue, add: Tensor | None = None
@@ -98,7 +98,7 @@ class Cache:
         frequency = Tensor.from_const(frequencies(shape))
         number = tirx.IntImm("int64", layer)
         out = Tensor.placeholder((*qkv.shape[:2], heads * size), DTYPE)
-        if _one(qkv):
+        if _is_one(qkv):
             partial = Tensor.placeholder((heads, cuda_attention.splits(kv_heads), size + 2), "float32")
             arguments = [qkv, frequency, self.position, self.counter, self.keys, self.values, number]
             kernel = cuda_attention.attend_one(*sizes)
@@ -143,19 +143,19 @@ class Model(Decoder):
         def last(x: te.Tensor) -> te.Tensor:
             return te.compute((1, 1, x.shape[2]), lambda b, _, k: x[b, x.shape[1] - 1, k], name="last")
 
-        hidden = self.hidden(tokens, Cache(self.shape, position, counter, keys, values))
+        hidden = self.hidden_states(tokens, Cache(self.shape, position, counter, keys, values))
         return self._choose(op.tensor_expr_op(last, "last", [hidden]), bias, tokens.shape[1], token, position)
 
     def decode(
         self, token: Tensor, position: Tensor, bias: Tensor, counter: Tensor, keys: Tensor, values: Tensor
     ) -> Tensor:
         """Read `token` and choose the next one."""
-        hidden = self.hidden(token, Cache(self.shape, position, counter, keys, values))
+        hidden = self.hidden_states(token, Cache(self.shape, position, counter, keys, values))
         return self._choose(hidden, bias, tirx.IntImm("int64", 1), token, position)
 
     def score(self, tokens: Tensor, position: Tensor, counter: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Float32 logits [1, S, vocab_size] of tokens [1, S]; `position` stays."""
-        hidden = self.hidden(tokens, Cache(self.shape, position, counter, keys, values))
+        hidden = self.hidden_states(tokens, Cache(self.shape, position, counter, keys, values))
         return self.logits(hidden).astype("float32")
 
     def get_default_spec(self) -> spec.ModuleSpec:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tvm.tirx import PrimFunc
 
-from mlc.cuda_kernel import kernel, once
+from mlc.cuda_kernel import include_guard, kernel
 
 BLOCKS = 132  # that decoding has under way: one on each of an H100's or H200's multiprocessors
 SOURCE = Path(__file__).with_suffix(".cuh").read_text(encoding="utf-8")
@@ -46,5 +46,5 @@ def attend_one(layers: int, heads: int, kv_heads: int, size: int) -> PrimFunc:
     }
     threads = 512 if heads <= 2 * kv_heads else 256  # those of many heads want more registers
     function = f"attend_one<{heads}, {kv_heads}, {size}, {parts}, {threads}>"
-    source = once("MLC_ATTENTION", SOURCE)
+    source = include_guard("MLC_ATTENTION", SOURCE)
     return kernel(function, source, buffers, kv_heads * parts, threads, ["layer", "C"])

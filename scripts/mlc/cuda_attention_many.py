@@ -6,7 +6,7 @@ from pathlib import Path
 from tvm.tirx import PrimFunc
 
 from mlc.cuda_attention import cache_buffers
-from mlc.cuda_kernel import kernel, once
+from mlc.cuda_kernel import include_guard, kernel
 
 THREADS = 128
 ROWS = 64  # queries of a block
@@ -27,7 +27,7 @@ def append(layers: int, heads: int, kv_heads: int, size: int) -> PrimFunc:
         "layer": None,
         "queries": ((1, "S", heads * size), "float16"),
     }
-    function, source = f"append<{heads}, {kv_heads}, {size}>", once("MLC_ATTENTION_MANY", SOURCE)
+    function, source = f"append<{heads}, {kv_heads}, {size}>", include_guard("MLC_ATTENTION_MANY", SOURCE)
     return kernel(function, source, buffers, lambda sizes: sizes["S"], 256, ["layer", "S", "C"])
 
 
@@ -44,6 +44,6 @@ def attend_many(layers: int, heads: int, kv_heads: int, size: int) -> PrimFunc:
         "layer": None,
         "out": ((1, "S", heads * size), "float16"),
     }
-    function, source = f"attend_many<{heads}, {kv_heads}, {size}>", once("MLC_ATTENTION_MANY", SOURCE)
+    function, source = f"attend_many<{heads}, {kv_heads}, {size}>", include_guard("MLC_ATTENTION_MANY", SOURCE)
     blocks = lambda sizes: (sizes["S"] + ROWS - 1) // ROWS * heads  # noqa: E731
     return kernel(function, source, buffers, blocks, THREADS, ["layer", "S", "C"])

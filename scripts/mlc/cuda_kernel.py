@@ -24,7 +24,7 @@ Buffer = tuple[Sequence[Any], str]
 OPAQUE = 8  # not to be fused; tvm.relax.op_attrs.OpPatternKind
 
 
-def once(name: str, source: str) -> str:
+def include_guard(name: str, source: str) -> str:
     """A source that may stand in a module many times."""
     return f"#ifndef {name}\n#define {name}\n{source}\n#endif\n"
 
@@ -36,7 +36,7 @@ def launch(function: str, source: str, arguments: Sequence[Any], grid: Any, thre
     """
     if shared:
         arguments = [*arguments, T.sblock_alloc_buffer([shared], "uint8", scope="shared.dyn").data]
-    source = once("MLC_KERNEL", SOURCE) + source
+    source = include_guard("MLC_KERNEL", SOURCE) + source
     with T.thread_binding(0, grid, thread="blockIdx.x"), T.thread_binding(0, threads, thread="threadIdx.x"):
         T.evaluate(cuda_func_call(function, *arguments, source_code=source))
 

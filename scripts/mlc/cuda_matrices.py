@@ -13,7 +13,7 @@ from pathlib import Path
 from tvm.tirx import PrimFunc
 
 from mlc.architecture import GROUP
-from mlc.cuda_kernel import kernel, once
+from mlc.cuda_kernel import include_guard, kernel
 
 SOURCE = Path(__file__).with_suffix(".cuh").read_text(encoding="utf-8")
 
@@ -80,6 +80,6 @@ def matrix_vector(
         f"__device__ __forceinline__ void {name}({declared}) {{\n"
         f"  matrix_vector<{template}>({given}, {epsilon or 0.0:.9e}f);\n}}\n"
     )
-    source = once("MLC_MATRIX_VECTOR", SOURCE) + once(f"MLC_{name}".upper(), entry)
+    source = include_guard("MLC_MATRIX_VECTOR", SOURCE) + include_guard(f"MLC_{name}".upper(), entry)
     tiles = -(-results // (8 if gate else 16))
     return kernel(name, source, buffers, launch.blocks(tiles), launch.warps * 32)

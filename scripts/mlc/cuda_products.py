@@ -11,7 +11,7 @@ from tvm.tirx import PrimFunc
 
 from mlc import cuda_matrices
 from mlc.architecture import GROUP
-from mlc.cuda_kernel import kernel, once
+from mlc.cuda_kernel import include_guard, kernel
 
 SOURCE = Path(__file__).with_suffix(".cuh").read_text(encoding="utf-8")
 WARP_ROWS, TILE = 64, 8  # of a warp, and positions of an instruction
@@ -90,7 +90,7 @@ def product(outputs: int, inputs: int, epilogue: Epilogue = "PLAIN", blocks: tup
             found = tirx.Select(sizes["S"] <= block.tile[1], tirx.const(number, "int64"), found)
         return found
 
-    source = _source() + once(f"MLC_{name}".upper(), entry)
+    source = _source() + include_guard(f"MLC_{name}".upper(), entry)
     shared = max(block.shared_bytes for block in blocks) + ALIGNMENT
     return kernel(name, source, buffers, grid, THREADS, ["S"], shared)
 
@@ -105,8 +105,8 @@ def rms_norm(size: int, epsilon: float) -> PrimFunc:
         f"  rms_norm<{size}>(x, norm, out, {epsilon:.9e}f);\n}}\n"
     )
     buffers = {"x": many, "norm": ((size,), "float16"), "out": many}
-    return kernel(name, _source() + once(f"MLC_{name}".upper(), entry), buffers, lambda sizes: sizes["S"], 128)
+    return kernel(name, _source() + include_guard(f"MLC_{name}".upper(), entry), buffers, lambda sizes: sizes["S"], 128)
 
 
 def _source() -> str:
-    return once("MLC_MATRIX_VECTOR", cuda_matrices.SOURCE) + once("MLC_PRODUCTS", SOURCE)
+    return include_guard("MLC_MATRIX_VECTOR", cuda_matrices.SOURCE) + include_guard("MLC_PRODUCTS", SOURCE)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tvm.tirx import PrimFunc
 
-from mlc.cuda_kernel import kernel, once
+from mlc.cuda_kernel import include_guard, kernel
 
 THREADS = 1024
 SOURCE = Path(__file__).with_suffix(".cuh").read_text(encoding="utf-8")
@@ -21,4 +21,4 @@ def choose(vocabulary: int) -> PrimFunc:
         "position": ((1,), "int32"),
         "count": None,
     }
-    return kernel(f"choose<{vocabulary}>", once("MLC_CHOOSE", SOURCE), buffers, 1, THREADS, ["count"])
+    return kernel(f"choose<{vocabulary}>", include_guard("MLC_CHOOSE", SOURCE), buffers, 1, THREADS, ["count"])

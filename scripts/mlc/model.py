@@ -25,7 +25,7 @@ class Kernels(ABC):
         """x, normed, times a matrix, plus its bias or `add`."""
 
     @abstractmethod
-    def gated(self, x: Tensor, layer: "Linear", norm: "RMSNorm") -> Tensor:
+    def swiglu(self, x: Tensor, layer: "Linear", norm: "RMSNorm") -> Tensor:
         """SiLU of the first half of a normed x times a matrix, times the second half."""
 
 
@@ -79,7 +79,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor, norm: RMSNorm) -> Tensor:
         """x [1, S, hidden_size] -> x plus what is made of it once normed."""
-        return self.kernels.linear(self.kernels.gated(x, self.gate_up_proj, norm), self.down_proj, add=x)
+        return self.kernels.linear(self.kernels.swiglu(x, self.gate_up_proj, norm), self.down_proj, add=x)
 
 
 class Layer(nn.Module):
@@ -114,7 +114,7 @@ class Decoder(nn.Module):
         self.model = Body(kernels, shape)
         self.lm_head = None if shape.tie_word_embeddings else Linear(kernels, shape.vocab_size, shape.hidden_size)
 
-    def hidden(self, tokens: Tensor, cache: Cache) -> Tensor:
+    def hidden_states(self, tokens: Tensor, cache: Cache) -> Tensor:
         """Tokens [1, S] -> what the layers make of them, [1, S, hidden_size], before the last norm."""
         x = self.kernels.embed(tokens, self.model.embed_tokens)
         for number, layer in enumerate(self.model.layers):

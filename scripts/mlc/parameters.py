@@ -55,14 +55,14 @@ def find(source: Checkpoint, config: SourceConfig, layout: Layout) -> list[Param
     """
     tensors = source.tensors()
     found = {}
-    for name, suffix, parts, quantized in _expected(config, layout):
+    for name, suffix, parts, quantized in _model_parameters(config, layout):
         found[f"{name}.{suffix}"] = Parameter(
             name, suffix, tuple(_tensor(source, tensors, part, shape) for part, shape in parts.items()), quantized
         )
     used = {part.name: name for name, parameter in found.items() for part in parameter.parts}
     ignored = ("lm_head.weight",) if config.tied else ()
     for name in tensors:
-        if name not in used and name not in ignored and not _unused(name):
+        if name not in used and name not in ignored and not _is_unused(name):
             raise UserError(
                 f"{tensors[name].path}: holds {name}, which MLC's {config.family.model_type} has no place for; "
                 "leave mlc out of this model's formats"
@@ -74,7 +74,9 @@ def find(source: Checkpoint, config: SourceConfig, layout: Layout) -> list[Param
     return list({used[name]: found[used[name]] for name in order if name in used}.values())
 
 
-def _expected(config: SourceConfig, layout: Layout) -> Iterator[tuple[str, str, dict[str, tuple[int, ...]], bool]]:
+def _model_parameters(
+    config: SourceConfig, layout: Layout
+) -> Iterator[tuple[str, str, dict[str, tuple[int, ...]], bool]]:
     """Name, suffix, shapes of the tensors that it is made of, and whether it is quantized, of every parameter."""
     hidden, inner = config.hidden_size, config.intermediate_size
     queries = config.num_attention_heads * config.head_dim
@@ -113,7 +115,7 @@ def _tensor(source: Checkpoint, tensors: Mapping[str, Tensor], name: str, shape:
     return tensor
 
 
-def _unused(name: str) -> bool:
+def _is_unused(name: str) -> bool:
     return name.endswith(".rotary_emb.inv_freq")
 
 
@@ -126,7 +128,7 @@ def _in_file_order(source: Checkpoint, tensors: Mapping[str, Tensor]) -> list[st
     return [name for names in files.values() for name in names]
 
 
-def counted_weights(source: Checkpoint, parameters: list[Parameter]) -> int:
+def count_weights(source: Checkpoint, parameters: list[Parameter]) -> int:
     """The number of weights that MLC-LLM divides by for its bits per weight.
 
     Its loader counts all weights of a file each time that it reads the file. It keeps the files that the parameter
@@ -134,7 +136,7 @@ def counted_weights(source: Checkpoint, parameters: list[Parameter]) -> int:
     """
     sizes: dict[Path, int] = {}
     for name, tensor in source.tensors().items():
-        sizes[tensor.path] = sizes.get(tensor.path, 0) + (0 if _unused(name) else tensor.numel)
+        sizes[tensor.path] = sizes.get(tensor.path, 0) + (0 if _is_unused(name) else tensor.numel)
     total, held = 0, set()
     for parameter in parameters:
         needed = {part.path for part in parameter.parts}

@@ -48,7 +48,7 @@ class Record:
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
-def stored(parameter: Parameter) -> dict[str, tuple[tuple[int, ...], str]]:
+def stored_tensors(parameter: Parameter) -> dict[str, tuple[tuple[int, ...], str]]:
     """The tensors that a parameter is stored as: name -> shape and dtype."""
     if not parameter.quantized:
         return {f"{parameter.name}.{parameter.suffix}": (parameter.shape, "float16")}
@@ -70,7 +70,7 @@ def plan(parameters: Sequence[Parameter]) -> list[list[Record]]:
     pending: list[Record] = []
     size = 0
     for parameter in parameters:
-        for name, (shape, dtype) in stored(parameter).items():
+        for name, (shape, dtype) in stored_tensors(parameter).items():
             record = Record(name, shape, dtype, 0)
             if size + record.nbytes >= SHARD_BYTES:
                 if 2 * record.nbytes >= SHARD_BYTES:
@@ -107,7 +107,7 @@ def write(
             tasks: dict[str, list[Future]] = {name: [] for name in shards}
             hashes: dict[str, Future] = {}
             for parameter in parameters:
-                targets = [places[name] for name in stored(parameter)]
+                targets = [places[name] for name in stored_tensors(parameter)]
                 started = [
                     workers.submit(_write_rows, piece, parameter.quantized, targets, progress)
                     for piece in _cut(parameter)

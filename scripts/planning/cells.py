@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonschema
 
-from planning.registry import Engine, Format, nearest
+from planning.registry import Engine, Format, suggestion
 from planning.values import ConfigError
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -83,13 +83,13 @@ def check_variants(study: Mapping[str, Any], schema: Mapping[str, Any], registry
         if name in registry.formats:
             raise ConfigError(f"{where}: a format has this name; choose another")
         if base not in registry.formats:
-            raise ConfigError(f"{where}: unknown format {base!r}{nearest(base, registry.formats)}")
+            raise ConfigError(f"{where}: unknown format {base!r}{suggestion(base, registry.formats)}")
         given = {key: value for key, value in variant.items() if key != "format"}
         key = registry.formats[base].parameters
         properties = schema["properties"][key]["properties"] if key else {}
         for each in given:
             if each not in properties:
-                known = nearest(each, properties) if properties else "; it has none"
+                known = suggestion(each, properties) if properties else "; it has none"
                 raise ConfigError(f"{where}: {base} has no parameter {each!r}{known}")
         if all(study[key][each] == value for each, value in given.items()):
             raise ConfigError(f"{where}: is {base} itself; give it a parameter of its own")
@@ -104,7 +104,7 @@ def check_runs(study: Mapping[str, Any], registry: Registry) -> None:
     for name, run in study["runs"].items():
         where = f"runs.{name}"
         if run["engine"] not in registry.engines:
-            raise ConfigError(f"{where}: unknown engine {run['engine']!r}{nearest(run['engine'], registry.engines)}")
+            raise ConfigError(f"{where}: unknown engine {run['engine']!r}{suggestion(run['engine'], registry.engines)}")
         engine = registry.engines[run["engine"]]
         if why := registry.why_not_here(engine.env):
             raise ConfigError(f"{where}: {run['engine']}: {why}")
@@ -114,7 +114,7 @@ def check_runs(study: Mapping[str, Any], registry: Registry) -> None:
             if engine.options is None:
                 continue
             if option not in engine.options:
-                known = nearest(option, engine.options) if engine.options else "; it has none"
+                known = suggestion(option, engine.options) if engine.options else "; it has none"
                 raise ConfigError(f"{where}.options: {run['engine']} has no option {option!r}{known}")
             error = next(jsonschema.Draft202012Validator(engine.options[option]).iter_errors(value), None)
             if error:
@@ -129,7 +129,7 @@ def check_runs(study: Mapping[str, Any], registry: Registry) -> None:
             layouts = {registry.layout(format, study, model) for model in study["models"].values()} - {None}
             if not layouts:
                 names = {*registry.formats, *study["variants"]}
-                raise ConfigError(f"{where}.formats: unknown format {format!r}{nearest(format, names)}")
+                raise ConfigError(f"{where}.formats: unknown format {format!r}{suggestion(format, names)}")
             if not layouts <= set(engine.loads):
                 raise ConfigError(
                     f"{where}: {run['engine']} does not load {format} ({', '.join(sorted(layouts))}); "

@@ -13,7 +13,7 @@ import jsonschema
 from common import plain_text
 from planning import cells
 from planning.cells import Registry
-from planning.registry import nearest
+from planning.registry import suggestion
 from planning.values import ConfigError, check_values
 
 # This checkout, as the working directory sees it: `.` but where another workflow uses this one as a module
@@ -71,7 +71,7 @@ def complete(config: Mapping[str, Any], schema: Mapping[str, Any], registry: Reg
     envs = {*registry.envs, *(engine.env for engine in registry.engines.values())}
     for name, interpreter in filled["interpreters"].items():
         if name not in envs:
-            raise ConfigError(f"interpreters: no environment is called {name!r}{nearest(name, envs)}")
+            raise ConfigError(f"interpreters: no environment is called {name!r}{suggestion(name, envs)}")
         if shutil.which(interpreter) is None:
             raise ConfigError(f"interpreters.{name}: {interpreter} is no program; name a python that is there")
     device = registry.device if filled["device"] == "auto" else filled["device"]
@@ -81,11 +81,11 @@ def complete(config: Mapping[str, Any], schema: Mapping[str, Any], registry: Reg
     cells.check_variants(filled, schema, registry)
     names = [*registry.formats, *filled["variants"]]
     if filled["reference"] not in names:
-        raise ConfigError(f"reference: unknown format {filled['reference']!r}{nearest(filled['reference'], names)}")
+        raise ConfigError(f"reference: unknown format {filled['reference']!r}{suggestion(filled['reference'], names)}")
     for name, model in filled["models"].items():
         for format in model["formats"]:
             if format not in names:
-                raise ConfigError(f"formats: unknown format {format!r}{nearest(format, names)}")
+                raise ConfigError(f"formats: unknown format {format!r}{suggestion(format, names)}")
         try:
             check_model(name, model, filled, registry)
             cells.check_prebuilt(name, model, filled, registry)
@@ -130,12 +130,12 @@ def describe(error: jsonschema.ValidationError) -> str:
     if error.validator == "additionalProperties" and isinstance(error.instance, dict):
         known = error.schema.get("properties", {})
         unknown = next(key for key in error.instance if key not in known)
-        return f"{where}: unknown key {unknown!r}{nearest(str(unknown), known)}"
+        return f"{where}: unknown key {unknown!r}{suggestion(str(unknown), known)}"
     if error.validator == "required":
         missing = next(key for key in error.validator_value if key not in error.instance)
         return f"{where}: {missing!r} is missing"
     if error.validator == "enum" and isinstance(error.instance, str):
-        return f"{where}: {error.instance!r} is not possible{nearest(error.instance, error.validator_value)}"
+        return f"{where}: {error.instance!r} is not possible{suggestion(error.instance, error.validator_value)}"
     reason = error.schema.get("description") if error.validator in {"pattern", "oneOf"} else None
     return f"{where}: {reason or error.message}".replace("\n", " ")
 

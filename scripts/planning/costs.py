@@ -85,7 +85,7 @@ class Costs:
     copies: int = 0
     like: tuple[str, ...] = ()
 
-    def at(self, parameters: Mapping[str, Any]) -> "Costs":
+    def with_parameters(self, parameters: Mapping[str, Any]) -> "Costs":
         """The costs with a tool's parameters; a size of groups that is left to the layers counts as the usual one."""
         size = parameters.get(self.group_size, "auto")
         return self if size == "auto" else replace(self, size=replace(self.size, group_size=int(size)))

@@ -138,7 +138,7 @@ class Jobs:
         runs = self._run_mb(format, engine, model, 0)
         mb = UNKNOWN.mb(model, self.study["calibration"]) if runs is None else PARENT + runs
         further = len(protocol["prompt_tokens"]) + len(protocol["batch_sizes"])
-        seconds = self._like(format, engine, model).latency(protocol, prompts + further)
+        seconds = self._similar_rates(format, engine, model).latency(protocol, prompts + further)
         return Ask(
             job_mb(max(mb, BANDWIDTH) if self.study["device"] == "cpu" else mb),
             limit(seconds),
@@ -180,7 +180,7 @@ class Jobs:
         device = "cpu" if self.study["device"] == "cpu" else "cuda"
         return Rates(self.rows, device, formats, engine, model.parameters, *([] if strict else [inf]))
 
-    def _like(self, format: str, engine: str, model: Shape) -> Rates:
+    def _similar_rates(self, format: str, engine: str, model: Shape) -> Rates:
         """Times of a format by an engine, or of what takes about as long."""
         costs, running = self.formats.get(format), self.engines.get(engine)
         return self._rates((costs and costs.like) or (format,), (running and running.like) or engine, model)

@@ -26,7 +26,7 @@ def load_rows(files: Iterable[Path]) -> list[dict[str, Any]]:
     return [row | {"engine": RENAMED.get(row["engine"], row["engine"])} for row in measured]
 
 
-def between(points: Iterable[tuple[float, float]], x: float, beyond: float = BEYOND) -> float | None:
+def interpolate(points: Iterable[tuple[float, float]], x: float, beyond: float = BEYOND) -> float | None:
     """y at x on the line through the points next to it; in proportion beyond the largest, up to `beyond` times, and
     below the smallest as there. None without points, and farther out."""
     known: dict[float, list[float]] = {}
@@ -67,10 +67,10 @@ class Rates:
         self.rows = [row for row in fitting if engine in (None, row["engine"])]
         self.parameters, self.beyond = parameters, beyond
 
-    def at(self, values: Iterable[tuple[Mapping[str, Any], float | None]]) -> float | None:
+    def estimate(self, values: Iterable[tuple[Mapping[str, Any], float | None]]) -> float | None:
         """What (row, value) pairs come to for this model."""
         points = ((row["artifact"]["parameter_count"], value) for row, value in values if value)
-        return between(points, self.parameters, self.beyond)
+        return interpolate(points, self.parameters, self.beyond)
 
     def build(self, tokens: int) -> float | None:
         """Seconds to build an artifact, the start of its process with it; `tokens` are what a quantizer is to see."""
@@ -79,16 +79,16 @@ class Rates:
             for row in self.rows
         ]
         fitting = [row for row, samples, length in seen if not samples or tokens <= self.beyond * samples * length]
-        seconds = self.at((row, row["artifact"]["build_seconds"]) for row in fitting)
+        seconds = self.estimate((row, row["artifact"]["build_seconds"]) for row in fitting)
         return None if seconds is None else seconds + START
 
     def latency(self, protocol: Mapping[str, Any], prompts: int) -> float | None:
         """Seconds of a latency job: every way to decode, in its own processes, over the prompts and a warm-up."""
         tokens = (protocol["repeats"] * prompts + 1) * protocol["new_tokens"]
-        ways = [self.at((row, inverse(row.get("tokens_per_second"))) for row in self.rows)]
+        ways = [self.estimate((row, inverse(row.get("tokens_per_second"))) for row in self.rows)]
         if protocol["decode"] == "captured":
             others = [(row, mode) for row in self.rows for mode in row.get("other_modes", [])]
-            ways += [self.at((row, inverse(mode["tokens_per_second"])) for row, mode in others)] if others else []
+            ways += [self.estimate((row, inverse(mode["tokens_per_second"])) for row, mode in others)] if others else []
         if None in ways:
             return None
         return protocol["processes"] * sum(START + tokens * seconds for seconds in ways if seconds)
@@ -96,5 +96,5 @@ class Rates:
     def scoring(self, positions: int, vocab: int) -> float | None:
         """Seconds to score a text: its forwards, as fast as prompts of 512 tokens, and the comparison."""
         prompts = [(row, entry) for row in self.rows for entry in row.get("lengths", []) if "ttft_ms_p50" in entry]
-        seconds = self.at((row, entry["ttft_ms_p50"] / entry["tokens"] / 1000) for row, entry in prompts)
+        seconds = self.estimate((row, entry["ttft_ms_p50"] / entry["tokens"] / 1000) for row, entry in prompts)
         return None if seconds is None else START + positions * (seconds + vocab * COMPARE)

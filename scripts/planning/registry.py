@@ -59,7 +59,7 @@ def entry(kind: type, words: Mapping[str, Any]) -> Any:
     names = {each.name: each for each in fields(kind)}
     for word in words:
         if word not in names:
-            raise ConfigError(f"{kind.__name__} knows no {word!r}{nearest(word, names)}")
+            raise ConfigError(f"{kind.__name__} knows no {word!r}{suggestion(word, names)}")
     wanted = [name for name, each in names.items() if each.default is MISSING and each.default_factory is MISSING]
     for name in wanted:
         if name not in words:
@@ -92,16 +92,16 @@ def check_registry(
         if format.env not in envs:
             raise ConfigError(
                 f"format {name!r}: the pins of its environment, envs/{format.env}.txt, are missing"
-                f"{nearest(format.env, envs)}"
+                f"{suggestion(format.env, envs)}"
             )
         if format.engine not in engines:
             raise ConfigError(
-                f"format {name!r}: no file registers its engine {format.engine!r}{nearest(format.engine, engines)}"
+                f"format {name!r}: no file registers its engine {format.engine!r}{suggestion(format.engine, engines)}"
             )
         if format.layout not in engines[format.engine].loads:
             raise ConfigError(
                 f"format {name!r}: its engine {format.engine} does not load the layout {format.layout!r}"
-                f"{nearest(format.layout, engines[format.engine].loads)}"
+                f"{suggestion(format.layout, engines[format.engine].loads)}"
             )
         rules = makers(name)
         if not rules:
@@ -116,7 +116,7 @@ def check_registry(
             )
 
 
-def nearest(word: str, known: Collection[str]) -> str:
+def suggestion(word: str, known: Collection[str]) -> str:
     """`; did you mean 'x'?` where something known is close, else `; known: …`."""
     words = [str(each) for each in known]
     close = difflib.get_close_matches(str(word), words, 1)

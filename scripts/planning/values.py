@@ -50,7 +50,7 @@ def check_values(config: Any) -> None:
         elif isinstance(value, int) and value.bit_length() > MAX_BITS:
             raise ConfigError(f"{where}: an integer of {value.bit_length()} bits; the most is {MAX_BITS}")
         elif isinstance(value, str) and path[-1] in FREE:
-            if "\0" in value or not _encodable(value):
+            if "\0" in value or not _is_encodable(value):
                 raise ConfigError(f"{where}: {value!r:.60} has a NUL or half a surrogate pair; remove it")
         elif isinstance(value, str):
             _check_text(value, f"{where}: {value!r:.60}")
@@ -74,7 +74,7 @@ def _check_text(text: str, what: str) -> None:
         raise ConfigError(f"{what} begins with -, which programs take for an option; write ./ before it, or rename it")
 
 
-def _encodable(text: str) -> bool:
+def _is_encodable(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -92,7 +92,7 @@ def check_file(path: Path) -> None:
     try:
         text = data.decode("utf-8")
         try:
-            json.loads(text, object_pairs_hook=lambda pairs: _once(path, [key for key, _ in pairs]))
+            json.loads(text, object_pairs_hook=lambda pairs: _check_unique(path, [key for key, _ in pairs]))
         except ConfigError:
             raise
         except ValueError:
@@ -113,7 +113,7 @@ def _check_keys(path: Path, node: yaml.Node | None, seen: set[int]) -> None:
         names = [
             key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge"
         ]
-        _once(path, [key.value for key in names], [key.start_mark.line + 1 for key in names])
+        _check_unique(path, [key.value for key in names], [key.start_mark.line + 1 for key in names])
         for pair in node.value:
             for each in pair:
                 _check_keys(path, each, seen)
@@ -122,7 +122,7 @@ def _check_keys(path: Path, node: yaml.Node | None, seen: set[int]) -> None:
             _check_keys(path, each, seen)
 
 
-def _once(path: Path, keys: list[str], lines: list[int] | None = None) -> None:
+def _check_unique(path: Path, keys: list[str], lines: list[int] | None = None) -> None:
     twice, count = Counter(keys).most_common(1)[0] if keys else ("", 1)
     if count > 1:
         places = [f"line {line}" for key, line in zip(keys, lines, strict=True) if key == twice] if lines else []

@@ -21,7 +21,7 @@ INTERVALS = ("perplexity", "tokens_per_second")
 MORE_IS_BETTER = ("top1_agreement", "tokens_per_second")
 
 
-def plotted(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def points(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """What the plots show of the rows.
 
     The perplexity intervals are those of the difference from the reference on the same windows: how the perplexity

@@ -7,7 +7,7 @@ from typing import Any, Literal
 UNITS = {"ms": "ms", "s": "s", "J": "J", "nat": "nats", "nat/token": "nats a token"}  # that a heading names
 
 
-def later(*parts: Any) -> None:
+def set_later(*parts: Any) -> None:
     """The source of a figure that depends on other rows: it is set when all rows are there."""
 
 

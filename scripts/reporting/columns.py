@@ -16,11 +16,11 @@ from reporting.column import (
     above_noise_floor,
     device,
     group_size,
-    later,
     of_artifact,
     of_cell,
     of_quality,
     of_speed,
+    set_later,
 )
 
 SCHEMA = Path(__file__).with_name("results.schema.json")
@@ -175,7 +175,7 @@ COLUMNS = [
         text="Whether no other row of the model and device is significantly better in quality or speed and "
         "significantly worse in neither; null where the speed was disturbed (METHODS.md, The Pareto front).",
         parts=("latency", "quality"),
-        source=later,
+        source=set_later,
         title="Pareto front",
         shown=17,
     ),
@@ -237,7 +237,7 @@ COLUMNS = [
     of_quality(
         "nll_difference",
         "Negative log-likelihood less that of the model's reference, over the scored tokens; paired by windows.",
-        source=later,
+        source=set_later,
         why_missing="",
         unit="nat/token",
         title="NLL over the reference",
@@ -247,18 +247,18 @@ COLUMNS = [
     of_quality(
         "nll_difference_low",
         "Lower end of the paired 95% interval of nll_difference: the same bootstrap draws of windows for both.",
-        source=later,
+        source=set_later,
         why_missing="",
         unit="nat/token",
     ),
     of_quality(
-        "nll_difference_high", "Upper end of the same interval.", source=later, why_missing="", unit="nat/token"
+        "nll_difference_high", "Upper end of the same interval.", source=set_later, why_missing="", unit="nat/token"
     ),
     of_quality(
         "nll_verdict",
         "What the interval of nll_difference says: tie where it holds 0; reference in the reference's own row.",
         "string",
-        source=later,
+        source=set_later,
         why_missing="",
         limits={"enum": ["reference", "tie", "worse", "better", None]},
     ),
@@ -279,7 +279,7 @@ def figures(part: str) -> list[str]:
     return [column.name for column in COLUMNS if column.parts == (part,) and column.source is None]
 
 
-def shown() -> list[Column]:
+def shown_columns() -> list[Column]:
     """The columns that are shown at once, in the order of their places."""
     return sorted((column for column in COLUMNS if column.shown), key=lambda column: column.shown or 0)
 

@@ -3,7 +3,7 @@
 
     python -m reporting.drawing FOLDER < ROWS
 
-ROWS: JSON, of `axes.plotted`. In FOLDER: plots.json, vega.js, quality-speed.svg and .png.
+ROWS: JSON, of `axes.points`. In FOLDER: plots.json, vega.js, quality-speed.svg and .png.
 """
 
 import json
@@ -37,14 +37,14 @@ class Drawing:
 
 
 def draw(rows: Sequence[Mapping[str, Any]]) -> Drawing:
-    """Draw the rows of `axes.plotted`, and compile the plots that the page fills with them."""
+    """Draw the rows of `axes.points`, and compile the plots that the page fills with them."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         command = [sys.executable, "-m", "reporting.drawing", name]
         made = subprocess.run(command, cwd=SCRIPTS, input=json.dumps(rows), capture_output=True, text=True)
         if made.returncode:
             why = refusal(made.returncode, made.stderr)
-            return Drawing(svg=without_picture(why), png=NO_PICTURE.read_bytes(), refused=why)
+            return Drawing(svg=placeholder(why), png=NO_PICTURE.read_bytes(), refused=why)
         return Drawing(
             svg=(folder / "quality-speed.svg").read_text(encoding="utf-8"),
             png=(folder / "quality-speed.png").read_bytes(),
@@ -67,7 +67,7 @@ def refusal(status: int, said: str) -> str:
     return f"what draws {ended}: {fatal:.200}"
 
 
-def without_picture(why: str) -> str:
+def placeholder(why: str) -> str:
     """An SVG that says why there is no picture."""
     words, lines = why.split(), [""]
     for word in words:

@@ -37,7 +37,7 @@ def columns() -> list[dict[str, Any]]:
     ]
 
 
-def rounded(value: Any) -> Any:
+def round_figure(value: Any) -> Any:
     """A figure with the digits that the page keeps."""
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
@@ -74,7 +74,7 @@ def provenance(row: Mapping[str, Any]) -> list[Any]:
 def short(entry: Mapping[str, Any]) -> dict[str, Any]:
     """What the page says of a longer prompt or a batch."""
     names = ("tokens", "batch", "skipped", "refused", "ttft_ms_p50", "tpot_ms_p50", "tokens_per_second")
-    return {name: rounded(entry[name]) for name in names if name in entry}
+    return {name: round_figure(entry[name]) for name in names if name in entry}
 
 
 def differences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -116,13 +116,14 @@ def row_data(row: Mapping[str, Any], drawn: Mapping[str, Any], pool: Pool) -> di
         "label": label(row),
         "run": row["run"],
         "prebuilt": row["prebuilt"],
-        "values": [rounded(row[column.name]) for column in COLUMNS],
+        "values": [round_figure(row[column.name]) for column in COLUMNS],
         "missing": reasons,
-        "ratio": row["perplexity_ratio"] and {name: rounded(value) for name, value in row["perplexity_ratio"].items()},
-        "plot": [rounded(drawn[name]) for name in ("perplexity_low", "perplexity_high", "roofline", "label")],
+        "ratio": row["perplexity_ratio"]
+        and {name: round_figure(value) for name, value in row["perplexity_ratio"].items()},
+        "plot": [round_figure(drawn[name]) for name in ("perplexity_low", "perplexity_high", "roofline", "label")],
         "runs in": [row["compute_type"], mode_label(row["mode"]), row["threads"]],
         "modes": [
-            {name: rounded(way[name]) for name in MODE} | {"mode": mode_label(way["mode"])}
+            {name: round_figure(way[name]) for name in MODE} | {"mode": mode_label(way["mode"])}
             for way in row["other_modes"] or []
         ],
         "differs": row["differs"],
@@ -140,7 +141,7 @@ def name(row: Mapping[str, Any]) -> str:
     return f"{row['model']}/{label(row)}"
 
 
-def unfinished(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def failure_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """How many rows lack what the study asked for, and a line for each; nothing where none does."""
     failed = {name(row): reasons for row in rows if (reasons := failures(row))}
     if not failed:
@@ -150,7 +151,7 @@ def unfinished(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"Not complete: {len(failed)} of {len(rows)} {what} failed.", *lines]
 
 
-def running(study: Mapping[str, Any]) -> list[str]:
+def pending_lines(study: Mapping[str, Any]) -> list[str]:
     """What is still to come while jobs run, a line for each row; nothing once all is done."""
     parts = {name(cell): [each.replace("_", " ") for each in cell.get("pending", ())] for cell in study["cells"]}
     return [f"{row}: {', '.join(each)}" for row, each in parts.items() if each]
@@ -185,21 +186,21 @@ def of_models(study: Mapping[str, Any], room: int) -> dict[str, Any]:
 def data(results: Mapping[str, Any], study: Mapping[str, Any], drawing: Drawing) -> dict[str, Any]:
     """Everything that the page's scripts show, but for the details of models."""
     pool, rows = Pool(), results["rows"]
-    drawn = axes.plotted(rows)
+    drawn = axes.points(rows)
     return {
         "reference": results["config"]["reference"],
         "columns": columns(),
         "rows": [row_data(row, each, pool) for row, each in zip(rows, drawn, strict=True)],
         "origins": ORIGINS,
         "commands": commands(study, rows),
-        "unfinished": unfinished(rows),
-        "running": running(study),
+        "unfinished": failure_lines(rows),
+        "running": pending_lines(study),
         "undrawn": drawing.refused,
         "plots": drawing.plots,
         "axes": {"quality": axes.QUALITIES, "cost": axes.COSTS, "more is better": axes.MORE_IS_BETTER},
         "detail plots": drawing.details,
         "quantiles": details.QUANTILES,
-        "edges": [rounded(float(edge)) for edge in details.EDGES],
+        "edges": [round_figure(float(edge)) for edge in details.EDGES],
         "pool": pool.values,
         "differences": differences(rows),
         "config": results["config"],

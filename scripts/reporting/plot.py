@@ -54,7 +54,7 @@ def better_corner(quality: str, cost: str) -> alt.Chart:
 def chart(quality: str, cost: str, rows: Sequence[Mapping[str, Any]], *, picture: bool = False) -> alt.LayerChart:
     """Quality over a cost: points with 95% intervals where there are any, the front as a line, rooflines as ticks.
 
-    A row, of what `plotted` returns, is drawn where it has both figures; rows of a model whose `front` is true are
+    A row, of what `points` returns, is drawn where it has both figures; rows of a model whose `front` is true are
     joined, and what was disturbed is pale. `picture`: with its data, a legend and a fixed width.
     """
     models = list(dict.fromkeys(row["model"] for row in rows))
@@ -111,7 +111,7 @@ def _ends(name: str) -> tuple[str, ...]:
     return (f"{name}_low", f"{name}_high") if name in INTERVALS else ()
 
 
-def placed(name: str, points: str, text: Mapping[str, Any], avoided: Sequence[str]) -> dict[str, Any]:
+def label_mark(name: str, points: str, text: Mapping[str, Any], avoided: Sequence[str]) -> dict[str, Any]:
     """A Vega mark of labels beside the marks `points`, each where it hides none of `avoided` and no other label."""
     size = [{"signal": "width"}, {"signal": "height"}]
     place = {"type": "label", "size": size, "anchor": ANCHORS, "offset": [7], "avoidMarks": list(avoided)}
@@ -130,10 +130,10 @@ def vega(drawn: alt.LayerChart) -> dict[str, Any]:
     specification = vl_convert.vegalite_to_vega(drawn.to_dict(), vl_version=version())
     marks = specification["marks"]
     hidden = [mark["name"] for mark in marks if mark["type"] in ("symbol", "rule", "rect", "text")]
-    marks.append(placed("labels", "points_marks", {"field": "datum.label"}, hidden))
+    marks.append(label_mark("labels", "points_marks", {"field": "datum.label"}, hidden))
     if any(mark["name"] == "rooflines_marks" for mark in marks):
         roofline = {"signal": "'roofline of ' + datum.datum.cell"}
-        marks.append(placed("roofline_labels", "rooflines_marks", roofline, [*hidden, "labels"]))
+        marks.append(label_mark("roofline_labels", "rooflines_marks", roofline, [*hidden, "labels"]))
     return specification
 
 

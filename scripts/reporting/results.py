@@ -98,14 +98,14 @@ def read_part(
     return (None, why) if why else (found, None)
 
 
-def without_files(artifact: Mapping[str, Any]) -> dict[str, Any]:
+def hash_files(artifact: Mapping[str, Any]) -> dict[str, Any]:
     """A manifest with one hash in place of its files': the SHA-256 of `sha256sum`'s lines for them, sorted by name."""
     lines = [f"{file['sha256']}  {name}\n" for name, file in sorted(artifact["files"].items())]
     kept = {name: value for name, value in artifact.items() if name != "files"}
     return kept | {"files_sha256": hashlib.sha256("".join(lines).encode()).hexdigest()}
 
 
-def without_raw(entry: Mapping[str, Any]) -> dict[str, Any]:
+def drop_raw(entry: Mapping[str, Any]) -> dict[str, Any]:
     """What was measured with a longer prompt or a batch, without single runs and tokens."""
     return {name: value for name, value in entry.items() if name not in ("runs", "output_ids", "deterministic")}
 
@@ -139,7 +139,7 @@ def row(cell: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
         **quality_details(loss),
         "protocol": {name: each and each["protocol"] for name, each in (("latency", speed), ("quality", loss))},
         "noise_floor": noise and {name: noise[name] for name in ("summary", "compute_type")},
-        "artifact": artifact and without_files(artifact),
+        "artifact": artifact and hash_files(artifact),
     }
 
 
@@ -159,7 +159,7 @@ def speed_details(speed: Mapping[str, Any] | None) -> dict[str, Any]:
             for way in speed["other_modes"]
         ],
         "latency_summary": speed["summary"],
-        **{name: [without_raw(entry) for entry in speed[name]] for name in ("lengths", "batches")},
+        **{name: [drop_raw(entry) for entry in speed[name]] for name in ("lengths", "batches")},
         "device_details": speed["device"],
     }
 
@@ -196,7 +196,7 @@ def collect(study: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def current(content: Mapping[str, Any]) -> dict[str, Any]:
+def upgrade(content: Mapping[str, Any]) -> dict[str, Any]:
     """results.json of an older schema version as one of today: what its rows lack is empty and says why."""
     version = content.get("schema_version")
     if version not in (1, 2):

@@ -26,4 +26,4 @@ def page(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
     both = merge(before, after)
     study = {"config": both["config"], "cells": [], "options": ""}
-    return page.render(both, study, drawing.draw(axes.plotted(both["rows"])))
+    return page.render(both, study, drawing.draw(axes.points(both["rows"])))

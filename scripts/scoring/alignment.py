@@ -18,7 +18,7 @@ from common import token_ids
 from common.program import UserError
 from engines import Engine
 from metrics import perplexity
-from scoring.teacher_forcing import on_host
+from scoring.teacher_forcing import to_host
 
 PIECES = 8  # of the text, evenly spread
 LENGTH = 4  # tokens of each: a token more before them changes the first answers most
@@ -62,7 +62,7 @@ def added_token(artifact: Path, ids: Sequence[int]) -> int:
     config = shards.read_json(path) if path.exists() else {}
     inner = config.get("text_config")
     config = inner | config if isinstance(inner, dict) else config
-    return next(iter(token_ids.within(config.get("bos_token_id"), config.get("vocab_size"))), ids[0])
+    return next(iter(token_ids.select(config.get("bos_token_id"), config.get("vocab_size"))), ids[0])
 
 
 def chunks(engine: Engine, ids: list[int]) -> Iterator[tuple[int, np.ndarray]]:
@@ -70,7 +70,7 @@ def chunks(engine: Engine, ids: list[int]) -> Iterator[tuple[int, np.ndarray]]:
     row for each id."""
     done = 0
     for chunk in engine.logits(ids):
-        logits = on_host(chunk)
+        logits = to_host(chunk)
         if not np.isfinite(logits).all():
             raise UserError("the engine returned logits that are not finite; the artifact is broken")
         yield done, logits

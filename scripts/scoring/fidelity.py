@@ -43,7 +43,7 @@ class Predictions:
         first = 0
         for chunk in teacher_forcing.chunks(engine, text):
             for low in range(0, len(chunk.targets), ROWS):
-                scores = perplexity.log_softmax(teacher_forcing.on_host(chunk.logits[low : low + ROWS]))
+                scores = perplexity.log_softmax(teacher_forcing.to_host(chunk.logits[low : low + ROWS]))
                 nll.append(perplexity.nll(scores, chunk.targets[low : low + ROWS]))
                 for offset, row in ((place, rows.get(first + place)) for place in range(len(scores))):
                     if row is not None:

@@ -87,7 +87,7 @@ def write(engine: Engine, text: teacher_forcing.Text, file: BinaryIO, folder: Pa
             header(file, text.positions, vocab_size)
             started = True
         for rows in blocks(chunk.logits, max(1, ROW_BLOCK // vocab_size)):
-            file.write(narrow(teacher_forcing.on_host(rows)).data)
+            file.write(narrow(teacher_forcing.to_host(rows)).data)
         del chunk, rows  # the engine makes the next chunk while this one is gone
 
 

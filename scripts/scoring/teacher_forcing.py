@@ -130,7 +130,7 @@ def chunks(engine: Engine, text: Text) -> Iterator[Chunk]:
             logits = logits[max(first - low, 0) : max(last - low, 0)]
             low = max(low, first)
             if len(logits):
-                if not finite(logits):
+                if not is_finite(logits):
                     raise UserError(
                         f"window {number}: the engine returned logits that are not finite; the artifact is broken"
                     )
@@ -160,11 +160,11 @@ def library(array: Any) -> ModuleType:
     return np if isinstance(array, np.ndarray) else sys.modules["torch"]
 
 
-def on_host(array: Any) -> np.ndarray:
+def to_host(array: Any) -> np.ndarray:
     """An engine's array, or part of one, in the host's memory."""
     return array if isinstance(array, np.ndarray) else array.cpu().numpy()
 
 
-def finite(logits: Any) -> bool:
+def is_finite(logits: Any) -> bool:
     """Whether all logits are: a row's sum is not where one of it is not, and takes no memory."""
     return bool(library(logits).isfinite(logits.sum(axis=-1)).all())

@@ -11,12 +11,12 @@ from reporting import axes, drawing, page, results
 
 
 def main(source: Path, target: Path) -> None:
-    collected = results.current(json.loads(source.read_text(encoding="utf-8")))
+    collected = results.upgrade(json.loads(source.read_text(encoding="utf-8")))
     absent = {"artifact": "none", "latency": "none", "quality": None, "no_quality": None}
     absent["logs"] = {"latency": ["none"]}
     cells = [{"model": row["model"], "format": row["format"], **absent} for row in collected["rows"]]
     study = {"config": collected["config"], "cells": cells, "options": "--cores 8"}
-    drawn = drawing.draw(axes.plotted(collected["rows"]))
+    drawn = drawing.draw(axes.points(collected["rows"]))
     target.write_text(page.render(collected, study, drawn), encoding="utf-8")
 
 

@@ -88,7 +88,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.fixture
-def told(pages: Callable[[str], Path], visit: Visit, request: pytest.FixtureRequest) -> Callable[..., list[str]]:
+def sentences(pages: Callable[[str], Path], visit: Visit, request: pytest.FixtureRequest) -> Callable[..., list[str]]:
     """The sentences on one of the test's studies, for a budget in percent."""
 
     def read(budget: float = 1, number: int = 0, reference: str = "fp16") -> list[str]:
@@ -108,24 +108,24 @@ def told(pages: Callable[[str], Path], visit: Visit, request: pytest.FixtureRequ
 
 
 @rows({"fp16": Row(100), "tie": Row(200, 1.003, wobble=20), "worse": Row(150, 1.003)})
-def test_a_tie_with_the_reference_is_within_every_budget(told: Callable) -> None:
-    said = told(0)
+def test_a_tie_with_the_reference_is_within_every_budget(sentences: Callable) -> None:
+    said = sentences(0)
     assert said[0].startswith("tie is the fastest of those within 0%: 200 tokens/s, 2 times fp16's; a tie with fp16's")
     assert re.search(r"95% interval \W\d+% to \+\d+%", said[0])
     assert not any("worse" in line or "reaches beyond" in line for line in said)
 
 
 @rows({"fp16": Row(100, noise=True), "close": Row(200, 1.0001, noise=True)})
-def test_what_is_within_the_noise_floor_is_a_tie_however_narrow_its_interval(told: Callable) -> None:
-    assert told(0)[0] == (
+def test_what_is_within_the_noise_floor_is_a_tie_however_narrow_its_interval(sentences: Callable) -> None:
+    assert sentences(0)[0] == (
         "close is the fastest of those within 0%: 200 tokens/s, 2 times fp16's; its loss is within the noise of the "
         "arithmetic."
     )
 
 
 @rows({"fp16": Row(100), "better": Row(200, 1.01), "quicker": Row(205, 1.02)})
-def test_of_equally_fast_rows_the_one_that_loses_less_is_named_and_the_other_explained(told: Callable) -> None:
-    said = told(3)
+def test_of_equally_fast_rows_the_one_that_loses_less_is_named_and_the_other_explained(sentences: Callable) -> None:
+    said = sentences(3)
     assert said[0].startswith(
         "better is among the fastest of those within 3%: 200 tokens/s, 2 times fp16's; perplexity"
     )
@@ -135,8 +135,8 @@ def test_of_equally_fast_rows_the_one_that_loses_less_is_named_and_the_other_exp
 
 
 @rows({"fp16": Row(100), "inside": Row(200, 1.029), "outside": Row(400, 1.031, wobble=0.5)})
-def test_a_row_that_only_one_beyond_the_budget_dominates_is_explained(told: Callable) -> None:
-    said = told(3)
+def test_a_row_that_only_one_beyond_the_budget_dominates_is_explained(sentences: Callable) -> None:
+    said = sentences(3)
     assert said[0].startswith(
         "inside is the fastest of those within 3%: 200 tokens/s, 2 times fp16's; perplexity +2.9%"
     )
@@ -149,8 +149,8 @@ def test_a_row_that_only_one_beyond_the_budget_dominates_is_explained(told: Call
 
 # top and mid overlap, mid and low overlap, top and low do not; each slower one is better
 @rows({"fp16": Row(50), "low": Row(92, 1.01), "mid": Row(100, 1.02), "top": Row(109, 1.03)})
-def test_a_dominator_that_is_slower_than_another_is_told_from_it(told: Callable) -> None:
-    said = told(5)
+def test_a_dominator_that_is_slower_than_another_is_told_from_it(sentences: Callable) -> None:
+    said = sentences(5)
     assert said[0].startswith(
         "top is among the fastest of those within 5%: 109 tokens/s, 2.18 times fp16's; perplexity"
     )
@@ -162,8 +162,8 @@ def test_a_dominator_that_is_slower_than_another_is_told_from_it(told: Callable)
 
 
 @rows({"fp16": Row(100), "other": Row(104, 1.0, wobble=20)})
-def test_equal_speeds_are_no_ratio(told: Callable) -> None:
-    said = told()
+def test_equal_speeds_are_no_ratio(sentences: Callable) -> None:
+    said = sentences()
     assert said[0].startswith("other is among the fastest of those within 1%: 104 tokens/s; a tie")
     assert said[1] == "As fast, as far as can be told: fp16 (100 tokens/s; the reference itself)."
     assert not any("times" in line for line in said)
@@ -174,30 +174,30 @@ def of_size(mb: float) -> dict[str, Row]:
 
 
 @rows(of_size(4), of_size(20), of_size(16))
-def test_the_smallest_is_that_of_the_budget_and_says_so(told: Callable) -> None:
-    assert "It is also the smallest of those within 1%, 4 MB." in told()
-    assert "The smallest of those within 1%: fp16, 16 MB (the reference itself)." in told(number=1)
-    assert "It is also the smallest of those within 1%, 16 MB, as small as fp16." in told(number=2)
+def test_the_smallest_is_that_of_the_budget_and_says_so(sentences: Callable) -> None:
+    assert "It is also the smallest of those within 1%, 4 MB." in sentences()
+    assert "The smallest of those within 1%: fp16, 16 MB (the reference itself)." in sentences(number=1)
+    assert "It is also the smallest of those within 1%, 16 MB, as small as fp16." in sentences(number=2)
 
 
 @rows({"fp16": Row(100)}, {"fp16": Row(100, loud=True)})
-def test_one_format_is_no_fastest_and_makes_no_front(told: Callable) -> None:
+def test_one_format_is_no_fastest_and_makes_no_front(sentences: Callable) -> None:
     only = "fp16 is the only format that was measured: 100 tokens/s; the reference itself."
-    assert told() == [only]
-    assert told(number=1) == [only, "Its speed was disturbed."]
+    assert sentences() == [only]
+    assert sentences(number=1) == [only, "Its speed was disturbed."]
 
 
 @rows({"fp16": Row(100), "worse": Row(900, 1.05)})
-def test_the_only_format_within_the_budget_is_said_to_be_the_only_one(told: Callable) -> None:
-    assert told() == [
+def test_the_only_format_within_the_budget_is_said_to_be_the_only_one(sentences: Callable) -> None:
+    assert sentences() == [
         "fp16 is the only format within 1%: 100 tokens/s; the reference itself.",
         "The Pareto front, whatever the loss: fp16, worse.",
     ]
 
 
 @rows({"fp16": Row(20, loud=True), "other": Row(300, 1.005), "slow": Row(100, 1.005)})
-def test_no_ratio_to_a_disturbed_reference(told: Callable) -> None:
-    said = told()
+def test_no_ratio_to_a_disturbed_reference(sentences: Callable) -> None:
+    said = sentences()
     assert said[0].startswith(
         "other is the fastest of the 2 formats within 1% whose speed was not disturbed: 300 tokens/s; perplexity"
     )
@@ -207,8 +207,8 @@ def test_no_ratio_to_a_disturbed_reference(told: Callable) -> None:
 
 
 @rows({"fp16": Row(100), "loud": Row(900, 1.005, loud=True), "even": Row(100, 1.005, loud=True)})
-def test_a_disturbed_row_is_not_called_the_fastest_nor_as_fast(told: Callable) -> None:
-    said = told()
+def test_a_disturbed_row_is_not_called_the_fastest_nor_as_fast(sentences: Callable) -> None:
+    said = sentences()
     assert said[0] == (
         "fp16 is the only format within 1% whose speed was not disturbed: 100 tokens/s; the reference itself."
     )
@@ -218,8 +218,8 @@ def test_a_disturbed_row_is_not_called_the_fastest_nor_as_fast(told: Callable) -
 
 
 @rows({"fp16": Row(100, loud=True), "other": Row(900, 1.005, size=5, loud=True)})
-def test_where_every_speed_was_disturbed_none_is_the_fastest(told: Callable) -> None:
-    said = told()
+def test_where_every_speed_was_disturbed_none_is_the_fastest(sentences: Callable) -> None:
+    said = sentences()
     assert said[0].startswith("Measured within 1%: fp16 (100 tokens/s; the reference itself), other (900 tokens/s; ")
     assert said[1] == "All their speeds were disturbed, so none is called the fastest."
     assert said[2].startswith("The smallest of those within 1%: other, 5 MB")
@@ -227,16 +227,16 @@ def test_where_every_speed_was_disturbed_none_is_the_fastest(told: Callable) -> 
 
 
 @rows({"fp16": Row(100, device="elsewhere"), "a": Row(100, 1.05), "b": Row(100, 1.04)})
-def test_a_budget_that_none_meets_names_the_closest(told: Callable) -> None:
-    said = told()
+def test_a_budget_that_none_meets_names_the_closest(sentences: Callable) -> None:
+    said = sentences()
     here = said[said.index("On a processor:") + 1 :]
     assert here[0].startswith("No format is within 1% of fp16's perplexity. The closest is b: perplexity +4%")
     assert here[1] == "The Pareto front, whatever the loss: b."
 
 
 @rows({"fp16": Row(100), "here": Row(300, 1.005), "there": Row(900, 1.005, device="another")})
-def test_rows_of_two_devices_are_apart_and_have_no_ratio(told: Callable) -> None:
-    said = told()
+def test_rows_of_two_devices_are_apart_and_have_no_ratio(sentences: Callable) -> None:
+    said = sentences()
     assert said[0] == "On a processor:"
     assert said[1].startswith("here is the fastest of those within 1%: 300 tokens/s, 3 times fp16's")
     (other,) = said[said.index("On another:") + 1 :]
@@ -244,15 +244,15 @@ def test_rows_of_two_devices_are_apart_and_have_no_ratio(told: Callable) -> None
 
 
 @rows({"base": Row(100), "other": Row(200, 1.005)})
-def test_a_reference_that_is_not_fp16_is_called_by_its_name(told: Callable) -> None:
-    said = told(reference="base")
+def test_a_reference_that_is_not_fp16_is_called_by_its_name(sentences: Callable) -> None:
+    said = sentences(reference="base")
     assert said[0].startswith("other is the fastest of those within 1%: 200 tokens/s, 2 times base's; perplexity")
     assert not any("fp16" in line for line in said)
 
 
 @rows({"a": Row(100), "b": Row(300), "c": Row(301), "loud": Row(900, loud=True)})
-def test_without_a_reference_speeds_alone_are_judged(told: Callable) -> None:
-    assert told() == [
+def test_without_a_reference_speeds_alone_are_judged(sentences: Callable) -> None:
+    assert sentences() == [
         "c is among the fastest of the 3 formats whose speed was not disturbed: 301 tokens/s.",
         "As fast, as far as can be told: b (300 tokens/s).",
         "Disturbed while measured, so not compared: loud (900 tokens/s).",
@@ -261,26 +261,26 @@ def test_without_a_reference_speeds_alone_are_judged(told: Callable) -> None:
 
 
 @rows({"fp16": Row(100), "other": Row(200, 1.005), "unknown": Row(900, None)})
-def test_a_row_without_a_quality_is_left_out_and_that_is_said(told: Callable) -> None:
-    said = told()
+def test_a_row_without_a_quality_is_left_out_and_that_is_said(sentences: Callable) -> None:
+    said = sentences()
     assert said[0].startswith("other is the fastest of those within 1%: 200 tokens/s, 2 times")
     assert "Nothing is known of the quality of unknown, so the sentences above leave it out." in said
     assert said[-1] == "The Pareto front, whatever the loss: fp16, other."
 
 
 @rows({"fp16": Row(100), "edge": Row(200, 1.009)}, {"fp16": Row(100), "edge": Row(200, 1.009, wobble=0.5)})
-def test_an_interval_that_reaches_beyond_the_budget_is_said(told: Callable) -> None:
+def test_an_interval_that_reaches_beyond_the_budget_is_said(sentences: Callable) -> None:
     beyond = "Its interval reaches beyond 1%."
-    assert beyond not in told()
-    assert beyond in told(number=1)
+    assert beyond not in sentences()
+    assert beyond in sentences(number=1)
 
 
 UNCHECKED = {"faithful": {"unchecked": "nothing reads it"}}
 
 
 @rows({"fp16": Row(100), "wreck": Row(900, 1.8, gate=UNCHECKED), "slow": Row(10, 1.9)})
-def test_a_large_loss_and_a_missing_check_are_warned_of_where_a_row_is_named(told: Callable) -> None:
-    said = told()
+def test_a_large_loss_and_a_missing_check_are_warned_of_where_a_row_is_named(sentences: Callable) -> None:
+    said = sentences()
     assert "The Pareto front, whatever the loss: fp16, wreck." in said
     assert said[-1] == (
         "Warning, wreck: not checked against its own weights: nothing reads it; a large loss: its perplexity is 1.8 "
@@ -293,9 +293,9 @@ def test_a_large_loss_and_a_missing_check_are_warned_of_where_a_row_is_named(tol
     {"fp16": Row(100), "looping": Row(200, 1.005, loops=2)},
     {"fp16": Row(100, loops=1), "looping": Row(200, 1.005, loops=1)},
 )
-def test_loops_are_warned_of_unless_they_are_the_references_too(told: Callable) -> None:
-    assert told()[-1] == (
+def test_loops_are_warned_of_unless_they_are_the_references_too(sentences: Callable) -> None:
+    assert sentences()[-1] == (
         "Warning, looping: falls into a loop after 2 of 2 prompts, from token 1 on at the earliest; fp16 does after "
         "none of these."
     )
-    assert not any("Warning" in line for line in told(number=1))
+    assert not any("Warning" in line for line in sentences(number=1))

@@ -31,7 +31,7 @@ REFUSED = {
 
 
 @pytest.fixture(scope="module")
-def found(
+def outcomes(
     tmp_path_factory: pytest.TempPathFactory, call: Callable, tools_python: Path, torch_python: Path
 ) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("engines")
@@ -49,19 +49,19 @@ def found(
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def test_keys_that_change_no_answer_change_none(found: list[dict[str, Any]]) -> None:
-    plain = found[0]
+def test_keys_that_change_no_answer_change_none(outcomes: list[dict[str, Any]]) -> None:
+    plain = outcomes[0]
     assert plain["positions"] == 40
-    assert found[: len(HARMLESS)] == [plain] * len(HARMLESS)
+    assert outcomes[: len(HARMLESS)] == [plain] * len(HARMLESS)
 
 
-def test_a_stop_id_beyond_the_vocabulary_stops_nothing(found: list[dict[str, Any]]) -> None:
-    expected = found[0] | {"stop_ids": []}
-    assert found[len(HARMLESS) : len(HARMLESS) + len(WITHOUT_STOP)] == [expected] * len(WITHOUT_STOP)
+def test_a_stop_id_beyond_the_vocabulary_stops_nothing(outcomes: list[dict[str, Any]]) -> None:
+    expected = outcomes[0] | {"stop_ids": []}
+    assert outcomes[len(HARMLESS) : len(HARMLESS) + len(WITHOUT_STOP)] == [expected] * len(WITHOUT_STOP)
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_transformers_stumbles_over_is_one_line(found: list[dict[str, Any]], case: str) -> None:
-    error = found[len(HARMLESS) + len(WITHOUT_STOP) + list(REFUSED).index(case)]["error"]
+def test_what_transformers_stumbles_over_is_one_line(outcomes: list[dict[str, Any]], case: str) -> None:
+    error = outcomes[len(HARMLESS) + len(WITHOUT_STOP) + list(REFUSED).index(case)]["error"]
     assert error.startswith(("ARTIFACT: transformers cannot load it (", "ARTIFACT: transformers fails on it ("))
     assert "\n" not in error

@@ -41,7 +41,7 @@ def test_safetensors_headers(hostile_model: Path, refusal: Callable, header: byt
     assert "its header is damaged" in refusal()
 
 
-def sharded(hostile_model: Path, *names: str, **weight_map: str) -> None:
+def write_shards(hostile_model: Path, *names: str, **weight_map: str) -> None:
     """Write a shard of a tensor `a` under each name, and an index."""
     for name in names:
         safetensors_with(hostile_model / name, ONE)
@@ -53,19 +53,19 @@ FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safete
 
 @pytest.mark.parametrize("name", ["../../secret", "/etc/passwd", "a/../b", "..", "", "a\0b"])
 def test_shards_outside_the_folder(hostile_model: Path, refusal: Callable, name: str) -> None:
-    sharded(hostile_model, a=name)
+    write_shards(hostile_model, a=name)
     assert "names the shard" in refusal()
 
 
 @pytest.mark.parametrize("name", ["quantmill.json", "tokenizer.json", ".hidden.safetensors", "weights.bin"])
 def test_shards_that_are_no_weight_files(hostile_model: Path, refusal: Callable, name: str) -> None:
-    sharded(hostile_model, name, a=name)
+    write_shards(hostile_model, name, a=name)
     assert "which is no .safetensors file" in refusal()
 
 
 def test_links_that_lead_out(hostile_model: Path, tmp_path: Path, refusal: Callable) -> None:
     safetensors_with(tmp_path / "elsewhere", ONE)
-    sharded(hostile_model, a=FIRST)
+    write_shards(hostile_model, a=FIRST)
     (hostile_model / FIRST).symlink_to(tmp_path / "elsewhere")
     assert "link that leads out of the model's folder" in refusal()
 
@@ -108,7 +108,7 @@ def test_manifests_that_are_none(hostile_model: Path, refusal: Callable, content
 
 
 def test_a_long_name_in_an_index(hostile_model: Path, refusal: Callable) -> None:
-    sharded(hostile_model, FIRST, **{"一" * 2_000_000: FIRST})
+    write_shards(hostile_model, FIRST, **{"一" * 2_000_000: FIRST})
     assert "impossible entry" in refusal()
 
 
@@ -119,23 +119,23 @@ def test_a_config_of_15_megabytes(hostile_model: Path, refusal: Callable) -> Non
 
 
 def test_a_shard_that_is_missing(hostile_model: Path, refusal: Callable) -> None:
-    sharded(hostile_model, FIRST, a=FIRST, b=SECOND)
+    write_shards(hostile_model, FIRST, a=FIRST, b=SECOND)
     assert f"{SECOND}: is missing" in refusal()
 
 
 def test_a_shard_that_is_a_pipe(hostile_model: Path, refusal: Callable) -> None:
-    sharded(hostile_model, FIRST, a=FIRST, b=SECOND)
+    write_shards(hostile_model, FIRST, a=FIRST, b=SECOND)
     os.mkfifo(hostile_model / SECOND)
     assert f"{SECOND}: is missing" in refusal()
 
 
 def test_a_shard_that_nobody_names(hostile_model: Path, refusal: Callable) -> None:
-    sharded(hostile_model, FIRST, SECOND, a=FIRST)
+    write_shards(hostile_model, FIRST, SECOND, a=FIRST)
     assert f"{SECOND}: holds weights, but model.safetensors.index.json does not name it" in refusal()
 
 
 def test_a_single_file_beside_shards(hostile_model: Path, refusal: Callable) -> None:
-    sharded(hostile_model, FIRST, "model.safetensors", a=FIRST)
+    write_shards(hostile_model, FIRST, "model.safetensors", a=FIRST)
     assert "model.safetensors: holds weights, but" in refusal()
 
 
@@ -145,19 +145,19 @@ def test_shards_without_an_index(hostile_model: Path, refusal: Callable) -> None
 
 
 def test_two_shards_that_hold_one_name(hostile_model: Path, refusal: Callable) -> None:
-    sharded(hostile_model, FIRST, SECOND, a=FIRST, b=SECOND)
+    write_shards(hostile_model, FIRST, SECOND, a=FIRST, b=SECOND)
     assert "a is also in" in refusal()
 
 
 def test_an_index_that_names_a_tensor_twice(hostile_model: Path, refusal: Callable) -> None:
-    sharded(hostile_model, FIRST, SECOND)
+    write_shards(hostile_model, FIRST, SECOND)
     index = hostile_model / "model.safetensors.index.json"
     index.write_text(f'{{"weight_map": {{"a": "{FIRST}", "a": "{SECOND}"}}}}')
     assert "the key 'a' stands twice" in refusal()
 
 
 def test_an_index_of_another_model(hostile_model: Path, refusal: Callable) -> None:
-    sharded(hostile_model, FIRST, a=FIRST, b=FIRST)
+    write_shards(hostile_model, FIRST, a=FIRST, b=FIRST)
     assert f"{FIRST}: lacks b, which the index says it holds" in refusal()
 
 

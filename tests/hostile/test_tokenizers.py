@@ -30,7 +30,7 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def ends(tmp_path_factory: pytest.TempPathFactory, torch_python: Path) -> dict[str, dict[str, Any]]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory, torch_python: Path) -> dict[str, dict[str, Any]]:
     """What a run on the demo with each change ended with, all in one process whose terminal says `y` to everything."""
     folder = tmp_path_factory.mktemp("tokenizers")
     (folder / "text.txt").write_text("The first line.\n")
@@ -55,11 +55,11 @@ def ends(tmp_path_factory: pytest.TempPathFactory, torch_python: Path) -> dict[s
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_tokenizer_that_is_none_is_one_line(ends: dict[str, dict[str, Any]], case: str) -> None:
-    said = f"{ends[case]['printed']}{ends[case]['end']}"
+def test_a_tokenizer_that_is_none_is_one_line(outcomes: dict[str, dict[str, Any]], case: str) -> None:
+    said = f"{outcomes[case]['printed']}{outcomes[case]['end']}"
     assert CASES[case][2] in said
     assert len(said.splitlines()) == 1, said
-    assert ends[case]["made"] == [False, False]  # neither a result, nor what the model's Python leaves
+    assert outcomes[case]["made"] == [False, False]  # neither a result, nor what the model's Python leaves
 
 
 def test_a_conversion_runs_no_program_either(

@@ -205,7 +205,7 @@ def sha256(content: bytes) -> str:
 
 
 @contextmanager
-def serving() -> Iterator[Hub]:
+def serve() -> Iterator[Hub]:
     """A hub that runs in a thread of its own while the block does."""
     hub = Hub()
     thread = threading.Thread(target=hub.serve_forever, args=(0.05,))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import REPO
-from hub_server import Fault, Hub, Repository, serving
+from hub_server import Fault, Hub, Repository, serve
 
 from checkpoint.selection import select
 from common.program import UserError
@@ -21,7 +21,7 @@ Download = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    with serving() as server:
+    with serve() as server:
         server.repositories[f"models/{NAME}"] = Repository.of(REPO / "demo")
         yield server
 
@@ -43,7 +43,7 @@ def download(hub: Hub, tmp_path: Path, tools_python: Path) -> Download:
     return run
 
 
-def refused(result: subprocess.CompletedProcess[str], out: Path) -> str:
+def refusal(result: subprocess.CompletedProcess[str], out: Path) -> str:
     """The one line that a refused download ends with."""
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
@@ -105,7 +105,7 @@ def test_a_dropped_connection_is_resumed_where_it_broke(hub: Hub, download: Down
 def test_what_arrived_before_a_failure_is_not_fetched_again(hub: Hub, download: Download, tmp_path: Path) -> None:
     broken = "pytorch_model-00003-of-00003.bin"
     hub.faults = [Fault(f"/cdn/models/{NAME}/{broken}", status=403)]
-    assert "(403)" in refused(download(), tmp_path / "out")
+    assert "(403)" in refusal(download(), tmp_path / "out")
     sent = dict(hub.bytes_sent)
     hub.faults = []
     assert download().returncode == 0
@@ -140,7 +140,7 @@ def test_quantized_weights_are_refused_before_they_are_fetched(hub: Hub, downloa
     repository = hub.repositories[f"models/{NAME}"]
     config = json.loads(repository.files["config.json"]) | {"quantization_config": {"quant_method": "fp8"}}
     repository.files["config.json"] = json.dumps(config).encode()
-    said = refused(download(), tmp_path / "out")
+    said = refusal(download(), tmp_path / "out")
     assert said == f"error: {NAME}: its weights are quantized (fp8); name a model with the original weights"
     assert not [path for path in (tmp_path / "home").rglob("*") if path.is_file() and path.stat().st_size > 10**6]
 
@@ -148,7 +148,7 @@ def test_quantized_weights_are_refused_before_they_are_fetched(hub: Hub, downloa
 @pytest.mark.parametrize("file", ["pytorch_model-00001-of-00003.bin", "tokenizer.json"])
 def test_wrong_bytes_are_refused_and_not_kept(hub: Hub, download: Download, tmp_path: Path, file: str) -> None:
     hub.faults = [Fault(f"/{file}", times=100, corrupt=True)]
-    assert f"{file} came with other bytes than the hub's hash says" in refused(download(), tmp_path / "out")
+    assert f"{file} came with other bytes than the hub's hash says" in refusal(download(), tmp_path / "out")
     hub.faults = []
     assert download().returncode == 0
 
@@ -168,7 +168,7 @@ def test_refusals_are_one_line(
 ) -> None:
     hub.repositories[f"models/{NAME}"] = Repository.of(REPO / "demo", **options)
     result = download(**environment)
-    assert message in refused(result, tmp_path / "out")
+    assert message in refusal(result, tmp_path / "out")
     assert not any(token in result.stderr for token in environment.values())
 
 
@@ -196,7 +196,7 @@ def test_what_is_not_there(
     download: Download, tmp_path: Path, arguments: dict, environment: dict, message: str
 ) -> None:
     names = {"name": arguments["name"]} if "name" in arguments else {}
-    assert message in refused(download(*arguments.get("options", []), **names, **environment), tmp_path / "out")
+    assert message in refusal(download(*arguments.get("options", []), **names, **environment), tmp_path / "out")
 
 
 def test_offline_takes_what_the_cache_has(hub: Hub, download: Download, tmp_path: Path) -> None:
@@ -220,5 +220,5 @@ def test_a_full_disk_is_known_before_the_first_byte(hub: Hub, download: Download
             return 10**18
 
     repository.files["pytorch_model-00001-of-00003.bin"] = Huge(real)
-    assert "1000000000.0 GB are to be downloaded" in refused(download(), tmp_path / "out")
+    assert "1000000000.0 GB are to be downloaded" in refusal(download(), tmp_path / "out")
     assert not hub.bytes_sent or not any(path.startswith("/cdn") for path in hub.bytes_sent)

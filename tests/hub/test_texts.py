@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import CHARACTERS, REPO
-from hub_server import Repository, serving
+from hub_server import Repository, serve
 
 from planning.config import TEXTS
 
@@ -49,7 +49,7 @@ def lines_of(rows: list[str]) -> bytes:
     ],
 )
 def test_a_text(tmp_path: Path, tools_python: Path, call: Callable, file: str, options: list, expected: str) -> None:
-    with serving() as hub:
+    with serve() as hub:
         hub.repositories["datasets/acme/texts"] = repository = Repository(
             {
                 "a/test.parquet": parquet_of(ROWS, tmp_path / "t.parquet", tools_python),
@@ -98,7 +98,7 @@ def test_the_whole_workflow_from_a_hub(
     }
     (root / "study.yaml").write_text(json.dumps(study))
     snakemake = (REPO / ".venv/bin/snakemake", "--cores", "2", "report", "--configfile", "study.yaml")
-    with serving() as hub:
+    with serve() as hub:
         hub.repositories["models/acme/tiny"] = model = Repository.of(
             REPO / "demo", revisions={"main", "v1"}, gated=True, token=TOKEN
         )

@@ -26,7 +26,7 @@ FREQUENCY = 0.1
 RANDOM = np.random.default_rng(0)
 
 
-def expected(qkv: np.ndarray, keys: np.ndarray, values: np.ndarray, here: int) -> np.ndarray:
+def reference_attention(qkv: np.ndarray, keys: np.ndarray, values: np.ndarray, here: int) -> np.ndarray:
     """Of qkv [heads + 2 kv_heads, size], keys and values [kv_heads, C, size], by the formula; [heads, size]."""
     kv_heads, _, size = keys.shape
     heads = len(qkv) - 2 * kv_heads
@@ -54,7 +54,7 @@ results = []
 for number, (heads, kv_heads, size, here) in enumerate(CASES):
     qkv = RANDOM.normal(0, 1, (heads + 2 * kv_heads, size)).astype(np.float16)
     cache = [RANDOM.normal(0, 1, (2, kv_heads, CAPACITY, size)).astype(np.float16) for _ in range(2)]
-    wanted = expected(qkv, cache[0][1], cache[1][1], here)
+    wanted = reference_attention(qkv, cache[0][1], cache[1][1], here)
     frequency = np.full(size // 2, FREQUENCY, np.float32)
     counter, partial = np.zeros(kv_heads, np.int32), np.zeros((heads, cuda_attention.splits(kv_heads), size + 2))
     arrays = [qkv.reshape(1, 1, -1), frequency, np.array([here], np.int32), counter, *cache]

@@ -40,7 +40,7 @@ class Kernels:
         """Compile all that was asked for, and make it known to TVM's loader."""
         header = Path(__file__).with_name("cuda_on_cpu.h")
         lines = [f"#define MLC_WARPGROUPS {int(self.warpgroups)}", f'#include "{header}"', "namespace {"]
-        lines += [cuda_kernel.once("MLC_KERNEL", cuda_kernel.SOURCE), *self.sources, "}"]
+        lines += [cuda_kernel.include_guard("MLC_KERNEL", cuda_kernel.SOURCE), *self.sources, "}"]
         for symbol, (function, types, shared) in self.functions.items():
             names = [f"a{number}" for number in range(len(types))]
             declared = ", ".join(f"{kind} {name}" for kind, name in zip(types, names, strict=True))

@@ -52,7 +52,7 @@ def build(mlc_python: Path, call: Callable, cache: Path, tmp_path: Path) -> Call
 
 
 @pytest.fixture
-def compare(mlc_python: Path, torch_python: Path, call: Callable, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+def run_both(mlc_python: Path, torch_python: Path, call: Callable, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """What the engine says of itself, and how far its logits and tokens are from transformers'."""
 
     def run(
@@ -84,8 +84,8 @@ def bytes_per_token(config: dict[str, Any]) -> float:
 
 
 @pytest.mark.parametrize("name", small_models.MODELS)
-def test_the_library_calculates_what_transformers_does(name: str, build: Callable, compare: Callable) -> None:
-    facts = compare(build(small_models.MODELS[name]))
+def test_the_library_calculates_what_transformers_does(name: str, build: Callable, run_both: Callable) -> None:
+    facts = run_both(build(small_models.MODELS[name]))
     assert facts["error"] < 1e-5
     assert facts["positions"] == 75
     assert facts["chunks"] == [16, 16, 16, 16, 11]
@@ -98,9 +98,9 @@ def test_the_library_calculates_what_transformers_does(name: str, build: Callabl
 
 
 @pytest.mark.parametrize(("name", "options"), [("llama3", []), ("qwen2", ["--warpgroups"])])
-def test_the_gpus_model_calculates_the_same(name: str, options: list[str], build: Callable, compare: Callable) -> None:
+def test_the_gpus_model_calculates_the_same(name: str, options: list[str], build: Callable, run_both: Callable) -> None:
     """Its kernels' sources, run thread by thread on this processor: many positions at once, one by one, over seams."""
-    facts = compare(build(small_models.MODELS[name]), "--gpu-model", *options, new_tokens=60)
+    facts = run_both(build(small_models.MODELS[name]), "--gpu-model", *options, new_tokens=60)
     assert facts["error"] < 1e-2
     assert facts["positions"] == 75
     assert all(margin < 1e-2 for margin in facts["wrong_margins"])
@@ -124,26 +124,26 @@ def test_products_of_many_positions(mlc_python: Path, call: Callable, tmp_path: 
     assert max(errors.values()) < 1e-2, errors
 
 
-def test_threads_change_nothing(build: Callable, compare: Callable) -> None:
-    facts = compare(build(small_models.LLAMA), "--threads", 3)
+def test_threads_change_nothing(build: Callable, run_both: Callable) -> None:
+    facts = run_both(build(small_models.LLAMA), "--threads", 3)
     assert facts["error"] < 1e-5
     assert all(margin < 1e-4 for margin in facts["wrong_margins"])
 
 
-def test_end_of_sequence_is_never_chosen(build: Callable, compare: Callable, tmp_path: Path) -> None:
+def test_end_of_sequence_is_never_chosen(build: Callable, run_both: Callable, tmp_path: Path) -> None:
     artifact = build(small_models.LLAMA)
-    compare(artifact)
+    run_both(artifact)
     first, *rest = np.load(tmp_path / "facts.npz")["tokens"].tolist()
     stop = [first, next(token for token in rest if token != first)]
     for config in (artifact / "config.json", artifact / "mlc-chat-config.json"):  # transformers' and the engine's
         config.write_text(json.dumps(json.loads(config.read_text()) | {"eos_token_id": stop}))
-    facts = compare(artifact)
+    facts = run_both(artifact)
     assert facts["chose_stop"] == []
     assert all(margin < 1e-4 for margin in facts["wrong_margins"])
 
 
 def test_the_demo_is_decoded_as_by_transformers(
-    mlc_python: Path, tools_python: Path, call: Callable, compare: Callable, tmp_path: Path
+    mlc_python: Path, tools_python: Path, call: Callable, run_both: Callable, tmp_path: Path
 ) -> None:
     source, artifact = tmp_path / "safetensors", tmp_path / "mlc"
     for command in (
@@ -155,7 +155,7 @@ def test_the_demo_is_decoded_as_by_transformers(
         result = call(*command)
         assert result.returncode == 0, result.stderr
     ids = np.random.default_rng(0).integers(2, 2048, 300).tolist()
-    facts = compare(artifact, ids=ids, config=source)
+    facts = run_both(artifact, ids=ids, config=source)
     assert facts["error"] < 1e-5
     assert facts["tokens"] == 200
     assert all(margin < 1e-4 for margin in facts["wrong_margins"])

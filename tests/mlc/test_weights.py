@@ -129,7 +129,11 @@ def parameter(number: int, rows: int, inputs: int, quantized: bool) -> Parameter
 
 def zeros(found: list[Parameter]) -> naive_writer.Tensors:
     """What parameters are stored as, of nothing."""
-    return {name: np.zeros(shape, dtype) for each in found for name, (shape, dtype) in mlc_shards.stored(each).items()}
+    return {
+        name: np.zeros(shape, dtype)
+        for each in found
+        for name, (shape, dtype) in mlc_shards.stored_tensors(each).items()
+    }
 
 
 sizes = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 100), st.booleans()), min_size=1, max_size=30)
@@ -141,7 +145,11 @@ sizes = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 100), st.booleans(
 @settings(deadline=None)
 def test_any_tensors_are_cut_into_shards_as_the_other_writer_does(drawn: list[tuple[int, int, bool]]) -> None:
     found = [parameter(number, *each) for number, each in enumerate(drawn)]
-    zeros = {name: np.zeros(shape, dtype) for each in found for name, (shape, dtype) in mlc_shards.stored(each).items()}
+    zeros = {
+        name: np.zeros(shape, dtype)
+        for each in found
+        for name, (shape, dtype) in mlc_shards.stored_tensors(each).items()
+    }
     expected = json.loads(naive_writer.shards(zeros, 1, 4096)["tensor-cache.json"])["records"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mlc_shards, "SHARD_BYTES", 4096)

@@ -26,20 +26,20 @@ def write_cache(
     values.index_copy_(2, slots, value)
 
 
-def _squared(x: torch.Tensor) -> torch.Tensor:
+def _square(x: torch.Tensor) -> torch.Tensor:
     return x.float().pow(2)
 
 
-def _normalised(x: torch.Tensor, variance: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+def _normalise(x: torch.Tensor, variance: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     return weight * (x.float() * torch.rsqrt(variance + epsilon)).to(x.dtype)
 
 
-def _compiled(function: Callable) -> Callable:
+def _compile(function: Callable) -> Callable:
     """`function` as one kernel for each shape that it is called with; every intermediate is rounded to its dtype."""
     return torch.compile(function, dynamic=False, options={"emulate_precision_casts": True})
 
 
-def _same(function: Callable, other: Callable, *arguments: torch.Tensor) -> bool:
+def _same_bits(function: Callable, other: Callable, *arguments: torch.Tensor) -> bool:
     """Whether two functions return the same bits; False where one cannot be compiled."""
     try:
         one, two = (
@@ -52,7 +52,7 @@ def _same(function: Callable, other: Callable, *arguments: torch.Tensor) -> bool
 
 def _norms(model: PreTrainedModel, random: Callable[..., torch.Tensor]) -> bool:
     """Fuse RMSNorm (arXiv 1910.07467) of one position: the mean as it was, and what is around it."""
-    squared, normalised = _compiled(_squared), _compiled(_normalised)
+    square, normalise = _compile(_square), _compile(_normalise)
 
     def one_position(module: nn.Module) -> Callable:
         original, weight, epsilon = module.forward, module.weight, module.variance_epsilon
@@ -60,7 +60,7 @@ def _norms(model: PreTrainedModel, random: Callable[..., torch.Tensor]) -> bool:
         def forward(x: torch.Tensor) -> torch.Tensor:
             if x.shape[-2] != 1:
                 return original(x)
-            return normalised(x, squared(x).mean(-1, keepdim=True), weight, epsilon)
+            return normalise(x, square(x).mean(-1, keepdim=True), weight, epsilon)
 
         return forward
 
@@ -68,7 +68,7 @@ def _norms(model: PreTrainedModel, random: Callable[..., torch.Tensor]) -> bool:
     if not norms:
         return False
     widest = max(norms, key=lambda module: len(module.weight))  # heads may have norms too, which stay as they are
-    if not _same(one_position(widest), widest.forward, random(1, 1, len(widest.weight))):
+    if not _same_bits(one_position(widest), widest.forward, random(1, 1, len(widest.weight))):
         return False
     for module in norms:
         module.forward = one_position(module)
@@ -84,9 +84,9 @@ def _rotary(model: PreTrainedModel, random: Callable[..., torch.Tensor]) -> bool
     config = model.config.get_text_config()
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    rotary = _compiled(original)
+    rotary = _compile(original)
     arguments = *(random(1, each, 1, size) for each in heads), random(1, 1, size), random(1, 1, size)
-    if not _same(rotary, original, *arguments):
+    if not _same_bits(rotary, original, *arguments):
         return False
 
     def embed(query: torch.Tensor, *rest: Any, **options: Any) -> Any:
@@ -109,7 +109,7 @@ def _fuse(model: PreTrainedModel) -> tuple[Write, list[str]]:
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=noise, device=model.device).to(model.dtype)
 
-    def written(write: Callable) -> Callable:
+    def probe(write: Callable) -> Callable:
         def cache(key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             keys, values = (torch.zeros(1, 2, 4, 8, dtype=model.dtype, device=model.device) for _ in range(2))
             write(keys, values, key, value, torch.tensor([3], device=model.device))
@@ -117,10 +117,10 @@ def _fuse(model: PreTrainedModel) -> tuple[Write, list[str]]:
 
         return cache
 
-    write = _compiled(write_cache)
+    write = _compile(write_cache)
     parts = {
         "norm": _norms(model, random),
         "rotary embedding": _rotary(model, random),
-        "cache": _same(written(write), written(write_cache), random(1, 2, 1, 8), random(1, 2, 1, 8)),
+        "cache": _same_bits(probe(write), probe(write_cache), random(1, 2, 1, 8), random(1, 2, 1, 8)),
     }
     return write if parts["cache"] else write_cache, [name for name, fused in parts.items() if fused]

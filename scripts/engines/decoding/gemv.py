@@ -25,7 +25,7 @@ OVERREAD = 128  # words: a warp reads 1,024 inputs at a time, beyond the last ro
 Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def _unpacked(words: torch.Tensor, dim: int, order: Iterable[int] = range(PACKED)) -> torch.Tensor:
+def _unpack(words: torch.Tensor, dim: int, order: Iterable[int] = range(PACKED)) -> torch.Tensor:
     """Numbers of 0 to 15 [..] that int32 `words` hold along `dim` (0 or 1), each in the place that `order` gives it."""
     places = torch.tensor([4 * place for place in order], dtype=torch.int32, device=words.device)
     if dim:
@@ -33,13 +33,13 @@ def _unpacked(words: torch.Tensor, dim: int, order: Iterable[int] = range(PACKED
     return ((words[:, None, :] >> places[:, None]) & 15).flatten(0, 1)
 
 
-def _packed(numbers: torch.Tensor) -> torch.Tensor:
+def _pack(numbers: torch.Tensor) -> torch.Tensor:
     """int32 words of eight numbers of 0 to 15 along the last dimension, the first in the lowest bits."""
     shifted = numbers.unflatten(-1, (-1, PACKED)).long() << torch.arange(0, 32, 4, device=numbers.device)
     return shifted.sum(-1).to(torch.int32)  # wraps: the highest of four bits is the sign
 
 
-def stored(method: str, tensors: Mapping[str, torch.Tensor]) -> Words:
+def unpack_layer(method: str, tensors: Mapping[str, torch.Tensor]) -> Words:
     """What a layer's artifact holds: numbers [inputs, outputs], zero points and scales [groups, outputs].
 
     `method` is `gptq` (zero points stored less one, no activation order) or `awq` (version gemm); `tensors` are the
@@ -47,23 +47,23 @@ def stored(method: str, tensors: Mapping[str, torch.Tensor]) -> Words:
     """
     words, zeros, scales = (tensors[part] for part in PARTS)
     if method == "gptq":
-        return _unpacked(words, 0), _unpacked(zeros, 1) + 1, scales
-    return _unpacked(words, 1, AWQ_ORDER), _unpacked(zeros, 1, AWQ_ORDER), scales
+        return _unpack(words, 0), _unpack(zeros, 1) + 1, scales
+    return _unpack(words, 1, AWQ_ORDER), _unpack(zeros, 1, AWQ_ORDER), scales
 
 
 def layout(numbers: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -> Words:
     """The kernel's words [outputs, inputs / 8], zero points [outputs, n] and scales [outputs, 8 n], float16.
 
-    Arguments are as `stored` returns them. A row of zero points is as many words as the kernel takes at a time.
+    Arguments are as `unpack_layer` returns them. A row of zero points is as many words as the kernel takes at a time.
     """
     inputs, outputs = numbers.shape
     words = torch.zeros(outputs * inputs // PACKED + OVERREAD, dtype=torch.int32, device=numbers.device)
     rows = words[: outputs * inputs // PACKED].view(outputs, inputs // PACKED)
-    rows.copy_(_packed(numbers.t()))
+    rows.copy_(_pack(numbers.t()))
     taken = 1024 * len(zeros) // inputs  # groups at a time, 8 or 16
     missing = (0, -len(zeros) % taken)
     padded = (nn.functional.pad(each.t(), missing) for each in (zeros, scales.half()))
-    return rows, _packed(next(padded)), next(padded).contiguous()
+    return rows, _pack(next(padded)), next(padded).contiguous()
 
 
 class Gemv(nn.Module):
@@ -105,17 +105,18 @@ def add(model: nn.Module, kind: type[nn.Module], artifact: Path, quantization: d
     files = {name: tensor.path for name, tensor in shards.find(artifact).tensors().items()}
     device = str(next(model.parameters()).device)
 
-    def loaded(name: str) -> torch.Tensor:
+    def load_tensor(name: str) -> torch.Tensor:
         with safe_open(files[name], framework="pt", device=device) as file:
             return file.get_tensor(name)
 
     layers = [layer for layer in layers if files.keys() >= {f"{name}.qweight" for name in layer[2]}]
     for holder, attribute, names in layers:
         parts = [
-            stored(quantization["quant_method"], {part: loaded(f"{name}.{part}") for part in PARTS}) for name in names
+            unpack_layer(quantization["quant_method"], {part: load_tensor(f"{name}.{part}") for part in PARTS})
+            for name in names
         ]
         words = layout(*(torch.cat(each, dim=1) for each in zip(*parts, strict=True)))
-        biases = [loaded(f"{name}.bias").half() for name in names if f"{name}.bias" in files]
+        biases = [load_tensor(f"{name}.bias").half() for name in names if f"{name}.bias" in files]
         layer = getattr(holder, attribute)
         setattr(holder, attribute, Gemv(layer, words, torch.cat(biases) if biases else None, group_size))
     return len(layers)

@@ -18,7 +18,7 @@ class Part(nn.Module):
         self.merged, self.number = merged, number
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.merged.part(x, self.number)
+        return self.merged.output(x, self.number)
 
 
 class Merged(nn.Module):
@@ -30,7 +30,7 @@ class Merged(nn.Module):
         self.input: torch.Tensor | None = None
         self.outputs: dict[int, torch.Tensor] = {}
 
-    def part(self, x: torch.Tensor, number: int) -> torch.Tensor:
+    def output(self, x: torch.Tensor, number: int) -> torch.Tensor:
         """Output `number` for `x`; nothing is held once all of them were taken."""
         if self.input is not x or number not in self.outputs:
             self.input, self.outputs = x, dict(enumerate(self.layer(x).split(self.sizes, -1)))
@@ -40,7 +40,7 @@ class Merged(nn.Module):
         return output
 
 
-def _rows(layers: Sequence[nn.Linear]) -> nn.Linear:
+def _join_rows(layers: Sequence[nn.Linear]) -> nn.Linear:
     """torch's own layers as one with all their rows."""
     joined = nn.Linear(layers[0].in_features, sum(layer.out_features for layer in layers), bias=False, device="meta")
     joined.weight = nn.Parameter(torch.cat([layer.weight.data for layer in layers]), requires_grad=False)
@@ -49,7 +49,7 @@ def _rows(layers: Sequence[nn.Linear]) -> nn.Linear:
     return joined
 
 
-def _columns(layers: Sequence[nn.Module]) -> nn.Module:
+def _join_columns(layers: Sequence[nn.Module]) -> nn.Module:
     """Layers of gptqmodel's Marlin classes, repacked for the kernel already, as one with all their columns."""
     joined = copy.copy(layers[0])
     joined._parameters, joined._buffers = dict(joined._parameters), dict(joined._buffers)
@@ -70,7 +70,7 @@ def merge(model: nn.Module, kind: type[nn.Module]) -> None:
     `kind` is nn.Linear or one of gptqmodel's Marlin classes, of which only whole tiles are merged, and no layer that
     was padded for the kernel. One group at a time is there twice.
     """
-    join, tile = (_rows, 1) if kind is nn.Linear else (_columns, TILE)
+    join, tile = (_join_rows, 1) if kind is nn.Linear else (_join_columns, TILE)
     found = [
         (path, block, names)
         for path, block in model.named_modules()
