@@ -14,7 +14,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from engines import CannotDecode, fused, merged
+from engines import CannotDecode
+from engines.decoding import fused, merged
 from engines.decoding.attention import shared_heads
 from engines.decoding.merged import Part, merge
 from engines.decoding.static_cache import StaticDecode
