@@ -17,12 +17,13 @@ from typing import Any
 from checkpoint import ctranslate2_bin, same_model, shards
 from checkpoint.selection import select
 from common import hub, manifest
-from common.program import UserError, parser, run
+from common.program import UserError, parser, printable, run
 from common.publish import MANIFEST, place, publish
 from scoring import quality_gate
 
 CT2_FILES = ("model.bin", "config.json", "vocabulary.json", "vocabulary.txt", "shared_vocabulary.json")
 QUANTIZE_CONFIG = "quantize_config.json"  # where auto-gptq read what transformers has in config.json
+MAX_WORD = 100  # letters
 PARAMETERS = ("bits", "w_bit", "group_size", "q_group_size", "sym", "desc_act", "zero_point", "version")
 
 
@@ -36,9 +37,11 @@ def of_folder(folder: Path, layout: str) -> tuple[dict[str, Path], dict[str, Any
         files = [*found.files, *filter(None, [found.index()]), *found.others()]
         files += [path for path in [folder / QUANTIZE_CONFIG] if path.is_file()]
     if (folder / MANIFEST).is_file():
-        recorded = manifest.read(folder)["files"]
+        recorded = manifest.read(folder).get("files")
+        if not isinstance(recorded, dict) or not all(isinstance(each, dict) for each in recorded.values()):
+            raise UserError(f"{folder / MANIFEST}: names no files with their hashes; remove it")
         for file in files:
-            if file.name in recorded and manifest.sha256(file) != recorded[file.name]["sha256"]:
+            if file.name in recorded and manifest.sha256(file) != recorded[file.name].get("sha256"):
                 raise UserError(f"{file}: has not the SHA-256 that {MANIFEST} beside it names; fetch it again")
     return {file.name: file for file in files}, {"kind": "path", "path": str(folder), "commit": None}
 
@@ -78,7 +81,7 @@ def check_packed(folder: Path, options: Namespace) -> dict[str, Any]:
     stored = same_model.check_packed(folder, options.layout, words, shards.find(options.model))
     table = stored["model.embed_tokens.weight"].nbytes if "lm_head.weight" in stored else 0
     return {
-        "parameters": {name: words[name] for name in PARAMETERS if name in words},
+        "parameters": {name: words[name] for name in PARAMETERS if name in words and is_plain(words[name])},
         "weight_files": [file.name for file in found.files],
         "weight_bytes_per_token": sum(tensor.nbytes for tensor in stored.values()) - table,
     }
@@ -126,11 +129,16 @@ def gate_layout(folder: Path, layout: str) -> str:
     return "ct2" if any(variable.dtype == "int8" for variable in variables) else "source"
 
 
+def is_plain(value: Any) -> bool:
+    """Whether a stranger's parameter is one that the report can show: a number, yes or no, or a short word."""
+    return isinstance(value, int) or (isinstance(value, str) and len(value) <= MAX_WORD and value.isprintable())
+
+
 def tool(words: Mapping[str, Any]) -> str:
     """What built an artifact, as far as it says so."""
     meta = words.get("meta")
     named = meta.get("quantizer") if isinstance(meta, dict) else None
-    return ", ".join(map(str, named))[:100] if isinstance(named, list) and named else "unknown"
+    return printable(", ".join(map(str, named))[:MAX_WORD]) if isinstance(named, list) and named else "unknown"
 
 
 def main() -> None:
@@ -156,8 +164,11 @@ def main() -> None:
         folder.mkdir()
         for name, path in files.items():
             place(path, folder / name)
-        facts = (check_ct2 if options.layout == "ct2" else check_packed)(folder, options)
-        words = {} if options.layout == "ct2" else quantization(folder, options.layout)
+        try:
+            facts = (check_ct2 if options.layout == "ct2" else check_packed)(folder, options)
+            words = {} if options.layout == "ct2" else quantization(folder, options.layout)
+        except UserError as error:  # where it came from: this folder is gone when the line is read
+            raise UserError(str(error).replace(str(folder), options.artifact)) from None
         layout = gate_layout(folder, options.layout)
         gate = quality_gate.check(folder, options.engine, layout, options.device, options, options.engine_python)
         hashes = {name: manifest.sha256(folder / name) for name in facts["weight_files"]}

@@ -122,6 +122,10 @@ def refused(fetch: Callable, tmp_path: Path, config: dict[str, Any], tensors: An
             f"its {LAYER}.scales is [2, 16]; 4 bits and groups of 64, its config's, make [1, 16] of this model's layer",
         ),
         ({"quantization_config": QUANTIZATION | {"bits": "4"}}, "its config names '4' bits and groups of 32"),
+        ({"quantization_config": QUANTIZATION | {"bits": True}}, "its config names True bits and groups of 32; both"),
+        ({"quantization_config": QUANTIZATION | {"group_size": 0}}, "its config names 4 bits and groups of 0; both"),
+        ({"quantization_config": QUANTIZATION | {"group_size": -5}}, "its config names 4 bits and groups of -5; both"),
+        ({"quantization_config": QUANTIZATION | {"group_size": 10**30}}, "its config names 4 bits and groups of 10000"),
         ({"quantization_config": {"quant_method": "awq"}}, "its quantization_config says 'awq', not 'gptq'"),
         ({"quantization_config": None}, "its quantization_config says None, not 'gptq'"),
     ],
@@ -153,6 +157,57 @@ def test_an_added_token_that_this_model_lacks(fetch: Callable, tmp_path: Path) -
     other = TOKENIZER | {"added_tokens": [{"id": 5, "content": "<pad>"}]}
     said = refused(fetch, tmp_path, {}, tokenizer=other)
     assert "has another vocabulary: its token 5 is '<pad>', this model's None" in said
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"model": [1]},
+        {"model": {"vocab": 5}},
+        {"model": {"vocab": {"a": "x", "b": 1}}},
+        {"model": {"vocab": {"a": [1]}}},
+        {"model": {"vocab": [[], []]}},
+        {"model": {"vocab": [[1, 0.5]]}},
+        TOKENIZER | {"added_tokens": [5]},
+        TOKENIZER | {"added_tokens": [{"content": "x"}]},
+        TOKENIZER | {"added_tokens": [{"id": [1], "content": "x"}]},
+    ],
+)
+def test_a_tokenizer_that_is_none(fetch: Callable, tmp_path: Path, content: Any) -> None:
+    said = refused(fetch, tmp_path, {}, tokenizer=content)
+    assert (
+        said == f"error: {tmp_path}/theirs/tokenizer.json: its tokens are not texts with numbers; download it again\n"
+    )
+
+
+def test_a_norm_that_is_packed_like_a_matrix(fetch: Callable, tmp_path: Path) -> None:
+    other = packed() | {"model.norm.qweight": np.zeros((8, 8), np.int32)}
+    said = refused(fetch, tmp_path, {}, other)
+    assert said.startswith(f"error: {tmp_path}/theirs: holds model.norm.qweight, and this model's model.norm.weight is")
+
+
+def test_autoawqs_older_name_of_the_group_size(fetch: Callable, tmp_path: Path) -> None:
+    words = {"quant_method": "awq", "w_bit": 4, "q_group_size": GROUP}
+    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": words}, packed("awq"))
+    fetch(theirs, "awq", good=True)
+
+
+def test_parameters_that_no_report_can_show_are_left_out(fetch: Callable, tmp_path: Path) -> None:
+    """The page refuses NaN, for one, and no row would be shown."""
+    words = {"sym": float("nan"), "desc_act": {"a": [1]}, "version": "x" * 1000, "zero_point": True}
+    words["meta"] = {"quantizer": ["gptqmodel:4.0", "\x1b[31m"]}
+    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION | words}, packed())
+    fetch(theirs, good=True)
+    content = json.loads((tmp_path / "out/quantmill.json").read_text())
+    assert content["parameters"] == {"bits": 4, "group_size": GROUP, "zero_point": True}
+    assert content["tool"] == "gptqmodel:4.0, \\x1b[31m"
+
+
+@pytest.mark.parametrize("recorded", [["model.safetensors"], {"model.safetensors": 3}, None])
+def test_a_manifest_beside_it_without_hashes(fetch: Callable, tmp_path: Path, recorded: Any) -> None:
+    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, packed())
+    (theirs / "quantmill.json").write_text(json.dumps({"source": {}, "files": recorded}))
+    assert "quantmill.json: names no files with their hashes; remove it" in fetch(theirs)
 
 
 def test_pickled_weights(fetch: Callable, tmp_path: Path) -> None:
