@@ -29,7 +29,7 @@ INTERPRETERS = config["interpreters"] if isinstance(config.get("interpreters"), 
 VARIANTS = {
     name: variant.get("format")
     for name, variant in (config["variants"] if isinstance(config.get("variants"), dict) else {}).items()
-    if isinstance(variant, dict)
+    if isinstance(name, str) and isinstance(variant, dict)
 }
 ENVS = [pins.stem for pins in sorted((CHECKOUT / "envs").glob("*.txt"))]
 REGISTRY = cells.Registry(FORMATS, ENGINES, ENVS)
