@@ -90,8 +90,9 @@ def allowed(resource):
 
 
 def device_here():
-    """What device `auto` means where jobs run on this machine; `auto` where a cluster's jobs run on others."""
-    if allowed("_nodes") is not None:
+    """What device `auto` means where jobs run on this machine; `auto` where a cluster's jobs run on others, each of which
+    reads this file too and may have no card."""
+    if allowed("_nodes") is not None or not workflow.is_main_process:
         return "auto"
     try:
         return "cpu" if ctypes.CDLL("libcuda.so.1").cuInit(0) else "cuda"
