@@ -21,7 +21,8 @@ from common.program import UserError, parser, printable, run
 from common.publish import MANIFEST, place, publish
 from scoring import quality_gate
 
-CT2_FILES = ("model.bin", "config.json", "vocabulary.json", "vocabulary.txt", "shared_vocabulary.json")
+VOCABULARY = "vocabulary.json"  # the engine takes tokens by it; older converters wrote others
+CT2_FILES = ("model.bin", "config.json", VOCABULARY)
 QUANTIZE_CONFIG = "quantize_config.json"  # where auto-gptq read what transformers has in config.json
 MAX_WORD = 100  # letters
 PARAMETERS = ("bits", "w_bit", "group_size", "q_group_size", "sym", "desc_act", "zero_point", "version")
@@ -99,7 +100,11 @@ def check_ct2(folder: Path, options: Namespace) -> dict[str, Any]:
         raise UserError(
             f"{folder}: is another model: vocabulary, width and layers are {list(found)}, this model's {list(expected)}"
         )
-    words, ours = vocabulary(folder), same_model.tokens(options.model / same_model.TOKENIZER)
+    shards.read_json(folder / "config.json")  # the engine reads it
+    if not (folder / VOCABULARY).is_file():
+        raise UserError(f"{folder}: holds no {VOCABULARY}; convert the model with CTranslate2 4")
+    words = shards.read_list(folder / VOCABULARY, same_model.MAX_TOKENIZER)
+    ours = same_model.tokens(options.model / same_model.TOKENIZER)
     if ours:
         same_model.check_tokens(folder, {number: words[number] for number in ours if number < len(words)}, ours)
     types = sorted({variable.dtype for variable in variables.values() if len(variable.shape) == 2})
@@ -110,23 +115,14 @@ def check_ct2(folder: Path, options: Namespace) -> dict[str, Any]:
     }
 
 
-def vocabulary(folder: Path) -> list[str]:
-    """The tokens of a CTranslate2 folder, by id. Raises `UserError` where it has none."""
-    for name in CT2_FILES[2:]:
-        path = folder / name
-        if path.is_file():
-            as_json = name.endswith(".json")
-            limit = same_model.MAX_TOKENIZER
-            return shards.read_list(path, limit) if as_json else path.read_bytes()[:limit].decode().split("\n")
-    raise UserError(f"{folder}: holds no vocabulary.json; it is no CTranslate2 model")
-
-
-def gate_layout(folder: Path, layout: str) -> str:
-    """The module of scripts/layouts that reads the weights; those that are not quantized are the source's own."""
+def gate_layout(folder: Path, layout: str) -> str | None:
+    """The module of scripts/layouts that reads the weights; those that are not quantized are the source's own. None of
+    integers that we do not read."""
     if layout != "ct2":
         return layout
     variables = ctranslate2_bin.read(folder / "model.bin").values()
-    return "ct2" if any(variable.dtype == "int8" for variable in variables) else "source"
+    integers = {variable.dtype for variable in variables if len(variable.shape) == 2 and "int" in variable.dtype}
+    return "source" if not integers else "ct2" if integers == {"int8"} else None
 
 
 def is_plain(value: Any) -> bool:

@@ -1,6 +1,7 @@
 """Somebody else's artifact: taken where it is this model's, refused in one line where it is not."""
 
 import json
+import struct
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import REPO
 from hub_server import Fault, Repository, serving
 from test_layouts import save_file
 
@@ -243,6 +245,70 @@ def test_an_artifact_of_the_hub(tools_python: Path, call: Callable, model: Path,
         result = call(tools_python, *[*command[:2], tmp_path / "again", *command[3:]], **cache)
     assert "model.safetensors came with other bytes than the hub's hash says" in result.stderr
     assert not (tmp_path / "again").exists()
+
+
+def text(word: str) -> bytes:
+    return struct.pack("<H", len(word) + 1) + word.encode() + b"\0"
+
+
+def variable(name: str, shape: tuple[int, ...], dtype: int, nbytes: int) -> bytes:
+    """An array of zeros as CTranslate2's model.bin holds it."""
+    head = text(name) + struct.pack(f"<B{len(shape)}I", len(shape), *shape)
+    return head + struct.pack("<BI", dtype, nbytes) + bytes(nbytes)
+
+
+def converted(tmp_path: Path, weights: bytes, **files: str) -> Path:
+    """A CTranslate2 folder of this model, whose one layer holds `weights`."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    embeddings = variable("decoder/embeddings/weight", (VOCABULARY, INPUTS), 0, VOCABULARY * INPUTS * 4)
+    head = struct.pack("<I", 6) + text("x") + struct.pack("<II", 1, 2)
+    (theirs / "model.bin").write_bytes(head + embeddings + weights)
+    for name, content in ({"config": "{}", "vocabulary": '["a", "b", "c", "d", "e"]'} | files).items():
+        if content:
+            (theirs / f"{name}.json").write_text(content)
+    return theirs
+
+
+INT8 = variable("decoder/layer_0/w", (8, 8), 1, 64)
+
+
+def test_ctranslate2_of_this_model(fetch: Callable, tmp_path: Path) -> None:
+    fetch(converted(tmp_path, INT8), "ct2", good=True)
+
+
+@pytest.mark.parametrize(
+    ("weights", "files", "message"),
+    [
+        (INT8, {"vocabulary": "", "shared_vocabulary": '["a"]'}, "theirs: holds no vocabulary.json; convert the model"),
+        (INT8, {"vocabulary": '{"a": 1}'}, "vocabulary.json: should hold a JSON array"),
+        (INT8, {"config": ""}, "config.json is missing"),
+        (INT8, {"config": "[1]"}, "config.json: should hold a JSON object"),
+        (INT8[:-1], {}, "model.bin: cut off, or no CTranslate2 model"),
+        (
+            variable("decoder/layer_0/w", (2**31, 2**31), 1, 64),
+            {},
+            "model.bin: 'decoder/layer_0/w' has 64 bytes for [2147483648, 2147483648] of int8; build it again",
+        ),
+    ],
+)
+def test_ctranslate2_that_its_engine_could_not_load(
+    fetch: Callable, tmp_path: Path, weights: bytes, files: dict[str, str], message: str
+) -> None:
+    assert message in fetch(converted(tmp_path, weights, **files), "ct2")
+
+
+def test_integers_that_are_not_read_are_not_held_against_the_source(
+    tools_python: Path, call: Callable, tmp_path: Path
+) -> None:
+    ask = "import sys; from pathlib import Path; import fetch_prebuilt"
+    ask += "; print([fetch_prebuilt.gate_layout(Path(each), 'ct2') for each in sys.argv[1:]])"
+    folders = []
+    for dtype, nbytes in ((1, 64), (2, 128), (4, 128)):  # int8, int16, float16
+        (tmp_path / str(dtype)).mkdir()
+        folders.append(converted(tmp_path / str(dtype), variable("decoder/layer_0/w", (8, 8), dtype, nbytes)))
+    result = call(tools_python, "-c", ask, *folders, PYTHONPATH=str(REPO / "scripts"))
+    assert result.stdout == "['ct2', None, 'source']\n", result.stderr
 
 
 def test_ctranslate2_of_another_model(fetch: Callable, tmp_path: Path, demo: Path) -> None:
