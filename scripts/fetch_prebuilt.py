@@ -23,7 +23,7 @@ from scoring import quality_gate
 
 VOCABULARY = "vocabulary.json"  # the engine takes tokens by it; older converters wrote others
 CT2_FILES = ("model.bin", "config.json", VOCABULARY)
-QUANTIZE_CONFIG = "quantize_config.json"  # where auto-gptq read what transformers has in config.json
+QUANTIZE_CONFIG = "quantize_config.json"  # where auto-gptq reads what the others have in config.json
 MAX_WORD = 100  # letters
 PARAMETERS = ("bits", "w_bit", "group_size", "q_group_size", "sym", "desc_act", "zero_point", "version")
 
@@ -61,9 +61,17 @@ def of_hub(name: str, revision: str, layout: str) -> tuple[dict[str, Path], dict
 def quantization(folder: Path, layout: str) -> dict[str, Any]:
     """What a GPTQ or AWQ folder says of its weights. Raises `UserError` where that is another layout."""
     found = shards.read_config(folder / "config.json").get("quantization_config")
-    if found is None and (folder / QUANTIZE_CONFIG).is_file():
-        found = {"quant_method": "gptq"} | shards.read_json(folder / QUANTIZE_CONFIG)
-    method = found.get("quant_method") if isinstance(found, dict) else None
+    if not isinstance(found, dict):
+        raise UserError(
+            f"{folder}: its config.json has no quantization_config; where {QUANTIZE_CONFIG} says it, put that there"
+        )
+    if (folder / QUANTIZE_CONFIG).is_file():
+        other = shards.read_json(folder / QUANTIZE_CONFIG)
+        if wrong := [name for name in PARAMETERS if name in found and name in other and found[name] != other[name]]:
+            raise UserError(
+                f"{folder}: config.json and {QUANTIZE_CONFIG} name another {wrong[0]}; one of them is wrong"
+            )
+    method = found.get("quant_method")
     if method != layout:
         raise UserError(f"{folder}: its quantization_config says {method!r}, not {layout!r}; name its own layout")
     return found
@@ -94,11 +102,11 @@ def check_ct2(folder: Path, options: Namespace) -> dict[str, Any]:
     config = shards.read_config(options.model / "config.json")
     embeddings = variables.get("decoder/embeddings/weight")
     layers = {name.split("/")[1] for name in variables if name.startswith("decoder/layer_")} - {"layer_norm"}
-    found = (*(embeddings.shape if embeddings else ()), len(layers))
-    expected = (config["vocab_size"], config["hidden_size"], config["num_hidden_layers"])
-    if found != expected:
+    found = [*(embeddings.shape if embeddings else ()), len(layers)]
+    expected = [config.get(name) for name in ("vocab_size", "hidden_size", "num_hidden_layers")]  # GPT-2 has others
+    if len(found) != 3 or any(mine not in (None, theirs) for mine, theirs in zip(expected, found, strict=True)):
         raise UserError(
-            f"{folder}: is another model: vocabulary, width and layers are {list(found)}, this model's {list(expected)}"
+            f"{folder}: is another model: vocabulary, width and layers are {found}, this model's {expected}"
         )
     shards.read_json(folder / "config.json")  # the engine reads it
     if not (folder / VOCABULARY).is_file():

@@ -129,7 +129,8 @@ def refused(fetch: Callable, tmp_path: Path, config: dict[str, Any], tensors: An
         ({"quantization_config": QUANTIZATION | {"group_size": -5}}, "its config names 4 bits and groups of -5; both"),
         ({"quantization_config": QUANTIZATION | {"group_size": 10**30}}, "its config names 4 bits and groups of 10000"),
         ({"quantization_config": {"quant_method": "awq"}}, "its quantization_config says 'awq', not 'gptq'"),
-        ({"quantization_config": None}, "its quantization_config says None, not 'gptq'"),
+        ({"quantization_config": None}, "its config.json has no quantization_config; where quantize_config.json says"),
+        ({"quantization_config": [1]}, "its config.json has no quantization_config; where quantize_config.json says"),
     ],
 )
 def test_a_config_that_is_not_this_models(
@@ -210,6 +211,13 @@ def test_a_manifest_beside_it_without_hashes(fetch: Callable, tmp_path: Path, re
     theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, packed())
     (theirs / "quantmill.json").write_text(json.dumps({"source": {}, "files": recorded}))
     assert "quantmill.json: names no files with their hashes; remove it" in fetch(theirs)
+
+
+def test_two_configs_that_disagree(fetch: Callable, tmp_path: Path) -> None:
+    """auto-gptq reads the one, everybody else the other."""
+    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, packed())
+    (theirs / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": 64}))
+    assert "config.json and quantize_config.json name another group_size; one of them is wrong" in fetch(theirs)
 
 
 def test_pickled_weights(fetch: Callable, tmp_path: Path) -> None:
@@ -296,6 +304,12 @@ def test_ctranslate2_that_its_engine_could_not_load(
     fetch: Callable, tmp_path: Path, weights: bytes, files: dict[str, str], message: str
 ) -> None:
     assert message in fetch(converted(tmp_path, weights, **files), "ct2")
+
+
+def test_ctranslate2_of_a_model_with_other_names_for_its_sizes(fetch: Callable, model: Path, tmp_path: Path) -> None:
+    """GPT-2 says n_embd and n_layer."""
+    (model / "config.json").write_text(json.dumps({"model_type": "gpt2", "vocab_size": VOCABULARY}))
+    fetch(converted(tmp_path, INT8), "ct2", good=True)
 
 
 def test_integers_that_are_not_read_are_not_held_against_the_source(
