@@ -29,7 +29,7 @@ INTERPRETERS = config["interpreters"] if isinstance(config.get("interpreters"), 
 VARIANTS = {
     name: variant.get("format")
     for name, variant in (config["variants"] if isinstance(config.get("variants"), dict) else {}).items()
-    if isinstance(variant, dict)
+    if isinstance(name, str) and isinstance(variant, dict)
 }
 ENVS = [pins.stem for pins in sorted((CHECKOUT / "envs").glob("*.txt"))]
 REGISTRY = cells.Registry(FORMATS, ENGINES, ENVS)
@@ -90,8 +90,9 @@ def resource_limit(resource):
 
 
 def device_here():
-    """What device `auto` means where jobs run on this machine; `auto` where a cluster's jobs run on others."""
-    if resource_limit("_nodes") is not None:
+    """What device `auto` means where jobs run on this machine; `auto` where a cluster's jobs run on others, each of which
+    reads this file too and may have no card."""
+    if resource_limit("_nodes") is not None or not workflow.is_main_process:
         return "auto"
     try:
         return "cpu" if ctypes.CDLL("libcuda.so.1").cuInit(0) else "cuda"

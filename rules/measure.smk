@@ -162,7 +162,7 @@ rule quality:
     priority: 1000
     threads: 8
     resources:
-        gpu=1,
+        gpu=lambda wc: cell(wc).gpus,
         mem_mb=scoring_memory,
         runtime=scoring_minutes,
     params:

@@ -17,12 +17,14 @@ from typing import Any
 from checkpoint import ctranslate2_bin, same_model, shards
 from checkpoint.selection import select
 from common import hub, manifest
-from common.program import UserError, parser, run
+from common.program import UserError, parser, printable, run
 from common.publish import MANIFEST, place, publish
 from scoring import quality_gate
 
-CT2_FILES = ("model.bin", "config.json", "vocabulary.json", "vocabulary.txt", "shared_vocabulary.json")
-QUANTIZE_CONFIG = "quantize_config.json"  # where auto-gptq read what transformers has in config.json
+VOCABULARY = "vocabulary.json"  # the engine takes tokens by it; older converters wrote others
+CT2_FILES = ("model.bin", "config.json", VOCABULARY)
+QUANTIZE_CONFIG = "quantize_config.json"  # where auto-gptq reads what the others have in config.json
+MAX_WORD = 100  # letters
 PARAMETERS = ("bits", "w_bit", "group_size", "q_group_size", "sym", "desc_act", "zero_point", "version")
 
 
@@ -36,9 +38,11 @@ def of_folder(folder: Path, layout: str) -> tuple[dict[str, Path], dict[str, Any
         files = [*found.files, *filter(None, [found.index()]), *found.others()]
         files += [path for path in [folder / QUANTIZE_CONFIG] if path.is_file()]
     if (folder / MANIFEST).is_file():
-        recorded = manifest.read(folder)["files"]
+        recorded = manifest.read(folder).get("files")
+        if not isinstance(recorded, dict) or not all(isinstance(each, dict) for each in recorded.values()):
+            raise UserError(f"{folder / MANIFEST}: names no files with their hashes; remove it")
         for file in files:
-            if file.name in recorded and manifest.sha256(file) != recorded[file.name]["sha256"]:
+            if file.name in recorded and manifest.sha256(file) != recorded[file.name].get("sha256"):
                 raise UserError(f"{file}: has not the SHA-256 that {MANIFEST} beside it names; fetch it again")
     return {file.name: file for file in files}, {"kind": "path", "path": str(folder), "commit": None}
 
@@ -57,9 +61,17 @@ def of_hub(name: str, revision: str, layout: str) -> tuple[dict[str, Path], dict
 def quantization(folder: Path, layout: str) -> dict[str, Any]:
     """What a GPTQ or AWQ folder says of its weights. Raises `UserError` where that is another layout."""
     found = shards.read_config(folder / "config.json").get("quantization_config")
-    if found is None and (folder / QUANTIZE_CONFIG).is_file():
-        found = {"quant_method": "gptq"} | shards.read_json(folder / QUANTIZE_CONFIG)
-    method = found.get("quant_method") if isinstance(found, dict) else None
+    if not isinstance(found, dict):
+        raise UserError(
+            f"{folder}: its config.json has no quantization_config; where {QUANTIZE_CONFIG} says it, put that there"
+        )
+    if (folder / QUANTIZE_CONFIG).is_file():
+        other = shards.read_json(folder / QUANTIZE_CONFIG)
+        if wrong := [name for name in PARAMETERS if name in found and name in other and found[name] != other[name]]:
+            raise UserError(
+                f"{folder}: config.json and {QUANTIZE_CONFIG} name another {wrong[0]}; one of them is wrong"
+            )
+    method = found.get("quant_method")
     if method != layout:
         raise UserError(f"{folder}: its quantization_config says {method!r}, not {layout!r}; name its own layout")
     return found
@@ -78,7 +90,7 @@ def check_packed(folder: Path, options: Namespace) -> dict[str, Any]:
     stored = same_model.check_packed(folder, options.layout, words, shards.find(options.model))
     table = stored["model.embed_tokens.weight"].nbytes if "lm_head.weight" in stored else 0
     return {
-        "parameters": {name: words[name] for name in PARAMETERS if name in words},
+        "parameters": {name: words[name] for name in PARAMETERS if name in words and is_plain(words[name])},
         "weight_files": [file.name for file in found.files],
         "weight_bytes_per_token": sum(tensor.nbytes for tensor in stored.values()) - table,
     }
@@ -90,13 +102,17 @@ def check_ct2(folder: Path, options: Namespace) -> dict[str, Any]:
     config = shards.read_config(options.model / "config.json")
     embeddings = variables.get("decoder/embeddings/weight")
     layers = {name.split("/")[1] for name in variables if name.startswith("decoder/layer_")} - {"layer_norm"}
-    found = (*(embeddings.shape if embeddings else ()), len(layers))
-    expected = (config["vocab_size"], config["hidden_size"], config["num_hidden_layers"])
-    if found != expected:
+    found = [*(embeddings.shape if embeddings else ()), len(layers)]
+    expected = [config.get(name) for name in ("vocab_size", "hidden_size", "num_hidden_layers")]  # GPT-2 has others
+    if len(found) != 3 or any(mine not in (None, theirs) for mine, theirs in zip(expected, found, strict=True)):
         raise UserError(
-            f"{folder}: is another model: vocabulary, width and layers are {list(found)}, this model's {list(expected)}"
+            f"{folder}: is another model: vocabulary, width and layers are {found}, this model's {expected}"
         )
-    words, ours = vocabulary(folder), same_model.tokens(options.model / same_model.TOKENIZER)
+    shards.read_json(folder / "config.json")  # the engine reads it
+    if not (folder / VOCABULARY).is_file():
+        raise UserError(f"{folder}: holds no {VOCABULARY}; convert the model with CTranslate2 4")
+    words = shards.read_list(folder / VOCABULARY, same_model.MAX_TOKENIZER)
+    ours = same_model.tokens(options.model / same_model.TOKENIZER)
     if ours:
         same_model.check_tokens(folder, {number: words[number] for number in ours if number < len(words)}, ours)
     types = sorted({variable.dtype for variable in variables.values() if len(variable.shape) == 2})
@@ -107,30 +123,26 @@ def check_ct2(folder: Path, options: Namespace) -> dict[str, Any]:
     }
 
 
-def vocabulary(folder: Path) -> list[str]:
-    """The tokens of a CTranslate2 folder, by id. Raises `UserError` where it has none."""
-    for name in CT2_FILES[2:]:
-        path = folder / name
-        if path.is_file():
-            as_json = name.endswith(".json")
-            limit = same_model.MAX_TOKENIZER
-            return shards.read_list(path, limit) if as_json else path.read_bytes()[:limit].decode().split("\n")
-    raise UserError(f"{folder}: holds no vocabulary.json; it is no CTranslate2 model")
-
-
-def gate_layout(folder: Path, layout: str) -> str:
-    """The module of scripts/layouts that reads the weights; those that are not quantized are the source's own."""
+def gate_layout(folder: Path, layout: str) -> str | None:
+    """The module of scripts/layouts that reads the weights; those that are not quantized are the source's own. None of
+    integers that we do not read."""
     if layout != "ct2":
         return layout
     variables = ctranslate2_bin.read(folder / "model.bin").values()
-    return "ct2" if any(variable.dtype == "int8" for variable in variables) else "source"
+    integers = {variable.dtype for variable in variables if len(variable.shape) == 2 and "int" in variable.dtype}
+    return "source" if not integers else "ct2" if integers == {"int8"} else None
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a stranger's parameter is one that the report can show: a number, yes or no, or a short word."""
+    return isinstance(value, int) or (isinstance(value, str) and len(value) <= MAX_WORD and value.isprintable())
 
 
 def tool(words: Mapping[str, Any]) -> str:
     """What built an artifact, as far as it says so."""
     meta = words.get("meta")
     named = meta.get("quantizer") if isinstance(meta, dict) else None
-    return ", ".join(map(str, named))[:100] if isinstance(named, list) and named else "unknown"
+    return printable(", ".join(map(str, named))[:MAX_WORD]) if isinstance(named, list) and named else "unknown"
 
 
 def main() -> None:
@@ -156,8 +168,11 @@ def main() -> None:
         folder.mkdir()
         for name, path in files.items():
             place(path, folder / name)
-        facts = (check_ct2 if options.layout == "ct2" else check_packed)(folder, options)
-        words = {} if options.layout == "ct2" else quantization(folder, options.layout)
+        try:
+            facts = (check_ct2 if options.layout == "ct2" else check_packed)(folder, options)
+            words = {} if options.layout == "ct2" else quantization(folder, options.layout)
+        except UserError as error:  # where it came from: this folder is gone when the line is read
+            raise UserError(str(error).replace(str(folder), options.artifact)) from None
         layout = gate_layout(folder, options.layout)
         gate = quality_gate.check(folder, options.engine, layout, options.device, options, options.engine_python)
         hashes = {name: manifest.sha256(folder / name) for name in facts["weight_files"]}

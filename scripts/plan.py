@@ -70,6 +70,11 @@ def text_bytes(text: str | Mapping[str, Any]) -> int | None:
     return HUB_TEXTS.get(text["hub"]) if isinstance(text, Mapping) else Path(text).stat().st_size
 
 
+def hub_artifacts(model: Mapping[str, Any]) -> list[str]:
+    """Somebody else's artifacts that come from the hub, which nobody has asked how large they are."""
+    return [name for name, words in model["prebuilt"].items() if "hub" in words]
+
+
 def tokens(text: str | Mapping[str, Any]) -> int | None:
     """Tokens of a text of the config, at most; None where it is of the hub and not known."""
     nbytes = text_bytes(text)
@@ -232,7 +237,8 @@ def main() -> None:
     origins = {name: origin(model, ARTIFACTS / name) for name, model in study["models"].items()}
     rows = study_rows(listed, costs, origins)
     show(rows, origins, listed["jobs"])
-    complete = all(not found.why for found in origins.values())
+    fetched = [f"artifacts/{name}/{each}" for name, model in study["models"].items() for each in hub_artifacts(model)]
+    complete = all(not found.why for found in origins.values()) and not {*fetched} & {*listed["left"]}
     need, download = peak(rows, origins), sum(found.download for found in origins.values())
     free = int(options.disk * 1e9) if options.disk is not None else shutil.disk_usage(nearest_folder(ARTIFACTS)).free
     seconds = [each for row in rows for each in row.seconds]

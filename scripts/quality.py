@@ -134,6 +134,13 @@ def summarise(positions: dict[str, np.ndarray], text: teacher_forcing.Text, prot
     }
 
 
+def write_positions(out: Path, positions: dict[str, np.ndarray]) -> None:
+    """Write the values of every position beside the result, those that the engine tells."""
+    kinds = {"top1": np.bool_, "nll": np.float32, "kld": np.float32, "delta_p": np.float32}
+    with publish(out.with_suffix(".npz")) as partial, partial.open("wb") as file:
+        np.savez(file, **{name: positions[name].astype(kinds[name]) for name in kinds if name in positions})
+
+
 def read_reference(options: Any, device: str, threads: int) -> AbstractContextManager[reference.Logits]:
     """The reference's logits, from a file or from a process with so many threads."""
     if options.reference:
@@ -163,7 +170,14 @@ def main() -> None:
     threads = min(options.threads, cpu.available_threads())
     artifact = manifest.read(options.artifact)
     text = teacher_forcing.read_text(options.evaluation, options.protocol)
-    result = {"kind": "noise floor" if options.noise_floor else "quality", "metrics_version": METRICS_VERSION}
+    result = {
+        "kind": "noise floor" if options.noise_floor else "quality",
+        "metrics_version": METRICS_VERSION,
+        "artifact": artifact,
+        "engine": options.engine,
+        "options": options.options,
+        "gpus": options.gpus,
+    }
     changes, whole = {}, text.positions
     if options.noise_floor:
         dtype = engines.other_dtype(options.engine, device)
@@ -178,17 +192,16 @@ def main() -> None:
         chosen = options.options | changes
         engine = engines.load(options.engine, options.artifact, device, threads, options.gpus, **chosen)
         if not engine.capabilities & {"logits", "target_logprobs"}:
-            publish_json(options.out, result | {"summary": None, "reason": teacher_forcing.NO_PROBABILITIES})
+            write_positions(options.out, {})
+            protocol = {"perplexity": options.protocol}
+            reason = teacher_forcing.NO_PROBABILITIES
+            publish_json(options.out, result | {"protocol": protocol, "summary": None, "reason": reason})
             return
         if options.gate:
             alignment.examine(engine, options.artifact, text.ids, options.gate)
         whole_answer = "logits" in engine.capabilities
         positions = score(engine, text, logits, whole) if whole_answer else score_targets(engine, text)
     result |= {
-        "artifact": artifact,
-        "engine": options.engine,
-        "options": options.options,
-        "gpus": options.gpus,
         **summarise(positions, text, options.protocol),
         **({} if whole_answer else {"no_divergence": teacher_forcing.NO_LOGITS}),
         "compute_type": engine.compute_type,
@@ -197,9 +210,7 @@ def main() -> None:
         "peak_memory_bytes": cuda.used_bytes() if device == "cuda" else processes.peak_rss_bytes(engine.processes()),
     }
     if not options.noise_floor:
-        with publish(options.out.with_suffix(".npz")) as partial, partial.open("wb") as file:
-            kinds = {"top1": np.bool_, "nll": np.float32, "kld": np.float32, "delta_p": np.float32}
-            np.savez(file, **{name: positions[name].astype(kinds[name]) for name in kinds if name in positions})
+        write_positions(options.out, positions)
     publish_json(options.out, result)
 
 

@@ -72,6 +72,7 @@ def cell(column: Column, value: Any) -> str:
 def cells(row: Mapping[str, Any], reference: str) -> dict[str, str]:
     """A row of the table: heading -> cell. Some columns say more than their figure."""
     cuda = row["device_details"]["device"] == "cuda"  # a CPU's caches hold what its memory would have to
+    fraction = row["bandwidth_fraction"]  # None of an engine that does not tell what it reads
     more = {
         "format": {"format": f"`{label(row)}`"},
         "run": {},  # the label says it
@@ -79,7 +80,7 @@ def cells(row: Mapping[str, Any], reference: str) -> dict[str, str]:
         "tokens_per_second": {"tokens/s (95%)": speed(row), "other modes": other_modes(row)},
         "perplexity": {"perplexity": number(row["perplexity"])},
         "nll_difference": {"over the reference (95%, paired)": ratio_to_reference(row, reference)},
-        "bandwidth_fraction": {"of the bandwidth": f"{row['bandwidth_fraction']:.0%}" if cuda else MISSING},
+        "bandwidth_fraction": {"of the bandwidth": MISSING if fraction is None or not cuda else f"{fraction:.0%}"},
     }
     found: dict[str, str] = {}
     for column in shown_columns():

@@ -26,7 +26,7 @@ card.FOLDER = Path(sys.argv[1])
 card.hold(int(sys.argv[2]))
 print(os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
 child = "import os, sys; from devices import card; card.hold(int(sys.argv[1])); print(os.environ[card.HELD])"
-subprocess.run([sys.executable, "-c", child, sys.argv[2]], check=True)
+subprocess.run([sys.executable, "-c", child, os.environ.get("CHILD", sys.argv[2])], check=True)
 sys.stdin.read()
 """
 
@@ -88,6 +88,11 @@ def test_a_job_of_several_cards_has_them_all_or_waits(start) -> None:  # noqa: A
     four.kill()
     two.kill()
     assert cards(three) == ("GPU-0,GPU-1,GPU-2", "GPU-0,GPU-1,GPU-2")
+
+
+def test_a_process_of_a_job_that_wants_fewer_sees_no_more(start) -> None:  # noqa: ANN001
+    """Such as the reference, which runs beside what it is compared with."""
+    assert cards(start(2, CHILD="1")) == ("GPU-0,GPU-1", "GPU-0")
 
 
 def test_jobs_that_want_the_same_cards_in_another_order_do_not_wait_for_one_another(start) -> None:  # noqa: ANN001

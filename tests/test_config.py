@@ -228,6 +228,15 @@ def run(**words: Any) -> dict[str, Any]:
         ),
         ({"variants": {"v": {"format": "gptq-int4", "group_size": 7}}}, "variants.v.group_size: 7 is not one of"),
         ({"variants": {"v": {"format": "fp16", "bits": 3}}}, "variants.v: fp16 has no parameter 'bits'; it has none"),
+        ({"variants": {4: {"format": "gptq-int4"}}}, "variants: the name 4 is no text to YAML; put it in quotes"),
+        (
+            {"variants": {"noise-floor": {"format": "gptq-int4", "group_size": 32}}},
+            "variants.noise-floor: other files of Quantmill's have this name, or begin with it; choose another",
+        ),
+        ({"runs": {1: {"engine": "transformers", "formats": ["fp16"]}}}, "runs: the name 1 is no text to YAML; put"),
+        ({"models": demo(**{"gate.json": PREBUILT})}, "models.demo.prebuilt.gate.json: other files of Quantmill's"),
+        ({"models": demo(**{"latency-fp16": PREBUILT})}, "models.demo.prebuilt.latency-fp16: other files of Quantm"),
+        ({"models": {"a": {"source": "demo", "prebuilt": {7: PREBUILT}}}}, "models.a.prebuilt: the name 7 is no text"),
         ({"models": demo(fp16=PREBUILT)}, "models.demo.prebuilt.fp16: a format has this name; choose another"),
         ({"models": demo(x=PREBUILT | {"path": "no"})}, "models.demo.prebuilt.x: there is no folder no"),
         (
@@ -249,7 +258,7 @@ def test_what_this_machine_has() -> None:
     config = {"models": {"demo": {"source": "demo"}}, "formats": ["fp16"]} | run(engine="many", gpus=2)
     here = replace(REGISTRY, device="cuda", gpus=2)
     assert complete(config, SCHEMA, here)["runs"]["x"]["gpus"] == 2
-    with pytest.raises(ConfigError, match=r"runs.x.gpus: 2, and jobs may use 1; run with --resources gpu=2"):
+    with pytest.raises(ConfigError, match=r"runs.x.gpus: 2, and jobs may use 1; run with --resources gpu=2 hub=2"):
         complete(config, SCHEMA, replace(here, gpus=1))
     with pytest.raises(ConfigError, match=r"runs.x: many does not run on device cpu; leave it out"):
         complete(config, SCHEMA, replace(here, device="cpu"))

@@ -218,6 +218,8 @@ def test_what_an_engine_cannot_tell_is_empty_with_the_reason(harness: Callable, 
         assert positions.files == ["nll"]
     nothing = measure_quality(harness, tmp_path, {"tells": []}, "nothing.json")
     assert (nothing["summary"], nothing["reason"]) == (None, "its engine tells no probabilities of a given text")
+    with np.load(tmp_path / "nothing.npz") as positions:  # the workflow's rule has it among its outputs
+        assert positions.files == []
     result = harness("reference_logits", "none.npy", TARGETS)
     assert result.stderr.splitlines()[-1].startswith("error: engine fake tells no logits")
     timed = latency(harness, tmp_path, {"tells": []})

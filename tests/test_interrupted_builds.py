@@ -34,11 +34,13 @@ MLC_LLM = SCRIPTS + "from mlc import mlc_llm_tool\nmlc_llm_tool.version(sys.argv
 LATENCY = (
     SCRIPTS
     + """
-import argparse, pathlib
+import pathlib
 import latency
-sys.executable, sys.argv = sys.argv[1], ["latency.py"]
-out = pathlib.Path(sys.executable).with_name("latency.json")
-latency.measure_apart(argparse.Namespace(artifact=pathlib.Path("artifact"), out=out), "cpu", 0, None, [1])
+from timing import process
+process.COMMAND[0] = sys.argv[1]
+folder = pathlib.Path(sys.argv[1]).parent
+words = dict.fromkeys(process.Job.__dataclass_fields__, 0) | {"out": str(folder / "out.json"), "threads": [1]}
+latency.run_job(process.Job(**words), folder)
 """
 )
 ENDS = {

@@ -1,6 +1,7 @@
 """What jobs ask a scheduler for: memory and time, by a model's shape, against what recorded runs took."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -45,6 +46,28 @@ def test_jobs_say_what_they_take(checkout: Callable[[], Path]) -> None:
     assert len(asked) == 6
     untimed = {rule for rule, _, resources in jobs if "runtime=" not in resources}
     assert untimed <= silent | {"source", "tokens", "mlc_library"}
+
+
+def test_a_run_of_several_gpus_asks_for_them(checkout: Callable[[], Path]) -> None:
+    """Both of its jobs do; and a cluster's node without a card, which reads the config too, refuses nothing."""
+    root = checkout()
+    engine = 'ENGINES["many"] = Engine(env="torch", loads=("hf",), devices=("cuda",), many_gpus=True, options=None)\n'
+    (root / "rules/engines/many.smk").write_text(engine)
+    (root / "scripts/engines/many.py").write_text("")
+    (root / "study.yaml").write_text(
+        "models: {demo: {source: demo}}\nformats: [fp16]\nruns: {two: {engine: many, formats: [fp16], gpus: 2}}\n"
+    )
+    command = [REPO / ".venv/bin/snakemake", "--dry-run", "--configfile", "study.yaml"]
+    cuda = ["--config", "device=cuda", "--resources", "gpu=2"]
+    planned = subprocess.run([*command, *cuda], cwd=root, capture_output=True, text=True)
+    assert planned.returncode == 0, planned.stderr
+    jobs = re.findall(r"^rule (\w+):$(.*?)resources: .*?gpu=(\d)", planned.stdout, re.M | re.S)
+    assert {rule for rule, text, gpus in jobs if "cell=fp16@two" in text and gpus == "2"} == {"latency", "quality"}
+    assert {rule for rule, _, gpus in jobs if gpus == "2"} == {"latency", "quality"}
+    node = ["--mode", "remote", "--executor", "local", "--cores", "1", "--target-jobs", "source:model=demo"]
+    no_card = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    job = subprocess.run([*command, *node], cwd=root, capture_output=True, text=True, env=no_card)
+    assert job.returncode == 0, job.stderr
 
 
 def test_snakemake_takes_what_jobs_ask_for_it(checkout: Callable[[], Path]) -> None:

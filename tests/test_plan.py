@@ -244,6 +244,14 @@ def test_of_a_model_of_the_hub_only_the_config_is_fetched(plan: Callable) -> Non
     assert f"download: {wanted / 1e6:.1f} MB" in result.stdout
 
 
+def test_somebody_elses_artifact_of_the_hub_is_a_download_of_unknown_size(plan: Callable) -> None:
+    study = "formats: [fp16]\nmodels: {m: {source: demo%s}}\n"
+    (plan.root / "study.yaml").write_text(study % ", prebuilt: {theirs: {layout: ct2, hub: acme/tiny}}")
+    assert "download: at least 0.0 MB" in plan("study.yaml", "--disk", "1").stdout
+    (plan.root / "study.yaml").write_text(study % "")
+    assert "download: 0.0 MB" in plan("study.yaml", "--disk", "1").stdout
+
+
 def test_what_nobody_said_is_unknown_and_not_another_format(plan: Callable) -> None:
     rule = (plan.root / "rules/formats/fp16.smk").read_text().split("rule fp16:")[1]
     registration = 'FORMATS["mine"] = Format(layout="hf", engine="transformers", env="tools")\n\n\nrule mine:'

@@ -1,6 +1,7 @@
 """Somebody else's artifact: taken where it is this model's, refused in one line where it is not."""
 
 import json
+import struct
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import REPO
 from hub_server import Fault, Repository, serve
 from test_layouts import save_file
 
@@ -122,8 +124,13 @@ def refusal(fetch: Callable, tmp_path: Path, config: dict[str, Any], tensors: An
             f"its {LAYER}.scales is [2, 16]; 4 bits and groups of 64, its config's, make [1, 16] of this model's layer",
         ),
         ({"quantization_config": QUANTIZATION | {"bits": "4"}}, "its config names '4' bits and groups of 32"),
+        ({"quantization_config": QUANTIZATION | {"bits": True}}, "its config names True bits and groups of 32; both"),
+        ({"quantization_config": QUANTIZATION | {"group_size": 0}}, "its config names 4 bits and groups of 0; both"),
+        ({"quantization_config": QUANTIZATION | {"group_size": -5}}, "its config names 4 bits and groups of -5; both"),
+        ({"quantization_config": QUANTIZATION | {"group_size": 10**30}}, "its config names 4 bits and groups of 10000"),
         ({"quantization_config": {"quant_method": "awq"}}, "its quantization_config says 'awq', not 'gptq'"),
-        ({"quantization_config": None}, "its quantization_config says None, not 'gptq'"),
+        ({"quantization_config": None}, "its config.json has no quantization_config; where quantize_config.json says"),
+        ({"quantization_config": [1]}, "its config.json has no quantization_config; where quantize_config.json says"),
     ],
 )
 def test_a_config_that_is_not_this_models(
@@ -153,6 +160,64 @@ def test_an_added_token_that_this_model_lacks(fetch: Callable, tmp_path: Path) -
     other = TOKENIZER | {"added_tokens": [{"id": 5, "content": "<pad>"}]}
     said = refusal(fetch, tmp_path, {}, tokenizer=other)
     assert "has another vocabulary: its token 5 is '<pad>', this model's None" in said
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"model": [1]},
+        {"model": {"vocab": 5}},
+        {"model": {"vocab": {"a": "x", "b": 1}}},
+        {"model": {"vocab": {"a": [1]}}},
+        {"model": {"vocab": [[], []]}},
+        {"model": {"vocab": [[1, 0.5]]}},
+        TOKENIZER | {"added_tokens": [5]},
+        TOKENIZER | {"added_tokens": [{"content": "x"}]},
+        TOKENIZER | {"added_tokens": [{"id": [1], "content": "x"}]},
+    ],
+)
+def test_a_tokenizer_that_is_none(fetch: Callable, tmp_path: Path, content: Any) -> None:
+    said = refusal(fetch, tmp_path, {}, tokenizer=content)
+    assert (
+        said == f"error: {tmp_path}/theirs/tokenizer.json: its tokens are not texts with numbers; download it again\n"
+    )
+
+
+def test_a_norm_that_is_packed_like_a_matrix(fetch: Callable, tmp_path: Path) -> None:
+    other = pack() | {"model.norm.qweight": np.zeros((8, 8), np.int32)}
+    said = refusal(fetch, tmp_path, {}, other)
+    assert said.startswith(f"error: {tmp_path}/theirs: holds model.norm.qweight, and this model's model.norm.weight is")
+
+
+def test_autoawqs_older_name_of_the_group_size(fetch: Callable, tmp_path: Path) -> None:
+    words = {"quant_method": "awq", "w_bit": 4, "q_group_size": GROUP}
+    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": words}, pack("awq"))
+    fetch(theirs, "awq", good=True)
+
+
+def test_parameters_that_no_report_can_show_are_left_out(fetch: Callable, tmp_path: Path) -> None:
+    """The page refuses NaN, for one, and no row would be shown."""
+    words = {"sym": float("nan"), "desc_act": {"a": [1]}, "version": "x" * 1000, "zero_point": True}
+    words["meta"] = {"quantizer": ["gptqmodel:4.0", "\x1b[31m"]}
+    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION | words}, pack())
+    fetch(theirs, good=True)
+    content = json.loads((tmp_path / "out/quantmill.json").read_text())
+    assert content["parameters"] == {"bits": 4, "group_size": GROUP, "zero_point": True}
+    assert content["tool"] == "gptqmodel:4.0, \\x1b[31m"
+
+
+@pytest.mark.parametrize("recorded", [["model.safetensors"], {"model.safetensors": 3}, None])
+def test_a_manifest_beside_it_without_hashes(fetch: Callable, tmp_path: Path, recorded: Any) -> None:
+    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, pack())
+    (theirs / "quantmill.json").write_text(json.dumps({"source": {}, "files": recorded}))
+    assert "quantmill.json: names no files with their hashes; remove it" in fetch(theirs)
+
+
+def test_two_configs_that_disagree(fetch: Callable, tmp_path: Path) -> None:
+    """auto-gptq reads the one, everybody else the other."""
+    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, pack())
+    (theirs / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": 64}))
+    assert "config.json and quantize_config.json name another group_size; one of them is wrong" in fetch(theirs)
 
 
 def test_pickled_weights(fetch: Callable, tmp_path: Path) -> None:
@@ -188,6 +253,76 @@ def test_an_artifact_of_the_hub(tools_python: Path, call: Callable, model: Path,
         result = call(tools_python, *[*command[:2], tmp_path / "again", *command[3:]], **cache)
     assert "model.safetensors came with other bytes than the hub's hash says" in result.stderr
     assert not (tmp_path / "again").exists()
+
+
+def text(word: str) -> bytes:
+    return struct.pack("<H", len(word) + 1) + word.encode() + b"\0"
+
+
+def variable(name: str, shape: tuple[int, ...], dtype: int, nbytes: int) -> bytes:
+    """An array of zeros as CTranslate2's model.bin holds it."""
+    head = text(name) + struct.pack(f"<B{len(shape)}I", len(shape), *shape)
+    return head + struct.pack("<BI", dtype, nbytes) + bytes(nbytes)
+
+
+def converted(tmp_path: Path, weights: bytes, **files: str) -> Path:
+    """A CTranslate2 folder of this model, whose one layer holds `weights`."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    embeddings = variable("decoder/embeddings/weight", (VOCABULARY, INPUTS), 0, VOCABULARY * INPUTS * 4)
+    head = struct.pack("<I", 6) + text("x") + struct.pack("<II", 1, 2)
+    (theirs / "model.bin").write_bytes(head + embeddings + weights)
+    for name, content in ({"config": "{}", "vocabulary": '["a", "b", "c", "d", "e"]'} | files).items():
+        if content:
+            (theirs / f"{name}.json").write_text(content)
+    return theirs
+
+
+INT8 = variable("decoder/layer_0/w", (8, 8), 1, 64)
+
+
+def test_ctranslate2_of_this_model(fetch: Callable, tmp_path: Path) -> None:
+    fetch(converted(tmp_path, INT8), "ct2", good=True)
+
+
+@pytest.mark.parametrize(
+    ("weights", "files", "message"),
+    [
+        (INT8, {"vocabulary": "", "shared_vocabulary": '["a"]'}, "theirs: holds no vocabulary.json; convert the model"),
+        (INT8, {"vocabulary": '{"a": 1}'}, "vocabulary.json: should hold a JSON array"),
+        (INT8, {"config": ""}, "config.json is missing"),
+        (INT8, {"config": "[1]"}, "config.json: should hold a JSON object"),
+        (INT8[:-1], {}, "model.bin: cut off, or no CTranslate2 model"),
+        (
+            variable("decoder/layer_0/w", (2**31, 2**31), 1, 64),
+            {},
+            "model.bin: 'decoder/layer_0/w' has 64 bytes for [2147483648, 2147483648] of int8; build it again",
+        ),
+    ],
+)
+def test_ctranslate2_that_its_engine_could_not_load(
+    fetch: Callable, tmp_path: Path, weights: bytes, files: dict[str, str], message: str
+) -> None:
+    assert message in fetch(converted(tmp_path, weights, **files), "ct2")
+
+
+def test_ctranslate2_of_a_model_with_other_names_for_its_sizes(fetch: Callable, model: Path, tmp_path: Path) -> None:
+    """GPT-2 says n_embd and n_layer."""
+    (model / "config.json").write_text(json.dumps({"model_type": "gpt2", "vocab_size": VOCABULARY}))
+    fetch(converted(tmp_path, INT8), "ct2", good=True)
+
+
+def test_integers_that_are_not_read_are_not_held_against_the_source(
+    tools_python: Path, call: Callable, tmp_path: Path
+) -> None:
+    ask = "import sys; from pathlib import Path; import fetch_prebuilt"
+    ask += "; print([fetch_prebuilt.gate_layout(Path(each), 'ct2') for each in sys.argv[1:]])"
+    folders = []
+    for dtype, nbytes in ((1, 64), (2, 128), (4, 128)):  # int8, int16, float16
+        (tmp_path / str(dtype)).mkdir()
+        folders.append(converted(tmp_path / str(dtype), variable("decoder/layer_0/w", (8, 8), dtype, nbytes)))
+    result = call(tools_python, "-c", ask, *folders, PYTHONPATH=str(REPO / "scripts"))
+    assert result.stdout == "['ct2', None, 'source']\n", result.stderr
 
 
 def test_ctranslate2_of_another_model(fetch: Callable, tmp_path: Path, demo: Path) -> None:

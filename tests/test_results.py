@@ -71,6 +71,18 @@ def test_a_noise_floor_that_could_not_be_measured_says_why(tmp_path: Path) -> No
     assert row["missing"]["above_noise_floor"] == "one dtype"
 
 
+def test_a_quality_that_the_engine_does_not_tell_says_why(tmp_path: Path) -> None:
+    each = cell(tmp_path, "reference", 10, window_losses(0))
+    found = json.loads(Path(each["quality"]).read_text())
+    kept = {name: found[name] for name in ("kind", "metrics_version", "artifact", "protocol")}
+    Path(each["quality"]).write_text(json.dumps(kept | {"summary": None, "reason": "its engine tells none"}))
+    row = collect(tmp_path, each)["reference"]
+    assert (row["perplexity"], row["missing"]["perplexity"]) == (None, "its engine tells none")
+    assert row["tokens_per_second"] == 10
+    edit(f"{each['artifact']}/quantmill.json", lambda manifest: manifest["files"]["a"].update(sha256="34"))
+    assert collect(tmp_path, each)["reference"]["missing"]["perplexity"].endswith("another build; run again")
+
+
 def test_what_is_within_the_noise_is_a_tie_however_narrow_the_interval(tmp_path: Path) -> None:
     rows = collect(
         tmp_path,

@@ -1,5 +1,6 @@
 """The tables of README.md and results/*/README.md: written between markers, and found out when they drift."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -42,6 +43,21 @@ def test_the_short_table_has_six_of_the_long_tables_columns(folder: Path) -> Non
     assert [row[0] for row in long][:2] == ["`fp16`", "`ct2-int8`"]
     text = (folder / "page.md").read_text()
     assert text.startswith(f"before\n{BEGIN}") and text.endswith(f"\n{END}after\n")
+
+
+def test_an_engine_that_does_not_tell_what_it_reads(folder: Path) -> None:
+    """On a GPU, where the share of the bandwidth is shown."""
+    path = folder / "results/demo/results.json"
+    content = json.loads(path.read_text())
+    for row in content["rows"]:
+        row["device_details"]["device"] = "cuda"
+    content["rows"][1]["bandwidth_fraction"] = None
+    path.write_text(json.dumps(content))
+    result = update(folder)
+    assert result.returncode == 0, result.stderr
+    heading, _, first, second, *_ = rows(folder)
+    place = heading.index("of the bandwidth")
+    assert first[place].endswith("%") and not second[place].endswith("%")
 
 
 def test_check_changes_nothing_and_fails_where_the_table_drifted(folder: Path) -> None:

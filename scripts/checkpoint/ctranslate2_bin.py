@@ -5,6 +5,7 @@ name and revision, then the variables (name, rank, dimensions, dtype, bytes, dat
 """
 
 import math
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from common.program import UserError
 
 VERSION = 6
 DTYPES = {0: "float32", 1: "int8", 2: "int16", 3: "int32", 4: "float16", 5: "bfloat16"}
+BYTES = {"float32": 4, "int8": 1, "int16": 2, "int32": 4, "float16": 2, "bfloat16": 2}
 EMBEDDINGS = "decoder/embeddings/"
 HEAD = "decoder/projection/weight"
 
@@ -34,9 +36,10 @@ class Variable:
 
 
 def read(path: Path) -> dict[str, Variable]:
-    """Name -> `Variable`. Raises `UserError` where the file has another version or is cut off."""
+    """Name -> `Variable`. Raises `UserError` where the file has another version, is cut off, or contradicts itself."""
     try:
         with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
             (version,) = _unpack(file, "<I")
             if version != VERSION:
                 raise UserError(
@@ -50,10 +53,16 @@ def read(path: Path) -> dict[str, Variable]:
                 (rank,) = _unpack(file, "<B")
                 shape = _unpack(file, f"<{rank}I")
                 dtype, nbytes = _unpack(file, "<BI")
-                variables[name] = Variable(DTYPES.get(dtype, f"dtype {dtype}"), shape, file.tell(), nbytes)
-                file.seek(nbytes, 1)
+                found = Variable(DTYPES.get(dtype, f"dtype {dtype}"), shape, file.tell(), nbytes)
+                if nbytes != found.numel * BYTES.get(found.dtype, 0):
+                    raise UserError(
+                        f"{path}: {name!r:.80} has {nbytes} bytes for {list(shape)} of {found.dtype}; build it again"
+                    )
+                variables[name] = found
+                if file.seek(nbytes, 1) > size:
+                    raise EOFError
             return variables
-    except (struct.error, UnicodeDecodeError):
+    except (EOFError, struct.error, UnicodeDecodeError):
         raise UserError(f"{path}: cut off, or no CTranslate2 model; build it again") from None
 
 

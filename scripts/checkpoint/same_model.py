@@ -16,6 +16,7 @@ SIZES = (
 TOKENIZER = "tokenizer.json"
 MAX_TOKENIZER = 64 * 2**20  # bytes; those with 262,144 tokens and their merges take 33 MB
 MAX_VALUES = 8_000_000
+MAX_GROUP = 2**31  # no model has so many inputs, and a table of results holds no more than 64 bits
 CODE = "auto_map"  # names Python of the artifact's own
 
 
@@ -33,16 +34,25 @@ def check_config(artifact: Path, source: Path) -> None:
 
 
 def tokens(path: Path) -> dict[int, str] | None:
-    """The tokens of a tokenizer.json by id, added ones with them; None where there is no such file."""
+    """The tokens of a tokenizer.json by id, added ones with them; None where there is no such file.
+
+    Raises `UserError` where it holds something else.
+    """
     if not path.is_file():
         return None
     content = shards.read_json(path, MAX_TOKENIZER, MAX_VALUES)
-    vocabulary = (content.get("model") or {}).get("vocab") or {}
-    if isinstance(vocabulary, dict):
-        found = {number: token for token, number in vocabulary.items()}
-    else:  # Unigram: pairs of a token and its score, in the order of ids
-        found = {number: pair[0] for number, pair in enumerate(vocabulary)}
-    return found | {added["id"]: added["content"] for added in content.get("added_tokens") or []}
+    try:
+        vocabulary = (content.get("model") or {}).get("vocab") or {}
+        if isinstance(vocabulary, dict):
+            found = {number: token for token, number in vocabulary.items()}
+        else:  # Unigram: pairs of a token and its score, in the order of ids
+            found = {number: token for number, (token, _) in enumerate(vocabulary)}
+        found |= {added["id"]: added["content"] for added in content.get("added_tokens") or []}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        found = {None: None}
+    if not all(type(number) is int and isinstance(token, str) for number, token in found.items()):
+        raise UserError(f"{path}: its tokens are not texts with numbers; download it again")
+    return found
 
 
 def check_tokens(artifact: Path, theirs: Mapping[int, str], ours: Mapping[int, str]) -> None:
@@ -62,9 +72,13 @@ def check_packed(artifact: Path, layout: str, quantization: Mapping[str, Any], s
     size that the config names are not those of the weights.
     """
     stored = shards.find(artifact).tensors()
-    bits, group = quantization.get("bits", quantization.get("w_bit")), quantization.get("group_size", -1)
-    if not isinstance(bits, int) or not isinstance(group, int) or bits < 1:
-        raise UserError(f"{artifact}: its config names {bits!r} bits and groups of {group!r}; both are numbers")
+    bits = quantization.get("bits", quantization.get("w_bit"))
+    group = quantization.get("group_size", quantization.get("q_group_size", -1))
+    if type(bits) is not int or type(group) is not int or bits < 1 or not (group == -1 or 0 < group < MAX_GROUP):
+        raise UserError(
+            f"{artifact}: its config names {bits!r:.60} bits and groups of {group!r:.60}; both are numbers from 1 on, "
+            "or -1 for groups of a whole column"
+        )
     for name, tensor in source.tensors().items():
         layer = name.removesuffix(".weight")
         if f"{layer}.qweight" not in stored:
@@ -74,6 +88,8 @@ def check_packed(artifact: Path, layout: str, quantization: Mapping[str, Any], s
                 shapes = f"{list(stored[name].shape)}, this model's {list(tensor.shape)}"
                 raise UserError(f"{artifact}: is another model: its {name} is {shapes}")
             continue
+        if len(tensor.shape) != 2:
+            raise UserError(f"{artifact}: holds {layer}.qweight, and this model's {name} is no matrix; name its own")
         outputs, inputs = tensor.shape
         groups = -(-inputs // group) if group > 0 else 1
         if layout == "gptq":

@@ -23,13 +23,17 @@ _locks: list[IO[str]] = []  # kept open, and so held, until the process ends
 def hold(count: int = 1) -> None:
     """Wait for `count` free cards of those visible; this process and those that it starts will see these alone.
 
-    To be called before anything initialises CUDA. Does nothing where NVML finds no card, and where the process that
-    started this one holds as many already. Raises `UserError` where fewer are visible. No job waits while it holds some
-    of its cards, so that no two wait for one another; who asks for many waits until so many are free at once.
+    To be called before anything initialises CUDA. Does nothing where NVML finds no card; where the process that started
+    this one holds as many already, they are the first of its. Raises `UserError` where fewer are visible. No job waits
+    while it holds some of its cards, so that no two wait for one another; who asks for many waits until so many are
+    free at once.
     """
     visible = visible_cards()
     held = os.environ.get(HELD, "").split(",")
-    if not visible or (set(held) <= set(visible) and len(held) >= count):
+    if not visible:
+        return
+    if set(held) <= set(visible) and len(held) >= count:
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ[HELD] = ",".join(held[:count])
         return
     if count > len(visible):
         raise UserError(f"{count} GPUs are asked for, and {len(visible)} are there ({', '.join(visible)}); lower gpus")

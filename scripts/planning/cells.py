@@ -1,6 +1,7 @@
 """Cells, the rows of a study: a model's artifact, run by its format's own engine (`FORMAT`) or as a run of the config
 says (`FORMAT@RUN`)."""
 
+import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import Any
 
 import jsonschema
 
-from planning.registry import Engine, Format, suggestion
+from planning.registry import TAKEN, Engine, Format, suggestion
 from planning.values import ConfigError
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -75,13 +76,20 @@ class Registry:
         )
 
 
+def check_name(where: str, name: str, others: Collection[str]) -> None:
+    """Raises `ConfigError` for an artifact's name that something else has."""
+    if name in others:
+        raise ConfigError(f"{where}: a format has this name; choose another")
+    if re.match(TAKEN, name):
+        raise ConfigError(f"{where}: other files of Quantmill's have this name, or begin with it; choose another")
+
+
 def check_variants(study: Mapping[str, Any], schema: Mapping[str, Any], registry: Registry) -> None:
     """Raises `ConfigError` for the first variant that is no other artifact of a format."""
     for name, variant in study["variants"].items():
         where = f"variants.{name}"
         base = variant["format"]
-        if name in registry.formats:
-            raise ConfigError(f"{where}: a format has this name; choose another")
+        check_name(where, name, registry.formats)
         if base not in registry.formats:
             raise ConfigError(f"{where}: unknown format {base!r}{suggestion(base, registry.formats)}")
         given = {key: value for key, value in variant.items() if key != "format"}
@@ -143,8 +151,7 @@ def check_prebuilt(name: str, model: Mapping[str, Any], study: Mapping[str, Any]
     """Raises `ConfigError` for the first prebuilt artifact of a model that has another's name, or is not there."""
     for each, prebuilt in model["prebuilt"].items():
         where = f"models.{name}.prebuilt.{each}"
-        if each in registry.formats or each in study["variants"]:
-            raise ConfigError(f"{where}: a format has this name; choose another")
+        check_name(where, each, (*registry.formats, *study["variants"]))
         if "path" not in prebuilt:
             continue
         path, file = Path(prebuilt["path"]), PREBUILT_FILES[prebuilt["layout"]]

@@ -50,10 +50,7 @@ def complete(config: Mapping[str, Any], schema: Mapping[str, Any], registry: Reg
     """The config with the schema's defaults filled in. Raises `ConfigError` for the first thing that cannot be."""
     check_values(config)
     present = {key: value for key, value in config.items() if value is not None}  # `key:` alone means its default
-    models = present.get("models")
-    for name in models if isinstance(models, dict) else ():
-        if not isinstance(name, str):
-            raise ConfigError(f"models: the name {name!r} is no text to YAML; put it in quotes")
+    check_names(present)
     filled = with_defaults(deepcopy(present), schema, schema)
     validator = jsonschema.Draft202012Validator(schema)
     errors = sorted(validator.iter_errors(filled), key=lambda error: (len(error.absolute_path), str(error.path)))
@@ -103,6 +100,22 @@ def complete(config: Mapping[str, Any], schema: Mapping[str, Any], registry: Reg
                 check_text(f"texts.{kind}", Path(text))
     cells.check_runs(filled, registry)
     return filled
+
+
+def check_names(config: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for a name that YAML takes for a number, say: schemas speak of text alone."""
+    models = config.get("models")
+    named = {key: config.get(key) for key in ("models", "variants", "runs")}
+    if isinstance(models, dict):
+        named |= {
+            f"models.{name}.prebuilt": model.get("prebuilt")
+            for name, model in models.items()
+            if isinstance(model, dict)
+        }
+    for where, names in named.items():
+        for name in names if isinstance(names, dict) else ():
+            if not isinstance(name, str):
+                raise ConfigError(f"{where}: the name {name!r} is no text to YAML; put it in quotes")
 
 
 def with_defaults(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any]) -> Any:

@@ -19,8 +19,8 @@ from reporting.results import failures
 FILES = Path(__file__).with_name("page_files")
 SCRIPTS = ("elements.js", "help.js", "notices.js", "verdict.js", "plots.js", "table.js", "details.js", "main.js")
 ORIGINS = (
-    *("source", "built by", "SHA-256 of sha256sum's lines for its files", "calibration text, SHA-256", "quality gate"),
-    *("libraries", "device", "latency", "quality"),
+    *("run by", "source", "built by", "SHA-256 of sha256sum's lines for its files", "calibration text, SHA-256"),
+    *("quality gate", "libraries", "device", "latency", "quality"),
 )
 MODE = ("refused", "differs", "tokens_per_second")  # of another way to decode
 PAGE_BYTES = 2_900_000  # of the page: details of models are left out beyond it
@@ -61,6 +61,7 @@ def provenance(row: Mapping[str, Any]) -> list[Any]:
     """What made a row's figures, in the order of `ORIGINS`."""
     artifact = row["artifact"] or {}
     return [
+        {name: row[name] or "none" for name in ("engine", "options", "gpus")},
         artifact.get("source"),
         {name: artifact.get(name) for name in ("tool", "tool_version", "parameters")},
         *(artifact.get(name) for name in ("files_sha256", "calibration_sha256", "gate")),

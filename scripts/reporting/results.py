@@ -92,9 +92,9 @@ def read_part(
     if name == "artifact":
         return manifest.read(path), None
     found = read(path, name.replace("_", " "))
-    if name == "noise_floor":
-        return (found, None) if found["summary"] else (None, found["reason"])
-    why = mismatch(cell, config, found)
+    why = None if name == "noise_floor" else mismatch(cell, config, found)
+    if not why and not found["summary"]:
+        why = found["reason"]
     return (None, why) if why else (found, None)
 
 

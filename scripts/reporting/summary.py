@@ -4,17 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common.program import printable
+from reporting.labels import label
 from reporting.numbers import MISSING, number, size
 
 BUDGET = 0.01  # of perplexity over the reference's, as the page's slider begins
 LINES = 8  # rows of the table, and verdicts; the page has all
 HEADINGS = ("", "tokens/s", "perplexity", "KL, nats", "bits/weight", "size", "")
 Row = Mapping[str, Any]
-
-
-def label(row: Row) -> str:
-    """FORMAT, or FORMAT@RUN."""
-    return row["format"] + (f"@{row['run']}" if row.get("run") else "")
 
 
 def is_tie(row: Row) -> bool:

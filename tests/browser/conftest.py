@@ -8,7 +8,7 @@ import math
 import resource
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,14 +132,27 @@ def write_cell(
 
 
 def build(
-    folder: Path, models: list[str], cells: list[dict[str, Any]], reference: str = "reference", addresses: int = -1
+    folder: Path,
+    models: list[str],
+    cells: list[dict[str, Any]],
+    reference: str = "reference",
+    addresses: int = -1,
+    pending: Sequence[str] = (),
 ) -> Path:
-    """The page of a study; `addresses`: bytes of them that making it may use."""
+    """The page of a study; `addresses`: bytes of them that making it may use; `pending`: files that are still to come,
+    while jobs run."""
     config = {"models": {model: {} for model in models}, "reference": reference, "perplexity": "gptq-2048"}
     (folder / "study.json").write_text(json.dumps({"config": config, "cells": cells, "options": "--cores 8"}))
-    command = [TOOLS, "scripts/report.py", folder / "study.json", folder / "report"]
+    command = [
+        TOOLS,
+        "scripts/report.py",
+        folder / "study.json",
+        folder / "report",
+        *(["--running"] if pending else []),
+    ]
     limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (addresses, addresses))  # noqa: E731
-    result = subprocess.run(command, cwd=REPO, capture_output=True, text=True, preexec_fn=limit)
+    pipes = {"input": json.dumps(list(pending)), "capture_output": True, "text": True}
+    result = subprocess.run(command, cwd=REPO, preexec_fn=limit, **pipes)
     assert result.returncode == 0, result.stderr
     return folder / "report" / "index.html"
 

@@ -33,7 +33,9 @@ def write(folder: Path) -> list[dict[str, Any]]:
     }
     eager = {"mode": "eager", "refused": None, "summary": dict.fromkeys(SUMMARY, 55.0)}
     edit(cells["again"]["latency"], lambda each: each.update(mode="captured", other_modes=[eager]))
-    cells["again"] |= {"format": "reference", "run": "graph"}
+    cells["again"] |= {"format": "reference", "run": "graph", "options": {"attn_implementation": "eager"}}
+    for part in ("latency", "quality"):
+        edit(cells["again"][part], lambda each: each.update(options={"attn_implementation": "eager"}))
     cells["own"]["engine"] = "quantmill-tvm"
     sway = lambda nll: [value + 20 * (-1) ** i for i, value in enumerate(nll)]  # noqa: E731
     edit(cells["even"]["quality"], lambda each: each["windows"].update(nll=sway(each["windows"]["nll"])))
@@ -270,6 +272,9 @@ def test_a_row_says_its_run_and_whose_work_it_is(only: Path, visit: Visit) -> No
     entry = page.locator("#provenance details", has_text="only/theirs")
     entry.locator("summary").click()
     expect(entry).to_contain_text("Not built here; fetched again by")
+    entry = page.locator("#provenance details", has_text="only/reference@graph")
+    entry.locator("summary").click()
+    expect(entry).to_contain_text("attn_implementationeager")
     prompt = page.locator("#details details", has_text="1. prompt")
     prompt.locator("summary").click()
     expect(prompt.locator(".sides > div")).to_have_count(5)
@@ -279,11 +284,11 @@ def test_a_page_that_is_still_being_filled_says_so_and_loads_itself_anew(
     only: Path, tmp_path: Path, visit: Visit
 ) -> None:
     cells = write(tmp_path)
-    cells[-1]["pending"] = ["latency", "noise_floor"]
-    page = visit(build(tmp_path, ["only"], cells))
+    pending = [cells[-1][part] for part in ("latency", "quality")]
+    page = visit(build(tmp_path, ["only"], cells, pending=pending))
     notice = page.locator("#notices .notice").first
     expect(notice).to_contain_text("Still running; this page fills itself in.")
-    expect(notice.locator("li")).to_have_text("only/theirs: latency, noise floor")
+    expect(notice.locator("li")).to_have_text("only/theirs: latency, quality")
     shutil.copy(only, tmp_path / "report" / "index.html")
     expect(page.locator("#notices .notice")).to_have_count(0, timeout=15_000)
     assert page.locator("meta[http-equiv=refresh]").count() == 0
