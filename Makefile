@@ -96,6 +96,7 @@ record: report
 	$(MAKE) readme
 
 readme:
+	$(BIN)/python scripts/write_schema.py
 	$(BIN)/python scripts/update_readme.py README.md results/demo --short
 	for run in $(RUNS); do $(BIN)/python scripts/update_readme.py $$run/README.md $$run || exit 1; done
 
