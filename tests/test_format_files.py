@@ -1,0 +1,123 @@
+"""A file of rules/formats that forgets something costs one line, at parse time."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import REPO
+
+FORMAT_FILE = """
+FORMATS["copy16"] = Format(layout="hf", engine="transformers", env="tools")
+
+
+rule copy16:
+    input:
+        env=environment("tools"),
+        source="artifacts/{model}/safetensors",
+    output:
+        directory("artifacts/{model}/{format}"),
+    wildcard_constraints:
+        format="copy16",
+    params:
+        program=program("build_fp16.py"),
+        python=python("tools"),
+    shell:
+        "{params.python:q} {params.program[0]} {input.source} {output}"
+"""
+
+
+@pytest.fixture(scope="module")
+def dry_run(call: Callable, checkout: Callable[[], Path]) -> Callable[[str], Any]:
+    """What Snakemake says to a study with the format of a rules/formats/copy.smk that holds this text."""
+    root = checkout()
+
+    def run(text: str) -> Any:
+        (root / "rules/formats/copy.smk").write_text(text)
+        snakemake = REPO / ".venv" / "bin" / "snakemake"
+        return call(snakemake, "-n", "report", "--config", "formats=[fp16,ct2-int8,copy16]", cwd=root)
+
+    return run
+
+
+def test_a_format_file_that_forgets_nothing(dry_run: Callable[[str], Any]) -> None:
+    result = dry_run(FORMAT_FILE)
+    assert result.returncode == 0, result.stderr
+    assert "artifacts/demo/quality/copy16.json" in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "line"),
+    [
+        (
+            'FORMATS["copy16"] = Format(layout="hf", engine="transformers", env="tools")',
+            "",
+            "config error: formats: unknown format 'copy16'; did you mean 'fp16'?",
+        ),
+        (
+            FORMAT_FILE[FORMAT_FILE.index("rule copy16") :],
+            "",
+            "error: format 'copy16': a rule that makes it is missing; its output is to be "
+            'directory("artifacts/{model}/copy16")',
+        ),
+        (
+            '    wildcard_constraints:\n        format="copy16",\n',
+            "",
+            "error: format 'ct2-int8': made by the rules copy16 and ct2; where an output has {format}, the rule's "
+            "wildcard_constraints say which formats it makes",
+        ),
+        (
+            'engine="transformers"',
+            'engine="transformer"',
+            "error: format 'copy16': no file registers its engine 'transformer'; did you mean 'transformers'?",
+        ),
+        (
+            'layout="hf"',
+            'layout="gguf"',
+            "error: format 'copy16': its engine transformers does not load the layout 'gguf'; known: hf",
+        ),
+        (
+            'env="tools"',
+            'env="tolls"',
+            "error: format 'copy16': the pins of its environment, envs/tolls.txt, are missing; did you mean 'tools'?",
+        ),
+        (
+            'environment("tools")',
+            'environment("tolls")',
+            "error: rules/formats/copy.smk: the pins of the environment 'tolls', envs/tolls.txt, are missing; "
+            "did you mean 'tools'?",
+        ),
+        (
+            'python("tools")',
+            'python("tolls")',
+            "error: rules/formats/copy.smk: the pins of the environment 'tolls', envs/tolls.txt, are missing; "
+            "did you mean 'tools'?",
+        ),
+        (
+            "build_fp16.py",
+            "build_copy16.py",
+            "error: rules/formats/copy.smk: the program scripts/build_copy16.py is missing",
+        ),
+        (
+            "engine=",
+            "engin=",
+            "error: rules/formats/copy.smk: Format knows no 'engin'; did you mean 'engine'?",
+        ),
+        (
+            ', engine="transformers"',
+            "",
+            "error: rules/formats/copy.smk: Format lacks 'engine'; write Format(layout=..., engine=..., env=...)",
+        ),
+        (
+            'FORMATS["copy16"]',
+            'FORMATS["Copy16"]',
+            "error: format 'Copy16': a name is small letters, digits, '.', '_' and '-'; rename it",
+        ),
+    ],
+)
+def test_a_format_file_that_forgets_something(dry_run: Callable[[str], Any], right: str, wrong: str, line: str) -> None:
+    assert right in FORMAT_FILE
+    result = dry_run(FORMAT_FILE.replace(right, wrong))
+    assert result.returncode == 1
+    told = [text for text in result.stderr.splitlines() if text and not text.startswith(("Using ", "Config file "))]
+    assert told == [line]
