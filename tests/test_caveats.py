@@ -115,11 +115,14 @@ def test_an_output_that_repeats_a_short_cycle_to_its_end_is_a_loop(
 def test_loops_of_the_recorded_demo_are_those_that_one_reads_in_its_texts() -> None:
     recorded = json.loads((REPO / "results/h200/demo/latency/ct2-int8.json").read_text())
     found = loops.of_result(recorded)
-    assert (found["prompts"], found["of"], found["first_token"]) == (1, 9, 76)
-    assert [(loop["prompt"], loop["token"], loop["period"]) for loop in found["loops"]] == [(2, 76, 6)]
-    ids = recorded["prompts"][1]["output_ids"]
-    assert ids[75:] == (ids[75:81] * 21)[:125]
-    assert ids[74] != ids[80]
+    assert (found["prompts"], found["of"], found["first_token"]) == (3, 9, 37)
+    named = [(loop["prompt"], loop["token"], loop["period"]) for loop in found["loops"]]
+    assert named == [(2, 76, 6), (6, 37, 9), (9, 94, 8)]
+    for prompt, token, period in named:
+        ids = recorded["prompts"][prompt - 1]["output_ids"]
+        begin = token - 1
+        assert ids[begin:] == (ids[begin : begin + period] * len(ids))[: len(ids) - begin]
+        assert ids[begin - 1] != ids[begin - 1 + period]
 
 
 STAYS = [*range(100, 150), *[1, 2] * 30]  # a loop from token 51 on

@@ -130,9 +130,8 @@ def check_runs(study: Mapping[str, Any], registry: Registry) -> None:
         if run["gpus"] > 1 and not engine.many_gpus:
             raise ConfigError(f"{where}.gpus: {run['engine']} uses one GPU; leave gpus out")
         if registry.gpus is not None and run["gpus"] > max(1, registry.gpus):
-            raise ConfigError(
-                f"{where}.gpus: {run['gpus']}, and jobs may use {registry.gpus}; run with --resources gpu={run['gpus']}"
-            )
+            more = f"run with --resources gpu={run['gpus']} hub=2"  # which replaces the profile's list
+            raise ConfigError(f"{where}.gpus: {run['gpus']}, and jobs may use {registry.gpus}; {more}")
         for format in run["formats"]:
             layouts = {registry.layout(format, study, model) for model in study["models"].values()} - {None}
             if not layouts:
