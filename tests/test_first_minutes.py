@@ -109,7 +109,8 @@ def test_the_page_fills_while_jobs_run(first_run: Run) -> None:
 
 
 def test_the_terminal_shows_jobs_and_ends_with_the_verdict_and_the_table(first_run: Run) -> None:
-    lines = first_run.terminal.replace("\r\n", "\n").split("\n")
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", first_run.terminal)  # without what erases the lines before
+    lines = shown.replace("\r\n", "\n").split("\n")
     assert re.search(r"^\d+ of \d+ steps, \d+ s", first_run.terminal, re.M)
     assert re.search(r"^  latency small fp16, \d+ s", first_run.terminal, re.M)
     assert "reason: " not in first_run.terminal  # Snakemake's full log
