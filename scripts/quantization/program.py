@@ -119,6 +119,7 @@ def build(
     device = devices.resolve(options.device)
     torch.manual_seed(options.seed)
     # its own choice is one thread a physical core, and sums over other pieces have other last bits
+    options.threads = min(options.threads, cpu.available_threads())
     torch.set_num_threads(options.threads)
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # autoawq takes whatever card it sees
