@@ -9,14 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from conftest import REPO
-from whole_results import collect_results, whole_cell, window_losses
+from whole_results import collect_results, set_rate, whole_cell, window_losses
 
-from metrics import METRICS_VERSION, latency
+from metrics import METRICS_VERSION
 from reporting import comparison
-from reporting.comparison import Limits, changes, rate_ratio
+from reporting.comparison import Limits, changes
 from reporting.numbers import MISSING
 
 Run = dict[str, Any]
@@ -59,10 +58,6 @@ def compare(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
-def set_rate(row: dict[str, Any], rate: float, low: float, high: float) -> None:
-    row |= {"tokens_per_second": rate, "tokens_per_second_low": low, "tokens_per_second_high": high}
-
-
 def verdicts(one: Run, other: Run, limits: Limits = DEFAULT) -> dict[str, str]:
     """Verdicts of the figures of int8, but those that are the same."""
     found = changes(one["rows"][1], other["rows"][1], limits)
@@ -76,38 +71,6 @@ def test_a_run_is_the_same_as_itself(before: Run, compare: Callable) -> None:
     assert len(lines) == 2 + 3  # nothing below the table
     assert all(line.rstrip("| ").endswith("same") for line in lines[2:])
     assert len({len(line) for line in lines}) == 1
-
-
-def test_the_interval_of_a_ratio_is_that_of_independent_runs() -> None:
-    half = 0.1  # of each interval, as logarithms
-    one, other = {}, {}
-    set_rate(one, 100, 100 * math.exp(-half), 100 * math.exp(half))
-    set_rate(other, 80, 80 * math.exp(-half), 80 * math.exp(half))
-    ratio, low, high = rate_ratio(one, other)
-    assert ratio == pytest.approx(0.8)
-    assert (low, high) == pytest.approx((0.8 * math.exp(-half * math.sqrt(2)), 0.8 * math.exp(half * math.sqrt(2))))
-    assert rate_ratio(other, one) == pytest.approx((1 / ratio, 1 / high, 1 / low))
-
-
-def test_equal_runs_are_seldom_called_different_and_slower_ones_nearly_always() -> None:
-    random = np.random.default_rng(0)
-
-    def measure(slower: float) -> dict[str, float]:
-        runs = []
-        for process in range(4):
-            speed = 1 + 0.02 * random.standard_normal()
-            for prompt in range(8):
-                seconds = slower * speed * (1 + 0.03 * random.standard_normal()) * np.arange(1, 11) / 100
-                runs.append(latency.Run(process, 0, prompt, tuple(seconds)))
-        row: dict[str, float] = {}
-        set_rate(row, *latency.tokens_per_second(runs))
-        return row
-
-    def count_slower(slower: float) -> int:
-        return sum(rate_ratio(measure(1), measure(slower))[2] < 1 for _ in range(100))
-
-    assert count_slower(1) <= 10  # 5 of 100 are expected on both sides together, where the intervals are right
-    assert count_slower(1.1) >= 90
 
 
 def test_noise_within_the_intervals_is_no_regression(before: Run, after: Run, compare: Callable) -> None:

@@ -265,7 +265,7 @@ def variable(name: str, shape: tuple[int, ...], dtype: int, nbytes: int) -> byte
     return head + struct.pack("<BI", dtype, nbytes) + bytes(nbytes)
 
 
-def converted(tmp_path: Path, weights: bytes, **files: str) -> Path:
+def write_ct2(tmp_path: Path, weights: bytes, **files: str) -> Path:
     """A CTranslate2 folder of this model, whose one layer holds `weights`."""
     theirs = tmp_path / "theirs"
     theirs.mkdir()
@@ -282,7 +282,7 @@ INT8 = variable("decoder/layer_0/w", (8, 8), 1, 64)
 
 
 def test_ctranslate2_of_this_model(fetch: Callable, tmp_path: Path) -> None:
-    fetch(converted(tmp_path, INT8), "ct2", good=True)
+    fetch(write_ct2(tmp_path, INT8), "ct2", good=True)
 
 
 @pytest.mark.parametrize(
@@ -303,13 +303,13 @@ def test_ctranslate2_of_this_model(fetch: Callable, tmp_path: Path) -> None:
 def test_ctranslate2_that_its_engine_could_not_load(
     fetch: Callable, tmp_path: Path, weights: bytes, files: dict[str, str], message: str
 ) -> None:
-    assert message in fetch(converted(tmp_path, weights, **files), "ct2")
+    assert message in fetch(write_ct2(tmp_path, weights, **files), "ct2")
 
 
 def test_ctranslate2_of_a_model_with_other_names_for_its_sizes(fetch: Callable, model: Path, tmp_path: Path) -> None:
     """GPT-2 says n_embd and n_layer."""
     (model / "config.json").write_text(json.dumps({"model_type": "gpt2", "vocab_size": VOCABULARY}))
-    fetch(converted(tmp_path, INT8), "ct2", good=True)
+    fetch(write_ct2(tmp_path, INT8), "ct2", good=True)
 
 
 def test_integers_that_are_not_read_are_not_held_against_the_source(
@@ -320,7 +320,7 @@ def test_integers_that_are_not_read_are_not_held_against_the_source(
     folders = []
     for dtype, nbytes in ((1, 64), (2, 128), (4, 128)):  # int8, int16, float16
         (tmp_path / str(dtype)).mkdir()
-        folders.append(converted(tmp_path / str(dtype), variable("decoder/layer_0/w", (8, 8), dtype, nbytes)))
+        folders.append(write_ct2(tmp_path / str(dtype), variable("decoder/layer_0/w", (8, 8), dtype, nbytes)))
     result = call(tools_python, "-c", ask, *folders, PYTHONPATH=str(REPO / "scripts"))
     assert result.stdout == "['ct2', None, 'source']\n", result.stderr
 

@@ -127,3 +127,7 @@ def collect_results(cells: list[Mapping[str, Any]]) -> dict[str, Any]:
     models = {each["model"]: {} for each in cells}
     config = {"reference": "reference", "models": models, "perplexity": "gptq-2048"}
     return json.loads(json.dumps(results.collect({"config": config, "cells": cells})))
+
+
+def set_rate(row: dict[str, Any], rate: float, low: float, high: float) -> None:
+    row |= {"tokens_per_second": rate, "tokens_per_second_low": low, "tokens_per_second_high": high}
