@@ -129,5 +129,7 @@ runs:
     assert (found["gptq-int4"]["group_size"], found["gptq-g32"]["group_size"]) == (128, 32)
     assert found["gptq-g32"]["bits_per_weight"] > found["gptq-int4"]["bits_per_weight"]
     assert found["gptq-g32"]["artifact"]["format"] == "gptq-g32"
-    built = re.findall(r"^rule quantize:\n(?:    .*\n)*?    wildcards: model=demo, format=([\w-]+)", said, re.MULTILINE)
+    built = re.findall(
+        r"^(?:local)?rule quantize:\n(?:    .*\n)*?    wildcards: model=demo, format=([\w-]+)", said, re.MULTILINE
+    )
     assert set(built) - {"autogptq-int4"} == {"gptq-g32"}  # the slow tests' demo holds auto-gptq's already
