@@ -57,10 +57,14 @@ def check_length(options: argparse.Namespace) -> None:
 
 
 def run_job(job: Job, folder: Path) -> dict[str, Any]:
-    """What a fresh process found. Where it fails, its own line says why."""
+    """What a fresh process found. Where it fails, its own line says why.
+
+    Its engine is told how many threads it has; the environment does not say otherwise.
+    """
     path = folder / "job.json"
     path.write_text(json.dumps(asdict(job)), encoding="utf-8")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (SCRIPTS, os.environ.get("PYTHONPATH"))))}
+    environment = {name: value for name, value in os.environ.items() if name not in cpu.THREAD_VARIABLES}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (SCRIPTS, os.environ.get("PYTHONPATH"))))
     with start_child([*process.COMMAND, path], env=environment) as child:
         status = child.wait()
     if status < 0:

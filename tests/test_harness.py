@@ -83,6 +83,14 @@ def test_a_way_to_decode_that_does_not_fit_costs_no_row(harness: Callable, tmp_p
 
 
 @pytest.mark.timing
+def test_threads_are_those_that_the_engine_is_told(
+    harness: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Snakemake exports its own number, which CTranslate2's MKL would take instead."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert latency(harness, tmp_path, {})["versions"]["OMP_NUM_THREADS"] == "unset"
+
+
 def test_known_delays_come_out_within_one_percent(harness: Callable, tmp_path: Path) -> None:
     options = ("--prompt-tokens", 80, 111, "--batch-sizes", 4)
     seconds = (30 + 60) * PREFILL + 2 * (NEW_TOKENS - 1) * STEP

@@ -12,6 +12,8 @@ import numpy as np
 
 COPY_BYTES = 256 * 2**20  # well beyond any cache
 REPEATS = 7
+# What schedulers and Snakemake's shell set for their own idea of a job. MKL obeys it and not what an engine is told.
+THREAD_VARIABLES = {f"{library}_NUM_THREADS" for library in ("OMP", "MKL", "OPENBLAS", "GOTO", "NUMEXPR")}
 VECTORS = ("avx", "fma", "f16c", "bmi", "sse", "asimd", "sve", "fp")  # x86 and Arm
 
 

@@ -7,6 +7,7 @@ logits are those of the last two tokens, so that a token more before a short pro
 """
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,4 +94,4 @@ class Engine(engines.Engine):
         return VOCAB * VOCAB * 8
 
     def versions(self) -> dict[str, str]:
-        return {"fake": "1"}
+        return {"fake": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "unset")}
