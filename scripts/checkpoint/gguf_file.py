@@ -104,8 +104,8 @@ def read(path: Path) -> Gguf:
     for tensor in found.values():
         if tensor.offset != padded:
             raise header.refuse(
-                f"{tensor.name} begins at byte {tensor.offset} of the tensors and not at {padded}, where the one before "
-                f"it ends: they overlap, leave a gap or are not aligned to {alignment}; refused"
+                f"{tensor.name} begins at byte {tensor.offset} of the tensors, not at {padded} behind the last one: "
+                f"they overlap, leave a gap or are not aligned to {alignment}; refused"
             )
         end = padded + tensor.nbytes
         padded = _up(end, alignment)
@@ -163,15 +163,22 @@ def _up(place: int, alignment: int) -> int:
     return -(-place // alignment) * alignment
 
 
+def parts(path: Path) -> list[Path]:
+    """All files of the model of which `path` is one. Raises `UserError` where one is missing."""
+    found = [path.with_name(name) for name in split_names(path.name)]
+    for each in found:
+        if not each.is_file():
+            what = f"is missing, one of {len(found)} files" if len(found) > 1 else "there is no such file"
+            raise UserError(f"{each}: {what}; download it")
+    return found
+
+
 def read_all(path: Path) -> Gguf:
     """What a model's file holds, or where it was split all its files; `path` is any of them.
 
     Raises `UserError` where `read` does, where one is missing, or where they are not parts of one model.
     """
-    paths = [path.with_name(name) for name in split_names(path.name)]
-    for each in paths:
-        if not each.is_file():
-            raise UserError(f"{each}: is missing, and {path.name} is one of {len(paths)} files; download it too")
+    paths = parts(path)
     first = read(paths[0])
     tensors: dict[str, Tensor] = {}
     for number, each in enumerate(paths):
