@@ -6,7 +6,7 @@ BIN := .venv/bin
 BOOTSTRAP := .venv/.complete
 RUNS := results/demo results/h200# each with a README.md that holds all columns of its table
 AUTOGPTQ = $$($(BIN)/python -c 'import sys; print("envs/autogptq" if sys.version_info[:2] == (3, 11) else "")')
-ENVS := bootstrap kubernetes tools torch gptqmodel autogptq mlc lm-eval browser
+ENVS := bootstrap kubernetes tools torch gptqmodel autogptq mlc llama_cpp lm-eval browser
 
 PYTEST := $(BIN)/python -m pytest
 # Two workers, each of which takes whole files; beside them no time is measured.

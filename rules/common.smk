@@ -24,6 +24,7 @@ from planning.values import ConfigError, check_file, is_plain
 
 FORMATS = {}  # name -> planning.registry.Format; filled by rules/formats/*.smk
 ENGINES = {}  # name -> planning.registry.Engine; filled by rules/engines/*.smk
+COMPILED = {}  # environment -> files that a rule compiles for it besides; filled by the files of its formats
 # formats' files ask for these before the config can be checked, which needs to know the formats
 INTERPRETERS = config["interpreters"] if isinstance(config.get("interpreters"), dict) else {}
 VARIANTS = {
@@ -184,9 +185,10 @@ def python(env):
     return INTERPRETERS.get(env, str(CHECKOUT / f"envs/{env}/bin/python"))
 
 
-def environment(env):
+def environment(env, compiled=True):
     """What a job takes as input so that its environment is there, and rebuilt when a pin changes."""
-    return [] if python(env) == INTERPRETERS.get(env) else [str(CHECKOUT / f"envs/{env}")]
+    built = [] if python(env) == INTERPRETERS.get(env) else [str(CHECKOUT / f"envs/{env}")]
+    return built + COMPILED.get(env, []) if compiled else built
 
 
 def intermediate(output):
@@ -217,12 +219,12 @@ def gate_input(wildcards):
     return [f"{model}/gate.json", f"{model}/tokens/evaluation.json", *environment("torch")]
 
 
-def gate_options(wildcards):
-    """The same, as flags of the program that builds."""
+def gate_options(wildcards, env="torch"):
+    """The same, as flags of the program that builds. env: the environment that reads the artifact's weights."""
     if not has_gate(wildcards):
         return []
     reference, evaluation, *_ = gate_input(wildcards)
-    options = ["--gate-reference", reference, "--gate-evaluation", evaluation, f"--gate-python={python('torch')}"]
+    options = ["--gate-reference", reference, "--gate-evaluation", evaluation, f"--gate-python={python(env)}"]
     return [*options, f"--gate-protocol={STUDY['perplexity']}", f"--gate-factor={STUDY['quality_gate']}"]
 
 

@@ -1,0 +1,17 @@
+"""llama.cpp's library through its Python binding, compiled for this machine (rules/formats/gguf.smk)."""
+
+KV = {"enum": ["f32", "f16", "bf16", "q8_0", "q4_0"]}
+
+ENGINES["llama_cpp"] = Engine(
+    env="llama_cpp",
+    loads=("gguf",),
+    many_gpus=True,
+    options={
+        "type_k": KV,
+        "type_v": KV,
+        "flash_attn": {"enum": ["auto", "on", "off"]},
+        "n_batch": {"type": "integer", "minimum": 1},
+        "n_ubatch": {"type": "integer", "minimum": 1},
+    },
+    costs=EngineCosts(cpu=160, weights=0, floor=900, cuda=500, logits=16, mapped=True),
+)

@@ -1,0 +1,169 @@
+"""GGUF: every type of llama.cpp by its own name, converted and quantized by llama.cpp's own programs."""
+
+GGUF_CONVERTED = {"f32": 32, "f16": 16, "bf16": 16}  # bits a weight
+GGUF_QUANTIZED = {
+    "q8_0": 8.5,
+    "q6_k": 6.57,
+    "q5_k_m": 5.67,
+    "q5_k_s": 5.52,
+    "q5_1": 6,
+    "q5_0": 5.5,
+    "q4_k_m": 4.83,
+    "q4_k_s": 4.57,
+    "q4_1": 5,
+    "q4_0": 4.55,
+    "iq4_nl": 4.5,
+    "iq4_xs": 4.3,
+    "q3_k_l": 4.22,
+    "q3_k_m": 3.89,
+    "q3_k_s": 3.5,
+    "iq3_m": 3.7,
+    "iq3_s": 3.5,
+    "iq3_xs": 3.3,
+    "iq3_xxs": 3.1,
+    "q2_k": 3.16,
+    "q2_k_s": 2.9,
+    "iq2_m": 2.7,
+    "iq2_s": 2.5,
+    "iq2_xs": 2.3,
+    "iq2_xxs": 2.1,
+    "iq1_m": 1.75,
+    "iq1_s": 1.56,
+    "tq2_0": 2.1,
+    "tq1_0": 1.7,
+}
+GGUF_WANTS_IMATRIX = ("iq3_xs", "iq3_xxs", "q2_k_s", "iq2_m", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s")
+LLAMA_CPP = "artifacts/libraries/llama.cpp"
+
+COMPILED["llama_cpp"] = [LLAMA_CPP]
+for type_, bits in (GGUF_CONVERTED | GGUF_QUANTIZED).items():
+    FORMATS[f"gguf-{type_}"] = Format(
+        layout="gguf",
+        engine="llama_cpp",
+        env="llama_cpp",
+        parameters="gguf" if type_ in GGUF_QUANTIZED else None,
+        logs=("imatrix", "tokens-calibration") if type_ in GGUF_QUANTIZED else (),
+        # the converter imports torch; llama-quantize holds a tensor in float32
+        costs=Costs(Size(bits / 8, files=300_000), Memory(700), Memory(700), quantized=type_ in GGUF_QUANTIZED),
+    )
+
+
+localrules:
+    llama_cpp,
+
+
+rule llama_cpp:
+    input:
+        environment("llama_cpp", compiled=False),
+    output:
+        directory(LLAMA_CPP),
+    log:
+        "artifacts/logs/libraries/llama.cpp.log",
+    threads: 1024
+    params:
+        program=program("compile_llama_cpp.py", CHECKOUT / "envs/llama-cpp-python.sdist"),
+        tools=Path(python("llama_cpp")).parent,
+        build=[f"--build={config['llama_cpp']}"] if config.get("llama_cpp") else [],
+    shell:
+        "{sys.executable:q} {params.program[0]} {output} --tools {params.tools:q} {params.build:q} 2> {log}"
+
+
+def gguf_type(wildcards):
+    return base(wildcards.format).removeprefix("gguf-")
+
+
+def gguf_options(wildcards):
+    """The gate's options, with the interpreter that reads the format."""
+    return gate_options(wildcards, "llama_cpp")
+
+
+rule gguf:
+    input:
+        env=environment("llama_cpp"),
+        source="artifacts/{model}/safetensors",
+        evaluation="artifacts/{model}/tokens/evaluation.json",
+        text=lambda wc: text_of(wc.model, "evaluation"),
+        gate=gate_input,
+    output:
+        directory("artifacts/{model}/{format}"),
+    log:
+        "artifacts/logs/{model}/{format}.log",
+    wildcard_constraints:
+        format=names(*(f"gguf-{type_}" for type_ in GGUF_CONVERTED)),
+    priority: 5
+    resources:
+        gpu=gate_gpus,
+        mem_mb=build_memory,
+        disk_mb=build_disk,
+        runtime=build_minutes,
+    params:
+        program=program("build_gguf.py"),
+        python=python("llama_cpp"),
+        type=gguf_type,
+        device=lambda wc: STUDY["device"],
+        gate=gguf_options,
+    shell:
+        "{params.python:q} {params.program[0]} {input.source} {output} --type {params.type} --format {wildcards.format}"
+        " --name {wildcards.model} --evaluation {input.evaluation} --text {input.text:q} --device {params.device}"
+        " {params.gate:q} 2> {log}"
+
+
+rule imatrix:
+    input:
+        env=environment("llama_cpp"),
+        base="artifacts/{model}/gguf-f16",
+        calibration="artifacts/{model}/tokens/calibration.json",
+        text=lambda wc: text_of(wc.model, "calibration"),
+    output:
+        directory("artifacts/{model}/imatrix"),
+    log:
+        "artifacts/logs/{model}/imatrix.log",
+    threads: 8
+    params:
+        program=program("build_imatrix.py"),
+        python=python("llama_cpp"),
+        options=lambda wc: [f"--{key.replace('_', '-')}={value}" for key, value in STUDY["calibration"].items()],
+    shell:
+        "{params.python:q} {params.program[0]} {input.base} {output} --text {input.text:q}"
+        " --calibration {input.calibration} --threads {threads} {params.options:q} 2> {log}"
+
+
+def imatrix(wildcards):
+    """The importance matrix, where the study wants it."""
+    if parameters(wildcards.format)["imatrix"]:
+        return f"artifacts/{wildcards.model}/imatrix"
+    if gguf_type(wildcards) in GGUF_WANTS_IMATRIX:
+        refuse(f"{wildcards.format}: llama-quantize wants an importance matrix for this type; set gguf.imatrix: true")
+    return []
+
+
+rule quantize_gguf:
+    input:
+        env=environment("llama_cpp"),
+        source="artifacts/{model}/safetensors",
+        base="artifacts/{model}/gguf-f16",
+        imatrix=imatrix,
+        gate=gate_input,
+    output:
+        directory("artifacts/{model}/{format}"),
+    log:
+        "artifacts/logs/{model}/{format}.log",
+    wildcard_constraints:
+        format=names(*(f"gguf-{type_}" for type_ in GGUF_QUANTIZED)),
+    priority: 5
+    threads: 8
+    resources:
+        gpu=gate_gpus,
+        mem_mb=build_memory,
+        disk_mb=build_disk,
+        runtime=build_minutes,
+    params:
+        program=program("build_gguf.py"),
+        python=python("llama_cpp"),
+        type=gguf_type,
+        imatrix=lambda wc, input: [f"--imatrix={input.imatrix}"] if input.imatrix else [],
+        device=lambda wc: STUDY["device"],
+        gate=gguf_options,
+    shell:
+        "{params.python:q} {params.program[0]} {input.source} {output} --type {params.type} --format {wildcards.format}"
+        " --base {input.base} {params.imatrix:q} --threads {threads} --device {params.device} {params.gate:q} 2> {log}"

@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""Build a GGUF file with llama.cpp's own programs.
+
+    python scripts/build_gguf.py SRC DST --type f16 --name my-model --evaluation evaluation.json --text evaluation.txt
+    python scripts/build_gguf.py SRC DST --type q4_k_m --base GGUF-F16 --imatrix IMATRIX
+
+Without --base the checkpoint SRC is converted by convert_hf_to_gguf.py to one of its types, and the tokenizer in the
+file is proved: it must make the ids in --evaluation of --text. With --base that file is quantized by llama-quantize, to
+any type of its. What each tensor is stored as is read back from the file, because llama-quantize takes another type
+where a row does not fit. QUANTMILL_LLAMA_CPP names a folder of compile_llama_cpp.py.
+"""
+
+import hashlib
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import llamacpp
+from checkpoint import shards
+from common import manifest, plain_text
+from common.program import UserError, parser, run, run_child
+from common.publish import publish
+from devices import cpu
+from llamacpp import files, vocabulary
+from scoring import quality_gate
+
+CONVERTED = ("f32", "f16", "bf16")
+CARRIED = ("config.json", "generation_config.json", "tokenizer", "special_tokens", "vocab.json", "merges.txt")
+
+
+def convert(source: Path, out: Path, type_: str, name: str, pre: str = "", *more: str) -> None:
+    """Run llama.cpp's converter. Raises `UserError` with its own reason where it refuses."""
+    command = [sys.executable, "-m", "llamacpp.convert", pre, str(source), "--outfile", str(out)]
+    result = run_child([*command, "--outtype", type_, "--model-name", name, *more])
+    if result.returncode:
+        lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]
+        raise UserError(f"{source}: llama.cpp cannot convert it ({(lines or ['no message'])[-1][:300]})")
+
+
+def find_pre(source: Path, folder: Path, name: str, text: str, ids: list[int]) -> str:
+    """The pre-tokenizer to convert with, proved on a text; empty where llama.cpp knows the tokenizer by itself."""
+    names = vocabulary.candidates(source / "tokenizer.json")
+    file = folder / "vocabulary.gguf"
+    convert(source, file, "f16", name, names[0], "--vocab-only")
+    try:
+        return vocabulary.prove(file, text, ids, names) or names[0]
+    finally:
+        file.unlink()
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("src", type=Path, help="folder of the canonical safetensors")
+    arguments.add_argument("dst", type=Path, help="folder to write")
+    arguments.add_argument("--type", required=True, help="llama.cpp's name, such as q4_k_m")
+    arguments.add_argument("--format", help="the artifact's name; default: gguf-TYPE")
+    arguments.add_argument("--name", default="model", help="of the model, for the file's metadata")
+    arguments.add_argument("--evaluation", type=Path, help="what tokenize_texts.py wrote")
+    arguments.add_argument("--text", type=Path, help="the text that it wrote that of")
+    arguments.add_argument("--base", type=Path, help="an artifact of this program's, to quantize")
+    arguments.add_argument("--imatrix", type=Path, help="what build_imatrix.py wrote")
+    arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="at most")
+    arguments.add_argument("--device", default="auto", help="auto, cpu or cuda: where the quality gate runs it")
+    quality_gate.add_arguments(arguments)
+    options = arguments.parse_args()
+    if not options.base and options.type not in CONVERTED:
+        raise UserError(f"--type {options.type}: llama.cpp's converter writes {', '.join(CONVERTED)}; name a --base")
+
+    origin = manifest.read(options.src)
+    threads = min(options.threads, cpu.available_threads())
+    parameters: dict[str, str | bool] = {"type": options.type}
+    calibration = None
+    with publish(options.dst) as folder:
+        folder.mkdir()
+        out = (folder / files.MODEL).absolute()
+        if options.base:
+            command: list[str] = []
+            if options.imatrix:
+                made = manifest.read(options.imatrix)
+                parameters["imatrix"] = made["files"]["imatrix.gguf"]["sha256"]
+                calibration = made["calibration_sha256"]
+                command = ["--imatrix", f"{options.imatrix.name}/imatrix.gguf"]  # the file keeps this name
+            base = files.first(options.base).absolute()
+            place = options.imatrix.parent if options.imatrix else None
+            llamacpp.call("llama-quantize", *command, base, out, options.type, threads, cwd=place)
+        else:
+            text = plain_text.read(options.text / "text.txt" if options.text.is_dir() else options.text)
+            content = json.loads(options.evaluation.read_text(encoding="utf-8"))
+            if content["text_sha256"] != hashlib.sha256(text.encode()).hexdigest():
+                raise UserError(f"{options.text}: is not the text of {options.evaluation}")
+            parameters["pre_tokenizer"] = find_pre(options.src, folder, options.name, text, content["ids"])
+            convert(options.src, out, options.type, options.name, parameters["pre_tokenizer"])
+        for path in shards.find(options.src).others():
+            if path.name.startswith(CARRIED):
+                shutil.copy(path, folder / path.name)
+        layout = "source" if options.type in CONVERTED else "gguf"
+        gate = quality_gate.check(folder, "llama_cpp", layout, options.device, options)
+        manifest.write(
+            folder,
+            format=options.format or f"gguf-{options.type}",
+            engine="llama_cpp",
+            tool="llama.cpp",
+            tool_version=llamacpp.build()["sources"],
+            parameters=parameters | {"tensors": files.types(out)},
+            source=origin["source"],
+            parameter_count=origin["parameter_count"],
+            weight_files=[files.MODEL],
+            weight_bytes_per_token=files.bytes_per_token(out),
+            calibration_sha256=calibration,
+            gate=gate,
+        )
+
+
+if __name__ == "__main__":
+    run(main)

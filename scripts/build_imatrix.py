@@ -1,0 +1,69 @@
+#!/usr/bin/env python3
+"""Write llama.cpp's importance matrix of a model, from the study's calibration text.
+
+    python scripts/build_imatrix.py GGUF-F16 DST --text calibration.txt --calibration calibration.json --samples 16
+
+llama-imatrix takes text and no ids: what its tokenizer makes of the text is held against the ids first. It reads the
+first --samples pieces of --sequence-length tokens.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import llamacpp
+from common import manifest, plain_text
+from common.program import UserError, parser, run
+from common.publish import publish
+from devices import cpu
+from llamacpp import files, vocabulary
+
+NAME = "imatrix.gguf"
+TEXT = "calibration.txt"
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("base", type=Path, help="artifact of build_gguf.py, not quantized")
+    arguments.add_argument("dst", type=Path, help="folder to write")
+    arguments.add_argument("--text", type=Path, required=True, help="the calibration text")
+    arguments.add_argument("--calibration", type=Path, required=True, help="what tokenize_texts.py wrote of it")
+    arguments.add_argument("--samples", type=int, required=True)
+    arguments.add_argument("--sequence-length", type=int, required=True, help="tokens of each")
+    arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="at most")
+    options = arguments.parse_args()
+
+    origin = manifest.read(options.base)
+    file = files.first(options.base).absolute()
+    ids = json.loads(options.calibration.read_text(encoding="utf-8"))["ids"]
+    text = plain_text.read(options.text / "text.txt" if options.text.is_dir() else options.text)
+    if vocabulary.prove(file, text, ids, []):
+        raise AssertionError("a name was tried where none was given")
+    chunks = min(options.samples, len(ids) // options.sequence_length)
+    if chunks == 0:
+        raise UserError(
+            f"{options.text}: has {len(ids)} tokens, fewer than one sample of {options.sequence_length}; lower "
+            "calibration.sequence_length"
+        )
+    with publish(options.dst) as folder:
+        folder.mkdir()
+        (folder / TEXT).write_text(text, encoding="utf-8")
+        command = ["-m", file, "-f", TEXT, "-o", NAME, "-c", options.sequence_length, "--chunks", chunks, "--no-ppl"]
+        threads = min(options.threads, cpu.available_threads())
+        llamacpp.call("llama-imatrix", *command, "-t", threads, cwd=folder)
+        if not (folder / NAME).exists():
+            raise UserError(f"{options.base}: llama-imatrix wrote nothing; its own lines stand in the log")
+        shutil.rmtree(folder / ".cache", ignore_errors=True)
+        manifest.write(
+            folder,
+            format="imatrix",
+            tool="llama.cpp",
+            tool_version=llamacpp.build()["sources"],
+            parameters={"samples": chunks, "sequence_length": options.sequence_length},
+            source=origin["source"],
+            calibration_sha256=manifest.sha256(options.calibration),
+        )
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,36 @@
+"""llama.cpp's own converter, with a name for a pre-tokenizer that it does not know: python -m llamacpp.convert PRE ARGS
+
+Its file is run as it is; where it refuses a tokenizer because nobody has listed it, PRE is taken. Who calls proves that
+PRE makes the tokenizer's own ids (`llamacpp.vocabulary`). No Python of a model's is run.
+"""
+
+import importlib
+import runpy
+import sys
+from typing import Any
+
+import llamacpp
+from common import own_code
+
+
+def main() -> None:
+    source = llamacpp.folder() / "source"
+    pre, *arguments = sys.argv[1:]
+    sys.path[:0] = [str(source), str(source / "gguf-py")]
+    base = importlib.import_module("conversion.base")
+    listed = base.TextModel.get_vocab_base_pre
+
+    def name(self: Any, tokenizer: Any) -> str:
+        try:
+            return listed(self, tokenizer)
+        except NotImplementedError:
+            return pre
+
+    base.TextModel.get_vocab_base_pre = name
+    own_code.forbid()
+    sys.argv = ["convert_hf_to_gguf.py", *arguments]
+    runpy.run_path(str(source / "convert_hf_to_gguf.py"), run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

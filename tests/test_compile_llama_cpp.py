@@ -1,0 +1,127 @@
+"""How llama.cpp is compiled: once, resumable, and refused in a line; with stand-ins for cmake and the sources.
+
+The real compilation is that of tests/gguf, which take what it made.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import REPO
+
+import compile_llama_cpp
+
+HEADER = "// llama.h\n"
+CMAKE = """#!/bin/bash
+echo "$@" >> {calls}
+[ -e {broken} ] && {{ echo "error: no space left" >&2; exit 1; }}
+[ "$1" = --build ] && mkdir -p "$2/bin"
+exit 0
+"""
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """A cache whose sources are there already."""
+    content = (REPO / "envs/llama-cpp-python.sdist").read_text()
+    name, version, digest = re.search(r"^([\w-]+)==([\w.]+) --hash=sha256:(\w+)", content, re.MULTILINE).groups()
+    folder = tmp_path / f"cache/quantmill/{name}-{version}-{digest[:12]}"
+    (folder / "source/include").mkdir(parents=True)
+    (folder / "source/include/llama.h").write_text(HEADER)
+    (folder / "binding/llama_cpp").mkdir(parents=True)
+    (folder / "ready").touch()
+    return folder
+
+
+@pytest.fixture
+def compile_it(tmp_path: Path, sources: Path, call: Callable) -> Callable:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "cmake").write_text(CMAKE.format(calls=tmp_path / "calls", broken=tmp_path / "broken"))
+    (tools / "cmake").chmod(0o755)
+
+    def run(*options: object, **environment: str) -> str | None:
+        """The line of a refusal; None where it went well."""
+        command = [sys.executable, REPO / "scripts/compile_llama_cpp.py", tmp_path / "out", "--tools", tools, *options]
+        result = call(*command, XDG_CACHE_HOME=str(tmp_path / "cache"), **environment)
+        if result.returncode == 0:
+            return None
+        assert "Traceback" not in result.stderr
+        assert not (tmp_path / "out").exists()
+        return result.stderr.splitlines()[-1]
+
+    return run
+
+
+def steps(tmp_path: Path) -> list[str]:
+    path = tmp_path / "calls"
+    return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_it_is_compiled_once_and_goes_on_after_a_failure(compile_it: Callable, tmp_path: Path, sources: Path) -> None:
+    (tmp_path / "broken").touch()
+    assert compile_it().startswith("error: llama.cpp did not compile (cmake -G: exit code 1)")
+    (tmp_path / "broken").unlink()
+    assert compile_it() is None
+    assert steps(tmp_path) == ["-G", "-G", "--build"]
+    assert compile_it() is None
+    assert steps(tmp_path) == ["-G", "-G", "--build"]  # from the cache
+    found = json.loads((tmp_path / "out/quantmill.json").read_text())
+    assert found["sources"] == sources.name
+    assert (tmp_path / "out/source").resolve() == sources / "source"
+    folders = {
+        line.split(" -B ")[1].split()[0] for line in (tmp_path / "calls").read_text().splitlines() if "-B" in line
+    }
+    assert len(folders) == 1  # what was broken off goes on there
+
+
+def test_another_compiler_makes_another_build(compile_it: Callable, tmp_path: Path) -> None:
+    assert compile_it() is None
+    other = tmp_path / "c++"
+    other.write_text("#!/bin/sh\necho other 1.0\n")
+    other.chmod(0o755)
+    assert compile_it(CXX=str(other)) is None
+    assert steps(tmp_path) == ["-G", "--build"] * 2
+
+
+def test_a_machine_without_a_compiler_is_one_line(compile_it: Callable, tmp_path: Path) -> None:
+    line = compile_it(PATH=str(tmp_path), CXX="")
+    assert line.startswith("error: llama.cpp is compiled here, and there is no C++ compiler; install one (g++)")
+
+
+def test_instruction_sets_are_those_of_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_llama_cpp.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(compile_llama_cpp.cpu, "features", lambda: ["avx", "avx2", "sse4_2", "fma", "amx_int8"])
+    found = compile_llama_cpp.flags(None)
+    assert {
+        name for name, value in found.items() if value == "ON" and name[5:] in compile_llama_cpp.INSTRUCTION_SETS
+    } == {
+        "GGML_AVX",
+        "GGML_AVX2",
+        "GGML_SSE42",
+        "GGML_FMA",
+    }
+    assert found["GGML_NATIVE"] == "OFF"
+    assert not [name for name in found if "AMX" in name or "CUDA" in name]
+    assert compile_llama_cpp.flags("90")["CMAKE_CUDA_ARCHITECTURES"] == "90"
+
+
+def test_a_build_of_ones_own_is_taken_where_the_binding_fits(compile_it: Callable, tmp_path: Path) -> None:
+    theirs, build = tmp_path / "theirs", tmp_path / "theirs/build"
+    (theirs / "include").mkdir(parents=True)
+    (build / "bin").mkdir(parents=True)
+    assert "is no finished build of llama.cpp" in compile_it("--build", build)
+    (build / "bin/llama-quantize").touch()
+    (build / "CMakeCache.txt").write_text(f"CMAKE_HOME_DIRECTORY:INTERNAL={theirs}\nGGML_AVX:BOOL=ON\n")
+    (theirs / "include/llama.h").write_text(HEADER + "// newer\n")
+    assert "its llama.h is not that of llama-cpp-python" in compile_it("--build", build)
+    (theirs / "include/llama.h").write_text(HEADER)
+    assert compile_it("--build", build) is None
+    assert not steps(tmp_path)
+    found = json.loads((tmp_path / "out/quantmill.json").read_text())
+    assert found["own"]
+    assert found["instruction_sets"] == ["AVX"]
+    assert (tmp_path / "out/bin").readlink() == build / "bin"
