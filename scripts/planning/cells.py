@@ -157,7 +157,7 @@ def check_prebuilt(name: str, model: Mapping[str, Any], study: Mapping[str, Any]
         alone = "*" in pattern
         if "hub" in prebuilt and ("file" in prebuilt) != alone:
             what = f"name its file, such as NAME{pattern[1:]}" if alone else "its files are known; leave file out"
-            raise ConfigError(f"{where}.file: of a {layout} artifact of the hub, {what}")
+            raise ConfigError(f"{where}.file: of the hub's {layout} artifacts, {what}")
         if "path" not in prebuilt:
             continue
         path = Path(prebuilt["path"])
