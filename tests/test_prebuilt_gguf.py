@@ -255,7 +255,10 @@ def test_spellings_of_the_same_model(theirs: Path, model: Path, config: dict[str
     assert gguf.check(theirs, model, "gguf")["weight_files"] == ["model.gguf"]
 
 
-@pytest.mark.parametrize("key", [*KEYS, "llama.vocab_size", "llama.nextn_predict_layers", "llama.expert_used_count"])
+OTHERS = ("llama.vocab_size", "llama.nextn_predict_layers", "llama.expert_used_count", "llama.attention.kv_lora_rank")
+
+
+@pytest.mark.parametrize("key", [*KEYS, *OTHERS])
 def test_values_of_any_type_are_refused_or_harmless(theirs: Path, model: Path, key: str) -> None:
     for value in (0, 1, 2**63, 1.5, float("nan"), "", "x", [], [1], [0] * 9, [0.5] * 5, ["x"], ["x"] * 5):
         path = write(theirs / "model.gguf", {key: value})

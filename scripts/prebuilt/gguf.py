@@ -27,6 +27,7 @@ SIZES = {
 SAME_NAMES = (
     *("bloom", "cohere2", "exaone", "exaone4", "falcon", "gemma", "gemma2", "gemma3", "glm4", "gpt2", "granite"),
     *("llama", "mpt", "nemotron", "olmo", "olmo2", "olmoe", "phi3", "phimoe", "qwen2", "qwen3", "smollm3", "stablelm"),
+    "starcoder2",
 )
 OTHER_NAMES = {
     "cohere": "command-r",
@@ -120,7 +121,7 @@ def check_sizes(found: Gguf, config: Mapping[str, Any]) -> None:
         if key == "block_count" and type(theirs) is type(more) is int:
             theirs -= more  # layers that guess further tokens
         if key == "attention.head_count_kv":
-            mine = None if size("attention.kv_lora_rank") else mine  # DeepSeek's, which llama.cpp runs with one
+            mine = mine if size("attention.kv_lora_rank") is None else None  # DeepSeek's, which llama.cpp runs with one
             theirs = size("attention.head_count") if theirs is None else theirs
         if mine is not None and isinstance(theirs, np.ndarray) and np.isin(theirs, (mine, 0)).all():
             theirs = mine  # one for each layer, 0 where it has no attention
