@@ -315,8 +315,8 @@ def test_ctranslate2_of_a_model_with_other_names_for_its_sizes(fetch: Callable, 
 def test_integers_that_are_not_read_are_not_held_against_the_source(
     tools_python: Path, call: Callable, tmp_path: Path
 ) -> None:
-    ask = "import sys; from pathlib import Path; import fetch_prebuilt"
-    ask += "; print([fetch_prebuilt.gate_layout(Path(each), 'ct2') for each in sys.argv[1:]])"
+    ask = "import sys; from pathlib import Path; from prebuilt import ct2"
+    ask += "; print([ct2.gate_layout(Path(each), 'ct2') for each in sys.argv[1:]])"
     folders = []
     for dtype, nbytes in ((1, 64), (2, 128), (4, 128)):  # int8, int16, float16
         (tmp_path / str(dtype)).mkdir()

@@ -7,14 +7,13 @@ llama.cpp is C++ and would be the first to see a stranger's file. So this reader
 refuses, and also what could mean one thing to us and another to it.
 """
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from checkpoint.ggml_types import TYPES
-from checkpoint.gguf_header import MAX_KEY, Header
+from checkpoint.gguf_header import Header
 from checkpoint.gguf_names import split_names
 from common.program import UserError
 
@@ -22,6 +21,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_KEYS = 2**16  # a model has some 50
 MAX_TENSORS = 2**16  # a layer's experts are one tensor, so that the largest models have 2,000
+MAX_KEY = 2**16 - 1  # bytes of its name, the format's own bound
 MAX_NAME = 63  # bytes of a tensor's name: ggml keeps 64, of which the last is a NUL
 MAX_DIMENSIONS = 4  # ggml's
 MIN_KEY_BYTES, MIN_TENSOR_BYTES = 14, 25  # in the file, for one with a name of one letter
@@ -38,11 +38,6 @@ class Tensor:
     path: Path
     offset: int
     nbytes: int
-
-    @property
-    def numel(self) -> int:
-        """Number of weights."""
-        return prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -63,20 +58,6 @@ class Gguf:
     tensors: dict[str, Tensor]
     data_start: int
     files: tuple[Path, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensors, without metadata and padding."""
-        return sum(tensor.nbytes for tensor in self.tensors.values())
-
-    @property
-    def bits_per_weight(self) -> float:
-        """Bits of the tensors for each of their weights."""
-        return 8 * self.nbytes / max(1, sum(tensor.numel for tensor in self.tensors.values()))
-
-    def types(self) -> Counter[str]:
-        """How many tensors have each type."""
-        return Counter(tensor.type for tensor in self.tensors.values())
 
 
 def read(path: Path) -> Gguf:
@@ -104,8 +85,8 @@ def read(path: Path) -> Gguf:
     for tensor in found.values():
         if tensor.offset != padded:
             raise header.refuse(
-                f"{tensor.name} begins at byte {tensor.offset} of the tensors and not at {padded}, where the one before "
-                f"it ends: they overlap, leave a gap or are not aligned to {alignment}; refused"
+                f"{tensor.name} begins at byte {tensor.offset} of the tensors, not at {padded} behind the last one: "
+                f"they overlap, leave a gap or are not aligned to {alignment}; refused"
             )
         end = padded + tensor.nbytes
         padded = _up(end, alignment)
@@ -163,15 +144,22 @@ def _up(place: int, alignment: int) -> int:
     return -(-place // alignment) * alignment
 
 
+def parts(path: Path) -> list[Path]:
+    """All files of the model of which `path` is one. Raises `UserError` where one is missing."""
+    found = [path.with_name(name) for name in split_names(path.name)]
+    for each in found:
+        if not each.is_file():
+            what = f"is missing, one of {len(found)} files" if len(found) > 1 else "there is no such file"
+            raise UserError(f"{each}: {what}; download it")
+    return found
+
+
 def read_all(path: Path) -> Gguf:
     """What a model's file holds, or where it was split all its files; `path` is any of them.
 
     Raises `UserError` where `read` does, where one is missing, or where they are not parts of one model.
     """
-    paths = [path.with_name(name) for name in split_names(path.name)]
-    for each in paths:
-        if not each.is_file():
-            raise UserError(f"{each}: is missing, and {path.name} is one of {len(paths)} files; download it too")
+    paths = parts(path)
     first = read(paths[0])
     tensors: dict[str, Tensor] = {}
     for number, each in enumerate(paths):
