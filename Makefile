@@ -13,6 +13,9 @@ PYTEST := $(BIN)/python -m pytest
 SHARED := -n 2 --dist loadfile --no-loadscope-reorder
 IN_BROWSER := envs/browser/bin/python -m pytest --confcutdir tests/browser tests/browser
 
+# Snakemake starts four times as fast with its bytecode, which images often forbid.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: report plan environments test-quick test test-all test-slurm test-real lint format pins record readme clean
 
 # At a terminal, steps and progress instead of Snakemake's log, which is in .snakemake/log.

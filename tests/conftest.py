@@ -19,6 +19,7 @@ import pytest
 from hypothesis import settings
 
 REPO = Path(__file__).parent.parent
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each program that is started compiles what it imports
 settings.register_profile("suite", deadline=None)  # how long an example takes says how busy the machine is
 settings.load_profile("suite")
 pytest_plugins = ["llama_fixtures"]
