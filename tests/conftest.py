@@ -127,8 +127,8 @@ def demo(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     """The whole default job in a copy of the project, run once for all workers: with this checkout's environments, a
-    short text, little calibration, a short latency protocol, and ct2-float32 too. Whoever changes it, or runs Snakemake there, takes a copy
-    of it."""
+    short text, little calibration, a short latency protocol, and ct2-float32 too. Whoever changes it, or runs Snakemake
+    there, takes a copy of it."""
     base = tmp_path_factory.getbasetemp()
     root = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "demo"
     root.mkdir(exist_ok=True)
