@@ -233,7 +233,7 @@ def test_more_layers_than_llama_cpp_has(theirs: Path, model: Path) -> None:
     """Of a model whose config.json does not say how many it has."""
     (model / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": None}))
     write(theirs / "model.gguf", {"llama.block_count": 513})
-    with pytest.raises(UserError, match="its block_count is 513, and llama.cpp has 512 layers; refused"):
+    with pytest.raises(UserError, match=r"its block_count is 513, and llama\.cpp has 512 layers; refused"):
         gguf.check(theirs, model, "gguf")
 
 
