@@ -40,23 +40,25 @@ SHAPE |= {"max_position_embeddings": 512}
 GROUPED = SHAPE | {"num_key_value_heads": 2}
 EXPERTS = GROUPED | {"num_experts_per_tok": 2, "moe_intermediate_size": 256}
 WINDOW = {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}
+SIX = {"num_hidden_layers": 6, "sliding_window": 64}  # of which Gemma's last is not sliding
 LLAMA_3 = {"rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0}
 LLAMA_3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 128}
 LATENT = {"kv_lora_rank": 64, "q_lora_rank": 64, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 64}
 DEEPSEEK = SHAPE | LATENT | {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
 DEEPSEEK |= {"n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
 OLDER = IDS | {"n_embd": 256, "n_head": 4, "n_layer": 2, "n_positions": 512}
+ROUTERS = ("mlp.gate.weight", "block_sparse_moe.gate.weight", "mlp.router.weight")
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' config class and what it is given
     "Llama": ("LlamaConfig", GROUPED),
     "Llama, tied": ("LlamaConfig", GROUPED | {"tie_word_embeddings": True}),
     "Llama 3, scaled": ("LlamaConfig", GROUPED | {"rope_parameters": LLAMA_3}),
     "Mistral, window": ("MistralConfig", GROUPED | {"sliding_window": 64}),
-    "Qwen2": ("Qwen2Config", GROUPED),
+    "Qwen2": ("Qwen2Config", GROUPED | {"vocab_size": 2304}),  # transformers adds tokens of its own to its tokenizers
     "Qwen3": ("Qwen3Config", GROUPED | {"head_dim": 64}),
     "Qwen3-MoE": ("Qwen3MoeConfig", EXPERTS | {"num_experts": 4, "head_dim": 64}),
     "Mixtral": ("MixtralConfig", GROUPED | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
     "Gemma 2": ("Gemma2Config", GROUPED | {"head_dim": 64, "query_pre_attn_scalar": 64} | WINDOW),
-    "Gemma 3": ("Gemma3TextConfig", GROUPED | {"head_dim": 64, "query_pre_attn_scalar": 64} | WINDOW),
+    "Gemma 3": ("Gemma3TextConfig", GROUPED | SIX | {"head_dim": 64, "query_pre_attn_scalar": 64}),
     "Phi-3": ("Phi3Config", GROUPED | {"sliding_window": None}),
     "gpt-oss": ("GptOssConfig", GROUPED | {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 64} | WINDOW),
     "OLMo 2": ("Olmo2Config", GROUPED),
@@ -81,6 +83,8 @@ def write_model(name: str, folder: Path) -> None:
     with torch.no_grad():
         for key, value in model.named_parameters():
             scale = 0.3 if value.ndim == 1 else 0.08
+            if key.endswith(ROUTERS):  # apart, or rounding would send tokens to other experts
+                scale *= 5
             value.copy_(torch.randn_like(value) * scale + ("norm" in key and not kind.startswith("Gemma")))
     model.to(torch.float16).save_pretrained(folder)
     for file in ("tokenizer.json", "tokenizer_config.json"):
