@@ -142,7 +142,10 @@ def row(name: str, found: dict[str, Any]) -> str:
     if "refused" in found:
         reason = re.sub(r"\S*/(?=\w+[:\s])", "", found["refused"]).replace("|", "\\|").removeprefix("error: ")
         return f"| {name} | refused: {reason} | | |"
-    cells = [f"{found[kind]:.1e}" if isinstance(found[kind], float) else found[kind] for kind in ("f16", "q8_0")]
+    cells = [
+        f"{found[kind]:.1e}" if isinstance(found[kind], float) else f"not compared: {found[kind]}"
+        for kind in ("f16", "q8_0")
+    ]
     return f"| {name} | {' | '.join(cells)} | {found['tokens']} |"
 
 
