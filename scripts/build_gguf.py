@@ -16,6 +16,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import convert_gguf
 import llamacpp
 from checkpoint import shards
 from common import manifest, plain_text
@@ -31,7 +32,7 @@ CARRIED = ("config.json", "generation_config.json", "tokenizer", "special_tokens
 
 def convert(source: Path, out: Path, type_: str, name: str, pre: str = "", *more: str) -> None:
     """Run llama.cpp's converter. Raises `UserError` with its own reason where it refuses."""
-    command = [sys.executable, "-m", "llamacpp.convert", pre, str(source), "--outfile", str(out)]
+    command = [sys.executable, convert_gguf.__file__, pre, str(source), "--outfile", str(out)]
     result = run_child([*command, "--outtype", type_, "--model-name", name, *more])
     if result.returncode:
         lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]

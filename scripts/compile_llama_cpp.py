@@ -55,7 +55,7 @@ INSTRUCTION_SETS = {  # llama.cpp's names on x86 -> Linux's; AMX is left out
     "BMI2": "bmi2",
     "AVX_VNNI": "avx_vnni",
     "AVX512": "avx512f",
-    "AVX512_VBMI": "avx512_vbmi",
+    "AVX512_VBMI": "avx512vbmi",
     "AVX512_VNNI": "avx512_vnni",
     "AVX512_BF16": "avx512_bf16",
 }

@@ -21,12 +21,13 @@ from hypothesis import settings
 REPO = Path(__file__).parent.parent
 settings.register_profile("suite", deadline=None)  # how long an example takes says how busy the machine is
 settings.load_profile("suite")
+pytest_plugins = ["llama_fixtures"]
 collect_ignore = ["browser"]  # in an environment of its own: make test
 AUTOGPTQ = ["autogptq-int4"] if sys.version_info[:2] == (3, 11) else []  # its environment is for Python 3.11 alone
 MEMORY = 200 * 1024  # KiB
 NEW_TOKENS = 16  # of the demo's latency
 CHARACTERS = 14_000  # of a short text: the quality gate's eight windows and little more
-HEAVY = {"torch_python", "mlc_python"}  # fixtures of libraries that take seconds to import
+HEAVY = {"torch_python", "mlc_python", "llama_cpp"}  # fixtures of libraries that take seconds to import
 # the program, and at its end the most memory that it held
 RUN = """
 import atexit, runpy, sys

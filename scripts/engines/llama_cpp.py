@@ -20,7 +20,7 @@ STEP = 256  # tokens; llama.cpp rounds a context up to it
 BATCH = 2048  # tokens that are handed over at a time, as llama-perplexity does
 KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}  # ggml's numbers
 FLASH = {"auto": -1, "off": 0, "on": 1}
-FLASH_LINE = re.compile(r"Flash Attention was auto, set to (\w+)")
+FLASH_LINE = re.compile(r"resolve_fused_ops: flash attention (enabled|not supported)", re.IGNORECASE)
 FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -99,7 +99,7 @@ class Engine(engines.Engine):
                 self.size = (0, 0)
                 raise UserError(f"{self.file}: llama.cpp cannot run it ({self.last_error()})")
             if match := FLASH_LINE.search("".join(self.said)):
-                self.flash = f"auto: {match[1]}"
+                self.flash = "auto: on" if match[1].lower() == "enabled" else "auto: off"
             self.n_batch = min(BATCH, self.lib.llama_n_batch(self.context))
         self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), False)
 

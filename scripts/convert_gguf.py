@@ -1,4 +1,7 @@
-"""llama.cpp's own converter, with a name for a pre-tokenizer that it does not know: python -m llamacpp.convert PRE ARGS
+#!/usr/bin/env python3
+"""Run llama.cpp's own converter, with a name for a pre-tokenizer that it does not know.
+
+    python scripts/convert_gguf.py PRE MODEL --outfile FILE …
 
 Its file is run as it is; where it refuses a tokenizer because nobody has listed it, PRE is taken. Who calls proves that
 PRE makes the tokenizer's own ids (`llamacpp.vocabulary`). No Python of a model's is run.

@@ -1,0 +1,92 @@
+"""llama.cpp as it was compiled on this machine; tests that want it are skipped where it was not."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import CHARACTERS, REPO, interpreter
+
+import compile_llama_cpp
+
+
+@pytest.fixture(scope="session")
+def llama_cpp(tmp_path_factory: pytest.TempPathFactory, call: Callable) -> Path:
+    """The folder that compile_llama_cpp.py makes, of what lies in the user's cache."""
+    if not list(compile_llama_cpp.cache().glob("llama.cpp-*/ready")):
+        pytest.skip("llama.cpp is not compiled here; `make llama.cpp` does it, in ten minutes")
+    folder = tmp_path_factory.mktemp("llama.cpp") / "llama.cpp"
+    tools = interpreter("llama_cpp").parent
+    result = call(sys.executable, REPO / "scripts/compile_llama_cpp.py", folder, "--tools", tools)
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+@pytest.fixture(scope="session")
+def run_gguf(llama_cpp: Path, call: Callable) -> Callable:
+    """Run one of our programs in envs/llama_cpp over that llama.cpp."""
+
+    def run(program: str, *arguments: object) -> Any:
+        path = REPO / program if "/" in program else REPO / "scripts" / program
+        environment = {"QUANTMILL_LLAMA_CPP": str(llama_cpp), "PYTHONPATH": str(REPO / "scripts")}
+        return call(interpreter("llama_cpp"), path, *arguments, **environment)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def gguf_model(
+    tmp_path_factory: pytest.TempPathFactory, call: Callable, torch_python: Path, tools_python: Path
+) -> Path:
+    """The demo as the workflow prepares it: safetensors, tokens, what transformers expects; and the texts."""
+    root = tmp_path_factory.mktemp("model")
+    texts = {"evaluation": CHARACTERS, "calibration": CHARACTERS}
+    for name, length in texts.items():
+        (root / f"{name}.txt").write_text((REPO / f"config/{name}.txt").read_text()[:length])
+
+    def run(python: Path, program: str, *arguments: object) -> None:
+        result = call(python, REPO / "scripts" / program, *arguments)
+        assert result.returncode == 0, result.stderr
+
+    run(tools_python, "link_source.py", REPO / "demo", root / "source")
+    run(tools_python, "bin_to_safetensors.py", root / "source", root / "safetensors")
+    for name, kind in (("evaluation", "evaluation"), ("calibration", "document")):
+        files = root / "safetensors", root / f"{name}.txt", root / f"{name}.json"
+        run(torch_python, "tokenize_texts.py", *files, "--as", kind)
+    evaluation = ["--evaluation", root / "evaluation.json"]
+    run(torch_python, "expected_predictions.py", root / "source", root / "gate.json", *evaluation)
+    return root
+
+
+@pytest.fixture(scope="session")
+def build_gguf(gguf_model: Path, run_gguf: Callable) -> Callable[..., Path]:
+    """Build the demo's GGUF of a type, once; those that are quantized from f16 and with an importance matrix."""
+    gate = [
+        "--gate-reference",
+        gguf_model / "gate.json",
+        "--gate-evaluation",
+        gguf_model / "evaluation.json",
+        "--device",
+        "cpu",
+    ]
+
+    def make(kind: str) -> Path:
+        out = gguf_model / f"gguf-{kind}"
+        if out.exists():
+            return out
+        how: list[object] = ["--evaluation", gguf_model / "evaluation.json", "--text", gguf_model / "evaluation.txt"]
+        if kind not in ("f32", "f16", "bf16"):
+            if not (gguf_model / "imatrix").exists():
+                text = ["--text", gguf_model / "calibration.txt", "--calibration", gguf_model / "calibration.json"]
+                size = ["--samples", 4, "--sequence-length", 128]
+                result = run_gguf("build_imatrix.py", make("f16"), gguf_model / "imatrix", *text, *size)
+                assert result.returncode == 0, result.stderr
+            how = ["--base", make("f16"), "--imatrix", gguf_model / "imatrix"]
+        result = run_gguf(
+            "build_gguf.py", gguf_model / "safetensors", out, "--type", kind, "--name", "demo", *how, *gate
+        )
+        assert result.returncode == 0, result.stderr
+        return out
+
+    return make

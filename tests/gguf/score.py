@@ -1,0 +1,11 @@
+"""Run in envs/llama_cpp: print an artifact's perplexity. python tests/gguf/score.py ARTIFACT EVALUATION PROTOCOL"""
+
+import sys
+from pathlib import Path
+
+import engines
+from scoring import fidelity, teacher_forcing
+
+artifact, evaluation = map(Path, sys.argv[1:3])
+engine = engines.load("llama_cpp", artifact, "cpu", 1)
+print(fidelity.Predictions(engine, teacher_forcing.read_text(evaluation, sys.argv[3])).perplexity)
