@@ -13,7 +13,10 @@ PYTEST := $(BIN)/python -m pytest
 SHARED := -n 2 --dist loadfile --no-loadscope-reorder
 IN_BROWSER := envs/browser/bin/python -m pytest --confcutdir tests/browser tests/browser
 
-.PHONY: report plan environments test-quick test test-all test-slurm test-real lint format pins record readme clean
+# Snakemake starts four times as fast with its bytecode, which images often forbid.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: report plan environments llama.cpp test-quick test test-all test-slurm test-real lint format pins record readme clean
 
 # At a terminal, steps and progress instead of Snakemake's log, which is in .snakemake/log.
 report: $(BOOTSTRAP)
@@ -29,6 +32,10 @@ environments: $(BOOTSTRAP)
 	$(BIN)/snakemake --cores $(CORES) envs/tools envs/torch envs/gptqmodel envs/mlc envs/lm-eval envs/browser \
 		$(AUTOGPTQ)
 
+# llama.cpp, compiled once a machine: ten minutes of one core.
+llama.cpp: $(BOOTSTRAP)
+	$(BIN)/snakemake --cores $(CORES) --quiet all -- artifacts/libraries/llama.cpp
+
 # What runs no workflow and no library of the environments: three minutes.
 test-quick: $(BOOTSTRAP)
 	$(BIN)/snakemake --cores $(CORES) --quiet all -- envs/tools
@@ -43,7 +50,7 @@ test: lint environments
 	@$(PYTEST) --collect-only -qq -m "slow or slurm or real"
 
 # The slow ones too.
-test-all: lint environments
+test-all: lint environments llama.cpp
 	$(PYTEST) $(SHARED) -m "not timing and not slurm and not real"
 	$(PYTEST) -m timing
 	$(IN_BROWSER)

@@ -37,8 +37,10 @@ REGISTRY = cells.Registry(FORMATS, ENGINES, ENVS)
 
 # Only what downloads may ask the hub: whatever another job needs is among its inputs.
 # Libraries that look for a GPU when imported must not start CUDA before devices.card has chosen one.
+# Without bytecode, which images often forbid, each job compiles what it imports of torch: half of its start.
 shell.prefix(
     "set -euo pipefail; "
+    "unset PYTHONDONTWRITEBYTECODE; "
     "export ASKED_OFFLINE=${{HF_HUB_OFFLINE:-0}} HF_HUB_OFFLINE=1 PYTORCH_NVML_BASED_CUDA_CHECK=1; "
 )
 ASK_THE_HUB = "HF_HUB_OFFLINE=$ASKED_OFFLINE "

@@ -10,16 +10,21 @@ def prebuilt_options(wildcards):
     words = PREBUILT[wildcards.model, wildcards.format]
     engine = CELLS[wildcards.model, wildcards.format].engine
     options = [words.get("path", words.get("hub"))]
-    options += [f"--revision={words['revision']}"] if "hub" in words else []
+    options += [f"--{key}={words[key]}" for key in ("revision", "file") if key in words]
     options += [f"--layout={words['layout']}", f"--format={wildcards.format}", f"--engine={engine}"]
     return [*options, f"--engine-python={python(ENGINES[engine].env)}"]
 
 
 def prebuilt_files(wildcards):
     """The files of a local artifact: when one changes, it is fetched again."""
-    folder = PREBUILT[wildcards.model, wildcards.format].get("path")
-    files = Path(folder).iterdir() if folder else []
+    files = cells.prebuilt_files(PREBUILT[wildcards.model, wildcards.format])
     return sorted(name for file in files if file.is_file() and file.name[0] != "." and is_plain(name := str(file)))
+
+
+def prebuilt_gate(wildcards):
+    """What the gate needs, as flags: llama.cpp's types are read in its own environment."""
+    layout = PREBUILT[wildcards.model, wildcards.format]["layout"]
+    return gate_options(wildcards, "llama_cpp" if layout == "gguf" else "torch")
 
 
 rule prebuilt:
@@ -49,7 +54,7 @@ rule prebuilt:
         python=python("tools"),
         device=lambda wc: STUDY["device"],
         options=prebuilt_options,
-        gate=gate_options,
+        gate=prebuilt_gate,
     shell:
         ASK_THE_HUB + "{params.python:q} {params.program[0]} {params.options:q} {output} --model {input.source}"
         " --device {params.device} {params.gate:q} 2> {log}"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import convert_gguf
 import llamacpp
-from checkpoint import shards
+from checkpoint import gguf_file
 from common import manifest, plain_text
 from common.program import UserError, parser, run, run_child
 from common.publish import publish
@@ -27,7 +27,6 @@ from llamacpp import files, vocabulary
 from scoring import quality_gate
 
 CONVERTED = ("f32", "f16", "bf16")
-CARRIED = ("config.json", "generation_config.json", "tokenizer", "special_tokens", "vocab.json", "merges.txt")
 
 
 def convert(source: Path, out: Path, type_: str, name: str, pre: str = "", *more: str) -> None:
@@ -92,10 +91,10 @@ def main() -> None:
                 raise UserError(f"{options.text}: is not the text of {options.evaluation}")
             parameters["pre_tokenizer"] = find_pre(options.src, folder, options.name, text, content["ids"])
             convert(options.src, out, options.type, options.name, parameters["pre_tokenizer"])
-        for path in shards.find(options.src).others():
-            if path.name.startswith(CARRIED):
-                shutil.copy(path, folder / path.name)
+        for path in files.beside(options.src):
+            shutil.copy(path, folder / path.name)
         layout = "source" if options.type in CONVERTED else "gguf"
+        content = gguf_file.read_all(out)
         gate = quality_gate.check(folder, "llama_cpp", layout, options.device, options)
         manifest.write(
             folder,
@@ -103,11 +102,11 @@ def main() -> None:
             engine="llama_cpp",
             tool="llama.cpp",
             tool_version=llamacpp.build()["sources"],
-            parameters=parameters | {"tensors": files.types(out)},
+            parameters=parameters | {"tensors": files.types(content)},
             source=origin["source"],
             parameter_count=origin["parameter_count"],
             weight_files=[files.MODEL],
-            weight_bytes_per_token=files.bytes_per_token(out),
+            weight_bytes_per_token=files.bytes_per_token(content),
             calibration_sha256=calibration,
             gate=gate,
         )

@@ -35,7 +35,8 @@ def main() -> None:
 
     origin = manifest.read(options.base)
     file = files.first(options.base).absolute()
-    ids = json.loads(options.calibration.read_text(encoding="utf-8"))["ids"]
+    content = json.loads(options.calibration.read_text(encoding="utf-8"))
+    ids = content["ids"]
     text = plain_text.read(options.text / "text.txt" if options.text.is_dir() else options.text)
     if vocabulary.prove(file, text, ids, []):
         raise AssertionError("a name was tried where none was given")
@@ -61,7 +62,7 @@ def main() -> None:
             tool_version=llamacpp.build()["sources"],
             parameters={"samples": chunks, "sequence_length": options.sequence_length},
             source=origin["source"],
-            calibration_sha256=manifest.sha256(options.calibration),
+            calibration_sha256=content["text_sha256"],
         )
 
 

@@ -5,16 +5,15 @@
         --layout gptq --format NAME --engine gptqmodel [--engine-python PYTHON]
 
 MODEL is the folder of this model's safetensors. Layouts are gptq, awq, ct2 and gguf; PATH is a folder or a .gguf file.
-Local files are linked, those of the hub fetched at one commit, with their hashes checked; the hashes of a quantmill.json
-beside them are checked as well. Nothing of it is changed, and no code of it is run. The quality gate then runs it like
-any other.
+Local files are linked, those of the hub fetched at one commit, with their hashes checked; the hashes of a
+quantmill.json beside them are checked as well. Nothing of it is changed, and no code of it is run. The quality gate
+then runs it like any other.
 """
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from checkpoint import shards
 from common import hub, manifest
 from common.program import UserError, parser, run
 from common.publish import MANIFEST, place, publish
@@ -84,10 +83,9 @@ def main() -> None:
         found = of_hub(options.artifact, options.revision, options.layout, options.file)
     else:
         found = of_path(Path(options.artifact), options.layout)
-    beside = shards.find(options.model).others() if layout.MODEL_FILES else []
     with publish(options.dst) as folder:
         folder.mkdir()
-        for name, path in [*found.files.items(), *((path.name, path) for path in beside)]:
+        for name, path in [*found.files.items(), *((path.name, path) for path in layout.beside(options.model))]:
             place(path, folder / name)
         try:
             facts = layout.check(folder, options.model, options.layout)

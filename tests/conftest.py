@@ -19,6 +19,7 @@ import pytest
 from hypothesis import settings
 
 REPO = Path(__file__).parent.parent
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each program that is started compiles what it imports
 settings.register_profile("suite", deadline=None)  # how long an example takes says how busy the machine is
 settings.load_profile("suite")
 pytest_plugins = ["llama_fixtures"]
@@ -126,8 +127,8 @@ def demo(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     """The whole default job in a copy of the project, run once for all workers: with this checkout's environments, a
-    short text, a short latency protocol, and ct2-float32 too. Whoever changes it, or runs Snakemake there, takes a copy
-    of it."""
+    short text, little calibration, a short latency protocol, and ct2-float32 too. Whoever changes it, or runs Snakemake
+    there, takes a copy of it."""
     base = tmp_path_factory.getbasetemp()
     root = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "demo"
     root.mkdir(exist_ok=True)
@@ -138,9 +139,8 @@ def demo(
             config = (root / "config/config.yaml").read_text().replace("ct2-float16,", "ct2-float16, ct2-float32,")
             envs = ["tools", "torch", "gptqmodel", "mlc", *(["autogptq"] if AUTOGPTQ else [])]
             pythons = json.dumps({env: str(interpreter(env)) for env in envs})
-            short = (
-                f"latency: {{new_tokens: {NEW_TOKENS}, repeats: 1, processes: 1}}\ntexts: {{evaluation: short.txt}}\n"
-            )
+            short = f"latency: {{new_tokens: {NEW_TOKENS}, repeats: 1, processes: 1}}\n"
+            short += "texts: {evaluation: short.txt}\ncalibration: {samples: 8, sequence_length: 256}\n"
             config = config[: config.index("latency:")] + short + f"interpreters: {pythons}\n"
             (root / "config/config.yaml").write_text(config)
             (root / "short.txt").write_text((root / "config/evaluation.txt").read_text()[:CHARACTERS])

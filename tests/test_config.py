@@ -11,7 +11,7 @@ import pytest
 import yaml
 from conftest import REPO
 
-from planning.cells import Registry, of_study
+from planning.cells import Registry, of_study, prebuilt_files
 from planning.config import complete
 from planning.registry import Engine, Format
 from planning.values import ConfigError
@@ -243,7 +243,27 @@ def run(**words: Any) -> dict[str, Any]:
             {"models": demo(x={"layout": "ct2", "path": "bare"})},
             "models.demo.prebuilt.x: bare holds no model.bin, so it is no ct2 artifact",
         ),
-        ({"models": demo(x={"layout": "gguf", "path": "bare"})}, "models.demo.prebuilt.x: a prebuilt artifact is {lay"),
+        ({"models": demo(x={"layout": "mlc", "path": "bare"})}, "models.demo.prebuilt.x: a prebuilt artifact is {lay"),
+        (
+            {"models": demo(x={"layout": "gguf", "path": "bare"})},
+            "models.demo.prebuilt.x: bare holds no *.gguf, so it is no gguf artifact",
+        ),
+        (
+            {"models": demo(x={"layout": "gguf", "path": "bare/config.json"})},
+            "models.demo.prebuilt.x: there is no folder or *.gguf file bare/config.json",
+        ),
+        (
+            {"models": demo(x={"layout": "gptq", "path": "bare/config.json"})},
+            "models.demo.prebuilt.x: there is no folder bare/config.json",
+        ),
+        (
+            {"models": demo(x={"layout": "gguf", "hub": "a/b"})},
+            "models.demo.prebuilt.x.file: of the hub's gguf artifacts, name its file, such as NAME.gguf",
+        ),
+        (
+            {"models": demo(x={"layout": "awq", "hub": "a/b", "file": "c"})},
+            "models.demo.prebuilt.x.file: of the hub's awq artifacts, its files are known; leave file out",
+        ),
     ],
 )
 def test_cells_that_cannot_be(changes: dict[str, Any], message: str) -> None:
@@ -251,6 +271,27 @@ def test_cells_that_cannot_be(changes: dict[str, Any], message: str) -> None:
         check(**changes)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
+
+
+def test_prebuilt_gguf(tmp_path: Path) -> None:
+    """A folder, a file, a part of a model that was split, or a file of the hub; and the files whose changes count."""
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    names = ["a.gguf", "b-00001-of-00002.gguf", "b-00002-of-00002.gguf", "README.md"]
+    for name in names:
+        (folder / name).write_text("")
+    spellings = {
+        "folder": ({"path": "theirs"}, names),
+        "file": ({"path": "theirs/a.gguf"}, names[:1]),
+        "part": ({"path": "theirs/b-00002-of-00002.gguf"}, names[1:3]),
+        "hub": ({"hub": "acme/tiny", "file": "parts/b-00002-of-00002.gguf"}, []),
+    }
+    prebuilt = {name: {"layout": "gguf"} | words for name, (words, _) in spellings.items()}
+    study = check(models=demo(**prebuilt))
+    assert study["models"]["demo"]["prebuilt"]["hub"]["revision"] == "main"
+    for name, (_, expected) in spellings.items():
+        found = prebuilt_files(study["models"]["demo"]["prebuilt"][name])
+        assert sorted(found) == sorted(Path("theirs") / each for each in expected)
 
 
 def test_what_this_machine_has() -> None:

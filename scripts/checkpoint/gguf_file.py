@@ -7,14 +7,13 @@ llama.cpp is C++ and would be the first to see a stranger's file. So this reader
 refuses, and also what could mean one thing to us and another to it.
 """
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from checkpoint.ggml_types import TYPES
-from checkpoint.gguf_header import MAX_KEY, Header
+from checkpoint.gguf_header import Header
 from checkpoint.gguf_names import split_names
 from common.program import UserError
 
@@ -22,6 +21,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_KEYS = 2**16  # a model has some 50
 MAX_TENSORS = 2**16  # a layer's experts are one tensor, so that the largest models have 2,000
+MAX_KEY = 2**16 - 1  # bytes of its name, the format's own bound
 MAX_NAME = 63  # bytes of a tensor's name: ggml keeps 64, of which the last is a NUL
 MAX_DIMENSIONS = 4  # ggml's
 MIN_KEY_BYTES, MIN_TENSOR_BYTES = 14, 25  # in the file, for one with a name of one letter
@@ -38,11 +38,6 @@ class Tensor:
     path: Path
     offset: int
     nbytes: int
-
-    @property
-    def numel(self) -> int:
-        """Number of weights."""
-        return prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -63,20 +58,6 @@ class Gguf:
     tensors: dict[str, Tensor]
     data_start: int
     files: tuple[Path, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensors, without metadata and padding."""
-        return sum(tensor.nbytes for tensor in self.tensors.values())
-
-    @property
-    def bits_per_weight(self) -> float:
-        """Bits of the tensors for each of their weights."""
-        return 8 * self.nbytes / max(1, sum(tensor.numel for tensor in self.tensors.values()))
-
-    def types(self) -> Counter[str]:
-        """How many tensors have each type."""
-        return Counter(tensor.type for tensor in self.tensors.values())
 
 
 def read(path: Path) -> Gguf:

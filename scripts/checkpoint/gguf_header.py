@@ -16,9 +16,7 @@ import numpy as np
 from common.program import UserError
 
 MAX_BYTES = 64 * 2**20  # 262,144 tokens and their 514,906 merges take 16 MB
-MAX_KEY = 2**16 - 1  # bytes, the format's own bound
-MAX_TEMPLATE = 2**20  # bytes; chat templates have up to 40,000
-TEMPLATE = "tokenizer.chat_template"
+MAX_TEXT = 2**20  # bytes of an array's text, and of all others together; chat templates have up to 40,000
 CHUNK = 2**20  # bytes that are read at a time
 
 NUMBERS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
@@ -59,6 +57,7 @@ class Header:
         self.size = os.fstat(file.fileno()).st_size
         self.data = bytearray()
         self.position = 0
+        self.left = MAX_TEXT
 
     def refuse(self, reason: str) -> UserError:
         """An error that names the file."""
@@ -101,10 +100,10 @@ class Header:
     def name(self, what: str, limit: int, taken: Container[str]) -> str:
         """The name of a key or a tensor, which is not `taken`. C ends names at a NUL, so two of ours could be one."""
         name = self.text(f"the name of a {what}", limit)
-        if not name or not name.isprintable():
-            raise self.refuse(f"a {what} is called {name!r:.80}; refused")
+        if not name or not name.isascii() or not name.isprintable():
+            raise self.refuse(f"a {what} is called {name!a:.80}; refused")
         if name in taken:
-            raise self.refuse(f"the {what} {name} stands twice; only one of them can be meant")
+            raise self.refuse(f"the {what} {name:.80} stands twice; only one of them can be meant")
         return name
 
     def value(self, key: str) -> Any:
@@ -113,7 +112,10 @@ class Header:
         if kind != KINDS.get(key, kind):
             raise self.refuse(f"the type of {key} is {kind}, and has to be {KINDS[key]}; convert the model again")
         if kind == TEXT:
-            return self.text(key, MAX_TEMPLATE if key.startswith(TEMPLATE) else MAX_BYTES)
+            start = self.position + 8
+            found = self.text(key, self.left)
+            self.left -= self.position - start
+            return found
         if kind in NUMBERS:
             return self.numbers(key, kind, 1)[0].item()
         if kind != ARRAY:
@@ -133,7 +135,7 @@ class Header:
         found = np.frombuffer(self.data[start : self.position], dtype)
         if kind == BOOL and found.max(initial=0) > 1:
             raise self.refuse(f"{key} is a truth value that is neither 0 nor 1; download it again")
-        return found.astype(bool) if kind == BOOL else found
+        return found.view(bool) if kind == BOOL else found
 
     def texts(self, key: str, count: int) -> Texts:
         """An array of texts."""
@@ -141,5 +143,5 @@ class Header:
         starts = array("I", [0]) * count
         for number in range(count):
             starts[number] = self.position
-            self.text(f"{key}[{number}]", MAX_BYTES)
+            self.text(f"{key}[{number}]", MAX_TEXT)
         return Texts(self.data, starts)

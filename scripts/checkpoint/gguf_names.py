@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-SPLIT = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf")  # llama.cpp's own pattern, counted from 1
+SPLIT = re.compile(r"([^.].*)-([0-9]{5})-of-([0-9]{5})\.gguf")  # llama.cpp's own pattern, counted from 1
 
 
 def split_names(name: str) -> list[str]:

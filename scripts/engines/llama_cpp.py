@@ -156,7 +156,7 @@ class Engine(engines.Engine):
             yield self._rows(len(part)).copy()
 
     def weight_bytes(self) -> int:
-        return files.bytes_per_token(self.file)
+        return files.bytes_per_token(gguf_file.read_all(self.file))
 
     def versions(self) -> dict[str, str]:
         build = llamacpp.build()

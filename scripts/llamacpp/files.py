@@ -1,12 +1,14 @@
-"""What a GGUF artifact's file says of itself."""
+"""What is in a GGUF artifact, and what its file says of itself."""
 
 from collections import Counter
 from pathlib import Path
 
-from checkpoint import gguf_file
+from checkpoint import shards
+from checkpoint.gguf_file import Gguf
 from common.program import UserError
 
 MODEL = "model.gguf"
+CARRIED = ("config.json", "generation_config.json", "tokenizer", "special_tokens", "vocab.json", "merges.txt")
 EMBEDDINGS, HEAD = "token_embd.weight", "output.weight"
 
 
@@ -18,23 +20,27 @@ def first(artifact: Path) -> Path:
     return found[0]
 
 
-def types(path: Path) -> dict[str, int]:
-    """How many of a file's tensors are stored as each type, the most frequent first."""
-    return dict(Counter(record.type for record in gguf_file.read_all(path).tensors.values()).most_common())
+def beside(source: Path) -> list[Path]:
+    """Files of a model's folder that belong beside its weights: config and tokenizer."""
+    return [path for path in shards.find(source).others() if path.name.startswith(CARRIED)]
 
 
-def bytes_per_token(path: Path) -> int:
+def types(content: Gguf) -> dict[str, int]:
+    """How many tensors are stored as each type, the most frequent first."""
+    return dict(Counter(record.type for record in content.tensors.values()).most_common())
+
+
+def bytes_per_token(content: Gguf) -> int:
     """Bytes of weights that one decoded token reads: one row of embeddings that are not the head too, and of experts
     those that are used."""
-    content = gguf_file.read_all(path)
     architecture = content.metadata.get("general.architecture")
     used = content.metadata.get(f"{architecture}.expert_used_count", 0)
-    total = 0
+    total = 0  # whoever wrote the file may have written anything
     for name, record in content.tensors.items():
         nbytes = record.nbytes
         if name == EMBEDDINGS and HEAD in content.tensors:
-            nbytes //= record.shape[0]
-        elif "_exps." in name and used:
+            nbytes //= max(1, record.shape[0])
+        elif "_exps." in name and record.shape and type(used) is int and 0 < used < record.shape[0]:
             nbytes = nbytes * used // record.shape[0]
         total += nbytes
     return total

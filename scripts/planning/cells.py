@@ -10,11 +10,13 @@ from typing import Any
 
 import jsonschema
 
+from checkpoint.gguf_names import split_names
 from planning.registry import TAKEN, Engine, Format, suggestion
 from planning.values import ConfigError
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-PREBUILT_FILES = {"gptq": "config.json", "awq": "config.json", "ct2": "model.bin"}  # layout -> a file of each folder
+# layout -> a file of each folder; of a pattern one file alone may be meant
+PREBUILT_FILES = {"gptq": "config.json", "awq": "config.json", "ct2": "model.bin", "gguf": "*.gguf"}
 
 
 @dataclass(frozen=True)
@@ -151,13 +153,28 @@ def check_prebuilt(name: str, model: Mapping[str, Any], study: Mapping[str, Any]
     for each, prebuilt in model["prebuilt"].items():
         where = f"models.{name}.prebuilt.{each}"
         check_name(where, each, (*registry.formats, *study["variants"]))
+        layout, pattern = prebuilt["layout"], PREBUILT_FILES[prebuilt["layout"]]
+        alone = "*" in pattern
+        if "hub" in prebuilt and ("file" in prebuilt) != alone:
+            what = f"name its file, such as NAME{pattern[1:]}" if alone else "its files are known; leave file out"
+            raise ConfigError(f"{where}.file: of the hub's {layout} artifacts, {what}")
         if "path" not in prebuilt:
             continue
-        path, file = Path(prebuilt["path"]), PREBUILT_FILES[prebuilt["layout"]]
+        path = Path(prebuilt["path"])
+        if alone and path.is_file() and path.match(pattern):
+            continue
         if not path.is_dir():
-            raise ConfigError(f"{where}: there is no folder {path}")
-        if not (path / file).is_file():
-            raise ConfigError(f"{where}: {path} holds no {file}, so it is no {prebuilt['layout']} artifact")
+            raise ConfigError(f"{where}: there is no folder{f' or {pattern} file' if alone else ''} {path}")
+        if not any(each.is_file() for each in path.glob(pattern)):
+            raise ConfigError(f"{where}: {path} holds no {pattern}, so it is no {layout} artifact")
+
+
+def prebuilt_files(prebuilt: Mapping[str, Any]) -> list[Path]:
+    """The files of a prebuilt artifact that is here: all of a folder, or a file with the others of its model."""
+    path = Path(prebuilt.get("path", ""))
+    if "path" not in prebuilt:
+        return []
+    return [*path.iterdir()] if path.is_dir() else [path.with_name(name) for name in split_names(path.name)]
 
 
 def artifacts(study: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:

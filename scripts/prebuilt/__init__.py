@@ -8,9 +8,9 @@ A module of a layout, which the table in fetch_prebuilt.py names, has
   safetensors; what the manifest says of them (`parameters`, `weight_files`, `weight_bytes_per_token`, maybe `tool`).
 - `gate_layout(folder, layout)`: the module of scripts/layouts that reads the weights; `source` where they are the
   model's own; None where we do not read them.
-- `MODEL_FILES`: whether the model's config and tokenizer belong into the artifact, which brings none.
+- `beside(model)`: files of the model's folder that belong into the artifact, which brings none of its own.
 
-All but the last raise `UserError` where something does not fit.
+All raise `UserError` where something does not fit.
 """
 
 from collections.abc import Mapping

@@ -7,7 +7,6 @@ from typing import Any
 from checkpoint import ctranslate2_bin, same_model, shards
 from common.program import UserError
 
-MODEL_FILES = False
 VOCABULARY = "vocabulary.json"  # the engine takes tokens by it; older converters wrote others
 FILES = ("model.bin", "config.json", VOCABULARY)
 
@@ -20,6 +19,11 @@ def local(path: Path) -> dict[str, Path]:
 def remote(repository: str, names: Iterable[str], file: str | None) -> dict[str, str]:
     """See `prebuilt`."""
     return {name: name for name in FILES if name in names}
+
+
+def beside(model: Path) -> list[Path]:
+    """See `prebuilt`."""
+    return []
 
 
 def check(folder: Path, model: Path, layout: str) -> dict[str, Any]:

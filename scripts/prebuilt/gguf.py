@@ -1,7 +1,7 @@
 """GGUF: one file, or several of a model that was split, with the model's config and tokenizer beside it."""
 
-from collections.abc import Iterable, Mapping
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -10,10 +10,9 @@ from checkpoint import gguf_file, gguf_names, same_model, shards
 from checkpoint.gguf_file import Gguf
 from checkpoint.gguf_header import Texts
 from common.program import UserError
+from llamacpp import files
 from prebuilt import plain
 
-MODEL_FILES = True
-SINGLE = "model.gguf"
 TOKENS = "tokenizer.ggml.tokens"
 FLOATS = {"F32", "F16", "BF16"}
 # key of GGUF, below its architecture's name -> of config.json, by the first of these names that it has
@@ -28,6 +27,7 @@ SIZES = {
 SAME_NAMES = (
     *("bloom", "cohere2", "exaone", "exaone4", "falcon", "gemma", "gemma2", "gemma3", "glm4", "gpt2", "granite"),
     *("llama", "mpt", "nemotron", "olmo", "olmo2", "olmoe", "phi3", "phimoe", "qwen2", "qwen3", "smollm3", "stablelm"),
+    "starcoder2",
 )
 OTHER_NAMES = {
     "cohere": "command-r",
@@ -56,55 +56,55 @@ def local(path: Path) -> dict[str, Path]:
     folder = path.parent
     if path.is_dir():
         folder, names = path, sorted(each.name for each in path.iterdir() if each.suffix == ".gguf")
-        models = gguf_names.models(names)
+        models = gguf_names.models(name for name in names if name.isprintable() and name[0] != ".")
         if len(models) != 1:
             found = f"{len(models)} models ({', '.join(model[0] for model in models)})" if models else "no .gguf file"
             raise UserError(f"{path}: holds {found}; name a .gguf file as path")
         path = path / models[0][0]
-    files = gguf_file.parts(path)
-    return dict(zip(_names(files), (shards.check_inside(folder, file) for file in files), strict=True))
+    parts = gguf_file.parts(path)
+    return dict(zip(_names(parts), (shards.check_inside(folder, part) for part in parts), strict=True))
 
 
 def remote(repository: str, names: Iterable[str], file: str | None) -> dict[str, str]:
     """See `prebuilt`. A repository has files of many types, so one is named."""
     known = sorted(name for name in names if name.endswith(".gguf"))
     chosen = PurePosixPath(file or "")
-    files = [chosen.with_name(name) for name in gguf_names.split_names(chosen.name)] if chosen.name else []
-    if not files or not {str(each) for each in files} <= {*known}:
-        listed = f"it has {', '.join(known)}" if known else "it has none; name another repository"
-        raise UserError(f"{repository}: holds no {file or '.gguf file without its name'} (all its parts); {listed}")
-    return dict(zip(_names(files), map(str, files), strict=True))
+    parts = [chosen.with_name(name) for name in gguf_names.split_names(chosen.name)] if chosen.name else []
+    if not parts or not {str(each) for each in parts} <= {*known}:
+        missing = f"not all of {file}" if len(parts) > 1 else f"no {file}" if parts else "files of many types"
+        listed = f"name one of {', '.join(known)}" if known else "it has no .gguf file; name another repository"
+        raise UserError(f"{repository}: holds {missing}; {listed}")
+    return dict(zip(_names(parts), map(str, parts), strict=True))
 
 
-def _names(files: list[Any]) -> list[str]:
+def _names(parts: Sequence[PurePath]) -> list[str]:
     """What files are called in an artifact: parts keep their names, by which llama.cpp finds the others."""
-    return [SINGLE] if len(files) == 1 else [file.name for file in files]
+    return [files.MODEL] if len(parts) == 1 else [part.name for part in parts]
+
+
+def beside(model: Path) -> list[Path]:
+    """See `prebuilt`."""
+    return files.beside(model)
 
 
 def check(folder: Path, model: Path, layout: str) -> dict[str, Any]:
     """See `prebuilt`."""
-    found = _read(folder)
+    found = gguf_file.read_all(files.first(folder))
     config = shards.read_config(model / "config.json")
     text = config.get("text_config")
     check_sizes(found, text if isinstance(text, dict) else config)
     check_tokens(found, same_model.tokens(model / same_model.TOKENIZER))
-    table = found.tensors["token_embd.weight"].nbytes if "output.weight" in found.tensors else 0
-    types = ", ".join(f"{count} {name}" for name, count in found.types().most_common())
+    said = {key: found.metadata[key] for key in PARAMETERS if key in found.metadata}
     return {
-        "parameters": {"types": types}
-        | plain({key: found.metadata[key] for key in PARAMETERS if key in found.metadata}),
+        "parameters": plain(said) | {"tensors": files.types(found)},
         "weight_files": [file.name for file in found.files],
-        "weight_bytes_per_token": found.nbytes - table,
+        "weight_bytes_per_token": files.bytes_per_token(found),
     }
 
 
 def gate_layout(folder: Path, layout: str) -> str | None:
     """See `prebuilt`."""
-    return "source" if set(_read(folder).types()) <= FLOATS else None
-
-
-def _read(folder: Path) -> Gguf:
-    return gguf_file.read_all(next(path for path in sorted(folder.iterdir()) if path.suffix == ".gguf"))
+    return "source" if FLOATS.issuperset(files.types(gguf_file.read_all(files.first(folder)))) else layout
 
 
 def check_sizes(found: Gguf, config: Mapping[str, Any]) -> None:
@@ -114,15 +114,16 @@ def check_sizes(found: Gguf, config: Mapping[str, Any]) -> None:
     def size(key: str) -> Any:
         return found.metadata.get(f"{architecture}.{key}")
 
+    more = size("nextn_predict_layers")
     facts = [("general.architecture", architecture, kind if kind in SAME_NAMES else OTHER_NAMES.get(str(kind)))]
     for key, names in SIZES.items():
         theirs, mine = size(key), next((config[name] for name in names if type(config.get(name)) is int), None)
-        if key == "block_count" and type(theirs) is type(more := size("nextn_predict_layers")) is int:
+        if key == "block_count" and type(theirs) is type(more) is int:
             theirs -= more  # layers that guess further tokens
         if key == "attention.head_count_kv":
-            mine = None if size("attention.kv_lora_rank") else mine  # DeepSeek's, which llama.cpp runs with one
+            mine = mine if size("attention.kv_lora_rank") is None else None  # DeepSeek's, which llama.cpp runs with one
             theirs = size("attention.head_count") if theirs is None else theirs
-        if isinstance(theirs, np.ndarray) and np.isin(theirs, (mine, 0)).all():
+        if mine is not None and isinstance(theirs, np.ndarray) and np.isin(theirs, (mine, 0)).all():
             theirs = mine  # one for each layer, 0 where it has no attention
         facts.append((key, theirs, mine))
     tokens = found.metadata.get(TOKENS)
@@ -149,8 +150,7 @@ def check_tokens(found: Gguf, ours: Mapping[int, str] | None) -> None:
         listed = found.metadata.get(key, tokens)
         if not isinstance(listed, (Texts, np.ndarray)) or len(listed) < len(tokens):
             raise UserError(f"{found.path}: its {key} is shorter than its {TOKENS}; convert the model again")
-    theirs = {number: tokens[number] for number in ours or () if number < len(tokens)}
-    for number, token in theirs.items():  # its converter writes spaces of added tokens as what they stand for
-        if ours and token == ours[number].replace("▁", " "):
-            theirs[number] = ours[number]
-    same_model.check_tokens(found.path, theirs, ours or {})
+    for number, token in sorted((ours or {}).items()):
+        theirs = {number: tokens[number]} if number < len(tokens) else {}
+        if theirs != {number: token.replace("▁", " ")}:  # as llama.cpp's converter writes added tokens with spaces
+            same_model.check_tokens(found.path, theirs, {number: token})

@@ -9,7 +9,6 @@ from checkpoint.selection import select
 from common.program import UserError, printable
 from prebuilt import MAX_WORD, plain
 
-MODEL_FILES = False
 QUANTIZE_CONFIG = "quantize_config.json"  # where auto-gptq reads what the others have in config.json
 PARAMETERS = ("bits", "w_bit", "group_size", "q_group_size", "sym", "desc_act", "zero_point", "version")
 
@@ -25,6 +24,11 @@ def local(path: Path) -> dict[str, Path]:
 def remote(repository: str, names: Iterable[str], file: str | None) -> dict[str, str]:
     """See `prebuilt`."""
     return {name: name for name in select(repository, names)}
+
+
+def beside(model: Path) -> list[Path]:
+    """See `prebuilt`."""
+    return []
 
 
 def check(folder: Path, model: Path, layout: str) -> dict[str, Any]:

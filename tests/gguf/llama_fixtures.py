@@ -41,8 +41,7 @@ def gguf_model(
 ) -> Path:
     """The demo as the workflow prepares it: safetensors, tokens, what transformers expects; and the texts."""
     root = tmp_path_factory.mktemp("model")
-    texts = {"evaluation": CHARACTERS, "calibration": CHARACTERS}
-    for name, length in texts.items():
+    for name, length in (("evaluation", None), ("calibration", CHARACTERS)):
         (root / f"{name}.txt").write_text((REPO / f"config/{name}.txt").read_text()[:length])
 
     def run(python: Path, program: str, *arguments: object) -> None:

@@ -1,13 +1,23 @@
-"""The two parsers on good files of which some bytes have changed; fuzz.py goes further, guided by coverage."""
+"""The parsers on good files of which some bytes have changed; fuzz.py goes further, guided by coverage."""
 
 from pathlib import Path
 
 import pytest
-from forge import safetensors_with, tensor_pickle, zip_with
+from forge import (
+    gguf_array,
+    gguf_key,
+    gguf_tensor,
+    gguf_text,
+    gguf_texts,
+    gguf_with,
+    safetensors_with,
+    tensor_pickle,
+    zip_with,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from checkpoint import safetensors_file, torch_zip
+from checkpoint import gguf_file, safetensors_file, torch_zip
 from common.program import UserError
 
 FORMS = {"bin": torch_zip.read, "safetensors": safetensors_file.read}
@@ -38,3 +48,36 @@ def test_changed_bytes_are_refused_or_harmless(tmp_path: Path, form: str, change
         return
     for tensor in tensors.values():
         assert sum(len(chunk) for chunk in tensor.chunks()) == tensor.nbytes
+
+
+GGUF_KEYS = (
+    *(gguf_key("general.architecture", 8, gguf_text("llama")), gguf_key("general.alignment", 4, b"\x40\0\0\0")),
+    *(
+        gguf_texts("tokenizer.ggml.tokens", "a", "é"),
+        gguf_array("scores", 6, bytes(4), bytes(4)),
+        gguf_key("x", 7, b"\1"),
+    ),
+)
+GGUF_TENSORS = gguf_tensor("a", (32, 2), 2), gguf_tensor("b", (2, 2, 2), 0, 64)
+
+
+@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=changes)
+def test_changed_gguf_is_refused_or_harmless(tmp_path: Path, changes: list[tuple[int, bytes]]) -> None:
+    path = gguf_with(tmp_path / "x", GGUF_KEYS, GGUF_TENSORS, bytes(96), alignment=64)
+    data = bytearray(path.read_bytes())
+    for place, new in changes:
+        data[place % len(data) : place % len(data) + len(new)] = new
+    path.write_bytes(data)
+    try:
+        found = gguf_file.read(path)
+    except UserError as error:
+        assert str(path) in str(error)
+        assert "\n" not in str(error)
+        return
+    end = found.data_start
+    for tensor in found.tensors.values():
+        assert end <= tensor.offset
+        assert tensor.offset % found.alignment == 0
+        end = tensor.offset + tensor.nbytes
+    assert end <= len(data)
