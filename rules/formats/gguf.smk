@@ -113,6 +113,7 @@ rule imatrix:
         env=environment("llama_cpp"),
         base="artifacts/{model}/gguf-f16",
         calibration="artifacts/{model}/tokens/calibration.json",
+        evaluation="artifacts/{model}/tokens/evaluation.json",
         text=lambda wc: text_of(wc.model, "calibration"),
     output:
         directory("artifacts/{model}/imatrix"),
@@ -125,7 +126,7 @@ rule imatrix:
         options=lambda wc: [f"--{key.replace('_', '-')}={value}" for key, value in STUDY["calibration"].items()],
     shell:
         "{params.python:q} {params.program[0]} {input.base} {output} --text {input.text:q}"
-        " --calibration {input.calibration} --threads {threads} {params.options:q} 2> {log}"
+        " --calibration {input.calibration} --evaluation {input.evaluation} --threads {threads} {params.options:q} 2> {log}"
 
 
 def imatrix(wildcards):
