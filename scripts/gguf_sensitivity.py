@@ -111,7 +111,7 @@ def main() -> None:
     device = devices.resolve(options.device)
     threads = min(options.threads, cpu.available_threads())
     base = gguf_file.read_all(files.first(options.base))
-    wanted = [name for name in quantizer.plan(base.path, "q8_0", None) if ggml.fits(PROBE, base.tensors[name].shape[-1])]
+    wanted = list(quantizer.plan(base.path, PROBE.lower(), None))
     importance = quantizer.importance(options.imatrix)
     windows = calibration.read(
         options.calibration, options.evaluation, samples=WINDOWS, sequence_length=TOKENS, seed=options.seed
