@@ -3,11 +3,13 @@
 
     python scripts/build_gguf.py SRC DST --type f16 --name my-model --evaluation evaluation.json --text evaluation.txt
     python scripts/build_gguf.py SRC DST --type q4_k_m --base GGUF-F16 --imatrix IMATRIX
+    python scripts/build_gguf.py SRC DST --type q4_k_m --base GGUF-F16 --imatrix IMATRIX --sensitivity FILE [--bits 4.5]
 
 Without --base the checkpoint SRC is converted by convert_hf_to_gguf.py to one of its types, and the tokenizer in the
 file is proved: it must make the ids in --evaluation of --text. With --base that file is quantized by llama-quantize, to
 any type of its. What each tensor is stored as is read back from the file, because llama-quantize takes another type
-where a row does not fit. QUANTMILL_LLAMA_CPP names a folder of compile_llama_cpp.py.
+where a row does not fit. With --sensitivity (gguf_sensitivity.py) each tensor's type is chosen by what it costs, and the
+file is no larger than that of --type, or than --bits a weight. QUANTMILL_LLAMA_CPP names a folder of compile_llama_cpp.py.
 """
 
 import hashlib
@@ -15,6 +17,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import convert_gguf
 import llamacpp
@@ -23,7 +26,7 @@ from common import manifest, plain_text
 from common.program import UserError, parser, run, run_child
 from common.publish import publish
 from devices import cpu
-from llamacpp import files, vocabulary
+from llamacpp import files, quantizer, vocabulary
 from scoring import quality_gate
 
 CONVERTED = ("f32", "f16", "bf16")
@@ -49,6 +52,28 @@ def find_pre(source: Path, folder: Path, name: str, text: str, ids: list[int]) -
         file.unlink()
 
 
+def quantize(out: Path, options: Any, threads: int) -> dict[str, Any]:
+    """Run llama-quantize on --base; the parameters that it was given, for the manifest."""
+    parameters: dict[str, Any] = {"type": options.type}
+    command: list[object] = []
+    if options.imatrix:
+        parameters["imatrix"] = manifest.read(options.imatrix)["files"][quantizer.IMATRIX]["sha256"]
+        command = ["--imatrix", f"{options.imatrix.name}/{quantizer.IMATRIX}"]  # the file keeps this name
+    if options.sensitivity:
+        weights = manifest.read(options.src)["parameter_count"]
+        nbytes = int(options.bits * weights / 8) if options.bits else None
+        chosen = quantizer.mix(options.base, options.imatrix, options.sensitivity, options.type, nbytes)
+        lines = out.with_name("tensor-types.txt")
+        lines.write_text(quantizer.type_lines(chosen), encoding="utf-8")
+        command += ["--tensor-type-file", lines]
+        size = {"bits": options.bits} if options.bits else {"as_large_as": options.type}
+        parameters |= {"type": "mixed", **size, "estimated_kld": sum(choice.kld for choice in chosen.values())}
+    base = files.first(options.base).absolute()
+    place = options.imatrix.parent if options.imatrix else None
+    llamacpp.call("llama-quantize", *command, base, out, options.type, threads, cwd=place)
+    return parameters
+
+
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("src", type=Path, help="folder of the canonical safetensors")
@@ -60,30 +85,26 @@ def main() -> None:
     arguments.add_argument("--text", type=Path, help="the text that it wrote that of")
     arguments.add_argument("--base", type=Path, help="an artifact of this program's, to quantize")
     arguments.add_argument("--imatrix", type=Path, help="what build_imatrix.py wrote")
+    arguments.add_argument("--sensitivity", type=Path, help="what gguf_sensitivity.py wrote: choose tensors' types by it")
+    arguments.add_argument("--bits", type=float, help="a weight, of the file; default: as large as --type makes it")
     arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="at most")
     arguments.add_argument("--device", default="auto", help="auto, cpu or cuda: where the quality gate runs it")
     quality_gate.add_arguments(arguments)
     options = arguments.parse_args()
     if not options.base and options.type not in CONVERTED:
         raise UserError(f"--type {options.type}: llama.cpp's converter writes {', '.join(CONVERTED)}; name a --base")
+    if options.sensitivity and not (options.base and options.imatrix):
+        raise UserError("--sensitivity: was measured with a --base and an --imatrix; name them too")
 
     origin = manifest.read(options.src)
     threads = min(options.threads, cpu.available_threads())
-    parameters: dict[str, str | bool] = {"type": options.type}
-    calibration = None
+    parameters, calibration = {"type": options.type}, None
     with publish(options.dst) as folder:
         folder.mkdir()
         out = (folder / files.MODEL).absolute()
         if options.base:
-            command: list[str] = []
-            if options.imatrix:
-                made = manifest.read(options.imatrix)
-                parameters["imatrix"] = made["files"]["imatrix.gguf"]["sha256"]
-                calibration = made["calibration_sha256"]
-                command = ["--imatrix", f"{options.imatrix.name}/imatrix.gguf"]  # the file keeps this name
-            base = files.first(options.base).absolute()
-            place = options.imatrix.parent if options.imatrix else None
-            llamacpp.call("llama-quantize", *command, base, out, options.type, threads, cwd=place)
+            parameters = quantize(out, options, threads)
+            calibration = manifest.read(options.imatrix)["calibration_sha256"] if options.imatrix else None
         else:
             text = plain_text.read(options.text / "text.txt" if options.text.is_dir() else options.text)
             content = json.loads(options.evaluation.read_text(encoding="utf-8"))
@@ -98,7 +119,7 @@ def main() -> None:
         gate = quality_gate.check(folder, "llama_cpp", layout, options.device, options)
         manifest.write(
             folder,
-            format=options.format or f"gguf-{options.type}",
+            format=options.format or f"gguf-{parameters['type']}",
             engine="llama_cpp",
             tool="llama.cpp",
             tool_version=llamacpp.build()["sources"],

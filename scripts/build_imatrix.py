@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Write llama.cpp's importance matrix of a model, from the study's calibration text.
 
-    python scripts/build_imatrix.py GGUF-F16 DST --text calibration.txt --calibration calibration.json --samples 16
+    python scripts/build_imatrix.py GGUF-F16 DST --text calibration.txt --calibration calibration.json
+        --evaluation evaluation.json --samples 16 --sequence-length 512
 
 llama-imatrix takes text and no ids: what its tokenizer makes of the text is held against the ids first. It reads the
-first --samples pieces of --sequence-length tokens.
+first --samples pieces of --sequence-length tokens, or of the model's context where that is shorter. A text that shares a
+passage with the evaluation text is refused.
 """
 
 import json
@@ -17,6 +19,7 @@ from common.program import UserError, parser, run
 from common.publish import publish
 from devices import cpu
 from llamacpp import files, vocabulary
+from quantization import calibration
 
 NAME = "imatrix.gguf"
 TEXT = "calibration.txt"
@@ -28,6 +31,7 @@ def main() -> None:
     arguments.add_argument("dst", type=Path, help="folder to write")
     arguments.add_argument("--text", type=Path, required=True, help="the calibration text")
     arguments.add_argument("--calibration", type=Path, required=True, help="what tokenize_texts.py wrote of it")
+    arguments.add_argument("--evaluation", type=Path, required=True, help="the same of the evaluation text")
     arguments.add_argument("--samples", type=int, required=True)
     arguments.add_argument("--sequence-length", type=int, required=True, help="tokens of each")
     arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="at most")
@@ -40,16 +44,19 @@ def main() -> None:
     text = plain_text.read(options.text / "text.txt" if options.text.is_dir() else options.text)
     if vocabulary.prove(file, text, ids, []):
         raise AssertionError("a name was tried where none was given")
-    chunks = min(options.samples, len(ids) // options.sequence_length)
+    evaluated = json.loads(options.evaluation.read_text(encoding="utf-8"))["ids"]
+    calibration.check_apart(options.calibration, ids, evaluated)
+    length = min(options.sequence_length, content["context"] or options.sequence_length)
+    chunks = min(options.samples, len(ids) // length)
     if chunks == 0:
         raise UserError(
-            f"{options.text}: has {len(ids)} tokens, fewer than one sample of {options.sequence_length}; lower "
+            f"{options.text}: has {len(ids)} tokens, fewer than one sample of {length}; lower "
             "calibration.sequence_length"
         )
     with publish(options.dst) as folder:
         folder.mkdir()
         (folder / TEXT).write_text(text, encoding="utf-8")
-        command = ["-m", file, "-f", TEXT, "-o", NAME, "-c", options.sequence_length, "--chunks", chunks, "--no-ppl"]
+        command = ["-m", file, "-f", TEXT, "-o", NAME, "-c", length, "--chunks", chunks, "--no-ppl"]
         threads = min(options.threads, cpu.available_threads())
         llamacpp.call("llama-imatrix", *command, "-t", threads, cwd=folder)
         if not (folder / NAME).exists():
@@ -60,7 +67,7 @@ def main() -> None:
             format="imatrix",
             tool="llama.cpp",
             tool_version=llamacpp.build()["sources"],
-            parameters={"samples": chunks, "sequence_length": options.sequence_length},
+            parameters={"samples": chunks, "sequence_length": length},
             source=origin["source"],
             calibration_sha256=content["text_sha256"],
         )

@@ -235,6 +235,7 @@ def run(**words: Any) -> dict[str, Any]:
         ),
         ({"runs": {1: {"engine": "transformers", "formats": ["fp16"]}}}, "runs: the name 1 is no text to YAML; put"),
         ({"models": demo(**{"gate.json": PREBUILT})}, "models.demo.prebuilt.gate.json: other files of Quantmill's"),
+        ({"models": demo(imatrix=PREBUILT)}, "models.demo.prebuilt.imatrix: other files of Quantmill's"),
         ({"models": demo(**{"latency-fp16": PREBUILT})}, "models.demo.prebuilt.latency-fp16: other files of Quantm"),
         ({"models": {"a": {"source": "demo", "prebuilt": {7: PREBUILT}}}}, "models.a.prebuilt: the name 7 is no text"),
         ({"models": demo(fp16=PREBUILT)}, "models.demo.prebuilt.fp16: a format has this name; choose another"),

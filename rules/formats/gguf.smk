@@ -46,6 +46,14 @@ for type_, bits in (GGUF_CONVERTED | GGUF_QUANTIZED).items():
         # the converter imports torch; llama-quantize holds a tensor in float32
         costs=Costs(Size(bits / 8, files=300_000), Memory(700), Memory(700), quantized=type_ in GGUF_QUANTIZED),
     )
+FORMATS["gguf-mixed"] = Format(
+    layout="gguf",
+    engine="llama_cpp",
+    env="llama_cpp",
+    parameters="gguf_mixed",
+    logs=("imatrix", "gguf-sensitivity", "tokens-calibration"),
+    costs=Costs(Size(GGUF_QUANTIZED["q4_k_m"] / 8, files=300_000), Memory(700), Memory(700), bits=GGUF_QUANTIZED),
+)
 
 
 localrules:
@@ -69,7 +77,13 @@ rule llama_cpp:
 
 
 def gguf_type(wildcards):
-    return base(wildcards.format).removeprefix("gguf-")
+    """llama.cpp's name of a format's type; of a mixture, the type that it is as large as, or q4_k_m."""
+    if base(wildcards.format) != "gguf-mixed":
+        return base(wildcards.format).removeprefix("gguf-")
+    size = parameters(wildcards.format)["size"]
+    if isinstance(size, str) and size not in GGUF_QUANTIZED:
+        refuse(f"{wildcards.format}: unknown size {size!r}{registry.suggestion(size, GGUF_QUANTIZED)}")
+    return size if isinstance(size, str) else "q4_k_m"
 
 
 def gguf_options(wildcards):
@@ -113,6 +127,7 @@ rule imatrix:
         env=environment("llama_cpp"),
         base="artifacts/{model}/gguf-f16",
         calibration="artifacts/{model}/tokens/calibration.json",
+        evaluation="artifacts/{model}/tokens/evaluation.json",
         text=lambda wc: text_of(wc.model, "calibration"),
     output:
         directory("artifacts/{model}/imatrix"),
@@ -125,16 +140,63 @@ rule imatrix:
         options=lambda wc: [f"--{key.replace('_', '-')}={value}" for key, value in STUDY["calibration"].items()],
     shell:
         "{params.python:q} {params.program[0]} {input.base} {output} --text {input.text:q}"
-        " --calibration {input.calibration} --threads {threads} {params.options:q} 2> {log}"
+        " --calibration {input.calibration} --evaluation {input.evaluation} --threads {threads} {params.options:q} 2> {log}"
 
 
 def imatrix(wildcards):
-    """The importance matrix, where the study wants it."""
-    if parameters(wildcards.format)["imatrix"]:
+    """The importance matrix, where the study wants it; a mixture is chosen with it in any case."""
+    if parameters(wildcards.format).get("imatrix", True):
         return f"artifacts/{wildcards.model}/imatrix"
     if gguf_type(wildcards) in GGUF_WANTS_IMATRIX:
         refuse(f"{wildcards.format}: llama-quantize wants an importance matrix for this type; set gguf.imatrix: true")
     return []
+
+
+def sensitivity_memory(wildcards, input):
+    """MB of the job that measures it: the model in float32, and what it predicts of each window."""
+    model = shape.of_folder(local_path(input.source))
+    libraries, positions, copies = 1000, 1024, 4
+    return jobs.job_mb(libraries + (4 * model.parameters + 4 * copies * positions * model.vocab) // 10**6)
+
+
+rule gguf_sensitivity:
+    input:
+        env=environment("llama_cpp"),
+        source="artifacts/{model}/safetensors",
+        base="artifacts/{model}/gguf-f16",
+        imatrix="artifacts/{model}/imatrix",
+        calibration="artifacts/{model}/tokens/calibration.json",
+        evaluation="artifacts/{model}/tokens/evaluation.json",
+    output:
+        "artifacts/{model}/gguf-sensitivity.json",
+    log:
+        "artifacts/logs/{model}/gguf-sensitivity.log",
+    threads: 8
+    resources:
+        gpu=1,
+        mem_mb=sensitivity_memory,
+        runtime=jobs.UNKNOWN_MINUTES,
+    params:
+        program=program("gguf_sensitivity.py"),
+        python=python("llama_cpp"),
+        seed=lambda wc: STUDY["seed"],
+        device=lambda wc: STUDY["device"],
+    shell:
+        "{params.python:q} {params.program[0]} {input.source} {output} --base {input.base} --imatrix {input.imatrix}"
+        " --calibration {input.calibration} --evaluation {input.evaluation} --seed {params.seed} --threads {threads}"
+        " --device {params.device} 2> {log}"
+
+
+def sensitivity(wildcards):
+    """What a mixture is chosen by; nothing for a type of llama.cpp's own."""
+    return f"artifacts/{wildcards.model}/gguf-sensitivity.json" if base(wildcards.format) == "gguf-mixed" else []
+
+
+def mixture(wildcards, input):
+    """The same, as flags of the program that builds."""
+    size = parameters(wildcards.format).get("size")
+    bits = [f"--bits={size}"] if isinstance(size, (int, float)) else []
+    return [f"--sensitivity={input.sensitivity}", *bits] if input.sensitivity else []
 
 
 rule quantize_gguf:
@@ -143,13 +205,14 @@ rule quantize_gguf:
         source="artifacts/{model}/safetensors",
         base="artifacts/{model}/gguf-f16",
         imatrix=imatrix,
+        sensitivity=sensitivity,
         gate=gate_input,
     output:
         directory("artifacts/{model}/{format}"),
     log:
         "artifacts/logs/{model}/{format}.log",
     wildcard_constraints:
-        format=names(*(f"gguf-{type_}" for type_ in GGUF_QUANTIZED)),
+        format=names("gguf-mixed", *(f"gguf-{type_}" for type_ in GGUF_QUANTIZED)),
     priority: 5
     threads: 8
     resources:
@@ -162,8 +225,9 @@ rule quantize_gguf:
         python=python("llama_cpp"),
         type=gguf_type,
         imatrix=lambda wc, input: [f"--imatrix={input.imatrix}"] if input.imatrix else [],
+        mixture=mixture,
         device=lambda wc: STUDY["device"],
         gate=gguf_options,
     shell:
         "{params.python:q} {params.program[0]} {input.source} {output} --type {params.type} --format {wildcards.format}"
-        " --base {input.base} {params.imatrix:q} --threads {threads} --device {params.device} {params.gate:q} 2> {log}"
+        " --base {input.base} {params.imatrix:q} {params.mixture:q} --threads {threads} --device {params.device} {params.gate:q} 2> {log}"

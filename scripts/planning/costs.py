@@ -73,6 +73,7 @@ class Costs:
 
     cpu, cuda: memory of the host, without the quality gate. quantized: the gate writes its weights out for
     transformers. forwards: over all calibration samples. group_size: the parameter that holds the size of a group.
+    bits: where the parameter `size` says how large it is, bits a weight of each name that it can have.
     copies: of the artifact, that lie on the disk while it is built. like: formats that take about as long.
     """
 
@@ -82,11 +83,14 @@ class Costs:
     quantized: bool = True
     forwards: int = 0
     group_size: str | None = None
+    bits: Mapping[str, float] | None = None
     copies: int = 0
     like: tuple[str, ...] = ()
 
     def with_parameters(self, parameters: Mapping[str, Any]) -> "Costs":
         """The costs with a tool's parameters; a size of groups that is left to the layers counts as the usual one."""
+        if self.bits and isinstance(bits := self.bits.get(parameters["size"], parameters["size"]), (int, float)):
+            return replace(self, size=replace(self.size, weights=bits / 8))
         size = parameters.get(self.group_size, "auto")
         return self if size == "auto" else replace(self, size=replace(self.size, group_size=int(size)))
 

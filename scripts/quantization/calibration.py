@@ -33,15 +33,20 @@ def read(path: Path, evaluation: Path, *, samples: int, sequence_length: int, se
     count = len(ids) // length
     if count == 0:
         raise UserError(f"{path}: the calibration text has {len(ids)} tokens, fewer than one sample of {length}")
+    check_apart(path, ids, evaluated)
+    chosen = np.sort(np.random.default_rng(seed).choice(count, min(samples, count), replace=False))
+    windows = [ids[number * length : (number + 1) * length] for number in chosen.tolist()]
+    return Calibration(windows, length, text["text_sha256"])
+
+
+def check_apart(path: Path, ids: list[int], evaluated: list[int]) -> None:
+    """Raises `UserError` where the calibration text of `path` shares a passage with the evaluation text."""
     place = shared_passage(ids, evaluated)
     if place is not None:
         raise UserError(
             f"{path}: the calibration text shares {SHARED} tokens in a row with the evaluation text, from token "
             f"{place} on; name another text in texts.calibration or texts.evaluation"
         )
-    chosen = np.sort(np.random.default_rng(seed).choice(count, min(samples, count), replace=False))
-    windows = [ids[number * length : (number + 1) * length] for number in chosen.tolist()]
-    return Calibration(windows, length, text["text_sha256"])
 
 
 def shared_passage(ids: list[int], others: list[int]) -> int | None:

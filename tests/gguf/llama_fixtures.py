@@ -78,6 +78,7 @@ def build_gguf(gguf_model: Path, run_gguf: Callable) -> Callable[..., Path]:
         if kind not in ("f32", "f16", "bf16"):
             if not (gguf_model / "imatrix").exists():
                 text = ["--text", gguf_model / "calibration.txt", "--calibration", gguf_model / "calibration.json"]
+                text += ["--evaluation", gguf_model / "evaluation.json"]
                 size = ["--samples", 4, "--sequence-length", 128]
                 result = run_gguf("build_imatrix.py", make("f16"), gguf_model / "imatrix", *text, *size)
                 assert result.returncode == 0, result.stderr
