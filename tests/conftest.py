@@ -27,7 +27,7 @@ collect_ignore = ["browser"]  # in an environment of its own: make test
 AUTOGPTQ = ["autogptq-int4"] if sys.version_info[:2] == (3, 11) else []  # its environment is for Python 3.11 alone
 MEMORY = 200 * 1024  # KiB
 NEW_TOKENS = 16  # of the demo's latency
-CALIBRATION = {"samples": 8, "sequence_length": 256}  # of the demo's quantizers
+CALIBRATION = {"samples": 8, "sequence_length": 512}  # of the demo's quantizers
 CHARACTERS = 14_000  # of a short text: the quality gate's eight windows and little more
 HEAVY = {"torch_python", "mlc_python", "llama_cpp"}  # fixtures of libraries that take seconds to import
 # the program, and at its end the most memory that it held
