@@ -140,7 +140,7 @@ def check(name: str, work: Path) -> dict[str, Any]:
 def row(name: str, found: dict[str, Any]) -> str:
     """One line of the table."""
     if "refused" in found:
-        reason = re.sub(r"\S*/(?=\w+[:\s])", "", found["refused"]).replace("|", "\\|").removeprefix("error: ")
+        reason = re.sub(r"/\S*/", "", found["refused"]).replace("|", "\\|").removeprefix("error: ")
         return f"| {name} | refused: {reason} | | |"
     cells = [
         f"{found[kind]:.1e}" if isinstance(found[kind], float) else f"not compared: {found[kind]}"
