@@ -5,8 +5,8 @@
         --evaluation evaluation.json --samples 16 --sequence-length 512
 
 llama-imatrix takes text and no ids: what its tokenizer makes of the text is held against the ids first. It reads the
-first --samples pieces of --sequence-length tokens, or of the model's context where that is shorter. A text that shares a
-passage with the evaluation text is refused.
+first --samples pieces of --sequence-length tokens, or of the model's context where that is shorter. A text that shares
+a passage with the evaluation text is refused.
 """
 
 import json

@@ -16,7 +16,6 @@ This works for models whose matrices llama.cpp stores as they are, rows in whate
 import time
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm

@@ -45,7 +45,8 @@ class Model:
         for hook in hooks:
             hook.remove()
         self.resumable = all(
-            torch.equal(self._resume(number, len(self.layers)), expected) for number, expected in enumerate(self.expected)
+            torch.equal(self._resume(number, len(self.layers)), expected)
+            for number, expected in enumerate(self.expected)
         )
 
     def weights(self, name: str) -> np.ndarray:
