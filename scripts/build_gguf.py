@@ -3,15 +3,14 @@
 
     python scripts/build_gguf.py SRC DST --type f16 --name my-model --evaluation evaluation.json --text evaluation.txt
     python scripts/build_gguf.py SRC DST --type q4_k_m --base GGUF-F16 --imatrix IMATRIX
-    python scripts/build_gguf.py SRC DST --type q4_k_m --base GGUF-F16 --imatrix IMATRIX --sensitivity FILE
+    python scripts/build_gguf.py SRC DST --type q4_k_m --base GGUF-F16 --imatrix IMATRIX --sensitivity FILE [--bits 4.5]
 
 Without --base the checkpoint SRC is converted by convert_hf_to_gguf.py to one of its types, and the tokenizer in the
 file is proved: it must make the ids in --evaluation of --text. With --base that file is quantized by llama-quantize, to
 any type of its. What each tensor is stored as is read back from the file, because llama-quantize takes another type
-where a row does not fit. QUANTMILL_LLAMA_CPP names a folder of compile_llama_cpp.py.
-
-With --sensitivity (gguf_sensitivity.py) the type of each tensor is the one that is worth its bytes, and the file is no
-larger than that of --type, or than --bits a weight. tensor-types.txt then names the types, as llama-quantize takes them.
+where a row does not fit. With --sensitivity (gguf_sensitivity.py) each tensor's type is chosen by what it costs, and
+the file is no larger than that of --type, or than --bits a weight. QUANTMILL_LLAMA_CPP names a folder of
+compile_llama_cpp.py.
 """
 
 import hashlib
@@ -87,7 +86,7 @@ def main() -> None:
     arguments.add_argument("--text", type=Path, help="the text that it wrote that of")
     arguments.add_argument("--base", type=Path, help="an artifact of this program's, to quantize")
     arguments.add_argument("--imatrix", type=Path, help="what build_imatrix.py wrote")
-    arguments.add_argument("--sensitivity", type=Path, help="what gguf_sensitivity.py wrote, to choose types by")
+    arguments.add_argument("--sensitivity", type=Path, help="what gguf_sensitivity.py wrote; types are chosen by it")
     arguments.add_argument("--bits", type=float, help="a weight, of the file; default: as large as --type makes it")
     arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="at most")
     arguments.add_argument("--device", default="auto", help="auto, cpu or cuda: where the quality gate runs it")

@@ -27,6 +27,7 @@ collect_ignore = ["browser"]  # in an environment of its own: make test
 AUTOGPTQ = ["autogptq-int4"] if sys.version_info[:2] == (3, 11) else []  # its environment is for Python 3.11 alone
 MEMORY = 200 * 1024  # KiB
 NEW_TOKENS = 16  # of the demo's latency
+CALIBRATION = {"samples": 8, "sequence_length": 256}  # of the demo's quantizers
 CHARACTERS = 14_000  # of a short text: the quality gate's eight windows and little more
 HEAVY = {"torch_python", "mlc_python", "llama_cpp"}  # fixtures of libraries that take seconds to import
 # the program, and at its end the most memory that it held
@@ -140,7 +141,7 @@ def demo(
             envs = ["tools", "torch", "gptqmodel", "mlc", *(["autogptq"] if AUTOGPTQ else [])]
             pythons = json.dumps({env: str(interpreter(env)) for env in envs})
             short = f"latency: {{new_tokens: {NEW_TOKENS}, repeats: 1, processes: 1}}\n"
-            short += "texts: {evaluation: short.txt}\ncalibration: {samples: 8, sequence_length: 256}\n"
+            short += f"texts: {{evaluation: short.txt}}\ncalibration: {json.dumps(CALIBRATION)}\n"
             config = config[: config.index("latency:")] + short + f"interpreters: {pythons}\n"
             (root / "config/config.yaml").write_text(config)
             (root / "short.txt").write_text((root / "config/evaluation.txt").read_text()[:CHARACTERS])

@@ -229,6 +229,14 @@ def test_tokens_that_the_file_lacks(theirs: Path, model: Path) -> None:
         gguf.check(theirs, model, "gguf")
 
 
+def test_more_layers_than_llama_cpp_has(theirs: Path, model: Path) -> None:
+    """Of a model whose config.json does not say how many it has."""
+    (model / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": None}))
+    write(theirs / "model.gguf", {"llama.block_count": 513})
+    with pytest.raises(UserError, match=r"its block_count is 513, and llama\.cpp has 512 layers; refused"):
+        gguf.check(theirs, model, "gguf")
+
+
 def test_embeddings_of_another_size(theirs: Path, model: Path) -> None:
     write(theirs / "model.gguf", None, "output_norm.weight")
     with pytest.raises(UserError, match=r"its token_embd.weight is missing, its metadata's \[5, 64\]; refused"):

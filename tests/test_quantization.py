@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import AUTOGPTQ, REPO, interpreter
+from conftest import AUTOGPTQ, CALIBRATION, REPO, interpreter
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded_rows import jobs_of
@@ -212,8 +212,7 @@ def test_an_artifact_that_lacks_a_weight_is_refused(demo: Path, call: Callable, 
 def test_the_memory_that_a_job_asks_for_is_what_it_takes(demo: Path, name: str) -> None:
     artifacts = demo / "artifacts/demo"
     took = json.loads((artifacts / name / "quantmill.json").read_text())["peak_memory_bytes"] / 2**20
-    calibration = {"samples": 16, "sequence_length": 512}  # as many as the text fills
-    asked = jobs_of("cpu").formats[name].cpu.mb(shape.of_folder(artifacts / "fp16"), calibration)
+    asked = jobs_of("cpu").formats[name].cpu.mb(shape.of_folder(artifacts / "fp16"), CALIBRATION)
     assert took < asked < 2 * took
 
 
@@ -269,6 +268,7 @@ def test_gptq_goes_on_after_it_was_killed(demo: Path, call: Callable, tmp_path: 
     threads torch chose."""
     artifacts, out = demo / "artifacts/demo", tmp_path / "out"
     command = [interpreter("gptqmodel"), REPO / "scripts/build_gptq.py", artifacts / "fp16", out]
+    command += [f"--{key.replace('_', '-')}={value}" for key, value in CALIBRATION.items()]
     for kind in ("calibration", "evaluation"):
         command += [f"--{kind}", artifacts / f"tokens/{kind}.json"]
     first = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -91,6 +91,6 @@ def ways(values: np.ndarray, heads: int, kv_heads: int) -> Iterator[np.ndarray]:
     yield values
     if values.ndim == 1:
         yield values - 1
-    for count in {heads, kv_heads}:
-        if type(count) is int and count and len(values) % (2 * count) == 0:
+    for count in {each for each in (heads, kv_heads) if type(each) is int and each}:  # a list has one for each layer
+        if len(values) % (2 * count) == 0:
             yield values.reshape(count, -1, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)

@@ -13,7 +13,8 @@ NAME = r"[a-z0-9][a-z0-9._-]*"
 MAX_NAME = 100  # letters of a format or a run or, in the schema, a model: files made of names stay below 255 bytes
 # names of a model's other files, and what its logs begin with: no artifact may have them
 TAKEN = r"(source|safetensors|bin|mlc|tokens|latency|quality|gate\.json|expected-predictions|mlc-library)\Z"
-TAKEN += r"|(imatrix|gguf-sensitivity(\.json)?)\Z|(noise-floor|reference-logits|tokens-|latency-|quality-)"
+TAKEN += r"|(imatrix|gguf-sensitivity|gguf-sensitivity\.json)\Z"
+TAKEN += r"|(noise-floor|reference-logits|tokens-|latency-|quality-)"
 Makers = Callable[[str], Collection[str]]  # a format's name -> names of the rules that make its artifact
 
 

@@ -14,6 +14,7 @@ from llamacpp import files
 from prebuilt import plain
 
 TOKENS = "tokenizer.ggml.tokens"
+MAX_LAYERS = 512  # llama.cpp's
 FLOATS = {"F32", "F16", "BF16"}
 # key of GGUF, below its architecture's name -> of config.json, by the first of these names that it has
 SIZES = {
@@ -132,6 +133,11 @@ def check_sizes(found: Gguf, config: Mapping[str, Any]) -> None:
     for what, theirs, mine in facts:
         if mine is not None and (isinstance(theirs, (Texts, np.ndarray)) or theirs != mine):
             raise UserError(f"{found.path}: is another model: its {what} is {theirs!s:.60}, this model's {mine}")
+    layers = size("block_count")
+    if type(layers) is not int or layers > MAX_LAYERS:
+        raise UserError(
+            f"{found.path}: its block_count is {layers!s:.60}, and llama.cpp has {MAX_LAYERS} layers; refused"
+        )
     table, sizes = found.tensors.get("token_embd.weight"), [count, size("embedding_length")]
     if table is None or list(map(str, table.shape)) != list(map(str, sizes)):
         shape = list(table.shape) if table else "missing"
