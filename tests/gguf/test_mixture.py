@@ -100,6 +100,16 @@ def mixed(gguf_model: Path, mix: Callable) -> Path:
     return gguf_model / "gguf-mixed"
 
 
+def test_a_change_is_measured_from_its_layer_on(gguf_model: Path, run_gguf: Callable) -> None:
+    """A matrix with noise in a model of which only later layers are calculated again, and in a whole one, in numpy."""
+    result = run_gguf("tests/gguf/sensitivity_checks.py", gguf_model / "safetensors")
+    assert result.returncode == 0, result.stderr
+    facts = json.loads(result.stdout.splitlines()[-1])
+    assert [first for first, _, _ in facts.values()] == [0, 3, 6, 7]
+    for _, measured, by_hand in facts.values():
+        assert measured == pytest.approx(by_hand, rel=1e-3)
+
+
 @pytest.mark.slow
 def test_estimates_are_what_is_measured(sensitivity: Path) -> None:
     """Types of which the divergence was estimated, not measured, from 2 bits a weight to 8."""
