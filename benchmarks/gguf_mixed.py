@@ -1,0 +1,51 @@
+#!/usr/bin/env python3
+"""What gguf-mixed loses beside the type that it is as large as: a table of studies that have both.
+
+    .venv/bin/python benchmarks/gguf_mixed.py artifacts/MODEL...
+
+Each study has scored gguf-mixed, with `gguf_mixed: { size: TYPE }`, and gguf-TYPE. The ratio of their mean divergences
+has a 95% interval, by paired bootstrap over windows of the evaluation text.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+
+import numpy as np
+
+from metrics import bootstrap
+
+HEADINGS = ("model", "type", "its bits", "bits of the mixture", "KL of the type", "KL of the mixture", "ratio")
+MORE = ("estimated", "tokens scored", "seconds to measure", "estimates off by")
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def row(model: Path) -> list[str]:
+    """The table's cells for a model's folder of artifacts."""
+    mixed = read(model / "quality/gguf-mixed.json")
+    name = mixed["artifact"]["parameters"]["as_large_as"]
+    plain, sensitivity = read(model / f"quality/gguf-{name}.json"), read(model / "gguf-sensitivity.json")
+    ours, theirs = (np.array(each["windows"]["kld"]) for each in (mixed, plain))
+    drawn = bootstrap.indices(len(ours))
+    low, high = bootstrap.interval(ours[drawn].sum(axis=1) / theirs[drawn].sum(axis=1), len(ours))
+    return [
+        model.name,
+        name,
+        *(f"{each['artifact']['bits_per_weight']:.3f}" for each in (plain, mixed)),
+        *(f"{each['summary']['kld_mean']:.5f}" for each in (plain, mixed)),
+        f"{ours.sum() / theirs.sum():.3f} ({low:.3f} to {high:.3f})",
+        f"{mixed['artifact']['parameters']['estimated_kld']:.5f}",
+        f"{mixed['scored_tokens']:,}",
+        f"{sensitivity['seconds']:.0f}",
+        f"{sensitivity['median_error']:.0%}",
+    ]
+
+
+rows = [[*HEADINGS, *MORE], ["---"] * len([*HEADINGS, *MORE]), *map(row, map(Path, sys.argv[1:]))]
+print("\n".join(f"| {' | '.join(cells)} |" for cells in rows))
