@@ -130,6 +130,8 @@ def test_texts_of_a_model_of_the_hub() -> None:
             "models.a.source: adapter holds a config.json but no weig",
         ),
         ({"reference": "only-gpu"}, "models.demo: the reference 'only-gpu' is not among its formats"),
+        ({"gguf_mixed": {"size": 1}}, "gguf_mixed.size: a size is that of a type, such as q4_k_m, or bits a weight of"),
+        ({"gguf_mixed": {"bits": 4.5}}, "gguf_mixed: unknown key 'bits'; known: size"),
         ({"latency": {"new_tokens": 1}}, "latency.new_tokens: 1 is less than the minimum of 2"),
         ({"latency": {"batch_sizes": [0]}}, "latency.batch_sizes.0: 0 is less than the minimum of 1"),
         ({"interpreters": {"torhc": "/x"}}, "interpreters: no environment is called 'torhc'; did you mean 'torch'?"),

@@ -200,3 +200,12 @@ def test_a_group_of_32_is_larger_than_one_of_128() -> None:
     # 2.5 bytes a group; the blocks of Llama-2-7B hold 32 x 202,375,168 weights
     assert small - usual == pytest.approx(2.5 * 32 * 202_375_168 * (1 / 32 - 1 / 128))
     assert costs.with_parameters({"group_size": "auto"}) == costs
+
+
+def test_a_mixture_is_as_large_as_it_is_asked_to_be() -> None:
+    """Bits a weight of the file, or those of a type: 8.5 of Q8_0."""
+    model, costs = of_file(SEVEN), jobs_of("cuda").formats["gguf-mixed"]
+    of = {size: costs.with_parameters({"size": size}).size.bytes(model) for size in (4, 4.25, "q4_k_m", "q8_0")}
+    assert of[4.25] - of[4] == pytest.approx(model.parameters / 32)
+    assert of["q8_0"] - of[4] == pytest.approx(model.parameters * 4.5 / 8)
+    assert of[4.25] < of["q4_k_m"] < of["q8_0"]

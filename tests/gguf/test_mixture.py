@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from workflows import SNAKEMAKE
 
 from checkpoint import gguf_file
 from common.program import UserError
@@ -98,6 +99,40 @@ def mixed(gguf_model: Path, mix: Callable) -> Path:
     result = mix(gguf_model / "gguf-mixed")
     assert result.returncode == 0, result.stderr
     return gguf_model / "gguf-mixed"
+
+
+STUDY = """models: {demo: {source: demo}}
+formats: [fp16, gguf-mixed]
+gguf_mixed: {size: %s}
+variants: {gguf-mixed-4: {format: gguf-mixed, size: 4.0}}
+"""
+
+
+def plan(call: Callable, root: Path, size: str) -> Any:
+    """A dry run of a study of mixtures."""
+    (root / "study.yaml").write_text(STUDY % size)
+    targets = [f"artifacts/demo/{name}" for name in ("gguf-mixed", "gguf-mixed-4")]
+    return call(SNAKEMAKE, "-n", "-p", *targets, "--configfile", "study.yaml", cwd=root)
+
+
+def test_a_study_says_how_large_mixtures_are(call: Callable, checkout: Callable[[], Path]) -> None:
+    """As a type, or bits a weight; both are chosen by one measurement, with one importance matrix."""
+    planned = plan(call, checkout(), "iq4_xs")
+    assert planned.returncode == 0, planned.stderr
+    commands = [line for line in (planned.stdout + planned.stderr).splitlines() if "build_gguf.py" in line]
+    (mixed,) = [line for line in commands if "--format gguf-mixed " in line]
+    (four,) = [line for line in commands if "--format gguf-mixed-4 " in line]
+    shared = "--imatrix=artifacts/demo/imatrix --sensitivity=artifacts/demo/gguf-sensitivity.json"
+    assert "--type iq4_xs " in mixed
+    assert f" {shared} --threads" in mixed
+    assert f" {shared} --bits=4.0 --threads" in four
+
+
+def test_an_unknown_size_ends_with_one_line(call: Callable, checkout: Callable[[], Path]) -> None:
+    result = plan(call, checkout(), "q4km")
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1] == "error: gguf-mixed: unknown size 'q4km'; did you mean 'q4_k_m'?"
+    assert "Traceback" not in result.stderr
 
 
 def test_a_change_is_measured_from_its_layer_on(gguf_model: Path, run_gguf: Callable) -> None:
