@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -25,12 +25,25 @@ from devices import cpu
 # less than that four times over
 CHUNK_LOGITS = 10 * 2**20
 
-# logits, target_logprobs: it has the method; batches: `decode` takes several prompts; gpus: it runs on several at once
-Capability = Literal["logits", "target_logprobs", "batches", "gpus"]
+# logits, target_logprobs: it has the method; batches: `decode` takes several prompts; gpus: it runs on several at once;
+# own_threads: how many CPU threads are best is its own affair
+Capability = Literal["logits", "target_logprobs", "batches", "gpus", "own_threads"]
 
 
 class CannotDecode(UserError):
     """An engine's other way to decode that this model does not take, found when it was tried."""
+
+
+class Targets(NamedTuple):
+    """What an engine without logits tells of a text's n ids: natural log-probabilities given those before.
+
+    logprobs: [n - 1], of each id but the first. top_ids: [n - 1, k], the k likeliest at each place, the likeliest first;
+    k is 0 where an engine tells the targets' alone. top_logprobs: [n - 1, k], theirs.
+    """
+
+    logprobs: np.ndarray
+    top_ids: np.ndarray
+    top_logprobs: np.ndarray
 
 
 class Engine:
@@ -66,8 +79,8 @@ class Engine:
         """
         raise NotImplementedError
 
-    def target_logprobs(self, ids: list[int]) -> np.ndarray:
-        """Natural log-probabilities [len(ids) - 1] of each id but the first, given those before it."""
+    def target_logprobs(self, ids: list[int]) -> Targets:
+        """What it thinks of each id but the first, given those before it."""
         raise NotImplementedError
 
     def processes(self) -> set[int]:
