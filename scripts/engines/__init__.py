@@ -37,8 +37,9 @@ class CannotDecode(UserError):
 class Targets(NamedTuple):
     """What an engine without logits tells of a text's n ids: natural log-probabilities given those before.
 
-    logprobs: [n - 1], of each id but the first. top_ids: [n - 1, k], the k likeliest at each place, the likeliest first;
-    k is 0 where an engine tells the targets' alone. top_logprobs: [n - 1, k], theirs.
+    logprobs: [n - 1], of each id but the first.
+    top_ids, top_logprobs: [n - 1, k], the k likeliest ids at each of these places, the likeliest first, and what they
+    have; k is 0 where the engine tells the targets' alone.
     """
 
     logprobs: np.ndarray
