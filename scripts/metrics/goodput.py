@@ -61,11 +61,16 @@ class Trial(NamedTuple):
 
 class LargestRate(NamedTuple):
     """The largest rate that was tried at which the share met the limits, and the smallest above it at which it did not;
-    None where there is none. `proven` is the largest rate whose share is `GOOD` by the lower end of its interval."""
+    None where there is none.
+
+    Arrivals are a sample, so that the truth may lie outside of that bracket: `proven` is the largest rate whose share
+    is at least `GOOD` by the lower end of its interval, `refuted` the smallest whose share is less by the upper one.
+    """
 
     rate: float | None
     above: float | None
     proven: float | None
+    refuted: float | None
     trials: list[Trial]
 
 
@@ -87,5 +92,6 @@ def largest_rate(measure: Callable[[float], tuple[int, int]], start: float, trie
         else:
             high = rate
         rate = low * 2 if high == math.inf else high / 2 if low == 0 else math.sqrt(low * high)
-    proven = [each.rate for each in trials if each.low >= GOOD and each.rate <= low]
-    return LargestRate(low or None, high if high < math.inf else None, max(proven, default=None), trials)
+    proven = max((each.rate for each in trials if each.low >= GOOD), default=None)
+    refuted = min((each.rate for each in trials if each.high < GOOD), default=None)
+    return LargestRate(low or None, high if high < math.inf else None, proven, refuted, trials)
