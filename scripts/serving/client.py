@@ -6,6 +6,7 @@ times what a client can that reads each event. One loop, one thread; serving.str
 
 import asyncio
 import gc
+import http.client
 import json
 import os
 import ssl
@@ -65,10 +66,14 @@ class Target:
         ]
         return "\r\n".join([*lines, "", ""]).encode() + content
 
+    def tls(self) -> ssl.SSLContext:
+        """What its certificate is verified by."""
+        return ssl.create_default_context(cafile=self.authority)
+
     async def connect(self, factory: Callable[[], Connection]) -> tuple[Any, Connection]:
         """Open a connection. Raises OSError (also ssl.SSLError) or TimeoutError."""
         parts = urlsplit(self.url)
-        secure = ssl.create_default_context(cafile=self.authority) if parts.scheme == "https" else None
+        secure = self.tls() if parts.scheme == "https" else None
         port = parts.port or (443 if secure else 80)
         create = asyncio.get_running_loop().create_connection(factory, parts.hostname, port, ssl=secure)
         return await asyncio.wait_for(create, self.connect_timeout)
@@ -143,6 +148,30 @@ async def send(
         end, cpu, step = clock(), time.process_time() - cpu, calendar() - clock() - step
     exchanges = [client.exchanges[number] for number in range(len(requests))]
     return Recording(exchanges, start, end, cpu, client.stall_seconds, client.longest_stall, step)
+
+
+class Unreachable(Exception):
+    """A server does not answer a question, and why, without its token."""
+
+
+def get(target: Target, path: str, limit: int = 2**22) -> bytes:
+    """What a server answers to a GET, at most `limit` bytes. Raises `Unreachable` unless its status is 200."""
+    parts = urlsplit(target.url)
+    context = {"context": target.tls()} if parts.scheme == "https" else {}
+    kind = http.client.HTTPSConnection if context else http.client.HTTPConnection
+    connection = kind(parts.hostname, parts.port, timeout=target.connect_timeout, **context)
+    headers = {"Authorization": f"Bearer {target.token}"} if target.token else {}
+    try:
+        connection.request("GET", parts.path.rstrip("/") + path, headers=headers)
+        answer = connection.getresponse()
+        body = answer.read(limit)
+    except (OSError, http.client.HTTPException) as error:
+        raise Unreachable(f"no answer ({_reason(error, target)})") from None
+    finally:
+        connection.close()
+    if answer.status != 200:
+        raise Unreachable(f"{path} was answered with status {answer.status}")
+    return body
 
 
 class _Client:
