@@ -50,7 +50,8 @@ class Targets(NamedTuple):
 class Engine:
     """A loaded artifact on a device."""
 
-    options: ClassVar[Mapping[str, type]] = {}  # what `__init__` takes, in the engine's own words, and its type
+    # what `__init__` takes, in the engine's own words, and its type; None: whatever the engine itself takes
+    options: ClassVar[Mapping[str, type] | None] = {}
     capabilities: frozenset[Capability] = frozenset({"logits"})  # what cannot be had is an empty cell, with the reason
     compute_type: str  # what it really calculates in, asked of the library
     modes: tuple[str, ...]  # how it can decode this artifact on this device, the plain way first
@@ -135,6 +136,8 @@ def load(name: str, artifact: Path, device: str, threads: int, gpus: int = 1, **
 def check_options(name: str, kind: type[Engine], options: Mapping[str, Any]) -> None:
     """Raises `UserError` for an option that the engine does not have, or of another type."""
     for option, value in options.items():
+        if kind.options is None:
+            continue
         if option not in kind.options:
             close = difflib.get_close_matches(option, kind.options, 1)
             known = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(kind.options) or 'none'}"

@@ -23,7 +23,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import RequestOutputKind
 
 import engines
-from checkpoint import safetensors_file, shards
+from checkpoint import shards
 from common import token_ids
 from common.program import UserError, first_line
 
@@ -98,14 +98,7 @@ class Engine(engines.Engine):
         return engines.Targets(values[:, 0], tokens[:, 1:], values[:, 1:])
 
     def weight_bytes(self) -> int | None:
-        """What the artifact's files hold, but for an embedding table of which a token reads one row."""
-        tied = shards.read_json(self.artifact / "config.json").get("tie_word_embeddings", False)
-        tensors = [
-            (name, record)
-            for file in sorted(self.artifact.glob("*.safetensors"))
-            for name, record in safetensors_file.read(file).items()
-        ]
-        return sum(record.nbytes for name, record in tensors if tied or not name.endswith("embed_tokens.weight"))
+        return shards.bytes_per_token(self.artifact)
 
     def versions(self) -> dict[str, str]:
         cache, model = self.config.cache_config, self.config.model_config
