@@ -3,8 +3,8 @@
 
     python tests/serving/fake_server.py [--port 0] [--fault NAME ...] [--slots 16] [--times a b c d]
 
-It prints its port. GET /truth tells when each request came and when its tokens were due, by the clock that
-`time.perf_counter` reads. Standard library alone, but for the exact timers of scripts/serving/timer.py.
+It prints its port. GET /truth tells when each request came and when its tokens were due and were written, by the clock
+that `time.perf_counter` reads. Standard library alone, but for the exact timers of scripts/serving/timer.py.
 """
 
 import argparse
@@ -121,7 +121,8 @@ class Session:
             return
         self.data = rest[size:]
         if method == "GET":
-            truth = [{"arrival": job.arrival, "due": job.due} for job in self.server.engine.jobs]
+            jobs = self.server.engine.jobs
+            truth = [{"arrival": job.arrival, "due": job.due, "written": job.written} for job in jobs]
             pages = {"/health": {}, "/metrics": self.server.counters(), "/truth": truth}
             self._whole(200 if path in pages else 404, pages.get(path, {"error": "no such path"}))
             return
@@ -189,6 +190,7 @@ class Answer:
         self.held += new
         self.all += new
         self.server.generated += tokens
+        self.job.written += [self.server.engine.clock.time()] * tokens
         if not self.asked.get("stream"):
             if last:
                 self.session._whole(200, self._content(self.all, text(self.all, self.shift), True))

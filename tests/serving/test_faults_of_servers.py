@@ -10,11 +10,11 @@ from fake_server import KEPT, Server
 from timeline import Engine
 from virtual import Loop, send
 
-from serving import agreement, checks, load_checks, stream
+from serving import agreement, checks, load_checks, prompts, stream
 from serving.checks import Asked, Counters, Finding
 from serving.client import Recording, Target
 from serving.dialects import DIALECTS
-from serving.schedule import Closed, Load, Poisson
+from serving.schedule import Closed, Load, Poisson, burst
 
 OFFLINE = Model()
 NEW, SLOTS, REQUESTS = 16, 4, 80
@@ -213,7 +213,8 @@ def test_a_server_that_works_unevenly_is_named(fault: str) -> None:
 
 def test_a_cliff_is_gone_after_a_warm_up() -> None:
     study = Study(cliff=1.5)
-    study.send([Asked(prompt(5000 + place), 2 * place + 2) for place in range(SLOTS)], Closed(SLOTS))
+    lengths = prompts.warm_up_lengths(SLOTS)
+    study.send([Asked(prompt(5000 + place), length) for place, length in enumerate(lengths)], burst(SLOTS))
     assert study.load() == []
 
 
