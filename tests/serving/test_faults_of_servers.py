@@ -182,6 +182,15 @@ def test_a_server_that_hides_what_it_read_is_found_by_its_tokens(fault: str, nam
     assert f"and none if {name.replace('_', ' ')} is assumed" in found[0].message
 
 
+def test_what_could_not_be_compared_is_said() -> None:
+    study = Study("error")
+    _, replies = study.send([Asked(prompt(place), NEW) for place in range(3)], Closed(1))
+    (found,) = agreement.check_repeats(replies, replies, replies)
+    assert found.message.startswith("no prompt was answered twice (CUDA error: an illegal memory access): what the")
+    (note,) = agreement.check_tokens(replies, [], OFFLINE.behind, "load")
+    assert (note.fault, note.refuses) == ("tokens_not_compared", False)
+
+
 def test_tokens_that_depend_on_the_batch_are_named() -> None:
     study = Study("batch")
     assert study.alone() == []
@@ -242,7 +251,8 @@ def test_a_client_that_reads_slowly_is_named() -> None:
 
     found = study.load(clock=clock)
     assert names(found) == {"slow_reader"}
-    assert "the client's own loop stood still for" in found[0].message
+    assert found[0].message.startswith("the client stood still for ")
+    assert found[0].message.endswith("% of the time: give it a core of its own")
 
 
 def test_a_clock_that_is_set_changes_no_figure() -> None:
