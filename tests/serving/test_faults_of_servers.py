@@ -182,6 +182,16 @@ def test_a_server_that_hides_what_it_read_is_found_by_its_tokens(fault: str, nam
     assert f"and none if {name.replace('_', ' ')} is assumed" in found[0].message
 
 
+def test_an_answer_in_a_few_that_differs_is_no_sampling() -> None:
+    study = Study()
+    asked = [Asked(prompt(place), NEW) for place in range(5)]
+    first, again = (study.send(asked, Closed(1))[1] for _ in range(2))
+    again[2].events[-1] = again[2].events[-1]._replace(ids=(40,), text="other")
+    assert agreement.check_repeats(first, again, first) == []
+    again[1].events[-1] = again[0].events[-1] = again[2].events[-1]
+    assert names(agreement.check_repeats(first, again, first)) == {"sampling"}
+
+
 def test_what_could_not_be_compared_is_said() -> None:
     study = Study("error")
     _, replies = study.send([Asked(prompt(place), NEW) for place in range(3)], Closed(1))
