@@ -40,6 +40,9 @@ def check_tokens(
         rivals: other explanations: a name and what becomes of a prompt by it, such as a token before it.
     """
     good = [reply for reply in replies if reply.ok and reply.ids]
+    if not good:
+        message = "no answer holds the ids of its tokens: whether they are those of the engine offline is not known"
+        return [Finding("tokens_not_compared", message, refuses=False)]
     wrong = [(reply, max(behind(prompts[reply.number], reply.ids))) for reply in good]
     wrong = [(reply, gap) for reply, gap in wrong if gap > TIE]
     if not wrong:
@@ -70,12 +73,15 @@ def check_repeats(first: Sequence[Reply], again: Sequence[Reply], longer: Sequen
         longer: answers to the same prompts with another last token.
     """
     pairs = [(old, new) for old, new in zip(first, again, strict=True) if old.ok and new.ok]
+    if not pairs:
+        reason = next((reply.error or reply.failure for reply in (*first, *again) if not reply.ok), "nothing was sent")
+        return [Finding("not_repeated", f"no prompt was answered twice ({reason}): what the server keeps is not known")]
     found = []
     different = [old for old, new in pairs if old.ids != new.ids or old.text != new.text]
-    if different:
+    if 2 * len(different) > len(pairs):  # fewer may be ties, which `check_tokens` judges
         message = f"{len(different)} of {len(pairs)} prompts were answered otherwise when they were sent again"
         found.append(Finding("sampling", f"the server samples: {message}"))
-    if _ratio(first, again, _decoding) < FAST:
+    if max(_ratio(first, again, _decoding), _ratio(longer, again, _decoding)) < FAST:
         message = "the server keeps answers: a prompt that it has seen is answered at once"
         found.append(Finding("answers_cached", message))
     elif (share := max(_ratio(first, again, _reading), _ratio(first, longer, _reading))) < FAST:

@@ -19,14 +19,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from common.program import UserError
-from serving.connection import Connection, Exchange
+from serving.connection import LOST, Connection, Exchange
 from serving.schedule import Closed, Load, Open
 from serving.timer import new_event_loop
 
 TICK = 0.01  # seconds between looks at how late the loop is
 LATE = 0.001  # seconds that are no stall
 STALE = 1.0  # seconds after which a connection that waits is not used again: servers close theirs after some
-READY = 64  # connections that are opened before a schedule begins
 
 Connect = Callable[[Callable[[], Connection]], Awaitable[tuple[Any, Connection]]]
 
@@ -36,7 +35,8 @@ class Target:
     """A server: its URL (`http://host:port`, with a path before its API's where it has one), and how to reach it.
 
     `token` is sent as a bearer token and stands in no result, log or error. `authority` is a file of certificates to
-    trust instead of the system's; certificates are always verified.
+    trust instead of the system's; certificates are always verified. `reuse`: whether a connection serves several
+    requests (`Recording.reusable` tells whether the server lets it).
     """
 
     url: str
@@ -44,6 +44,7 @@ class Target:
     authority: Path | None = None
     connect_timeout: float = 10.0
     timeout: float = 600.0  # seconds for a whole request
+    reuse: bool = True
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
@@ -88,6 +89,7 @@ class Recording:
         cpu_seconds: processor time of this process meanwhile.
         stall_seconds, longest_stall: time for which the loop stood still, beyond a millisecond each, and the longest.
         clock_step: seconds that the host's calendar clock moved against the clock that times are taken from.
+        reusable: whether no connection was closed after an answer without a word, as llama-server does after a stream.
     """
 
     exchanges: list[Exchange]
@@ -97,6 +99,7 @@ class Recording:
     stall_seconds: float
     longest_stall: float
     clock_step: float
+    reusable: bool = True
 
     @property
     def seconds(self) -> float:
@@ -117,8 +120,9 @@ class Recording:
 def run(target: Target, requests: Sequence[bytes], load: Load) -> Recording:
     """Send `requests` (what `Target.request` made) as `load` says, and wait for all answers.
 
-    A request that fails has its reason in its exchange; none is sent twice. Raises `ValueError` where a schedule has
-    not one time for each request.
+    A request that fails has its reason in its exchange. None is sent twice, but where a connection that had served
+    another request was closed before it answered a byte. Raises `ValueError` where a schedule has not one time for each
+    request.
     """
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(send(target, requests, load, target.connect))
@@ -137,7 +141,8 @@ async def send(
         raise ValueError(f"a schedule of {len(load.times)} times for {len(requests)} requests")
     client = _Client(target, requests, connect, clock)
     with _no_garbage_collection():
-        await client.open_connections(min(load.slots if isinstance(load, Closed) else READY, len(requests)))
+        at_once = load.slots if isinstance(load, Closed) else load.times.count(0.0)
+        await client.open_connections(min(at_once, len(requests)))
         watch = asyncio.ensure_future(client.watch())
         step, cpu, start = calendar() - clock(), time.process_time(), clock()
         try:
@@ -147,7 +152,8 @@ async def send(
             client.close()
         end, cpu, step = clock(), time.process_time() - cpu, calendar() - clock() - step
     exchanges = [client.exchanges[number] for number in range(len(requests))]
-    return Recording(exchanges, start, end, cpu, client.stall_seconds, client.longest_stall, step)
+    stalls = client.stall_seconds, client.longest_stall
+    return Recording(exchanges, start, end, cpu, *stalls, step, client.reusable)
 
 
 class Unreachable(Exception):
@@ -181,9 +187,13 @@ class _Client:
         self.connections: list[Connection] = []
         self.free: list[Connection] = []
         self.stall_seconds = self.longest_stall = 0.0
+        self.reusable = True
 
     async def open_connections(self, number: int) -> None:
-        """Open connections before the load begins. What fails here fails again where it is needed."""
+        """Open connections for what is to leave at once. What fails here fails again where it is needed.
+
+        Not more: servers with a thread for each connection (llama-server) have none left for others while some wait.
+        """
         made = await asyncio.gather(*(self.new_connection() for _ in range(number)), return_exceptions=True)
         self.free = [each for each in made if isinstance(each, Connection)]
 
@@ -218,22 +228,28 @@ class _Client:
     async def exchange(self, number: int, intended: float) -> Exchange:
         """Send one request, over a connection that is free or a new one."""
         exchange = self.exchanges[number] = Exchange(number, intended)
-        try:
-            connection = self.take() or await self.new_connection()
-        except (OSError, TimeoutError) as error:
-            exchange.failure = f"no connection: {_reason(error, self.target)}"
-            exchange.finished = self.clock()
-            return exchange
-        await connection.exchange(exchange, self.requests[number], self.target.timeout)
+        while True:
+            try:
+                connection = self.take() or await self.new_connection()
+            except (OSError, TimeoutError) as error:
+                exchange.failure = f"no connection: {_reason(error, self.target)}"
+                exchange.finished = self.clock()
+                return exchange
+            again = connection.used
+            await connection.exchange(exchange, self.requests[number], self.target.timeout)
+            if not (again and exchange.failure == LOST and not exchange.data):
+                break
+            self.reusable, exchange.failure = False, None
         if connection.usable:
             self.free.append(connection)
         return exchange
 
     def take(self) -> Connection | None:
-        """The connection that was used last and is still open, if it has not waited for long."""
+        """The connection that was used last and is still open, if it may be used again and has not waited for long."""
+        reuse = self.target.reuse and self.reusable
         while self.free:
             connection = self.free.pop()
-            if connection.usable and self.clock() - connection.free_since < STALE:
+            if connection.usable and (reuse or not connection.used) and self.clock() - connection.free_since < STALE:
                 return connection
             connection.close()
         return None

@@ -12,6 +12,7 @@ from typing import Any
 
 from serving.http1 import Head, read_head, skip_chunks
 
+LOST = "the connection was lost"
 TIMED_OUT = "not complete in"  # how the failure begins of what was given up
 BUFFER = memoryview(bytearray(256 * 1024))  # of all connections: what came is copied before the loop goes on
 
@@ -41,14 +42,17 @@ class Exchange:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """A connection that takes one request at a time, while it is `usable`; `free_since` says since when it waits."""
+    """A connection that takes one request at a time, while it is `usable`.
+
+    `free_since` says since when it waits, and `used` whether it has had a request.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._exchange: Exchange | None = None
         self._head: Head | None = None
         self._at = 0  # where in the data the next chunk's size stands
-        self.usable = False
+        self.usable = self.used = False
         self.free_since = clock()
 
     async def exchange(self, exchange: Exchange, request: bytes, timeout: float) -> None:
@@ -56,6 +60,7 @@ class Connection(asyncio.BufferedProtocol):
         loop = asyncio.get_running_loop()
         self._exchange, self._head, self._waiter = exchange, None, loop.create_future()
         expiry = loop.call_later(timeout, self._end, f"{TIMED_OUT} {timeout:g} s")
+        self.used = True
         exchange.sent = self._clock()
         self._transport.write(request)
         try:
@@ -102,7 +107,7 @@ class Connection(asyncio.BufferedProtocol):
         self.usable = False
         head = self._head
         whole = head and not head.chunked and head.length is None and error is None
-        self._end(None if whole else "the connection was lost")
+        self._end(None if whole else LOST)
 
     def _is_complete(self, data: bytearray) -> bool:
         head = self._head

@@ -7,15 +7,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from common import bounded_json
 from common.program import UserError, printable
 from common.publish import publish_json
-from devices import processes
+from devices import cpu, processes
 from serving.client import Target, Unreachable, get
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
@@ -31,6 +32,13 @@ def free_port() -> int:
     """A port of the loopback interface that nobody uses."""
     with socket.create_server((LOCAL, 0)) as listener:
         return listener.getsockname()[1]
+
+
+def divide_processors() -> tuple[set[int], set[int]]:
+    """Processors for the client (one) and for the server (the others), of those that this process may use; the same one
+    for both where there is no other. A server that keeps all of them busy leaves a client's times to chance."""
+    every = sorted(cpu.processors())
+    return {every[-1]}, set(every[:-1]) or set(every)
 
 
 @dataclass(frozen=True)
@@ -71,6 +79,7 @@ def start(
     record: Path,
     health: str = "/health",
     environment: Mapping[str, str] | None = None,
+    processors: Iterable[int] | None = None,
     patience: float = 1800.0,
     grace: float = 40.0,
 ) -> Iterator[Server]:
@@ -83,6 +92,7 @@ def start(
         record: a file that names the server while it runs, in a folder that the next run of the same cell looks into.
         health: a path that is answered with 200 as soon as the server is ready.
         environment: what is set beside this process's own.
+        processors: those that the server may use (`divide_processors`); None for all.
         patience: seconds until it must be ready.
         grace: seconds that it has to end before it is killed.
 
@@ -103,6 +113,7 @@ def start(
             stderr=subprocess.STDOUT,
             start_new_session=True,
             env=os.environ | dict(environment or {}),
+            preexec_fn=None if processors is None else partial(os.sched_setaffinity, 0, set(processors)),
         )
     try:
         _write(record, supervisor.pid)

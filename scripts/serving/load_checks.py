@@ -76,9 +76,10 @@ def _cliff(good: Sequence[Timeline]) -> tuple[int, float] | None:
         for size, start, gap in zip(sizes.tolist(), starts.tolist(), np.diff(each.times).tolist(), strict=True):
             steps.setdefault(size, []).append((start, gap))
     for size, found in sorted(steps.items()):
-        end = sum(min(found))  # of its first step, in which all that were in the batch waited together
-        first = max(gap for start, gap in found if start < end)
-        later = [gap for start, gap in found if start >= end]
+        begin, gap = min(found)  # of its first step, in which all that were in the batch waited together
+        together = [start == begin or start < begin + gap for start, _ in found]
+        first = max(gap for (_, gap), inside in zip(found, together, strict=True) if inside)
+        later = [gap for (_, gap), inside in zip(found, together, strict=True) if not inside]
         if len(later) >= MUCH and first > FIRST * max(later) and first > max(later) + WORTH:
             return size, first
     return None
@@ -104,7 +105,7 @@ def check_client(
     stalled = recording.stall_seconds / recording.seconds
     if stalled > MAX_STALLED:
         message = f"{recording.longest_stall * 1000:.0f} ms at once, {stalled:.0%} of the time"
-        found.append(Finding("slow_reader", f"the client's own loop stood still for {message}: it reads too slowly"))
+        found.append(Finding("slow_reader", f"the client stood still for {message}: give it a core of its own"))
     elif scheduled and recording.lags:
         lag = float(np.percentile(recording.lags, 99))
         tpots = [each.tpot for each in timelines if each.tpot]

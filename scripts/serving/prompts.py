@@ -7,7 +7,7 @@ import numpy as np
 from common.program import UserError
 
 BLOCK = 16  # tokens of the smallest block that engines cache; prompts that differ in it differ in every larger one
-STEP = 2  # tokens by which the answers of a warm-up differ in length
+START, STEP = 32, 2  # tokens of a warm-up's answers: until the last prompt is read, and by which they differ
 
 Lengths = int | tuple[int, int]
 
@@ -65,6 +65,6 @@ def cut_prompts(
 
 
 def warm_up_lengths(largest: int) -> list[int]:
-    """New tokens of each request of a burst that warms up every batch size from `largest` down to 1: they end one after
-    another."""
-    return [STEP * (number + 1) for number in range(largest)]
+    """New tokens of each request of a burst that warms up every batch size from `largest` down to 1: the requests end
+    one after another."""
+    return [START + STEP * number for number in range(largest)]

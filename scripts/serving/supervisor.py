@@ -97,7 +97,8 @@ def main() -> int:
             break
         os.read(wake, 64)
     end(server, grace)
-    return server.returncode if server.returncode >= 0 else 128 - server.returncode
+    code = server.wait()
+    return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":

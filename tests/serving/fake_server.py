@@ -3,8 +3,8 @@
 
     python tests/serving/fake_server.py [--port 0] [--fault NAME ...] [--slots 16] [--times a b c d]
 
-It prints its port. GET /truth tells when each request came and when its tokens were due, by the clock that
-`time.perf_counter` reads. Standard library alone, but for the exact timers of scripts/serving/timer.py.
+It prints its port. GET /truth tells when each request came and when its tokens were due and were written, by the clock
+that `time.perf_counter` reads. Standard library alone, but for the exact timers of scripts/serving/timer.py.
 """
 
 import argparse
@@ -18,12 +18,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
-from fake_model import BOS, Model, text, tokenize
+from fake_answer import Answer
+from fake_model import BOS, Model, tokenize
 from timeline import Engine, Job
 
 from serving.timer import new_event_loop
 
-CHUNK = 4  # tokens of a chunk, where the fault is `chunks`
 KEPT = 8  # tokens of a prompt that is cut on the left
 FAULTS = (
     *("short", "long", "eos", "cut", "cut_quietly", "error", "chunks", "one_chunk", "split", "cumulative", "pings"),
@@ -121,13 +121,15 @@ class Session:
             return
         self.data = rest[size:]
         if method == "GET":
-            truth = [{"arrival": job.arrival, "due": job.due} for job in self.server.engine.jobs]
+            jobs = self.server.engine.jobs
+            truth = [{"arrival": job.arrival, "due": job.due, "written": job.written} for job in jobs]
             pages = {"/health": {}, "/metrics": self.server.counters(), "/truth": truth}
-            self._whole(200 if path in pages else 404, pages.get(path, {"error": "no such path"}))
+            self.whole(200 if path in pages else 404, pages.get(path, {"error": "no such path"}))
             return
         self._answer(path, json.loads(rest[:size]))
 
-    def _whole(self, status: int, content: Any) -> None:
+    def whole(self, status: int, content: Any) -> None:
+        """An answer that is no stream."""
         body = json.dumps(content, ensure_ascii=False).encode()
         head = f"HTTP/1.1 {status} Status\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         self.write(head.encode() + body)
@@ -136,7 +138,7 @@ class Session:
         server, faults = self.server, self.server.faults
         server.requests += 1
         if "rejects" in faults and server.requests % 3 == 0:
-            self._whole(429 if server.requests % 2 else 503, {"error": {"message": "too many requests"}})
+            self.whole(429 if server.requests % 2 else 503, {"error": {"message": "too many requests"}})
             return
         shift = 9 if "tokenizer" in faults else 0
         sent = asked["messages"][0]["content"] if "messages" in asked else asked["prompt"]
@@ -144,7 +146,7 @@ class Session:
         n = asked.get("max_tokens", asked.get("n_predict"))
         prompt = [BOS, *sent] if "bos" in faults else sent[-KEPT:] if "left_cut" in faults else sent
         if "prompt_logprobs" in asked:
-            self._whole(200, {"prompt_logprobs": server.prompt_logprobs(prompt)})
+            self.whole(200, {"prompt_logprobs": server.prompt_logprobs(prompt)})
             return
         answer = Answer(self, path, asked, sent, prompt, shift)
         new = {"short": n - 1, "long": n + 1, "eos": n // 2}
@@ -162,120 +164,6 @@ class Session:
             server.engine.clock.call_at(job.arrival + 0.001, answer.step, total, True)
         else:
             server.engine.submit(job)
-
-
-class Answer:
-    """One streamed answer (or whole one) in a dialect."""
-
-    def __init__(
-        self, session: Session, path: str, asked: dict[str, Any], sent: list[int], prompt: list[int], shift: int
-    ) -> None:
-        self.session, self.path, self.asked, self.sent, self.prompt = session, path, asked, sent, prompt
-        self.server, self.faults, self.shift = session.server, session.server.faults, shift
-        self.held: list[int] = []
-        self.all: list[int] = []
-        self.begun = self.broken = False
-
-    def begin(self, job: Job, total: int) -> None:
-        """What is needed at each step."""
-        self.job, self.total = job, total
-        self.tokens = self.server.tokens(self.prompt, total, lambda: self.server.engine.running <= 1)
-
-    def step(self, tokens: int, last: bool) -> None:
-        """So many tokens are due."""
-        if self.broken:
-            return
-        new = [self.tokens.next() for _ in range(tokens)]
-        self.held += new
-        self.all += new
-        self.server.generated += tokens
-        if not self.asked.get("stream"):
-            if last:
-                self.session._whole(200, self._content(self.all, text(self.all, self.shift), True))
-            return
-        if not self.begun:
-            self._head()
-        if {"cut", "cut_quietly", "error"} & self.faults and len(self.all) >= self.total // 2:
-            self._break()
-            return
-        size = CHUNK if "chunks" in self.faults else self.total if "one_chunk" in self.faults else 1
-        if len(self.held) >= size or last:
-            if "cumulative" in self.faults:
-                self._event(self._content([], text(self.all, self.shift), last))
-            else:
-                self._event(self._content(self.held, text(self.held, self.shift), last))
-            self.held = []
-        if last:
-            self._end()
-
-    def _head(self) -> None:
-        self.begun = True
-        head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
-        self.session.write(head.encode())
-        if "pings" in self.faults:
-            self._chunk(b": ping\n\n")
-            self._event(self._content([], "", False))
-
-    def _break(self) -> None:
-        self.broken = True
-        if "error" in self.faults:
-            self._event({"error": {"message": "CUDA error: an illegal memory access", "type": "InternalServerError"}})
-        if "cut" in self.faults:
-            self.session.close()
-        else:
-            self.session.write(b"0\r\n\r\n")
-
-    def _end(self) -> None:
-        usage = self._usage()
-        if not self._native():
-            if usage and self.path != "/completion":
-                self._event({"model": "fake", "choices": [], "usage": usage})
-            self._chunk(b"data: [DONE]\n\n")
-        self.session.write(b"0\r\n\r\n")
-
-    def _native(self) -> bool:
-        return self.path == "/completion"
-
-    def _usage(self) -> dict[str, Any] | None:
-        if "no_usage" in self.faults:
-            return None
-        read = len(self.sent) if "quiet" in self.faults else len(self.prompt)
-        wrote = round(len(self.all) * 1.1) if "usage_lies" in self.faults else len(self.all)
-        usage: dict[str, Any] = {"prompt_tokens": read, "completion_tokens": wrote, "total_tokens": read + wrote}
-        if "prefix_cache_told" in self.faults:
-            usage["prompt_tokens_details"] = {"cached_tokens": self.job.cached}
-        return usage
-
-    def _content(self, ids: list[int], words: str, last: bool) -> dict[str, Any]:
-        finish = None if not last else "stop" if "eos" in self.faults else "length"
-        if self._native():
-            content = {"content": words, "tokens": ids, "stop": last, "tokens_predicted": len(self.all)}
-            native = {"length": "limit", "stop": "eos"}.get(finish or "")
-            more = {"stop_type": native, "tokens_evaluated": len(self.prompt), "model": "fake"}
-            return content | (more if last else {})
-        choice: dict[str, Any] = {"index": 0, "finish_reason": finish}
-        if self.path.endswith("chat/completions"):
-            choice["delta" if self.asked.get("stream") else "message"] = {"content": words}
-        else:
-            choice |= {"text": words}
-            if self.asked.get("return_token_ids") and "cumulative" not in self.faults:
-                choice["token_ids"] = ids
-                if len(self.all) == len(ids) and "quiet" not in self.faults:
-                    choice["prompt_token_ids"] = self.prompt
-        content = {"id": "cmpl-0", "object": "text_completion", "model": "fake", "choices": [choice]}
-        return content | ({} if self.asked.get("stream") else {"usage": self._usage()})
-
-    def _event(self, content: dict[str, Any]) -> None:
-        self._chunk(b"data: " + json.dumps(content, ensure_ascii=False).encode() + b"\n\n")
-
-    def _chunk(self, data: bytes) -> None:
-        framed = b"%x\r\n%s\r\n" % (len(data), data)
-        if "split" not in self.faults:
-            self.session.write(framed)
-            return
-        inside = next((place for place, byte in enumerate(framed) if 0x80 <= byte < 0xC0), len(framed) // 2)
-        for part in (framed[:1], framed[1:inside], framed[inside:-1], framed[-1:]):
-            self.session.write(part)
 
 
 def _common(a: list[int], b: list[int]) -> int:

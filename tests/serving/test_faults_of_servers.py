@@ -3,84 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
-from fake_model import BOS, VOCAB, Model, text
-from fake_server import KEPT, Server
-from timeline import Engine
-from virtual import Loop, send
+from study import NEW, REQUESTS, SLOTS, Study, names, notes, prompt
 
-from serving import agreement, checks, load_checks, stream
+from serving import checks, load_checks, prompts, stream
 from serving.checks import Asked, Counters, Finding
-from serving.client import Recording, Target
-from serving.dialects import DIALECTS
-from serving.schedule import Closed, Load, Poisson
-
-OFFLINE = Model()
-NEW, SLOTS, REQUESTS = 16, 4, 80
-RIVALS = {"a_token_before_the_prompt": lambda ids: [BOS, *ids], "a_prompt_cut_on_the_left": lambda ids: ids[-KEPT:]}
-
-
-def prompt(place: int, length: int = 40) -> list[int]:
-    return np.random.default_rng(place).integers(2, VOCAB, length).tolist()
-
-
-class Study:
-    """A server and what is sent to it, in simulated time."""
-
-    def __init__(self, *faults: str, dialect: str = "completions", **engine: Any) -> None:
-        self.loop = Loop()
-        self.server = Server(Engine(self.loop, **engine), faults)
-        self.dialect = DIALECTS[dialect]
-
-    def send(self, asked: list[Asked], load: Load, **options: Any) -> tuple[Recording, list[stream.Reply]]:
-        target = Target("http://fake")
-        bodies = [self.dialect.body("fake", each.prompt, each.new_tokens, True) for each in asked]
-        requests = [target.request(self.dialect.path, body) for body in bodies]
-        recording = send(self.loop, self.server, requests, load, **options)
-        return recording, [stream.read(exchange, self.dialect) for exchange in recording.exchanges]
-
-    def alone(self) -> list[Finding]:
-        """One request at a time: new prompts, the same again, and the same with another end."""
-        first, again, longer = (
-            self.send([Asked([*prompt(place, 200), last], NEW) for place in range(5)], Closed(1))[1]
-            for last in (5, 5, 6)
-        )
-        found = agreement.check_repeats(first, again, longer)
-        if not found:
-            found += agreement.check_tokens(
-                first, [[*prompt(place, 200), 5] for place in range(5)], OFFLINE.behind, "alone", RIVALS
-            )
-        return found
-
-    def load(self, load: Load | None = None, **options: Any) -> list[Finding]:
-        """Four at a time, and every check of the answers."""
-        asked = [Asked(prompt(1000 + place), NEW) for place in range(REQUESTS)]
-        before = Counters(**self.server.counters())
-        recording, replies = self.send(asked, load or Closed(SLOTS), **options)
-        counted = Counters(**self.server.counters()).since(before)
-        timelines = [stream.timeline(reply) for reply in replies]
-        concurrency = None if load else SLOTS
-        found = checks.check_replies(replies, asked) + checks.check_text(replies, text)
-        if all(reply.ok for reply in replies):
-            found += checks.check_counters(counted, replies, cache_off=True)
-        found += load_checks.check_load(timelines, concurrency)
-        found += load_checks.check_client(recording, timelines, 1e6, scheduled=load is not None)
-        return found
-
-    def agree(self, context: agreement.Context) -> list[Finding]:
-        """Tokens of four requests at a time against those offline."""
-        asked = [Asked(prompt(2000 + place), NEW) for place in range(16)]
-        _, replies = self.send(asked, Closed(SLOTS))
-        return agreement.check_tokens(replies, [each.prompt for each in asked], OFFLINE.behind, context, RIVALS)
-
-
-def names(found: list[Finding]) -> set[str]:
-    return {finding.fault for finding in found if finding.refuses}
-
-
-def notes(found: list[Finding]) -> set[str]:
-    return {finding.fault for finding in found if not finding.refuses}
+from serving.client import Recording
+from serving.schedule import Closed, Poisson, burst
 
 
 @pytest.mark.parametrize("dialect", ["completions", "llama"])
@@ -88,16 +17,6 @@ def test_a_healthy_server_has_nothing_to_be_named(dialect: str) -> None:
     study = Study(dialect=dialect)
     assert study.alone() + study.load() + study.agree("load") == []
     assert Study().load(Poisson.draw(20.0, REQUESTS, seed=1).load) == []
-
-
-def test_ties_are_no_fault() -> None:
-    study = Study("ties")
-    asked = [Asked(prompt(2000 + place), 3) for place in range(60)]
-    _, replies = study.send(asked, Closed(SLOTS))
-    offline = [OFFLINE.decode(each.prompt, 3) for each in asked]
-    share = agreement.tokens_equal(replies, offline)
-    assert 0 < share < 1  # there are ties, and the server takes the other token
-    assert agreement.check_tokens(replies, [each.prompt for each in asked], OFFLINE.behind, "load") == []
 
 
 ANSWERS = {
@@ -151,52 +70,6 @@ def test_what_is_borne_is_noted(fault: str) -> None:
     assert any(message in finding.message for finding in found)
 
 
-REPEATS = {
-    "prefix_cache": (
-        "prefix_cached",
-        "the server keeps prompts: one whose beginning it has seen takes 50% of the time of a",
-    ),
-    "answer_cache": ("answers_cached", "the server keeps answers: a prompt that it has seen is answered at once"),
-    "sampling": ("sampling", "the server samples: 5 of 5 prompts were answered otherwise when they were sent again"),
-    "other_model": ("other_model", "another model or quantization is served: 5 of 5 answers hold tokens up to"),
-    "quantized": ("other_model", "another model or quantization is served"),
-}
-
-
-@pytest.mark.parametrize("fault", REPEATS)
-def test_a_fault_that_no_answer_shows_alone_is_named(fault: str) -> None:
-    name, message = REPEATS[fault]
-    found = Study(fault).alone()
-    assert names(found) == {name}
-    assert message in found[0].message
-
-
-@pytest.mark.parametrize(
-    ("fault", "name"), [("bos", "a_token_before_the_prompt"), ("left_cut", "a_prompt_cut_on_the_left")]
-)
-def test_a_server_that_hides_what_it_read_is_found_by_its_tokens(fault: str, name: str) -> None:
-    study = Study(fault, "quiet")
-    assert names(study.load()) == set()
-    found = study.alone()
-    assert names(found) == {name}
-    assert f"and none if {name.replace('_', ' ')} is assumed" in found[0].message
-
-
-def test_tokens_that_depend_on_the_batch_are_named() -> None:
-    study = Study("batch")
-    assert study.alone() == []
-    (found,) = study.agree("load")
-    assert found.fault == "batch_dependent"
-    assert found.message.startswith("the server's tokens depend on what else it answers at the time: 14 of 16 answers")
-
-
-def test_speculation_that_changes_tokens_is_named() -> None:
-    assert Study("speculation").agree("speculation") == []
-    (found,) = Study("lossy").agree("speculation")
-    assert found.fault == "lossy_speculation"
-    assert found.message.startswith("speculation changes the tokens: 16 of 16 answers hold tokens up to")
-
-
 TIMES: dict[str, tuple[dict[str, Any], str, str]] = {
     "stall": ({"stall": (1.0, 3.0)}, "stall", "the server stood still for 2.0 s, 1.0 s after the start"),
     "cliff": ({"cliff": 1.5}, "cliff", "took 1.51 s: warm up with every batch size"),
@@ -213,7 +86,8 @@ def test_a_server_that_works_unevenly_is_named(fault: str) -> None:
 
 def test_a_cliff_is_gone_after_a_warm_up() -> None:
     study = Study(cliff=1.5)
-    study.send([Asked(prompt(5000 + place), 2 * place + 2) for place in range(SLOTS)], Closed(SLOTS))
+    lengths = prompts.warm_up_lengths(SLOTS)
+    study.send([Asked(prompt(5000 + place), length) for place, length in enumerate(lengths)], burst(SLOTS))
     assert study.load() == []
 
 
@@ -241,7 +115,8 @@ def test_a_client_that_reads_slowly_is_named() -> None:
 
     found = study.load(clock=clock)
     assert names(found) == {"slow_reader"}
-    assert "the client's own loop stood still for" in found[0].message
+    assert found[0].message.startswith("the client stood still for ")
+    assert found[0].message.endswith("% of the time: give it a core of its own")
 
 
 def test_a_clock_that_is_set_changes_no_figure() -> None:
@@ -294,25 +169,3 @@ def test_counts_of_the_server_that_differ_are_refused() -> None:
     cached = Counters(generated_tokens=64, cached_tokens=32)
     assert checks.check_counters(cached, replies, cache_off=False) == []
     assert names(checks.check_counters(cached, replies, cache_off=True)) == {"cached"}
-
-
-LOGPROBS = {
-    None: None,
-    "logprobs_none": ("logprobs_missing", "90 of 90 log-probabilities of prompts are missing"),
-    "logprobs_shifted": ("logprobs_shifted", "the log-probabilities are those of the place beside"),
-    "logprobs_stale": ("logprobs_stale", "the log-probabilities are those of the text before"),
-    "logprobs_temperature": ("logprobs_temperature", "the log-probabilities are those of temperature 0.70"),
-    "other_model": ("other_model", "from the engine's own: another model or quantization is served"),
-    "quantized": ("other_model", "from the engine's own: another model or quantization is served"),
-}
-
-
-@pytest.mark.parametrize("fault", LOGPROBS)
-def test_log_probabilities_that_are_not_the_models_are_named(fault: str | None) -> None:
-    server = Server(Engine(Loop()), (fault,) if fault else ())
-    texts = [prompt(place, 31) for place in range(3)]
-    told = [server.prompt_logprobs(ids)[1:] for ids in texts]
-    found = agreement.check_logprobs(told, texts, lambda ids: np.array(OFFLINE.rows(ids)))
-    expected = LOGPROBS[fault]
-    assert names(found) == ({expected[0]} if expected else set())
-    assert not expected or expected[1] in found[0].message

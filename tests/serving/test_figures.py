@@ -17,6 +17,7 @@ from serving.client import Recording, Target
 from serving.dialects import DIALECTS
 from serving.schedule import Closed, Load, Open, Poisson, burst
 
+COMPLETIONS = DIALECTS["completions"]
 PROMPT, NEW = 40, 20
 A, B, C, D = 0.02, 0.0001, 0.004, 0.0005
 
@@ -74,6 +75,22 @@ def test_a_schedule_counts_from_when_requests_were_to_be_sent() -> None:
     came = sum(span.start < due <= span.end for due in tokens)
     assert figures["output_tokens_per_second"] == pytest.approx(came / span.seconds, rel=0.01)
     assert figures["output_tokens_per_second"] == pytest.approx(12 * NEW, rel=0.05)
+
+
+def test_what_a_client_waits_for_counts() -> None:
+    """Connections take 0.3 s, and requests leave so much later than they were to: no coordinated omission."""
+    loop = Loop()
+    target = Target("http://fake")
+    bodies = [target.request(COMPLETIONS.path, COMPLETIONS.body("fake", prompt(n), NEW, True)) for n in range(30)]
+    load = Open(tuple(0.01 * (n + 1) for n in range(30)))
+    recording = send(loop, Server(Engine(loop, slots=30)), bodies, load, delay=0.3)
+    loop.close()
+    assert recording.lags == pytest.approx([0.3] * 30)
+    figures = serving.summary([stream.timeline(stream.read(each, COMPLETIONS)) for each in recording.exchanges]).values
+    ttft = A + B * PROMPT
+    assert figures["ttft_sent_ms_p50"] == pytest.approx(ttft * 1000, rel=0.001)
+    assert figures["ttft_ms_p50"] == pytest.approx((0.3 + ttft) * 1000, rel=0.001)
+    assert figures["e2e_ms_p50"] > figures["ttft_ms_p50"] + 19 * C * 1000
 
 
 def test_a_burst_has_a_makespan_and_all_its_tokens() -> None:

@@ -34,12 +34,12 @@ def closed(speed: float, noise: np.ndarray, slots: int = 2) -> list[serving.Time
     """A closed loop at a server whose speed also wanders, from one twentieth of a second to the next."""
     clock = Heap()
     server = Engine(clock, speed=lambda now: speed * noise[int(now * 20) % len(noise)])
-    left = [120 * slots]
+    left = [150 * slots]
 
     def submit() -> None:
         if left[0]:
             left[0] -= 1
-            server.submit(Job(40, TOKENS, emit=follow))
+            server.submit(Job(40, 1, emit=follow))
 
     def follow(tokens: int, last: bool) -> None:
         if last:
@@ -59,7 +59,7 @@ def truth() -> float:
     """Tokens a second of a server that is neither fast nor slow, from so many runs that its error is a thousandth."""
     rng = np.random.default_rng(99)
     tokens = seconds = 0.0
-    for _ in range(100):
+    for _ in range(60):
         run = closed(1.0, wander(rng))
         end = max(each.intended for each in run)
         tokens += sum(time <= end for each in run for time in each.times)
@@ -87,6 +87,17 @@ def test_an_interval_without_restarts_does_not_know_how_they_differ() -> None:
     assert inside / 50 < 0.7
 
 
+def test_a_ratio_of_two_servers_holds_the_truth_as_often_as_it_says() -> None:
+    """100 simulated comparisons of three starts each, that differ by 2%."""
+    inside, rng = 0, np.random.default_rng(1)
+    for study in range(100):
+        speeds = np.exp(rng.normal(0, 0.02, (2, 3)))
+        a, b = ([simulate(15.0, study * 3 + place, float(each[place]), 30) for place in range(3)] for each in speeds)
+        found = restarts.compare(a, b)["ttft"]
+        inside += found.low <= 1 <= found.high
+    assert 0.9 <= inside / 100 <= 0.99
+
+
 def test_two_servers_are_compared_request_by_request() -> None:
     """Four starts of each under the same schedules. One is 3% slower: what a pair has in common hides that unpaired."""
     rng, speeds = np.random.default_rng(3), np.exp(np.random.default_rng(4).normal(0, 0.01, 5))
@@ -103,6 +114,16 @@ def test_two_servers_are_compared_request_by_request() -> None:
         restarts.compare(a, b[:2])
     with pytest.raises(ValueError, match="had other loads"):
         restarts.compare(a, [run[:-1] for run in b])
+
+
+def test_a_burst_is_one_sample() -> None:
+    def run(seconds: float) -> list[serving.Timeline]:
+        return [serving.Timeline(n, 0.0, 0.0, seconds, (seconds / 2, seconds), (1.0, 9.0)) for n in range(4)]
+
+    assert restarts.throughput([run(2.0)]) == (20.0, None, None)
+    both = restarts.throughput([run(2.0), run(2.1)])
+    assert both.low < both.value < both.high
+    assert restarts.compare([run(2.0)], [run(1.0)])["output_tokens_per_second"] == (2.0, None, None)
 
 
 def test_the_exact_interval_of_a_share() -> None:

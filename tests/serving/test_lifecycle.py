@@ -68,6 +68,18 @@ def test_a_server_is_ready_and_then_gone(begin: Callable, tmp_path: Path) -> Non
     assert processes.listeners(server.port) == set()
 
 
+def test_a_server_leaves_processors_to_the_client(begin: Callable) -> None:
+    every = os.sched_getaffinity(0)
+    mine, theirs = lifecycle.divide_processors()
+    assert len(mine) == 1
+    assert mine | theirs == every
+    assert not mine & theirs or len(every) == 1
+    with begin(processors=theirs) as server:
+        (pid,) = server.processes()
+        assert os.sched_getaffinity(pid) == theirs
+    assert os.sched_getaffinity(0) == every
+
+
 def test_children_that_hear_nothing_are_ended_too(begin: Callable, tmp_path: Path) -> None:
     with begin(LEAVES) as server:
         child = int((tmp_path / "server.log").read_text().split()[1])

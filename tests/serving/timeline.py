@@ -49,7 +49,7 @@ class Job:
     cached: int = 0
     arrival: float = 0.0
     due: list[float] = field(default_factory=list)  # when each token was due
-    alone: bool = True  # whether no other was in a slot at any step
+    written: list[float] = field(default_factory=list)  # when a server wrote each, which on a busy machine is later
 
 
 @dataclass
@@ -103,7 +103,6 @@ class Engine:
             self.drafted += 3
             self.accepted += tokens - 1
         job.due += [due] * tokens
-        job.alone &= self.running == 1
         last = len(job.due) == job.new_tokens
         job.emit(tokens, last)
         if last:

@@ -61,10 +61,13 @@ class Transport:
         self.loop.call_soon(lambda: self.closed or self.protocol.connection_lost(None))
 
 
-def send(loop: Loop, server: Server, requests: list[bytes], load: Load, **options: Any) -> client.Recording:
-    """A load on a fake server, in simulated time. Options are those of `client.send`."""
+def send(
+    loop: Loop, server: Server, requests: list[bytes], load: Load, delay: float = 0.0, **options: Any
+) -> client.Recording:
+    """A load on a fake server, in simulated time. A connection takes `delay`; options are those of `client.send`."""
 
     async def connect(factory: Any) -> tuple[Transport, Connection]:
+        await asyncio.sleep(delay)
         protocol = factory()
         transport = Transport(loop, server, protocol)
         protocol.connection_made(transport)
