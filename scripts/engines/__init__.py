@@ -57,6 +57,7 @@ class Engine:
     modes: tuple[str, ...]  # how it can decode this artifact on this device, the plain way first
     mode: str  # the one in use, `modes[0]` at first; setting it chooses another
     stop_ids: list[int]  # tokens that end a sequence, which it never chooses
+    sent: float | None = None  # when a server was asked last: a client makes its request and its connection before
 
     def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
         """Load `artifact` on `device` (`cpu`, or `cuda`: every card that is visible) with `threads` CPU threads.

@@ -7,6 +7,7 @@ headline figures; loads are sent by scripts/load.py.
 import atexit
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -47,7 +48,8 @@ class Served(engines.Engine):
         config = shards.read_json(artifact / "config.json")
         self.stop_ids = token_ids.select(config.get("eos_token_id"), config.get("vocab_size"))
         self.artifact = artifact
-        port = lifecycle.free_port()
+        port, (ours, theirs) = lifecycle.free_port(), lifecycle.divide_processors()
+        threads = min(threads, len(theirs))
         self.argv, environment = self.command(artifact, device, threads, port, options)
         said = " ".join(self.argv[1:])  # for results: without this machine's places
         self.arguments = said.replace(str(artifact.absolute()), artifact.name).replace(str(port), "PORT")
@@ -66,9 +68,11 @@ class Served(engines.Engine):
             record=self.log.with_suffix(".json"),
             health=self.health,
             environment=environment,
+            processors=theirs,
         )
         self.server = self.stack.enter_context(started)
         atexit.register(self.close)
+        os.sched_setaffinity(0, ours)
         self.target = self.server.target
 
     def decode(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
@@ -88,6 +92,7 @@ class Served(engines.Engine):
         bodies = [dialect.body(MODEL, ids, n, True) | self.more(n) for ids in prompts]
         requests = [self.target.request(dialect.path, body) for body in bodies]
         recording = client.run(self.target, requests, schedule.burst(len(requests)))
+        self.sent = recording.start
         replies = [stream.read(exchange, dialect, self.target.token) for exchange in recording.exchanges]
         for reply in replies:
             if reply.error or reply.failure:
