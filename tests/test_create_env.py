@@ -134,7 +134,9 @@ def test_pins_name_versions_and_hashes_and_no_registry() -> None:
         unhashed = [line for line in requirements if not line.endswith("\\")]
         assert all("==" in line for line in requirements), path
         assert [line.split("==")[0] for line in unhashed] == (
-            ["torch"] if path.stem in ("torch", "gptqmodel", "autogptq", "llama_cpp", "lm-eval") else []
+            ["torch"]
+            if path.stem in ("torch", "gptqmodel", "autogptq", "llama_cpp", "lm-eval", "vllm", "vllm-cpu")
+            else []
         ), path
 
 
