@@ -42,11 +42,13 @@ class Engine(engines.Engine):
                 f"{llamacpp.folder()} and run again where both are"
             )
         self.settings = settings(options)
-        self.threads, self.flash = threads, options.get("flash_attn", "auto")
+        self.device, self.threads, self.flash = device, threads, options.get("flash_attn", "auto")
         self._listen()
         self.lib.llama_backend_init()
         parameters = self.lib.llama_model_default_params()
-        parameters.n_gpu_layers = 999 if device == "cuda" else 0
+        if device == "cpu":  # no layers on a GPU are not enough: it would still multiply prompts
+            none = (ctypes.c_void_p * 1)()  # the list's end alone
+            parameters.devices = ctypes.addressof(none)
         self.model = self.lib.llama_model_load_from_file(str(self.file).encode(), parameters)
         if not self.model:
             raise UserError(f"{self.file}: llama.cpp cannot load it ({self.last_error()})")
@@ -162,9 +164,15 @@ class Engine(engines.Engine):
         build = llamacpp.build()
         types = {name: self.settings.get(name, KV_TYPES["f16"]) for name in ("type_k", "type_v")}
         kinds = {number: name for name, number in KV_TYPES.items()}
+        parts = build["flags"].get("CMAKE_CUDA_ARCHITECTURES"), build.get("nvcc")
+        compiled = (
+            {"CUDA": ", ".join(filter(None, parts)) or "somebody's own build"}
+            if self.device == "cuda"
+            else {"instruction sets": " ".join(build["instruction_sets"]) or "the compiler's choice"}
+        )
         return {
             "llama.cpp": build["sources"],
-            "instruction sets": " ".join(build["instruction_sets"]) or "the compiler's choice",
+            **compiled,
             "KV": f"{kinds[types['type_k']]}, {kinds[types['type_v']]}",
             "flash attention": self.flash,
         }
