@@ -111,7 +111,7 @@ def test_instruction_sets_are_those_of_the_processor(monkeypatch: pytest.MonkeyP
 
 
 def test_cuda_is_compiled_for_the_gpus_that_are_there(compile_it: Callable, tmp_path: Path) -> None:
-    """Two kinds of GPUs, one of them twice, asked of stand-ins for nvcc and the driver's program; then a broken driver."""
+    """Two kinds of GPUs, one of them twice, told by stand-ins for nvcc and nvidia-smi; then a broken driver."""
     programs = tmp_path / "cuda"
     programs.mkdir()
 
