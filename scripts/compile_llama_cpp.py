@@ -62,9 +62,6 @@ INSTRUCTION_SETS = {  # llama.cpp's names on x86 -> Linux's; AMX is left out
 OWN = ("GGML_", "LLAMA_", "CMAKE_CUDA_ARCHITECTURES")  # what is kept of the definitions of somebody's own build
 LEFT_OUT = ("docs", "models", "tests", "examples", "media", "benches")  # of the sources, half of their size
 CUDA = "/usr/local/cuda/bin"  # where nvcc is installed, also where no PATH leads to it
-# Some compilers link libstdc++ statically. A copy that others see is mixed with the one that Python's libraries have
-# loaded, and the process dies.
-HIDDEN = "-Wl,--exclude-libs,libstdc++.a"
 STATUS = "%p [%f/%t] "  # ninja's progress: percent, and files of how many
 
 
@@ -160,8 +157,6 @@ def compile_sources(sources: Path, tools: Path, definitions: dict[str, str], abo
     with locked(target):
         if not (target / "ready").exists():
             environment = os.environ | {"NINJA_STATUS": STATUS, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
-            if sys.platform == "linux":
-                environment["LDFLAGS"] = f"{os.environ.get('LDFLAGS', '')} {HIDDEN}".strip()
             settings = [f"-D{name}={value}" for name, value in definitions.items()]
             call(["cmake", "-G", "Ninja", "-S", sources / "source", "-B", target / "build", *settings], environment)
             jobs = cpu.available_threads()
