@@ -96,14 +96,27 @@ def cuda_flags() -> dict[str, str]:
 
 
 def compiler() -> str:
-    """The C++ compiler and its version. Raises `UserError` where there is none."""
+    """The C++ compiler and its version. Raises `UserError` where there is none, or one whose libraries Python's
+    processes cannot load: with a C++ library of their own in each, which is mixed with the one that is loaded already.
+    """
     name = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")), None)
     if not name or not shutil.which(name):
         raise UserError(
             "llama.cpp is compiled here, and there is no C++ compiler; install one (g++), name a build with "
             "`llama_cpp` in the config, or leave out the formats gguf-*"
         )
-    return subprocess.run([name, "--version"], capture_output=True, text=True).stdout.splitlines()[0]
+    shared, static = (Path(ask(name, f"-print-file-name=libstdc++.{kind}")).is_absolute() for kind in ("so", "a"))
+    if static and not shared:
+        raise UserError(
+            f"{shutil.which(name)} has libstdc++.a alone, and Python's processes die of libraries that hold it; name "
+            "another compiler: CC, CXX and, for CUDA, CUDAHOSTCXX (such as /usr/bin/cc and /usr/bin/c++)"
+        )
+    return ask(name, "--version").splitlines()[0]
+
+
+def ask(program: str, option: str) -> str:
+    """What a program prints."""
+    return subprocess.run([program, option], capture_output=True, text=True).stdout
 
 
 @contextmanager
@@ -213,7 +226,7 @@ def main() -> None:
         about = {"compiler": compiler(), "machine": platform.machine()}
         definitions = flags(cuda_flags())
         if nvcc := definitions.get("CMAKE_CUDA_COMPILER"):
-            said = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
+            said = ask(nvcc, "--version")
             about["nvcc"] = next((line for line in said.splitlines() if "release" in line), said)
         build = compile_sources(sources, options.tools.absolute(), definitions, about)
     used = [name for name in INSTRUCTION_SETS if definitions.get(f"GGML_{name}") == "ON"]

@@ -89,6 +89,19 @@ def test_another_compiler_makes_another_build(compile_it: Callable, tmp_path: Pa
     assert steps(tmp_path) == ["-G", "--build"] * 2
 
 
+def test_a_compiler_with_a_static_libstdc_alone_is_refused(compile_it: Callable, tmp_path: Path) -> None:
+    other = tmp_path / "c++"
+    other.write_text(
+        "#!/bin/sh\ncase $1 in *.a) echo /opt/lib/libstdc++.a;; *.so) echo libstdc++.so;; *) echo 1;; esac\n"
+    )
+    other.chmod(0o755)
+    line = compile_it(CXX=str(other))
+    assert line.startswith(
+        f"error: {other} has libstdc++.a alone, and Python's processes die of libraries that hold it"
+    )
+    assert not steps(tmp_path)
+
+
 def test_a_machine_without_a_compiler_is_one_line(compile_it: Callable, tmp_path: Path) -> None:
     line = compile_it(PATH=str(tmp_path), CXX="")
     assert line.startswith("error: llama.cpp is compiled here, and there is no C++ compiler; install one (g++)")
