@@ -5,7 +5,9 @@
 
 Without names, every row of the engine llama_cpp in ./artifacts. llama-bench decodes as many tokens as the row did,
 after none, and reads a prompt of 512. It counts no prompt when it decodes, so a row's time for each token after the
-first (TPOT) is held against it; of the prompt, the time to its first token, where the row has one of 512.
+first (TPOT) is held against it, and its median step: on a GPU the first steps after each prompt are slower, and
+llama-bench has no prompt between its runs. Of the prompt it is the time to its first token, where the row has one of
+512.
 QUANTMILL_LLAMA_CPP names a folder of compile_llama_cpp.py.
 """
 
@@ -24,7 +26,8 @@ from llamacpp import files
 
 PROMPT = 512
 FLAGS = {"type_k": "-ctk", "type_v": "-ctv", "flash_attn": "-fa", "n_batch": "-b", "n_ubatch": "-ub"}
-HEADINGS = ("model", "cell", "tokens/s after the first", "llama-bench", "ratio", f"{PROMPT} tokens, ms", "llama-bench")
+HEADINGS = ("model", "cell", "tokens/s after the first", "median step", "llama-bench", "ratio", "of the median step")
+HEADINGS += (f"{PROMPT} tokens, ms", "llama-bench")
 
 
 def bench(artifact: Path, row: dict[str, Any], runs: int) -> tuple[float, float]:
@@ -44,10 +47,10 @@ def cells(path: Path, runs: int) -> list[str]:
     row = json.loads(path.read_text(encoding="utf-8"))
     model = path.parents[1]
     theirs, their_prompt = bench(model / path.stem.partition("@")[0], row, runs)
-    ours = 1000 / row["summary"]["tpot_ms_p50"]
+    ours, step = (1000 / row["summary"][name] for name in ("tpot_ms_p50", "gap_ms_p50"))
     prompt = next((each.get("ttft_ms_p50") for each in row["lengths"] if each["tokens"] == PROMPT), None)
-    figures = [f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs:.3f}", f"{prompt:.1f}" if prompt else ""]
-    return [model.name, f"`{path.stem}`", *figures, f"{their_prompt:.1f}"]
+    speeds = [f"{each:.1f}" for each in (ours, step, theirs)] + [f"{each / theirs:.3f}" for each in (ours, step)]
+    return [model.name, f"`{path.stem}`", *speeds, f"{prompt:.1f}" if prompt else "", f"{their_prompt:.1f}"]
 
 
 def main() -> None:
