@@ -13,5 +13,5 @@ ENGINES["llama_cpp"] = Engine(
         "n_batch": {"type": "integer", "minimum": 1},
         "n_ubatch": {"type": "integer", "minimum": 1},
     },
-    costs=EngineCosts(cpu=160, weights=0, floor=900, cuda=500, logits=16, mapped=True),
+    costs=EngineCosts(cpu=160, weights=0, floor=480, cuda=380, logits=16, mapped=True),
 )
