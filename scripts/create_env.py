@@ -109,7 +109,9 @@ def main() -> None:
         # in place and not renamed afterwards: an environment's scripts hold its own path
         call([*uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(options.env)], environment)
         python = str(options.env / "bin" / "python")
-        call([*uv, "pip", "install", "--python", python, "--requirements", str(options.pins)], environment)
+        override = options.pins.with_suffix(".override")  # of what a package wants of others, where that cannot be had
+        more = ["--override", str(override)] if override.exists() else []
+        call([*uv, "pip", "install", "--python", python, "--requirements", str(options.pins), *more], environment)
     except BaseException:
         shutil.rmtree(options.env, ignore_errors=True)
         raise

@@ -72,8 +72,8 @@ def main() -> None:
     else:
         faithful = {"unchecked": reason or teacher_forcing.NO_LOGITS}
         if "target_logprobs" in engine.capabilities:
-            nll = np.concatenate([nll for _, nll in teacher_forcing.target_nll(engine, text)])
-            perplexity = float(np.exp(nll.mean()))
+            told = [found.logprobs for _, found, _ in teacher_forcing.targets(engine, text)]
+            perplexity = float(np.exp(-np.concatenate(told).astype(np.float64).mean()))
     if perplexity is not None:
         check_sanity(perplexity, reference, options.factor)
     facts = {"perplexity": perplexity, "reference": reference["perplexity"], "windows": reference["windows"]}

@@ -61,11 +61,20 @@ def score(
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def score_targets(engine: engines.Engine, text: teacher_forcing.Text) -> dict[str, np.ndarray]:
-    """Window number and NLL of every scored position [positions], of an engine without logits."""
-    parts = list(teacher_forcing.target_nll(engine, text))
-    numbers = [np.full(len(nll), number) for number, nll in parts]
-    return {"window": np.concatenate(numbers), "nll": np.concatenate([nll for _, nll in parts])}
+def score_targets(
+    engine: engines.Engine, text: teacher_forcing.Text, logits: reference.Logits
+) -> dict[str, np.ndarray]:
+    """The columns of `score`, of an engine without logits: instead of the divergence `kld_bound`, what it is at least,
+    and that and `top1` only where the engine tells its likeliest tokens."""
+    parts: list[dict[str, np.ndarray]] = []
+    size = max(1, BLOCK["cpu"] // logits.vocab_size)
+    for number, found, ids in teacher_forcing.targets(engine, text):
+        for low in range(0, len(ids), size):
+            told = engines.Targets(*(each[low : low + size] for each in found))
+            rows = logits.wide_rows(len(told.logprobs))
+            values = divergence.bound(*told, rows, ids[low : low + size])
+            parts.append({"window": np.full(len(rows), number)} | values)
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def measure(
@@ -86,8 +95,8 @@ def measure(
 def summarise(positions: dict[str, np.ndarray], text: teacher_forcing.Text, protocol: str) -> dict[str, Any]:
     """What a result file holds of the positions: sums a window, and figures with bootstrap intervals over windows.
 
-    Where `positions` have no `kld`, the figures of divergence are None. Raises `UserError` for a perplexity that is no
-    number.
+    Where `positions` have no `kld`, figures that follow from it are None. Raises `UserError` for a perplexity that is
+    no number.
     """
     windows, facts = len(text.windows), text.facts
     names = [name for name in ("nll", "kld", "top1") if name in positions]
@@ -97,7 +106,7 @@ def summarise(positions: dict[str, np.ndarray], text: teacher_forcing.Text, prot
     perplexity_low, perplexity_high = np.exp(
         bootstrap.interval(perplexity.ratio_of_sums(sums["nll"], counts, resamples), windows)
     )
-    loss, kld_low, kld_high = dict.fromkeys(divergence.FIGURES), None, None
+    loss, kld_low, kld_high = divergence.without_kld(positions), None, None
     if "kld" in positions:
         loss = divergence.summary(positions["kld"], positions["delta_p"], positions["top1"])
         kld_low, kld_high = bootstrap.interval(perplexity.ratio_of_sums(sums["kld"], tokens, resamples), windows)
@@ -136,7 +145,7 @@ def summarise(positions: dict[str, np.ndarray], text: teacher_forcing.Text, prot
 
 def write_positions(out: Path, positions: dict[str, np.ndarray]) -> None:
     """Write the values of every position beside the result, those that the engine tells."""
-    kinds = {"top1": np.bool_, "nll": np.float32, "kld": np.float32, "delta_p": np.float32}
+    kinds = {"top1": np.bool_, **dict.fromkeys(("nll", "kld", "kld_bound", "delta_p"), np.float32)}
     with publish(out.with_suffix(".npz")) as partial, partial.open("wb") as file:
         np.savez(file, **{name: positions[name].astype(kinds[name]) for name in kinds if name in positions})
 
@@ -200,7 +209,7 @@ def main() -> None:
         if options.gate:
             alignment.examine(engine, options.artifact, text.ids, options.gate)
         whole_answer = "logits" in engine.capabilities
-        positions = score(engine, text, logits, whole) if whole_answer else score_targets(engine, text)
+        positions = score(engine, text, logits, whole) if whole_answer else score_targets(engine, text, logits)
     result |= {
         **summarise(positions, text, options.protocol),
         **({} if whole_answer else {"no_divergence": teacher_forcing.NO_LOGITS}),

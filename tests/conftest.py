@@ -66,7 +66,7 @@ def interpreter(env: str) -> Path:
     """The interpreter of an environment."""
     path = REPO / "envs" / env / "bin" / "python"
     if not path.exists():
-        pytest.skip(f"envs/{env} is not built; `make test` builds it")
+        pytest.skip(f"envs/{env} is not built; `.venv/bin/snakemake envs/{env}` builds it")
     return path
 
 

@@ -21,12 +21,15 @@ FORMATS = {
     "fp16": Format("hf", "transformers", "torch"),
     "ct2-int8": Format("ct2", "ctranslate2", "torch"),
     "gptq-int4": Format("gptq", "gptqmodel", "torch", parameters="gptq"),
+    "awq-int4": Format("awq", "gptqmodel", "torch"),
+    "gguf-f16": Format("gguf", "llama", "torch"),
     "only-gpu": Format("hf", "transformers", "torch", devices=("cuda",)),
 }
 ENGINES = {
     "transformers": Engine("torch", ("hf",), options={"dtype": {"type": "string"}}),
     "ctranslate2": Engine("torch", ("ct2",)),
     "gptqmodel": Engine("torch", ("gptq", "awq")),
+    "llama": Engine("torch", ("gguf",)),
     "old": Engine("old", ("hf", "gptq"), python="2.7"),
     "many": Engine("torch", ("hf",), devices=("cuda",), many_gpus=True, options=None),
     "external": Engine("mlc_llm", ("hf",)),
@@ -111,7 +114,10 @@ def test_texts_of_a_model_of_the_hub() -> None:
         ({"formts": ["fp16"]}, "config: unknown key 'formts'; did you mean 'formats'?"),
         ({"latency": {"new_tokns": 3}}, "latency: unknown key 'new_tokns'; did you mean 'new_tokens'?"),
         ({"formats": ["fp16", "ct2-int9"]}, "formats: unknown format 'ct2-int9'; did you mean 'ct2-int8'?"),
-        ({"formats": ["zzz"]}, "formats: unknown format 'zzz'; known: ct2-int8, fp16, gptq-int4, only-gpu"),
+        (
+            {"formats": ["zzz"]},
+            "formats: unknown format 'zzz'; known: awq-int4, ct2-int8, fp16, gguf-f16, gptq-int4, only-gpu",
+        ),
         ({"device": "gpu"}, "device: 'gpu' is not possible"),
         ({"device": "cpu", "formats": ["fp16", "only-gpu"]}, "formats: only-gpu does not run on device cpu"),
         ({"reference": "fp61"}, "reference: unknown format 'fp61'; did you mean 'fp16'?"),
@@ -206,7 +212,7 @@ def run(**words: Any) -> dict[str, Any]:
     ("changes", "message"),
     [
         (run(engine="gptqmodel"), "runs.x: gptqmodel does not load fp16 (hf); it loads gptq, awq"),
-        (run(engine="vlm"), "runs.x: unknown engine 'vlm'; known: ctranslate2, external, gptqmodel, many, old"),
+        (run(engine="vlm"), "runs.x: unknown engine 'vlm'; known: ctranslate2, external, gptqmodel, llama, many, old"),
         (run(formats=["fp61"]), "runs.x.formats: unknown format 'fp61'; did you mean 'fp16'?"),
         (run(formats=["only-gpu"]), "runs.x.formats: no model has only-gpu; add it to formats"),
         (run(formats=[]), "runs.x.formats: [] should be non-empty"),
@@ -297,7 +303,7 @@ def test_prebuilt_gguf(tmp_path: Path) -> None:
         assert sorted(found) == sorted(Path("theirs") / each for each in expected)
 
 
-def test_what_this_machine_has() -> None:
+def test_what_this_machine_has(tmp_path: Path) -> None:
     """Of `auto` what it means here; GPUs are refused where there are too few, not lowered."""
     config = {"models": {"demo": {"source": "demo"}}, "formats": ["fp16"]} | run(engine="many", gpus=2)
     here = replace(REGISTRY, device="cuda", gpus=2)
@@ -306,6 +312,18 @@ def test_what_this_machine_has() -> None:
         complete(config, SCHEMA, replace(here, gpus=1))
     with pytest.raises(ConfigError, match=r"runs.x: many does not run on device cpu; leave it out"):
         complete(config, SCHEMA, replace(here, device="cpu"))
+    either = replace(here, device="cpu", engines=ENGINES | {"many": Engine("torch", ("hf",), many_gpus=True)})
+    with pytest.raises(ConfigError, match=r"runs.x.gpus: 2, and the device is cpu; leave gpus out"):
+        complete(config, SCHEMA, either)
+    (tmp_path / "bare/model.bin").touch()
+    prebuilt = {"models": demo(x={"layout": "ct2", "path": "bare"}), "formats": ["fp16"]}
+    for engine, line in (
+        (Engine("torch", ("ct2",), devices=("cuda",)), "ctranslate2 does not run on device cpu; leave it out"),
+        (Engine("old", ("ct2",), python="2.7"), "ctranslate2: wants Python 2.7"),
+    ):
+        lacking = replace(here, device="cpu", engines=ENGINES | {"ctranslate2": engine})
+        with pytest.raises(ConfigError, match=rf"models.demo.prebuilt.x: {line}"):
+            complete(prebuilt, SCHEMA, lacking)
     config = {"models": {"demo": {"source": "demo"}}, "formats": ["fp16", "only-gpu"]}
     with pytest.raises(ConfigError, match=r"formats: only-gpu does not run on device cpu; leave it out"):
         complete(config, SCHEMA, replace(here, device="cpu"))

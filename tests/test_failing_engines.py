@@ -41,9 +41,9 @@ class Broken(engines.Engine):
         self.fail("logits")
         yield np.zeros((len(ids), 3), np.float32)
 
-    def target_logprobs(self, ids: list[int]) -> np.ndarray:
+    def target_logprobs(self, ids: list[int]) -> engines.Targets:
         self.fail("target_logprobs")
-        return np.zeros(len(ids) - 1)
+        return engines.Targets(*map(np.zeros, (len(ids) - 1, (len(ids) - 1, 0), (len(ids) - 1, 0))))
 
     def processes(self) -> set[int]:
         self.fail("processes")

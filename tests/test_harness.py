@@ -217,13 +217,14 @@ def test_what_an_engine_cannot_tell_is_empty_with_the_reason(harness: Callable, 
     found = measure_quality(harness, tmp_path, {"noise": 0.5} | TARGETS, "targets.json")
     assert found["no_divergence"] == "its engine tells no logits"
     assert "no_divergence" not in whole
-    assert found["summary"].keys() == whole["summary"].keys()
+    assert found["summary"].keys() == whole["summary"].keys() | {"kld_bound"}
+    assert found["summary"]["kld_bound"] is None  # this engine tells the targets' alone
     for name, value in whole["summary"].items():
-        expected = pytest.approx(value) if name.startswith("perplexity") else None
+        expected = pytest.approx(value) if name.startswith(("perplexity", "delta_p")) else None
         assert found["summary"][name] == expected, name
     assert found["windows"]["nll"] == pytest.approx(whole["windows"]["nll"])  # what the paired ratio is made of
     with np.load(tmp_path / "targets.npz") as positions:
-        assert positions.files == ["nll"]
+        assert positions.files == ["nll", "delta_p"]
     nothing = measure_quality(harness, tmp_path, {"tells": []}, "nothing.json")
     assert (nothing["summary"], nothing["reason"]) == (None, "its engine tells no probabilities of a given text")
     with np.load(tmp_path / "nothing.npz") as positions:  # the workflow's rule has it among its outputs

@@ -5,13 +5,13 @@ import io
 import json
 import sys
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from fake_engine import VOCAB, Fake
 
+import engines
 from common.program import UserError
 from metrics import divergence, perplexity
 from quality import score, score_targets, summarise
@@ -192,25 +192,51 @@ def test_lm_eval_divides_by_words_and_mixes_no_documents(tmp_path: Path) -> None
     assert sum(result["windows"]["counts"]) == pytest.approx(17)
 
 
+class Teller(Fake):
+    """Tells what the logits of its table give of the targets and of the `top` likeliest tokens."""
+
+    capabilities = frozenset({"target_logprobs"})
+    top = 0
+
+    def target_logprobs(self, ids: list[int]) -> engines.Targets:
+        rows = perplexity.log_softmax(self.table)[ids[:-1]]
+        likeliest = np.argsort(-rows, axis=1)[:, : self.top]
+        return engines.Targets(
+            rows[np.arange(len(rows)), ids[1:]], likeliest, np.take_along_axis(rows, likeliest, axis=1)
+        )
+
+
 @pytest.mark.parametrize("protocol", ["gptq-2048", "llamacpp-512", "hf-strided", "lm-eval-word"])
 def test_log_probabilities_of_targets_give_the_perplexity_of_logits(tmp_path: Path, protocol: str) -> None:
-    class Targets(Fake):
-        """Tells what the logits of the same table give."""
-
-        capabilities = frozenset({"target_logprobs"})
-
-        def target_logprobs(self, ids: list[int]) -> np.ndarray:
-            return np.array([-nll(before, after) for before, after in pairwise(ids)])
-
     documents = [{"ids": list(range(1, 11)) * 5, "words": 15, "bytes": 80}]
     changes = {"prefix_id": 0, "documents": documents, "detokenizer": None} if protocol == "lm-eval-word" else {}
     text = evaluation(tmp_path, protocol, **changes)
-    whole, found = score(Fake(), text, reference(Fake(), text)), score_targets(Targets(), text)
+    whole, found = score(Fake(), text, reference(Fake(), text)), score_targets(Teller(), text, reference(Fake(), text))
     assert found["window"].tolist() == whole["window"].tolist()
     assert found["nll"] == pytest.approx(whole["nll"])
     figures, expected = (summarise(each, text, protocol)["summary"] for each in (found, whole))
     assert figures["perplexity"] == pytest.approx(expected["perplexity"])
-    assert [figures[name] for name in (*divergence.FIGURES, "kld_mean_low")] == [None] * 8
+    assert figures["delta_p_rms"] == pytest.approx(expected["delta_p_rms"], abs=1e-12)
+    assert {figures[name] for name in (*divergence.FIGURES, "kld_mean_low") if name != "delta_p_rms"} == {None}
+
+
+@pytest.mark.parametrize("top", [1, 2, VOCAB - 1])
+def test_the_likeliest_tokens_say_what_the_divergence_is_at_least(text: teacher_forcing.Text, top: int) -> None:
+    """With all but one of the vocabulary it is the divergence itself."""
+    engine, other = Fake(), Teller()
+    other.table = engine.table + np.random.default_rng(5).normal(size=engine.table.shape).astype(np.float32)
+    other.top = top
+    told = score_targets(other, text, reference(engine, text))
+    whole = score(other, text, reference(engine, text))
+    assert (told["kld_bound"] <= whole["kld"] + 1e-9).all()
+    assert told["kld_bound"].mean() > 0.2 * whole["kld"].mean()
+    if top == VOCAB - 1:
+        assert told["kld_bound"] == pytest.approx(whole["kld"], abs=1e-9)
+    assert told["top1"].tolist() == whole["top1"].tolist()
+    figures = summarise(told, text, "gptq-2048")["summary"]
+    assert figures["kld_bound"] == pytest.approx(told["kld_bound"].mean())
+    assert figures["top1_agreement"] == whole["top1"].mean()
+    assert figures["kld_mean"] is None
 
 
 def test_lm_eval_wants_a_token_before_a_document(tmp_path: Path) -> None:

@@ -107,10 +107,12 @@ def check_words(result: dict[str, Any], expected: dict[str, float]) -> None:
         assert result["normalised"][name] == pytest.approx(expected[name], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_words_are_those_of_lm_evaluation_harness(facts: dict[str, Any], harness: list[dict[str, float]]) -> None:
     check_words(facts["pages"][0], harness[0])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not WIKITEXT.exists(), reason="WikiText-2's test file is not beside the repository (../shared)")
 def test_words_of_wikitext_are_those_of_lm_evaluation_harness(
     facts: dict[str, Any], harness: list[dict[str, float]]

@@ -41,6 +41,8 @@ def test_a_batch_that_is_not_whole_is_refused() -> None:
     class Batch:
         """Three prompts for two steps; the second step lacks one."""
 
+        sent = None
+
         def decode(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
             for number in (0, 1, 2, 0, 1):
                 yield number, 7, time.perf_counter()
@@ -52,6 +54,8 @@ def test_a_batch_that_is_not_whole_is_refused() -> None:
 def test_a_step_of_a_batch_is_over_when_its_last_token_is_there() -> None:
     class Uneven:
         """Two prompts, the second of which is ahead: three of its tokens come before the first one's second."""
+
+        sent = None
 
         def decode(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
             start = time.perf_counter()
@@ -156,3 +160,19 @@ def test_a_later_process_counts_as_well_as_the_first_after_a_long_prompt(gap: fl
     plain, captured = ([variants.join(each)] for each in entries.values())
     variants.refuse_differences(captured, plain)
     assert ("refused" in captured[0]) == refused
+
+
+def test_what_a_client_does_before_it_sends_is_not_the_servers() -> None:
+    class Served:
+        """Its request takes a while to make."""
+
+        sent = None
+
+        def decode(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
+            time.sleep(0.01)
+            self.sent = time.perf_counter()
+            for step in range(n):
+                yield 0, step, self.sent + step * 1e-6
+
+    timing = time_tokens(Served(), [[1]], 3)
+    assert timing.seconds == pytest.approx([0, 1e-6, 2e-6], abs=1e-9)

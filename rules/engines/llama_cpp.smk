@@ -1,11 +1,15 @@
-"""llama.cpp's library through its Python binding, compiled for this machine (rules/formats/gguf.smk)."""
+"""llama.cpp's library through its Python binding, and its server, compiled for this machine (rules/formats/gguf.smk)."""
 
 KV = {"enum": ["f32", "f16", "bf16", "q8_0", "q4_0"]}
+LLAMA = {
+    "env": "llama_cpp",
+    "loads": ("gguf",),
+    "many_gpus": True,
+    "costs": EngineCosts(cpu=160, weights=0, floor=480, cuda=380, logits=16, mapped=True),
+}
 
 ENGINES["llama_cpp"] = Engine(
-    env="llama_cpp",
-    loads=("gguf",),
-    many_gpus=True,
+    **LLAMA,
     options={
         "type_k": KV,
         "type_v": KV,
@@ -13,5 +17,5 @@ ENGINES["llama_cpp"] = Engine(
         "n_batch": {"type": "integer", "minimum": 1},
         "n_ubatch": {"type": "integer", "minimum": 1},
     },
-    costs=EngineCosts(cpu=160, weights=0, floor=480, cuda=380, logits=16, mapped=True),
 )
+ENGINES["llama-server"] = Engine(**LLAMA, options=None)  # whatever its command line takes

@@ -162,6 +162,13 @@ def find(folder: Path) -> Checkpoint:
     raise UserError(f"{folder}: holds no weights; looked for {', '.join([*INDEXES.values(), *SINGLES.values()])}")
 
 
+def bytes_per_token(folder: Path) -> int:
+    """Bytes of a checkpoint's safetensors that one decoded token reads: of an untied embedding table it reads a row."""
+    tied = read_json(folder / "config.json").get("tie_word_embeddings", False)
+    tensors = [item for file in sorted(folder.glob("*.safetensors")) for item in safetensors_file.read(file).items()]
+    return sum(tensor.nbytes for name, tensor in tensors if tied or not name.endswith("embed_tokens.weight"))
+
+
 def check_inside(folder: Path, path: Path) -> Path:
     """The same path. Raises `UserError` where it is a link that leads out of the model's folder.
 

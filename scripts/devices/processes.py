@@ -3,15 +3,15 @@
 import os
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from common import manifest
 
 PROC = Path("/proc")
-PARENT, TIMES = (
-    1,
-    slice(11, 15),
-)  # fields of /proc/PID/stat after the name: own time and that of ended children, in ticks
+# fields of /proc/PID/stat after the name: own time and that of ended children, in ticks; when it began, since the boot
+PARENT, TIMES, BEGAN = 1, slice(11, 15), 19
+LISTENING = "0A"  # a state of /proc/net/tcp
 
 
 def tree(pids: Iterable[int]) -> set[int]:
@@ -49,6 +49,28 @@ def peak_rss_bytes(pids: Iterable[int]) -> int | None:
     found += [_field(pid, "smaps_rollup", "Pss:") for pid in tree(own) - own]
     known = [each for each in found if each is not None]
     return sum(known) if known else None
+
+
+def began(pid: int) -> int | None:
+    """When a process began, in ticks since the boot: with its number, a name for good. None where it has ended."""
+    stat = _stat(pid)
+    return int(stat[BEGAN]) if stat and stat[0] != "Z" else None
+
+
+def listeners(port: int) -> set[int]:
+    """The processes that listen on a TCP port, of those that this user may look into."""
+    lines = [line.split() for name in ("tcp", "tcp6") for line in _lines(PROC / "net" / name)[1:]]
+    sockets = {f"socket:[{line[9]}]" for line in lines if line[3] == LISTENING and line[1].endswith(f":{port:04X}")}
+    found = set()
+    for descriptor in PROC.glob("[0-9]*/fd/*") if sockets else []:
+        with suppress(OSError):  # it has ended, or is a stranger's
+            if str(descriptor.readlink()) in sockets:
+                found.add(int(descriptor.parts[-3]))
+    return found
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="ascii").splitlines() if path.exists() else []
 
 
 def _peak(pid: int) -> int | None:

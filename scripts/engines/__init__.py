@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -25,23 +25,39 @@ from devices import cpu
 # less than that four times over
 CHUNK_LOGITS = 10 * 2**20
 
-# logits, target_logprobs: it has the method; batches: `decode` takes several prompts; gpus: it runs on several at once
-Capability = Literal["logits", "target_logprobs", "batches", "gpus"]
+# logits, target_logprobs: it has the method; batches: `decode` takes several prompts; gpus: it runs on several at once;
+# own_threads: how many CPU threads are best is its own affair
+Capability = Literal["logits", "target_logprobs", "batches", "gpus", "own_threads"]
 
 
 class CannotDecode(UserError):
     """An engine's other way to decode that this model does not take, found when it was tried."""
 
 
+class Targets(NamedTuple):
+    """What an engine without logits tells of a text's n ids: natural log-probabilities given those before.
+
+    logprobs: [n - 1], of each id but the first.
+    top_ids, top_logprobs: [n - 1, k], the k likeliest ids at each of these places, the likeliest first, and what they
+    have; k is 0 where the engine tells the targets' alone.
+    """
+
+    logprobs: np.ndarray
+    top_ids: np.ndarray
+    top_logprobs: np.ndarray
+
+
 class Engine:
     """A loaded artifact on a device."""
 
-    options: ClassVar[Mapping[str, type]] = {}  # what `__init__` takes, in the engine's own words, and its type
+    # what `__init__` takes, in the engine's own words, and its type; None: whatever the engine itself takes
+    options: ClassVar[Mapping[str, type] | None] = {}
     capabilities: frozenset[Capability] = frozenset({"logits"})  # what cannot be had is an empty cell, with the reason
     compute_type: str  # what it really calculates in, asked of the library
     modes: tuple[str, ...]  # how it can decode this artifact on this device, the plain way first
     mode: str  # the one in use, `modes[0]` at first; setting it chooses another
     stop_ids: list[int]  # tokens that end a sequence, which it never chooses
+    sent: float | None = None  # when a server was asked last: a client makes its request and its connection before
 
     def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
         """Load `artifact` on `device` (`cpu`, or `cuda`: every card that is visible) with `threads` CPU threads.
@@ -66,8 +82,8 @@ class Engine:
         """
         raise NotImplementedError
 
-    def target_logprobs(self, ids: list[int]) -> np.ndarray:
-        """Natural log-probabilities [len(ids) - 1] of each id but the first, given those before it."""
+    def target_logprobs(self, ids: list[int]) -> Targets:
+        """What it thinks of each id but the first, given those before it."""
         raise NotImplementedError
 
     def processes(self) -> set[int]:
@@ -121,6 +137,8 @@ def load(name: str, artifact: Path, device: str, threads: int, gpus: int = 1, **
 def check_options(name: str, kind: type[Engine], options: Mapping[str, Any]) -> None:
     """Raises `UserError` for an option that the engine does not have, or of another type."""
     for option, value in options.items():
+        if kind.options is None:
+            continue
         if option not in kind.options:
             close = difflib.get_close_matches(option, kind.options, 1)
             known = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(kind.options) or 'none'}"

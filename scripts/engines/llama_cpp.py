@@ -21,7 +21,6 @@ BATCH = 2048  # tokens that are handed over at a time, as llama-perplexity does
 KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}  # ggml's numbers
 FLASH = {"auto": -1, "off": 0, "on": 1}
 FLASH_LINE = re.compile(r"resolve_fused_ops: flash attention (enabled|not supported)", re.IGNORECASE)
-FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 class Engine(engines.Engine):
@@ -34,7 +33,6 @@ class Engine(engines.Engine):
 
     def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
         self.file = files.first(artifact)
-        self.tensors = gguf_file.read_all(self.file).tensors
         self.lib = llamacpp.binding()
         if device == "cuda" and not self.lib.llama_supports_gpu_offload():
             raise UserError(
@@ -59,11 +57,7 @@ class Engine(engines.Engine):
         self.batch = self.lib.llama_batch_init(BATCH, 0, 1)
         self.context, self.size = None, (0, 0)
         self._prepare(STEP, 1)  # so that a model that it cannot calculate is refused here
-        types = {record.type for record in self.tensors.values()}
-        quantized = types - FLOATS.keys()
-        self.compute_type = (
-            "int8" if quantized else next(FLOATS[each] for each in ("BF16", "F16", "F32") if each in types)
-        )
+        self.compute_type = files.compute_type(gguf_file.read_all(self.file))
 
     def _listen(self) -> None:
         """Keep what the library says, which goes to the log as well."""

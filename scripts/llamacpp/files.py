@@ -9,6 +9,7 @@ from common.program import UserError
 
 MODEL = "model.gguf"
 CARRIED = ("config.json", "generation_config.json", "tokenizer", "special_tokens", "vocab.json", "merges.txt")
+FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 EMBEDDINGS, HEAD = "token_embd.weight", "output.weight"
 
 
@@ -28,6 +29,12 @@ def beside(source: Path) -> list[Path]:
 def types(content: Gguf) -> dict[str, int]:
     """How many tensors are stored as each type, the most frequent first."""
     return dict(Counter(record.type for record in content.tensors.values()).most_common())
+
+
+def compute_type(content: Gguf) -> str:
+    """What llama.cpp multiplies in: quantized weights with activations of 8 bits, others in their own type."""
+    found = {record.type for record in content.tensors.values()}
+    return "int8" if found - FLOATS.keys() else next(name for type_, name in FLOATS.items() if type_ in found)
 
 
 def bytes_per_token(content: Gguf) -> int:

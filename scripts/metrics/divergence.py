@@ -54,9 +54,51 @@ def measure(
     }
 
 
+def bound(
+    target_logprobs: np.ndarray,
+    top_ids: np.ndarray,
+    top_logprobs: np.ndarray,
+    reference: np.ndarray,
+    targets: np.ndarray,
+) -> dict[str, np.ndarray]:
+    """What can be said where the candidate tells no logits; values of each position, as `measure` names them.
+
+    Args: natural log-probabilities [positions] of the targets and [positions, k] of the k likeliest ids, and the
+    reference's logits [positions, vocab].
+
+    nll, delta_p; where k is not 0 also top1, and kld_bound: the divergence of the two distributions over those ids and
+    the rest as one, which is never more than the whole (data processing inequality; Cover and Thomas, 2.8).
+    """
+    p = np.asarray(reference, np.float64)
+    p = np.exp(p - p.max(axis=-1, keepdims=True))
+    p /= p.sum(axis=-1, keepdims=True)
+    nll = -np.asarray(target_logprobs, np.float64)
+    found = {"nll": nll, "delta_p": np.exp(-nll) - p[np.arange(len(targets)), targets]}
+    if not top_ids.shape[1]:
+        return found
+    # of one place no id comes twice, and a padded vocabulary's are none of the reference's
+    inside = top_ids < p.shape[1]
+    kept = np.where(inside, np.take_along_axis(p, np.where(inside, top_ids, 0), axis=1), 0.0)
+    log_q = np.asarray(top_logprobs, np.float64)
+    rest_p, rest_q = (np.maximum(1 - each.sum(axis=1), np.finfo(np.float32).tiny) for each in (kept, np.exp(log_q)))
+    logs = np.log(np.maximum(kept, np.finfo(np.float64).tiny))
+    shared = (kept * (logs - log_q)).sum(axis=1) + rest_p * np.log(rest_p / rest_q)
+    return found | {"kld_bound": shared, "top1": p.argmax(axis=1) == top_ids[:, 0]}
+
+
 def summary(kld: np.ndarray, delta_p: np.ndarray, top1: np.ndarray) -> dict[str, float]:
     """Over positions: KL divergence (nats; the mean alone hides the rare bad token), root mean square of the change of
     the right token's probability, share of positions with the same first choice."""
     median, p99, p999 = np.quantile(kld, [0.5, 0.99, 0.999])
     found = (kld.mean(), median, p99, p999, kld.max(), np.sqrt(np.square(delta_p).mean()), top1.mean())
     return dict(zip(FIGURES, map(float, found), strict=True))
+
+
+def without_kld(positions: dict[str, np.ndarray]) -> dict[str, float | None]:
+    """The same figures where the divergence itself is not known, and what it is at least."""
+    found: dict[str, float | None] = dict.fromkeys(FIGURES) | {"kld_bound": None}
+    if "delta_p" in positions:
+        found["delta_p_rms"] = float(np.sqrt(np.square(positions["delta_p"]).mean()))
+    if "kld_bound" in positions:
+        found |= {"kld_bound": float(positions["kld_bound"].mean()), "top1_agreement": float(positions["top1"].mean())}
+    return found

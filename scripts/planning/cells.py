@@ -131,6 +131,8 @@ def check_runs(study: Mapping[str, Any], registry: Registry) -> None:
                 raise ConfigError(f"{where}.options.{option}: {error.message}")
         if run["gpus"] > 1 and not engine.many_gpus:
             raise ConfigError(f"{where}.gpus: {run['engine']} uses one GPU; leave gpus out")
+        if run["gpus"] > 1 and registry.device == "cpu":
+            raise ConfigError(f"{where}.gpus: {run['gpus']}, and the device is cpu; leave gpus out")
         if registry.gpus is not None and run["gpus"] > max(1, registry.gpus):
             more = f"run with --resources gpu={run['gpus']} hub=2"  # which replaces the profile's list
             raise ConfigError(f"{where}.gpus: {run['gpus']}, and jobs may use {registry.gpus}; {more}")
@@ -158,6 +160,11 @@ def check_prebuilt(name: str, model: Mapping[str, Any], study: Mapping[str, Any]
         if "hub" in prebuilt and ("file" in prebuilt) != alone:
             what = f"name its file, such as NAME{pattern[1:]}" if alone else "its files are known; leave file out"
             raise ConfigError(f"{where}.file: of the hub's {layout} artifacts, {what}")
+        runs_in = registry.default_engine(layout)
+        if why := registry.why_not_here(registry.engines[runs_in].env):
+            raise ConfigError(f"{where}: {runs_in}: {why}")
+        if registry.device not in ("auto", *registry.engines[runs_in].devices):
+            raise ConfigError(f"{where}: {runs_in} does not run on device {registry.device}; leave it out")
         if "path" not in prebuilt:
             continue
         path = Path(prebuilt["path"])

@@ -208,6 +208,14 @@ COLUMNS = [
         source=lambda speed: speed["interference"],
         limits={},
     ),
+    of_quality(
+        "kld_bound",
+        "What the mean KL divergence is at least, of an engine that tells only its likeliest tokens: that over these "
+        "and all others as one (METHODS.md, Distance from the reference).",
+        unit="nat",
+        better="lower",
+        why_missing="the whole divergence is known (kld_mean), or the engine tells no likeliest tokens",
+    ),
     of_quality("kld_p999", "99.9th percentile of the KL divergence over positions.", unit="nat", better="lower"),
     of_quality("kld_max", "Largest KL divergence of any position.", unit="nat", better="lower"),
     Column(

@@ -143,7 +143,7 @@ def check_targets(engine: Engine, ids: list[int], reference: Mapping[str, Any] |
     """The same for an engine that tells the targets' log-probabilities alone. Raises `UserError` as `check_logits`."""
     if reference is None or "targets" not in reference:
         raise UserError("what the reference wrote holds no targets: an older version made it; delete gate.json")
-    found = np.array([engine.target_logprobs(piece) for piece in pieces(ids)])
+    found = np.array([engine.target_logprobs(piece).logprobs for piece in pieces(ids)])
     plain, added = (np.array(reference["targets"][name]) for name in ("plain", "added"))
     if found.shape != plain.shape:
         raise UserError(f"the engine returned {found.shape[1]} log-probabilities for {plain.shape[1]} targets")

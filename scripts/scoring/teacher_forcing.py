@@ -141,18 +141,20 @@ def chunks(engine: Engine, text: Text) -> Iterator[Chunk]:
             raise UserError(f"window {number}: the engine returned logits of {seen} positions, not {last}")
 
 
-def target_nll(engine: Engine, text: Text) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield every window's number, and the negative log-likelihood in nats of its scored positions, of an engine that
-    tells the targets' alone. Raises `UserError` where they are not finite or too few."""
+def targets(engine: Engine, text: Text) -> Iterator[tuple[int, engines.Targets, np.ndarray]]:
+    """Yield every window's number, what an engine without logits tells of its scored positions, and their ids. Raises
+    `UserError` where that is not finite or too little."""
     for number, window in enumerate(text.windows):
         ids = text.read(window.start, window.last)  # the last target too, which some protocols do not read
         found = engine.target_logprobs(ids)
-        if len(found) != len(ids) - 1:
-            raise UserError(f"window {number}: the engine returned {len(found)} log-probabilities, not {len(ids) - 1}")
-        scored = -np.asarray(found, np.float64)[window.first - 1 - window.start :]
-        if not np.isfinite(scored).all():
+        if len(found.logprobs) != len(ids) - 1:
+            told = f"{len(found.logprobs)} log-probabilities, not {len(ids) - 1}"
+            raise UserError(f"window {number}: the engine returned {told}")
+        first = window.first - 1 - window.start
+        scored = engines.Targets(*(np.asarray(each)[first:] for each in found))
+        if not (np.isfinite(scored.logprobs).all() and np.isfinite(scored.top_logprobs).all()):
             raise UserError(f"window {number}: the engine returned log-probabilities that are not finite")
-        yield number, scored
+        yield number, scored, np.array(ids[first + 1 :])
 
 
 def library(array: Any) -> ModuleType:

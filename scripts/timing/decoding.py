@@ -10,8 +10,8 @@ from engines import Engine
 
 
 class Timing(NamedTuple):
-    """Tokens of one run, step by step; `start` is `time.perf_counter()` when the prompts were handed over, `seconds`
-    count from it and say when the last token of a step was there."""
+    """Tokens of one run, step by step; `start` is `time.perf_counter()` when the prompts were handed over, to a server
+    when they were sent; `seconds` count from it and say when the last token of a step was there."""
 
     start: float
     tokens: list[int]
@@ -32,6 +32,7 @@ def time_tokens(engine: Engine, prompts: Sequence[list[int]], n: int) -> Timing:
     start = time.perf_counter()
     came = list(engine.decode(list(prompts), n))
     end = time.perf_counter()
+    start = engine.sent or start
     sequences = [[(token, at) for number, token, at in came if number == place] for place in range(len(prompts))]
     if len(came) != n * len(prompts) or any(len(sequence) != n for sequence in sequences):
         asked = f"{n} for each of {len(prompts)} prompts" if len(prompts) > 1 else n

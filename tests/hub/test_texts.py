@@ -83,6 +83,7 @@ def test_a_text(tmp_path: Path, tools_python: Path, call: Callable, file: str, o
     assert sum(said["characters"]) + (len(said["characters"]) - 1) * len(said["join"]) == len(expected)
 
 
+@pytest.mark.slow
 def test_the_whole_workflow_from_a_hub(
     checkout: Callable, call: Callable, tmp_path: Path, tools_python: Path, torch_python: Path
 ) -> None:

@@ -97,6 +97,7 @@ def test_the_library_calculates_what_transformers_does(name: str, build: Callabl
     assert facts["weight_bytes"] == bytes_per_token(small_models.MODELS[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), [("llama3", []), ("qwen2", ["--warpgroups"])])
 def test_the_gpus_model_calculates_the_same(name: str, options: list[str], build: Callable, run_both: Callable) -> None:
     """Its kernels' sources, run thread by thread on this processor: many positions at once, one by one, over seams."""

@@ -83,12 +83,14 @@ class Engine(engines.Engine):
         }.get(self.fault, plain)
         yield from np.array_split(rows, 2)
 
-    def target_logprobs(self, ids: list[int]) -> np.ndarray:
+    def target_logprobs(self, ids: list[int]) -> engines.Targets:
         rows = (model([BOS, *ids], self.noise)[1:] if self.fault == "bos" else model(ids, self.noise)).astype(float)
         rows -= np.log(np.exp(rows).sum(axis=1, keepdims=True))
         found = rows[np.arange(len(ids) - 1), ids[1:]]
         shifted = {"late": [found[:1], found[:-1]], "early": [found[1:], found[-1:]]}
-        return np.concatenate(shifted[self.fault]) if self.fault in shifted else found
+        none = np.empty((len(found), 0))
+        told = np.concatenate(shifted[self.fault]) if self.fault in shifted else found
+        return engines.Targets(told, none.astype(int), none)
 
     def weight_bytes(self) -> int:
         return VOCAB * VOCAB * 8

@@ -1,0 +1,114 @@
+"""vLLM, offline: its own engine in a process of its own, token ids in and out. The server is the engine `vllm-serve`.
+
+Options are those of vLLM's `LLM`, in its words; what they leave out is vLLM's default, but that no prompt is read from
+a cache, that a window of the whole context can be scored, and that on a CPU the key-value cache takes 1 GiB.
+"""
+
+import dataclasses
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+# read at import; nothing is reported to anybody
+os.environ |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
+os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; vLLM would take nearly all memory of the machine
+
+import numpy as np
+import torch
+import vllm
+from vllm.engine.arg_utils import EngineArgs
+from vllm.sampling_params import RequestOutputKind
+
+import engines
+from checkpoint import shards
+from common import token_ids
+from common.program import UserError, first_line
+
+OPTIONS = {field.name for field in dataclasses.fields(EngineArgs)}
+OURS = {"model", "tokenizer", "trust_remote_code", "max_logprobs", "skip_tokenizer_init"}
+TOP = 20  # likeliest tokens of each place, vLLM's own limit
+
+
+class Engine(engines.Engine):
+    """See `engines.Engine`."""
+
+    options: ClassVar = dict.fromkeys(OPTIONS - OURS, object)
+    capabilities = frozenset({"target_logprobs", "batches", "gpus", "own_threads"})
+    modes = ("vLLM",)
+    mode = modes[0]
+
+    def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
+        config = shards.read_json(artifact / "config.json")
+        self.stop_ids = token_ids.select(config.get("eos_token_id"), config.get("vocab_size"))
+        self.artifact, self.requests = artifact, 0
+        settings = {"enable_prefix_caching": False, "seed": 0, **options}
+        context = config.get("max_position_embeddings")
+        if isinstance(context, int):
+            # a prompt is followed by one token at least
+            settings.setdefault("max_model_len", context + 1)
+        if device == "cuda":
+            parallel = settings.get("pipeline_parallel_size", 1)
+            settings.setdefault("tensor_parallel_size", torch.cuda.device_count() // parallel)
+        try:
+            self.llm = vllm.LLM(str(artifact), skip_tokenizer_init=True, disable_log_stats=True, **settings)
+        except Exception as error:  # whatever its loaders and kernels raise
+            raise UserError(f"{artifact}: vLLM cannot load it ({first_line(error)}); its log says more") from None
+        self.engine = self.llm.llm_engine
+        self.config = self.engine.vllm_config
+        self.compute_type = str(self.config.model_config.dtype).removeprefix("torch.")
+
+    def decode(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
+        # fewer tokens than asked for: the stop tokens are masked until then
+        asked = vllm.SamplingParams(
+            temperature=0,
+            max_tokens=n,
+            min_tokens=n,
+            stop_token_ids=self.stop_ids,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        names = {self._add(ids, asked): number for number, ids in enumerate(prompts)}
+        while self.engine.has_unfinished_requests():
+            outputs = self.engine.step()
+            now = time.perf_counter()
+            for output in outputs:
+                for token in output.outputs[0].token_ids:
+                    yield names[output.request_id], token, now
+
+    def _add(self, ids: list[int], asked: vllm.SamplingParams) -> str:
+        """Hand a prompt over; the request's name."""
+        self.requests += 1
+        name = str(self.requests)
+        self.engine.add_request(name, {"prompt_token_ids": ids}, asked)
+        return name
+
+    def target_logprobs(self, ids: list[int]) -> engines.Targets:
+        asked = vllm.SamplingParams(
+            temperature=0, max_tokens=1, prompt_logprobs=TOP, flat_logprobs=True, detokenize=False
+        )
+        (output,) = self.llm.generate({"prompt_token_ids": ids}, asked, use_tqdm=False)
+        found = output.prompt_logprobs  # of each place the target's, then the likeliest ones'
+        shape = (len(ids) - 1, TOP + 1)
+        tokens, values = (np.array(each).reshape(shape) for each in (found.token_ids, found.logprobs))
+        if tokens[:, 0].tolist() != ids[1:]:
+            raise UserError(f"{self.artifact}: vLLM told log-probabilities of other tokens than it was given")
+        return engines.Targets(values[:, 0], tokens[:, 1:], values[:, 1:])
+
+    def weight_bytes(self) -> int | None:
+        return shards.bytes_per_token(self.artifact)
+
+    def versions(self) -> dict[str, str]:
+        cache, model = self.config.cache_config, self.config.model_config
+        return {
+            "vllm": vllm.__version__,
+            "torch": torch.__version__,
+            "quantization": str(model.quantization),
+            "kv cache": str(cache.cache_dtype),
+            "graphs": str(self.config.compilation_config.cudagraph_mode),
+        }
+
+    def close(self) -> None:
+        self.engine.engine_core.shutdown()

@@ -1,0 +1,159 @@
+"""Figures of a server under load, from the times at which tokens came. Seconds in; the figures' names say their unit.
+
+TTFT and the time to the end count from when a request was to be sent, so that a client that waits for a slow server
+does not hide its slowness (coordinated omission). TPOT = (last - first) / (tokens - tokens in the first event).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+P99_REQUESTS = 500  # with fewer, p99 is one of the worst five
+WINDOW_SECONDS = 60.0
+WINDOW_REQUESTS = 20  # of each slot, where the window is shorter than that
+BLOCKS = 10  # of time, in which a window is resampled
+
+Outcome = Literal["ok", "failed", "rejected", "unfinished"]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One request as figures need it.
+
+    Attributes:
+        intended, sent, end: when it was to be sent, when it was, and when its answer was complete or had failed.
+        times, tokens: when tokens came, and how many each time.
+    """
+
+    number: int
+    intended: float
+    sent: float | None
+    end: float
+    times: tuple[float, ...]
+    tokens: tuple[float, ...]
+    outcome: Outcome = "ok"
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds from when it was to be sent to its first token."""
+        return self.times[0] - self.intended if self.times else None
+
+    @property
+    def ttft_sent(self) -> float | None:
+        """The same from when it was sent, as most tools count."""
+        return self.times[0] - self.sent if self.times and self.sent is not None else None
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds for each token after those that came first; None where all came at once."""
+        rest = sum(self.tokens[1:])
+        return (self.times[-1] - self.times[0]) / rest if rest else None
+
+    @property
+    def e2e(self) -> float:
+        """Seconds from when it was to be sent to its end."""
+        return self.end - self.intended
+
+    @property
+    def longest_gap(self) -> float | None:
+        """The longest time between two events with tokens, in seconds."""
+        return max((later - earlier for earlier, later in pairwise(self.times)), default=None)
+
+
+class Window(NamedTuple):
+    """The part of a load that counts: from `start` to `end`. `short` says why it is too short, if it is."""
+
+    start: float
+    end: float
+    short: str | None
+
+    @property
+    def seconds(self) -> float:
+        """Its length."""
+        return self.end - self.start
+
+
+def window(timelines: Sequence[Timeline], concurrency: int | None = None) -> Window:
+    """From when as many requests were in flight as the load keeps there, to when the last one was to be sent.
+
+    The load keeps `concurrency` requests in flight, or, where None is given, as many as its mean. What is answered
+    after the last arrival is the drain, which no figure of a steady load holds.
+    """
+    arrivals = sorted(each.intended for each in timelines)
+    end = arrivals[-1]
+    changes = sorted([(each.intended, 1) for each in timelines] + [(each.end, -1) for each in timelines])
+    if concurrency is None:
+        spent = sum(min(each.end, end) - each.intended for each in timelines)
+        concurrency = max(1, math.floor(spent / (end - arrivals[0]))) if end > arrivals[0] else 1
+    start, flight = end, 0
+    for time, change in changes:
+        flight += change
+        if flight >= min(concurrency, len(timelines)):
+            start = min(time, end)
+            break
+    answered = sum(start <= each.end <= end for each in timelines)
+    short = None
+    if end - start < WINDOW_SECONDS and answered < WINDOW_REQUESTS * concurrency:
+        short = (
+            f"{end - start:.1f} s and {answered} requests at {concurrency} in flight: too short, of "
+            f"{WINDOW_SECONDS:g} s or {WINDOW_REQUESTS} requests a slot"
+        )
+    return Window(start, end, short)
+
+
+def tokens_between(timelines: Sequence[Timeline], edges: np.ndarray) -> np.ndarray:
+    """Tokens [n - 1] that came in each span between n edges; what comes at an edge belongs to the span before it."""
+    times = np.array([time for each in timelines for time in each.times])
+    tokens = np.array([count for each in timelines for count in each.tokens], dtype=np.float64)
+    spans = np.searchsorted(edges, times, side="left") - 1
+    inside = (spans >= 0) & (spans < len(edges) - 1)
+    return np.bincount(spans[inside], weights=tokens[inside], minlength=len(edges) - 1)
+
+
+class Figures(NamedTuple):
+    """Figures of a load by name, and for each that there is not, why."""
+
+    values: dict[str, float]
+    missing: dict[str, str]
+
+
+def summary(timelines: Sequence[Timeline], concurrency: int | None = None) -> Figures:
+    """Figures of one load. Latencies are those of requests that were answered and were to be sent in the window; tokens
+    and requests a second are what came in it. A burst has no window: all of it counts, and its end."""
+    span = window(timelines, concurrency)
+    finish = max(each.end for each in timelines)
+    if span.seconds == 0:
+        span = Window(span.start, finish, None)
+    good = [each for each in timelines if each.outcome == "ok"]
+    inside = [each for each in good if span.start <= each.intended <= span.end]
+    values: dict[str, float] = {"requests": len(timelines), "makespan_s": finish - timelines[0].intended}
+    values |= {name: sum(each.outcome == name for each in timelines) for name in ("failed", "rejected", "unfinished")}
+    missing = {}
+    answered = sum(span.start < each.end <= span.end for each in good)
+    tokens = float(tokens_between(timelines, np.array([span.start, span.end]))[0])
+    for name, count in (("output_tokens_per_second", tokens), ("requests_per_second", answered)):
+        if span.short:
+            missing[name] = span.short
+        else:
+            values[name] = count / span.seconds
+    samples = {
+        "ttft_ms": [each.ttft for each in inside],
+        "ttft_sent_ms": [each.ttft_sent for each in inside],
+        "tpot_ms": [each.tpot for each in inside],
+        "gap_ms_max": [each.longest_gap for each in inside],
+        "e2e_ms": [each.e2e for each in inside],
+    }
+    for name, found in samples.items():
+        known = [value * 1000 for value in found if value is not None]
+        for percent in (50, 90, 99):
+            if not known:
+                missing[f"{name}_p{percent}"] = "no request gave one"
+            elif percent == 99 and len(known) < P99_REQUESTS:
+                missing[f"{name}_p99"] = f"{len(known)} requests; p99 needs {P99_REQUESTS}"
+            else:
+                values[f"{name}_p{percent}"] = float(np.percentile(known, percent))
+    return Figures(values, missing)

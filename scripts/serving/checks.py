@@ -1,0 +1,206 @@
+"""What must be right in a load's answers before its figures are shown. What a check finds has one line.
+
+A finding that `refuses` takes the figures away; the others are notes beside them. serving.load_checks asks whether the
+server and the client worked evenly, serving.agreement whether the right model answered.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from serving.dialects import Prompt
+from serving.stream import REJECTED, Reply
+
+ACCEPTANCE = 0.02  # relative difference between the server's count of accepted tokens and the streams'
+
+
+class Finding(NamedTuple):
+    """What is wrong: a short name, one line, and whether the figures are refused for it."""
+
+    fault: str
+    message: str
+    refuses: bool = True
+
+
+class Asked(NamedTuple):
+    """One request: a prompt (ids, or text) and how many tokens were to follow."""
+
+    prompt: Prompt
+    new_tokens: int
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What a server counts by itself; None where it does not tell."""
+
+    prompt_tokens: float | None = None
+    generated_tokens: float | None = None
+    cached_tokens: float | None = None
+    preemptions: float | None = None
+    drafted: float | None = None
+    accepted: float | None = None
+
+    def since(self, before: "Counters") -> "Counters":
+        """What was counted since then."""
+        mine, theirs = vars(self), vars(before)
+        return Counters(
+            **{name: None if None in (mine[name], theirs[name]) else mine[name] - theirs[name] for name in mine}
+        )
+
+
+def check_replies(replies: Sequence[Reply], asked: Sequence[Asked]) -> list[Finding]:
+    """Whether every request has a whole answer of the asked length."""
+    found = [*_check_failures(replies)]
+    good = [reply for reply in replies if reply.ok]
+    pairs = [(reply, asked[reply.number].new_tokens, reply.tokens) for reply in good]
+    counted = [(reply, wanted, tokens) for reply, wanted, tokens in pairs if tokens is not None]
+    stopped = [reply for reply, _, _ in pairs if reply.finish != "length"]
+    if stopped:
+        word = Counter(reply.finish for reply in stopped).most_common(1)[0][0]
+        found.append(
+            Finding(
+                "ended_early",
+                f"{_of(stopped, good)} ended with {word!r} instead of 'length': the server does not ignore the end of "
+                "sequence",
+            )
+        )
+    rest = [each for each in counted if each[0].finish == "length"]
+    for fault, word, wrong in (
+        ("short", "fewer", [each for each in rest if each[2] < each[1]]),
+        ("long", "more", [each for each in rest if each[2] > each[1]]),
+    ):
+        if wrong:
+            _, wanted, tokens = wrong[0]
+            message = f"{_of(wrong, good)} have {word} tokens than were asked for: {tokens} of {wanted} in one of them"
+            found.append(Finding(fault, message))
+    if len(counted) < len(pairs):
+        message = "the server tells no ids: tokens are counted from the text, or are what it says"
+        found.append(Finding("no_ids", message, refuses=False))
+    return found + _check_events(good, asked) + _check_usage(good, asked)
+
+
+def _check_failures(replies: Sequence[Reply]) -> list[Finding]:
+    found = []
+    rejected = [reply for reply in replies if reply.status in REJECTED]
+    rest = [reply for reply in replies if not reply.ok and reply.status not in REJECTED]
+    if rejected:
+        statuses = " and ".join(str(status) for status in sorted({reply.status for reply in rejected}))
+        found.append(Finding("rejected", f"{_of(rejected, replies)} were rejected with status {statuses}"))
+    cut = [reply for reply in rest if reply.status == 200 and not reply.error]
+    inside = [reply for reply in rest if reply.status == 200 and reply.error]
+    for fault, wrong, words in (
+        ("cut", cut, "have a stream that was cut before its end"),
+        ("error_inside", inside, "have status 200 and an error inside"),
+        ("failed", [reply for reply in rest if reply.status != 200], "failed"),
+    ):
+        if wrong:
+            reasons = Counter(reply.error or reply.failure or "no end of the stream" for reply in wrong)
+            found.append(Finding(fault, f"{_of(wrong, replies)} {words}: {reasons.most_common(1)[0][0]}"))
+    return found
+
+
+def _check_events(good: Sequence[Reply], asked: Sequence[Asked]) -> list[Finding]:
+    found = []
+    whole = [reply for reply in good if asked[reply.number].new_tokens > 1 and len(reply.events) == 1]
+    streamed = [reply for reply in good if len(reply.events) > 1]
+    many = [reply for reply in streamed if any((event.tokens or 0) > 1 for event in reply.events)]
+    if whole:
+        message = f"{_of(whole, good)} came in one event: the server does not stream, and has no TTFT and no TPOT"
+        found.append(Finding("one_event", message))
+    if many:
+        mean = sum(reply.tokens or 0 for reply in many) / sum(len(reply.events) for reply in many)
+        message = f"{_of(many, good)} have events of several tokens, {mean:.1f} in the mean: gaps are those of events"
+        found.append(Finding("many_tokens_an_event", message, refuses=False))
+    for oddity, message in (
+        ("split", "events came in several packets; their time is that of the last"),
+        ("split_utf8", "packets ended inside of a character"),
+        ("pings", "comments stood in the streams; they are no tokens"),
+        ("empty", "events without text came before the first token; TTFT waits for the token"),
+        ("cumulative", "streams repeat their text in each event; only what is new counts"),
+        ("withheld", "tokens came without their ids; their number is the server's"),
+    ):
+        number = sum(reply.oddities[oddity] for reply in good)
+        if number:
+            found.append(Finding(oddity, f"{number} {message}", refuses=False))
+    return found
+
+
+def _check_usage(good: Sequence[Reply], asked: Sequence[Asked]) -> list[Finding]:
+    found = []
+    silent = [reply for reply in good if reply.usage is None or reply.usage.new_tokens is None]
+    if silent:
+        message = f"{_of(silent, good)} tell no usage: the server's count is not held against the client's"
+        found.append(Finding("no_usage", message, refuses=False))
+    told = [reply for reply in good if reply not in silent]
+    lies = [reply for reply in told if reply.tokens is not None and reply.tokens != reply.usage.new_tokens]
+    if lies:
+        message = f"{lies[0].usage.new_tokens} tokens where {lies[0].tokens} came"
+        found.append(Finding("usage_differs", f"{_of(lies, good)} have a usage that is not true: {message}"))
+    cached = sum(reply.usage.cached_tokens or 0 for reply in told)
+    if cached:
+        found.append(Finding("cached", f"{cached} tokens of prompts came out of the server's cache"))
+    return found + _check_prompts(good, asked)
+
+
+def _check_prompts(good: Sequence[Reply], asked: Sequence[Asked]) -> list[Finding]:
+    """Whether the server read the ids that it was sent."""
+    kinds: dict[str, list[str]] = {}
+    for reply in good:
+        prompt = asked[reply.number].prompt
+        if isinstance(prompt, str):
+            continue
+        read = reply.prompt_ids
+        number = len(read) if read is not None else reply.usage.prompt_tokens if reply.usage else None
+        if number is None or (number == len(prompt) and read in (None, tuple(prompt))):
+            continue
+        if number > len(prompt) and (read is None or list(read[-len(prompt) :]) == prompt):
+            kind = "token_added"
+        elif number < len(prompt) and (read is None or list(read) == prompt[-number:]):
+            kind = "prompt_cut"
+        else:
+            kind = "other_prompt"
+        kinds.setdefault(kind, []).append(f"{number} tokens for {len(prompt)}")
+    words = {
+        "token_added": "the server adds tokens of its own before the prompt (a beginning of sequence?)",
+        "prompt_cut": "the server cuts prompts on the left",
+        "other_prompt": "the server reads other ids than it is sent",
+    }
+    return [Finding(kind, f"{words[kind]}: it read {example[0]}") for kind, example in kinds.items()]
+
+
+def check_text(replies: Sequence[Reply], decode: Callable[[Sequence[int]], str]) -> list[Finding]:
+    """Whether a reply's text is that of its ids, by the artifact's own tokenizer (`decode`)."""
+    good = [reply for reply in replies if reply.ok and reply.ids and reply.text]
+    wrong = [reply for reply in good if decode(reply.ids).strip() != reply.text.strip()]
+    if not wrong:
+        return []
+    message = f"{_of(wrong, good)} have a text that is not that of their ids: another tokenizer"
+    return [Finding("other_tokenizer", message)]
+
+
+def check_counters(counted: Counters, replies: Sequence[Reply], cache_off: bool) -> list[Finding]:
+    """The server's counters over the load, held against what came. Only where all requests were this load's.
+
+    Args:
+        counted: what the counters grew by.
+        cache_off: whether the server was told to keep no prefix cache.
+    """
+    found = []
+    tokens = [reply.tokens for reply in replies]
+    if counted.generated_tokens is not None and None not in tokens and counted.generated_tokens != sum(tokens):
+        message = f"the server counts {counted.generated_tokens:.0f} new tokens where {sum(tokens)} came"
+        found.append(Finding("counter_differs", message))
+    if counted.cached_tokens and cache_off:
+        message = f"{counted.cached_tokens:.0f} tokens of prompts came out of the cache, which was to be off"
+        found.append(Finding("cached", message))
+    if counted.accepted is not None and counted.drafted and None not in tokens:
+        seen = sum(tokens) - sum(len(reply.events) for reply in replies)
+        if counted.accepted > counted.drafted or abs(counted.accepted - seen) > ACCEPTANCE * max(seen, 1):
+            message = f"{counted.accepted:.0f} of {counted.drafted:.0f}, where the streams hold {seen}"
+            found.append(Finding("acceptance", f"the server's count of accepted tokens is not true: {message}"))
+    return found
+
+
+def _of(some: Sequence[object], all_of_them: Sequence[object]) -> str:
+    return f"{len(some)} of {len(all_of_them)} answers"

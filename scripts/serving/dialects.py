@@ -1,0 +1,126 @@
+"""What servers want to be asked and how they answer: one table, a few lines for each way of speaking.
+
+Every body asks for the likeliest token each time, for exactly `new_tokens` of them, and for the counts at the end.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+Prompt = str | list[int]
+
+
+class Usage(NamedTuple):
+    """What a server says that it counted; None where it does not say."""
+
+    prompt_tokens: int | None = None
+    new_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+class Piece(NamedTuple):
+    """What one event of a stream, or one whole answer, says.
+
+    `tokens_so_far` counts this event's too, where a server says it; `finish` is `length`, `stop` or the server's own
+    word; after `last` comes nothing, not even [DONE].
+    """
+
+    ids: list[int] | None = None
+    text: str = ""
+    tokens_so_far: int | None = None
+    finish: str | None = None
+    usage: Usage | None = None
+    model: str | None = None
+    prompt_ids: list[int] | None = None
+    last: bool = False
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """A way of speaking to a server.
+
+    Attributes:
+        path: where requests go.
+        body: of a request: (model, prompt, new tokens, whether to stream).
+        read: what one JSON object of the answer says. Raises KeyError, TypeError, IndexError or AttributeError where it
+            is none of this dialect.
+    """
+
+    path: str
+    body: Callable[[str, Prompt, int, bool], dict[str, Any]]
+    read: Callable[[dict[str, Any]], Piece]
+
+
+def _completions_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) -> dict[str, Any]:
+    return {"prompt": prompt, "return_token_ids": True, **_openai(model, new_tokens, stream)}
+
+
+def _chat_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) -> dict[str, Any]:
+    if not isinstance(prompt, str):
+        raise ValueError("a chat takes text, no ids")
+    return {"messages": [{"role": "user", "content": prompt}], **_openai(model, new_tokens, stream)}
+
+
+def _openai(model: str, new_tokens: int, stream: bool) -> dict[str, Any]:
+    body = {"model": model, "max_tokens": new_tokens, "temperature": 0, "ignore_eos": True, "stream": stream}
+    return body | ({"stream_options": {"include_usage": True}} if stream else {})
+
+
+def _llama_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) -> dict[str, Any]:
+    sampling = {"temperature": 0, "ignore_eos": True, "cache_prompt": False}
+    return {"prompt": prompt, "n_predict": new_tokens, "return_tokens": True, "stream": stream, **sampling}
+
+
+def _read_completions(content: dict[str, Any]) -> Piece:
+    return _read_openai(content, lambda choice: choice.get("text"))
+
+
+def _read_chat(content: dict[str, Any]) -> Piece:
+    def text(choice: dict[str, Any]) -> str:
+        message = choice.get("delta") or choice.get("message") or {}
+        thought = message.get("reasoning_content") or message.get("reasoning") or ""
+        return thought + (message.get("content") or "")
+
+    return _read_openai(content, text)
+
+
+def _read_openai(content: dict[str, Any], text: Callable[[dict[str, Any]], str | None]) -> Piece:
+    counts, choices = content.get("usage"), content["choices"]
+    usage = None
+    if counts:
+        details = counts.get("prompt_tokens_details") or {}
+        usage = Usage(counts.get("prompt_tokens"), counts.get("completion_tokens"), details.get("cached_tokens"))
+    choice = choices[0] if choices else {}  # the event with the usage has none
+    prompt_ids = choice.get("prompt_token_ids") or content.get("prompt_token_ids")
+    return Piece(
+        ids=choice.get("token_ids"),
+        text=text(choice) or "",
+        finish=choice.get("finish_reason"),
+        usage=usage,
+        model=content.get("model"),
+        prompt_ids=prompt_ids,
+    )
+
+
+def _read_llama(content: dict[str, Any]) -> Piece:
+    # a token whose text ends inside of a character is withheld with its id: only the count tells of it
+    ids, text, so_far = content.get("tokens"), content["content"], content.get("tokens_predicted")
+    if not content["stop"]:
+        return Piece(ids, text, so_far)
+    word = content.get("stop_type")
+    return Piece(
+        ids,
+        text,
+        so_far,
+        finish={"limit": "length", "eos": "stop", "word": "stop"}.get(word, word),
+        usage=Usage(content.get("tokens_evaluated"), so_far, (content.get("timings") or {}).get("cache_n")),
+        model=content.get("model"),
+        last=True,
+    )
+
+
+DIALECTS = {
+    "completions": Dialect("/v1/completions", _completions_body, _read_completions),
+    "llama": Dialect("/completion", _llama_body, _read_llama),
+    "chat": Dialect("/v1/chat/completions", _chat_body, _read_chat),
+}

@@ -1,0 +1,208 @@
+"""Start a server, wait until it is ready, and leave nothing of it behind; or find one that somebody else runs."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from common import bounded_json
+from common.program import UserError, printable
+from common.publish import publish_json
+from devices import cpu, processes
+from serving.client import Target, Unreachable, get
+
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
+LOCAL = "127.0.0.1"
+POLL = 0.1  # seconds between questions whether it is ready
+MARGIN = 10.0  # seconds beyond the server's own time to end
+TAIL = 256 * 1024  # bytes of a log in which its last error is looked for
+ERROR = re.compile(r"\b(\w*(Error|Exception|Interrupt))\b: \S|\b(error|fatal|failed|cannot|unable to)\b", re.IGNORECASE)
+POINTER = re.compile(r"root cause|see (the )?(log|stack|trace|above)", re.IGNORECASE)
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody uses."""
+    with socket.create_server((LOCAL, 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def divide_processors() -> tuple[set[int], set[int]]:
+    """Processors for the client (one) and for the server (the others), of those that this process may use; the same one
+    for both where there is no other. A server that keeps all of them busy leaves a client's times to chance."""
+    every = sorted(cpu.processors())
+    return {every[-1]}, set(every[:-1]) or set(every)
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server of ours that is ready. `check` says whether it still is."""
+
+    name: str
+    target: Target
+    startup_s: float
+    supervisor: subprocess.Popen[bytes]
+    port: int
+    log: Path
+
+    def processes(self) -> set[int]:
+        """The server's own processes."""
+        return processes.tree([self.supervisor.pid]) - {self.supervisor.pid}
+
+    def check(self) -> None:
+        """Raises `UserError` where it has ended, or where another process answers on its port."""
+        ended = self.supervisor.poll()
+        others = processes.listeners(self.port) - self.processes()
+        words = []
+        if ended is not None:
+            words.append(f"the server ended ({_code(ended)}): {last_error(self.log)}; its log is {self.log}")
+        if others:
+            words.append(f"port {self.port} is answered by process {_names(others)}, which is not the server's")
+        if words:
+            raise UserError(f"{self.name}: {'; and '.join(words)}")
+
+
+@contextmanager
+def start(
+    name: str,
+    command: Sequence[str],
+    port: int,
+    *,
+    log: Path,
+    record: Path,
+    health: str = "/health",
+    environment: Mapping[str, str] | None = None,
+    processors: Iterable[int] | None = None,
+    patience: float = 1800.0,
+    grace: float = 40.0,
+) -> Iterator[Server]:
+    """Run a server for as long as the block lasts.
+
+    Args:
+        name: of the cell, for errors.
+        command: it must listen on `port` of the loopback interface.
+        log: what it prints.
+        record: a file that names the server while it runs, in a folder that the next run of the same cell looks into.
+        health: a path that is answered with 200 as soon as the server is ready.
+        environment: what is set beside this process's own.
+        processors: those that the server may use (`divide_processors`); None for all.
+        patience: seconds until it must be ready.
+        grace: seconds that it has to end before it is killed.
+
+    Raises:
+        UserError: where a server of an earlier run still runs, the port is taken, or it ends or is not ready in time;
+            with the last error of its log.
+    """
+    _wait_for_last(name, record, grace + MARGIN)
+    if taken := processes.listeners(port):
+        raise UserError(f"{name}: port {port} is taken by process {_names(taken)}; end it, or choose another port")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    began = time.perf_counter()
+    with log.open("wb") as file:
+        supervisor = subprocess.Popen(
+            [sys.executable, SUPERVISOR, str(grace), *command],
+            stdin=subprocess.PIPE,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=os.environ | dict(environment or {}),
+            preexec_fn=None if processors is None else partial(os.sched_setaffinity, 0, set(processors)),
+        )
+    try:
+        _write(record, supervisor.pid)
+        target = Target(f"http://{LOCAL}:{port}", connect_timeout=5.0)
+        _wait_until_ready(name, supervisor, target, health, log, patience)
+        server = Server(name, target, time.perf_counter() - began, supervisor, port, log)
+        server.check()
+        _write(record, supervisor.pid)
+        yield server
+    finally:
+        _stop(supervisor, grace)
+        record.unlink(missing_ok=True)
+
+
+def attach(target: Target, health: str) -> None:
+    """Raises `UserError` unless the server that somebody else runs answers on the path `health`."""
+    try:
+        get(target, health)
+    except Unreachable as error:
+        raise UserError(f"{target.url}: {error}; start the server, or correct its url") from None
+
+
+def last_error(log: Path) -> str:
+    """The last line of a log that tells an error, or its last line at all."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - TAIL))
+        text = file.read().decode("utf-8", errors="replace")
+    lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()]
+    errors = [line for line in lines if ERROR.search(line)]
+    telling = [line for line in errors if not POINTER.search(line)]
+    return printable((telling or errors or lines or ["it printed nothing"])[-1])
+
+
+def _wait_until_ready(
+    name: str, supervisor: subprocess.Popen[bytes], target: Target, health: str, log: Path, patience: float
+) -> None:
+    deadline = time.monotonic() + patience
+    while True:
+        if supervisor.poll() is not None:
+            code = _code(supervisor.returncode)
+            raise UserError(
+                f"{name}: the server ended before it was ready ({code}): {last_error(log)}; its log is {log}"
+            )
+        try:
+            get(target, health)
+            return
+        except Unreachable as error:
+            reason = error
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"{name}: the server was not ready in {patience:g} s ({reason}): {last_error(log)}; its log is {log}"
+            )
+        time.sleep(POLL)
+
+
+def _stop(supervisor: subprocess.Popen[bytes], grace: float) -> None:
+    supervisor.stdin.close()
+    try:
+        supervisor.wait(grace + MARGIN)
+    except subprocess.TimeoutExpired:
+        for pid in processes.tree([supervisor.pid]):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        supervisor.wait()
+
+
+def _write(record: Path, supervisor: int) -> None:
+    """Name what runs now, so that a later run finds what is left of it."""
+    publish_json(record, {str(pid): processes.began(pid) for pid in processes.tree([supervisor])})
+
+
+def _wait_for_last(name: str, record: Path, seconds: float) -> None:
+    """Wait for the server of an earlier run that was killed: its supervisor ends it."""
+    try:
+        last = bounded_json.loads(record.read_bytes())
+        began = {int(pid): int(ticks) for pid, ticks in last.items() if ticks is not None}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return  # there was none, or its writer was killed before it began
+    deadline = time.monotonic() + seconds
+    while left := {pid for pid, ticks in began.items() if processes.began(pid) == ticks}:
+        if time.monotonic() > deadline:
+            numbers = " ".join(map(str, sorted(left)))
+            raise UserError(f"{name}: a server of an earlier run was left behind; end it: kill -9 {numbers}")
+        time.sleep(POLL)
+
+
+def _code(code: int) -> str:
+    return f"killed by signal {code - 128}" if code > 128 else f"exit code {code}"
+
+
+def _names(pids: set[int]) -> str:
+    return ", ".join(map(str, sorted(pids)))

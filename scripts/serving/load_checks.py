@@ -1,0 +1,130 @@
+"""Whether server, client and host worked evenly while a load ran: what a figure cannot show by itself."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+
+import numpy as np
+
+from metrics.serving import Timeline, window
+from metrics.steadiness import instability
+from serving.checks import Finding
+from serving.client import Recording
+
+MAX_CPU = 0.5  # of a core, for the client
+MAX_OF_CEILING = 0.5  # events a second, of those that the client can take
+MAX_LAG = 0.001  # seconds, p99
+MAX_LAG_OF_TPOT = 0.05
+MAX_STALLED = 0.01  # of the load, for which the client's loop stood still: more moves p99 of the gaps
+MAX_CLOCK_STEP = 0.1  # seconds, beyond a thousandth of the load: clocks are slewed
+LONG_GAP = 1.0  # seconds, of a server that stands still
+MUCH = 10  # times the gap below which nine in ten lie
+FIRST = 3  # times the longest later gap at the same batch size
+WORTH = 0.05  # seconds by which a first step must be longer
+
+
+def check_load(timelines: Sequence[Timeline], concurrency: int | None = None) -> list[Finding]:
+    """Whether the server worked evenly: nothing that stands still once, or becomes slower.
+
+    Args:
+        concurrency: requests that were kept in flight; None for a schedule.
+    """
+    good = [each for each in timelines if each.outcome == "ok" and len(each.times) > 1]
+    if not good:
+        return []
+    found = []
+    if concurrency and concurrency > 1 and len(good) > 2 and _most_together(good) == 1:
+        message = f"the server answered one request at a time where {concurrency} were in flight"
+        found.append(Finding("serial", message))
+    size = _cliff(good)
+    if size:
+        message = f"the first step of {size[0]} requests together took {size[1]:.2f} s: warm up with every batch size"
+        found.append(Finding("cliff", message))
+    else:
+        gaps = [(later - earlier, earlier) for each in good for earlier, later in pairwise(each.times)]
+        longest, at = max(gaps)
+        usual = float(np.quantile([gap for gap, _ in gaps], 0.9))
+        if longest > max(LONG_GAP, MUCH * usual):
+            begin = min(each.intended for each in timelines)
+            message = f"the server stood still for {longest:.1f} s, {at - begin:.1f} s after the start"
+            found.append(Finding("stall", message))
+    span = window(timelines, concurrency)
+    reason = instability(timelines, span) if span.seconds > 0 and not found else None
+    if reason:
+        found.append(Finding("unstable", f"the load is not steady: {reason}", refuses=False))
+    return found
+
+
+def _most_together(good: Sequence[Timeline]) -> int:
+    """The most requests that were between their first token and their last at one time."""
+    changes = sorted([(each.times[0], 1) for each in good] + [(each.times[-1], -1) for each in good])
+    together = most = 0
+    for _, change in changes:
+        together += change
+        most = max(most, together)
+    return most
+
+
+def _cliff(good: Sequence[Timeline]) -> tuple[int, float] | None:
+    """A batch size whose first step took far longer than any later one of it, and how long."""
+    began = np.sort([each.times[0] for each in good])
+    ended = np.sort([each.times[-1] for each in good])
+    steps: dict[int, list[tuple[float, float]]] = {}
+    for each in good:
+        starts = np.array(each.times[:-1])
+        sizes = np.searchsorted(began, starts, "right") - np.searchsorted(ended, starts, "right")
+        for size, start, gap in zip(sizes.tolist(), starts.tolist(), np.diff(each.times).tolist(), strict=True):
+            steps.setdefault(size, []).append((start, gap))
+    for size, found in sorted(steps.items()):
+        begin, gap = min(found)  # of its first step, in which all that were in the batch waited together
+        together = [start == begin or start < begin + gap for start, _ in found]
+        first = max(gap for (_, gap), inside in zip(found, together, strict=True) if inside)
+        later = [gap for (_, gap), inside in zip(found, together, strict=True) if not inside]
+        if len(later) >= MUCH and first > FIRST * max(later) and first > max(later) + WORTH:
+            return size, first
+    return None
+
+
+def check_client(
+    recording: Recording, timelines: Sequence[Timeline], ceiling: float | None, scheduled: bool
+) -> list[Finding]:
+    """Whether the client itself was too slow for its times to be the server's.
+
+    Args:
+        ceiling: events a second and core that the client can take on this machine (serving.ceiling).
+        scheduled: whether requests had times at which they were to be sent.
+    """
+    found = []
+    cpu = recording.cpu_seconds / recording.seconds
+    if cpu > MAX_CPU:
+        found.append(Finding("client_cpu", f"the client took {cpu:.0%} of a core, of at most {MAX_CPU:.0%}"))
+    rate = recording.arrivals / recording.seconds
+    if ceiling and rate > MAX_OF_CEILING * ceiling:
+        message = f"{rate:,.0f} events a second came, more than half of the {ceiling:,.0f} that the client can take"
+        found.append(Finding("client_ceiling", message))
+    stalled = recording.stall_seconds / recording.seconds
+    if stalled > MAX_STALLED:
+        message = f"{recording.longest_stall * 1000:.0f} ms at once, {stalled:.0%} of the time"
+        found.append(Finding("slow_reader", f"the client stood still for {message}: give it a core of its own"))
+    elif scheduled and recording.lags:
+        lag = float(np.percentile(recording.lags, 99))
+        tpots = [each.tpot for each in timelines if each.tpot]
+        limit = min([MAX_LAG, *([MAX_LAG_OF_TPOT * median(tpots)] if tpots else [])])
+        if lag > limit:
+            message = f"requests left {lag * 1000:.2f} ms late (p99), of at most {limit * 1000:.2f}: the client lags"
+            found.append(Finding("schedule_lag", message))
+    if abs(recording.clock_step) > MAX_CLOCK_STEP + recording.seconds / 1000:
+        message = f"the host's clock was set by {recording.clock_step:+.1f} s meanwhile; no figure is taken from it"
+        found.append(Finding("clock_step", message, refuses=False))
+    return found
+
+
+def check_host(before: str, after: str, others_on_card: bool) -> list[Finding]:
+    """Whether the artifact (its SHA-256 before and after) is the one that was loaded, and the card was the server's."""
+    found = []
+    if before != after:
+        message = f"the artifact was changed after the server's start ({before[:12]}, now {after[:12]})"
+        found.append(Finding("artifact_changed", message))
+    if others_on_card:
+        found.append(Finding("others_on_card", "somebody else used the card during the load"))
+    return found

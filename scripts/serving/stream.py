@@ -1,0 +1,284 @@
+"""After a load: the bytes of each response and the times of their arrival become events with tokens and times.
+
+An event's time is that of the arrival that completed it, however its bytes were cut into chunks and packets. Nothing
+that a server sends raises: what cannot be read is the reply's `error`.
+"""
+
+import json
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from common import bounded_json
+from metrics.serving import Outcome, Timeline
+from serving.connection import TIMED_OUT, Exchange
+from serving.dialects import Dialect, Piece, Usage
+from serving.http1 import chunk_size, read_head, skip_chunks
+from serving.sse import read_events
+
+REJECTED = (429, 503)
+MAX_EVENT = 2**22  # bytes of one event's JSON
+MAX_ERROR = 300  # characters of what a server says
+CUMULATIVE = 3  # events, each of which begins with all of the one before
+JSON_ERRORS = (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError)
+
+
+class Event(NamedTuple):
+    """Tokens that came together, and when. `tokens` is None, and `ids` too, where the server does not tell."""
+
+    time: float
+    tokens: int | None
+    ids: tuple[int, ...] | None
+    text: str
+
+
+@dataclass
+class Reply:
+    """What came back for one request; times as in its `Exchange`.
+
+    Attributes:
+        events: those that brought tokens or text.
+        finish: the reason that the server gave: `length`, `stop`, or another word.
+        error: what the server said instead of an answer, or what in its answer could not be read.
+        failure: why no complete response came.
+        ended: whether the stream said that it was at its end.
+        oddities: how often something was met that a client must bear: `pings` (comments), `empty` (events without text
+            or tokens before the first token), `split` (events over several packets), `split_utf8` (a packet that ends
+            in a character), `cumulative` (events that repeat what came before), `withheld` (tokens without an id).
+    """
+
+    number: int
+    intended: float
+    sent: float | None
+    finished: float | None
+    failure: str | None
+    status: int | None = None
+    events: list[Event] = field(default_factory=list)
+    finish: str | None = None
+    usage: Usage | None = None
+    model: str | None = None
+    prompt_ids: tuple[int, ...] | None = None
+    error: str | None = None
+    ended: bool = False
+    oddities: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def ids(self) -> tuple[int, ...] | None:
+        """All new tokens; None where the server does not tell them, or not all."""
+        if not self.events or self.oddities["withheld"] or any(event.ids is None for event in self.events):
+            return None
+        return tuple(token for event in self.events for token in event.ids or ())
+
+    @property
+    def text(self) -> str:
+        """All new text."""
+        return "".join(event.text for event in self.events)
+
+    @property
+    def tokens(self) -> int | None:
+        """How many new tokens came; None where only the text is known."""
+        counts = [event.tokens for event in self.events]
+        return None if None in counts else sum(counts)
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is a whole answer without an error."""
+        return self.status == 200 and self.ended and not self.failure and not self.error
+
+
+def timeline(reply: Reply, count: Callable[[str], int] | None = None) -> Timeline:
+    """What figures need of a reply.
+
+    Where only text came, its tokens are those that `count` finds in it, else those that the server says it wrote; they
+    are spread evenly over the events.
+    """
+    counts: list[float] = [event.tokens or 0 for event in reply.events]
+    if reply.tokens is None:
+        total = count(reply.text) if count else (reply.usage.new_tokens if reply.usage else None) or 0
+        counts = [total / len(counts)] * len(counts)
+    outcome: Outcome = "ok" if reply.ok else "failed"
+    if reply.status in REJECTED:
+        outcome = "rejected"
+    elif reply.failure and reply.failure.startswith(TIMED_OUT):
+        outcome = "unfinished"
+    times = tuple(event.time for event in reply.events)
+    end = reply.finished if reply.finished is not None else reply.intended
+    return Timeline(reply.number, reply.intended, reply.sent, end, times, tuple(counts), outcome)
+
+
+def read(exchange: Exchange, dialect: Dialect, token: str | None = None) -> Reply:
+    """Read a response. `token` is the secret of the server, which no error of its may show."""
+    reply = Reply(exchange.number, exchange.intended, exchange.sent, exchange.finished, exchange.failure)
+    try:
+        head = read_head(exchange.data)
+        if head is None:
+            return reply
+        reply.status = head.status
+        body = _body(exchange, head.body, head.chunked, head.length)
+    except ValueError as error:
+        reply.error = f"broken HTTP: {error}"
+        return reply
+    if head.status != 200:
+        reply.error = _message(body.content) or f"status {head.status}"
+    elif "event-stream" in head.content_type or body.content.lstrip()[:5] in (b"data:", b"event"):
+        _read_stream(reply, body, dialect, complete=exchange.failure is None)
+    else:
+        _read_whole(reply, body, dialect, complete=exchange.failure is None)
+    if reply.error and token:
+        reply.error = reply.error.replace(token, "***")
+    return reply
+
+
+class _Body(NamedTuple):
+    """A body without its framing. Content from `starts[i]` on stands in the data from `places[i]` on."""
+
+    content: bytes
+    starts: list[int]
+    places: list[int]
+    exchange: Exchange
+
+    def arrival(self, at: int) -> int:
+        """The number of the arrival that brought the content's byte `at`."""
+        part = bisect_right(self.starts, at) - 1
+        return bisect_right(self.exchange.ends, self.places[part] + at - self.starts[part])
+
+
+def _body(exchange: Exchange, start: int, chunked: bool, length: int | None) -> _Body:
+    data = exchange.data
+    if not chunked:
+        return _Body(bytes(data[start:] if length is None else data[start : start + length]), [0], [start], exchange)
+    parts, starts, places, at, total = [], [0], [start], start, 0
+    stop, _ = skip_chunks(data, start)
+    while at < min(stop, len(data)):
+        end = data.find(b"\r\n", at)
+        size = chunk_size(data, at, end)
+        parts.append(bytes(data[end + 2 : end + 2 + size]))
+        starts.append(total)
+        places.append(end + 2)
+        total, at = total + size, end + size + 4
+    return _Body(b"".join(parts), starts, places, exchange)
+
+
+def _read_stream(reply: Reply, body: _Body, dialect: Dialect, complete: bool) -> None:
+    pieces: list[tuple[float, Piece]] = []
+    for start, end, name, value in read_events(body.content, complete, reply.oddities):
+        first, last = body.arrival(start), body.arrival(end - 1)
+        _count_splits(reply.oddities, body, first, last)
+        if value.strip() == b"[DONE]":
+            reply.ended = True
+            continue
+        try:
+            content = bounded_json.loads(value, MAX_EVENT)
+            if message := _error(content, name):
+                reply.error = reply.error or message
+                continue
+            piece = _check(dialect.read(content))
+        except JSON_ERRORS:
+            reply.error = reply.error or f"an event that cannot be read: {_short(value)}"
+            continue
+        reply.ended |= piece.last
+        pieces.append((body.exchange.stamps[last], piece))
+    _take(reply, pieces)
+
+
+def _read_whole(reply: Reply, body: _Body, dialect: Dialect, complete: bool) -> None:
+    """One JSON object for all tokens: they all came when it was complete."""
+    try:
+        content = bounded_json.loads(body.content, MAX_EVENT)
+        if message := _error(content, b""):
+            reply.error = message
+            return
+        piece = _check(dialect.read(content))
+    except JSON_ERRORS:
+        reply.error = f"an answer that cannot be read: {_short(body.content)}"
+        return
+    reply.ended = complete
+    _take(reply, [(body.exchange.stamps[-1], piece)])
+
+
+def _count_splits(oddities: Counter[str], body: _Body, first: int, last: int) -> None:
+    if first == last:
+        return
+    oddities["split"] += 1
+    data, ends = body.exchange.data, body.exchange.ends
+    if any(0x80 <= data[ends[number]] < 0xC0 for number in range(first, last)):
+        oddities["split_utf8"] += 1
+
+
+def _check(piece: Piece) -> Piece:
+    """The piece. Raises TypeError where its values have other types than they must."""
+    numbers = [*(piece.ids or []), *(piece.prompt_ids or []), *(piece.usage or ()), piece.tokens_so_far]
+    words = [piece.text, piece.finish, piece.model]
+    if not all(type(each) in (int, type(None)) for each in numbers) or None in (piece.ids or []):
+        raise TypeError("no numbers")
+    if not all(isinstance(each, str | None) for each in words):
+        raise TypeError("no text")
+    return piece
+
+
+def _take(reply: Reply, pieces: list[tuple[float, Piece]]) -> None:
+    """Fill the reply from what its events say."""
+    for _, piece in pieces:
+        reply.finish = piece.finish or reply.finish
+        reply.usage = piece.usage or reply.usage
+        reply.model = piece.model or reply.model
+        if piece.prompt_ids is not None and reply.prompt_ids is None:
+            reply.prompt_ids = tuple(piece.prompt_ids)
+    full = [(time, piece) for time, piece in pieces if piece.text or piece.ids]
+    if full:
+        first = next(place for place, (_, piece) in enumerate(pieces) if piece.text or piece.ids)
+        reply.oddities["empty"] += first
+    texts, many = _differences([piece.text for _, piece in full])
+    lists, again = _differences([tuple(piece.ids or ()) for _, piece in full])
+    reply.oddities["cumulative"] += many or again
+    has_ids = any(piece.ids for _, piece in full)
+    before = 0
+    for (time, piece), text, ids in zip(full, texts, lists, strict=True):
+        tokens = len(ids) if has_ids else None
+        if piece.tokens_so_far is not None:
+            tokens, before = piece.tokens_so_far - before, piece.tokens_so_far
+            reply.oddities["withheld"] += has_ids and tokens > len(ids)
+        reply.events.append(Event(time, tokens, ids if has_ids else None, text))
+
+
+def _differences(values: list[Any]) -> tuple[list[Any], bool]:
+    """What each value adds, where each begins with the whole one before; else the values as they are."""
+    grows: Callable[[Any, Any], bool] = lambda old, new: len(old) < len(new) and new[: len(old)] == old  # noqa: E731
+    filled = [value for value in values if value]
+    if len(filled) < CUMULATIVE or not all(grows(old, new) for old, new in pairwise(filled)):
+        return values, False
+    before, parts = values[0][:0], []
+    for value in values:
+        parts.append(value[len(before) :])
+        before = value or before
+    return parts, True
+
+
+def _error(content: Any, name: bytes) -> str | None:
+    """What an answer says went wrong, in one of the usual places."""
+    if isinstance(content, dict) and content.get("error"):
+        return _words(content["error"])
+    if name == b"error" or (isinstance(content, dict) and content.get("object") == "error"):
+        return _words(content)
+    return None
+
+
+def _message(content: bytes) -> str:
+    try:
+        parsed = json.loads(content)
+    except (ValueError, RecursionError):
+        return _short(content)
+    return _error(parsed, b"error") or _short(content)
+
+
+def _words(error: Any) -> str:
+    if isinstance(error, dict):
+        error = error.get("message") or error.get("detail") or error
+    return str(error)[:MAX_ERROR]
+
+
+def _short(content: bytes) -> str:
+    return content[:MAX_ERROR].decode("utf-8", errors="replace").strip()

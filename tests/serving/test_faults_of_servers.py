@@ -1,0 +1,171 @@
+"""Each fault of a server or of the client is named by its own message, and a healthy server by none."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from study import NEW, REQUESTS, SLOTS, Study, names, notes, prompt
+
+from serving import checks, load_checks, prompts, stream
+from serving.checks import Asked, Counters, Finding
+from serving.client import Recording
+from serving.schedule import Closed, Poisson, burst
+
+
+@pytest.mark.parametrize("dialect", ["completions", "llama"])
+def test_a_healthy_server_has_nothing_to_be_named(dialect: str) -> None:
+    study = Study(dialect=dialect)
+    assert study.alone() + study.load() + study.agree("load") == []
+    assert Study().load(Poisson.draw(20.0, REQUESTS, seed=1).load) == []
+
+
+ANSWERS = {
+    "short": ("short", "80 of 80 answers have fewer tokens than were asked for: 15 of 16"),
+    "long": ("long", "80 of 80 answers have more tokens than were asked for: 17 of 16"),
+    "eos": ("ended_early", "ended with 'stop' instead of 'length': the server does not ignore the end of sequence"),
+    "cut": ("cut", "80 of 80 answers have a stream that was cut before its end: the connection was lost"),
+    "cut_quietly": ("cut", "have a stream that was cut before its end: no end of the stream"),
+    "error": ("error_inside", "have status 200 and an error inside: CUDA error: an illegal memory access"),
+    "one_chunk": ("one_event", "came in one event: the server does not stream, and has no TTFT and no TPOT"),
+    "usage_lies": ("usage_differs", "have a usage that is not true: 18 tokens where 16 came"),
+    "prefix_cache_told": ("cached", "tokens of prompts came out of the"),
+    "bos": (
+        "token_added",
+        "tokens of its own before the prompt (a beginning of sequence?): it read 41 tokens for 40",
+    ),
+    "left_cut": ("prompt_cut", "the server cuts prompts on the left: it read 8 tokens for 40"),
+    "tokenizer": ("other_tokenizer", "have a text that is not that of their ids: another tokenizer"),
+    "acceptance": ("acceptance", "the server's count of accepted tokens is not true"),
+    "rejects": ("rejected", "26 of 80 answers were rejected with status 429 and 503"),
+    "serial": ("serial", "the server answered one request at a time where 4 were in flight"),
+}
+
+
+@pytest.mark.parametrize("fault", ANSWERS)
+def test_a_fault_of_the_answers_is_named(fault: str) -> None:
+    name, message = ANSWERS[fault]
+    study = Study(fault)
+    if fault == "prefix_cache_told":
+        study.load()
+    found = study.load()
+    assert names(found) == {name}
+    assert message in next(finding.message for finding in found if finding.fault == name)
+
+
+NOTES = {
+    "chunks": ({"many_tokens_an_event"}, "events of several tokens, 4.0 in the mean: gaps are those of events"),
+    "split": ({"split", "split_utf8"}, "packets ended inside of a character"),
+    "cumulative": ({"cumulative", "no_ids"}, "streams repeat their text in each event; only what is new counts"),
+    "pings": ({"pings", "empty"}, "comments stood in the streams; they are no tokens"),
+    "no_usage": ({"no_usage"}, "80 of 80 answers tell no usage"),
+    "speculation": ({"many_tokens_an_event"}, "events of several tokens"),
+}
+
+
+@pytest.mark.parametrize("fault", NOTES)
+def test_what_is_borne_is_noted(fault: str) -> None:
+    expected, message = NOTES[fault]
+    found = Study(fault).load()
+    assert (names(found), notes(found)) == (set(), expected)
+    assert any(message in finding.message for finding in found)
+
+
+TIMES: dict[str, tuple[dict[str, Any], str, str]] = {
+    "stall": ({"stall": (1.0, 3.0)}, "stall", "the server stood still for 2.0 s, 1.0 s after the start"),
+    "cliff": ({"cliff": 1.5}, "cliff", "took 1.51 s: warm up with every batch size"),
+}
+
+
+@pytest.mark.parametrize("fault", TIMES)
+def test_a_server_that_works_unevenly_is_named(fault: str) -> None:
+    engine, name, message = TIMES[fault]
+    found = Study(**engine).load()
+    assert names(found) == {name}
+    assert message in found[0].message
+
+
+def test_a_cliff_is_gone_after_a_warm_up() -> None:
+    study = Study(cliff=1.5)
+    lengths = prompts.warm_up_lengths(SLOTS)
+    study.send([Asked(prompt(5000 + place), length) for place, length in enumerate(lengths)], burst(SLOTS))
+    assert study.load() == []
+
+
+@pytest.mark.parametrize(
+    ("speed", "word"), [(lambda now: 1 + now / 10, "TPOT grows by"), (lambda now: 2 - now / 10, "TPOT falls by")]
+)
+def test_a_server_that_drifts_is_unstable(speed: Callable[[float], float], word: str) -> None:
+    found = Study(speed=speed).load()
+    assert (names(found), notes(found)) == (set(), {"unstable"})
+    assert word in found[0].message
+
+
+def test_a_queue_that_grows_is_unstable() -> None:
+    found = Study(slots=2).load(Poisson.draw(40.0, REQUESTS, seed=1).load)
+    assert notes(found) == {"unstable"}
+    assert "requests in flight grows by" in found[0].message or "TTFT grows by" in found[0].message
+
+
+def test_a_client_that_reads_slowly_is_named() -> None:
+    study = Study()
+
+    def clock() -> float:  # each look at it takes most of a millisecond of the only thread
+        study.loop.now += 0.0012
+        return study.loop.now
+
+    found = study.load(clock=clock)
+    assert names(found) == {"slow_reader"}
+    assert found[0].message.startswith("the client stood still for ")
+    assert found[0].message.endswith("% of the time: give it a core of its own")
+
+
+def test_a_clock_that_is_set_changes_no_figure() -> None:
+    study = Study()
+    times = iter((1000.0, 940.0))
+    found = study.load(calendar=lambda: next(times))
+    assert (names(found), notes(found)) == (set(), {"clock_step"})
+    assert "the host's clock was set by" in found[0].message
+    assert "no figure is taken from it" in found[0].message
+
+
+def test_a_client_at_its_limits_is_refused() -> None:
+    study = Study()
+    recording, replies = study.send([Asked(prompt(place), NEW) for place in range(20)], Closed(4))
+    timelines = [stream.timeline(reply) for reply in replies]
+    told = {"cpu_seconds": 0.0, "stall_seconds": 0.0, "longest_stall": 0.0, "clock_step": 0.0}
+
+    def check(ceiling: float | None = 1e6, late: float = 0.0, **changes: float) -> list[Finding]:
+        exchanges = recording.exchanges
+        for exchange in exchanges:
+            exchange.intended = exchange.sent - late
+        made = Recording(exchanges, recording.start, recording.end, **told | changes)
+        return load_checks.check_client(made, timelines, ceiling, scheduled=True)
+
+    assert check() == check(ceiling=None) == []
+    (cpu,) = check(cpu_seconds=0.6 * recording.seconds)
+    assert cpu.message == "the client took 60% of a core, of at most 50%"
+    (ceiling,) = check(ceiling=1.9 * recording.arrivals / recording.seconds)
+    assert "more than half of the" in ceiling.message
+    (lag,) = check(late=0.0005)  # TPOT is 6 ms, of which 5% are 0.3
+    assert lag.message == "requests left 0.50 ms late (p99), of at most 0.30: the client lags"
+    assert check(late=0.0002) == []
+
+
+def test_an_artifact_that_was_changed_and_a_card_that_was_shared_are_refused() -> None:
+    assert load_checks.check_host("a" * 64, "a" * 64, others_on_card=False) == []
+    (changed,) = load_checks.check_host("a" * 64, "b" * 64, others_on_card=False)
+    assert changed.message == "the artifact was changed after the server's start (aaaaaaaaaaaa, now bbbbbbbbbbbb)"
+    (others,) = load_checks.check_host("a" * 64, "a" * 64, others_on_card=True)
+    assert others.message == "somebody else used the card during the load"
+
+
+def test_counts_of_the_server_that_differ_are_refused() -> None:
+    study = Study()
+    _, replies = study.send([Asked(prompt(place), NEW) for place in range(4)], Closed(1))
+    right = Counters(generated_tokens=64)
+    assert checks.check_counters(right, replies, cache_off=True) == []
+    (wrong,) = checks.check_counters(Counters(generated_tokens=63), replies, cache_off=True)
+    assert wrong.message == "the server counts 63 new tokens where 64 came"
+    cached = Counters(generated_tokens=64, cached_tokens=32)
+    assert checks.check_counters(cached, replies, cache_off=False) == []
+    assert names(checks.check_counters(cached, replies, cache_off=True)) == {"cached"}

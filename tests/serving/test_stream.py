@@ -1,0 +1,196 @@
+"""Responses are read the same however they are cut into chunks and packets, and nothing in them raises."""
+
+import itertools
+import json
+from array import array
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving import stream
+from serving.connection import Connection, Exchange
+from serving.dialects import DIALECTS
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+PLAIN = HEAD.replace(b"Transfer-Encoding: chunked\r\n", b"")
+COMPLETIONS = DIALECTS["completions"]
+
+
+def exchange(data: bytes, cuts: list[int] | None = None, failure: str | None = None) -> Exchange:
+    """A response that arrived in pieces, one a second."""
+    ends = [*sorted(cuts or []), len(data)]
+    stamps = array("d", range(1, len(ends) + 1))
+    return Exchange(0, 0.5, 0.5, bytearray(data), stamps, array("Q", ends), float(len(ends)), failure)
+
+
+def chunked(*chunks: bytes, trailer: bytes = b"") -> bytes:
+    return HEAD + b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n" + trailer + b"\r\n"
+
+
+def event(text: str = "", ids: list[int] | None = None, finish: str | None = None, **more: Any) -> bytes:
+    choice = {"index": 0, "text": text, "token_ids": ids, "finish_reason": finish}
+    return b"data: " + json.dumps({"choices": [choice], **more}, ensure_ascii=False).encode() + b"\n\n"
+
+
+EVENTS = [
+    b": ping\n\n",
+    event(prompt_logprobs=None),
+    event("é", [5], model="demo"),
+    b"event: message\r\nid: 7\r\n" + event("日本", [6, 7]).strip() + b"\r\n\r\n",
+    event("\n\n", [8]).replace(b'"index"', b'\ndata: "index"'),
+    event("", [9], "length"),
+    b'data: {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 5, "prompt_tokens_details": null}}\n\n',
+    b"data: [DONE]\n\n",
+]
+
+
+@given(st.data())
+def test_a_stream_is_read_the_same_however_it_is_cut(data: st.DataObject) -> None:
+    content = b"".join(EVENTS)
+    places = st.lists(st.integers(1, len(content) - 1), max_size=12, unique=True)
+    edges = [0, *sorted(data.draw(places, "chunks")), len(content)]
+    body = chunked(*(content[a:b] for a, b in itertools.pairwise(edges)))
+    cuts = data.draw(st.lists(st.integers(1, len(body) - 1), max_size=12, unique=True), "packets")
+    reply = stream.read(exchange(body, cuts), COMPLETIONS)
+    assert (reply.ok, reply.finish, reply.model, reply.error) == (True, "length", "demo", None)
+    assert (reply.ids, reply.text) == ((5, 6, 7, 8, 9), "é日本\n\n")
+    assert reply.usage == (3, 5, None)
+    assert (reply.oddities["pings"], reply.oddities["empty"]) == (1, 1)
+    assert [each.tokens for each in reply.events] == [1, 2, 1, 1]
+    # each event's time is that of the packet that brought its last byte
+    at = 0
+    for piece, seen in zip(EVENTS[2:6], reply.events, strict=True):
+        at = content.index(piece, at) + len(piece)
+        chunk = sum(edge < at for edge in edges) - 1
+        header = sum(len(b"%x\r\n" % (b - a)) for a, b in itertools.pairwise(edges) if a <= edges[chunk])
+        raw = len(HEAD) + at + header + 2 * chunk
+        assert seen.time == 1 + sum(cut < raw for cut in cuts)
+
+
+@given(st.data())
+def test_the_client_finds_the_end_of_a_response_however_it_is_cut(data: st.DataObject) -> None:
+    """It ends with the last byte, and not before: also where the content looks like a last chunk."""
+    body = data.draw(
+        st.sampled_from(
+            [
+                chunked(b"data: 10\r\n\r\n", b"0\r\n\r\n"),
+                chunked(b"x" * 300, trailer=b"Checksum: 7\r\nMore: 1\r\n"),
+                HEAD.replace(b"chunked", b"gzip, Chunked") + b"5;name=value\r\nhello\r\n0\r\n\r\n",
+                b"HTTP/1.1 100 Continue\r\n\r\n" + chunked(b"hello"),
+                PLAIN.replace(b"\r\n\r\n", b"\r\ncontent-LENGTH: 7\r\n\r\n") + b"1234567",
+                b"HTTP/1.1 204 No Content\r\n\r\n",
+            ]
+        )
+    )
+    cuts = data.draw(st.lists(st.integers(1, len(body) - 1), max_size=8, unique=True))
+    connection = Connection(lambda: 0.0)
+    ended = []
+    connection._exchange = made = Exchange(0, 0.0)
+    connection._end = ended.append
+    edges = [0, *sorted(cuts), len(body)]
+    for a, b in itertools.pairwise(edges):
+        assert not ended
+        connection.get_buffer(-1)[: b - a] = body[a:b]
+        connection.buffer_updated(b - a)
+    assert ended == [None]
+    assert bytes(made.data) == body
+
+
+@given(st.binary(max_size=200), st.sampled_from([HEAD, PLAIN, b"", HEAD + b"5\r\ndata:\r\n", PLAIN + b"data: "]))
+def test_nothing_that_a_server_sends_raises(noise: bytes, head: bytes) -> None:
+    for dialect in DIALECTS.values():
+        reply = stream.read(exchange(head + noise), dialect)
+        assert not reply.ok or reply.text is not None
+        stream.timeline(reply)
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (b'data: {"error": {"message": "out of memory"}}\n\n', "out of memory"),
+        (b'data: {"error": "busy"}\n\n', "busy"),
+        (b'data: {"object": "error", "message": "too long", "code": 400}\n\n', "too long"),
+        (b'event: error\ndata: {"detail": "gone"}\n\n', "gone"),
+        (b'error: {"code": 500, "message": "slot lost"}\n\n', "slot lost"),
+        (b"data: {broken\n\n", "an event that cannot be read: {broken"),
+        (b'data: {"choices": [{"text": "\xff"}]}\n\n', "an event that cannot be read"),
+        (b'data: {"choices": [{"text": "a", "token_ids": ["b"]}]}\n\n', "an event that cannot be read"),
+        (b'data: {"choices": [{"text": 7}]}\n\n', "an event that cannot be read"),
+        (b'data: {"choices": {}}\n\ndata: [7]\n\n', "an event that cannot be read: [7]"),
+    ],
+)
+def test_an_error_inside_of_a_stream_is_kept(content: bytes, error: str) -> None:
+    reply = stream.read(exchange(chunked(content, b"data: [DONE]\n\n")), COMPLETIONS)
+    assert not reply.ok
+    assert reply.error.startswith(error)
+    assert stream.timeline(reply).outcome == "failed"
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"), [(429, "rejected"), (503, "rejected"), (500, "failed"), (401, "failed")]
+)
+def test_a_status_other_than_200_is_no_answer(status: int, outcome: str) -> None:
+    body = b'{"error": {"message": "no key sk-123 here"}}'
+    data = b"HTTP/1.1 %d No\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body)
+    reply = stream.read(exchange(data), COMPLETIONS, token="sk-123")
+    assert (reply.status, reply.error) == (status, "no key *** here")
+    assert stream.timeline(reply).outcome == outcome
+
+
+def test_a_whole_answer_without_a_stream() -> None:
+    choice = {"text": "ab", "token_ids": [1, 2], "finish_reason": "length", "prompt_token_ids": [9, 9]}
+    body = json.dumps({"choices": [choice], "usage": {"prompt_tokens": 2, "completion_tokens": 2}}).encode()
+    data = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    reply = stream.read(exchange(data, [20]), COMPLETIONS)
+    assert (reply.ok, reply.ids, reply.prompt_ids, reply.finish) == (True, (1, 2), (9, 9), "length")
+    assert [each.time for each in reply.events] == [2.0]
+    cut = stream.read(exchange(data[:-9], failure="the connection was lost"), COMPLETIONS)
+    assert not cut.ok
+
+
+def test_a_stream_that_only_its_connection_ends() -> None:
+    data = PLAIN + event("a", [1], "length") + b"data: [DONE]"
+    assert stream.read(exchange(data), COMPLETIONS).ok
+    assert not stream.read(exchange(data, failure="the connection was lost"), COMPLETIONS).ended
+
+
+def test_a_chat_has_a_first_event_without_text() -> None:
+    def delta(finish: str | None = None, **content: str) -> bytes:
+        choice = {"index": 0, "delta": content, "finish_reason": finish}
+        return b"data: " + json.dumps({"choices": [choice], "model": "m"}).encode() + b"\n\n"
+
+    parts = [delta(role="assistant", content=""), delta(reasoning_content="so"), delta(content=" it is"), delta("stop")]
+    data = chunked(*parts, b"data: [DONE]\n\n")
+    cuts = [len(HEAD) + 2 * sum(map(len, parts[:1]))]
+    reply = stream.read(exchange(data, cuts), DIALECTS["chat"])
+    assert (reply.ok, reply.text, reply.finish, reply.ids) == (True, "so it is", "stop", None)
+    assert reply.oddities["empty"] == 1
+    with pytest.raises(ValueError, match="a chat takes text"):
+        DIALECTS["chat"].body("m", [1, 2], 4, True)
+
+
+def test_llama_server_withholds_tokens_whose_text_is_half_a_character() -> None:
+    """As its stream tells it: the count goes on, the id never comes."""
+
+    def part(text: str, token: int, so_far: int) -> bytes:
+        content = {"content": text, "tokens": [token], "stop": False, "tokens_predicted": so_far}
+        return b"data: " + json.dumps(content).encode() + b"\n\n"
+
+    end = {
+        "content": "",
+        "tokens": [],
+        "stop": True,
+        "stop_type": "limit",
+        "tokens_predicted": 4,
+        "tokens_evaluated": 3,
+    }
+    end |= {"timings": {"cache_n": 0}, "model": "demo.gguf"}
+    data = chunked(part("a", 5, 1), part("é", 7, 3), part("b", 8, 4), b"data: " + json.dumps(end).encode() + b"\n\n")
+    reply = stream.read(exchange(data), DIALECTS["llama"])
+    assert (reply.ok, reply.finish, reply.text, reply.tokens) == (True, "length", "aéb", 4)
+    assert [each.tokens for each in reply.events] == [1, 2, 1]
+    assert reply.ids is None  # one of them is not known
+    assert reply.oddities["withheld"] == 1
+    assert reply.usage == (3, 4, 0)
