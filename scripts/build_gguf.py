@@ -6,11 +6,11 @@
     python scripts/build_gguf.py SRC DST --type q4_k_m --base GGUF-F16 --imatrix IMATRIX --sensitivity FILE [--bits 4.5]
 
 Without --base the checkpoint SRC is converted by convert_hf_to_gguf.py to one of its types, and the tokenizer in the
-file is proved: it must make the ids in --evaluation of --text. With --base that file is quantized by llama-quantize, to
-any type of its. What each tensor is stored as is read back from the file, because llama-quantize takes another type
-where a row does not fit. With --sensitivity (gguf_sensitivity.py) each tensor's type is chosen by what it costs, and
-the file is no larger than that of --type, or than --bits a weight. QUANTMILL_LLAMA_CPP names a folder of
-compile_llama_cpp.py.
+file is proved: it must make the ids in --evaluation of --text. Random weights, whose tokens mean nothing, get a file
+without a tokenizer. With --base that file is quantized by llama-quantize, to any type of its. What each tensor is
+stored as is read back from the file, because llama-quantize takes another type where a row does not fit. With
+--sensitivity (gguf_sensitivity.py) each tensor's type is chosen by what it costs, and the file is no larger than that
+of --type, or than --bits a weight. QUANTMILL_LLAMA_CPP names a folder of compile_llama_cpp.py.
 """
 
 import hashlib
@@ -40,6 +40,17 @@ def convert(source: Path, out: Path, type_: str, name: str, pre: str = "", *more
     if result.returncode:
         lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]
         raise UserError(f"{source}: llama.cpp cannot convert it ({(lines or ['no message'])[-1][:300]})")
+
+
+def pre_tokenizer(folder: Path, origin: dict[str, Any], options: Any) -> str:
+    """What `convert` is to be told; `none` of random weights. Raises `UserError` where nothing can be proved."""
+    if origin["source"].get("tokenizer") is False:
+        return vocabulary.NONE
+    text = plain_text.read(options.text / "text.txt" if options.text.is_dir() else options.text)
+    content = json.loads(options.evaluation.read_text(encoding="utf-8"))
+    if content["text_sha256"] != hashlib.sha256(text.encode()).hexdigest():
+        raise UserError(f"{options.text}: is not the text of {options.evaluation}")
+    return find_pre(options.src, folder, options.name, text, content["ids"])
 
 
 def find_pre(source: Path, folder: Path, name: str, text: str, ids: list[int]) -> str:
@@ -107,11 +118,7 @@ def main() -> None:
             parameters = quantize(out, options, threads)
             calibration = manifest.read(options.imatrix)["calibration_sha256"] if options.imatrix else None
         else:
-            text = plain_text.read(options.text / "text.txt" if options.text.is_dir() else options.text)
-            content = json.loads(options.evaluation.read_text(encoding="utf-8"))
-            if content["text_sha256"] != hashlib.sha256(text.encode()).hexdigest():
-                raise UserError(f"{options.text}: is not the text of {options.evaluation}")
-            parameters["pre_tokenizer"] = find_pre(options.src, folder, options.name, text, content["ids"])
+            parameters["pre_tokenizer"] = pre_tokenizer(folder, origin, options)
             convert(options.src, out, options.type, options.name, parameters["pre_tokenizer"])
         for path in files.beside(options.src):
             shutil.copy(path, folder / path.name)

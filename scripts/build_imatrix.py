@@ -6,13 +6,14 @@
 
 llama-imatrix takes text and no ids: what its tokenizer makes of the text is held against the ids first. It reads the
 first --samples pieces of --sequence-length tokens, or of the model's context where that is shorter. A text that shares
-a passage with the evaluation text is refused.
+a passage with the evaluation text is refused. On a GPU it runs where llama.cpp was compiled for one.
 """
 
 import json
 import shutil
 from pathlib import Path
 
+import devices
 import llamacpp
 from common import manifest, plain_text
 from common.program import UserError, parser, run
@@ -35,8 +36,10 @@ def main() -> None:
     arguments.add_argument("--samples", type=int, required=True)
     arguments.add_argument("--sequence-length", type=int, required=True, help="tokens of each")
     arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="at most")
+    arguments.add_argument("--device", default="auto", help="auto, cpu or cuda")
     options = arguments.parse_args()
 
+    device = devices.resolve(options.device)
     origin = manifest.read(options.base)
     file = files.first(options.base).absolute()
     content = json.loads(options.calibration.read_text(encoding="utf-8"))
@@ -57,8 +60,9 @@ def main() -> None:
         folder.mkdir()
         (folder / TEXT).write_text(text, encoding="utf-8")
         command = ["-m", file, "-f", TEXT, "-o", NAME, "-c", length, "--chunks", chunks, "--no-ppl"]
-        threads = min(options.threads, cpu.available_threads())
-        llamacpp.call("llama-imatrix", *command, "-t", threads, cwd=folder)
+        command += ["-t", min(options.threads, cpu.available_threads())]
+        command += ["--device", "none"] if device == "cpu" else []
+        llamacpp.call("llama-imatrix", *command, cwd=folder)
         if not (folder / NAME).exists():
             raise UserError(f"{options.base}: llama-imatrix wrote nothing; its own lines stand in the log")
         shutil.rmtree(folder / ".cache", ignore_errors=True)

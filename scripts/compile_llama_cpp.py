@@ -6,7 +6,7 @@
 The sources are those of envs/llama-cpp-python.sdist, which pip fetches and whose hash it checks. The result is
 kept in the user's cache folder (~/.cache/quantmill), under the hash of sources, flags and compiler, so that checkouts
 share it; a compilation that was broken off goes on where it stood. DST holds links to it. With nvcc and a GPU it is
-compiled for CUDA too.
+compiled for CUDA too, for the architectures of the GPUs that are there.
 
 Processors are asked for the instruction sets that they have, without AMX: a virtual machine that lists it can trap.
 A build of one's own (--build) must have the same llama.h, because the Python binding is made for it.
@@ -59,7 +59,9 @@ INSTRUCTION_SETS = {  # llama.cpp's names on x86 -> Linux's; AMX is left out
     "AVX512_VNNI": "avx512_vnni",
     "AVX512_BF16": "avx512_bf16",
 }
+OWN = ("GGML_", "LLAMA_", "CMAKE_CUDA_ARCHITECTURES")  # what is kept of the definitions of somebody's own build
 LEFT_OUT = ("docs", "models", "tests", "examples", "media", "benches")  # of the sources, half of their size
+CUDA = "/usr/local/cuda/bin"  # where nvcc is installed, also where no PATH leads to it
 STATUS = "%p [%f/%t] "  # ninja's progress: percent, and files of how many
 
 
@@ -68,37 +70,53 @@ def cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quantmill"
 
 
-def flags(cuda: str | None) -> dict[str, str]:
-    """CMake's definitions for this machine. cuda: its GPUs' architectures, such as `90`; None without."""
+def flags(cuda: dict[str, str]) -> dict[str, str]:
+    """CMake's definitions for this machine; those of `cuda_flags` are among them."""
     found = dict(FLAGS)
     if platform.machine() in ("x86_64", "AMD64"):
         features = set(cpu.features())
         found |= {f"GGML_{name}": "ON" if word in features else "OFF" for name, word in INSTRUCTION_SETS.items()}
     else:
         found["GGML_NATIVE"] = "ON"
-    if cuda:
-        found |= {"GGML_CUDA": "ON", "CMAKE_CUDA_ARCHITECTURES": cuda, "GGML_CUDA_FA_ALL_QUANTS": "OFF"}
-    return found
+    return found | cuda
 
 
-def cuda_architectures() -> str | None:
-    """Of the machine's GPUs, where nvcc is there to compile for them."""
-    if not (shutil.which("nvcc") or Path("/usr/local/cuda/bin/nvcc").exists()) or not shutil.which("nvidia-smi"):
-        return None
+def cuda_flags() -> dict[str, str]:
+    """The definitions for CUDA, for the machine's own GPUs alone; none where there is no GPU, or no nvcc."""
+    compiler = shutil.which("nvcc", path=f"{os.environ['PATH']}{os.pathsep}{CUDA}")
+    if not compiler or not shutil.which("nvidia-smi"):
+        return {}
     command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
     result = subprocess.run(command, capture_output=True, text=True)
-    return ";".join(sorted({line.strip().replace(".", "") for line in result.stdout.splitlines()})) or None
+    capabilities = sorted(set(re.findall(r"^(\d+)\.(\d+)\s*$", result.stdout, re.MULTILINE)))
+    if result.returncode or not capabilities:
+        return {}
+    architectures = ";".join(f"{major}{minor}-real" for major, minor in capabilities)  # without PTX for others
+    return {"GGML_CUDA": "ON", "CMAKE_CUDA_COMPILER": compiler, "CMAKE_CUDA_ARCHITECTURES": architectures}
 
 
 def compiler() -> str:
-    """The C++ compiler and its version. Raises `UserError` where there is none."""
+    """The C++ compiler and its version. Raises `UserError` where there is none, or one whose libraries Python's
+    processes cannot load: with a C++ library of their own in each, which is mixed with the one that is loaded already.
+    """
     name = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")), None)
     if not name or not shutil.which(name):
         raise UserError(
             "llama.cpp is compiled here, and there is no C++ compiler; install one (g++), name a build with "
             "`llama_cpp` in the config, or leave out the formats gguf-*"
         )
-    return subprocess.run([name, "--version"], capture_output=True, text=True).stdout.splitlines()[0]
+    shared, static = (Path(ask(name, f"-print-file-name=libstdc++.{kind}")).is_absolute() for kind in ("so", "a"))
+    if static and not shared:
+        raise UserError(
+            f"{shutil.which(name)} has libstdc++.a alone, and Python's processes die of libraries that hold it; name "
+            "another compiler: CC, CXX and, for CUDA, CUDAHOSTCXX (such as /usr/bin/cc and /usr/bin/c++)"
+        )
+    return ask(name, "--version").splitlines()[0]
+
+
+def ask(program: str, option: str) -> str:
+    """What a program prints."""
+    return subprocess.run([program, option], capture_output=True, text=True).stdout
 
 
 @contextmanager
@@ -189,7 +207,7 @@ def own_build(build: Path, sources: Path) -> tuple[Path, dict[str, str]]:
             f"{build}: its llama.h is not that of {sources.name.rsplit('-', 1)[0]}, for which the Python binding is "
             "made; build that version, or leave llama_cpp out"
         )
-    return source, {name: value for name, value in lines.items() if name.startswith(("GGML_", "LLAMA_"))}
+    return source, {name: value for name, value in lines.items() if name.startswith(OWN)}
 
 
 def main() -> None:
@@ -206,7 +224,10 @@ def main() -> None:
         source, definitions = own_build(build, sources)
     else:
         about = {"compiler": compiler(), "machine": platform.machine()}
-        definitions = flags(cuda_architectures())
+        definitions = flags(cuda_flags())
+        if nvcc := definitions.get("CMAKE_CUDA_COMPILER"):
+            said = ask(nvcc, "--version")
+            about["nvcc"] = next((line for line in said.splitlines() if "release" in line), said)
         build = compile_sources(sources, options.tools.absolute(), definitions, about)
     used = [name for name in INSTRUCTION_SETS if definitions.get(f"GGML_{name}") == "ON"]
     content = {

@@ -4,7 +4,8 @@
     python scripts/convert_gguf.py PRE MODEL --outfile FILE …
 
 Its file is run as it is; where it refuses a tokenizer because nobody has listed it, PRE is taken. Who calls proves that
-PRE makes the tokenizer's own ids (`llamacpp.vocabulary`). No Python of a model's is run.
+PRE makes the tokenizer's own ids (`llamacpp.vocabulary`). PRE `none` writes no tokenizer, in the converter's own words.
+No Python of a model's is run.
 """
 
 import importlib
@@ -14,6 +15,7 @@ from typing import Any
 
 import llamacpp
 from common import own_code
+from llamacpp import vocabulary
 
 
 def main() -> None:
@@ -21,7 +23,8 @@ def main() -> None:
     pre, *arguments = sys.argv[1:]
     sys.path[:0] = [str(source), str(source / "gguf-py")]
     base = importlib.import_module("conversion.base")
-    listed = base.TextModel.get_vocab_base_pre
+    conversion = importlib.import_module("conversion")
+    listed, find = base.TextModel.get_vocab_base_pre, conversion.get_model_class
 
     def name(self: Any, tokenizer: Any) -> str:
         try:
@@ -29,7 +32,14 @@ def main() -> None:
         except NotImplementedError:
             return pre
 
+    def without_vocabulary(*arguments: Any, **options: Any) -> Any:
+        kind = find(*arguments, **options)
+        kind.set_vocab = kind._set_vocab_none
+        return kind
+
     base.TextModel.get_vocab_base_pre = name
+    if pre == vocabulary.NONE:
+        conversion.get_model_class = without_vocabulary
     own_code.forbid()
     sys.argv = ["convert_hf_to_gguf.py", *arguments]
     runpy.run_path(str(source / "convert_hf_to_gguf.py"), run_name="__main__")

@@ -4,7 +4,9 @@ The real compilation is that of tests/gguf, which take what it made.
 """
 
 import json
+import os
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -87,6 +89,17 @@ def test_another_compiler_makes_another_build(compile_it: Callable, tmp_path: Pa
     assert steps(tmp_path) == ["-G", "--build"] * 2
 
 
+def test_a_compiler_with_a_static_libstdc_alone_is_refused(compile_it: Callable, tmp_path: Path) -> None:
+    other = tmp_path / "c++"
+    other.write_text("#!/bin/sh\ncase $1 in *.a) echo /lib/libstdc++.a;; *.so) echo libstdc++.so;; *) echo 1;; esac\n")
+    other.chmod(0o755)
+    line = compile_it(CXX=str(other))
+    assert line.startswith(
+        f"error: {other} has libstdc++.a alone, and Python's processes die of libraries that hold it"
+    )
+    assert not steps(tmp_path)
+
+
 def test_a_machine_without_a_compiler_is_one_line(compile_it: Callable, tmp_path: Path) -> None:
     line = compile_it(PATH=str(tmp_path), CXX="")
     assert line.startswith("error: llama.cpp is compiled here, and there is no C++ compiler; install one (g++)")
@@ -95,7 +108,7 @@ def test_a_machine_without_a_compiler_is_one_line(compile_it: Callable, tmp_path
 def test_instruction_sets_are_those_of_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_llama_cpp.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(compile_llama_cpp.cpu, "features", lambda: ["avx", "avx2", "sse4_2", "fma", "amx_int8"])
-    found = compile_llama_cpp.flags(None)
+    found = compile_llama_cpp.flags({})
     assert {
         name for name, value in found.items() if value == "ON" and name[5:] in compile_llama_cpp.INSTRUCTION_SETS
     } == {
@@ -106,7 +119,33 @@ def test_instruction_sets_are_those_of_the_processor(monkeypatch: pytest.MonkeyP
     }
     assert found["GGML_NATIVE"] == "OFF"
     assert not [name for name in found if "AMX" in name or "CUDA" in name]
-    assert compile_llama_cpp.flags("90")["CMAKE_CUDA_ARCHITECTURES"] == "90"
+
+
+def test_cuda_is_compiled_for_the_gpus_that_are_there(compile_it: Callable, tmp_path: Path) -> None:
+    """Two kinds of GPUs, one of them twice, told by stand-ins for nvcc and nvidia-smi; then a broken driver."""
+    programs = tmp_path / "cuda"
+    programs.mkdir()
+
+    def stand_in(name: str, lines: str, status: int = 0) -> None:
+        (programs / name).write_text(f"#!/bin/sh\nprintf '{lines}'\nexit {status}\n")
+        (programs / name).chmod(0o755)
+
+    def definitions() -> set[str]:
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        assert compile_it(PATH=f"{programs}{os.pathsep}{os.environ['PATH']}") is None
+        line = next(line for line in reversed((tmp_path / "calls").read_text().splitlines()) if line.startswith("-G"))
+        return {word for word in line.split() if "CUDA" in word}
+
+    stand_in("nvcc", "Cuda compiler\\nCuda compilation tools, release 13.0, V13.0.88\\n")
+    stand_in("nvidia-smi", "9.0\\n12.0\\n9.0\\n")
+    asked = {"-DGGML_CUDA=ON", f"-DCMAKE_CUDA_COMPILER={programs}/nvcc"}
+    assert definitions() == asked | {"-DCMAKE_CUDA_ARCHITECTURES=120-real;90-real"}
+    record = json.loads((tmp_path / "out/quantmill.json").read_text())
+    assert record["nvcc"] == "Cuda compilation tools, release 13.0, V13.0.88"
+    stand_in("nvidia-smi", "NVIDIA-SMI has failed because it could not talk to the driver.\\n", status=9)
+    assert definitions() == set()
+    stand_in("nvidia-smi", "No devices were found\\n")
+    assert definitions() == set()
 
 
 def test_a_build_of_ones_own_is_taken_where_the_binding_fits(compile_it: Callable, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """GGUF: every type of llama.cpp by its own name, converted and quantized by llama.cpp's own programs."""
 
+import shutil
+
 GGUF_CONVERTED = {"f32": 32, "f16": 16, "bf16": 16}  # bits a weight
 GGUF_QUANTIZED = {
     "q8_0": 8.5,
@@ -70,7 +72,7 @@ rule llama_cpp:
     threads: 1024
     params:
         program=program("compile_llama_cpp.py", CHECKOUT / "envs/llama-cpp-python.sdist"),
-        tools=Path(python("llama_cpp")).parent,
+        tools=Path(shutil.which(python("llama_cpp")) or python("llama_cpp")).parent,
         build=[f"--build={config['llama_cpp']}"] if config.get("llama_cpp") else [],
     shell:
         "{sys.executable:q} {params.program[0]} {output} --tools {params.tools:q} {params.build:q} 2> {log}"
@@ -134,21 +136,28 @@ rule imatrix:
     log:
         "artifacts/logs/{model}/imatrix.log",
     threads: 8
+    resources:
+        gpu=1,
     params:
         program=program("build_imatrix.py"),
         python=python("llama_cpp"),
+        device=lambda wc: STUDY["device"],
         options=lambda wc: [f"--{key.replace('_', '-')}={value}" for key, value in STUDY["calibration"].items()],
     shell:
         "{params.python:q} {params.program[0]} {input.base} {output} --text {input.text:q}"
-        " --calibration {input.calibration} --evaluation {input.evaluation} --threads {threads} {params.options:q} 2> {log}"
+        " --calibration {input.calibration} --evaluation {input.evaluation} --threads {threads} --device {params.device}"
+        " {params.options:q} 2> {log}"
 
 
 def imatrix(wildcards):
-    """The importance matrix, where the study wants it; a mixture is chosen with it in any case."""
-    if parameters(wildcards.format).get("imatrix", True):
+    """The importance matrix, where the study wants it; a mixture is chosen with it in any case. To random weights no
+    text means anything: they have none."""
+    wanted = parameters(wildcards.format).get("imatrix", True)
+    if wanted and has_quality(wildcards.model):
         return f"artifacts/{wildcards.model}/imatrix"
-    if gguf_type(wildcards) in GGUF_WANTS_IMATRIX:
-        refuse(f"{wildcards.format}: llama-quantize wants an importance matrix for this type; set gguf.imatrix: true")
+    if base(wildcards.format) == "gguf-mixed" or gguf_type(wildcards) in GGUF_WANTS_IMATRIX:
+        why = f"{wildcards.model} has random weights; leave it out" if wanted else "set gguf.imatrix: true"
+        refuse(f"{wildcards.format}: wants an importance matrix; {why}")
     return []
 
 

@@ -40,18 +40,20 @@ class Engine(engines.Engine):
                 f"{llamacpp.folder()} and run again where both are"
             )
         self.settings = settings(options)
-        self.threads, self.flash = threads, options.get("flash_attn", "auto")
+        self.device, self.threads, self.flash = device, threads, options.get("flash_attn", "auto")
         self._listen()
         self.lib.llama_backend_init()
         parameters = self.lib.llama_model_default_params()
-        parameters.n_gpu_layers = 999 if device == "cuda" else 0
+        if device == "cpu":  # no layers on a GPU are not enough: it would still multiply prompts
+            none = (ctypes.c_void_p * 1)()  # the list's end alone
+            parameters.devices = ctypes.addressof(none)
         self.model = self.lib.llama_model_load_from_file(str(self.file).encode(), parameters)
         if not self.model:
             raise UserError(f"{self.file}: llama.cpp cannot load it ({self.last_error()})")
         vocabulary = self.lib.llama_model_get_vocab(self.model)
         self.vocab_size = self.lib.llama_vocab_n_tokens(vocabulary)
         self.stop_ids = [each for each in range(self.vocab_size) if self.lib.llama_vocab_is_eog(vocabulary, each)]
-        self.stop = np.array(self.stop_ids, np.int64)
+        self.seen = 0, np.empty((0, self.vocab_size), np.float32)  # where logits lay, and as an array
         self.batch = self.lib.llama_batch_init(BATCH, 0, 1)
         self.context, self.size = None, (0, 0)
         self._prepare(STEP, 1)  # so that a model that it cannot calculate is refused here
@@ -97,20 +99,27 @@ class Engine(engines.Engine):
             self.n_batch = min(BATCH, self.lib.llama_n_batch(self.context))
         self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), False)
 
-    def _run(self, tokens: list[tuple[int, int, int, bool]]) -> None:
-        """Calculate tokens: id, position, sequence, and whether its logits are wanted."""
+    def _fill(self, tokens: list[tuple[int, int, int, bool]]) -> None:
+        """What is to be calculated next: id, position, sequence, and whether its logits are wanted."""
         batch = self.batch
         batch.n_tokens = len(tokens)
         for place, (token, position, sequence, wanted) in enumerate(tokens):
             batch.token[place], batch.pos[place] = token, position
             batch.n_seq_id[place], batch.seq_id[place][0] = 1, sequence
             batch.logits[place] = wanted
-        if status := self.lib.llama_decode(self.context, batch):
+
+    def _calculate(self) -> None:
+        """Calculate the batch as it is."""
+        if status := self.lib.llama_decode(self.context, self.batch):
             raise UserError(f"{self.file}: llama.cpp's decoding failed (status {status}: {self.last_error()})")
 
     def _rows(self, count: int) -> np.ndarray:
         """Logits [count, vocab] of the last call, in the library's own memory."""
-        return np.ctypeslib.as_array(self.lib.llama_get_logits(self.context), (count, self.vocab_size))
+        pointer = self.lib.llama_get_logits(self.context)
+        place = ctypes.addressof(pointer.contents)
+        if place != self.seen[0] or count > len(self.seen[1]):  # to make the array takes longer than to use it
+            self.seen = place, np.ctypeslib.as_array(pointer, (count, self.vocab_size))
+        return self.seen[1][:count]
 
     def decode(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
         length, numbers = len(prompts[0]), range(len(prompts))
@@ -123,22 +132,28 @@ class Engine(engines.Engine):
         chosen = [0] * len(prompts)
         for start in range(0, len(entries), self.n_batch):
             part = entries[start : start + self.n_batch]
-            self._run(part)
+            self._fill(part)
+            self._calculate()
             last = [number for _, _, number, wanted in part if wanted]
             for row, number in enumerate(last):
                 chosen[number] = self._choose(row)
+        self._fill([(0, 0, number, True) for number in numbers])
+        tokens, positions = self.batch.token, self.batch.pos
         for position in range(length, length + n):
             now = time.perf_counter()
             for number in numbers:
                 yield number, chosen[number], now
             if position + 1 < length + n:
-                self._run([(chosen[number], position, number, True) for number in numbers])
+                for number in numbers:
+                    tokens[number], positions[number] = chosen[number], position
+                self._calculate()
                 chosen = [self._choose(number) for number in numbers]
 
     def _choose(self, row: int) -> int:
         """The likeliest token of a row of logits that ends no sequence."""
         logits = self._rows(row + 1)[row]
-        logits[self.stop] = -np.inf
+        for each in self.stop_ids:
+            logits[each] = -np.inf
         return int(logits.argmax())
 
     def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
@@ -146,7 +161,8 @@ class Engine(engines.Engine):
         size = min(self.n_batch, engines.chunk_positions(self.vocab_size))
         for start in range(0, len(ids), size):
             part = ids[start : start + size]
-            self._run([(token, start + place, 0, True) for place, token in enumerate(part)])
+            self._fill([(token, start + place, 0, True) for place, token in enumerate(part)])
+            self._calculate()
             yield self._rows(len(part)).copy()
 
     def weight_bytes(self) -> int:
@@ -156,9 +172,15 @@ class Engine(engines.Engine):
         build = llamacpp.build()
         types = {name: self.settings.get(name, KV_TYPES["f16"]) for name in ("type_k", "type_v")}
         kinds = {number: name for name, number in KV_TYPES.items()}
+        parts = build["flags"].get("CMAKE_CUDA_ARCHITECTURES"), build.get("nvcc")
+        compiled = (
+            {"CUDA": ", ".join(filter(None, parts)) or "somebody's own build"}
+            if self.device == "cuda"
+            else {"instruction sets": " ".join(build["instruction_sets"]) or "the compiler's choice"}
+        )
         return {
             "llama.cpp": build["sources"],
-            "instruction sets": " ".join(build["instruction_sets"]) or "the compiler's choice",
+            **compiled,
             "KV": f"{kinds[types['type_k']]}, {kinds[types['type_v']]}",
             "flash attention": self.flash,
         }

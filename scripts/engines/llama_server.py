@@ -23,7 +23,7 @@ class Engine(Served):
         self.file = files.first(artifact)
         self.compute_type = files.compute_type(gguf_file.read_all(self.file))
         settings = {"threads": threads, "parallel": 1, "cache_prompt": False, "webui": False} | dict(options)
-        settings |= {"n_gpu_layers": 999 if device == "cuda" else 0}
+        settings |= {"n_gpu_layers": 999} if device == "cuda" else {"device": "none"}
         argv = [str(llamacpp.folder() / "bin/llama-server"), "--model", str(self.file.absolute())]
         return [*argv, "--host", "127.0.0.1", "--port", str(port), *flags(settings)], {}
 

@@ -11,6 +11,7 @@ from common.program import UserError
 # Kinds of byte-level BPE that cover most models, the commonest first; each is tried until one is proved
 COMMON = ("gpt-2", "llama-bpe", "qwen2", "smollm", "gpt-4o", "tekken", "deepseek-llm", "deepseek-v3", "falcon", "olmo")
 PRE = "tokenizer.ggml.pre"
+NONE = "none"  # in its place: a file without a tokenizer, for random weights
 
 
 def candidates(tokenizer: Path) -> list[str]:

@@ -1,4 +1,7 @@
-"""Run in envs/llama_cpp: print an artifact's perplexity. python tests/gguf/score.py ARTIFACT EVALUATION PROTOCOL"""
+"""Run in envs/llama_cpp: print an artifact's perplexity.
+
+python tests/gguf/score.py ENGINE ARTIFACT EVALUATION PROTOCOL
+"""
 
 import sys
 from pathlib import Path
@@ -6,6 +9,6 @@ from pathlib import Path
 import engines
 from scoring import fidelity, teacher_forcing
 
-artifact, evaluation = map(Path, sys.argv[1:3])
-engine = engines.load("llama_cpp", artifact, "cpu", 1)
-print(fidelity.Predictions(engine, teacher_forcing.read_text(evaluation, sys.argv[3])).perplexity)
+artifact, evaluation = map(Path, sys.argv[2:4])
+engine = engines.load(sys.argv[1], artifact, "cpu", 1)
+print(fidelity.Predictions(engine, teacher_forcing.read_text(evaluation, sys.argv[4])).perplexity)

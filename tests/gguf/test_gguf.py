@@ -11,12 +11,26 @@ from typing import Any
 import pytest
 from conftest import REPO, interpreter
 
+from checkpoint import gguf_file
+
 # metadata that names the importance matrix, which lies elsewhere when it is used by hand
 PATHS = {"quantize.imatrix.file"}
 LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
+SHAPE = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 512,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.05,
+}
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +110,42 @@ def test_llama_perplexity_prints_our_figure(
     result = subprocess.run([*map(str, command), "-c", "512", "-t", "1"], capture_output=True, text=True, check=True)
     # after each window; its line of the final estimate is now and then lost at the end of the process
     printed = re.findall(r"\[(\d+)\]([\d.]+)", result.stdout)[-1][1]
-    scored = run_gguf("tests/gguf/score.py", build_gguf("q4_k_m"), gguf_model / "evaluation.json", "llamacpp-512")
-    assert scored.returncode == 0, scored.stderr
-    assert f"{float(scored.stdout.splitlines()[-1]):.4f}" == printed
+    found = score(run_gguf, "llama_cpp", build_gguf("q4_k_m"), gguf_model / "evaluation.json", "llamacpp-512")
+    assert f"{found:.4f}" == printed
+
+
+def score(run_gguf: Callable, *arguments: object) -> float:
+    """An artifact's perplexity by an engine, by a protocol."""
+    result = run_gguf("tests/gguf/score.py", *arguments)
+    assert result.returncode == 0, result.stderr
+    return float(result.stdout.splitlines()[-1])
+
+
+def test_random_weights_get_a_file_without_a_tokenizer(
+    gguf_model: Path, run_gguf: Callable, call: Callable, torch_python: Path, tools_python: Path, tmp_path: Path
+) -> None:
+    """llama.cpp predicts from it what transformers does; and it is quantized, without an importance matrix."""
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+    evaluation = tmp_path / "evaluation.json"
+    for python, program, *arguments in (
+        (torch_python, "random_weights.py", tmp_path / "config.json", tmp_path / "source"),
+        (tools_python, "bin_to_safetensors.py", tmp_path / "source", tmp_path / "safetensors"),
+        (torch_python, "tokenize_texts.py", tmp_path / "source", gguf_model / "evaluation.txt", evaluation),
+    ):
+        more = ["--as", "evaluation"] if program == "tokenize_texts.py" else []
+        result = call(python, REPO / "scripts" / program, *arguments, *more)
+        assert result.returncode == 0, result.stderr
+    text = ["--evaluation", evaluation, "--text", gguf_model / "evaluation.txt"]
+    for kind, how in (("f16", text), ("q4_k_m", ["--base", tmp_path / "f16"])):
+        result = run_gguf("build_gguf.py", tmp_path / "safetensors", tmp_path / kind, "--type", kind, *how)
+        assert result.returncode == 0, result.stderr
+    assert manifest(tmp_path / "f16")["parameters"]["pre_tokenizer"] == "none"
+    metadata = gguf_file.read_all(tmp_path / "f16/model.gguf").metadata
+    assert [name for name in metadata if name.startswith("tokenizer.")] == ["tokenizer.ggml.model"]
+    assert "Q4_K" in manifest(tmp_path / "q4_k_m")["parameters"]["tensors"]
+    found = score(run_gguf, "llama_cpp", tmp_path / "f16", evaluation, "gptq-2048")
+    due = score(run_gguf, "transformers", tmp_path / "safetensors", evaluation, "gptq-2048")
+    assert found == pytest.approx(due, rel=5e-5)  # keys and values are float16
 
 
 def with_tokenizer(

@@ -4,6 +4,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from workflows import SNAKEMAKE
+
 from checkpoint import gguf_file
 
 
@@ -32,3 +34,25 @@ def test_the_evaluation_text_is_refused(
     assert result.returncode == 1
     assert "the calibration text shares 32 tokens in a row with the evaluation text" in result.stderr.splitlines()[-1]
     assert not (tmp_path / "out").exists()
+
+
+def test_random_weights_have_none(call: Callable, checkout: Callable[[], Path]) -> None:
+    """No text means anything to them: types that can do without it are planned so, the others refused in a line."""
+    root = checkout()
+    study = "models: {big: {source: {random: config/examples/llama-1.1b.json}}}\nformats: [%s]\n"
+
+    def plan(format: str) -> tuple[int, str]:
+        (root / "study.yaml").write_text(study % format)
+        target = f"artifacts/big/{format}"
+        result = call(SNAKEMAKE, "-n", "-p", target, "--configfile", "study.yaml", cwd=root)
+        return result.returncode, result.stdout + result.stderr
+
+    status, said = plan("gguf-q4_k_m")
+    assert status == 0
+    assert "--type q4_k_m " in said
+    assert "imatrix" not in said
+    for format in ("gguf-iq2_m", "gguf-mixed"):
+        status, said = plan(format)
+        assert status == 1
+        last = said.splitlines()[-1]
+        assert last == f"error: {format}: wants an importance matrix; big has random weights; leave it out"
