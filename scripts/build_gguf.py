@@ -120,6 +120,7 @@ def main() -> None:
         else:
             parameters["pre_tokenizer"] = pre_tokenizer(folder, origin, options)
             convert(options.src, out, options.type, options.name, parameters["pre_tokenizer"])
+        peak = manifest.peak_rss_bytes(children=True)  # llama.cpp's programs; the gate is none of them
         for path in files.beside(options.src):
             shutil.copy(path, folder / path.name)
         layout = "source" if options.type in CONVERTED else "gguf"
@@ -138,6 +139,7 @@ def main() -> None:
             weight_bytes_per_token=files.bytes_per_token(content),
             calibration_sha256=calibration,
             gate=gate,
+            peak_memory_bytes=peak,
         )
 
 

@@ -74,6 +74,7 @@ def main() -> None:
             parameters={"samples": chunks, "sequence_length": length},
             source=origin["source"],
             calibration_sha256=content["text_sha256"],
+            peak_memory_bytes=manifest.peak_rss_bytes(children=True),
         )
 
 

@@ -91,6 +91,7 @@ def test_threads_are_those_that_the_engine_is_told(
     assert latency(harness, tmp_path, {})["versions"]["OMP_NUM_THREADS"] == "unset"
 
 
+@pytest.mark.timing
 def test_known_delays_come_out_within_one_percent(harness: Callable, tmp_path: Path) -> None:
     options = ("--prompt-tokens", 80, 111, "--batch-sizes", 4)
     seconds = (30 + 60) * PREFILL + 2 * (NEW_TOKENS - 1) * STEP

@@ -26,12 +26,16 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def peak_rss_bytes() -> int:
-    """Most resident memory that this program has held, in bytes.
+def peak_rss_bytes(children: bool = False) -> int:
+    """Most resident memory that this program has held, in bytes; with `children`, or the largest of those that it has
+    started and that have ended.
 
     Linux's own count of the program where there is one: getrusage's goes on from what the process that started it held.
     Elsewhere getrusage, which counts bytes on macOS and KiB on other systems.
     """
+    if children:
+        largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+        return max(peak_rss_bytes(), largest if sys.platform == "darwin" else largest * 1024)
     status = Path("/proc/self/status")
     for line in status.read_text(encoding="utf-8").splitlines() if status.exists() else []:
         if line.startswith("VmHWM:"):
@@ -56,6 +60,7 @@ def write(
     gate: Mapping[str, Any] | None = None,
     hashes: Mapping[str, str | None] | None = None,
     prebuilt: bool = False,
+    peak_memory_bytes: int | None = None,
 ) -> None:
     """Write the manifest, as the last file of an artifact.
 
@@ -74,6 +79,7 @@ def write(
         gate: what the quality gate found, where it was asked; its `seconds` do not count as building.
         hashes: SHA-256 of files that is known already, or None for a file that is not to be hashed.
         prebuilt: somebody else built it.
+        peak_memory_bytes: of building, where that is not what this program held.
     """
     files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file() and path.name[0] != "."}
     known = dict(hashes or {})
@@ -97,7 +103,7 @@ def write(
         "weight_bytes_per_token": weight_bytes_per_token,
         "bytes": sum(path.stat().st_size for path in files.values()),
         "build_seconds": round(time.monotonic() - _STARTED - (gate or {}).get("seconds", 0), 3),
-        "peak_memory_bytes": peak_rss_bytes(),
+        "peak_memory_bytes": peak_memory_bytes or peak_rss_bytes(),
         "files": {name: {"bytes": path.stat().st_size, "sha256": known[name]} for name, path in files.items()},
     }
     with (folder / NAME).open("x", encoding="utf-8") as file:  # never through a link to somebody else's
