@@ -110,9 +110,9 @@ def commit() -> str | None:
 
 def row_data(row: Mapping[str, Any], drawn: Mapping[str, Any], pool: Pool) -> dict[str, Any]:
     """One row as the page's scripts take it."""
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[int, list[str]] = {}
     for name, reason in row["missing"].items():
-        reasons.setdefault(reason, []).append(name)
+        reasons.setdefault(pool.number(reason), []).append(name)
     return {
         "label": label(row),
         "run": row["run"],

@@ -5,7 +5,7 @@ const DATA = JSON.parse(document.getElementById("data").textContent);
 const ROWS = DATA.rows.map((row, order) => {
   const figures = Object.fromEntries(DATA.columns.map((column, i) => [column.name, row.values[i]]));
   const missing = {};
-  for (const [reason, names] of Object.entries(row.missing)) for (const name of names) missing[name] = reason;
+  for (const [number, names] of Object.entries(row.missing)) for (const name of names) missing[name] = DATA.pool[number];
   const interval = Object.fromEntries(["perplexity_low", "perplexity_high", "roofline", "label"].map((name, i) => [name, row.plot[i]]));
   return { ...row, ...figures, plot: interval, missing, order, id: `${figures.model}/${row.label}`, reference: row.label === DATA.reference };
 });
