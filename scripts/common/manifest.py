@@ -12,7 +12,7 @@ from typing import Any
 
 from common import bounded_json
 from common.program import UserError
-from common.publish import MANIFEST
+from common.publish import MANIFEST, fsync_path
 
 NAME = MANIFEST
 MAX_BYTES = 4 * 2**20
@@ -83,9 +83,12 @@ def write(
     """
     files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file() and path.name[0] != "."}
     known = dict(hashes or {})
-    with ThreadPoolExecutor(HASHERS) as workers:
+    with ThreadPoolExecutor(HASHERS) as workers, ThreadPoolExecutor(1) as disk:
+        flushes = [disk.submit(fsync_path, path) for path in files.values()]  # publishing would wait for it afterwards
         missing = [name for name in files if name not in known]
         known |= zip(missing, workers.map(sha256, (files[name] for name in missing)), strict=True)
+        for each in flushes:
+            each.result()
     weight_bytes = sum(files[name].stat().st_size for name in weight_files or [])
     content = {
         "format": format,
