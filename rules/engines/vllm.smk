@@ -8,6 +8,7 @@ for name in ("vllm", "vllm-serve"):
         loads=("hf", "gptq", "awq"),
         many_gpus=True,
         options=None,
+        serves=name == "vllm-serve",
         # with 1 GiB of key-value cache on a CPU
         costs=EngineCosts(cpu=3200, weights=2.5, floor=6000, cuda=6000),
     )

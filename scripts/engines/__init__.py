@@ -25,6 +25,10 @@ from devices import cpu
 # less than that four times over
 CHUNK_LOGITS = 10 * 2**20
 
+# Set in the environment where an artifact is checked (scripts/gate.py), and not where it is measured: an engine whose
+# products are off by more than rounding on this processor then uses others, however slow
+EXACT = "QUANTMILL_EXACT"
+
 # logits, target_logprobs: it has the method; batches: `decode` takes several prompts; gpus: it runs on several at once;
 # own_threads: how many CPU threads are best is its own affair
 Capability = Literal["logits", "target_logprobs", "batches", "gpus", "own_threads"]
@@ -57,7 +61,9 @@ class Engine:
     modes: tuple[str, ...]  # how it can decode this artifact on this device, the plain way first
     mode: str  # the one in use, `modes[0]` at first; setting it chooses another
     stop_ids: list[int]  # tokens that end a sequence, which it never chooses
+    threads: int | None = None  # CPU threads that it uses, where it takes another number than it is given
     sent: float | None = None  # when a server was asked last: a client makes its request and its connection before
+    text: str | None = None  # what was written last, after the first prompt, by a server that tells no tokens
 
     def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
         """Load `artifact` on `device` (`cpu`, or `cuda`: every card that is visible) with `threads` CPU threads.

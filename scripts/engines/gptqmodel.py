@@ -13,7 +13,7 @@ import torch
 from gptqmodel import BACKEND
 from transformers import PreTrainedModel
 
-from checkpoint import shards
+from checkpoint import shards, share_read
 from common.program import UserError, first_line
 from engines import transformers
 from engines.decoding import gemv
@@ -66,7 +66,7 @@ class Engine(transformers.Engine):
         config = loaded.model.config.get_text_config()
         # as loaded: kernels may keep their weights in another layout, made when they first run
         self.quantized_bytes = sum(
-            round(buffer.nbytes * transformers.share_read(name, config))
+            round(buffer.nbytes * share_read(name, config.to_dict()))
             for name, module in quantized
             for buffer in module.buffers()
         )

@@ -8,24 +8,43 @@ from typing import Any, ClassVar
 import llamacpp
 from checkpoint import gguf_file
 from llamacpp import files
-from serving.engine import Served, flags
+from serving import lifecycle
+from serving.place import Place
+from serving.started import MODEL, Started, flags
 
 
-class Engine(Served):
-    """See `serving.engine.Served`."""
+class Engine(Started):
+    """See `serving.started.Started`."""
 
-    options: ClassVar = None
     dialect = "llama"
+    counted: ClassVar = {
+        "prompt_tokens": "llamacpp:prompt_tokens_total",
+        "generated_tokens": "llamacpp:tokens_predicted_total",
+    }
+    ours: ClassVar = frozenset(
+        {"model", "m", "model_url", "mu", "hf_repo", "hf", "hfr", "hf_file", "hff", "host", "port", "api_key"}
+        | {"api_key_file", "alias", "a", "log_file", "path", "api_prefix", "threads", "t"}
+    )
 
     def command(
         self, artifact: Path, device: str, threads: int, port: int, options: Mapping[str, Any]
     ) -> tuple[list[str], dict[str, str]]:
         self.file = files.first(artifact)
         self.compute_type = files.compute_type(gguf_file.read_all(self.file))
-        settings = {"threads": threads, "parallel": 1, "cache_prompt": False, "webui": False} | dict(options)
-        settings |= {"n_gpu_layers": 999} if device == "cuda" else {"device": "none"}
-        argv = [str(llamacpp.folder() / "bin/llama-server"), "--model", str(self.file.absolute())]
-        return [*argv, "--host", "127.0.0.1", "--port", str(port), *flags(settings)], {}
+        if options.get("parallel", 1) > 1:
+            self.capabilities = self.capabilities | {"batches"}
+        place = Place(str(artifact.absolute()), MODEL, lifecycle.LOCAL, port)
+        words = self.words(artifact, place, int(device == "cuda"), threads, options)
+        return [str(llamacpp.folder() / "bin/llama-server"), *words], {}
+
+    @staticmethod
+    def words(artifact: Path, place: Place, cards: int, threads: int, options: Mapping[str, Any]) -> list[str]:
+        """What llama-server is called with, to serve the artifact there on the cards that it sees (0: a CPU)."""
+        settings = {"threads": threads, "parallel": 1, "cache_prompt": False, "webui": False, "metrics": True}
+        settings |= options
+        settings |= {"n_gpu_layers": 999} if cards else {"device": "none"}
+        argv = ["--model", f"{place.folder}/{files.first(artifact).name}", "--alias", place.name]
+        return [*argv, "--host", place.host, "--port", str(place.port), *flags(settings)]
 
     def weight_bytes(self) -> int | None:
         return files.bytes_per_token(gguf_file.read_all(self.file))

@@ -11,7 +11,7 @@ import transformers
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 import engines
-from checkpoint import EXPERTS
+from checkpoint import share_read
 from common import own_code, token_ids
 from common.program import UserError, first_line
 from engines.decoding.merged import merge
@@ -23,15 +23,6 @@ DTYPES = {"cuda": torch.float16, "cpu": torch.float32}
 # For the noise floor: what a GPU would calculate in, and the other type that unquantized models are served in
 OTHER_DTYPES = {"cuda": "bfloat16", "cpu": "float16"}
 PROBE = 8  # tokens
-
-
-def share_read(name: str, config: Any) -> float:
-    """How much of a model's tensor `name` a token reads: all, and of a mixture's experts those that it is sent to."""
-    if ".experts." not in name:
-        return 1
-    counts = (getattr(config, count, None) for count in EXPERTS)
-    experts, used = next(filter(None, counts), None), getattr(config, "num_experts_per_tok", None)
-    return used / experts if experts and used else 1
 
 
 class Engine(engines.Engine):
@@ -162,7 +153,7 @@ class Engine(engines.Engine):
     def weight_bytes(self) -> int:
         embeddings, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
         untied = head is not None and head.weight is not embeddings.weight
-        config = self.model.config.get_text_config()
+        config = self.model.config.get_text_config().to_dict()
         total = sum(round(each.nbytes * share_read(name, config)) for name, each in self.model.named_parameters())
         return total - (embeddings.weight.nbytes if untied else 0)
 

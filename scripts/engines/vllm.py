@@ -1,7 +1,6 @@
 """vLLM, offline: its own engine in a process of its own, token ids in and out. The server is the engine `vllm-serve`.
 
-Options are those of vLLM's `LLM`, in its words; what they leave out is vLLM's default, but that no prompt is read from
-a cache, that a window of the whole context can be scored, and that on a CPU the key-value cache takes 1 GiB.
+Options are those of vLLM's `LLM`, in its words; what they leave out is vLLM's default, but for serving.vllm_settings.
 """
 
 import dataclasses
@@ -11,10 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-# read at import; nothing is reported to anybody
-os.environ |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
-os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; vLLM would take nearly all memory of the machine
+os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # read at import
 
 import numpy as np
 import torch
@@ -26,10 +22,11 @@ import engines
 from checkpoint import shards
 from common import token_ids
 from common.program import UserError, first_line
+from devices import cpu
+from serving import vllm_settings
+from serving.vllm_settings import OURS, TOP
 
 OPTIONS = {field.name for field in dataclasses.fields(EngineArgs)}
-OURS = {"model", "tokenizer", "trust_remote_code", "max_logprobs", "skip_tokenizer_init"}
-TOP = 20  # likeliest tokens of each place, vLLM's own limit
 
 
 class Engine(engines.Engine):
@@ -44,14 +41,11 @@ class Engine(engines.Engine):
         config = shards.read_json(artifact / "config.json")
         self.stop_ids = token_ids.select(config.get("eos_token_id"), config.get("vocab_size"))
         self.artifact, self.requests = artifact, 0
-        settings = {"enable_prefix_caching": False, "seed": 0, **options}
-        context = config.get("max_position_embeddings")
-        if isinstance(context, int):
-            # a prompt is followed by one token at least
-            settings.setdefault("max_model_len", context + 1)
-        if device == "cuda":
-            parallel = settings.get("pipeline_parallel_size", 1)
-            settings.setdefault("tensor_parallel_size", torch.cuda.device_count() // parallel)
+        cards = torch.cuda.device_count() if device == "cuda" else 0
+        own = sorted(cpu.processors())[:threads]
+        os.environ |= vllm_settings.environment(cards, own) | vllm_settings.SOCKETS
+        self.threads = len(own)
+        settings = vllm_settings.settings(artifact, options, cards)
         try:
             self.llm = vllm.LLM(str(artifact), skip_tokenizer_init=True, disable_log_stats=True, **settings)
         except Exception as error:  # whatever its loaders and kernels raise

@@ -2,7 +2,7 @@
 
 import importlib.metadata
 import json
-import urllib.request
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,46 +12,71 @@ import numpy as np
 import engines
 from checkpoint import shards
 from common.program import UserError
-from serving.client import Unreachable, get
-from serving.engine import MODEL, Served, flags, python
+from devices import cuda
+from serving import client, lifecycle, vllm_settings
+from serving.place import Place
+from serving.started import MODEL, Started, flags, python
+from serving.vllm_settings import TOP
 
-TOP = 20  # likeliest tokens of each place
-# nothing is reported to anybody; a window of the whole context can be scored; on a CPU the cache takes 1 GiB, not all
-ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
-REFUSED = {"model", "host", "port", "trust_remote_code", "served_model_name", "api_key", "max_logprobs"}
+# what its log says of the configuration that is in effect
+SAID = {
+    "dtype": r"\bdtype=(?:torch\.)?(\w+)",
+    "quantization": r"\bquantization=(\w+)",
+    "kv cache": r"\bkv_cache_dtype=(\w+)",
+    "tensor parallel": r"\btensor_parallel_size=(\d+)",
+    "pipeline parallel": r"\bpipeline_parallel_size=(\d+)",
+}
 
 
-class Engine(Served):
-    """See `serving.engine.Served`."""
+class Engine(Started):
+    """See `serving.started.Started`."""
 
-    options: ClassVar = None
-    capabilities = Served.capabilities | {"target_logprobs"}
+    capabilities = Started.capabilities | {"target_logprobs", "batches"}
+    ours: ClassVar = vllm_settings.OURS
+    counted: ClassVar = {
+        "prompt_tokens": "vllm:prompt_tokens_total",
+        "generated_tokens": "vllm:generation_tokens_total",
+        "cached_tokens": "vllm:prefix_cache_hits_total",
+        "preemptions": "vllm:num_preemptions_total",
+        "drafted": "vllm:spec_decode_num_draft_tokens_total",
+        "accepted": "vllm:spec_decode_num_accepted_tokens_total",
+    }
 
     def command(
         self, artifact: Path, device: str, threads: int, port: int, options: Mapping[str, Any]
     ) -> tuple[list[str], dict[str, str]]:
-        if wrong := sorted(REFUSED & options.keys()):
-            raise UserError(f"engine vllm-serve: option {wrong[0]!r} is Quantmill's own affair; leave it out")
-        self.compute_type = str(options.get("dtype", "auto"))
-        context = shards.read_json(artifact / "config.json").get("max_position_embeddings")
-        settings: dict[str, Any] = {"enable_prefix_caching": False, "seed": 0, "enable_log_requests": False}
-        if isinstance(context, int):
-            settings["max_model_len"] = context + 1
-        argv = [*python(), "-m", "vllm.entrypoints.openai.api_server", f"--model={artifact.absolute()}"]
-        argv += [f"--served-model-name={MODEL}", "--host=127.0.0.1", f"--port={port}", f"--max-logprobs={TOP}"]
-        environment = ENVIRONMENT | ({"VLLM_CPU_KVCACHE_SPACE": "1"} if device == "cpu" else {})
-        return [*argv, "--disable-uvicorn-access-log", *flags(settings | options)], environment
+        cards = cuda.count() if device == "cuda" else 0
+        place = Place(str(artifact.absolute()), MODEL, lifecycle.LOCAL, port)
+        theirs = sorted(lifecycle.divide_processors()[1])[:threads]
+        argv = [*python(), *self.words(artifact, place, cards, threads, options)]
+        return argv, vllm_settings.environment(cards, theirs) | vllm_settings.SOCKETS
+
+    @staticmethod
+    def words(artifact: Path, place: Place, cards: int, threads: int, options: Mapping[str, Any]) -> list[str]:
+        """What a Python that has vLLM is called with, to serve the artifact there on so many cards (0: a CPU)."""
+        argv = ["-m", "vllm.entrypoints.openai.api_server", f"--model={place.folder}"]
+        argv += [f"--served-model-name={place.name}", f"--host={place.host}", f"--port={place.port}"]
+        argv += [f"--max-logprobs={TOP}", "--disable-uvicorn-access-log", "--no-enable-log-requests"]
+        return argv + flags(vllm_settings.settings(artifact, options, cards))
+
+    def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
+        super().__init__(artifact, device, threads, **options)
+        text = self.log.read_text(encoding="utf-8", errors="replace")
+        found = {name: re.search(pattern, text) for name, pattern in SAID.items()}
+        self.said = {name: match[1] for name, match in found.items() if match}
+        self.compute_type = self.said.pop("dtype", "unknown")
 
     def more(self, n: int) -> dict[str, Any]:
         return {"min_tokens": n, "stop_token_ids": self.stop_ids, "ignore_eos": False}
 
     def target_logprobs(self, ids: list[int]) -> engines.Targets:
-        body = {"model": MODEL, "prompt": ids, "max_tokens": 1, "temperature": 0, "prompt_logprobs": TOP}
-        answer = urllib.request.Request(
-            f"{self.target.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(answer, timeout=self.target.timeout) as response:
-            places = json.load(response)["choices"][0]["prompt_logprobs"][1:]
+        body = {"model": self.model, "prompt": ids, "max_tokens": 1, "temperature": 0, "prompt_logprobs": TOP}
+        try:
+            answer = json.loads(client.ask(self.target, "/v1/completions", body))
+        except client.Unreachable as error:
+            self.server.check()
+            raise UserError(f"{self.artifact}: its server does not answer ({error})") from None
+        places = answer["choices"][0]["prompt_logprobs"][1:]
         found, top_ids, top = [], [], []
         for token, place in zip(ids[1:], places, strict=True):
             found.append(place[str(token)]["logprob"])
@@ -65,11 +90,8 @@ class Engine(Served):
 
     def versions(self) -> dict[str, str]:
         try:
-            said = json.loads(get(self.target, "/version"))["version"]
-        except (Unreachable, ValueError, KeyError):
-            said = "unknown"
-        return {
-            "vllm": said,
-            "torch": importlib.metadata.version("torch"),
-            "arguments": self.arguments,
-        }
+            version = json.loads(client.get(self.target, "/version"))["version"]
+        except (client.Unreachable, ValueError, KeyError):
+            version = "unknown"
+        torch = importlib.metadata.version("torch")
+        return {"vllm": version, "torch": torch, **self.said, "arguments": self.arguments}

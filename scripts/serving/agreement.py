@@ -81,20 +81,20 @@ def check_repeats(first: Sequence[Reply], again: Sequence[Reply], longer: Sequen
     if 2 * len(different) > len(pairs):  # fewer may be ties, which `check_tokens` judges
         message = f"{len(different)} of {len(pairs)} prompts were answered otherwise when they were sent again"
         found.append(Finding("sampling", f"the server samples: {message}"))
-    if max(_ratio(first, again, _decoding), _ratio(longer, again, _decoding)) < FAST:
+    if max(_ratio(first, again, _decode_seconds), _ratio(longer, again, _decode_seconds)) < FAST:
         message = "the server keeps answers: a prompt that it has seen is answered at once"
         found.append(Finding("answers_cached", message))
-    elif (share := max(_ratio(first, again, _reading), _ratio(first, longer, _reading))) < FAST:
+    elif (share := max(_ratio(first, again, _prompt_seconds), _ratio(first, longer, _prompt_seconds))) < FAST:
         message = f"one whose beginning it has seen takes {share:.0%} of the time of a new one"
         found.append(Finding("prefix_cached", f"the server keeps prompts: {message}"))
     return found
 
 
-def _reading(reply: Reply) -> float:
+def _prompt_seconds(reply: Reply) -> float:
     return reply.events[0].time - reply.intended
 
 
-def _decoding(reply: Reply) -> float:
+def _decode_seconds(reply: Reply) -> float:
     return reply.events[-1].time - reply.events[0].time
 
 
@@ -132,7 +132,10 @@ def check_logprobs(
     ]
     warmth, temperature = min(cooled)
     rivals = {
-        "logprobs_shifted": (min(_shifted(given, own), _shifted(own, given)), "those of the place beside"),
+        "logprobs_shifted": (
+            min(_shift_distance(given, own), _shift_distance(own, given)),
+            "those of the place beside",
+        ),
         "logprobs_stale": (_distance(given[1:], own[:-1]), "those of the text before"),
         "logprobs_temperature": (warmth, f"those of temperature {temperature:.2f}"),
     }
@@ -150,7 +153,7 @@ def _at(table: np.ndarray, text: Ids, temperature: float) -> np.ndarray:
     return scaled[np.arange(len(text) - 1), list(text[1:])]
 
 
-def _shifted(early: Sequence[np.ndarray], late: Sequence[np.ndarray]) -> float:
+def _shift_distance(early: Sequence[np.ndarray], late: Sequence[np.ndarray]) -> float:
     """The distance where the early ones stand a place too early."""
     return _distance([values[:-1] for values in early], [values[1:] for values in late])
 

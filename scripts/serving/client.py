@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from common.program import UserError
+from common.urls import wrong_url
 from serving.connection import LOST, Connection, Exchange
 from serving.schedule import Closed, Load, Open
 from serving.timer import new_event_loop
@@ -47,10 +48,8 @@ class Target:
     reuse: bool = True
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
-            shown = self.url.rpartition("@")[2].partition("?")[0]
-            raise UserError(f"{shown}: is no URL of a server; write http://HOST:PORT, and name the token apart from it")
+        if why := wrong_url(self.url):
+            raise UserError(f"url: {why}")
         if self.token is not None and not (self.token.isascii() and self.token.isprintable()):
             raise UserError(f"{self.url}: its token holds what no header can; look at the variable that names it")
 
@@ -146,7 +145,7 @@ async def send(
         watch = asyncio.ensure_future(client.watch())
         step, cpu, start = calendar() - clock(), time.process_time(), clock()
         try:
-            await (client.closed(load.slots) if isinstance(load, Closed) else client.open(load.times))
+            await (client.send_in_slots(load.slots) if isinstance(load, Closed) else client.send_at(load.times))
         finally:
             watch.cancel()
             client.close()
@@ -162,22 +161,37 @@ class Unreachable(Exception):
 
 def get(target: Target, path: str, limit: int = 2**22) -> bytes:
     """What a server answers to a GET, at most `limit` bytes. Raises `Unreachable` unless its status is 200."""
+    return ask(target, path, None, limit, target.connect_timeout)
+
+
+def ask(
+    target: Target, path: str, body: dict[str, Any] | None, limit: int = 2**28, timeout: float | None = None
+) -> bytes:
+    """What a server answers to one question outside of loads: a POST of `body` as JSON, or a GET where that is None.
+
+    No proxy is asked. Raises `Unreachable` unless the status is 200 and the answer has at most `limit` bytes.
+    """
     parts = urlsplit(target.url)
     context = {"context": target.tls()} if parts.scheme == "https" else {}
     kind = http.client.HTTPSConnection if context else http.client.HTTPConnection
-    connection = kind(parts.hostname, parts.port, timeout=target.connect_timeout, **context)
+    seconds = target.timeout if timeout is None else timeout
+    connection = kind(parts.hostname, parts.port, timeout=seconds, **context)
     headers = {"Authorization": f"Bearer {target.token}"} if target.token else {}
+    content = None if body is None else json.dumps(body).encode()
+    headers |= {} if body is None else {"Content-Type": "application/json"}
     try:
-        connection.request("GET", parts.path.rstrip("/") + path, headers=headers)
+        connection.request("GET" if body is None else "POST", parts.path.rstrip("/") + path, content, headers)
         answer = connection.getresponse()
-        body = answer.read(limit)
+        found = answer.read(limit + 1)
     except (OSError, http.client.HTTPException) as error:
-        raise Unreachable(f"no answer ({_reason(error, target)})") from None
+        raise Unreachable(f"no answer ({_reason(error, seconds)})") from None
     finally:
         connection.close()
     if answer.status != 200:
         raise Unreachable(f"{path} was answered with status {answer.status}")
-    return body
+    if len(found) > limit:
+        raise Unreachable(f"{path} was answered with more than {limit:,} bytes")
+    return found
 
 
 class _Client:
@@ -203,7 +217,7 @@ class _Client:
         self.connections.append(connection)
         return connection
 
-    async def closed(self, slots: int) -> None:
+    async def send_in_slots(self, slots: int) -> None:
         """Each slot sends its next request when its last has ended."""
         numbers = iter(range(len(self.requests)))
 
@@ -215,7 +229,7 @@ class _Client:
         start = self.clock()
         await asyncio.gather(*(slot(start) for _ in range(min(slots, len(self.requests)))))
 
-    async def open(self, times: Sequence[float]) -> None:
+    async def send_at(self, times: Sequence[float]) -> None:
         """Each request leaves at its time."""
         start, tasks = self.clock(), []
         for number, at in enumerate(times):
@@ -232,7 +246,7 @@ class _Client:
             try:
                 connection = self.take() or await self.new_connection()
             except (OSError, TimeoutError) as error:
-                exchange.failure = f"no connection: {_reason(error, self.target)}"
+                exchange.failure = f"no connection: {_reason(error, self.target.connect_timeout)}"
                 exchange.finished = self.clock()
                 return exchange
             again = connection.used
@@ -270,9 +284,9 @@ class _Client:
             connection.close()
 
 
-def _reason(error: BaseException, target: Target) -> str:
+def _reason(error: BaseException, timeout: float) -> str:
     if isinstance(error, TimeoutError):
-        return f"none in {target.connect_timeout:g} s"
+        return f"none in {timeout:g} s"
     if isinstance(error, ssl.SSLCertVerificationError):
         return error.verify_message
     if isinstance(error, OSError) and error.errno and not isinstance(error, ssl.SSLError):

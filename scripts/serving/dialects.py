@@ -71,6 +71,38 @@ def _llama_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) -> di
     return {"prompt": prompt, "n_predict": new_tokens, "return_tokens": True, "stream": stream, **sampling}
 
 
+def _plain_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) -> dict[str, Any]:
+    body = _bare_body(model, prompt, new_tokens, stream)
+    return body | ({"stream_options": {"include_usage": True}} if stream else {})
+
+
+def _bare_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) -> dict[str, Any]:
+    return {"model": model, "prompt": prompt, "max_tokens": new_tokens, "temperature": 0, "stream": stream}
+
+
+def _extended_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) -> dict[str, Any]:
+    return {"prompt": prompt, **_openai(model, new_tokens, stream)}
+
+
+def _tgi_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) -> dict[str, Any]:
+    return {"inputs": prompt, "parameters": {"max_new_tokens": new_tokens, "do_sample": False, "details": True}}
+
+
+def _sglang_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) -> dict[str, Any]:
+    sampling = {"max_new_tokens": new_tokens, "temperature": 0, "ignore_eos": True}
+    return {"input_ids": prompt, "sampling_params": sampling, "stream": stream}
+
+
+def _lmdeploy_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) -> dict[str, Any]:
+    sampling = {"max_tokens": new_tokens, "temperature": 0, "top_k": 1, "ignore_eos": True}
+    return {"input_ids": prompt, "stream": stream, **sampling}
+
+
+def _ollama_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) -> dict[str, Any]:
+    sampling = {"num_predict": new_tokens, "temperature": 0, "seed": 0}  # raw: without a template of a chat
+    return {"model": model, "prompt": prompt, "raw": True, "stream": stream, "options": sampling}
+
+
 def _read_completions(content: dict[str, Any]) -> Piece:
     return _read_openai(content, lambda choice: choice.get("text"))
 
@@ -92,13 +124,15 @@ def _read_openai(content: dict[str, Any], text: Callable[[dict[str, Any]], str |
         usage = Usage(counts.get("prompt_tokens"), counts.get("completion_tokens"), details.get("cached_tokens"))
     choice = choices[0] if choices else {}  # the event with the usage has none
     prompt_ids = choice.get("prompt_token_ids") or content.get("prompt_token_ids")
+    finish = choice.get("finish_reason")
     return Piece(
         ids=choice.get("token_ids"),
         text=text(choice) or "",
-        finish=choice.get("finish_reason"),
+        finish=finish,
         usage=usage,
         model=content.get("model"),
         prompt_ids=prompt_ids,
+        last=bool(finish and usage),  # transformers serve says no [DONE]
     )
 
 
@@ -119,8 +153,39 @@ def _read_llama(content: dict[str, Any]) -> Piece:
     )
 
 
+def _read_tgi(content: dict[str, Any]) -> Piece:
+    token, details = content["token"], content.get("details")
+    return Piece(
+        [token["id"]],
+        "" if token.get("special") else token["text"],
+        finish=details and details["finish_reason"],
+        usage=Usage(details.get("input_length"), details["generated_tokens"]) if details else None,
+        last=bool(details),
+    )
+
+
+def _read_meta_info(content: dict[str, Any]) -> Piece:
+    meta = content["meta_info"]
+    so_far, finish = meta["completion_tokens"], meta.get("finish_reason")
+    usage = Usage(meta["prompt_tokens"], so_far, meta.get("cached_tokens"))
+    return Piece(content.get("output_ids"), content["text"], so_far, finish and finish["type"], usage)
+
+
+def _read_ollama(content: dict[str, Any]) -> Piece:
+    usage = Usage(content.get("prompt_eval_count"), content.get("eval_count")) if content["done"] else None
+    return Piece(None, content["response"], finish=content.get("done_reason"), usage=usage, last=content["done"])
+
+
 DIALECTS = {
     "completions": Dialect("/v1/completions", _completions_body, _read_completions),
     "llama": Dialect("/completion", _llama_body, _read_llama),
+    "plain": Dialect("/v1/completions", _plain_body, _read_completions),  # OpenAI's own words alone
+    "bare": Dialect("/v1/completions", _bare_body, _read_completions),  # without a word of the usage, which is told
+    "tgi": Dialect("/generate_stream", _tgi_body, _read_tgi),
+    "sglang": Dialect("/generate", _sglang_body, _read_meta_info),
+    "lmdeploy": Dialect("/generate", _lmdeploy_body, _read_meta_info),
+    "ollama": Dialect("/api/generate", _ollama_body, _read_ollama),
+    "extended": Dialect("/v1/completions", _extended_body, _read_completions),  # and `ignore_eos`
+    "openvino": Dialect("/v3/completions", _extended_body, _read_completions),
     "chat": Dialect("/v1/chat/completions", _chat_body, _read_chat),
 }

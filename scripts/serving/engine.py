@@ -1,79 +1,61 @@
-"""An engine that is a server: started with the artifact, asked over HTTP as its users ask it.
+"""An engine that is a server, asked over HTTP as its users ask it: what all of them share, whoever started them.
 
-Its module says its command line; everything else is here. One prompt at a time, or several at once, gives the row's
-headline figures; loads are sent by scripts/load.py.
+serving.started starts one with the artifact; serving.attached finds one that somebody else runs. One prompt at a time,
+or several at once, gives the row's headline figures; scripts/load.py sends loads.
 """
 
-import atexit
-import hashlib
 import json
-import os
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
 import engines
-from checkpoint import shards
-from common import token_ids
 from common.program import UserError
-from serving import client, lifecycle, schedule, stream
-from serving.dialects import DIALECTS
+from serving import client, prometheus, schedule, stream
+from serving.checks import Counters
+from serving.dialects import DIALECTS, Prompt
 
-MODEL = "quantmill"  # what requests call it
+UNKNOWN = -1  # the id of a token that a server does not tell
 
 
 class Served(engines.Engine):
-    """See `engines.Engine`. Options are those of the server's command line, in its words, with `_` for `-`."""
+    """See `engines.Engine`.
 
-    capabilities = frozenset({"batches", "gpus", "own_threads"})
+    Attributes:
+        target: how it is reached.
+        startup_s: seconds until it was ready; None where somebody else started it.
+        model: what requests call what it serves.
+    """
+
     modes = ("served",)
     mode = modes[0]
     dialect: ClassVar[str] = "completions"  # how it is spoken to: `serving.dialects`
     health: ClassVar[str] = "/health"  # answered with 200 as soon as it is ready
-
-    def command(
-        self, artifact: Path, device: str, threads: int, port: int, options: Mapping[str, Any]
-    ) -> tuple[list[str], dict[str, str]]:
-        """The command line that serves the artifact on this port of the loopback interface, and what its environment
-        says besides. Raises `UserError` where it cannot."""
-        raise NotImplementedError
+    counted: ClassVar[Mapping[str, str]] = {}  # names of `Counters`, and those of its /metrics
+    tells_ids: ClassVar[bool] = True  # whether it tells the tokens that it chose
+    artifact: Path
+    target: client.Target
+    startup_s: float | None
+    model: str
 
     def more(self, n: int) -> dict[str, Any]:
         """What a request for n tokens says besides, so that no end-of-sequence token is chosen."""
         return {}
 
-    def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
-        config = shards.read_json(artifact / "config.json")
-        self.stop_ids = token_ids.select(config.get("eos_token_id"), config.get("vocab_size"))
-        self.artifact = artifact
-        port, (ours, theirs) = lifecycle.free_port(), lifecycle.divide_processors()
-        threads = min(threads, len(theirs))
-        self.argv, environment = self.command(artifact, device, threads, port, options)
-        said = " ".join(self.argv[1:])  # for results: without this machine's places
-        self.arguments = said.replace(str(artifact.absolute()), artifact.name).replace(str(port), "PORT")
-        # by what is served and how: the next run of the same finds a server that was left behind
-        name = f"{artifact.name}@{type(self).__module__.rpartition('.')[2]}"
-        settings = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:8]
-        folder = artifact.parent / ".servers"
-        folder.mkdir(exist_ok=True)
-        self.log = folder / f"{name}-{settings}.log"
-        self.stack = ExitStack()
-        started = lifecycle.start(
-            name,
-            self.argv,
-            port,
-            log=self.log,
-            record=self.log.with_suffix(".json"),
-            health=self.health,
-            environment=environment,
-            processors=theirs,
-        )
-        self.server = self.stack.enter_context(started)
-        atexit.register(self.close)
-        os.sched_setaffinity(0, ours)
-        self.target = self.server.target
+    def prompt(self, ids: list[int]) -> Prompt:
+        """A prompt as it is sent."""
+        return ids
+
+    def counters(self) -> Counters:
+        """What the server has counted since its start; nothing where it does not tell."""
+        if not self.counted:
+            return Counters()
+        try:
+            told = prometheus.read(client.get(self.target, "/metrics").decode(errors="replace"))
+        except client.Unreachable:
+            return Counters()
+        return Counters(**{name: told.get(metric) for name, metric in self.counted.items()})
 
     def decode(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
         yield from sorted(
@@ -86,42 +68,74 @@ class Served(engines.Engine):
             key=lambda each: each[2],
         )
 
-    def ask(self, prompts: list[list[int]], n: int) -> list[stream.Reply]:
-        """Send the prompts at once, and wait for n tokens after each. Raises `UserError` where one is not answered."""
-        dialect = DIALECTS[self.dialect]
-        bodies = [dialect.body(MODEL, ids, n, True) | self.more(n) for ids in prompts]
-        requests = [self.target.request(dialect.path, body) for body in bodies]
-        recording = client.run(self.target, requests, schedule.burst(len(requests)))
+    def ask(self, prompts: Sequence[list[int]], n: int) -> list[stream.Reply]:
+        """Send the prompts at once, and wait for n tokens after each, each with its id or `UNKNOWN`. Raises `UserError`
+        where one is not answered so."""
+        recording = client.run(self.target, [self.request(ids, n) for ids in prompts], schedule.burst(len(prompts)))
         self.sent = recording.start
-        replies = [stream.read(exchange, dialect, self.target.token) for exchange in recording.exchanges]
-        for reply in replies:
+        replies = self.read(recording)
+        for reply, ids in zip(replies, prompts, strict=True):
             if reply.error or reply.failure:
-                self.server.check()  # the better reason, where it has ended
-                raise UserError(f"{self.artifact}: its server does not answer ({reply.error or reply.failure})")
+                self.check()  # the better reason, where it has ended
+                raise UserError(f"{self.where()}: its server does not answer ({reply.error or reply.failure})")
             if reply.ids is None:
-                raise UserError(f"{self.artifact}: its server does not tell the tokens that it chose")
+                self._fill_in(reply, ids, n)
+        self.text = None if self.tells_ids else replies[0].text
         return replies
 
-    def processes(self) -> set[int]:
-        return self.server.processes()
+    def request(self, ids: list[int], n: int) -> bytes:
+        """One request for n tokens, streamed."""
+        return self.target.request(DIALECTS[self.dialect].path, self._body(ids, n, stream=True))
 
-    def close(self) -> None:
-        atexit.unregister(self.close)
-        self.stack.close()
+    def read(self, recording: client.Recording) -> list[stream.Reply]:
+        """What came back for each request."""
+        return [stream.read(each, DIALECTS[self.dialect], self.target.token) for each in recording.exchanges]
 
+    def check(self) -> None:
+        """Raises `UserError` where the server has ended, or another one answers in its place."""
 
-def flags(options: Mapping[str, Any]) -> list[str]:
-    """Options as a command line: `--max-num-seqs 64`, `--flag` and `--no-flag`, JSON for what has parts."""
-    found = []
-    for name, value in options.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            found.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            found += [f"--{flag}", json.dumps(value) if isinstance(value, (dict, list)) else str(value)]
-    return found
+    def where(self) -> str:
+        """What errors begin with."""
+        return str(self.artifact)
 
+    def _body(self, ids: list[int], n: int, stream: bool) -> dict[str, Any]:
+        return DIALECTS[self.dialect].body(self.model, self.prompt(ids), n, stream) | self.more(n)
 
-def python() -> list[str]:
-    """This environment's interpreter, for servers that are Python programs."""
-    return [sys.executable]
+    def _fill_in(self, reply: stream.Reply, prompt: list[int], n: int) -> None:
+        """Give the events of a reply the ids that they lack. Raises `UserError` where that cannot be.
+
+        A server that tells ids, but withholds some in its stream (llama-server does, of a token whose text ends inside
+        of a character), is asked again, not streamed; the stream's times and counts stay. Of one that tells none, the
+        tokens are spread evenly over the events that brought text.
+        """
+        if not self.tells_ids:
+            self.spread(reply, n)
+            return
+        whole = None
+        if reply.oddities["withheld"]:
+            try:
+                answer = client.ask(self.target, DIALECTS[self.dialect].path, self._body(prompt, n, stream=False))
+            except client.Unreachable as error:
+                raise UserError(f"{self.where()}: its server does not answer ({error})") from None
+            whole = DIALECTS[self.dialect].read(json.loads(answer)).ids
+        if whole is None or len(whole) != reply.tokens:
+            raise UserError(f"{self.where()}: its server does not tell the tokens that it chose")
+        ids = iter(whole)
+        reply.events = [each._replace(ids=tuple(islice(ids, each.tokens or 0))) for each in reply.events]
+        reply.oddities["withheld"] = 0
+
+    def spread(self, reply: stream.Reply, n: int) -> None:
+        """Spread n tokens over the events of a reply without ids. Raises `UserError` where there are not n."""
+        told = reply.usage.new_tokens if reply.usage else None
+        if reply.finish != "length" or told not in (None, n) or not reply.events:
+            words = f"{told} tokens" if told is not None else f"{len(reply.events)} events"
+            raise UserError(
+                f"{self.where()}: its server ended with {reply.finish!r} after {words} where {n} were asked for: it "
+                "does not ignore the end of sequence"
+            )
+        ends = [-(-(place + 1) * n // len(reply.events)) for place in range(len(reply.events))]  # the first has one
+        counts = [end - begin for begin, end in pairwise([0, *ends])]
+        reply.events = [
+            event._replace(tokens=count, ids=(UNKNOWN,) * count)
+            for event, count in zip(reply.events, counts, strict=True)
+        ]

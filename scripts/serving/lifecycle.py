@@ -12,19 +12,29 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 from common import bounded_json
 from common.program import UserError, printable
 from common.publish import publish_json
-from devices import cpu, processes
+from devices import card, cpu, processes
 from serving.client import Target, Unreachable, get
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 LOCAL = "127.0.0.1"
+_held: dict[int, IO[str]] = {}  # the client's processor, and the lock that keeps it
 POLL = 0.1  # seconds between questions whether it is ready
+GRACE = 40.0  # seconds that a server has to end before it is killed
 MARGIN = 10.0  # seconds beyond the server's own time to end
 TAIL = 256 * 1024  # bytes of a log in which its last error is looked for
-ERROR = re.compile(r"\b(\w*(Error|Exception|Interrupt))\b: \S|\b(error|fatal|failed|cannot|unable to)\b", re.IGNORECASE)
+EXCEPTION = re.compile(r"\b\w*(Error|Exception|Interrupt)\b: \S")
+ERROR = re.compile(r"\b(error|fatal|failed|cannot|unable to)\b", re.IGNORECASE)
+ADVICE = {  # by words of what went wrong
+    "status 401": "name the environment variable of its token in the option token_variable",
+    "status 403": "the token in the variable that token_variable names may not be the server's",
+    "certificate": "name a file with the certificate of its authority in the option authority",
+    "": "start the server, or correct its url",
+}
 POINTER = re.compile(r"root cause|see (the )?(log|stack|trace|above)", re.IGNORECASE)
 
 
@@ -36,9 +46,26 @@ def free_port() -> int:
 
 def divide_processors() -> tuple[set[int], set[int]]:
     """Processors for the client (one) and for the server (the others), of those that this process may use; the same one
-    for both where there is no other. A server that keeps all of them busy leaves a client's times to chance."""
-    every = sorted(cpu.processors())
-    return {every[-1]}, set(every[:-1]) or set(every)
+    for both where there is no other. A server that keeps all of them busy leaves a client's times to chance.
+
+    The client's is no other client's on this host, as long as this process lives; nor does the server get those.
+    """
+    every = sorted(cpu.processors(), reverse=True)
+    mine = next((each for each in every if each in _held or _hold(each)), every[0])
+    others = {each for each in every if each != mine and (lock := card.try_lock(_lock_of(each))) and not lock.close()}
+    return {mine}, others or set(every) - {mine} or set(every)
+
+
+def _lock_of(processor: int) -> Path:
+    return card.FOLDER / f"quantmill-processor-{processor}.lock"
+
+
+def _hold(processor: int) -> bool:
+    """Take a processor for this process's client; False where another process's has it."""
+    lock = card.try_lock(_lock_of(processor))
+    if lock:
+        _held[processor] = lock
+    return lock is not None
 
 
 @dataclass(frozen=True)
@@ -81,7 +108,7 @@ def start(
     environment: Mapping[str, str] | None = None,
     processors: Iterable[int] | None = None,
     patience: float = 1800.0,
-    grace: float = 40.0,
+    grace: float = GRACE,
 ) -> Iterator[Server]:
     """Run a server for as long as the block lasts.
 
@@ -100,7 +127,7 @@ def start(
         UserError: where a server of an earlier run still runs, the port is taken, or it ends or is not ready in time;
             with the last error of its log.
     """
-    _wait_for_last(name, record, grace + MARGIN)
+    wait_for_last(name, record, grace + MARGIN)
     if taken := processes.listeners(port):
         raise UserError(f"{name}: port {port} is taken by process {_names(taken)}; end it, or choose another port")
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -128,12 +155,29 @@ def start(
         record.unlink(missing_ok=True)
 
 
-def attach(target: Target, health: str) -> None:
-    """Raises `UserError` unless the server that somebody else runs answers on the path `health`."""
+def attach(target: Target, health: str) -> bytes:
+    """What the server that somebody else runs answers on the path `health`. Raises `UserError` where it does not, with
+    what may help."""
     try:
-        get(target, health)
+        return get(target, health)
     except Unreachable as error:
-        raise UserError(f"{target.url}: {error}; start the server, or correct its url") from None
+        advice = next((help for word, help in ADVICE.items() if word in str(error)), ADVICE[""])
+        raise UserError(f"{target.url}: {error}; {advice}") from None
+
+
+def wait_for_last(name: str, record: Path, seconds: float = GRACE + MARGIN) -> None:
+    """Wait for the server of an earlier run that was killed: its supervisor ends it. Raises `UserError` if it stays."""
+    try:
+        last = bounded_json.loads(record.read_bytes())
+        began = {int(pid): int(ticks) for pid, ticks in last.items() if ticks is not None}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return  # there was none, or its writer was killed before it began
+    deadline = time.monotonic() + seconds
+    while left := {pid for pid, ticks in began.items() if processes.began(pid) == ticks}:
+        if time.monotonic() > deadline:
+            numbers = " ".join(map(str, sorted(left)))
+            raise UserError(f"{name}: a server of an earlier run was left behind; end it: kill -9 {numbers}")
+        time.sleep(POLL)
 
 
 def last_error(log: Path) -> str:
@@ -142,9 +186,10 @@ def last_error(log: Path) -> str:
         file.seek(max(0, log.stat().st_size - TAIL))
         text = file.read().decode("utf-8", errors="replace")
     lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()]
-    errors = [line for line in lines if ERROR.search(line)]
-    telling = [line for line in errors if not POINTER.search(line)]
-    return printable((telling or errors or lines or ["it printed nothing"])[-1])
+    raised, errors = ([line for line in lines if kind.search(line)] for kind in (EXCEPTION, ERROR))
+    telling = [line for line in raised if not POINTER.search(line)]
+    others = [line for line in errors if not POINTER.search(line)]
+    return printable((telling or others or raised or errors or lines or ["it printed nothing"])[-1])
 
 
 def _wait_until_ready(
@@ -183,21 +228,6 @@ def _stop(supervisor: subprocess.Popen[bytes], grace: float) -> None:
 def _write(record: Path, supervisor: int) -> None:
     """Name what runs now, so that a later run finds what is left of it."""
     publish_json(record, {str(pid): processes.began(pid) for pid in processes.tree([supervisor])})
-
-
-def _wait_for_last(name: str, record: Path, seconds: float) -> None:
-    """Wait for the server of an earlier run that was killed: its supervisor ends it."""
-    try:
-        last = bounded_json.loads(record.read_bytes())
-        began = {int(pid): int(ticks) for pid, ticks in last.items() if ticks is not None}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return  # there was none, or its writer was killed before it began
-    deadline = time.monotonic() + seconds
-    while left := {pid for pid, ticks in began.items() if processes.began(pid) == ticks}:
-        if time.monotonic() > deadline:
-            numbers = " ".join(map(str, sorted(left)))
-            raise UserError(f"{name}: a server of an earlier run was left behind; end it: kill -9 {numbers}")
-        time.sleep(POLL)
 
 
 def _code(code: int) -> str:

@@ -1,4 +1,4 @@
-"""Server-sent events: fields a line, events between empty lines (the HTML standard, 9.2)."""
+"""Server-sent events: fields a line, events between empty lines (the HTML standard, 9.2). Or JSON, a line an event."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -41,6 +41,15 @@ def read_events(content: bytes, complete: bool, oddities: Counter[str]) -> Itera
             data.append(value)
     if data and complete:
         yield start, size, name, b"\n".join(data)
+
+
+def read_lines(content: bytes, complete: bool, oddities: Counter[str]) -> Iterator[tuple[int, int, bytes, bytes]]:
+    """The same of a stream that is a JSON object a line, as ollama's."""
+    at = 0
+    for line in content.splitlines(keepends=True):
+        if line.strip() and (complete or line.endswith(b"\n")):
+            yield at, at + len(line), b"", line
+        at += len(line)
 
 
 def _line_end(content: bytes, at: int) -> int:

@@ -17,7 +17,7 @@ from metrics.serving import Outcome, Timeline
 from serving.connection import TIMED_OUT, Exchange
 from serving.dialects import Dialect, Piece, Usage
 from serving.http1 import chunk_size, read_head, skip_chunks
-from serving.sse import read_events
+from serving.sse import read_events, read_lines
 
 REJECTED = (429, 503)
 MAX_EVENT = 2**22  # bytes of one event's JSON
@@ -125,6 +125,8 @@ def read(exchange: Exchange, dialect: Dialect, token: str | None = None) -> Repl
         reply.error = _message(body.content) or f"status {head.status}"
     elif "event-stream" in head.content_type or body.content.lstrip()[:5] in (b"data:", b"event"):
         _read_stream(reply, body, dialect, complete=exchange.failure is None)
+    elif "ndjson" in head.content_type:
+        _read_stream(reply, body, dialect, complete=exchange.failure is None, events=read_lines)
     else:
         _read_whole(reply, body, dialect, complete=exchange.failure is None)
     if reply.error and token:
@@ -162,9 +164,11 @@ def _body(exchange: Exchange, start: int, chunked: bool, length: int | None) -> 
     return _Body(b"".join(parts), starts, places, exchange)
 
 
-def _read_stream(reply: Reply, body: _Body, dialect: Dialect, complete: bool) -> None:
+def _read_stream(
+    reply: Reply, body: _Body, dialect: Dialect, complete: bool, events: Callable[..., Any] = read_events
+) -> None:
     pieces: list[tuple[float, Piece]] = []
-    for start, end, name, value in read_events(body.content, complete, reply.oddities):
+    for start, end, name, value in events(body.content, complete, reply.oddities):
         first, last = body.arrival(start), body.arrival(end - 1)
         _count_splits(reply.oddities, body, first, last)
         if value.strip() == b"[DONE]":
@@ -231,8 +235,10 @@ def _take(reply: Reply, pieces: list[tuple[float, Piece]]) -> None:
     if full:
         first = next(place for place, (_, piece) in enumerate(pieces) if piece.text or piece.ids)
         reply.oddities["empty"] += first
-    texts, many = _differences([piece.text for _, piece in full])
-    lists, again = _differences([tuple(piece.ids or ()) for _, piece in full])
+    # as many ids as there are tokens so far: each event repeats all, as SGLang's do
+    repeats = len(full) > 1 and all(piece.ids and len(piece.ids) == piece.tokens_so_far for _, piece in full)
+    texts, many = _differences([piece.text for _, piece in full], repeats)
+    lists, again = _differences([tuple(piece.ids or ()) for _, piece in full], repeats)
     reply.oddities["cumulative"] += many or again
     has_ids = any(piece.ids for _, piece in full)
     before = 0
@@ -244,11 +250,14 @@ def _take(reply: Reply, pieces: list[tuple[float, Piece]]) -> None:
         reply.events.append(Event(time, tokens, ids if has_ids else None, text))
 
 
-def _differences(values: list[Any]) -> tuple[list[Any], bool]:
-    """What each value adds, where each begins with the whole one before; else the values as they are."""
-    grows: Callable[[Any, Any], bool] = lambda old, new: len(old) < len(new) and new[: len(old)] == old  # noqa: E731
+def _differences(values: list[Any], repeats: bool) -> tuple[list[Any], bool]:
+    """What each value adds, where each begins with the whole one before; else the values as they are. `repeats`: it is
+    known that they do, and some may add nothing."""
+    least, shortest = (2, 0) if repeats else (CUMULATIVE, 1)
     filled = [value for value in values if value]
-    if len(filled) < CUMULATIVE or not all(grows(old, new) for old, new in pairwise(filled)):
+    if len(filled) < least or not all(
+        len(new) - len(old) >= shortest and new[: len(old)] == old for old, new in pairwise(filled)
+    ):
         return values, False
     before, parts = values[0][:0], []
     for value in values:

@@ -12,10 +12,13 @@ sys.path.insert(0, str(HERE.parents[1] / "scripts"))
 
 import engines  # noqa: E402
 from common.program import run  # noqa: E402
+from loading import process as loading  # noqa: E402
 from timing import process  # noqa: E402
 
 engines.__path__.append(str(HERE / "engines"))
-process.COMMAND = [sys.executable, __file__, "timing.process"]  # the process that latency starts, too
+# the processes that latency and load start, too
+process.COMMAND = [sys.executable, __file__, "timing.process"]
+loading.COMMAND = [sys.executable, __file__, "loading.process"]
 
 if __name__ == "__main__":
     run(importlib.import_module(sys.argv.pop(1)).main)

@@ -2,8 +2,8 @@
 
 Its artifact's fake.json holds what it does: `prefill` seconds for each token of a prompt, `step` seconds a token after
 the first, `fault`, one of `FAULTS` or none, `tells`, what it has of logits and target_logprobs (logits unless said),
-and `other_way`, why its other way to decode does not fit the model. Its
-logits are those of the last two tokens, so that a token more before a short prompt changes what follows it.
+`top`, how many likeliest tokens the latter tells, and `other_way`, why its other way to decode does not fit the model.
+Its logits are those of the last two tokens, so that a token more before a short prompt changes what follows it.
 """
 
 import json
@@ -44,7 +44,7 @@ class Engine(engines.Engine):
         does = json.loads((artifact / "fake.json").read_text()) | options
         self.prefill, self.step = does.get("prefill", 0.0), does.get("step", 0.0)
         self.noise, self.fault = does.get("noise", 0.0), does.get("fault")
-        self.other_way = does.get("other_way")
+        self.other_way, self.top = does.get("other_way"), does.get("top", 0)
         if "tells" in does:
             self.capabilities = frozenset({"batches", *does["tells"]})
         self.modes = ("fake", "other") if self.other_way else ("fake",)
@@ -88,9 +88,9 @@ class Engine(engines.Engine):
         rows -= np.log(np.exp(rows).sum(axis=1, keepdims=True))
         found = rows[np.arange(len(ids) - 1), ids[1:]]
         shifted = {"late": [found[:1], found[:-1]], "early": [found[1:], found[-1:]]}
-        none = np.empty((len(found), 0))
+        likeliest = np.argsort(-rows[:-1], axis=1)[:, : self.top]
         told = np.concatenate(shifted[self.fault]) if self.fault in shifted else found
-        return engines.Targets(told, none.astype(int), none)
+        return engines.Targets(told, likeliest, np.take_along_axis(rows[:-1], likeliest, axis=1))
 
     def weight_bytes(self) -> int:
         return VOCAB * VOCAB * 8

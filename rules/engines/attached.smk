@@ -1,0 +1,30 @@
+"""Servers that somebody else runs, found by a run's `url`, and asked from the report's environment."""
+
+ATTACHED = {
+    "model": {"type": "string", "minLength": 1},
+    "token_variable": {"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
+    "authority": {"type": "string", "minLength": 1},
+}
+
+for name, layouts in {
+    "openai": ("hf", "gptq", "awq", "gguf", "mlc", "ct2"),
+    "tgi": ("hf", "gptq", "awq"),
+    "sglang": ("hf", "gptq", "awq", "gguf"),
+    "lmdeploy": ("hf", "gptq", "awq"),
+    "tensorrt-llm": ("hf", "awq"),
+    "ollama": ("gguf",),
+    "llamafile": ("gguf",),
+    "text-generation-webui": ("hf", "gguf"),
+    "deepspeed-mii": ("hf",),
+    "mlc-serve": ("mlc",),
+    "openvino-model-server": ("hf", "gguf"),
+}.items():
+    ENGINES[name] = Engine(
+        env="tools",
+        loads=layouts,
+        options=ATTACHED,
+        many_gpus=True,
+        serves=True,
+        attached=True,
+        costs=EngineCosts(cpu=200, weights=0, floor=200, cuda=200),
+    )

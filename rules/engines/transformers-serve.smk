@@ -1,0 +1,9 @@
+"""Hugging Face transformers' own server, `transformers serve`."""
+
+ENGINES["transformers-serve"] = Engine(
+    env="transformers-serve",
+    loads=("hf",),
+    options=None,
+    serves=True,
+    costs=EngineCosts(cpu=600, weights=4, floor=1845, cuda=1100, mapped=True, like="transformers"),
+)

@@ -1,0 +1,94 @@
+"""What was measured, as texts that deploy it: a command line, `docker run`, a compose file."""
+
+import csv
+import io
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+PORT = 8000
+HOST = "0.0.0.0"  # every address: of a container, docker says who may reach its port
+MODEL = "/model"  # the artifact's folder in a container
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A server in a container.
+
+    entrypoint: the program in the image; None for the image's own. words: what it is called with.
+    folders: of this machine -> in the container, all read-only. gpus: 0 for a CPU.
+    """
+
+    image: str
+    entrypoint: str | None
+    words: list[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    folders: Mapping[str, str] = field(default_factory=dict)
+    gpus: int = 0
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether its processes hand tensors to each other, for which a container's 64 MB are too few."""
+        return self.gpus > 1
+
+
+def command_line(program: str, words: Iterable[str], environment: Mapping[str, str]) -> str:
+    """A line for a shell."""
+    setting = ["env", *_assignments(environment)] if environment else []
+    return shlex.join([*setting, program, *words])
+
+
+def docker(found: Deployment) -> str:
+    """A line for a shell that starts a container."""
+    argv = ["docker", "run", "--rm", "--publish", f"{PORT}:{PORT}"]
+    argv += ["--gpus", str(found.gpus)] if found.gpus else []
+    argv += ["--ipc", "host"] if found.shares_memory else []
+    argv += [word for each in _assignments(found.environment) for word in ("--env", each)]
+    argv += [word for each in found.folders.items() for word in ("--mount", _mount(*each))]
+    argv += ["--entrypoint", found.entrypoint] if found.entrypoint else []
+    return shlex.join([*argv, found.image, *found.words])
+
+
+def compose(found: Deployment) -> str:
+    """A compose file with one service."""
+    service: dict[str, Any] = {"image": found.image}
+    if found.entrypoint:
+        service["entrypoint"] = [found.entrypoint]
+    service["command"] = found.words
+    if found.environment:
+        service["environment"] = dict(found.environment)
+    service["ports"] = [f"{PORT}:{PORT}"]
+    service["volumes"] = [
+        {"type": "bind", "source": source, "target": target, "read_only": True}
+        for source, target in found.folders.items()
+    ]
+    if found.shares_memory:
+        service["ipc"] = "host"
+    if found.gpus:
+        devices = [{"driver": "nvidia", "count": found.gpus, "capabilities": ["gpu"]}]
+        service["deploy"] = {"resources": {"reservations": {"devices": devices}}}
+    whole = {"services": {"model": _literal(service)}}
+    return yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, width=2**20)
+
+
+def _assignments(environment: Mapping[str, str]) -> list[str]:
+    return [f"{name}={value}" for name, value in environment.items()]
+
+
+def _mount(source: str, target: str) -> str:
+    """A value of --mount, which is a line of CSV."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(["type=bind", f"source={source}", f"target={target}", "readonly"])
+    return line.getvalue()
+
+
+def _literal(value: Any) -> Any:
+    """The same, where compose would take `$` for a variable's beginning."""
+    if isinstance(value, str):
+        return value.replace("$", "$$")
+    if isinstance(value, dict):
+        return {key: _literal(each) for key, each in value.items()}
+    return [_literal(each) for each in value] if isinstance(value, list) else value

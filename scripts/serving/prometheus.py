@@ -1,0 +1,15 @@
+"""What a server counts, in Prometheus' text: `name{labels} value` a line."""
+
+import re
+
+LINE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{[^}]*\})? ([-+.\deE]+|NaN|[-+]?Inf)\s*")
+
+
+def read(text: str) -> dict[str, float]:
+    """The sum over labels of each metric; lines that are none are passed over."""
+    found: dict[str, float] = {}
+    for line in text.splitlines():
+        match = LINE.fullmatch(line)
+        if match:
+            found[match[1]] = found.get(match[1], 0.0) + float(match[2])
+    return found

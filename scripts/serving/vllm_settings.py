@@ -1,0 +1,42 @@
+"""What vLLM is told unless a run says otherwise, offline and as a server: options in its words, and its environment."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from checkpoint import shards
+from serving.vllm_options import value
+
+OURS = frozenset(
+    {"model", "tokenizer", "trust_remote_code", "served_model_name", "host", "port", "uds", "api_key"}
+    | {"root_path", "ssl_keyfile", "ssl_certfile", "max_logprobs", "skip_tokenizer_init", "config"}
+)
+TOP = 20  # likeliest tokens of each place: vLLM's own limit
+# of sockets, whose names have at most 107 bytes: a job's folder for temporary files may be longer
+SOCKETS = {"VLLM_RPC_BASE_PATH": "/tmp"}
+CPU_CACHE = "1"  # GiB of key-value cache on a CPU, where vLLM would take nearly all memory of the machine
+
+
+def settings(artifact: Path, options: Mapping[str, Any], cards: int) -> dict[str, Any]:
+    """The options that a run begins with: `options` over ours, on so many cards (0: a CPU).
+
+    Nothing is read from a cache of prompts; the model's own generation_config.json (a repetition penalty) changes no
+    tokens; a window of the whole context can be scored.
+    """
+    found: dict[str, Any] = {"enable_prefix_caching": False, "seed": 0, "generation_config": "vllm"}
+    context = shards.read_json(artifact / "config.json").get("max_position_embeddings")
+    if isinstance(context, int):
+        found["max_model_len"] = context + 1  # a prompt is followed by one token at least
+    if cards > 1:
+        others = value(options, "pipeline_parallel_size", 1) * value(options, "data_parallel_size", 1)
+        found["tensor_parallel_size"] = max(1, cards // others)
+    return found | dict(options)
+
+
+def environment(cards: int, processors: Collection[int] = ()) -> dict[str, str]:
+    """Nothing is reported to anybody; on a CPU it calculates on these processors, or on those that it finds."""
+    found = {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
+    if not cards:
+        found["VLLM_CPU_KVCACHE_SPACE"] = CPU_CACHE
+        found |= {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, processors))} if processors else {}
+    return found

@@ -1,0 +1,249 @@
+"""Servers that somebody else runs: each replayed from its transcript, and what is wrong named in one line."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import REPO, interpreter
+from transcript import Exchange, Replay, listen
+
+TRANSCRIPTS = sorted((REPO / "tests/serving/transcripts").glob("*.json"))
+Told = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of an artifact what an attached server's engine reads."""
+    folder = tmp_path_factory.mktemp("model") / "fp16"
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(REPO / "demo" / name, folder)
+    return folder
+
+
+@pytest.fixture
+def attach(artifact: Path, call: Callable[..., Told]) -> Callable[..., Told]:
+    """What an engine says of a server."""
+
+    def run(engine: str, url: str, environment: dict[str, str] | None = None, **options: Any) -> Told:
+        command = [interpreter("tools"), REPO / "tests/serving/attached_facts.py", engine, artifact]
+        said = json.dumps(options | {"url": url})
+        return call(*command, said, PYTHONPATH=str(REPO / "scripts"), **(environment or {}))
+
+    return run
+
+
+def read(name: str) -> dict[str, Any]:
+    return json.loads((REPO / f"tests/serving/transcripts/{name}.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
+def test_what_went_over_the_wire_is_understood(path: Path, attach: Callable[..., Told]) -> None:
+    transcript = read(path.stem)
+    replay = Replay(transcript["exchanges"])
+    with listen(replay) as url:
+        result = attach(transcript["engine"], url, **transcript["options"])
+    assert replay.wrong == ""
+    assert replay.left == []
+    if "error" in transcript["told"]:
+        assert result.returncode == 1
+        assert result.stderr == f"error: {url} (fp16): {transcript['told']['error']}\n"
+    else:
+        told = json.loads(result.stdout)
+        assert told.pop("processes") == [os.getpid()]  # the server's, which is replayed here
+        assert told == transcript["told"], result.stderr
+        assert result.returncode == 0
+
+
+def test_every_engine_that_is_attached_has_a_transcript_and_a_row_of_the_documentation() -> None:
+    rules = (REPO / "rules/engines/attached.smk").read_text()
+    page = (REPO / "docs/SERVING.md").read_text()
+    known = {read(path.stem)["engine"]: path.stem for path in TRANSCRIPTS}
+    for name in known:
+        assert f'"{name}": (' in rules
+        assert f"| `{name}` |" in page
+    modules = [file for file in (REPO / "scripts/engines").glob("*.py") if "Engine(Attached)" in file.read_text()]
+    assert {file.stem.replace("_", "-") for file in modules} == set(known)
+    for path in TRANSCRIPTS:
+        transcript = read(path.stem)
+        assert transcript["origin"] in ("recorded", "written")
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{transcript['engine']}` |"))
+        assert transcript["origin"] in row
+
+
+class Changed(Replay):
+    """A transcript whose answers are changed: `change(exchange)` gives another one. Its health may be asked again."""
+
+    def __init__(self, exchanges: list[Exchange], change: Callable[[Exchange], Exchange]) -> None:
+        super().__init__([change(each) for each in exchanges])
+        self.health = exchanges[0]
+
+    def __call__(self, method: str, path: str, body: Any, headers: dict[str, str]) -> Exchange:
+        asked_again = path == self.health["path"] and self.left[0]["path"] != path
+        return self.health if asked_again else super().__call__(method, path, body, headers)
+
+
+def posts(change: Callable[[str], str]) -> Callable[[Exchange], Exchange]:
+    """Change each chunk of what follows a prompt."""
+    return lambda each: each | {"chunks": list(map(change, each["chunks"]))} if each["method"] == "POST" else each
+
+
+FAULTS: dict[str, tuple[str, Callable[[Exchange], Exchange], dict[str, str], str]] = {
+    "another model's name": ("sglang", lambda each: each, {"model": "mine"}, ": it serves demo, not mine; correct the"),
+    "several models": (
+        "sglang",
+        lambda each: each | {"chunks": ['{"data": [{"id": "a"}, {"id": "b"}]}']} if "models" in each["path"] else each,
+        {},
+        ": it serves a, b; name one in the option model",
+    ),
+    "no models": (
+        "sglang",
+        lambda each: each | {"chunks": ["<html>"]} if "models" in each["path"] else each,
+        {},
+        ": /v1/models tells no models; is it a server of sglang?",
+    ),
+    "another tokenizer": (
+        "sglang",
+        posts(lambda chunk: chunk.replace('"text": " hu', '"text": " ab')),
+        {},
+        " (fp16): another model is served: its text is not that of its ids by ",
+    ),
+    "a larger vocabulary": (
+        "sglang",
+        posts(lambda chunk: chunk.replace("[1121", "[9121")),
+        {},
+        " (fp16): another model is served: it writes token 9121, and the artifact's vocabulary has 2048",
+    ),
+    "a token before the prompt": (
+        "sglang",
+        posts(lambda chunk: chunk.replace('"prompt_tokens": 13', '"prompt_tokens": 14')),
+        {},
+        " (fp16): it read 14 tokens where 13 were sent: it adds or cuts some, or has another model's tokenizer",
+    ),
+    "a token before a text": (
+        "ollama",
+        posts(lambda chunk: chunk.replace('"prompt_eval_count": 13', '"prompt_eval_count": 14')),
+        {},
+        " (fp16): it read 14 tokens where 13 were sent: it adds or cuts some, or has another model's tokenizer",
+    ),
+    "a cache": (
+        "sglang",
+        posts(lambda chunk: chunk.replace('"cached_tokens": 0', '"cached_tokens": 4')),
+        {},
+        " (fp16): 4 tokens of a prompt came out of its cache; start it with --disable-radix-cache",
+    ),
+    "an end of sequence": (
+        "tgi",
+        posts(lambda chunk: chunk.replace('"length"', '"eos_token"')),
+        {},
+        " (fp16): its server ended with 'eos_token' after 8 tokens where 8 were asked for: it does not ignore the end",
+    ),
+    "an end of sequence in text": (
+        "ollama",
+        posts(lambda chunk: chunk.replace('"length"', '"stop"').replace('"eval_count": 8', '"eval_count": 7')),
+        {},
+        " (fp16): its server ended with 'stop' after 7 tokens where 8 were asked for: it does not ignore the end",
+    ),
+    "an error": (
+        "sglang",
+        posts(lambda chunk: 'data: {"error": {"message": "out of memory"}}\n\n'),
+        {},
+        " (fp16): its server does not answer (out of memory)",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_of_a_server_is_one_line(fault: str, attach: Callable[..., Told]) -> None:
+    name, change, options, message = FAULTS[fault]
+    with listen(Changed(read(name)["exchanges"], change)) as url:
+        result = attach(name, url, **options)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"error: {url}{message}")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_server_that_is_not_there_is_one_line(attach: Callable[..., Told]) -> None:
+    with listen(Replay([])) as url:
+        pass
+    result = attach("tgi", url)
+    assert result.stderr == f"error: {url}: no answer (connection refused); start the server, or correct its url\n"
+
+
+@pytest.fixture
+def locked() -> Iterator[tuple[str, Replay]]:
+    """SGLang's transcript behind a token, and the requests' headers."""
+    replay = Replay(read("sglang")["exchanges"])
+
+    def answer(method: str, path: str, body: Any, headers: dict[str, str]) -> Exchange:
+        if headers.get("Authorization") != "Bearer sk-secret":
+            return {"status": 401, "type": "text/plain", "chunks": [f"wrong key {headers.get('Authorization')}"]}
+        return replay(method, path, body, headers)
+
+    with listen(answer) as url:
+        yield url, replay
+
+
+def test_a_token_is_sent_and_shown_nowhere(locked: tuple[str, Replay], attach: Callable[..., Told]) -> None:
+    url, replay = locked
+    result = attach("sglang", url, {"MY_TOKEN": "sk-secret"}, token_variable="MY_TOKEN")
+    told = json.loads(result.stdout)
+    assert {name: told[name] for name in read("sglang")["told"]} == read("sglang")["told"]
+    assert replay.left == []
+    assert "sk-" not in result.stdout + result.stderr + " ".join(map(str, result.args))
+
+
+@pytest.mark.parametrize(
+    ("environment", "variable", "message"),
+    [
+        ({}, {}, "status 401; name the environment variable of its token in the option token_variable"),
+        ({}, {"token_variable": "MY_TOKEN"}, "MY_TOKEN is not set; set it to the token"),
+        ({"MY_TOKEN": "sk-wrong"}, {"token_variable": "MY_TOKEN"}, "status 401; name the environment variable of"),
+    ],
+)
+def test_a_token_that_is_wrong_is_one_line_without_it(
+    locked: tuple[str, Replay],
+    attach: Callable[..., Told],
+    environment: dict[str, str],
+    variable: dict[str, str],
+    message: str,
+) -> None:
+    result = attach("sglang", locked[0], environment, **variable)
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert "sk-" not in result.stdout + result.stderr
+
+
+def test_a_prompt_is_the_text_of_its_ids_and_a_piece_has_as_many_tokens(call: Callable[..., Told]) -> None:
+    program, text = REPO / "tests/serving/texts_facts.py", REPO / "config/evaluation.txt"
+    result = call(interpreter("tools"), program, REPO / "demo", text, PYTHONPATH=str(REPO / "scripts"))
+    told = json.loads(result.stdout)
+    assert told["exact"]
+    assert told["begins"] == 0  # none is read otherwise
+    assert told["counts"] == told["lengths"]
+
+
+def test_an_authority_that_is_none_is_one_line(attach: Callable[..., Told], tmp_path: Path) -> None:
+    (tmp_path / "no.pem").write_text("no certificate")
+    for file, reason in (("no.pem", "it holds no certificate"), ("none.pem", "no such file or directory")):
+        result = attach("tgi", "https://127.0.0.1:1", authority=str(tmp_path / file))
+        words = f"{tmp_path / file}: {reason}; name a file of certificates in PEM"
+        assert result.stderr == f"error: option authority: {words}\n"
+
+
+@pytest.mark.slow
+def test_transformers_serve_writes_what_transformers_does(demo: Path, call: Callable[..., Told]) -> None:
+    program, fp16 = REPO / "tests/serving/served_text.py", demo / "artifacts/demo/fp16"
+    engines = (("transformers-serve", "transformers-serve"), ("torch", "transformers"))
+    told = [
+        call(interpreter(env), program, engine, fp16, PYTHONPATH=str(REPO / "scripts")).stdout.splitlines()[-1]
+        for env, engine in engines
+    ]
+    assert told[0] == told[1]
+    assert not (fp16.parent / ".servers").exists()
