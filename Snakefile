@@ -33,6 +33,7 @@ include: "rules/weights.smk"
 include: "rules/prebuilt.smk"
 include: "rules/tokens.smk"
 include: "rules/measure.smk"
+include: "rules/serving.smk"
 include: "rules/report.smk"
 
 

@@ -34,6 +34,7 @@ def logs(cell):
         "latency": [*built, f"{folder}/latency-{cell.name}.log"],
         "quality": [*scored, f"{folder}/quality-{cell.name}.log"],
         "noise_floor": [*scored, f"{folder}/noise-floor.log"],
+        "serving": [*built, f"{folder}/tokens-burst.log", f"{folder}/serving-{cell.name}.log"],
     }
 
 
@@ -51,6 +52,7 @@ def rows():
             "artifact": f"artifacts/{cell.model}/{cell.format}",
             "latency": f"artifacts/{cell.model}/latency/{cell.name}.json",
             "quality": f"artifacts/{cell.model}/quality/{cell.name}.json" if has_quality(cell.model) else None,
+            "serving": f"artifacts/{cell.model}/serving/{cell.name}.json" if has_loads(cell) else None,
             "noise_floor": f"artifacts/{cell.model}/quality/noise-floor.json" if has_quality(cell.model) else None,
             "no_quality": None if has_quality(cell.model) else "random weights: measured for speed only",
             "evaluation": f"artifacts/{cell.model}/tokens/evaluation.json",
@@ -83,8 +85,11 @@ rule page:
         env=environment("tools"),
         study="artifacts/report/study.json",  # rules.study.output would be compared with every result, in quadratic time
         artifacts=artifacts(),
-        results=[cell[kind] for cell in rows() for kind in ("latency", "quality", "noise_floor") if cell[kind]],
+        results=[
+            cell[kind] for cell in rows() for kind in ("latency", "quality", "noise_floor", "serving") if cell[kind]
+        ],
     output:
+        **({"loads": "artifacts/report/loads.csv"} if any(map(has_loads, CELLS.values())) else {}),
         page=report(
             "artifacts/report/index.html",
             caption="captions/page.rst",

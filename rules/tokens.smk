@@ -57,6 +57,6 @@ rule tokens:
     params:
         program=program("tokenize_texts.py"),
         python=python("torch"),
-        kind=lambda wc: "document" if wc.text == "calibration" else wc.text,
+        kind=lambda wc: {"calibration": "document", "burst": "prompts"}.get(wc.text, wc.text),
     shell:
         "{params.python:q} {params.program[0]} {input.model} {input.text:q} {output} --as {params.kind} 2> {log}"

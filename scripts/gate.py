@@ -11,6 +11,7 @@ shows. OUT is a small JSON file of what was found.
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ def main() -> None:
     reason = options.unchecked or expected.get("unread")
     text = teacher_forcing.read_text(options.evaluation, options.protocol).first(reference["windows"])
     threads = min(options.threads, cpu.available_threads())
+    os.environ[engines.EXACT] = "1"  # before its module is imported
     engine = engines.load(options.engine, options.artifact, device, threads, options.gpus, **options.options)
     alignment.examine(engine, options.artifact, text.ids, options.reference)
     perplexity: float | None = None

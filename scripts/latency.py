@@ -135,7 +135,10 @@ def summarise(processes: Sequence[Observation], bandwidth: float) -> dict[str, A
         "bandwidth_fraction": read and read * summary["tokens_per_second"] / bandwidth,
         "joules_per_token": None if None in joules else sum(joules) / decoded,
     }
-    outputs = [[tokens for each in measured for tokens in each.outputs[number]] for number in range(len(first.outputs))]
+    outputs: list[list[Any]] = [
+        [written for each in measured for written in (each.texts or each.outputs)[number]]
+        for number in range(len(first.outputs))
+    ]
     gaps = [each.largest_gaps for each in measured if each.largest_gaps]
     return {
         "mode": first.mode,
@@ -212,7 +215,8 @@ def assemble(
         },
         "copy_bandwidth_bytes_per_second": bandwidth,
         "prompts": [
-            {"text": prompt["text"], "tokens": len(prompt["ids"]), "output_ids": output}
+            {"text": prompt["text"], "tokens": len(prompt["ids"])}
+            | ({"output_ids": [], "output_text": output} if isinstance(output, str) else {"output_ids": output})
             for prompt, output in zip(prompts, best["outputs"], strict=True)
         ],
         "batches": [variants.join(entries) for entries in zip(*(each.measured.batches for each in plain), strict=True)],

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Print what Snakemake knows of a study, as JSON: the jobs that are left, the config with its defaults, the rows of
-the report, and what registered formats and engines take. Run by Snakemake's own Python.
+the report, which layouts servers load, and what registered formats and engines take. Run by Snakemake's own Python.
 
     .venv/bin/python scripts/list_jobs.py [CONFIG]
 """
@@ -39,12 +39,19 @@ def describe(config: Path | None) -> dict[str, Any]:
         return {
             "study": names["STUDY"],
             "reference": costs.reference,
-            "cells": names["rows"](),
+            "cells": [row | {"layout": layout(names, row)} for row in names["rows"]()],
+            "servers": {name: engine.loads for name, engine in names["ENGINES"].items() if engine.serves},
             "jobs": Counter(job.rule.name for job in jobs),
             "left": sorted({str(file) for job in jobs for file in job.output}),
             "formats": {name: each and asdict(each) for name, each in costs.formats.items()},
             "engines": {name: each and asdict(each) for name, each in costs.engines.items()},
         }
+
+
+def layout(names: dict[str, Any], row: dict[str, Any]) -> str:
+    """What lies in the folder of a row's artifact."""
+    study = names["STUDY"]
+    return names["REGISTRY"].layout(row["format"], study, study["models"][row["model"]])
 
 
 def main() -> None:

@@ -170,6 +170,21 @@ def peak(rows: Iterable[Row], origins: dict[str, Origin]) -> int:
     return grown
 
 
+def most_gpus(listed: dict[str, Any], device: str) -> str:
+    """GPUs that the jobs that are left need at once at most, and of whom; what is to be allowed where it is several."""
+    left = set(listed["left"])
+    cells = [each for each in listed["cells"] if left & {each["latency"], each["quality"], each["serving"]}]
+    if device == "cpu" or not listed["left"]:
+        return "0"
+    most = max(cells, key=lambda each: each["gpus"], default={"gpus": 1})
+    if most["gpus"] == 1:
+        return "1"
+    name = f"{most['model']}/{Path(most['latency']).stem}"
+    return (
+        f"{most['gpus']} ({name}); run with --resources gpu={most['gpus']} hub=2"  # which replaces the profile's list
+    )
+
+
 def amount(nbytes: int | None) -> str:
     """Bytes for people."""
     if nbytes is None:
@@ -246,6 +261,7 @@ def main() -> None:
     print(f"download: {'' if complete else 'at least '}{amount(download)}")
     print(f"disk at peak: {unknown['disk']}{amount(need)}, of {amount(free)} free")
     print(f"memory of the largest job: {unknown['mb']}{max((row.mb or 0 for row in rows), default=0):,} MB")
+    print(f"GPUs of the largest job: {most_gpus(listed, study['device'])}")
     print(
         f"time, one job after another, device {study['device']}: {minutes(seconds)}"
         f"{f' {seconds.count(None)} jobs of unknown time' if None in seconds else ''}"

@@ -215,7 +215,7 @@ def main() -> None:
         **({} if whole_answer else {"no_divergence": teacher_forcing.NO_LOGITS}),
         "compute_type": engine.compute_type,
         "versions": engine.versions(),
-        "device": devices.describe(device, threads),
+        "device": devices.describe(device, engine.threads or threads),
         "peak_memory_bytes": cuda.used_bytes() if device == "cuda" else processes.peak_rss_bytes(engine.processes()),
     }
     if not options.noise_floor:

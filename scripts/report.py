@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Join all results to results.csv, results.json, results.parquet, quality-speed.svg and .png, and index.html.
+"""Join all results to results.csv, results.json, results.parquet, quality-speed.svg and .png, and index.html; those of
+servers under load to loads.csv.
 
     python scripts/report.py STUDY DST [--incomplete | --running]
 
@@ -16,7 +17,8 @@ from pathlib import Path
 from common import manifest
 from common.program import parser, printable, run
 from common.publish import publish
-from reporting import axes, drawing, page, parquet, results
+from reporting import axes, drawing, loads, page, parquet, results
+from reporting.load_columns import LOAD_COLUMNS
 
 LONG_AGO = 1.0  # seconds since 1970
 
@@ -51,13 +53,18 @@ def main() -> None:
     study = json.loads(options.study.read_text(encoding="utf-8"))
     pending = set(json.load(sys.stdin)) if options.running else set()
     for cell in study["cells"]:
-        cell["pending"] = [name for name in results.PARTS if cell[name] in pending]
+        cell["pending"] = [name for name in (*results.PARTS, "serving") if cell.get(name) in pending]
     collected = results.collect(study)
     rows = collected["rows"]
-    drawn = drawing.draw(axes.points(rows))
+    if served := loads.collect(study):
+        collected["loads"] = served
+    drawn = drawing.draw(axes.points(rows), loads=bool(served))
     text = page.render(collected, study, drawn)
     with publish_file(dst / "results.csv", old=old) as partial:
         results.write_csv(partial, rows)
+    if served:
+        with publish_file(dst / "loads.csv", old=old) as partial:
+            results.write_csv(partial, served, LOAD_COLUMNS)
     with publish_file(dst / "results.json", old=old) as partial:
         partial.write_text(json.dumps(collected, allow_nan=False) + "\n", encoding="utf-8")
     with publish_file(dst / "results.parquet", old=old) as partial:
@@ -71,7 +78,11 @@ def main() -> None:
     if drawn.refused:
         print(f"warning: the plots could not be drawn: {drawn.refused}", file=sys.stderr)
     if options.incomplete:
-        print("\n".join(map(printable, [*page.failure_lines(rows), f"What was measured: {dst / 'index.html'}"])))
+        print(
+            "\n".join(
+                map(printable, [*page.failure_lines([*rows, *served]), f"What was measured: {dst / 'index.html'}"])
+            )
+        )
         print(f"To go on: {page.commands(study, rows)['resume']}")
 
 

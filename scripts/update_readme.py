@@ -7,7 +7,7 @@ A run is a folder with results.json; its markers are `<!-- results/demo: by make
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from common.program import UserError, parser, run
 from reporting.column import Column
 from reporting.columns import shown_columns
 from reporting.labels import label, mode_label
+from reporting.load_columns import LOAD_COLUMNS
 from reporting.numbers import MISSING, number, size
 from reporting.results import upgrade
 
@@ -41,9 +42,16 @@ def interval(value: float, low: float, high: float, digits: int = 3) -> str:
 
 
 def runs_in(row: Mapping[str, Any]) -> str:
-    """Engine, arithmetic, and how a token was decoded or by how many threads."""
+    """Engine, arithmetic, how a token was decoded or by how many threads, and on how many cards."""
     threads = row["threads"] and f"{row['threads']} thread{'s' if row['threads'] > 1 else ''}"
-    return ", ".join(filter(None, (row["engine"], row["compute_type"], threads or mode_label(row["mode"]))))
+    cards = f"{row['gpus']} GPUs" if row["gpus"] > 1 else None
+    return ", ".join(filter(None, (row["engine"], row["compute_type"], threads or mode_label(row["mode"]), cards)))
+
+
+def batches(row: Mapping[str, Any]) -> dict[str, str]:
+    """Heading -> tokens a second of several sequences that were decoded together."""
+    measured = [each for each in row["batches"] or [] if each.get("batch", 1) > 1 and "tokens_per_second" in each]
+    return {f"{each['batch']} at once, tokens/s": number(each["tokens_per_second"], 3) for each in measured}
 
 
 def other_modes(row: Mapping[str, Any]) -> str:
@@ -84,6 +92,7 @@ def cells(row: Mapping[str, Any], reference: str) -> dict[str, str]:
     }
     found: dict[str, str] = {}
     for column in shown_columns():
+        found |= batches(row) if column.name == "perplexity" else {}
         found |= more.get(column.name, {column.heading: cell(column, row[column.name])})
     return found
 
@@ -95,24 +104,45 @@ def table(results: Mapping[str, Any], short: bool = False) -> str:
     """
     first = results["rows"][0]
     latency, quality = first["protocol"]["latency"], first["protocol"]["quality"]
-    measured = [(row["device"], *(row["protocol"]["latency"][name] for name in HEADING)) for row in results["rows"]]
+    # a row on several cards says so
+    devices = [row["device"].rpartition(" x ")[2] for row in results["rows"]]
+    measured = [
+        (device, *(row["protocol"]["latency"][name] for name in HEADING))
+        for device, row in zip(devices, results["rows"], strict=True)
+    ]
     if len(set(measured)) > 1:
         raise UserError("results.json: rows of several devices or protocols make no table")
+    processes, repeats = latency["processes"], latency["repeats"]
     protocol = (
-        f"On {first['device']}, batch 1, {latency['new_tokens']} new tokens after each prompt, "
-        f"{latency['processes']} processes of {latency['repeats']} repeat{'s' if latency['repeats'] > 1 else ''}"
+        f"On {devices[0]}, batch 1, {latency['new_tokens']} new tokens after each prompt, "
+        f"{processes} process{'es' if processes > 1 else ''} of {repeats} repeat{'s' if repeats > 1 else ''}"
     )
     if quality:
         protocol += (
             f"; perplexity by `{quality['perplexity']}` over {quality['windows']} windows of {quality['window']} tokens"
         )
     rows = [cells(row, results["config"]["reference"]) for row in results["rows"]]
-    asked = SHORT if short else tuple(rows[0])
-    headings = [heading for heading in asked if any(row[heading] != MISSING for row in rows)]
+    asked = SHORT if short else tuple(max(rows, key=len))
+    headings = [heading for heading in asked if any(row.get(heading, MISSING) != MISSING for row in rows)]
     if len({row["model"] for row in rows}) == 1:
         headings.remove("model")
-    lines = [headings, ["---"] * len(headings), *([row[heading] for heading in headings] for row in rows)]
-    return "\n".join([f"{protocol}.", "", *("| " + " | ".join(line) + " |" for line in lines)])
+    lines = [headings, ["---"] * len(headings), *([row.get(heading, MISSING) for heading in headings] for row in rows)]
+    tables = [f"{protocol}.", "", *("| " + " | ".join(line) + " |" for line in lines)]
+    return "\n".join([*tables, *([] if short else load_lines(results.get("loads", ())))])
+
+
+def load_lines(loads: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The table of servers under load, and in words how many figures are refused."""
+    good = [row for row in loads if row["load"] and not row["refused"]]
+    shown = sorted((column for column in LOAD_COLUMNS if column.shown), key=lambda column: column.shown or 0)
+    shown = [column for column in shown if any(row[column.name] is not None for row in good)]
+    lines = [[column.heading for column in shown], ["---"] * len(shown)]
+    lines += [[cell(column, row[column.name]) for column in shown] for row in good]
+    table = ["", *("| " + " | ".join(line) + " |" for line in lines)] if good else []
+    refused = [row["refused"] for row in loads if row["refused"]]
+    if refused:
+        table += ["", f"Of {len(loads)} loads, the figures of {len(refused)} are refused; of the first: {refused[0]}."]
+    return table
 
 
 def main() -> None:

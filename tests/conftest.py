@@ -22,7 +22,7 @@ REPO = Path(__file__).parent.parent
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each program that is started compiles what it imports
 settings.register_profile("suite", deadline=None)  # how long an example takes says how busy the machine is
 settings.load_profile("suite")
-pytest_plugins = ["llama_fixtures"]
+pytest_plugins = ["llama_fixtures", "bundle_fixtures"]
 collect_ignore = ["browser"]  # in an environment of its own: make test
 AUTOGPTQ = ["autogptq-int4"] if sys.version_info[:2] == (3, 11) else []  # its environment is for Python 3.11 alone
 MEMORY = 200 * 1024  # KiB

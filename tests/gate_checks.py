@@ -6,8 +6,10 @@ The model is the demo. All programs run in this process, whose libraries take lo
 """
 
 import contextlib
+import importlib
 import io
 import json
+import os
 import runpy
 import shutil
 import sys
@@ -18,12 +20,15 @@ from typing import Any
 REPO = Path(__file__).parent.parent
 sys.path.insert(0, str(REPO / "scripts"))
 
+import engines  # noqa: E402
+
+os.environ[engines.EXACT] = "1"  # as gate.py says, which in this process is too late for the library
+importlib.import_module("engines.ctranslate2")
+
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from ctranslate2.converters import TransformersConverter  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
-
-import engines  # noqa: E402
 
 work = Path(sys.argv[1])
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

@@ -14,12 +14,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from checkpoint import share_read
 from engines import CannotDecode
 from engines.decoding import fused, merged
 from engines.decoding.attention import shared_heads
 from engines.decoding.merged import Part, merge
 from engines.decoding.static_cache import StaticDecode
-from engines.transformers import share_read
 
 SMALL = {"vocab_size": 90, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "bos_token_id": 0}
 GROUPED = SMALL | {"intermediate_size": 96, "num_key_value_heads": 2}
@@ -121,7 +121,7 @@ def experts() -> dict[str, int]:
     named = list(model.named_parameters())
     return {
         "all": sum(each.numel() for _, each in named),
-        "read": sum(round(each.numel() * share_read(name, model.config)) for name, each in named),
+        "read": sum(round(each.numel() * share_read(name, model.config.to_dict())) for name, each in named),
     }
 
 

@@ -112,6 +112,10 @@ def test_an_output_that_repeats_a_short_cycle_to_its_end_is_a_loop(
     assert loops.find(ids) == found
 
 
+def test_of_a_server_that_tells_no_tokens_no_loop_is_known() -> None:
+    assert loops.of_result({"prompts": [{"output_ids": [], "output_text": "a a a"}] * 2}) is None
+
+
 def test_loops_of_the_recorded_demo_are_those_that_one_reads_in_its_texts() -> None:
     recorded = json.loads((REPO / "results/h200/demo/latency/ct2-int8.json").read_text())
     found = loops.of_result(recorded)

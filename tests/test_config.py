@@ -33,6 +33,7 @@ ENGINES = {
     "old": Engine("old", ("hf", "gptq"), python="2.7"),
     "many": Engine("torch", ("hf",), devices=("cuda",), many_gpus=True, options=None),
     "external": Engine("mlc_llm", ("hf",)),
+    "theirs": Engine("tools", ("hf",), attached=True),
 }
 REGISTRY = Registry(FORMATS, ENGINES, ["torch", "tools", "old"])
 
@@ -204,6 +205,16 @@ def test_cells() -> None:
     assert {each.gpus for each in found} == {1}
 
 
+def test_a_servers_url_is_an_option_of_its_engine() -> None:
+    url = "http://127.0.0.1:8080"
+    study = check(
+        runs={"t": {"engine": "theirs", "formats": ["fp16"], "url": url}},
+        formats=["fp16"],
+    )
+    (cell,) = (each for each in of_study(study, REGISTRY) if each.run)
+    assert cell.options == {"url": url}
+
+
 def run(**words: Any) -> dict[str, Any]:
     return {"runs": {"x": {"engine": "transformers", "formats": ["fp16"]} | words}}
 
@@ -213,6 +224,16 @@ def run(**words: Any) -> dict[str, Any]:
     [
         (run(engine="gptqmodel"), "runs.x: gptqmodel does not load fp16 (hf); it loads gptq, awq"),
         (run(engine="vlm"), "runs.x: unknown engine 'vlm'; known: ctranslate2, external, gptqmodel, llama, many, old"),
+        (run(engine="theirs"), "runs.x: theirs is a server that you run; say where with url: http://HOST:PORT"),
+        (run(url="http://host:1"), "runs.x.url: transformers is started by Quantmill; leave url out"),
+        (run(engine="theirs", url=8080), "runs.x.url: 8080 is not of type 'string'"),
+        (run(engine="theirs", url="host:80"), "runs.x.url: 'host:80' is no URL of a server; write http://HOST:PORT"),
+        (run(engine="theirs", url="http://[::1"), "runs.x.url: 'http://[::1' is no URL of a server; write http"),
+        (run(engine="theirs", url="http://host:99999"), "runs.x.url: 'http://host:99999' is no URL of a server; write"),
+        (
+            run(engine="theirs", url="http://me:sk-1@host"),
+            "runs.x.url: 'host' is no URL of a server; write http://HOST:PORT, and name the token apart from it",
+        ),
         (run(formats=["fp61"]), "runs.x.formats: unknown format 'fp61'; did you mean 'fp16'?"),
         (run(formats=["only-gpu"]), "runs.x.formats: no model has only-gpu; add it to formats"),
         (run(formats=[]), "runs.x.formats: [] should be non-empty"),

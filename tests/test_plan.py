@@ -261,6 +261,29 @@ def test_somebody_elses_artifact_of_the_hub_is_a_download_of_unknown_size(plan: 
     assert "download: 0.0 MB" in plan("study.yaml", "--disk", "1").stdout
 
 
+def test_gpus_that_jobs_hold_at_once(plan: Callable) -> None:
+    study = """
+models: {m: {source: demo}}
+formats: [fp16]
+device: %s
+runs:
+  one: {engine: vllm-serve, formats: [fp16]}
+  tp: {engine: vllm-serve, formats: [fp16], gpus: %d}
+interpreters: {vllm: /bin/true}
+"""
+    for device, gpus, line in (
+        ("cuda", 4, "4 (m/fp16@tp); run with --resources gpu=4 hub=2"),
+        ("cuda", 1, "1"),
+        ("cpu", 1, "0"),
+    ):
+        (plan.root / "study.yaml").write_text(study % (device, gpus))
+        result = plan("study.yaml", "--disk", "1")
+        assert result.returncode == 0, result.stderr
+        assert f"GPUs of the largest job: {line}\n" in result.stdout
+    (plan.root / "study.yaml").write_text(study % ("cuda", 8))
+    assert plan("study.yaml").stderr.startswith("error: config error: runs.tp: tensor_parallel_size 8 does not fit m's")
+
+
 def test_what_nobody_said_is_unknown_and_not_another_format(plan: Callable) -> None:
     rule = (plan.root / "rules/formats/fp16.smk").read_text().split("rule fp16:")[1]
     registration = 'FORMATS["mine"] = Format(layout="hf", engine="transformers", env="tools")\n\n\nrule mine:'

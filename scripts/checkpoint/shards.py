@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from checkpoint import portable, safetensors_file, torch_zip
+from checkpoint import portable, safetensors_file, share_read, torch_zip
 from checkpoint.tensor import MAX_NAME, Tensor
 from common import bounded_json
 from common.program import UserError
@@ -163,10 +163,13 @@ def find(folder: Path) -> Checkpoint:
 
 
 def bytes_per_token(folder: Path) -> int:
-    """Bytes of a checkpoint's safetensors that one decoded token reads: of an untied embedding table it reads a row."""
-    tied = read_json(folder / "config.json").get("tie_word_embeddings", False)
+    """Bytes of a checkpoint's safetensors that one decoded token reads: of an untied embedding table it reads a row, of
+    a mixture's experts those that it is sent to."""
+    config = read_json(folder / "config.json")
+    tied = config.get("tie_word_embeddings", False)
     tensors = [item for file in sorted(folder.glob("*.safetensors")) for item in safetensors_file.read(file).items()]
-    return sum(tensor.nbytes for name, tensor in tensors if tied or not name.endswith("embed_tokens.weight"))
+    read = [(name, tensor) for name, tensor in tensors if tied or not name.endswith("embed_tokens.weight")]
+    return sum(round(tensor.nbytes * share_read(name, config)) for name, tensor in read)
 
 
 def check_inside(folder: Path, path: Path) -> Path:

@@ -58,7 +58,7 @@ def _try_locks(visible: list[str], count: int) -> list[str]:
     for place, card in enumerate(order):
         if len(taken) + len(order) - place < count:
             break
-        lock = _try_lock(FOLDER / f"quantmill-{card}.lock")
+        lock = try_lock(FOLDER / f"quantmill-{card}.lock")
         if lock is not None:
             _locks.append(lock)
             taken.append(card)
@@ -92,7 +92,7 @@ def _uuid(nvml: Any, name: str) -> str:
     return uuid.decode() if isinstance(uuid, bytes) else uuid
 
 
-def _try_lock(path: Path) -> IO[str] | None:
+def try_lock(path: Path) -> IO[str] | None:
     """The locked file, or None where another process holds it."""
     # whoever comes first makes it, for all: a folder that all may write lets nobody else open it with O_CREAT
     try:

@@ -19,9 +19,14 @@ from common.program import UserError
 FOLDER = "artifacts/libraries/llama.cpp"  # where the workflow puts it; QUANTMILL_LLAMA_CPP names another place
 
 
+def place() -> Path:
+    """Where the compiled llama.cpp belongs, whether it is there or not."""
+    return Path(os.environ.get("QUANTMILL_LLAMA_CPP", FOLDER)).absolute()
+
+
 def folder() -> Path:
     """The folder of the compiled llama.cpp. Raises `UserError` where there is none."""
-    path = Path(os.environ.get("QUANTMILL_LLAMA_CPP", FOLDER)).absolute()
+    path = place()
     if not (path / manifest.NAME).exists():
         raise UserError(f"{path}: holds no llama.cpp; compile it there: python scripts/compile_llama_cpp.py {path}")
     return path

@@ -80,7 +80,8 @@ def bound(
     inside = top_ids < p.shape[1]
     kept = np.where(inside, np.take_along_axis(p, np.where(inside, top_ids, 0), axis=1), 0.0)
     log_q = np.asarray(top_logprobs, np.float64)
-    rest_p, rest_q = (np.maximum(1 - each.sum(axis=1), np.finfo(np.float32).tiny) for each in (kept, np.exp(log_q)))
+    # log-probabilities of float32 sum up to 1 within its precision: a smaller rest is rounding, and no divergence
+    rest_p, rest_q = (np.maximum(1 - each.sum(axis=1), np.finfo(np.float32).eps) for each in (kept, np.exp(log_q)))
     logs = np.log(np.maximum(kept, np.finfo(np.float64).tiny))
     shared = (kept * (logs - log_q)).sum(axis=1) + rest_p * np.log(rest_p / rest_q)
     return found | {"kld_bound": shared, "top1": p.argmax(axis=1) == top_ids[:, 0]}

@@ -15,6 +15,7 @@ import numpy as np
 P99_REQUESTS = 500  # with fewer, p99 is one of the worst five
 WINDOW_SECONDS = 60.0
 WINDOW_REQUESTS = 20  # of each slot, where the window is shorter than that
+LEVELS = [0.01, 0.05, *(round(0.1 * tenth, 1) for tenth in range(1, 10)), 0.95, 0.99]  # quantiles of distributions
 BLOCKS = 10  # of time, in which a window is resampled
 
 Outcome = Literal["ok", "failed", "rejected", "unfinished"]
@@ -80,21 +81,20 @@ class Window(NamedTuple):
 def window(timelines: Sequence[Timeline], concurrency: int | None = None) -> Window:
     """From when as many requests were in flight as the load keeps there, to when the last one was to be sent.
 
-    The load keeps `concurrency` requests in flight, or, where None is given, as many as its mean. What is answered
-    after the last arrival is the drain, which no figure of a steady load holds.
+    The load keeps `concurrency` requests in flight, or, where None is given, as many as its mean. Where it keeps them,
+    the first request of each slot is none of a steady load either. What is answered after the last arrival is the
+    drain.
     """
     arrivals = sorted(each.intended for each in timelines)
     end = arrivals[-1]
-    changes = sorted([(each.intended, 1) for each in timelines] + [(each.end, -1) for each in timelines])
-    if concurrency is None:
-        spent = sum(min(each.end, end) - each.intended for each in timelines)
-        concurrency = max(1, math.floor(spent / (end - arrivals[0]))) if end > arrivals[0] else 1
-    start, flight = end, 0
-    for time, change in changes:
-        flight += change
-        if flight >= min(concurrency, len(timelines)):
-            start = min(time, end)
-            break
+    if concurrency and len(timelines) > 2 * concurrency:
+        first = sorted(timelines, key=lambda each: each.intended)[:concurrency]
+        start = min(end, max(each.end for each in first))
+    else:
+        if concurrency is None:
+            spent = sum(min(each.end, end) - each.intended for each in timelines)
+            concurrency = max(1, math.floor(spent / (end - arrivals[0]))) if end > arrivals[0] else 1
+        start = min(end, _first_time_of(timelines, min(concurrency, len(timelines))))
     answered = sum(start <= each.end <= end for each in timelines)
     short = None
     if end - start < WINDOW_SECONDS and answered < WINDOW_REQUESTS * concurrency:
@@ -103,6 +103,17 @@ def window(timelines: Sequence[Timeline], concurrency: int | None = None) -> Win
             f"{WINDOW_SECONDS:g} s or {WINDOW_REQUESTS} requests a slot"
         )
     return Window(start, end, short)
+
+
+def _first_time_of(timelines: Sequence[Timeline], number: int) -> float:
+    """When so many requests were in flight for the first time; infinity where they never were."""
+    changes = sorted([(each.intended, 1) for each in timelines] + [(each.end, -1) for each in timelines])
+    flight = 0
+    for time, change in changes:
+        flight += change
+        if flight >= number:
+            return time
+    return math.inf
 
 
 def tokens_between(timelines: Sequence[Timeline], edges: np.ndarray) -> np.ndarray:
@@ -121,34 +132,36 @@ class Figures(NamedTuple):
     missing: dict[str, str]
 
 
-def summary(timelines: Sequence[Timeline], concurrency: int | None = None) -> Figures:
-    """Figures of one load. Latencies are those of requests that were answered and were to be sent in the window; tokens
-    and requests a second are what came in it. A burst has no window: all of it counts, and its end."""
-    span = window(timelines, concurrency)
-    finish = max(each.end for each in timelines)
-    if span.seconds == 0:
-        span = Window(span.start, finish, None)
-    good = [each for each in timelines if each.outcome == "ok"]
-    inside = [each for each in good if span.start <= each.intended <= span.end]
-    values: dict[str, float] = {"requests": len(timelines), "makespan_s": finish - timelines[0].intended}
-    values |= {name: sum(each.outcome == name for each in timelines) for name in ("failed", "rejected", "unfinished")}
+def summary(runs: Sequence[Sequence[Timeline]], concurrency: int | None = None) -> Figures:
+    """Figures of one load, of all restarts of a server under it. Latencies are those of requests that were answered and
+    were to be sent in the window; tokens and requests a second are what came in it. A burst has no window: all of it
+    counts, and its end. Counts are sums, and `makespan_s` is a median."""
+    spans = [window(each, concurrency) for each in runs]
+    finishes = [max(each.end for each in run) for run in runs]
+    spans = [
+        Window(span.start, finish, None) if span.seconds == 0 else span
+        for span, finish in zip(spans, finishes, strict=True)
+    ]
+    good = [[each for each in run if each.outcome == "ok"] for run in runs]
+    inside = [
+        each for run, span in zip(good, spans, strict=True) for each in run if span.start <= each.intended <= span.end
+    ]
+    makespans = [finish - run[0].intended for finish, run in zip(finishes, runs, strict=True)]
+    every = [each for run in runs for each in run]
+    values: dict[str, float] = {"requests": len(every), "makespan_s": float(np.median(makespans))}
+    values |= {name: sum(each.outcome == name for each in every) for name in ("failed", "rejected", "unfinished")}
     missing = {}
-    answered = sum(span.start < each.end <= span.end for each in good)
-    tokens = float(tokens_between(timelines, np.array([span.start, span.end]))[0])
+    answered = sum(span.start < each.end <= span.end for run, span in zip(good, spans, strict=True) for each in run)
+    edges = [np.array([span.start, span.end]) for span in spans]
+    tokens = float(sum(tokens_between(run, each)[0] for run, each in zip(runs, edges, strict=True)))
+    seconds = sum(span.seconds for span in spans)
+    short = next((span.short for span in spans if span.short), None)
     for name, count in (("output_tokens_per_second", tokens), ("requests_per_second", answered)):
-        if span.short:
-            missing[name] = span.short
+        if short:
+            missing[name] = short
         else:
-            values[name] = count / span.seconds
-    samples = {
-        "ttft_ms": [each.ttft for each in inside],
-        "ttft_sent_ms": [each.ttft_sent for each in inside],
-        "tpot_ms": [each.tpot for each in inside],
-        "gap_ms_max": [each.longest_gap for each in inside],
-        "e2e_ms": [each.e2e for each in inside],
-    }
-    for name, found in samples.items():
-        known = [value * 1000 for value in found if value is not None]
+            values[name] = count / seconds
+    for name, known in samples(inside).items():
         for percent in (50, 90, 99):
             if not known:
                 missing[f"{name}_p{percent}"] = "no request gave one"
@@ -157,3 +170,15 @@ def summary(timelines: Sequence[Timeline], concurrency: int | None = None) -> Fi
             else:
                 values[f"{name}_p{percent}"] = float(np.percentile(known, percent))
     return Figures(values, missing)
+
+
+def samples(timelines: Sequence[Timeline]) -> dict[str, list[float]]:
+    """Milliseconds of each request by name, of those that give them."""
+    values = {
+        "ttft_ms": [each.ttft for each in timelines],
+        "ttft_sent_ms": [each.ttft_sent for each in timelines],
+        "tpot_ms": [each.tpot for each in timelines],
+        "gap_ms_max": [each.longest_gap for each in timelines],
+        "e2e_ms": [each.e2e for each in timelines],
+    }
+    return {name: [each * 1000 for each in found if each is not None] for name, found in values.items()}

@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 
 from checkpoint.gguf_names import split_names
+from common.urls import wrong_url
 from planning.registry import TAKEN, Engine, Format, suggestion
 from planning.values import ConfigError
 
@@ -120,6 +121,7 @@ def check_runs(study: Mapping[str, Any], registry: Registry) -> None:
             raise ConfigError(f"{where}: {run['engine']}: {why}")
         if registry.device != "auto" and registry.device not in engine.devices:
             raise ConfigError(f"{where}: {run['engine']} does not run on device {registry.device}; leave it out")
+        check_url(where, run, engine)
         for option, value in run["options"].items():
             if engine.options is None:
                 continue
@@ -148,6 +150,33 @@ def check_runs(study: Mapping[str, Any], registry: Registry) -> None:
                 )
             if not any(format in artifacts(study, model) for model in study["models"].values()):
                 raise ConfigError(f"{where}.formats: no model has {format}; add it to formats")
+
+
+def check_url(where: str, run: Mapping[str, Any], engine: Engine) -> None:
+    """Raises `ConfigError` for a run that says where a server is that Quantmill starts, or not where another is."""
+    if engine.attached and "url" not in run:
+        raise ConfigError(f"{where}: {run['engine']} is a server that you run; say where with url: http://HOST:PORT")
+    if not engine.attached and "url" in run:
+        raise ConfigError(f"{where}.url: {run['engine']} is started by Quantmill; leave url out")
+    if engine.attached and (why := wrong_url(run["url"])):
+        raise ConfigError(f"{where}.url: {why}")
+
+
+def check_serving(study: Mapping[str, Any], registry: Registry) -> None:
+    """Raises `ConfigError` for loads without a server, lengths that are none, and limits that nothing is held to."""
+    serving = study["serving"]
+    for name in ("prompt_tokens", "new_tokens"):
+        if isinstance(serving[name], list) and serving[name][0] > serving[name][1]:
+            raise ConfigError(f"serving.{name}: {serving[name]} is no range; write the smaller number first")
+    if wants_loads(study) and not any(registry.engines[run["engine"]].serves for run in study["runs"].values()):
+        servers = ", ".join(sorted(name for name, engine in registry.engines.items() if engine.serves))
+        raise ConfigError(f"serving: no run is a server; add one under runs, with an engine of {servers}")
+
+
+def wants_loads(study: Mapping[str, Any]) -> bool:
+    """Whether servers are to be put under loads."""
+    serving = study["serving"]
+    return bool(serving["burst"] or serving["concurrency"] or serving["rates"] or serving["largest_rate"])
 
 
 def check_prebuilt(name: str, model: Mapping[str, Any], study: Mapping[str, Any], registry: Registry) -> None:
@@ -204,4 +233,5 @@ def of_study(study: Mapping[str, Any], registry: Registry) -> Iterator[Cell]:
             yield Cell(name, artifact, None, engine, prebuilt=prebuilt)
             for run, words in study["runs"].items():
                 if artifact in words["formats"]:
-                    yield Cell(name, artifact, run, words["engine"], words["options"], words["gpus"], prebuilt)
+                    options = words["options"] | {key: words[key] for key in ("url",) if key in words}
+                    yield Cell(name, artifact, run, words["engine"], options, words["gpus"], prebuilt)

@@ -11,13 +11,12 @@ from typing import Any
 import jsonschema
 
 from common import plain_text
-from planning import cells
+from planning import cells, parallelism
 from planning.cells import Registry
 from planning.registry import suggestion
+from planning.sources import CHECKOUT, source
 from planning.values import ConfigError, check_values
 
-# This checkout, as the working directory sees it: `.` but where another workflow uses this one as a module
-CHECKOUT = Path(os.path.relpath(Path(__file__).resolve().parents[2]))
 WEIGHT_FILES = (
     *("model.safetensors", "model.safetensors.index.json"),
     *("pytorch_model.bin", "pytorch_model.bin.index.json"),
@@ -26,6 +25,7 @@ WEIGHT_FILES = (
 # kind of text -> where it lies by default: in the repository, and for a model of the hub on the hub, pinned to a commit
 TEXTS: dict[str, tuple[str, dict[str, Any] | None]] = {
     "prompts": (str(CHECKOUT / "config/prompts.txt"), None),
+    "burst": (str(CHECKOUT / "config/burst.txt"), None),
     "evaluation": (
         str(CHECKOUT / "config/evaluation.txt"),
         {  # WikiText-2 raw, test
@@ -56,7 +56,8 @@ def complete(config: Mapping[str, Any], schema: Mapping[str, Any], registry: Reg
     errors = sorted(validator.iter_errors(filled), key=lambda error: (len(error.absolute_path), str(error.path)))
     if errors:
         raise ConfigError(describe(errors[0]))
-    filled["texts"].setdefault("prompts", TEXTS["prompts"][0])
+    for kind in ("prompts", "burst"):
+        filled["texts"].setdefault(kind, TEXTS[kind][0])
     for run in filled["runs"].values():
         with_defaults(run, schema["$defs"]["run"], schema)
     for model in filled["models"].values():
@@ -99,6 +100,8 @@ def complete(config: Mapping[str, Any], schema: Mapping[str, Any], registry: Reg
             if isinstance(text, str):
                 check_text(f"texts.{kind}", Path(text))
     cells.check_runs(filled, registry)
+    parallelism.check(filled, registry)
+    cells.check_serving(filled, registry)
     return filled
 
 
@@ -198,11 +201,3 @@ def check_model(name: str, model: Mapping[str, Any], study: Mapping[str, Any], r
             f"models.{name}.source: {path} holds a config.json but no weights ({', '.join(WEIGHT_FILES)}); "
             f"download them, or measure its speed alone with source: {{random: {path}}}"
         )
-
-
-def source(model: Mapping[str, Any]) -> tuple[str, Path]:
-    """Kind (`demo`, `path`, `random`, `hub`) and path of a model's source; of the hub's, the repository's name."""
-    if model["source"] == "demo":
-        return "demo", CHECKOUT / "demo"
-    kind = next(kind for kind in ("path", "random", "hub") if kind in model["source"])
-    return kind, Path(model["source"][kind])

@@ -12,9 +12,9 @@ from planning.values import ConfigError
 NAME = r"[a-z0-9][a-z0-9._-]*"
 MAX_NAME = 100  # letters of a format or a run or, in the schema, a model: files made of names stay below 255 bytes
 # names of a model's other files, and what its logs begin with: no artifact may have them
-TAKEN = r"(source|safetensors|bin|mlc|tokens|latency|quality|gate\.json|expected-predictions|mlc-library)\Z"
+TAKEN = r"(source|safetensors|bin|mlc|tokens|latency|quality|serving|gate\.json|expected-predictions|mlc-library)\Z"
 TAKEN += r"|(imatrix|gguf-sensitivity|gguf-sensitivity\.json)\Z"
-TAKEN += r"|(noise-floor|reference-logits|tokens-|latency-|quality-)"
+TAKEN += r"|(noise-floor|reference-logits|tokens-|latency-|quality-|serving-)"
 Makers = Callable[[str], Collection[str]]  # a format's name -> names of the rules that make its artifact
 
 
@@ -46,6 +46,7 @@ class Engine:
     loads: the layouts that it loads. many_gpus: whether it can use several GPUs.
     options: name -> JSON schema of its value; None takes any option, in the engine's own words.
     python: the one version, such as 3.11, that its environment can be built with; None for any.
+    serves: whether it is a server, which can be put under loads. attached: whether its user runs it, at a run's url.
     costs: what it takes; None where nobody said.
     """
 
@@ -55,6 +56,8 @@ class Engine:
     many_gpus: bool = False
     options: Mapping[str, Mapping[str, Any]] | None = field(default_factory=dict)
     python: str | None = None
+    serves: bool = False
+    attached: bool = False
     costs: EngineCosts | None = None
 
 

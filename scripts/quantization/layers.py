@@ -5,8 +5,8 @@ from pathlib import Path
 
 from checkpoint.tensor import Tensor
 from common.program import UserError
+from quantization import GROUP_SIZES
 
-GROUP_SIZES = (128, 64, 32)  # that the kernels of both formats know
 OTHERS = ("vision", "visual", "audio", "projector")  # parts of a model that reads more than text: no tool takes these
 
 

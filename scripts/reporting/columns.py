@@ -22,6 +22,7 @@ from reporting.column import (
     of_speed,
     set_later,
 )
+from reporting.load_columns import LOAD_COLUMNS
 
 SCHEMA = Path(__file__).with_name("results.schema.json")
 
@@ -295,7 +296,10 @@ def shown_columns() -> list[Column]:
 def schema() -> dict[str, Any]:
     """The JSON Schema of results.json: its file, the columns in it replaced by those of the table."""
     content = json.loads(SCHEMA.read_text(encoding="utf-8"))
-    row, names = content["$defs"]["row"], content["$defs"]["column"]
+    row, names, load = (content["$defs"][name] for name in ("row", "column", "load"))
+    others = {name: load["properties"][name] for name in ("missing", "quantiles", "trials")}
+    load["properties"] = {column.name: column.schema() for column in LOAD_COLUMNS} | others
+    load["required"] = [name for name in load["properties"] if name != "trials"]
     stale = {*names["enum"], *(column.name for column in COLUMNS)}
     others = {name: each for name, each in row["properties"].items() if name not in stale}
     row["properties"] = {column.name: column.schema() for column in COLUMNS} | others

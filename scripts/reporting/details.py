@@ -131,6 +131,8 @@ def of_model(cells: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> d
             entry |= times(speed)
             entry["outputs"] = [
                 output(prompt["output_ids"], expected and expected[number], words)
+                if prompt["output_ids"]
+                else {"same": prompt["output_text"], "at": None, "loop": None, "untold": True}
                 for number, prompt in enumerate(speed["prompts"])
             ]
         formats[label(cell)] = entry

@@ -1,7 +1,7 @@
 """The plots and what draws them in a browser, made in a process of its own: V8, which vl-convert runs, reserves some
 68 GB of addresses, and where a limit (`ulimit -v`, as batch systems set it) forbids that it ends its whole process.
 
-    python -m reporting.drawing FOLDER < ROWS
+    python -m reporting.drawing FOLDER [loads] < ROWS
 
 ROWS: JSON, of `axes.points`. In FOLDER: plots.json, vega.js, quality-speed.svg and .png.
 """
@@ -25,22 +25,23 @@ NO_PICTURE = FILES / "no-plot.png"  # a text that says so
 
 @dataclass(frozen=True)
 class Drawing:
-    """What could be drawn: `plots` and `details` are Vega specifications by name, `vega` the program that draws them,
-    `svg` and `png` the picture. Where nothing could, `refused` says why, and the pictures are texts."""
+    """What could be drawn: `plots`, `details` and `loads` are Vega specifications by name, `vega` the program that
+    draws them, `svg` and `png` the picture. Where nothing could, `refused` says why, and the pictures are texts."""
 
     svg: str
     png: bytes
     plots: Mapping[str, Any] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
+    loads: Mapping[str, Any] = field(default_factory=dict)
     vega: str = ""
     refused: str | None = None
 
 
-def draw(rows: Sequence[Mapping[str, Any]]) -> Drawing:
-    """Draw the rows of `axes.points`, and compile the plots that the page fills with them."""
+def draw(rows: Sequence[Mapping[str, Any]], loads: bool = False) -> Drawing:
+    """Draw the rows of `axes.points`, and compile the plots that the page fills with them, and with `loads`."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        command = [sys.executable, "-m", "reporting.drawing", name]
+        command = [sys.executable, "-m", "reporting.drawing", name, *(["loads"] if loads else [])]
         made = subprocess.run(command, cwd=SCRIPTS, input=json.dumps(rows), capture_output=True, text=True)
         if made.returncode:
             why = refusal(made.returncode, made.stderr)
@@ -78,14 +79,15 @@ def placeholder(why: str) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="15">{texts}</svg>\n'
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, *more: str) -> None:
     """Draw everything, as the module's docstring says."""
     import vl_convert  # here, so that who only asks for a drawing does not load what may end the process
 
-    from reporting import plot
+    from reporting import load_plots, plot
 
     rows = json.load(sys.stdin)
     compiled = {"plots": plot.specifications(rows), "details": plot.detail_specifications(rows)}
+    compiled |= {"loads": load_plots.specifications(rows)} if more else {}
     (folder / "plots.json").write_text(json.dumps(compiled), encoding="utf-8")
     (folder / "vega.js").write_text(vl_convert.javascript_bundle(vl_version=plot.version()), encoding="utf-8")
     picture = plot.chart("perplexity", "tokens_per_second", rows, picture=True)
@@ -94,4 +96,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -22,10 +22,13 @@ def find(ids: Sequence[int]) -> tuple[int, int] | None:
     return None
 
 
-def of_result(speed: Mapping[str, Any]) -> dict[str, Any]:
+def of_result(speed: Mapping[str, Any]) -> dict[str, Any] | None:
     """What a row says of the texts of its latency result: how many fall into a loop, of how many, the earliest token
-    at which one does, and each loop with its prompt, from 1. `relate` fills in `reference_too`."""
+    at which one does, and each loop with its prompt, from 1. `relate` fills in `reference_too`. None where a server
+    tells no tokens."""
     outputs = [prompt["output_ids"] for prompt in speed["prompts"]]
+    if not any(outputs):
+        return None
     found = [(number, *each) for number, ids in enumerate(outputs, 1) if (each := find(ids))]
     return {
         "prompts": len(found),

@@ -10,14 +10,18 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from metrics.serving import LEVELS
 from reporting import axes, caveats, details, facts
+from reporting.column import Column
 from reporting.columns import COLUMNS
 from reporting.drawing import Drawing
 from reporting.labels import label, mode_label
+from reporting.load_columns import LOAD_COLUMNS
 from reporting.results import failures
 
 FILES = Path(__file__).with_name("page_files")
-SCRIPTS = ("elements.js", "help.js", "notices.js", "verdict.js", "plots.js", "table.js", "details.js", "main.js")
+SCRIPTS = ("elements.js", "help.js", "notices.js", "verdict.js", "plots.js", "table.js", "details.js")
+SCRIPTS += ("loads.js", "main.js")
 ORIGINS = (
     *("run by", "source", "built by", "SHA-256 of sha256sum's lines for its files", "calibration text, SHA-256"),
     *("quality gate", "libraries", "device", "latency", "quality"),
@@ -28,12 +32,12 @@ RELOAD = 5  # seconds, of a page that is still being filled
 DIGITS = 6  # of figures in the page; results.json has them all
 
 
-def columns() -> list[dict[str, Any]]:
+def columns(table: Sequence[Column]) -> list[dict[str, Any]]:
     """What the page's scripts take of every column; `shown` is its place among those shown at once, or null."""
     return [
         {"title": column.title or column.name.replace("_", " "), "name": column.name, "unit": column.unit}
         | {"text": column.text, "better": column.better, "shown": column.shown}
-        for column in COLUMNS
+        for column in table
     ]
 
 
@@ -144,12 +148,16 @@ def name(row: Mapping[str, Any]) -> str:
 
 def failure_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """How many rows lack what the study asked for, and a line for each; nothing where none does."""
-    failed = {name(row): reasons for row in rows if (reasons := failures(row))}
+    failed: dict[str, list[str]] = {}
+    for row in rows:
+        failed.setdefault(name(row), []).extend(failures(row))
+    whole = len(failed)
+    failed = {each: list(dict.fromkeys(reasons)) for each, reasons in failed.items() if reasons}
     if not failed:
         return []
     what = "formats" if len({row["model"] for row in rows}) == 1 else "rows (a model in a format)"
     lines = [f"{each}: {'; '.join(reasons)}" for each, reasons in failed.items()]
-    return [f"Not complete: {len(failed)} of {len(rows)} {what} failed.", *lines]
+    return [f"Not complete: {len(failed)} of {whole} {what} failed.", *lines]
 
 
 def pending_lines(study: Mapping[str, Any]) -> list[str]:
@@ -184,20 +192,44 @@ def of_models(study: Mapping[str, Any], room: int) -> dict[str, Any]:
     return found
 
 
+def load_data(rows: Sequence[Mapping[str, Any]], pool: Pool) -> dict[str, Any]:
+    """The rows of servers under load as the page's scripts take them."""
+
+    def reasons(row: Mapping[str, Any]) -> dict[int, list[str]]:
+        found: dict[int, list[str]] = {}
+        for name, why in row["missing"].items():
+            found.setdefault(pool.number(why), []).append(name)
+        return found
+
+    return {
+        "columns": columns(LOAD_COLUMNS),
+        "rows": [[round_figure(row[column.name]) for column in LOAD_COLUMNS] for row in rows],
+        "missing": [reasons(row) for row in rows],
+        "quantiles": [
+            {name: [round_figure(value) for value in values] for name, values in row["quantiles"].items()}
+            for row in rows
+        ],
+        "trials": [row.get("trials") for row in rows],
+        "levels": LEVELS,
+    }
+
+
 def data(results: Mapping[str, Any], study: Mapping[str, Any], drawing: Drawing) -> dict[str, Any]:
     """Everything that the page's scripts show, but for the details of models."""
     pool, rows = Pool(), results["rows"]
     drawn = axes.points(rows)
     return {
         "reference": results["config"]["reference"],
-        "columns": columns(),
+        "columns": columns(COLUMNS),
         "rows": [row_data(row, each, pool) for row, each in zip(rows, drawn, strict=True)],
         "origins": ORIGINS,
         "commands": commands(study, rows),
-        "unfinished": failure_lines(rows),
+        "unfinished": failure_lines([*rows, *results.get("loads", ())]),
         "running": pending_lines(study),
         "undrawn": drawing.refused,
         "plots": drawing.plots,
+        "loads": load_data(results["loads"], pool) if "loads" in results else None,
+        "load plots": drawing.loads,
         "axes": {"quality": axes.QUALITIES, "cost": axes.COSTS, "more is better": axes.MORE_IS_BETTER},
         "detail plots": drawing.details,
         "quantiles": details.QUANTILES,

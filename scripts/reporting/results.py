@@ -15,6 +15,7 @@ from common import manifest
 from common.program import UserError
 from metrics import METRICS_VERSION
 from reporting import bandwidth, caveats, loops
+from reporting.column import Column
 from reporting.columns import COLUMNS, figures
 from reporting.labels import key
 from reporting.pareto import mark_pareto, relate
@@ -70,7 +71,7 @@ def mismatch(cell: Mapping[str, Any], config: Mapping[str, Any], result: Mapping
         return failure(cell["logs"]["artifact"])
     if result["artifact"]["files"] != manifest.read(path)["files"]:
         return f"was measured of another build{AGAIN}"
-    asked = {**config.get("latency", {}), "perplexity": config.get("perplexity")}
+    asked = {**config.get("latency", {}), **{name: config.get(name) for name in ("perplexity", "serving", "seed")}}
     other = [name for name, value in result["protocol"].items() if asked.get(name, value) != value]
     other += [name for name, value in DEFAULTS.items() if result.get(name, value) != cell.get(name, value)]
     engine = result.get("engine", cell["engine"])
@@ -215,11 +216,11 @@ def failures(row: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(why for why in row["missing"].values() if why.startswith(FAILED) or why.endswith(AGAIN)))
 
 
-def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """results.csv: the columns; what was not measured is an empty cell, an empty list `none`."""
-    lists = [column.name for column in COLUMNS if column.kind == "array"]
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[Column] = COLUMNS) -> None:
+    """A table of so many columns; what was not measured is an empty cell, an empty list `none`."""
+    lists = [column.name for column in columns if column.kind == "array"]
     with path.open("w", newline="", encoding="utf-8") as file:
-        names = [column.name for column in COLUMNS]
+        names = [column.name for column in columns]
         writer = csv.DictWriter(file, names, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         for each in rows:

@@ -173,15 +173,61 @@ def _refuse_rival(distances: Mapping[str, float]) -> None:
         )
 
 
+def check_chosen(engine: Engine, texts: Sequence[list[int]], added: int) -> str | None:
+    """Hold the tokens that an engine decodes against what it predicts. Returns why that cannot be done.
+
+    Raises `UserError` where they do not fit (`check_decoding`).
+    """
+    if "logits" in engine.capabilities:
+        check_decoding(engine, texts, added)
+        return None
+    reason = "its engine tells neither logits nor its likeliest tokens"
+    if "target_logprobs" not in engine.capabilities:
+        return reason
+    gaps: list[float] = []
+    for start in _starts(texts):
+        chosen = [token for _, token, _ in engine.decode([[start]], DECODED)]
+        behind = gaps_of_targets(engine, [start], chosen)
+        if behind is None:
+            return reason
+        gaps.append(float(behind.mean()))
+    if median(gaps) > GAP:
+        raise UserError(
+            "the tokens that the engine decodes are not the likeliest of those that it predicts: one of them is "
+            f"{median(gaps):.2g} nats ahead"
+        )
+    return None
+
+
+def gaps_of_targets(engine: Engine, ids: list[int], chosen: Sequence[int]) -> np.ndarray | None:
+    """How far, in nats, each token that was decoded after `ids` lies behind the likeliest that an engine without logits
+    tells, given the same tokens before it; None where it tells the targets' own probabilities alone."""
+    told = engine.target_logprobs([*ids, *chosen])
+    if not told.top_ids.shape[1]:
+        return None
+    if len(told.logprobs) != len(ids) + len(chosen) - 1:
+        raise UserError(
+            f"the engine returned {len(told.logprobs)} log-probabilities for {len(ids) + len(chosen)} tokens"
+        )
+    own, top_ids, top = (each[len(ids) - 1 :] for each in told)
+    open_ = ~np.isin(top_ids, engine.stop_ids)  # as in decoding
+    return np.maximum(np.where(open_, top, -np.inf).max(axis=1) - own, 0.0)
+
+
+def _starts(texts: Sequence[list[int]]) -> list[int]:
+    """Single tokens of the texts, from all over them."""
+    known = list(dict.fromkeys(token for text in texts for token in (text[1:] or text)))
+    places = np.linspace(0, len(known) - 1, STARTS).astype(int)
+    return list(dict.fromkeys(known[place] for place in places))
+
+
 def check_decoding(engine: Engine, texts: Sequence[list[int]], added: int) -> None:
     """Compare the tokens that an engine decodes with its own logits. Raises `UserError` where they do not fit.
 
     Decoding starts from single tokens of `texts`, since a token that is added before one is seen best there.
     """
-    known = list(dict.fromkeys(token for text in texts for token in (text[1:] or text)))
-    places = np.linspace(0, len(known) - 1, STARTS).astype(int)
     gaps: dict[str, list[float]] = {"as given": [], "late": [], "early": [], "added": []}
-    for start in dict.fromkeys(known[place] for place in places):
+    for start in _starts(texts):
         chosen = [token for _, token, _ in engine.decode([[start]], DECODED)]
         own, shifted = rows(engine, [start, *chosen]), rows(engine, [added, start, *chosen])
         own[:, engine.stop_ids] = shifted[:, engine.stop_ids] = -np.inf  # as in decoding

@@ -95,6 +95,7 @@ class Measurement:
     modes: list[str]
     versions: dict[str, str]
     unchecked: str | None  # why the tokens were not held against the engine's own logits
+    texts: list[list[str]] | None = None  # by prompt and repeat, of a server that tells no tokens: their ids are -1
 
 
 def try_threads(job: Job) -> Trial:
@@ -130,7 +131,7 @@ def measure(job: Job) -> Measurement | Refusal:
     modes = engine.modes if "logits" in engine.capabilities else engine.modes[:1]
     engine.mode = job.mode or modes[0]
     load_seconds = time.perf_counter() - started
-    runs, phases, outputs = [], [], [[] for _ in prompts]
+    runs, phases, outputs, texts = [], [], [[] for _ in prompts], [[] for _ in prompts]
     total = 1 + job.repeats * len(prompts)
     with tqdm(total=total, desc=f"{engine.mode}, process {job.number}", mininterval=1) as bar:
         try:
@@ -146,6 +147,7 @@ def measure(job: Job) -> Measurement | Refusal:
             for number, ids in enumerate(prompts):
                 timing = time_tokens(engine, [ids], job.new_tokens)
                 outputs[number].append(timing.tokens)
+                texts[number] += [engine.text] if engine.text is not None else []
                 phases.append(timing.decode_phase())
                 runs.append({"process": job.number, "repeat": repeat, "prompt": number} | timing.raw())
                 bar.update()
@@ -156,14 +158,15 @@ def measure(job: Job) -> Measurement | Refusal:
     batches = variants.measure_batches(engine, job, evaluation, max(map(len, prompts))) if plain else []
     after, measured_to = host_load.read(processors, engine.processes()), time.perf_counter()
     load = host_load.load(before, after, len(processors))
-    unchecked = None if "logits" in engine.capabilities else f"{job.engine} has no logits to hold its tokens against"
-    if plain and job.number == 0 and not unchecked:
+    unchecked = None
+    if plain and job.number == 0:
         added = alignment.added_token(Path(job.artifact), prompts[0])
-        alignment.check_decoding(engine, prompts, added)
+        unchecked = alignment.check_chosen(engine, prompts, added)
     pairs = zip(prompts, outputs, strict=True)
     return Measurement(
         runs=runs,
         outputs=outputs,
+        texts=texts if any(texts) else None,
         largest_gaps=None if plain else [alignment.largest_gap(engine, *pair) for pair in pairs],
         decode_phases=phases,
         measured=(measured_from, measured_to),
@@ -171,7 +174,7 @@ def measure(job: Job) -> Measurement | Refusal:
         own=sorted(processes.tree(engine.processes())),
         lengths=lengths,
         batches=batches,
-        threads=threads,
+        threads=engine.threads or threads,
         load_seconds=load_seconds,
         memory_bytes=memory,
         weight_bytes_per_token=engine.weight_bytes(),

@@ -138,10 +138,11 @@ def build(
     reference: str = "reference",
     addresses: int = -1,
     pending: Sequence[str] = (),
+    **more: Any,
 ) -> Path:
     """The page of a study; `addresses`: bytes of them that making it may use; `pending`: files that are still to come,
-    while jobs run."""
-    config = {"models": {model: {} for model in models}, "reference": reference, "perplexity": "gptq-2048"}
+    while jobs run; `more` of its config."""
+    config = {"models": {model: {} for model in models}, "reference": reference, "perplexity": "gptq-2048"} | more
     (folder / "study.json").write_text(json.dumps({"config": config, "cells": cells, "options": "--cores 8"}))
     command = [
         TOOLS,

@@ -194,3 +194,31 @@ def test_llama_server_withholds_tokens_whose_text_is_half_a_character() -> None:
     assert reply.ids is None  # one of them is not known
     assert reply.oddities["withheld"] == 1
     assert reply.usage == (3, 4, 0)
+
+
+def test_two_events_that_repeat_their_ids_are_seen_by_their_counts() -> None:
+    """SGLang's: text and ids of each event hold all before; a token inside of a character adds no text."""
+
+    def said(text: str, ids: list[int], finish: dict[str, Any] | None = None) -> bytes:
+        meta = {"prompt_tokens": 3, "completion_tokens": len(ids), "finish_reason": finish, "cached_tokens": 0}
+        return b"data: " + json.dumps({"text": text, "output_ids": ids, "meta_info": meta}).encode() + b"\n\n"
+
+    for events, ids, text in (
+        ([said("a", [5]), said("ab", [5, 9], {"type": "length"})], (5, 9), "ab"),
+        ([said("a", [5]), said("a", [5, 9]), said("ac", [5, 9, 7], {"type": "length"})], (5, 9, 7), "ac"),
+    ):
+        reply = stream.read(exchange(chunked(*events, b"data: [DONE]\n\n")), DIALECTS["sglang"])
+        assert (reply.ids, reply.text, reply.tokens, reply.finish, reply.ok) == (ids, text, len(ids), "length", True)
+
+
+def test_a_json_object_a_line_is_an_event() -> None:
+    """ollama's, cut inside of a line: what is not whole counts for nothing, and the end is missing."""
+    lines = [json.dumps({"response": word, "done": False}).encode() + b"\n" for word in ("one", " two")]
+    usage = {"done_reason": "length", "prompt_eval_count": 4, "eval_count": 2}
+    last = json.dumps({"response": "", "done": True, **usage}).encode() + b"\n"
+    head = PLAIN.replace(b"text/event-stream", b"application/x-ndjson")
+    reply = stream.read(exchange(head + b"".join(lines) + last), DIALECTS["ollama"])
+    assert ([each.text for each in reply.events], reply.finish, reply.ok) == (["one", " two"], "length", True)
+    assert reply.usage == (4, 2, None)
+    cut = stream.read(exchange(head + lines[0] + lines[1][:9], failure="lost"), DIALECTS["ollama"])
+    assert (cut.text, cut.ended, cut.ok, cut.error) == ("one", False, False, None)

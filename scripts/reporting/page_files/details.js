@@ -21,7 +21,7 @@ function looped(format, output, theirs) {
 }
 
 function written(format, output, compared, theirs) {
-  const same = format === DATA.reference ? " the reference" : compared ? " the same tokens" : " nothing to compare it with";
+  const same = output.untold ? " tells no tokens" : format === DATA.reference ? " the reference" : compared ? " the same tokens" : " nothing to compare it with";
   const heading = element("h3", {}, format, element("small", {}, output.at === null ? same : ` differs from token ${output.at} on`), looped(format, output, theirs));
   return element("div", {}, heading, element("div", { class: "text", tabindex: 0 }, output.same, output.at === null ? "" : element("mark", {}, output.other), output.rest ?? ""));
 }

@@ -11,6 +11,10 @@ const HELP = {
     `Bars are 95% intervals; those of perplexity are of the difference from ${DATA.reference} on the same text, so the reference has none. A dashed line joins the Pareto front: what no other row beats in one without losing in the other, beyond the intervals.`,
     "A roofline marks the speed at which a token's weights would be read as fast as the device copies: one bandwidth for all rows of a device, the best that an undisturbed row saw. Click a point for its figures.",
   ],
+  loads: [
+    "A server was started afresh several times, warmed up and put under each load. Latencies count from when a request was to be sent, tokens from their ids, and 90% of the requests must be within a limit.",
+    "Figures are refused where an answer was short, cut, cached or another model's, or where the client was too slow. A click on \"refused\" says why; every column is in loads.csv.",
+  ],
   table: [
     "A bold name is on the Pareto front. A click on a column's title sorts by it, a second click the other way; its ? says what it means.",
     "A dash is a figure that does not exist, or was not measured; a click on it says why.",

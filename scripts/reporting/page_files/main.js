@@ -23,12 +23,13 @@ find("scroll").addEventListener("scroll", hintAtWidth);
 find("copy-markdown").addEventListener("click", () => copy("markdown"));
 find("copy-csv").addEventListener("click", () => copy("csv"));
 find("model").addEventListener("change", () => { showDetails(); showProvenance(); });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { showPlot(); showDetails(); });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { showPlot(); if (LOADS.length) showLoadPlots(); showDetails(); });
 
 showNotices();
 showVerdict();
 showTable();
 showPlot();
+showLoads();
 showDetails();
 showProvenance();
 drawing.then(() => document.documentElement.setAttribute("data-drawn", ""));

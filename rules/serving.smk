@@ -1,0 +1,41 @@
+"""Servers under loads: one job a server, which starts it afresh several times."""
+
+
+def has_loads(cell):
+    """Whether a cell is a server that the study puts under loads."""
+    return ENGINES[cell.engine].serves and cells.wants_loads(STUDY)
+
+
+def burst_tokens(wildcards):
+    """The prompts that are sent at once, where the study sends any."""
+    return f"artifacts/{wildcards.model}/tokens/burst.json" if STUDY["serving"]["burst"] else []
+
+
+rule serving:
+    input:
+        env=lambda wc: environment(ENGINES[cell(wc).engine].env),
+        artifact=lambda wc: f"artifacts/{wc.model}/{cell(wc).format}",
+        evaluation="artifacts/{model}/tokens/evaluation.json",
+        burst=burst_tokens,
+    output:
+        "artifacts/{model}/serving/{cell}.json",
+        "artifacts/{model}/serving/{cell}.npz",
+    log:
+        "artifacts/logs/{model}/serving-{cell}.log",
+    priority: 100
+    # as for latency: nothing runs beside a measurement
+    threads: 1024
+    resources:
+        gpu=lambda wc: cell(wc).gpus,
+        mem_mb=lambda wc, input: latency_ask(wc, input, 0).mb,
+        runtime=jobs.UNKNOWN_MINUTES,
+    params:
+        run=lambda wc: cell_runner("load.py", wc),
+        device=STUDY["device"],
+        serving=json.dumps(STUDY["serving"], sort_keys=True),
+        seed=STUDY["seed"],
+        burst=lambda wc, input: [f"--burst={file}" for file in [input.burst] if file],
+    shell:
+        "{params.run[python]:q} {params.run[program]} {input.artifact} {output[0]} {params.run[arguments]:q}"
+        " --serving {params.serving:q} --evaluation {input.evaluation} {params.burst:q} --seed {params.seed}"
+        " --device {params.device} --threads {threads} 2> {log}"

@@ -1,0 +1,1 @@
+"""What load.py does: the loads of a study, one start of a server under all of them, and what they came to."""

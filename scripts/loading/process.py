@@ -1,0 +1,54 @@
+#!/usr/bin/env python3
+"""One start of a server under all loads, in a process of its own: python -m loading.process job.json DESCRIPTOR
+
+It is the client, so nothing else runs in it: who looks at the device meanwhile is the process that started it. The job
+is a `loading.job.Job` as JSON; what came is a `Came`, pickled into the pipe with that descriptor.
+"""
+
+import json
+import os
+import pickle
+import sys
+from pathlib import Path
+
+import devices
+import engines
+from common.program import UserError, run
+from devices import cpu, cuda, processes
+from loading import start
+from loading.job import Came, Job
+from loading.start import Loader
+from serving.engine import Served
+
+COMMAND = [sys.executable, "-m", "loading.process"]  # and a job's file
+
+
+def load(job: Job) -> Came:
+    """Start the server, and put it under every load. Raises `UserError` for an engine that is none."""
+    cpus = cpu.processors()
+    plan = job.plan()
+    engine = engines.load(job.engine, Path(job.artifact), job.device, job.threads, job.gpus, **job.options)
+    if not isinstance(engine, Served):
+        raise UserError(f"engine {job.engine} is no server; loads are for servers")
+    try:
+        loader = Loader(engine, plan, job.ceiling, cpus)
+        say = lambda name: print(f"start {job.number + 1}: {name}", file=sys.stderr)  # noqa: E731
+        found = start.run(loader, engine.startup_s, job.number == 0, job.serving["limits"], say)
+        memory = cuda.used_bytes() if job.device == "cuda" else processes.peak_rss_bytes(engine.processes())
+        return Came(found, memory, engine.compute_type, engine.versions(), engine.threads)
+    finally:
+        engine.close()
+
+
+def main() -> None:
+    path, told = sys.argv[1:]
+    job = Job(**json.loads(Path(path).read_text(encoding="utf-8")))
+    if devices.resolve(job.device, gpus=job.gpus) != job.device:
+        raise UserError(f"device {job.device} is not there any more")
+    came = load(job)
+    with os.fdopen(int(told), "wb") as pipe:
+        pickle.dump(came, pipe)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,69 @@
+"""Rows of servers under load, from what load.py wrote."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from reporting.load_columns import LARGEST_RATE, LOAD_COLUMNS
+from reporting.results import PENDING, failure, mismatch, read
+
+# what a refused load still tells
+KEPT = {"model", "format", "run", "engine", "device", "gpus", "load", "slots", "refused", "notes", "interference"}
+
+
+def collect(study: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows of all servers of a study; of one without a result, one row that says why."""
+    config = study["config"]
+    return [row for cell in study["cells"] if cell.get("serving") for row in _rows(cell, config)]
+
+
+def _rows(cell: Mapping[str, Any], config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    path = Path(cell["serving"])
+    if "serving" in cell.get("pending", ()):
+        why: str | None = PENDING
+    elif not path.exists():
+        why = failure(cell["logs"]["serving"])
+    else:
+        result = read(path, "serving")
+        why = mismatch(cell, config, result)
+    if why:
+        known = [column for column in LOAD_COLUMNS if column.parts == ("cell",)]
+        values = dict.fromkeys(column.name for column in LOAD_COLUMNS)
+        values |= {column.name: column.value({"cell": cell}) for column in known} | {"notes": [], "interference": []}
+        return [values | {"missing": {name: why for name, value in values.items() if value is None}, "quantiles": {}}]
+    loads = [*result["loads"], *([_largest(result["largest_rate"])] if result["largest_rate"] else [])]
+    return [_row(cell, result, load) for load in loads]
+
+
+def _largest(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The search for the largest rate as a load."""
+    figures = {"rate_proven": found["proven"], "rate_refuted": found["refuted"]}
+    missing = dict.fromkeys((column.name for column in LOAD_COLUMNS), "a search is of many loads: see its trials")
+    missing["rate"] = "no rate that was tried met the limits"
+    return {
+        "load": LARGEST_RATE,
+        "slots": None,
+        "rate": found["rate"],
+        "figures": figures,
+        "missing": missing | dict.fromkeys(figures, "no rate's share is that surely so"),
+        "findings": found["findings"],
+        "interference": [],
+        "quantiles": {},
+        "trials": [[trial["rate"], trial["met"] / trial["arrived"]] for trial in found["trials"]],
+    }
+
+
+def _row(cell: Mapping[str, Any], result: Mapping[str, Any], load: Mapping[str, Any]) -> dict[str, Any]:
+    found = {"cell": cell, "serving": result, "load": load}
+    values = {column.name: column.value(found) for column in LOAD_COLUMNS}
+    refused = values["refused"]
+    missing = {}
+    for column in LOAD_COLUMNS:
+        if refused and column.name not in KEPT:
+            values[column.name] = None
+        if values[column.name] is None:
+            why = load["missing"].get(column.name, column.why_missing)
+            missing[column.name] = f"refused: {refused}" if refused and column.name not in KEPT else why
+    missing = {name: why for name, why in missing.items() if why}
+    extra = {"quantiles": {} if refused else load["quantiles"], "trials": load.get("trials")}
+    return values | {"missing": missing} | {name: value for name, value in extra.items() if value is not None}

@@ -1,0 +1,113 @@
+// Servers under load: who serves so many users, plots of what they see, and every row of loads.csv that is read first.
+
+const LOADS = (DATA.loads?.rows ?? []).map((values, i) => ({
+  ...Object.fromEntries(DATA.loads.columns.map((column, place) => [column.name, values[place]])),
+  missing: Object.fromEntries(Object.entries(DATA.loads.missing[i]).flatMap(([number, names]) => names.map((name) => [name, DATA.pool[number]]))),
+  quantiles: DATA.loads.quantiles[i],
+  trials: DATA.loads.trials[i],
+}));
+const SHORTEST = 0.01; // ms, on an axis that has no zero: tokens that came together
+const serverOf = (row) => (MODELS.length > 1 ? `${row.model}/` : "") + `${row.format}@${row.run}`;
+const LOAD_PLOTS = {
+  throughput: ["What all users get, over what one of them sees", "Each point is a number of users at once; the line joins those of a server. The better corner is the upper right one."],
+  goodput: ["Who keeps the limits as requests arrive faster", "Requests arrive by chance (Poisson), whatever the server does. The share of those that met both limits of the config, for each rate that was tried."],
+  ttft_ms: ["How long a user waits for the first token", "A curve that is further to the left is faster. The time counts from when the request was to be sent."],
+  gap_ms: ["How long the pauses between tokens are", "The time between two events that brought tokens. Where a curve has a long foot, text comes in bursts."],
+};
+
+/** The servers that keep a number of users within limits, those that do not, and those of which nothing is known. */
+function serving(users, ttft, tpot) {
+  const groups = { yes: [], no: [], unknown: [] };
+  for (const server of new Set(LOADS.map(serverOf))) {
+    const rows = LOADS.filter((row) => serverOf(row) === server && row.slots !== null);
+    const asked = rows.filter((row) => row.slots >= users).sort((a, b) => a.slots - b.slots);
+    const row = asked.find((each) => each.ttft_ms_p90 !== null && each.tpot_ms_p90 !== null);
+    if (!row) groups.unknown.push({ server, why: asked[0]?.missing.ttft_ms_p90 ?? `no load of ${users} users or more` });
+    else groups[row.ttft_ms_p90 <= ttft && row.tpot_ms_p90 <= tpot ? "yes" : "no"].push({ server, row });
+  }
+  const total = ({ row }) => row.output_tokens_per_second ?? 0;
+  for (const name of ["yes", "no"]) groups[name].sort((a, b) => total(b) - total(a));
+  return groups;
+}
+
+function serves({ server, row }) {
+  const together = row.output_tokens_per_second === null ? "" : `${figure(row.output_tokens_per_second, 3)} tokens/s together, `;
+  return [element("strong", {}, server), ` (${row.load}): ${together}TTFT ${figure(row.ttft_ms_p90, 3)} ms, TPOT ${figure(row.tpot_ms_p90, 3)} ms for 90% of the requests`];
+}
+
+function showServers() {
+  const [users, ttft, tpot] = ["users", "limit-ttft", "limit-tpot"].map((id) => Number(find(id).value));
+  const { yes, no, unknown } = serving(users, ttft, tpot);
+  const lines = [];
+  for (const [place, each] of yes.entries()) lines.push([place ? "So does " : `${users} user${users > 1 ? "s are" : " is"} served best within these limits by `, ...serves(each), "."]);
+  if (!yes.length) lines.push(`No server keeps ${users} user${users > 1 ? "s" : ""} within these limits, as far as it was measured.`);
+  for (const each of no) lines.push([...serves(each), `: beyond the limit of ${[each.row.ttft_ms_p90 > ttft ? "TTFT" : "", each.row.tpot_ms_p90 > tpot ? "TPOT" : ""].filter(Boolean).join(" and ")}.`]);
+  for (const each of unknown) lines.push(`${each.server}: not known (${each.why}).`);
+  find("servers").replaceChildren(element("ul", {}, lines.map((line) => element("li", {}, line))));
+}
+
+/** The rows of one plot, as its specification takes them. */
+function drawnLoads(name) {
+  const named = (row) => ({ cell: `${row.format}@${row.run}`, load: row.load });
+  if (name === "throughput") return LOADS.filter((row) => row.slots !== null && row.output_tokens_per_second !== null && row.user_tokens_per_second !== null).map((row) => ({ ...row, ...named(row) }));
+  if (name === "goodput") {
+    const rates = LOADS.filter((row) => row.rate !== null && row.goodput !== null).map((row) => ({ ...named(row), rate: row.rate, goodput: row.goodput }));
+    return [...rates, ...LOADS.flatMap((row) => (row.trials ?? []).map(([rate, goodput]) => ({ ...named(row), rate, goodput })))];
+  }
+  const chosen = find("distribution").value;
+  return LOADS.filter((row) => row.load === chosen).flatMap((row) => (row.quantiles[name] ?? []).map((ms, i) => ({ ...named(row), ms: Math.max(ms, SHORTEST), quantile: DATA.loads.levels[i] })));
+}
+
+function showLoadPlots() {
+  const model = find("load-model").value;
+  const figures = Object.entries(DATA.undrawn ? {} : LOAD_PLOTS).map(([name, [caption, what]]) => {
+    const values = drawnLoads(name).filter((row) => !row.model || row.model === model);
+    if (!values.length) return null;
+    const target = element("div", { class: "plot" });
+    draw(target, `${caption}, ${model}`, DATA["load plots"][name], values);
+    return element("figure", {}, element("figcaption", {}, caption, " ", help(`this plot: ${caption}`, what)), target);
+  });
+  find("load-plots").replaceChildren(element("div", { class: "plots" }, figures.filter((each) => each !== null)));
+}
+
+/** A figure, or by a click why there is none. */
+function loadCell(row, column) {
+  const value = row[column.name];
+  if (column.name === "run") return element("td", { class: "name" }, value);
+  if (value === null) {
+    const why = row.missing[column.name] ?? "not measured";
+    const text = why.startsWith("still to come") ? "not yet" : /^failed/.test(why) ? "failed" : /^refused/.test(why) ? "refused" : "–";
+    return element("td", { class: "empty" }, reason(text, `${column.title} of ${serverOf(row)}, ${row.load}`, why));
+  }
+  const shares = ["goodput", "tokens_equal_alone"].includes(column.name);
+  const [low, high] = [row[`${column.name}_low`], row[`${column.name}_high`]];
+  const below = low === undefined || low === null ? null : element("small", {}, `${figure(low, 3)} to ${figure(high, 3)}`);
+  const notes = column.name === "load" ? [...row.notes, ...row.interference] : [];
+  return element("td", { class: typeof value === "string" ? "name" : null }, element("span", {}, typeof value === "string" ? value : shares ? percent(value) : figure(value, 3)), below, notes.length ? reason("notes", `${serverOf(row)}, ${row.load}`, notes.join("; ")) : null);
+}
+
+function showLoadTable() {
+  const shown = DATA.loads.columns.filter((column) => column.shown && (column.name !== "model" || MODELS.length > 1) && LOADS.some((row) => row[column.name] !== null || row.missing[column.name]?.startsWith("refused"))).sort((a, b) => a.shown - b.shown);
+  const head = shown.map((column) => element("th", { scope: "col" }, column.title, column.unit ? `, ${column.unit}` : "", " ", help(column.title, [column.text, BETTER[column.better]].filter(Boolean).map((line) => element("p", {}, line)))));
+  const body = LOADS.map((row) => element("tr", {}, shown.map((column) => loadCell(row, column))));
+  find("load-table").replaceChildren(element("thead", {}, element("tr", {}, head)), element("tbody", {}, body));
+}
+
+function showLoads() {
+  find("loads-section").hidden = !LOADS.length;
+  if (!LOADS.length) return;
+  const option = (value) => element("option", { value }, value);
+  const loads = [...new Set(LOADS.filter((row) => Object.keys(row.quantiles).length).map((row) => row.load))];
+  find("distribution").append(...loads.map(option));
+  find("load-model").replaceChildren(...[...new Set(LOADS.map((row) => row.model))].map(option));
+  find("load-model-label").hidden = MODELS.length === 1;
+  find("distribution-label").hidden = loads.length < 2;
+  find("users").value = Math.max(1, ...LOADS.map((row) => row.slots ?? 1));
+  find("limit-ttft").value = DATA.config.serving.limits.ttft_ms;
+  find("limit-tpot").value = DATA.config.serving.limits.tpot_ms;
+  for (const id of ["users", "limit-ttft", "limit-tpot"]) find(id).addEventListener("input", showServers);
+  for (const id of ["distribution", "load-model"]) find(id).addEventListener("change", showLoadPlots);
+  showServers();
+  showLoadPlots();
+  showLoadTable();
+}

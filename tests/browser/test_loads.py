@@ -1,0 +1,116 @@
+"""What the page says of servers under load: who serves how many users, plots, the table, why figures are refused."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import METRICS_VERSION, build, write_cell
+from playwright.sync_api import Page, expect
+
+SERVING = {"limits": {"ttft_ms": 500.0, "tpot_ms": 20.0}}
+# users -> tokens/s of all, TTFT and TPOT in ms, for 90% of the requests
+QUICK = {1: (100, 20, 10), 8: (640, 100, 12), 32: (1280, 400, 25)}
+SLOW = {1: (50, 20, 20), 8: (200, 700, 40)}
+SHORT = "3 of 8 answers have fewer tokens than were asked for: 7 of 8 in one of them"
+
+
+def load(users: int, total: float, ttft: float, tpot: float, *, refused: str | None = None) -> dict[str, Any]:
+    figures: dict[str, float | None] = {"requests": 100, "output_tokens_per_second": total, "makespan_s": 10.0}
+    figures |= {"output_tokens_per_second_low": 0.9 * total, "output_tokens_per_second_high": 1.1 * total}
+    figures |= {f"ttft_ms_p{percent}": ttft * percent / 90 for percent in (50, 90)}
+    figures |= {f"tpot_ms_p{percent}": tpot * percent / 90 for percent in (50, 90)} | {"goodput": 0.5}
+    finding = {"fault": "short", "message": refused, "refuses": True}
+    return {
+        "load": f"concurrency-{users}",
+        "slots": users,
+        "rate": None,
+        "figures": figures,
+        "missing": {},
+        "findings": [finding] if refused else [],
+        "interference": [],
+        "quantiles": {"ttft_ms": [ttft] * 13, "gap_ms": [0.0, *[tpot] * 12]},
+    }
+
+
+def serve(cell: dict[str, Any], run: str, loads: list[dict[str, Any]], rate: float | None = None) -> dict[str, Any]:
+    """The cell as a server with a result of its own."""
+    path = Path(cell["artifact"]) / f"{run}.json"
+    artifact = json.loads((Path(cell["artifact"]) / "quantmill.json").read_text())
+    trials = [{"rate": 1.0, "met": 40, "arrived": 40, "low": 0.9, "high": 1.0}]
+    found = {"rate": rate, "above": 2.0, "proven": None, "refuted": 4.0, "trials": trials, "findings": []}
+    content = {"kind": "serving", "metrics_version": METRICS_VERSION, "artifact": artifact, "engine": cell["engine"]}
+    content |= {"protocol": {"serving": SERVING}, "gpus": 1, "device": {"name": "a card"}, "loads": loads}
+    content |= {"summary": {"startup_s": [3.0]}, "largest_rate": found if rate else None}
+    path.write_text(json.dumps(content))
+    logs = cell["logs"] | {"serving": cell["logs"]["latency"]}
+    return cell | {"run": run, "serving": str(path), "logs": logs}
+
+
+@pytest.fixture
+def page(tmp_path: Path, visit: Callable[..., Page]) -> Page:
+    names = ("reference", "quick", "slow", "broken")
+    cells = [write_cell(tmp_path, "m", name, 100, 1, 10**6, [[1, 2, 3, 4]] * 2, seen=False) for name in names]
+    cells[1] = serve(cells[1], "server", [load(users, *each) for users, each in QUICK.items()], rate=1.5)
+    cells[2] = serve(cells[2], "server", [load(users, *each) for users, each in SLOW.items()])
+    cells[3] = serve(cells[3], "server", [load(8, 900, 10, 1, refused=SHORT)])
+    return visit(build(tmp_path, ["m"], cells, serving=SERVING))
+
+
+def sentences(page: Page) -> list[str]:
+    return page.locator("#servers li").all_inner_texts()
+
+
+def test_who_serves_so_many_users(page: Page) -> None:
+    page.fill("#users", "8")
+    best, slow, broken = sentences(page)
+    assert best == (
+        "8 users are served best within these limits by quick@server (concurrency-8): 640 tokens/s together, "
+        "TTFT 100 ms, TPOT 12 ms for 90% of the requests."
+    )
+    assert slow.startswith("slow@server (concurrency-8)")
+    assert slow.endswith("for 90% of the requests: beyond the limit of TTFT and TPOT.")
+    assert broken == f"broken@server: not known (refused: {SHORT})."
+    page.fill("#users", "1")
+    assert sentences(page)[1].startswith("So does slow@server (concurrency-1): 50 tokens/s together")
+    page.fill("#limit-tpot", "15")
+    assert sentences(page)[1].endswith("beyond the limit of TPOT.")
+    page.fill("#users", "20")
+    assert sentences(page)[0] == "No server keeps 20 users within these limits, as far as it was measured."
+    assert "slow@server: not known (no load of 20 users or more)." in sentences(page)
+
+
+def test_limits_begin_as_the_config_has_them(page: Page) -> None:
+    values = [page.input_value(f"#{name}") for name in ("users", "limit-ttft", "limit-tpot")]
+    assert values == ["32", "500", "20"]
+
+
+def test_the_table_holds_every_load(page: Page) -> None:
+    rows = page.locator("#load-table tbody tr")
+    expect(rows).to_have_count(len(QUICK) + 1 + len(SLOW) + 1)
+    first = rows.first.inner_text()
+    assert "concurrency-1" in first
+    assert re.search(r"100\s+90 to 110", first)
+    last = rows.last
+    last.get_by_role("button", name=re.compile("^refused: why")).first.click()
+    expect(page.locator("#explanation")).to_have_text(f"refused: {SHORT}")
+
+
+def test_plots_are_drawn_of_what_counts(page: Page) -> None:
+    captions = page.locator("#load-plots figcaption").all_inner_texts()
+    assert [text.split(" ?")[0].strip() for text in captions] == [
+        "What all users get, over what one of them sees",
+        "Who keeps the limits as requests arrive faster",
+        "How long a user waits for the first token",
+        "How long the pauses between tokens are",
+    ]
+    throughput = page.locator("#load-plots figure").first
+    assert throughput.locator("g.mark-symbol.layer_2_marks path, g.mark-symbol path").count() >= len(QUICK) + len(SLOW)
+    assert "broken@server" not in throughput.inner_text()
+
+
+def test_a_study_without_servers_has_no_such_section(tmp_path: Path, visit: Callable[..., Page]) -> None:
+    cell = write_cell(tmp_path, "m", "reference", 100, 1, 10**6, [[1, 2, 3, 4]] * 2, seen=False)
+    assert not visit(build(tmp_path, ["m"], [cell])).locator("#loads-section").is_visible()

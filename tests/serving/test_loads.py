@@ -1,0 +1,282 @@
+"""Loads through the whole program, with the fake server in place of a real one: what is sent, found and refused."""
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import REPO
+from fake_model import EOS, VOCAB, Model
+
+from common import manifest
+from common.program import UserError
+from devices import processes
+from engines import Targets
+from loading.plan import PER_SLOT, Plan
+from loading.start import Loader
+from reporting import loads, results
+from reporting.load_columns import LOAD_COLUMNS
+
+A, B, C, D = TIMES = (0.01, 0.0001, 0.01, 0.001)
+LIMITS = {"ttft_ms": 500.0, "tpot_ms": 100.0}
+SERVING: dict[str, Any] = {
+    "burst": 0,
+    "concurrency": [],
+    "rates": [],
+    "largest_rate": False,
+    "limits": LIMITS,
+    "prompt_tokens": 32,
+    "new_tokens": 12,
+    "requests": 40,
+    "restarts": 1,
+}
+IDS = np.random.default_rng(3).integers(2, VOCAB, size=6000).tolist()
+EVALUATION = {"ids": IDS, "context": 512, "bos_id": None}
+BURST = [IDS[40 * place : 40 * place + 20 + place] for place in range(12)]
+
+
+def plan(evaluation: dict[str, Any] | None = None, **serving: Any) -> Plan:
+    return Plan(SERVING | serving, EVALUATION | (evaluation or {}), BURST, seed=0)
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run load.py on a fake artifact; the server's faults are options."""
+    artifact = tmp_path / "model/fake"
+    artifact.mkdir(parents=True)
+    (artifact / "config.json").write_text(json.dumps({"vocab_size": VOCAB, "eos_token_id": EOS}))
+    manifest.write(artifact, format="fake", tool="fake", tool_version="1")
+    (tmp_path / "evaluation.json").write_text(json.dumps(EVALUATION))
+    (tmp_path / "burst.json").write_text(json.dumps({"prompts": [{"text": "", "ids": ids} for ids in BURST]}))
+
+    def run(options: dict[str, Any], **serving: Any) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, REPO / "tests/harness/run.py", "load", artifact, tmp_path / "out.json"]
+        command += ["--engine", "fake-serve", "--device", "cpu", "--options", json.dumps({"times": TIMES} | options)]
+        command += ["--serving", json.dumps(SERVING | serving), "--evaluation", tmp_path / "evaluation.json"]
+        command += ["--burst", tmp_path / "burst.json"]
+        return subprocess.run(list(map(str, command)), capture_output=True, text=True)
+
+    return run
+
+
+def read(tmp_path: Path) -> dict[str, Any]:
+    return json.loads((tmp_path / "out.json").read_text())
+
+
+def test_a_plan_sends_what_the_study_asks_for() -> None:
+    found = plan(burst=5, concurrency=[1, 4], rates=[2.5], new_tokens=[6, 12])
+    burst, one, four, rate = found.loads
+    assert [each.name for each in found.loads] == ["burst-5", "concurrency-1", "concurrency-4", "rate-2.5"]
+    assert [list(each.prompt) for each in burst.asked] == BURST[:5]
+    assert [len(one.asked), len(four.asked), len(rate.asked)] == [PER_SLOT, 4 * PER_SLOT, 40]
+    assert {len(each.prompt) for each in four.asked} == {32}
+    assert {each.new_tokens for each in four.asked[4:]} <= set(range(6, 13))
+    prompts = [tuple(each.prompt[:16]) for planned in found.loads for each in planned.asked]
+    prompts += [tuple(each.prompt[:16]) for each in [*found.warm_up(), *found.probes(6)]]
+    assert len(set(prompts)) == len(prompts)  # nothing shares a block of a cache
+    assert rate.schedule_sha256 == plan(rates=[2.5]).loads[0].schedule_sha256 != found.at_rate(3.0).schedule_sha256
+
+
+def test_slots_that_begin_together_do_not_go_on_in_step() -> None:
+    (four,) = plan(concurrency=[4], new_tokens=100).loads
+    assert [each.new_tokens for each in four.asked[:6]] == [25, 50, 75, 100, 100, 100]
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "serving", "message"),
+    [
+        ({}, {"burst": 13}, r"^serving.burst: 13 prompts, and its text holds 12; lower it, or add more$"),
+        (
+            {"context": 40},
+            {"concurrency": [1]},
+            r"^serving: prompt and new tokens are 44 together, and the model's",
+        ),
+        ({"ids": IDS[:40]}, {"concurrency": [4]}, r"^the text of 40 tokens has no \d+ prompts that begin differently"),
+        ({"ids": IDS[:20]}, {"concurrency": [4]}, r"^a prompt of 32 tokens is longer than the text \(20\)"),
+    ],
+)
+def test_what_cannot_be_sent_is_one_line(evaluation: dict[str, Any], serving: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        plan(evaluation, **serving)
+
+
+def test_a_server_is_put_under_every_load(load: Callable, tmp_path: Path) -> None:
+    result = load({}, burst=6, concurrency=[3], rates=[30.0], restarts=2)
+    assert result.returncode == 0, result.stderr
+    found = read(tmp_path)
+    assert [each["load"] for each in found["loads"]] == ["burst-6", "concurrency-3", "rate-30"]
+    burst, three, _ = found["loads"]
+    assert burst["figures"]["requests"] == 12
+    assert three["figures"]["requests"] == 2 * 3 * PER_SLOT
+    assert len(found["summary"]["startup_s"]) == 2
+    assert found["summary"]["nll_shift"] == 0  # of a table, whose predictions depend on nothing else
+    for each in found["loads"]:
+        assert each["figures"]["failed"] == each["figures"]["rejected"] == each["figures"]["unfinished"] == 0
+        assert each["figures"]["tokens_equal_alone"] == 1.0
+        assert each["figures"]["cached_token_fraction"] == 0
+        # what a busy machine does to a client is refused, and nothing else is
+        assert {one["fault"] for one in each["findings"] if one["refuses"]} <= {"slow_reader", "schedule_lag", "stall"}
+    generated = [sum(counted["generated_tokens"] for counted in each["counters"]) for each in found["loads"]]
+    assert generated[0] == 12 * 12
+    with np.load(tmp_path / "out.npz") as raw:
+        assert raw["burst-6/0/events"].tolist() == [12] * 6
+        assert len(raw["concurrency-3/1/times"]) == raw["concurrency-3/1/tokens"].sum() == generated[1] / 2
+    assert not (tmp_path / "model/.servers").exists()
+    assert not (tmp_path / ".out.json.work").exists()
+
+
+@pytest.mark.parametrize(("shift", "found"), [(0.0, 0.0), (0.25, 0.25)])
+def test_predictions_that_depend_on_load_are_measured(shift: float, found: float) -> None:
+    barrier = threading.Barrier(8)
+
+    class Shaky:
+        capabilities = frozenset({"target_logprobs"})
+        alone = 8  # texts that are scored one at a time, before those that are together
+
+        def target_logprobs(self, ids: list[int]) -> Targets:
+            together = self.alone == 0
+            if together:
+                barrier.wait(20)
+            else:
+                self.alone -= 1
+            none = np.empty((len(ids) - 1, 0))
+            return Targets(np.full(len(ids) - 1, -1.0 - shift * together), none, none)
+
+    loader = Loader.__new__(Loader)
+    loader.engine, loader.plan = Shaky(), plan(concurrency=[2])
+    assert loader.score() == pytest.approx(found)
+
+
+@pytest.mark.timing
+def test_figures_are_the_servers_own(load: Callable, tmp_path: Path) -> None:
+    assert load({}, concurrency=[3], new_tokens=24).returncode == 0
+    (three,) = read(tmp_path)["loads"]
+    assert three["findings"] == []
+    assert three["figures"]["tpot_ms_p50"] == pytest.approx(1000 * (C + 3 * D), rel=0.02)
+    assert three["figures"]["ttft_ms_p50"] == pytest.approx(1000 * (A + 32 * B), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [
+        ("short", "short"),
+        pytest.param("bos", "token_added", marks=pytest.mark.slow),
+        pytest.param("batch", "batch_dependent", marks=pytest.mark.slow),
+        pytest.param("prefix_cache_told", "cached", marks=pytest.mark.slow),
+        pytest.param("serial", "serial", marks=pytest.mark.slow),
+    ],
+)
+def test_a_fault_of_the_server_takes_the_figures_away(load: Callable, tmp_path: Path, fault: str, named: str) -> None:
+    result = load({"fault": fault}, concurrency=[3])
+    assert result.returncode == 0, result.stderr
+    (three,) = read(tmp_path)["loads"]
+    assert named in {each["fault"] for each in three["findings"] if each["refuses"]}
+
+
+@pytest.mark.slow
+def test_the_largest_rate_is_searched_for(load: Callable, tmp_path: Path) -> None:
+    # one slot that takes 1 + 11 x 3 ms a request: 29 a second at most
+    times, limits = (0.001, 0.0, 0.003, 0.0), {"ttft_ms": 200, "tpot_ms": 50}
+    result = load({"slots": 1, "times": times}, largest_rate=True, concurrency=[1], requests=40, limits=limits)
+    assert result.returncode == 0, result.stderr
+    found = read(tmp_path)["largest_rate"]
+    assert 1 < found["rate"] < 35  # forty arrivals are few
+    assert found["above"] <= found["rate"] * 1.06
+    assert all(met <= arrived == 40 for _, met, arrived, _, _ in (each.values() for each in found["trials"]))
+
+
+def test_a_server_that_dies_in_the_middle_is_one_line_and_leaves_nothing(load: Callable, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLER, str(tmp_path / "model/.servers")]
+    with subprocess.Popen(command) as killer:
+        result = load({"times": (0.01, 0.0001, 0.05, 0.001)}, concurrency=[3], new_tokens=60)
+        killer.wait()
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].startswith("error: fake@fake_serve: the server ended (killed by signal 9)")
+    assert not (tmp_path / "out.json").exists()
+    assert not (tmp_path / "out.npz").exists()
+
+
+KILLER = """
+import json, os, pathlib, signal, sys, time
+folder = pathlib.Path(sys.argv[1])
+while True:
+    for record in folder.glob("*.json"):
+        pids = sorted(map(int, json.loads(record.read_text())))
+        if len(pids) > 1:  # the supervisor and the server
+            time.sleep(1.5)
+            os.kill(pids[-1], signal.SIGKILL)
+            sys.exit()
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_program_leaves_no_server(load: Callable, tmp_path: Path) -> None:
+    script = "import signal, os, sys, time; time.sleep(4); os.kill(int(sys.argv[1]), signal.SIGKILL)"
+    artifact = tmp_path / "model/fake"
+    command = [sys.executable, REPO / "tests/harness/run.py", "load", artifact, tmp_path / "out.json"]
+    command += ["--engine", "fake-serve", "--device", "cpu", "--options", json.dumps({"times": (0.01, 0, 0.2, 0)})]
+    command += ["--serving", json.dumps(SERVING | {"concurrency": [2]}), "--evaluation", tmp_path / "evaluation.json"]
+    with subprocess.Popen(list(map(str, command)), stderr=subprocess.DEVNULL) as program:
+        records = tmp_path / "model/.servers"
+        deadline = time.monotonic() + 60
+        while not (found := [pid for each in records.glob("*.json") for pid in json.loads(each.read_text())][1:]):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        subprocess.run([sys.executable, "-c", script, str(program.pid)], check=True)
+    assert program.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 60
+    while any(processes.began(int(pid)) is not None for pid in found):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert not (tmp_path / "out.json").exists()
+
+
+def collect(tmp_path: Path, **changes: Any) -> list[dict[str, Any]]:
+    """Rows of the report, of what load.py wrote."""
+    found = read(tmp_path)
+    config = {"serving": found["protocol"]["serving"], "seed": 0}
+    cell = {"model": "m", "format": "fake", "run": "server", "engine": "fake-serve", "options": found["options"]}
+    cell |= {"gpus": 1, "artifact": str(tmp_path / "model/fake"), "serving": str(tmp_path / "out.json")}
+    cell |= {"logs": {"serving": [str(tmp_path / "log")], "artifact": [str(tmp_path / "log")]}} | changes
+    return loads.collect({"config": config, "cells": [cell]})
+
+
+def test_rows_hold_the_figures_or_the_reason(load: Callable, tmp_path: Path) -> None:
+    assert load({"fault": "short"}, burst=4, concurrency=[2]).returncode == 0
+    rows = collect(tmp_path)
+    assert [(row["load"], row["slots"]) for row in rows] == [("burst-4", None), ("concurrency-2", 2)]
+    for row in rows:
+        assert "have fewer tokens than were asked for" in row["refused"]
+        assert row["output_tokens_per_second"] is None
+        assert row["missing"]["ttft_ms_p50"].startswith("refused: ")
+        assert row.keys() >= {column.name for column in LOAD_COLUMNS}
+    results.write_csv(tmp_path / "loads.csv", rows, LOAD_COLUMNS)
+    with (tmp_path / "loads.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [row["load"] for row in table] == ["burst-4", "concurrency-2"]
+    assert table[0]["requests"] == ""
+    assert table[0]["gpus"] == "1"
+    (pending,) = collect(tmp_path, pending=["serving"])
+    assert (pending["load"], pending["missing"]["load"]) == (None, "still to come: the study is running")
+    (other,) = collect(tmp_path, options={"slots": 3})
+    assert other["missing"]["ttft_ms_p50"] == "was measured with another options; run again"
+    (tmp_path / "log").write_text("error: no memory\n")
+    (failed,) = collect(tmp_path, serving=str(tmp_path / "none.json"))
+    assert failed["missing"]["load"] == "failed: no memory"
+
+
+def test_an_answer_is_the_models_own(load: Callable, tmp_path: Path) -> None:
+    """The fake server's table is the reference: with another one every load is refused."""
+    assert load({"fault": "other_model"}, concurrency=[2]).returncode == 0
+    assert Model(seed=2).decode(BURST[0], 5) != Model().decode(BURST[0], 5)
+    (row,) = collect(tmp_path)
+    assert "nats behind the likeliest" in row["refused"]
