@@ -7,7 +7,7 @@ BOOTSTRAP := .venv/.complete
 OUT = artifacts/bundles/$(ENV)# of make bundle
 RUNS := results/demo results/h200 results/h200-served# each with a README.md that holds all columns of its table
 AUTOGPTQ = $$($(BIN)/python -c 'import sys; print("envs/autogptq" if sys.version_info[:2] == (3, 11) else "")')
-ENVS := bootstrap kubernetes tools torch transformers-serve gptqmodel autogptq mlc llama_cpp vllm vllm-cpu lm-eval browser
+ENVS := bootstrap kubernetes tools torch transformers-serve gptqmodel quantizers autogptq mlc llama_cpp vllm vllm-cpu lm-eval browser
 
 PYTEST := $(BIN)/python -m pytest
 # Two workers, each of which takes whole files; beside them no time is measured.

@@ -20,6 +20,9 @@ for registration in sorted(RULES.glob("[ef]*/*.smk")):  # engines, formats
     include: registration
 
 
+include: "rules/quantize.smk"
+
+
 STUDY = check_study(config)
 CELLS = {(each.model, each.name): each for each in cells.of_study(STUDY, REGISTRY)}
 

@@ -204,6 +204,11 @@ def has_quality(model):
     return source(STUDY["models"][model])[0] != "random"
 
 
+def has_speed(cell):
+    """Whether a cell's speed means anything: some engines only calculate what a format's kernels would."""
+    return not ENGINES[cell.engine].no_speed
+
+
 def has_gate(wildcards):
     """Whether an artifact is held against what its model's source predicts before it is published."""
     return has_quality(wildcards.model)
@@ -252,7 +257,8 @@ def build_ask(wildcards, input):
     model = shape.of_folder(local_path(input.source))
     if "format" not in wildcards.keys():
         return study_jobs().copy(model)
-    tokens = local_path(input.calibration).stat().st_size // jobs.BYTES_AN_ID if "calibration" in input.keys() else None
+    texts = [file for file in input if str(file).endswith("tokens/calibration.json")]
+    tokens = local_path(texts[0]).stat().st_size // jobs.BYTES_AN_ID if texts else None
     engine = find_cell(wildcards.model, wildcards.format).engine
     return study_jobs().build(wildcards.format, engine, model, has_gate(wildcards), tokens)
 

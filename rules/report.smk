@@ -9,6 +9,7 @@ from reporting import summary
 from reporting.live_page import LivePage
 from snakemake.logging import logger
 
+RANDOM = "random weights: measured for speed only"
 PAGE_FILES = list((CHECKOUT / "scripts/reporting/page_files").glob("*"))
 
 
@@ -38,6 +39,12 @@ def logs(cell):
     }
 
 
+def absent(cell):
+    """Why parts of a row are not measured at all."""
+    quality = {} if has_quality(cell.model) else dict.fromkeys(("quality", "noise_floor"), RANDOM)
+    return quality | ({} if has_speed(cell) else {"latency": ENGINES[cell.engine].no_speed})
+
+
 def rows():
     """The rows of the report: where each cell's results are, or why it has none."""
     return [
@@ -50,11 +57,11 @@ def rows():
             "gpus": cell.gpus,
             "prebuilt": cell.prebuilt,
             "artifact": f"artifacts/{cell.model}/{cell.format}",
-            "latency": f"artifacts/{cell.model}/latency/{cell.name}.json",
+            "latency": f"artifacts/{cell.model}/latency/{cell.name}.json" if has_speed(cell) else None,
             "quality": f"artifacts/{cell.model}/quality/{cell.name}.json" if has_quality(cell.model) else None,
             "serving": f"artifacts/{cell.model}/serving/{cell.name}.json" if has_loads(cell) else None,
             "noise_floor": f"artifacts/{cell.model}/quality/noise-floor.json" if has_quality(cell.model) else None,
-            "no_quality": None if has_quality(cell.model) else "random weights: measured for speed only",
+            "absent": absent(cell),
             "evaluation": f"artifacts/{cell.model}/tokens/evaluation.json",
             "logs": logs(cell),
         }

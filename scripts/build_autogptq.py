@@ -47,8 +47,7 @@ def quantize(job: Job) -> None:
         raise UserError(f"it is of type {model.config.model_type}, and auto-gptq knows only {known}")
     config = auto_gptq.BaseQuantizeConfig(**job.parameters, model_file_base_name="model")
     quantized = kind(model.eval(), False, config)
-    samples = [torch.tensor([ids]) for ids in job.calibration.samples]
-    quantized.quantize([{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in samples])
+    quantized.quantize(job.sample_inputs())
     quantized.save_quantized(str(job.saved))
 
 

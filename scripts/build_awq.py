@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Quantize a model to AWQ with autoawq.
+"""Quantize a model to AWQ with autoawq, or with gptqmodel where autoawq does not know the architecture.
 
-    python scripts/build_awq.py SRC DST --calibration calibration.json --evaluation evaluation.json [--w-bit 4]
-        [--q-group-size auto] [--zero-point true] [--version GEMM]
+    python scripts/build_awq.py SRC DST --calibration calibration.json --evaluation evaluation.json [--tool auto]
+        [--w-bit 4] [--q-group-size auto] [--zero-point true] [--version GEMM]
 
 SRC is the fp16 artifact. The same input gives the same bytes on the same kind of CPU with as many threads.
 """
@@ -10,13 +10,15 @@ SRC is the fp16 artifact. The same input gives the same bytes on the same kind o
 from importlib.metadata import version
 from typing import Any
 
+import torch
 from transformers import AutoTokenizer, GenerationConfig
 
 from checkpoint import shards
 from common.program import run
+from quantization.by_gptqmodel import load_gptqmodel, save_gptqmodel
 from quantization.program import Job, boolean, build, parser
 
-PARAMETERS = ("w_bit", "q_group_size", "zero_point", "version")
+PARAMETERS = ("tool", "w_bit", "q_group_size", "zero_point", "version")
 
 
 def quantizer() -> type:
@@ -40,16 +42,28 @@ def quantizer() -> type:
     return Quantizer
 
 
-def quantize(job: Job) -> None:
-    """Call autoawq. It starts CUDA when it is imported: not before this job holds a GPU.
+def quantize(job: Job) -> dict[str, str]:
+    """Call the tool, and say which it was. Both start CUDA when they are imported: not before this job holds a GPU.
 
-    Raises `ValueError` for models that it quantizes but that would load as other ones.
+    Raises `ValueError` for models that they quantize but that would load as other ones.
     """
-    import awq
+    from awq.models.auto import AWQ_CAUSAL_LM_MODEL_MAP
 
-    fused = sorted(name for name in shards.find(job.src).tensors() if name.endswith("mlp.gate_up_proj.weight"))
+    source = shards.find(job.src)
+    fused = sorted(name for name in source.tensors() if name.endswith("mlp.gate_up_proj.weight"))
     if fused:
         raise ValueError(f"gptqmodel, which runs the result, splits {fused[0]} wrongly; gptq-int4 is right")
+    tool = job.parameters.pop("tool")
+    if tool == "auto":
+        tool = "autoawq" if source.config().get("model_type") in AWQ_CAUSAL_LM_MODEL_MAP else "gptqmodel"
+    (by_autoawq if tool == "autoawq" else by_gptqmodel)(job)
+    return {"tool": tool, "tool_version": version(tool)}
+
+
+def by_autoawq(job: Job) -> None:
+    """Quantize and save with autoawq."""
+    import awq
+
     model = awq.AutoAWQForCausalLM.from_pretrained(
         str(job.src), torch_dtype=job.dtype, device_map=job.device, safetensors=True, trust_remote_code=False
     )
@@ -65,8 +79,27 @@ def quantize(job: Job) -> None:
     model.save_quantized(str(job.saved), safetensors=True)
 
 
+def by_gptqmodel(job: Job) -> None:
+    """The same with gptqmodel, whose layers want float16, also on a CPU."""
+    gptqmodel = load_gptqmodel(job)
+    config = gptqmodel.QuantizeConfig(
+        quant_method="awq",
+        format="gemm",
+        bits=job.parameters["w_bit"],
+        group_size=job.parameters["q_group_size"],
+        sym=False,
+        device=job.device,
+        offload_to_disk=True,
+        offload_to_disk_path=str(job.saved / "offload"),
+    )
+    model = gptqmodel.GPTQModel.load(str(job.src), config, dtype=torch.float16)
+    model.quantize(job.sample_inputs(), batch_size=1, backend=gptqmodel.BACKEND.AWQ_TORCH)
+    save_gptqmodel(model, job)
+
+
 def main() -> None:
     arguments = parser(__doc__)
+    arguments.add_argument("--tool", choices=["auto", "autoawq", "gptqmodel"], default="auto")
     arguments.add_argument("--w-bit", type=int, choices=[4], default=4)
     arguments.add_argument("--q-group-size", default="auto", help="weights that share a scale, or auto")
     arguments.add_argument("--zero-point", type=boolean, choices=[True], default=True)

@@ -8,8 +8,8 @@ that artifact's, as scripts/layouts reads them, else the source's own. They run 
 """
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -28,16 +28,14 @@ from scoring.teacher_forcing import Text
 WINDOWS = 8  # whose perplexity is compared: a broken artifact is broken everywhere
 
 
-def predict(folder: Path, text: Text, device: str, threads: int, layout: ModuleType | None) -> dict[str, Any]:
-    """What transformers predicts for a text with the model in a folder: of a source, where there is no `layout`, also
-    after short pieces of the text (scoring/alignment.py)."""
+def predict(folder: Path, text: Text, device: str, threads: int, artifact: Path | None, layout: str) -> dict[str, Any]:
+    """What transformers predicts for a text with the model in a folder, which has the weights of an `artifact`; of a
+    source, where there is none, also after short pieces of the text (scoring/alignment.py)."""
     engine = engines.load("transformers", folder, device, threads)
     found = fidelity.Predictions(engine, text)
     noise = {}
-    if round_activations := getattr(layout, "round_activations", None):
-        for module in engine.model.modules():
-            if isinstance(module, torch.nn.Linear):
-                module.register_forward_pre_hook(lambda _, inputs: (round_activations(inputs[0]), *inputs[1:]))
+    if artifact and (round_input := layouts.rounding(layout, artifact)):
+        round_inputs(engine.model, round_input)
         rounded = fidelity.Predictions(engine, text, found.as_json())
         noise = {"rounding": float(fidelity.divergence(found.as_json(), rounded).mean())}
     return {
@@ -46,9 +44,20 @@ def predict(folder: Path, text: Text, device: str, threads: int, layout: ModuleT
         "windows": len(text.windows),
         "compute_type": engine.compute_type,
         "compared_perplexity": float(np.exp(found.nll[: fidelity.count_positions(text)].mean())),
-        **({} if layout else alignment.examine(engine, folder, text.ids, None)),
+        **({} if artifact else alignment.examine(engine, folder, text.ids, None)),
         **found.as_json(),
     }
+
+
+def round_inputs(model: torch.nn.Module, round_input: Callable[[str, Any], Any]) -> None:
+    """Have each linear layer of a model take what `layouts` says that its input is rounded to."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+
+            def hook(_: torch.nn.Module, inputs: tuple[Any, ...], name: str = name) -> tuple[Any, ...]:
+                return (round_input(name, inputs[0]), *inputs[1:])
+
+            module.register_forward_pre_hook(hook)
 
 
 def main() -> None:
@@ -67,10 +76,9 @@ def main() -> None:
     folder = options.out.with_name(f".{options.out.name}.model")
     shutil.rmtree(folder, ignore_errors=True)  # of a job that was killed
     try:
-        layout = layouts.module(options.layout) if options.artifact else None
-        reading = layout.read(options.artifact, source) if layout else None
+        reading = layouts.module(options.layout).read(options.artifact, source) if options.artifact else None
         layouts.write_model(folder, source, reading, "F32" if device == "cpu" else "F16")
-        found = predict(folder, text, device, threads, layout)
+        found = predict(folder, text, device, threads, options.artifact, options.layout)
         found["against"] = "its own weights" if options.artifact else "the source's weights"
     except UserError as error:
         raise UserError(str(error).replace(str(folder), str(options.source))) from None

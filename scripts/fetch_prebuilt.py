@@ -4,7 +4,7 @@
     python scripts/fetch_prebuilt.py (PATH | ORGANISATION/NAME --revision COMMIT [--file FILE]) DST --model MODEL
         --layout gptq --format NAME --engine gptqmodel [--engine-python PYTHON]
 
-MODEL is the folder of this model's safetensors. Layouts are gptq, awq, ct2 and gguf; PATH is a folder or a .gguf file.
+MODEL is the folder of this model's safetensors. Layouts are those of `LAYOUTS`; PATH is a folder or a .gguf file.
 Local files are linked, those of the hub fetched at one commit, with their hashes checked; the hashes of a
 quantmill.json beside them are checked as well. Nothing of it is changed, and no code of it is run. The quality gate
 then runs it like any other.
@@ -20,7 +20,8 @@ from common.publish import MANIFEST, place, publish
 from prebuilt import ct2, gguf, packed
 from scoring import quality_gate
 
-LAYOUTS = {"gptq": packed, "awq": packed, "ct2": ct2, "gguf": gguf}
+PACKED = ("gptq", "awq", "compressed-tensors", "bitsandbytes", "torchao", "hqq")
+LAYOUTS = {"ct2": ct2, "gguf": gguf} | dict.fromkeys(PACKED, packed)
 
 
 class Found(NamedTuple):

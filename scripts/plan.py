@@ -100,9 +100,14 @@ def row_of(model: str, name: str, disk: int | None, asks: list[Ask], beside: int
     return Row(model, name, disk, mb, tuple(ask.seconds for ask in asks), beside)
 
 
+def cell_name(cell: dict[str, Any]) -> str:
+    """`FORMAT` or `FORMAT@RUN`."""
+    return f"{cell['format']}@{cell['run']}" if cell["run"] else cell["format"]
+
+
 def cell_row(cell: dict[str, Any], model: dict[str, Any], found: Origin, left: set[str], costs: Jobs) -> Row | None:
     """A row of the report: its artifact, and the jobs that build, score and time it; None where none is left."""
-    name, format, engine = Path(cell["latency"]).stem, cell["format"], cell["engine"]
+    name, format, engine = cell_name(cell), cell["format"], cell["engine"]
     build, latency, quality = (cell[kind] in left for kind in ("artifact", "latency", "quality"))
     if not (build or latency or quality):
         return None
@@ -179,7 +184,7 @@ def most_gpus(listed: dict[str, Any], device: str) -> str:
     most = max(cells, key=lambda each: each["gpus"], default={"gpus": 1})
     if most["gpus"] == 1:
         return "1"
-    name = f"{most['model']}/{Path(most['latency']).stem}"
+    name = f"{most['model']}/{cell_name(most)}"
     return (
         f"{most['gpus']} ({name}); run with --resources gpu={most['gpus']} hub=2"  # which replaces the profile's list
     )

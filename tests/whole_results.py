@@ -82,7 +82,7 @@ def cell(
         "latency": str(artifact / "latency"),
         "quality": str(artifact / "quality") if nll is not None else None,
         "noise_floor": str(noise) if nll is not None else None,
-        "no_quality": None if nll is not None else "random weights",
+        "absent": {} if nll is not None else {"quality": "random weights", "noise_floor": "random weights"},
         "logs": {part: [str(artifact / "log")] for part in ("artifact", "latency", "quality", "noise_floor")},
     }
 

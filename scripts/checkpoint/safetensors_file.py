@@ -8,8 +8,9 @@ by falling dtype and then by name, and the header is padded with spaces to a mul
 import io
 import json
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from checkpoint.copying import copy, write_all
@@ -50,6 +51,14 @@ def read(path: Path) -> dict[str, Tensor]:
     return entries
 
 
+def notes(path: Path) -> dict[str, str]:
+    """What a safetensors file, which `read` has found good, says beside its tensors and the form of its framework."""
+    with path.open("rb") as file:
+        header = bounded_json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+    found = header.get("__metadata__", {})
+    return {key: value for key, value in found.items() if isinstance(value, str) and key != "format"}
+
+
 def _entry(path: Path, name: str, entry: dict[str, Any], data_start: int) -> Tensor:
     shape, (begin, end) = tuple(entry["shape"]), entry["data_offsets"]
     if entry["dtype"] not in DTYPE_BYTES:
@@ -69,16 +78,17 @@ def write(
     dtype: Callable[[Tensor], str] = lambda tensor: tensor.dtype,
     copy: Callable[[Tensor, io.FileIO], None] = copy,
     progress: Callable[[int], None] = lambda count: None,
+    notes: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Write tensors to one file, byte for byte what `safetensors.torch.save_file(…, metadata={"format": "pt"})` writes.
 
     Args:
         dtype: the dtype to store a tensor in; copy: appends its elements in that dtype. Together they convert.
-        progress: called with the number of bytes just written.
+        progress: called with the number of bytes just written. notes: what the header says besides.
     """
     ranks = {name: rank for rank, name in enumerate(DTYPE_BYTES)}
     order = sorted(tensors, key=lambda tensor: (-ranks[dtype(tensor)], tensor.name))
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **dict(sorted(notes.items()))}}
     end = 0
     for tensor in order:
         begin, end = end, end + tensor.numel * DTYPE_BYTES[dtype(tensor)]

@@ -1,12 +1,9 @@
-"""Whether somebody else's artifact is of this model: its sizes, its vocabulary, its layers."""
+"""Whether somebody else's artifact is of this model: its sizes and its vocabulary."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from checkpoint import shards
-from checkpoint.shards import Checkpoint
-from checkpoint.tensor import Tensor
 from common.program import UserError
 
 SIZES = (
@@ -16,7 +13,6 @@ SIZES = (
 TOKENIZER = "tokenizer.json"
 MAX_TOKENIZER = 64 * 2**20  # bytes; those with 262,144 tokens and their merges take 33 MB
 MAX_VALUES = 8_000_000
-MAX_GROUP = 2**31  # no model has so many inputs, and a table of results holds no more than 64 bits
 CODE = "auto_map"  # names Python of the artifact's own
 
 
@@ -63,42 +59,3 @@ def check_tokens(artifact: Path, theirs: Mapping[int, str], ours: Mapping[int, s
                 f"{artifact}: has another vocabulary: its token {number} is {theirs.get(number)!r}, "
                 f"this model's {ours.get(number)!r}"
             )
-
-
-def check_packed(artifact: Path, layout: str, quantization: Mapping[str, Any], source: Checkpoint) -> dict[str, Tensor]:
-    """The tensors of a GPTQ or AWQ artifact: scripts/layouts/gptq.py and awq.py say what each is packed like.
-
-    Raises `UserError` where one that the source has is missing or has another size, and where the bits or the group
-    size that the config names are not those of the weights.
-    """
-    stored = shards.find(artifact).tensors()
-    bits = quantization.get("bits", quantization.get("w_bit"))
-    group = quantization.get("group_size", quantization.get("q_group_size", -1))
-    if type(bits) is not int or type(group) is not int or bits < 1 or not (group == -1 or 0 < group < MAX_GROUP):
-        raise UserError(
-            f"{artifact}: its config names {bits!r:.60} bits and groups of {group!r:.60}; both are numbers from 1 on, "
-            "or -1 for groups of a whole column"
-        )
-    for name, tensor in source.tensors().items():
-        layer = name.removesuffix(".weight")
-        if f"{layer}.qweight" not in stored:
-            if name not in stored:
-                raise UserError(f"{artifact}: lacks {name}, which this model has")
-            if stored[name].shape != tensor.shape:
-                shapes = f"{list(stored[name].shape)}, this model's {list(tensor.shape)}"
-                raise UserError(f"{artifact}: is another model: its {name} is {shapes}")
-            continue
-        if len(tensor.shape) != 2:
-            raise UserError(f"{artifact}: holds {layer}.qweight, and this model's {name} is no matrix; name its own")
-        outputs, inputs = tensor.shape
-        groups = -(-inputs // group) if group > 0 else 1
-        if layout == "gptq":
-            expected = {"qweight": (inputs * bits // 32, outputs), "scales": (groups, outputs)}
-        else:
-            expected = {"qweight": (inputs, outputs * bits // 32), "scales": (groups, outputs)}
-        for part, shape in expected.items():
-            found = stored.get(f"{layer}.{part}")
-            if found is None or found.shape != shape:
-                said = f"{bits} bits and groups of {group}, its config's, make {list(shape)} of this model's layer"
-                raise UserError(f"{artifact}: its {layer}.{part} is {found and list(found.shape)}; {said}")
-    return stored

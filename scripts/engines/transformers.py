@@ -31,6 +31,8 @@ class Engine(engines.Engine):
 
     options: ClassVar = {"dtype": str, "attn_implementation": str}
     capabilities = frozenset({"logits", "batches"})
+    library = "transformers"
+    plain = True  # layers of torch's own: they can be moved to a device, and merged there
 
     def __init__(
         self,
@@ -51,9 +53,12 @@ class Engine(engines.Engine):
         if self.dtype == torch.float16 and not all(each.isfinite().all() for each in model.parameters()):
             self.dtype = torch.bfloat16  # weights beyond float16's 65,504 became infinite
             model = self._load(artifact, device)
-        model = model.to(device).eval()
+        if self.plain:
+            model = model.to(device)
+        model.eval()
         if device == "cuda":
-            merge(model, torch.nn.Linear)
+            if self.plain:
+                merge(model, torch.nn.Linear)
             torch.cuda.empty_cache()  # what was merged; cached, it would count as the model's memory
         self.model: PreTrainedModel = model
         text_config = model.config.get_text_config()
@@ -71,10 +76,10 @@ class Engine(engines.Engine):
         """The model; sets `compute_type`. Raises `UserError` where it cannot be loaded whole."""
         try:
             model, info = AutoModelForCausalLM.from_pretrained(
-                artifact, dtype=self.dtype, output_loading_info=True, **self.attention
+                artifact, dtype=self.dtype, output_loading_info=True, **self.attention, **self.loading(artifact, device)
             )
         except Exception as error:  # whatever its many model classes raise
-            raise UserError(f"{artifact}: transformers cannot load it ({first_line(error)})") from None
+            raise UserError(f"{artifact}: {self.library} cannot load it ({first_line(error)})") from None
         wrong = sorted({*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])})
         if wrong:
             raise UserError(
@@ -82,6 +87,10 @@ class Engine(engines.Engine):
             )
         self.compute_type = str(self.dtype).removeprefix("torch.")
         return model
+
+    def loading(self, artifact: Path, device: str) -> dict[str, Any]:
+        """What a library that quantizes is told besides, when it loads an artifact."""
+        return {}
 
     def _modes(self) -> tuple[str, ...]:
         if self.device == "cpu":  # it would calculate the masked part of a static cache, and gain nothing

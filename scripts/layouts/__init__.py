@@ -3,7 +3,9 @@
 A module has `read(artifact, source)`, which returns a function: a tensor of the source -> the float32 array, in that
 tensor's shape, that the artifact holds in its place. Reading is numpy alone: no library that made or runs the format.
 
-Where an engine rounds activations too, the module has `round_activations`, which does that to a tensor of torch's.
+Where an engine rounds activations too, the module has `rounding(artifact)`, which returns a function: a layer's name
+and the tensor of torch's that it is given -> the same rounded; or None where this artifact's are not. Of layouts that
+somebody else may have built, `packed` says what is stored (see `Shapes`).
 """
 
 import importlib
@@ -13,6 +15,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +28,24 @@ from common.publish import place
 
 FLOATS = CAST | {"F16"}
 Reading = Callable[[Tensor], np.ndarray]
-NUMPY = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "U32": "<u4", "I64": "<i8", "I16": "<i2", "U8": "u1"}
+# What a module's `packed(quantization_config, layer, shape)` returns: the tensors that hold a matrix of this shape,
+# with theirs. A layer that has none of these names is stored plain.
+Shapes = Mapping[str, tuple[int, ...]]
+NUMPY = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "U32": "<u4", "I64": "<i8", "I16": "<i2"}
+NUMPY |= {"U8": "u1", "I8": "i1"}
+FOUR_BITS = np.arange(0, 32, 4, dtype=np.uint32)
+
+
+def _e4m3() -> np.ndarray:
+    """The values of float8 e4m3 by their bytes (arXiv:2209.05433): no infinities, NaN where all bits but the sign are
+    set."""
+    exponent, mantissa = np.divmod(np.arange(128, dtype=np.float32), 8)
+    values = np.where(exponent > 0, (1 + mantissa / 8) * np.exp2(exponent - 7), mantissa / 8 * np.exp2(np.float32(-6)))
+    values[127] = np.nan
+    return np.concatenate([values, -values]).astype(np.float32)
+
+
+E4M3 = _e4m3()
 
 
 class Unread(Exception):
@@ -33,8 +53,11 @@ class Unread(Exception):
 
 
 def array(tensor: Tensor) -> np.ndarray:
-    """A stored tensor as it is, bfloat16 as float32. Raises `Unread` for a dtype that numpy has no name for."""
+    """A stored tensor as it is, bfloat16 and float8 (e4m3) as float32. Raises `Unread` for a dtype that numpy has no
+    name for."""
     data = b"".join(map(bytes, tensor.chunks()))
+    if tensor.dtype == "F8_E4M3":
+        return E4M3[np.frombuffer(data, "u1")].reshape(tensor.shape)
     if tensor.dtype == "BF16":
         return as_float(memoryview(data), "BF16").reshape(tensor.shape)
     if tensor.dtype not in NUMPY:
@@ -47,6 +70,17 @@ def find(stored: Mapping[str, Tensor], name: str) -> np.ndarray:
     if name not in stored:
         raise Unread(f"it holds no {name}")
     return array(stored[name])
+
+
+def nibbles(words: np.ndarray) -> np.ndarray:
+    """int32 [..., n] -> float32 [..., n, 8]: the eight numbers of each word, the lowest bits first."""
+    return ((words.view(np.uint32)[..., None] >> FOUR_BITS) & 15).astype(np.float32)
+
+
+def step_round(x: Any, steps: int) -> Any:
+    """A tensor of torch's [..., inputs], each row rounded to so many steps to either side, its largest the last."""
+    step = x.abs().amax(dim=-1, keepdim=True).clamp(min=1e-30) / steps
+    return (x / step).round() * step
 
 
 def write_model(folder: Path, source: Checkpoint, reading: Reading | None, dtype: str) -> None:
@@ -80,5 +114,11 @@ def write_model(folder: Path, source: Checkpoint, reading: Reading | None, dtype
 
 
 def module(layout: str) -> ModuleType:
-    """The module of a layout."""
-    return importlib.import_module(f"layouts.{layout}")
+    """The module of a layout, `-` as `_`."""
+    return importlib.import_module(f"layouts.{layout.replace('-', '_')}")
+
+
+def rounding(layout: str, artifact: Path) -> Callable[[str, Any], Any] | None:
+    """What `rounding` of a layout's module says of an artifact; None where it has no such function."""
+    says = getattr(module(layout), "rounding", None)
+    return says(artifact) if says else None

@@ -4,17 +4,26 @@ qweight [inputs, outputs / 8] and qzeros [groups, outputs / 8] hold eight output
 5, 7 from the lowest four bits on; a weight is (q - zero) * scale.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from checkpoint import shards
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import Tensor
-from layouts import Reading, Unread, find
-from layouts.gptq import nibbles
+from layouts import Reading, Shapes, Unread, find, nibbles
 
 PLACES = np.argsort([0, 2, 4, 6, 1, 3, 5, 7])  # of each output among a word's nibbles
+
+
+def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shapes:
+    """See `layouts.Shapes`."""
+    outputs, inputs = shape
+    bits, group = words.get("bits", words.get("w_bit")), words.get("group_size", words.get("q_group_size", -1))
+    groups = -(-inputs // group) if group > 0 else 1
+    return {f"{layer}.qweight": (inputs, outputs * bits // 32), f"{layer}.scales": (groups, outputs)}
 
 
 def read(artifact: Path, source: Checkpoint) -> Reading:

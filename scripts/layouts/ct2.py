@@ -4,6 +4,7 @@ The converter gives variables names of its own and joins matrices (queries, keys
 architecture, but a row of it is always a row of the source. So the source's rows are looked for by what they must be.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from checkpoint import ctranslate2_bin
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import Tensor
 from common.program import UserError
-from layouts import Reading, array
+from layouts import Reading, array, step_round
 
 MODEL = "model.bin"
 SEED = 0x9E3779B97F4A7C15
@@ -29,10 +30,9 @@ def quantize(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.rint(rows * scales[:, None]).astype(np.int8), scales
 
 
-def round_activations(x: Any) -> Any:
-    """What a product takes of a tensor [..., inputs]: each row in 127 steps to either side, its largest the last."""
-    step = x.abs().amax(dim=-1, keepdim=True).clamp(min=1e-30) / 127
-    return (x / step).round() * step
+def rounding(artifact: Path) -> Callable[[str, Any], Any]:
+    """See `layouts`: what a product takes of a row, in 127 steps to either side."""
+    return lambda layer, x: step_round(x, 127)
 
 
 def row_hashes(rows: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ one that no way brings near is another tensor.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from checkpoint import gguf_file
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import Tensor
 from common.program import UserError
-from layouts import Reading, Unread, array
+from layouts import Reading, Unread, array, step_round
 from llamacpp import files
 
 NEAR = 0.8  # of the source's norm, that two bits a weight may be away
@@ -27,15 +27,16 @@ BLOCK, SMALL_BLOCK = 256, 32  # inputs that share a scale where the library roun
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
-def round_activations(x: Any) -> Any:
-    """What a product takes of a tensor [..., inputs]: blocks of 256, or of 32 where a row is no multiple, each in 127
-    steps to either side."""
-    size = BLOCK if x.shape[-1] % BLOCK == 0 else SMALL_BLOCK
-    if x.shape[-1] % size:
-        return x
-    blocks = x.reshape(*x.shape[:-1], -1, size)
-    step = blocks.abs().amax(dim=-1, keepdim=True).clamp(min=1e-30) / 127
-    return ((blocks / step).round() * step).reshape(x.shape)
+def rounding(artifact: Path) -> Callable[[str, Any], Any]:
+    """See `layouts`: what a product takes of a row, blocks of 256, or of 32 where a row is no multiple."""
+
+    def round_input(layer: str, x: Any) -> Any:
+        size = BLOCK if x.shape[-1] % BLOCK == 0 else SMALL_BLOCK
+        if x.shape[-1] % size:
+            return x
+        return step_round(x.reshape(*x.shape[:-1], -1, size), 127).reshape(x.shape)
+
+    return round_input
 
 
 def read(artifact: Path, source: Checkpoint) -> Reading:

@@ -5,21 +5,24 @@ bits first; g_idx [inputs] says each input's group. A weight is (q - zero) * sca
 but in the variant `gptq_v2`.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from checkpoint import shards
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import Tensor
-from layouts import Reading, Unread, find
-
-FOUR_BITS = np.arange(0, 32, 4, dtype=np.uint32)
+from layouts import Reading, Shapes, Unread, find, nibbles
 
 
-def nibbles(words: np.ndarray) -> np.ndarray:
-    """int32 [..., n] -> float32 [..., n, 8]: the eight numbers of each word, the lowest bits first."""
-    return ((words.view(np.uint32)[..., None] >> FOUR_BITS) & 15).astype(np.float32)
+def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shapes:
+    """See `layouts.Shapes`."""
+    outputs, inputs = shape
+    bits, group = words["bits"], words.get("group_size", -1)
+    groups = -(-inputs // group) if group > 0 else 1
+    return {f"{layer}.qweight": (inputs * bits // 32, outputs), f"{layer}.scales": (groups, outputs)}
 
 
 def read(artifact: Path, source: Checkpoint) -> Reading:

@@ -17,7 +17,8 @@ from planning.values import ConfigError
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 # layout -> a file of each folder; of a pattern one file alone may be meant
-PREBUILT_FILES = {"gptq": "config.json", "awq": "config.json", "ct2": "model.bin", "gguf": "*.gguf"}
+PACKED = ("gptq", "awq", "compressed-tensors", "bitsandbytes", "torchao", "hqq")
+PREBUILT_FILES = {"ct2": "model.bin", "gguf": "*.gguf"} | dict.fromkeys(PACKED, "config.json")
 
 
 @dataclass(frozen=True)

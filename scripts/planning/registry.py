@@ -15,6 +15,7 @@ MAX_NAME = 100  # letters of a format or a run or, in the schema, a model: files
 TAKEN = r"(source|safetensors|bin|mlc|tokens|latency|quality|serving|gate\.json|expected-predictions|mlc-library)\Z"
 TAKEN += r"|(imatrix|gguf-sensitivity|gguf-sensitivity\.json)\Z"
 TAKEN += r"|(noise-floor|reference-logits|tokens-|latency-|quality-|serving-)"
+CALIBRATION = "tokens-calibration"  # the log of what cuts the calibration text
 Makers = Callable[[str], Collection[str]]  # a format's name -> names of the rules that make its artifact
 
 
@@ -26,6 +27,7 @@ class Format:
     engine: the engine of its default run. env: the environment of the program that builds it.
     parameters: the config's key that holds its parameters, where it has any.
     logs: of jobs that it is made from and other formats are not, such as `tokens-calibration`.
+    quantizer: the program that the rule `quantize` builds it with, and its flags; none where it has a rule of its own.
     costs: what it takes; None where nobody said, and then `make plan` says so.
     """
 
@@ -34,8 +36,14 @@ class Format:
     env: str
     parameters: str | None = None
     logs: tuple[str, ...] = ()
+    quantizer: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("cpu", "cuda")
     costs: Costs | None = None
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether it is built from a calibration text."""
+        return CALIBRATION in self.logs
 
 
 @dataclass(frozen=True)
@@ -47,6 +55,7 @@ class Engine:
     options: name -> JSON schema of its value; None takes any option, in the engine's own words.
     python: the one version, such as 3.11, that its environment can be built with; None for any.
     serves: whether it is a server, which can be put under loads. attached: whether its user runs it, at a run's url.
+    no_speed: why its speed is not measured, where it says nothing of what people deploy.
     costs: what it takes; None where nobody said.
     """
 
@@ -58,6 +67,7 @@ class Engine:
     python: str | None = None
     serves: bool = False
     attached: bool = False
+    no_speed: str = ""
     costs: EngineCosts | None = None
 
 

@@ -1,16 +1,23 @@
-"""GPTQ and AWQ: a model's folder with safetensors, in which matrices are packed, and a quantization_config."""
+"""GPTQ, AWQ and the like: a model's folder of safetensors with packed matrices, and a quantization_config."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import layouts
 from checkpoint import same_model, shards
 from checkpoint.selection import select
+from checkpoint.shards import Checkpoint
+from checkpoint.tensor import Tensor
 from common.program import UserError, printable
 from prebuilt import MAX_WORD, plain
 
 QUANTIZE_CONFIG = "quantize_config.json"  # where auto-gptq reads what the others have in config.json
-PARAMETERS = ("bits", "w_bit", "group_size", "q_group_size", "sym", "desc_act", "zero_point", "version")
+MAX_GROUP = 2**31  # no model has so many inputs, and a table of results holds no more than 64 bits
+PARAMETERS = (
+    *("bits", "w_bit", "group_size", "q_group_size", "sym", "desc_act", "zero_point", "version", "format"),
+    *("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant"),
+)
 
 
 def local(path: Path) -> dict[str, Path]:
@@ -41,7 +48,7 @@ def check(folder: Path, model: Path, layout: str) -> dict[str, Any]:
     if found.form != "safetensors":
         raise UserError(f"{folder}: its weights are pickled ({found.form}); name an artifact with safetensors")
     words = quantization(folder, layout)
-    stored = same_model.check_packed(folder, layout, words, shards.find(model))
+    stored = check_packed(folder, layout, words, shards.find(model))
     table = stored["model.embed_tokens.weight"].nbytes if "lm_head.weight" in stored else 0
     return {
         "tool": tool(words),
@@ -73,6 +80,46 @@ def quantization(folder: Path, layout: str) -> dict[str, Any]:
     if method != layout:
         raise UserError(f"{folder}: its quantization_config says {method!r}, not {layout!r}; name its own layout")
     return found
+
+
+def check_packed(folder: Path, layout: str, words: Mapping[str, Any], source: Checkpoint) -> dict[str, Tensor]:
+    """The tensors of an artifact, which scripts/layouts says what each is packed like.
+
+    Raises `UserError` where one that the source has is missing or has another size, and where the bits or the group
+    size that the config names are not those of the weights.
+    """
+    stored, reader = shards.find(folder).tensors(), layouts.module(layout)
+    said = ""
+    if layout in ("gptq", "awq"):
+        bits = words.get("bits", words.get("w_bit"))
+        group = words.get("group_size", words.get("q_group_size", -1))
+        if type(bits) is not int or type(group) is not int or bits < 1 or not (group == -1 or 0 < group < MAX_GROUP):
+            raise UserError(
+                f"{folder}: its config names {bits!r:.60} bits and groups of {group!r:.60}; both are numbers from 1 "
+                "on, or -1 for groups of a whole column"
+            )
+        said = f"{bits} bits and groups of {group}, its config's, "
+    for name, tensor in source.tensors().items():
+        layer = name.removesuffix(".weight")
+        try:
+            parts = reader.packed(words, layer, tensor.shape) if len(tensor.shape) == 2 else {}
+        except layouts.Unread as reason:
+            raise UserError(f"{folder}: {reason}; Quantmill does not know how to check such an artifact") from None
+        if not any(part in stored for part in parts.keys() - {name}):
+            if name not in stored:
+                raise UserError(f"{folder}: lacks {name}, which this model has")
+            if stored[name].shape != tensor.shape:
+                shapes = f"{list(stored[name].shape)}, this model's {list(tensor.shape)}"
+                raise UserError(f"{folder}: is another model: its {name} is {shapes}")
+            if tensor.dtype in layouts.FLOATS and stored[name].dtype not in layouts.FLOATS:
+                raise UserError(f"{folder}: its {name} is {stored[name].dtype}, and nothing scales it")
+            continue
+        for part, shape in parts.items():
+            found = stored.get(part)
+            if found is None or found.shape != shape:
+                made = f"{said or 'its config '}make{'s' if not said else ''} {list(shape)} of this model's layer"
+                raise UserError(f"{folder}: its {part} is {found and list(found.shape)}; {made}")
+    return stored
 
 
 def tool(words: Mapping[str, Any]) -> str:

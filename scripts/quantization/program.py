@@ -3,9 +3,11 @@
 import argparse
 import gc
 import hashlib
+import io
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,9 +20,10 @@ import torch
 import devices
 from checkpoint import safetensors_file, sharding, shards
 from checkpoint.conversion import drop_tied
+from checkpoint.copying import copy
 from checkpoint.float16 import stored_dtype, write_float16
 from checkpoint.shards import Checkpoint
-from checkpoint.tensor import DTYPE_BYTES
+from checkpoint.tensor import DTYPE_BYTES, Tensor
 from common import manifest, own_code, program
 from common.program import UserError, first_line
 from common.publish import place, publish, work_folder
@@ -38,13 +41,15 @@ NOT_PORTABLE = ("meta", "model_name_or_path", "model_file_base_name", "is_marlin
 
 
 def parser(doc: str) -> argparse.ArgumentParser:
-    """The arguments of a program that quantizes: a model, a calibration and the text that it must not share."""
+    """The arguments of a program that quantizes: a model and, where the format calibrates, a calibration and the text
+    that it must not share."""
     arguments = program.parser(doc)
     arguments.add_argument("src", type=Path, help="folder of the fp16 artifact")
     arguments.add_argument("dst", type=Path, help="folder to write")
     arguments.add_argument("--format", help="a variant's name; default: the format's own")
-    arguments.add_argument("--calibration", type=Path, required=True, help="what tokenize_texts.py wrote")
-    arguments.add_argument("--evaluation", type=Path, required=True, help="the same, of the evaluation text")
+    arguments.add_argument("--engine-python", default=sys.executable, help="the interpreter of what runs the result")
+    arguments.add_argument("--calibration", type=Path, help="what tokenize_texts.py wrote; of formats that calibrate")
+    arguments.add_argument("--evaluation", type=Path, help="the same, of the evaluation text")
     arguments.add_argument("--samples", type=int, default=128)
     arguments.add_argument("--sequence-length", type=int, default=2048)
     arguments.add_argument("--seed", type=int, default=0)
@@ -74,7 +79,8 @@ def boolean(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Job:
-    """What a tool is to do: quantize `src` as `parameters` say, on `samples`, and save to `saved`.
+    """What a tool is to do: quantize `src` as `parameters` say, on `calibration` where the format has one, and save to
+    `saved`.
 
     What it writes to `resume` while it works is there again when the job is started again after it was killed.
     """
@@ -83,39 +89,54 @@ class Job:
     saved: Path
     resume: Path
     parameters: dict[str, Any]
-    calibration: Calibration
+    calibration: Calibration | None
     device: str
     dtype: torch.dtype
+
+    def sample_inputs(self) -> list[dict[str, torch.Tensor]]:
+        """The calibration samples as a model takes them; [1, length] each."""
+        samples = self.calibration.samples if self.calibration else []
+        tensors = [torch.tensor([ids]) for ids in samples]
+        return [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in tensors]
 
 
 def build(
     options: argparse.Namespace,
-    quantize: Callable[[Job], None],
+    quantize: Callable[[Job], dict[str, str] | None],
     *,
     format: str,
     engine: str,
     tool: str,
     tool_version: str,
     parameters: dict[str, Any],
-    group_size: str,
+    group_size: str | None = None,
+    calibrated: bool = True,
+    cast: Callable[[Tensor], bool] = lambda tensor: True,
 ) -> None:
     """Quantize with a tool and publish the result.
 
     Args:
-        options: of `parser`. quantize: calls the tool.
-        parameters: in the tool's own words; the one called `group_size` may be `auto`.
+        options: of `parser`. quantize: calls the tool, and says what of the manifest's facts is another than below.
+        parameters: in the tool's own words; the one called `group_size`, where there is one, may be `auto`.
+        calibrated: whether it wants a calibration. cast: which of the tensors that are floats are stored in float16.
 
     Raises `UserError` where the group size or the calibration does not fit, and for whatever the tool raises.
     """
     source = shards.find(options.src)
-    fitting = layers.group_size(parameters[group_size], layers.linear_layers(source.tensors()), options.src)
-    samples = calibration.read(
-        options.calibration,
-        options.evaluation,
-        samples=options.samples,
-        sequence_length=options.sequence_length,
-        seed=options.seed,
-    )
+    linear = layers.linear_layers(source.tensors())
+    if group_size:
+        parameters |= {group_size: layers.group_size(str(parameters[group_size]), linear, options.src)}
+    samples = None
+    if calibrated:
+        if not (options.calibration and options.evaluation):
+            raise UserError(f"{options.dst}: is calibrated; name --calibration and --evaluation")
+        samples = calibration.read(
+            options.calibration,
+            options.evaluation,
+            samples=options.samples,
+            sequence_length=options.sequence_length,
+            seed=options.seed,
+        )
     device = devices.resolve(options.device)
     torch.manual_seed(options.seed)
     # its own choice is one thread a physical core, and sums over other pieces have other last bits
@@ -123,14 +144,14 @@ def build(
     torch.set_num_threads(options.threads)
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # autoawq takes whatever card it sees
-    parameters |= {group_size: fitting}
     with publish(options.dst, source=options.src) as folder, work_folder(options.dst) as saved:
         resume = resume_folder(options, source, parameters, samples, device, tool_version)
         folder.mkdir()
         dtype = torch.float32 if device == "cpu" else torch.float16
         job = Job(options.src, saved, resume, parameters, samples, device, dtype)
+        facts = {"format": options.format or format, "engine": engine, "tool": tool, "tool_version": tool_version}
         try:
-            quantize(job)
+            facts |= quantize(job) or {}
         except Exception as error:  # whatever transformers and the tools raise for models that they do not know
             if isinstance(error, OSError) and error.errno in program.FULL:  # not the tool's fault; its progress is good
                 raise
@@ -139,8 +160,7 @@ def build(
         gc.collect()  # models are cycles; the gate's process wants the card
         if device == "cuda":
             torch.cuda.empty_cache()
-        name = options.format or format
-        write_artifact(folder, job, source, options, format=name, engine=engine, tool=tool, tool_version=tool_version)
+        write_artifact(folder, job, source, options, facts, cast)
     shutil.rmtree(resume, ignore_errors=True)
 
 
@@ -148,7 +168,7 @@ def resume_folder(
     options: argparse.Namespace,
     source: Checkpoint,
     parameters: Mapping[str, Any],
-    samples: Calibration,
+    samples: Calibration | None,
     device: str,
     tool_version: str,
 ) -> Path:
@@ -158,7 +178,7 @@ def resume_folder(
     """
     job = [
         parameters,
-        samples.samples,
+        samples.samples if samples else [],
         options.seed,
         torch.cuda.get_device_name() if device == "cuda" else device,
         {"tool": tool_version, "torch": torch.__version__, "transformers": version("transformers")},
@@ -188,11 +208,8 @@ def write_artifact(
     job: Job,
     source: Checkpoint,
     options: argparse.Namespace,
-    *,
-    format: str,
-    engine: str,
-    tool: str,
-    tool_version: str,
+    facts: Mapping[str, str],
+    cast: Callable[[Tensor], bool],
 ) -> None:
     """Write what a tool saved as an artifact that has passed the quality gate.
 
@@ -200,43 +217,49 @@ def write_artifact(
     quantization_config added, and all else is carried over: what a tool writes beside that (paths of temporary folders,
     a cache that is off, rope_theta in one spelling) differs from run to run, or makes it another model. auto-gptq reads
     a local folder's quantize_config.json alone, so that GPTQ's is written there too.
+
+    Args:
+        facts: of the manifest. cast: see `build`.
     """
     written = shards.find(job.saved)
     tensors = drop_tied(source.config(), written.tensors())  # auto-gptq writes a tied head once more
     groups = sharding.split(list(tensors.values()), SHARD_BYTES)
-    names = sharding.write(
-        folder, "safetensors", groups, partial(safetensors_file.write, dtype=stored_dtype, copy=write_float16)
-    )
+    notes = {key: value for file in written.files for key, value in safetensors_file.notes(file).items()}
+
+    def dtype(tensor: Tensor) -> str:
+        return stored_dtype(tensor) if cast(tensor) else tensor.dtype
+
+    def write(tensor: Tensor, target: io.FileIO) -> None:
+        (write_float16 if cast(tensor) else copy)(tensor, target)
+
+    write_file = partial(safetensors_file.write, dtype=dtype, copy=write, notes=notes)
+    names = sharding.write(folder, "safetensors", groups, write_file)
     quantization = portable(written.config()["quantization_config"])
+    method = quantization["quant_method"]
     config = source.config() | {"quantization_config": quantization}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    if quantization["quant_method"] == "gptq":
+    if method == "gptq":
         (folder / "quantize_config.json").write_text(json.dumps(quantization, indent=2) + "\n", encoding="utf-8")
     for path in source.others():
         if path.name != "config.json":
             place(path, folder / path.name)
-    gate = quality_gate.check(folder, engine, quantization["quant_method"], job.device, options)
+    gate = quality_gate.check(folder, facts["engine"], method, job.device, options, options.engine_python)
     origin = manifest.read(source.folder)
-    stored = {name: tensor.numel * DTYPE_BYTES[stored_dtype(tensor)] for name, tensor in tensors.items()}
+    stored = {name: tensor.numel * DTYPE_BYTES[dtype(tensor)] for name, tensor in tensors.items()}
     untied = "lm_head.weight" in stored
+    calibrated = job.calibration and {
+        "samples": len(job.calibration.samples),
+        "sequence_length": job.calibration.sequence_length,
+    }
+    run = {"seed": options.seed, "device": job.device, "threads": options.threads}
     manifest.write(
         folder,
-        format=format,
-        engine=engine,
-        tool=tool,
-        tool_version=tool_version,
-        parameters={
-            **job.parameters,
-            "seed": options.seed,
-            "device": job.device,
-            "threads": options.threads,
-            "samples": len(job.calibration.samples),
-            "sequence_length": job.calibration.sequence_length,
-        },
+        **facts,
+        parameters={**job.parameters, **run, **(calibrated or {})},
         source=origin["source"],
         parameter_count=origin["parameter_count"],
         weight_files=list(names),
         weight_bytes_per_token=sum(stored.values()) - (stored.get("model.embed_tokens.weight", 0) if untied else 0),
-        calibration_sha256=job.calibration.sha256,
+        calibration_sha256=job.calibration.sha256 if job.calibration else None,
         gate=gate,
     )

@@ -84,7 +84,7 @@ def read_part(
 ) -> tuple[dict[str, Any] | None, str | None]:
     """What one job of a cell left, or None and why there is nothing."""
     if cell[name] is None:
-        return None, cell["no_quality"]
+        return None, cell["absent"].get(name)
     if name in cell.get("pending", ()):
         return None, PENDING
     path = Path(cell[name])

@@ -124,7 +124,7 @@ def write_cell(
         "format": name,
         "engine": "fake",
         "artifact": str(home),
-        "no_quality": None,
+        "absent": {},
         **{kind: str(home / f"{kind}.json") for kind in ("latency", "quality", "evaluation")},
         "noise_floor": str(home / "noise.json"),
         "logs": {kind: [str(log)] for kind in ("artifact", "latency", "quality", "noise_floor")},

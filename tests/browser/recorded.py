@@ -12,7 +12,7 @@ from reporting import axes, drawing, page, results
 
 def main(source: Path, target: Path) -> None:
     collected = results.upgrade(json.loads(source.read_text(encoding="utf-8")))
-    absent = {"artifact": "none", "latency": "none", "quality": None, "no_quality": None}
+    absent = {"artifact": "none", "latency": "none", "quality": None, "absent": {}}
     absent["logs"] = {"latency": ["none"]}
     cells = [{"model": row["model"], "format": row["format"], **absent} for row in collected["rows"]]
     study = {"config": collected["config"], "cells": cells, "options": "--cores 8"}

@@ -1,0 +1,24 @@
+"""autoround-int4 and autoround-awq-int4: AutoRound, stored as GPTQ and as AWQ are."""
+
+# The whole model in float32, and of one block what its steps keep to go back
+LEARNT = Memory(1260, weights=8, block=24, activations=24, attention=16)
+
+for name, layout in (("autoround-int4", "gptq"), ("autoround-awq-int4", "awq")):
+    FORMATS[name] = Format(
+        layout=layout,
+        engine="gptqmodel",
+        env="quantizers",
+        parameters="autoround",
+        quantizer=("build_autoround.py", f"--layout={layout}"),
+        logs=("tokens-calibration",),
+        # 200 steps of 8 samples, forward and back, are 37 forwards over 128 samples
+        costs=Costs(
+            Size(0.5, rest=2, group=2.5, input=4 if layout == "gptq" else 0),
+            LEARNT,
+            QUANTIZER_CUDA,
+            forwards=40,
+            group_size="group_size",
+            copies=3,
+            like=("gptq-int4", "awq-int4"),
+        ),
+    )

@@ -1,0 +1,21 @@
+"""bnb-nf4, bnb-nf4-dq, bnb-fp4 and bnb-int8: bitsandbytes, without calibration."""
+
+# Matrices of the blocks in 4 bits, a scale of 4 bytes for 64 of them; with double quantization of one byte, and a scale
+# of 4 bytes for 256 of those
+BLOCKS = Size(0.5, rest=2, group=4, group_size=64)
+DOUBLE = Size(0.5, rest=2, group=1 + 4 / 256, group_size=64)
+ROWS = Size(1, rest=2, row=4)  # in 8 bits, a scale of 4 bytes a row
+
+for name, size, flags in (
+    ("bnb-nf4", BLOCKS, ("--type=nf4",)),
+    ("bnb-nf4-dq", DOUBLE, ("--type=nf4", "--double-quant=true")),
+    ("bnb-fp4", BLOCKS, ("--type=fp4",)),
+    ("bnb-int8", ROWS, ("--type=int8",)),
+):
+    FORMATS[name] = Format(
+        layout="bitsandbytes",
+        engine="bitsandbytes",
+        env="quantizers",
+        quantizer=("build_bitsandbytes.py", *flags),
+        costs=Costs(size, QUANTIZER, QUANTIZER_CUDA, copies=2, like=UNCALIBRATED),
+    )

@@ -1,0 +1,11 @@
+"""torchao-int8 and torchao-fp8: torchao's weight-only types, without calibration."""
+
+for name in ("int8", "fp8"):
+    FORMATS[f"torchao-{name}"] = Format(
+        layout="torchao",
+        engine="torchao",
+        env="quantizers",
+        quantizer=("build_torchao.py", f"--type={name}"),
+        # of int8 a zero point of a byte a row besides
+        costs=Costs(Size(1, rest=2, row=5), QUANTIZER, QUANTIZER_CUDA, copies=2, like=UNCALIBRATED),
+    )

@@ -1,0 +1,50 @@
+"""torchao's weights in transformers' model: int8 and float8, multiplied as float numbers."""
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torchao.utils import TorchAOBaseTensor
+from transformers import PreTrainedModel
+
+from engines import transformers
+
+
+class Engine(transformers.Engine):
+    """See `engines.Engine`."""
+
+    options: ClassVar = {"dtype": str, "attn_implementation": str}
+    library = "torchao"
+    plain = False
+
+    def loading(self, artifact: Path, device: str) -> dict[str, Any]:
+        return {"device_map": {"": device}}
+
+    def _load(self, artifact: Path, device: str) -> PreTrainedModel:
+        model = super()._load(artifact, device)
+        self.layers = [each for each in model.modules() if isinstance(getattr(each, "weight", None), TorchAOBaseTensor)]
+        for layer in self.layers:
+            layer.weight = nn.Parameter(_as_dtype(layer.weight, self.dtype), requires_grad=False)
+        return model
+
+    def weight_bytes(self) -> int:
+        whole = super().weight_bytes()  # counts these as what they are multiplied in
+        return whole + sum(_stored_bytes(each.weight) - each.weight.nbytes for each in self.layers)
+
+    def versions(self) -> dict[str, str]:
+        kernels = " and ".join(sorted({type(each.weight.data).__name__ for each in self.layers}))
+        return super().versions() | {"torchao": version("torchao"), "kernel": kernels}
+
+
+def _as_dtype(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A quantized weight that is multiplied in `dtype`: transformers leaves that as the artifact says, torchao's own
+    `.to` as well."""
+    names, attributes = weight.__tensor_flatten__()
+    inner = {name: getattr(weight, name) for name in names}
+    return type(weight.data).__tensor_unflatten__(inner, {**attributes, "dtype": dtype}, None, None)
+
+
+def _stored_bytes(weight: torch.Tensor) -> int:
+    return sum(getattr(weight, name).nbytes for name in weight.__tensor_flatten__()[0])

@@ -1,0 +1,96 @@
+"""bitsandbytes: of each linear layer [outputs, inputs] numbers and what scales them; all else as it was.
+
+Four bits: `weight` holds two numbers a byte, row after row, the upper half first, each the place of a value in
+`weight.quant_map`; `weight.absmax` multiplies blocks of them. With double quantization absmax are bytes themselves:
+places in `nested_quant_map`, times `nested_absmax` of larger blocks, plus an offset. What is no tensor (block sizes,
+the shape, the offset, the dtype that a weight is rounded to) is JSON in `weight.quant_state.bitsandbytes__TYPE`.
+
+int8: `weight` times its row's `SCB` / 127.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from checkpoint import shards
+from checkpoint.shards import Checkpoint
+from checkpoint.tensor import Tensor
+from layouts import Reading, Shapes, Unread, find, step_round
+
+STATE_KEYS = ("blocksize", "nested_blocksize", "nested_offset", "dtype")
+STATE = "quant_state.bitsandbytes__"
+OUTLIER = 6.0  # llm_int8_threshold: columns with a larger activation are multiplied without rounding
+
+
+def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shapes:
+    """See `layouts.Shapes`."""
+    outputs, inputs = shape
+    if words.get("load_in_8bit"):
+        return {f"{layer}.weight": (outputs, inputs), f"{layer}.SCB": (outputs,)}
+    return {f"{layer}.weight": (-(-outputs * inputs // 2), 1), f"{layer}.weight.quant_map": (16,)}
+
+
+def read(artifact: Path, source: Checkpoint) -> Reading:
+    """See `layouts`. Raises `Unread` where a layer's quant_state is not as above."""
+    stored = shards.find(artifact).tensors()
+
+    def weights(tensor: Tensor) -> np.ndarray:
+        layer = tensor.name.removesuffix(".weight")
+        if f"{layer}.SCB" in stored:
+            scales = find(stored, f"{layer}.SCB").astype(np.float32) / 127
+            return find(stored, tensor.name).astype(np.float32) * scales[:, None]
+        if f"{tensor.name}.absmax" not in stored:
+            return find(stored, tensor.name)
+        state = _state(stored, tensor.name)
+        halves = find(stored, tensor.name).reshape(-1)
+        places = np.stack([halves >> 4, halves & 15], axis=-1).reshape(-1)[: tensor.numel]
+        peaks = find(stored, f"{tensor.name}.absmax").reshape(-1)
+        if f"{tensor.name}.nested_absmax" in stored:
+            outer = np.repeat(find(stored, f"{tensor.name}.nested_absmax"), state["nested_blocksize"])[: len(peaks)]
+            peaks = find(stored, f"{tensor.name}.nested_quant_map")[peaks] * outer + np.float32(state["nested_offset"])
+        values = find(stored, f"{tensor.name}.quant_map")[places]
+        values = values * np.repeat(peaks, state["blocksize"])[: tensor.numel]
+        return _rounded(values, state.get("dtype")).reshape(tensor.shape)
+
+    return weights
+
+
+def _state(stored: Mapping[str, Tensor], name: str) -> dict[str, Any]:
+    found = [each for each in stored if each.startswith(f"{name}.{STATE}")]
+    try:
+        state = json.loads(find(stored, found[0]).tobytes())
+        return {key: state[key] for key in STATE_KEYS if key in state}
+    except (IndexError, ValueError, TypeError):
+        raise Unread(f"{name} has no {STATE}TYPE that is JSON") from None
+
+
+def _rounded(values: np.ndarray, dtype: str | None) -> np.ndarray:
+    """float32 values as they are in a dtype of torch's. Raises `Unread` for one that no model has."""
+    if dtype == "float32":
+        return values
+    if dtype == "float16":
+        return values.astype(np.float16).astype(np.float32)
+    if dtype == "bfloat16":  # the upper half, to the nearest and to even
+        bits = values.view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+    raise Unread(f"its weights are of dtype {dtype!r:.40}")
+
+
+def rounding(artifact: Path) -> Callable[[str, Any], Any] | None:
+    """See `layouts`: LLM.int8() rounds each row of activations in steps of 1/127 of its largest, but for columns that
+    hold an outlier (arXiv:2208.07339). Four-bit weights are multiplied as float numbers."""
+    words = shards.read_json(artifact / "config.json").get("quantization_config") or {}
+    if not words.get("load_in_8bit"):
+        return None
+    stored = shards.find(artifact).tensors()
+
+    def round_input(layer: str, x: Any) -> Any:
+        if f"{layer}.SCB" not in stored:
+            return x
+        whole = (x.abs() >= OUTLIER).flatten(0, -2).any(0)
+        return step_round(x.masked_fill(whole, 0), 127) + x.masked_fill(~whole, 0)
+
+    return round_input
