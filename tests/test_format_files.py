@@ -63,8 +63,8 @@ def test_a_format_file_that_forgets_nothing(dry_run: Callable[[str], Any]) -> No
         (
             '    wildcard_constraints:\n        format="copy16",\n',
             "",
-            "error: format 'ct2-int8': made by the rules copy16 and ct2; where an output has {format}, the rule's "
-            "wildcard_constraints say which formats it makes",
+            "error: format 'autoround-int4': made by the rules copy16 and quantize; where an output has {format}, "
+            "the rule's wildcard_constraints say which formats it makes",
         ),
         (
             'engine="transformers"',

@@ -22,10 +22,14 @@ SCALES = random.uniform(0.001, 0.1, (INPUTS // GROUP, OUTPUTS)).astype(np.float1
 GROUPS = np.arange(INPUTS) // GROUP
 
 
+# bytes of float8 are passed as numpy's only type of one byte that nothing else here has
+DTYPES = {"float16": "F16", "float32": "F32", "int32": "I32", "int8": "I8", "uint8": "U8", "bool": "F8_E4M3"}
+
+
 def save_file(tensors: dict[str, np.ndarray], path: Path) -> None:
     header, data = {}, b""
     for name, value in tensors.items():
-        dtype = {"float16": "F16", "int32": "I32"}[value.dtype.name]
+        dtype = DTYPES[value.dtype.name]
         header[name] = {"dtype": dtype, "shape": value.shape, "data_offsets": [len(data), len(data) + value.nbytes]}
         data += value.tobytes()
     text = json.dumps(header).encode()

@@ -18,7 +18,7 @@ import numpy as np
 from checkpoint import shards
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import Tensor
-from layouts import Reading, Shapes, Unread, find, step_round
+from layouts import Reading, Shapes, Unread, find
 
 STATE_KEYS = ("blocksize", "nested_blocksize", "nested_offset", "dtype")
 STATE = "quant_state.bitsandbytes__"
@@ -90,7 +90,9 @@ def rounding(artifact: Path) -> Callable[[str, Any], Any] | None:
     def round_input(layer: str, x: Any) -> Any:
         if f"{layer}.SCB" not in stored:
             return x
-        whole = (x.abs() >= OUTLIER).flatten(0, -2).any(0)
-        return step_round(x.masked_fill(whole, 0), 127) + x.masked_fill(~whole, 0)
+        large = x.abs() >= OUTLIER
+        whole = large.flatten(0, -2).any(0)
+        step = x.masked_fill(large, 0).abs().amax(dim=-1, keepdim=True).clamp(min=1e-30) / 127
+        return x.where(whole, (x / step).round() * step)
 
     return round_input

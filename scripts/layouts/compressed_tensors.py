@@ -114,7 +114,7 @@ def rounding(artifact: Path) -> Callable[[str, Any], Any] | None:
             whole = float(find(stored, f"{layer}.input_global_scale")[0])
             steps = _nearest(peaks / E2M1_MAX * whole, E4M3[np.isfinite(E4M3)]) / whole
         else:
-            steps = (peaks.log2().floor() - 2).exp2()
+            steps = ((peaks * 8 / 7).log2().floor() - 2).exp2()  # from 1.75 on, the next power of two
         steps = steps.clamp(min=1e-30)
         return (_nearest(groups / steps, E2M1) * steps).reshape(x.shape)
 
