@@ -52,4 +52,4 @@ rule quantize:
         gate=gate_options,
     shell:
         "{params.python:q} {params.program[0]} {input.source} {output} --device {params.device} --threads {threads}"
-        " {params.options:q} {params.gate:q} 2> {log}"
+        " {params.options:q} {params.gate:q} > {log} 2>&1"

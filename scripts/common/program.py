@@ -9,7 +9,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -67,6 +67,9 @@ def run(main: Callable[[], None]) -> None:
         sys.exit(f"error: a fault of this program's: {printable(f'{type(error).__name__}: {first_line(error)}')}")
     except KeyboardInterrupt:
         sys.exit("error: interrupted; nothing was published")
+    finally:
+        with suppress(OSError, ValueError):  # what libraries printed: the line comes after it where both go to a log
+            sys.stdout.flush()
 
 
 @contextmanager

@@ -99,8 +99,14 @@ def check_packed(folder: Path, layout: str, words: Mapping[str, Any], source: Ch
                 "on, or -1 for groups of a whole column"
             )
         said = f"{bits} bits and groups of {group}, its config's, "
-    for name, tensor in source.tensors().items():
+    ours, of_layer = (
+        source.tensors(),
+        {each.rpartition(".")[0]: each for each in stored.keys() - source.tensors().keys()},
+    )
+    for name, tensor in ours.items():
         layer = name.removesuffix(".weight")
+        if len(tensor.shape) != 2 and layer in of_layer:
+            raise UserError(f"{folder}: holds {of_layer[layer]}, and this model's {name} is no matrix; name its own")
         try:
             parts = reader.packed(words, layer, tensor.shape) if len(tensor.shape) == 2 else {}
         except layouts.Unread as reason:

@@ -74,4 +74,4 @@ def header(
         "Quantmill": [f"{(commit or 'outside a checkout')[:12]}, metrics version {results['metrics_version']}"],
     }
     found = [(name, (", " if name == "versions" else "; ").join(values)) for name, values in listed.items() if values]
-    return [*found, dates((cell["latency"] for cell in study["cells"]), now)]
+    return [*found, dates(filter(None, (cell["latency"] for cell in study["cells"])), now)]
