@@ -18,7 +18,8 @@ REPO = Path(__file__).parent.parent
 sys.path.insert(0, str(REPO / "scripts"))
 
 import torch  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
+from hqq.core.utils import decode_safetensor_type  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 import engines  # noqa: E402
@@ -186,6 +187,22 @@ def divergence(p: torch.Tensor, q: torch.Tensor) -> float:
     return float((p.exp() * (p - q)).sum(-1).mean())
 
 
+def planted() -> dict[str, Any]:
+    """An artifact of HQQ whose file names a command where the library expects a dtype, and reads it with `eval`."""
+    folder, mark = work / "hqq-int4", work / "planted"
+    stored = load_file(folder / "model.safetensors")
+    command = f"__import__('os').mkdir({str(mark)!r})"
+    for name in [*stored]:
+        if name.endswith((".compute_dtype", ".unpack_view_dtype")):
+            stored[name] = torch.tensor(list(command.encode()), dtype=torch.uint8)
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    engine = engines.load("hqq", folder, "cpu", 1)
+    tokens, before = len(list(engine.decode([ids[:20]], 2))), mark.exists()
+    name = next(name for name in stored if name.endswith(".compute_dtype"))
+    decode_safetensor_type(stored[name], torch.dtype)  # as the library would have
+    return {"tokens": tokens, "ran": before, "would_have": mark.exists()}
+
+
 facts: dict[str, Any] = {}
 for name, (program, unpack, rounded) in FORMATS.items():
     folder, again = build(program, work / name), build(program, work / f"{name}-again")
@@ -207,4 +224,4 @@ for name, (program, unpack, rounded) in FORMATS.items():
         "manifest": json.loads((folder / "quantmill.json").read_text()),
     }
     engine.close()
-print(json.dumps(facts))
+print(json.dumps(facts | {"planted": planted()}))

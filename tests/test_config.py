@@ -121,6 +121,11 @@ def test_texts_of_a_model_of_the_hub() -> None:
         ),
         ({"device": "gpu"}, "device: 'gpu' is not possible"),
         ({"device": "cpu", "formats": ["fp16", "only-gpu"]}, "formats: only-gpu does not run on device cpu"),
+        (
+            {"formats": ["fp16", "eetq-int8"]},
+            "formats: eetq-int8 is not built here: EETQ's kernels end before compute capability 9.0, and its one wheel "
+            "is for Python 3.10; take bnb-int8",
+        ),
         ({"reference": "fp61"}, "reference: unknown format 'fp61'; did you mean 'fp16'?"),
         ({"interpreters": {"torch": "/nope/python"}}, "interpreters.torch: /nope/python is no program"),
         ({"texts": {"evaluation": "latin1.txt"}}, "texts.evaluation: latin1.txt is not UTF-8 at byte 1"),

@@ -71,3 +71,8 @@ def test_engines_say_what_they_are(facts: dict[str, Any]) -> None:
     assert facts["ct-w8a8"]["compute_type"] == facts["bnb-int8"]["compute_type"] == "int8"
     assert facts["ct-w4a16"]["manifest"]["calibration_sha256"]
     assert facts["ct-fp8"]["manifest"]["calibration_sha256"] is None
+
+
+def test_what_a_file_says_is_not_run(facts: dict[str, Any]) -> None:
+    """HQQ's library would evaluate it as Python."""
+    assert facts["planted"] == {"tokens": 2, "ran": False, "would_have": True}

@@ -7,9 +7,9 @@ ATTACHED = {
 }
 
 for name, layouts in {
-    "openai": ("hf", "gptq", "awq", "gguf", "mlc", "ct2"),
-    "tgi": ("hf", "gptq", "awq"),
-    "sglang": ("hf", "gptq", "awq", "gguf"),
+    "openai": ("hf", "gptq", "awq", "gguf", "mlc", "ct2", "compressed-tensors", "bitsandbytes", "torchao", "hqq"),
+    "tgi": ("hf", "gptq", "awq", "compressed-tensors"),
+    "sglang": ("hf", "gptq", "awq", "gguf", "compressed-tensors"),
     "lmdeploy": ("hf", "gptq", "awq"),
     "tensorrt-llm": ("hf", "awq"),
     "ollama": ("gguf",),

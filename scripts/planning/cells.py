@@ -12,7 +12,7 @@ import jsonschema
 
 from checkpoint.gguf_names import split_names
 from common.urls import wrong_url
-from planning.registry import TAKEN, Engine, Format, suggestion
+from planning.registry import TAKEN, Engine, Format, suggestion, unknown_format
 from planning.values import ConfigError
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -95,7 +95,7 @@ def check_variants(study: Mapping[str, Any], schema: Mapping[str, Any], registry
         base = variant["format"]
         check_name(where, name, registry.formats)
         if base not in registry.formats:
-            raise ConfigError(f"{where}: unknown format {base!r}{suggestion(base, registry.formats)}")
+            raise ConfigError(f"{where}: {unknown_format(base, registry.formats)}")
         given = {key: value for key, value in variant.items() if key != "format"}
         key = registry.formats[base].parameters
         properties = schema["properties"][key]["properties"] if key else {}
@@ -143,7 +143,7 @@ def check_runs(study: Mapping[str, Any], registry: Registry) -> None:
             layouts = {registry.layout(format, study, model) for model in study["models"].values()} - {None}
             if not layouts:
                 names = {*registry.formats, *study["variants"]}
-                raise ConfigError(f"{where}.formats: unknown format {format!r}{suggestion(format, names)}")
+                raise ConfigError(f"{where}.formats: {unknown_format(format, names)}")
             if not layouts <= set(engine.loads):
                 raise ConfigError(
                     f"{where}: {run['engine']} does not load {format} ({', '.join(sorted(layouts))}); "

@@ -13,7 +13,7 @@ import jsonschema
 from common import plain_text
 from planning import cells, parallelism
 from planning.cells import Registry
-from planning.registry import suggestion
+from planning.registry import suggestion, unknown_format
 from planning.sources import CHECKOUT, source
 from planning.values import ConfigError, check_values
 
@@ -79,11 +79,11 @@ def complete(config: Mapping[str, Any], schema: Mapping[str, Any], registry: Reg
     cells.check_variants(filled, schema, registry)
     names = [*registry.formats, *filled["variants"]]
     if filled["reference"] not in names:
-        raise ConfigError(f"reference: unknown format {filled['reference']!r}{suggestion(filled['reference'], names)}")
+        raise ConfigError(f"reference: {unknown_format(filled['reference'], names)}")
     for name, model in filled["models"].items():
         for format in model["formats"]:
             if format not in names:
-                raise ConfigError(f"formats: unknown format {format!r}{suggestion(format, names)}")
+                raise ConfigError(f"formats: {unknown_format(format, names)}")
         try:
             check_model(name, model, filled, registry)
             cells.check_prebuilt(name, model, filled, registry)

@@ -12,6 +12,10 @@ from planning.values import ConfigError
 NAME = r"[a-z0-9][a-z0-9._-]*"
 MAX_NAME = 100  # letters of a format or a run or, in the schema, a model: files made of names stay below 255 bytes
 # names of a model's other files, and what its logs begin with: no artifact may have them
+# formats that people know and that nothing here builds, and why; for whoever names one
+NOT_BUILT = {
+    "eetq-int8": "EETQ's kernels end before compute capability 9.0, and its one wheel is for Python 3.10; take bnb-int8"
+}
 TAKEN = r"(source|safetensors|bin|mlc|tokens|latency|quality|serving|gate\.json|expected-predictions|mlc-library)\Z"
 TAKEN += r"|(imatrix|gguf-sensitivity|gguf-sensitivity\.json)\Z"
 TAKEN += r"|(noise-floor|reference-logits|tokens-|latency-|quality-|serving-)"
@@ -131,6 +135,13 @@ def check_registry(
                 f"format {name!r}: made by the rules {' and '.join(sorted(rules))}; where an output has {{format}}, "
                 "the rule's wildcard_constraints say which formats it makes"
             )
+
+
+def unknown_format(name: str, known: Collection[str]) -> str:
+    """What is said of a format that is not registered."""
+    if name in NOT_BUILT:
+        return f"{name} is not built here: {NOT_BUILT[name]}"
+    return f"unknown format {name!r}{suggestion(name, known)}"
 
 
 def suggestion(word: str, known: Collection[str]) -> str:

