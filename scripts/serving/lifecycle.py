@@ -24,6 +24,7 @@ SUPERVISOR = Path(__file__).with_name("supervisor.py")
 LOCAL = "127.0.0.1"
 _held: dict[int, IO[str]] = {}  # the client's processor, and the lock that keeps it
 POLL = 0.1  # seconds between questions whether it is ready
+KILLED = 128 + signal.SIGKILL  # by the kernel, where nobody else did
 GRACE = 40.0  # seconds that a server has to end before it is killed
 MARGIN = 10.0  # seconds beyond the server's own time to end
 TAIL = 256 * 1024  # bytes of a log in which its last error is looked for
@@ -198,7 +199,7 @@ def _wait_until_ready(
     deadline = time.monotonic() + patience
     while True:
         if supervisor.poll() is not None:
-            code = _code(supervisor.returncode)
+            code = _code(supervisor.returncode) + ("; memory short?" if supervisor.returncode == KILLED else "")
             raise UserError(
                 f"{name}: the server ended before it was ready ({code}): {last_error(log)}; its log is {log}"
             )
