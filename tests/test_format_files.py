@@ -1,5 +1,6 @@
 """A file of rules/formats that forgets something costs one line, at parse time."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,20 @@ def dry_run(call: Callable, checkout: Callable[[], Path]) -> Callable[[str], Any
         return call(snakemake, "-n", "report", "--config", "formats=[fp16,ct2-int8,copy16]", cwd=root)
 
     return run
+
+
+def test_no_speed_is_measured_of_an_engine_that_only_calculates(call: Callable, checkout: Callable) -> None:
+    """Of compressed-tensors unpacked by transformers; a run by vLLM has both."""
+    root = checkout()
+    (root / "study.yaml").write_text(
+        "models: {demo: {source: demo}}\nformats: [fp16, ct-fp8]\ndevice: cpu\n"
+        "runs: {vllm: {engine: vllm, formats: [ct-fp8]}}\n"
+    )
+    result = call(REPO / ".venv/bin/snakemake", "-n", "--configfile", "study.yaml", "--", "report", cwd=root)
+    assert result.returncode == 0, result.stderr
+    planned = re.findall(r"^    output: artifacts/demo/(latency|quality)/(\S+)\.json", result.stdout, re.MULTILINE)
+    assert {name for kind, name in planned if kind == "latency"} == {"fp16", "ct-fp8@vllm"}
+    assert {"fp16", "ct-fp8", "ct-fp8@vllm"} <= {name for kind, name in planned if kind == "quality"}
 
 
 def test_a_format_file_that_forgets_nothing(dry_run: Callable[[str], Any]) -> None:

@@ -11,7 +11,7 @@ import transformers
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 import engines
-from checkpoint import share_read
+from checkpoint import shards, share_read
 from common import own_code, token_ids
 from common.program import UserError, first_line
 from engines.decoding.merged import merge
@@ -48,9 +48,9 @@ class Engine(engines.Engine):
         if device == "cuda" and not torch.cuda.is_available():
             raise UserError(f"device cuda: torch {torch.__version__} of this environment sees no GPU; use device: cpu")
         torch.set_num_threads(threads)
-        self.dtype = getattr(torch, dtype) if dtype else DTYPES[device]
+        self.dtype = getattr(torch, dtype) if dtype else self.default_dtype(artifact, device)
         model = self._load(artifact, device)
-        if self.dtype == torch.float16 and not all(each.isfinite().all() for each in model.parameters()):
+        if self.plain and self.dtype == torch.float16 and not all(each.isfinite().all() for each in model.parameters()):
             self.dtype = torch.bfloat16  # weights beyond float16's 65,504 became infinite
             model = self._load(artifact, device)
         if self.plain:
@@ -87,6 +87,12 @@ class Engine(engines.Engine):
             )
         self.compute_type = str(self.dtype).removeprefix("torch.")
         return model
+
+    def default_dtype(self, artifact: Path, device: str) -> torch.dtype:
+        """What to calculate in where the options do not say. A quantized artifact of weights that float16 cannot hold
+        says bfloat16; of others, the weights tell when they are there."""
+        said = None if self.plain else shards.read_config(artifact / "config.json").get("dtype")
+        return torch.bfloat16 if device == "cuda" and said == "bfloat16" else DTYPES[device]
 
     def loading(self, artifact: Path, device: str) -> dict[str, Any]:
         """What a library that quantizes is told besides, when it loads an artifact."""
