@@ -74,7 +74,7 @@ test-slurm: $(BOOTSTRAP)
 
 # A real model, which a package ships, in every format that runs on a CPU.
 test-real: $(BOOTSTRAP)
-	$(BIN)/snakemake --cores $(CORES) envs/tools envs/torch envs/gptqmodel envs/mlc $(AUTOGPTQ)
+	$(BIN)/snakemake --cores $(CORES) envs/tools envs/torch envs/gptqmodel envs/mlc envs/quantizers $(AUTOGPTQ)
 	$(PYTEST) -m real
 
 lint: $(BOOTSTRAP)

@@ -42,8 +42,8 @@ def quantizer() -> type:
     return Quantizer
 
 
-def quantize(job: Job) -> dict[str, str]:
-    """Call the tool, and say which it was. Both start CUDA when they are imported: not before this job holds a GPU.
+def quantize(job: Job) -> None:
+    """Call the tool, and name it. Both start CUDA when they are imported: not before this job holds a GPU.
 
     Raises `ValueError` for models that they quantize but that would load as other ones.
     """
@@ -56,8 +56,8 @@ def quantize(job: Job) -> dict[str, str]:
     tool = job.parameters.pop("tool")
     if tool == "auto":
         tool = "autoawq" if source.config().get("model_type") in AWQ_CAUSAL_LM_MODEL_MAP else "gptqmodel"
+    job.facts.update(tool=tool, tool_version=version(tool))
     (by_autoawq if tool == "autoawq" else by_gptqmodel)(job)
-    return {"tool": tool, "tool_version": version(tool)}
 
 
 def by_autoawq(job: Job) -> None:

@@ -36,6 +36,7 @@ ARCHITECTURES = {
     "gemma3": transformers.Gemma3TextConfig(
         **SHAPE, head_dim=32, sliding_window=64, layer_types=["sliding_attention", "full_attention"]
     ),
+    "olmo2": transformers.Olmo2Config(**SHAPE),
     "mamba": transformers.MambaConfig(hidden_size=128, num_hidden_layers=2, vocab_size=2048, time_step_rank=32),
 }
 
@@ -109,6 +110,7 @@ for architecture in sys.argv[3:]:
             engine = engines.load("gptqmodel", out, "cpu", 1)
             logits = np.concatenate(list(engine.logits(ids)))
             cosine = (logits * expected).sum(-1) / np.linalg.norm(logits, axis=-1) / np.linalg.norm(expected, axis=-1)
+            fact["tool"] = json.loads((out / "quantmill.json").read_text())["tool"]
             fact |= {"cosine": float(np.median(cosine)), "tokens": len(list(engine.decode([ids[:20]], 20)))}
             engine.close()
 MODEL = {"AutoConfig": "FOLDER--code.Config", "AutoModelForCausalLM": "FOLDER--code.Model"}
@@ -128,4 +130,4 @@ config["zzz"] = {key: value.replace("FOLDER", folder) for key, value in MODEL.it
 engines.load("gptqmodel", artifact, "cpu", 1).close()
 facts["code engine"] = {"errors": [], "ran": (work / "ran").exists()}
 facts["cards"] = os.environ.get("CUDA_VISIBLE_DEVICES")
-print(json.dumps(facts))
+print("\n" + json.dumps(facts))  # below whatever bar a tool has left

@@ -24,12 +24,14 @@ CHARACTERS = 73_000  # eight windows of 2,048 tokens and a part of the ninth
 EXACT = ["fp16", "ct2-float32", "ct2-float16", "mlc-q4f16_1"]  # but for the last bits of float32
 CALIBRATED = ["gptq-int4", "awq-int4", *AUTOGPTQ]  # what is built on one processor is not what is built on another
 OTHERS = ["ct2-int8", *CALIBRATED]
+QUANTIZERS = ["bnb-nf4", "torchao-int8", "hqq-int4", "ct-w4a16", "ct-w8a8", "ct-nvfp4", "autoround-int4"]
 RECORDED = json.loads((REPO / "tests/data/smollm2.json").read_text())
 STUDY = """models: {smollm2: {source: {path: smollm2}}}
 formats: [%s]
 texts: {evaluation: wiki.txt}
 device: cpu
 calibration: {samples: 32, sequence_length: 512}
+autoround: {iters: 20}
 interpreters: %s
 """
 
@@ -53,8 +55,8 @@ def gates(checkout: Callable, call: Callable) -> dict[str, Any]:
     made = call(interpreter("tools"), REPO / "tests/smollm2.py", wheel(), root / "smollm2")
     assert made.returncode == 0, made.stderr
     (root / "wiki.txt").write_text(WIKITEXT.read_text()[:CHARACTERS])
-    envs = ["tools", "torch", "gptqmodel", "mlc", *(["autogptq"] if AUTOGPTQ else [])]
-    formats = [*EXACT, *OTHERS]
+    envs = ["tools", "torch", "gptqmodel", "mlc", "quantizers", *(["autogptq"] if AUTOGPTQ else [])]
+    formats = [*EXACT, *OTHERS, *QUANTIZERS]
     interpreters = json.dumps({env: str(interpreter(env)) for env in envs})
     (root / "study.yaml").write_text(STUDY % (", ".join(formats), interpreters))
     targets = [f"artifacts/smollm2/{name}" for name in formats]
@@ -82,7 +84,7 @@ def test_calibrated_formats_lose_less_than_rounding_alone(gates: dict[str, Any],
     assert RECORDED["fp16"] < gates[name]["gate"]["perplexity"] < RECORDED["mlc-q4f16_1"]
 
 
-@pytest.mark.parametrize("name", [*EXACT, *OTHERS])
+@pytest.mark.parametrize("name", [*EXACT, *OTHERS, *QUANTIZERS])
 def test_the_engine_calculates_what_the_weights_say(gates: dict[str, Any], name: str) -> None:
     faithful = gates[name]["gate"]["faithful"]
     assert faithful["divergence"] <= faithful["tolerance"]

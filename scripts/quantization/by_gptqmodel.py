@@ -16,7 +16,10 @@ def load_gptqmodel(job: Job) -> ModuleType:
     os.environ.setdefault("GPTQMODEL_OFFLINE", "1")
     import gptqmodel
     from gptqmodel.looper import loop_processor
+    from gptqmodel.utils import threadx
 
+    # an error in one of its threads ends the whole process at once; it is handed to who waits for the thread as well
+    threadx._DeviceWorker._abort_process = lambda worker, error: None
     loop_processor._PROJECT_LOG_DIR = job.saved / "logs"  # its own choice is a folder where the user happens to be
     return gptqmodel
 

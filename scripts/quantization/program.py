@@ -82,7 +82,8 @@ class Job:
     """What a tool is to do: quantize `src` as `parameters` say, on `calibration` where the format has one, and save to
     `saved`.
 
-    What it writes to `resume` while it works is there again when the job is started again after it was killed.
+    What it writes to `resume` while it works is there again when the job is started again after it was killed. `facts`
+    are those of the manifest, whose `tool` and `tool_version` may be set where there are several.
     """
 
     src: Path
@@ -92,6 +93,7 @@ class Job:
     calibration: Calibration | None
     device: str
     dtype: torch.dtype
+    facts: dict[str, str]
 
     def sample_inputs(self) -> list[dict[str, torch.Tensor]]:
         """The calibration samples as a model takes them; [1, length] each."""
@@ -102,7 +104,7 @@ class Job:
 
 def build(
     options: argparse.Namespace,
-    quantize: Callable[[Job], dict[str, str] | None],
+    quantize: Callable[[Job], None],
     *,
     format: str,
     engine: str,
@@ -116,7 +118,7 @@ def build(
     """Quantize with a tool and publish the result.
 
     Args:
-        options: of `parser`. quantize: calls the tool, and says what of the manifest's facts is another than below.
+        options: of `parser`. quantize: calls the tool.
         parameters: in the tool's own words; the one called `group_size`, where there is one, may be `auto`.
         calibrated: whether it wants a calibration. cast: which of the tensors that are floats are stored in float16.
 
@@ -148,19 +150,21 @@ def build(
         resume = resume_folder(options, source, parameters, samples, device, tool_version)
         folder.mkdir()
         dtype = torch.float32 if device == "cpu" else torch.float16
-        job = Job(options.src, saved, resume, parameters, samples, device, dtype)
         facts = {"format": options.format or format, "engine": engine, "tool": tool, "tool_version": tool_version}
+        job = Job(options.src, saved, resume, parameters, samples, device, dtype, facts)
         try:
-            facts |= quantize(job) or {}
+            quantize(job)
         except Exception as error:  # whatever transformers and the tools raise for models that they do not know
             if isinstance(error, OSError) and error.errno in program.FULL:  # not the tool's fault; its progress is good
                 raise
             again = f"; to start from the beginning, remove {resume}" if resume.exists() else ""
-            raise UserError(f"{options.src}: {tool} cannot quantize it ({first_line(error)}){again}") from error
+            raise UserError(
+                f"{options.src}: {facts['tool']} cannot quantize it ({first_line(error)}){again}"
+            ) from error
         gc.collect()  # models are cycles; the gate's process wants the card
         if device == "cuda":
             torch.cuda.empty_cache()
-        write_artifact(folder, job, source, options, facts, cast)
+        write_artifact(folder, job, source, options, cast)
     shutil.rmtree(resume, ignore_errors=True)
 
 
@@ -208,7 +212,6 @@ def write_artifact(
     job: Job,
     source: Checkpoint,
     options: argparse.Namespace,
-    facts: Mapping[str, str],
     cast: Callable[[Tensor], bool],
 ) -> None:
     """Write what a tool saved as an artifact that has passed the quality gate.
@@ -218,8 +221,7 @@ def write_artifact(
     a cache that is off, rope_theta in one spelling) differs from run to run, or makes it another model. auto-gptq reads
     a local folder's quantize_config.json alone, so that GPTQ's is written there too.
 
-    Args:
-        facts: of the manifest. cast: see `build`.
+    `cast`: see `build`.
     """
     written = shards.find(job.saved)
     tensors = drop_tied(source.config(), written.tensors())  # auto-gptq writes a tied head once more
@@ -243,7 +245,7 @@ def write_artifact(
     for path in source.others():
         if path.name != "config.json":
             place(path, folder / path.name)
-    gate = quality_gate.check(folder, facts["engine"], method, job.device, options, options.engine_python)
+    gate = quality_gate.check(folder, job.facts["engine"], method, job.device, options, options.engine_python)
     origin = manifest.read(source.folder)
     stored = {name: tensor.numel * DTYPE_BYTES[dtype(tensor)] for name, tensor in tensors.items()}
     untied = "lm_head.weight" in stored
@@ -254,7 +256,7 @@ def write_artifact(
     run = {"seed": options.seed, "device": job.device, "threads": options.threads}
     manifest.write(
         folder,
-        **facts,
+        **job.facts,
         parameters={**job.parameters, **run, **(calibrated or {})},
         source=origin["source"],
         parameter_count=origin["parameter_count"],
