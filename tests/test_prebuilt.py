@@ -124,7 +124,12 @@ OTHERS = {
             {"weight": np.zeros((OUTPUTS * INPUTS // 2, 1), np.uint8), "weight.quant_map": np.ones(16, np.float32)},
         ),
     ],
-    "torchao": [({}, {"_weight_qdata": BYTES, "_weight_scale": ROWS})],
+    "torchao": [
+        (
+            {"quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_data": {"group_size": None}}}},
+            {"_weight_qdata": BYTES, "_weight_scale": ROWS},
+        )
+    ],
     "hqq": [
         (
             {"quant_config": {"weight_quant_params": {"group_size": 64}}},
@@ -152,6 +157,14 @@ def test_other_layouts(fetch: Callable, tmp_path: Path, layout: str, words: dict
     bare = rest | {f"{LAYER}.weight": BYTES}
     said = fetch(write(tmp_path / "bare", config, bare), layout)
     assert f"its {LAYER}.weight is I8, and nothing scales it" in said
+
+
+def test_what_torchao_would_make_of_a_config(fetch: Callable, tmp_path: Path) -> None:
+    """It calls whatever one of its modules has under that name."""
+    inner = {"_type": "torch.dtype", "_data": {"x": [{"y": [1, {"_type": "quantize_"}]}]}}
+    words = {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_data": inner}}}
+    said = refusal(fetch, tmp_path, {"quantization_config": words}, layout="torchao")
+    assert "its config names 'quantize_'; Quantmill does not know how to check such an artifact" in said
 
 
 def test_a_layout_of_which_nothing_is_known(fetch: Callable, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """torchao's weight-only int8 and float8, as transformers stores them: of each linear layer `_weight_qdata` [outputs,
 inputs] and `_weight_scale` [outputs, 1], and of int8 `_weight_zero_point`, which is 0; all else as it was."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,28 @@ import numpy as np
 from checkpoint import shards
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import Tensor
-from layouts import Reading, Shapes, find
+from layouts import Reading, Shapes, Unread, find
+
+# What a quantization_config of these may name. The library makes an object of whatever else its modules hold.
+KNOWN = {"Int8WeightOnlyConfig", "Float8WeightOnlyConfig", "PerRow", "torch.dtype"}
 
 
 def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shapes:
-    """See `layouts.Shapes`."""
+    """See `layouts.Shapes`. Raises `Unread` where the config names other objects than these."""
+    unknown = sorted({str(each) for each in _types(words)} - KNOWN)
+    if unknown:
+        raise Unread(f"its config names {unknown[0]!r:.60}")
     return {f"{layer}._weight_qdata": shape, f"{layer}._weight_scale": (shape[0], 1)}
+
+
+def _types(content: Any) -> Iterator[Any]:
+    """Every `_type` in a JSON value."""
+    if isinstance(content, Mapping):
+        yield from [content["_type"]] if "_type" in content else []
+        content = content.values()
+    if not isinstance(content, str | int | float | None):
+        for each in content:
+            yield from _types(each)
 
 
 def read(artifact: Path, source: Checkpoint) -> Reading:
