@@ -36,8 +36,7 @@ class Engine(transformers.Engine):
         for file in shards.find(artifact).files:
             with safe_open(file, "pt", device=device) as opened:
                 state |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        packed: dict[str, dict[str, torch.Tensor]] = {}
-        packed |= {name.removesuffix(MARK): {} for name in state if name.endswith(MARK)}
+        packed: dict[str, dict] = {name.removesuffix(MARK): {} for name in state if name.endswith(MARK)}
         for name in list(state):
             layer, _, part = name.rpartition(".")
             if layer in packed:

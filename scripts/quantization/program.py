@@ -21,7 +21,7 @@ import devices
 from checkpoint import safetensors_file, sharding, shards
 from checkpoint.conversion import drop_tied
 from checkpoint.copying import copy
-from checkpoint.float16 import stored_dtype, write_float16
+from checkpoint.float16 import BeyondFloat16, stored_dtype, write_float16
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import DTYPE_BYTES, Tensor
 from common import manifest, own_code, program
@@ -235,7 +235,10 @@ def write_artifact(
         (write_float16 if cast(tensor) else copy)(tensor, target)
 
     write_file = partial(safetensors_file.write, dtype=dtype, copy=write, notes=notes)
-    names = sharding.write(folder, "safetensors", groups, write_file)
+    try:
+        names = sharding.write(folder, "safetensors", groups, write_file)
+    except BeyondFloat16 as error:  # which names the tool's file, that will be gone
+        raise UserError(f"{source.folder}: {str(error).partition(': ')[2]}") from None
     quantization = portable(written.config()["quantization_config"])
     method = quantization["quant_method"]
     config = source.config() | {"quantization_config": quantization}
