@@ -90,9 +90,9 @@ def test_vllm_loads_what_other_tools_have_quantized(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("scheme", "sixteen_bits"), [("W4A16", True), ("W8A8", False)])
+@pytest.mark.parametrize("scheme", ["W4A16", "W8A8"])
 def test_vllm_loads_compressed_tensors(
-    ask: Callable[..., dict[str, Any]], demo: Path, call: Callable, tmp_path: Path, scheme: str, sixteen_bits: bool
+    ask: Callable[..., dict[str, Any]], demo: Path, call: Callable, tmp_path: Path, scheme: str
 ) -> None:
     if not any(name.startswith("avx512") for name in cpu.features()):
         pytest.skip("vLLM multiplies weights of 4 bits on a CPU with AVX-512 alone, which this one lacks")
@@ -112,7 +112,6 @@ def test_vllm_loads_compressed_tensors(
         theirs["nll"], abs=0.003
     )  # vLLM's activations have 16 bits, or 8 of another step
     assert found["weight_bytes"] < theirs["weight_bytes"]  # unpacked there
-    assert found["alone"] == theirs["alone"] or not sixteen_bits
 
 
 @pytest.mark.slow
