@@ -1,7 +1,7 @@
 """What runs in transformers' model with the layers of a library that quantizes. One environment has them all."""
 
 # A build of them that calls for no calibration: the whole model, as it is stored and as it becomes. For costs of formats
-QUANTIZER = Memory(640, weights=5)
+QUANTIZER = Memory(440, weights=6)
 QUANTIZER_CUDA = Memory(1800, weights=3, activations=12, least=2600)
 UNCALIBRATED = ("bnb-nf4", "hqq-int4", "torchao-int8", "ct2-int8")
 
@@ -19,6 +19,6 @@ for name, layout, words in (
         env="quantizers",
         loads=(layout,),
         options={"dtype": {"type": "string"}, "attn_implementation": {"type": "string"}},
-        costs=EngineCosts(cpu=620, weights=4, floor=2200, cuda=1300, mapped=True),
+        costs=EngineCosts(cpu=440, weights=4, floor=2200, cuda=1300, mapped=True),
         **words,
     )

@@ -3,8 +3,9 @@
 The default run tells the quality alone: transformers unpacks the weights. Speed is measured in runs by vLLM.
 """
 
-# The whole model in float32, the samples' activations between its blocks, and GPTQ's Hessians of one block
-SAMPLED = Memory(700, weights=8, block=12, activations=24, attention=8)
+# The whole model in float32 and packed; with samples, their activations between blocks and GPTQ's Hessians of one block
+ROUNDED = Memory(550, weights=6)
+SAMPLED = Memory(550, weights=8, block=12, activations=24, attention=8)
 
 for name, scheme, size, forwards in (
     ("ct-w4a16", "W4A16", Size(0.5, rest=2, group=2), 4),
@@ -23,7 +24,7 @@ for name, scheme, size, forwards in (
         logs=("tokens-calibration",) if forwards else (),
         costs=Costs(
             size,
-            SAMPLED if forwards else QUANTIZER,
+            SAMPLED if forwards else ROUNDED,
             QUANTIZER_CUDA,
             forwards=forwards,
             group_size="group_size" if scheme == "W4A16" else None,
