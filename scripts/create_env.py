@@ -104,6 +104,7 @@ def main() -> None:
 
     listing = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True)
     environment = uv_environment(pip_config(listing.stdout), os.environ)
+    environment.setdefault("DISABLE_CUDA", "1")  # HQQ's setup.py compiles kernels, by whatever Python is on the PATH
     uv = find_uv(options.pins)
     try:
         # in place and not renamed afterwards: an environment's scripts hold its own path
