@@ -105,7 +105,8 @@ def test_another_compressed_tensors_is_not_read(plain: Checkpoint, tmp_path: Pat
 
 
 def state(**more: object) -> np.ndarray:
-    return np.frombuffer(json.dumps({"blocksize": 32, "dtype": "float32", **more}).encode(), np.uint8)
+    content = {"blocksize": 32, "dtype": "float32", "shape": [OUTPUTS, INPUTS], **more}
+    return np.frombuffer(json.dumps(content).encode(), np.uint8)
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -114,11 +115,11 @@ def test_bitsandbytes_in_four_bits(plain: Checkpoint, tmp_path: Path, nested: bo
     table, count = np.sort(random.normal(0, 1, 16)).astype(np.float32), flat.size // 32
     parts = {"weight": (flat[::2] << 4 | flat[1::2]).astype(np.uint8)[:, None], "weight.quant_map": table}
     if nested:
-        numbers, outer = random.integers(0, 256, count).astype(np.uint8), np.array([0.5, 0.25], np.float32)
+        numbers, outer = random.integers(0, 256, count).astype(np.uint8), np.array([0.5], np.float32)
         codes = np.linspace(-1, 1, 256, dtype=np.float32)
         parts |= {"weight.absmax": numbers, "weight.nested_absmax": outer, "weight.nested_quant_map": codes}
-        parts |= {"weight.quant_state.bitsandbytes__nf4": state(nested_blocksize=2, nested_offset=0.75)}
-        peaks = codes[numbers] * outer[[0, 0, 1, 1]] + 0.75
+        parts |= {"weight.quant_state.bitsandbytes__nf4": state(nested_blocksize=32, nested_offset=0.75)}
+        peaks = codes[numbers] * outer[0] + 0.75
     else:
         peaks = random.uniform(0, 1, count).astype(np.float32)
         parts |= {"weight.absmax": peaks, "weight.quant_state.bitsandbytes__nf4": state()}

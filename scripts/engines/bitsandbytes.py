@@ -3,7 +3,6 @@
 import logging
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar
 
 import torch
 from bitsandbytes import nn
@@ -19,12 +18,8 @@ class Engine(transformers.Engine):
     """See `engines.Engine`. Weights of four bits are multiplied in the dtype of the activations, on a CPU with
     AVX512-BF16 in bfloat16; those of int8 by activations that are rounded to int8 too."""
 
-    options: ClassVar = {"dtype": str, "attn_implementation": str}
     library = "bitsandbytes"
     plain = False
-
-    def loading(self, artifact: Path, device: str) -> dict[str, Any]:
-        return {"device_map": {"": device}}
 
     def _load(self, artifact: Path, device: str) -> PreTrainedModel:
         model = super()._load(artifact, device)

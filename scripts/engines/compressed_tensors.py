@@ -3,7 +3,7 @@ format says. What it predicts is the format's; its speed is that of unpacked wei
 
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from transformers import CompressedTensorsConfig, PreTrainedModel
 
@@ -16,12 +16,12 @@ BFLOAT16 = ("nvfp4-pack-quantized", "mxfp4-pack-quantized")  # the library unpac
 class Engine(transformers.Engine):
     """See `engines.Engine`."""
 
-    options: ClassVar = {"dtype": str, "attn_implementation": str}
     library = "compressed-tensors"
     plain = False
 
-    def loading(self, artifact: Path, device: str) -> dict[str, Any]:
-        return {"device_map": {"": device}, "quantization_config": CompressedTensorsConfig(run_compressed=False)}
+    def load_options(self, artifact: Path, device: str) -> dict[str, Any]:
+        unpacked = CompressedTensorsConfig(run_compressed=False)
+        return super().load_options(artifact, device) | {"quantization_config": unpacked}
 
     def _load(self, artifact: Path, device: str) -> PreTrainedModel:
         import torch

@@ -2,7 +2,6 @@
 
 from importlib.metadata import version
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 from accelerate import init_empty_weights
@@ -22,7 +21,6 @@ FLOATS = ("scale", "zero", "bias")
 class Engine(transformers.Engine):
     """See `engines.Engine`."""
 
-    options: ClassVar = {"dtype": str, "attn_implementation": str}
     library = "hqq"
     plain = False
 

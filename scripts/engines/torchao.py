@@ -2,7 +2,6 @@
 
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -15,12 +14,8 @@ from engines import transformers
 class Engine(transformers.Engine):
     """See `engines.Engine`."""
 
-    options: ClassVar = {"dtype": str, "attn_implementation": str}
     library = "torchao"
     plain = False
-
-    def loading(self, artifact: Path, device: str) -> dict[str, Any]:
-        return {"device_map": {"": device}}
 
     def _load(self, artifact: Path, device: str) -> PreTrainedModel:
         model = super()._load(artifact, device)

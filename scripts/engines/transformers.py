@@ -76,7 +76,11 @@ class Engine(engines.Engine):
         """The model; sets `compute_type`. Raises `UserError` where it cannot be loaded whole."""
         try:
             model, info = AutoModelForCausalLM.from_pretrained(
-                artifact, dtype=self.dtype, output_loading_info=True, **self.attention, **self.loading(artifact, device)
+                artifact,
+                dtype=self.dtype,
+                output_loading_info=True,
+                **self.attention,
+                **self.load_options(artifact, device),
             )
         except Exception as error:  # whatever its many model classes raise
             raise UserError(f"{artifact}: {self.library} cannot load it ({first_line(error)})") from None
@@ -94,9 +98,9 @@ class Engine(engines.Engine):
         said = None if self.plain else shards.read_config(artifact / "config.json").get("dtype")
         return torch.bfloat16 if device == "cuda" and said == "bfloat16" else DTYPES[device]
 
-    def loading(self, artifact: Path, device: str) -> dict[str, Any]:
-        """What a library that quantizes is told besides, when it loads an artifact."""
-        return {}
+    def load_options(self, artifact: Path, device: str) -> dict[str, Any]:
+        """What transformers is told besides: layers of a library that quantizes are put on their device at once."""
+        return {} if self.plain else {"device_map": {"": device}}
 
     def _modes(self) -> tuple[str, ...]:
         if self.device == "cpu":  # it would calculate the masked part of a static cache, and gain nothing

@@ -9,6 +9,7 @@ int8: `weight` times its row's `SCB` / 127.
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from checkpoint.shards import Checkpoint
 from checkpoint.tensor import Tensor
 from layouts import Reading, Shapes, Unread, find
 
-STATE_KEYS = ("blocksize", "nested_blocksize", "nested_offset", "dtype")
+STATE_KEYS = ("blocksize", "nested_blocksize", "nested_offset", "dtype", "shape")
+BLOCK_SIZES = tuple(2**power for power in range(5, 13))  # 32 to 4096
 STATE = "quant_state.bitsandbytes__"
 OUTLIER = 6.0  # llm_int8_threshold: columns with a larger activation are multiplied without rounding
 
@@ -31,6 +33,25 @@ def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shap
     if words.get("load_in_8bit"):
         return {f"{layer}.weight": (outputs, inputs), f"{layer}.SCB": (outputs,)}
     return {f"{layer}.weight": (-(-outputs * inputs // 2), 1), f"{layer}.weight.quant_map": (16,)}
+
+
+def check(stored: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> None:
+    """Raises `Unread` where what a quant_state says of a matrix is not what its scales are: the library's kernels go by
+    it, beyond the end of them."""
+    if f"{name}.absmax" not in stored:
+        return
+    state, blocks = _state(stored, name), stored[f"{name}.absmax"].numel
+    sizes = [(state.get("blocksize"), math.prod(shape), blocks)]
+    if f"{name}.nested_absmax" in stored:
+        sizes.append((state.get("nested_blocksize"), blocks, stored[f"{name}.nested_absmax"].numel))
+        table = stored.get(f"{name}.nested_quant_map")
+        if table is None or table.numel != 256 or stored[f"{name}.absmax"].dtype != "U8":
+            raise Unread(f"{name} has no table of 256 scales")
+    for size, numbers, scales in sizes:
+        if type(size) is not int or size not in BLOCK_SIZES or -(-numbers // size) != scales:
+            raise Unread(f"{name} has {scales} scales of {size!s:.20} numbers each, and is {numbers} numbers")
+    if tuple(state.get("shape", ())) != tuple(shape):
+        raise Unread(f"{name} says that it is {state.get('shape')!s:.60}")
 
 
 def read(artifact: Path, source: Checkpoint) -> Reading:
@@ -44,6 +65,7 @@ def read(artifact: Path, source: Checkpoint) -> Reading:
             return find(stored, tensor.name).astype(np.float32) * scales[:, None]
         if f"{tensor.name}.absmax" not in stored:
             return find(stored, tensor.name)
+        check(stored, tensor.name, tensor.shape)
         state = _state(stored, tensor.name)
         halves = find(stored, tensor.name).reshape(-1)
         places = np.stack([halves >> 4, halves & 15], axis=-1).reshape(-1)[: tensor.numel]
@@ -53,7 +75,7 @@ def read(artifact: Path, source: Checkpoint) -> Reading:
             peaks = find(stored, f"{tensor.name}.nested_quant_map")[peaks] * outer + np.float32(state["nested_offset"])
         values = find(stored, f"{tensor.name}.quant_map")[places]
         values = values * np.repeat(peaks, state["blocksize"])[: tensor.numel]
-        return _rounded(values, state.get("dtype")).reshape(tensor.shape)
+        return _round_to(values, state.get("dtype")).reshape(tensor.shape)
 
     return weights
 
@@ -67,7 +89,7 @@ def _state(stored: Mapping[str, Tensor], name: str) -> dict[str, Any]:
         raise Unread(f"{name} has no {STATE}TYPE that is JSON") from None
 
 
-def _rounded(values: np.ndarray, dtype: str | None) -> np.ndarray:
+def _round_to(values: np.ndarray, dtype: str | None) -> np.ndarray:
     """float32 values as they are in a dtype of torch's. Raises `Unread` for one that no model has."""
     if dtype == "float32":
         return values

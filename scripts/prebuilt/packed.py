@@ -109,6 +109,8 @@ def check_packed(folder: Path, layout: str, words: Mapping[str, Any], source: Ch
             raise UserError(f"{folder}: holds {of_layer[layer]}, and this model's {name} is no matrix; name its own")
         try:
             parts = reader.packed(words, layer, tensor.shape) if len(tensor.shape) == 2 else {}
+            if parts and hasattr(reader, "check"):
+                reader.check(stored, name, tensor.shape)
         except layouts.Unread as reason:
             raise UserError(f"{folder}: {reason}; Quantmill does not know how to check such an artifact") from None
         if not any(part in stored for part in parts.keys() - {name}):
