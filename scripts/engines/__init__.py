@@ -92,6 +92,22 @@ class Engine:
         """What it thinks of each id but the first, given those before it."""
         raise NotImplementedError
 
+    def last_logits(self, texts: list[list[int]], counts: list[int]) -> Iterator[tuple[int, Any]]:
+        """Yield the logits of the last positions of several texts, so many of each: a text's number with chunks
+        [positions, vocab] as `logits` yields them, in order. One text after another, where an engine has no batches."""
+        for number, (ids, count) in enumerate(zip(texts, counts, strict=True)):
+            before = len(ids) - count
+            for chunk in self.logits(ids):
+                rows = chunk[max(before, 0) :]
+                before -= len(chunk)
+                if len(rows):
+                    yield number, rows
+
+    def allow_ends(self) -> bool:
+        """Let `decode` choose tokens that end a sequence too, from now on, and end after them or go on; whether it can.
+        Whoever asks stops at the first."""
+        return False
+
     def processes(self) -> set[int]:
         """The engine's own processes, without their children; empty where they run on another machine."""
         return {os.getpid()}
@@ -133,7 +149,7 @@ def load(name: str, artifact: Path, device: str, threads: int, gpus: int = 1, **
         if gpus > 1 and "gpus" not in kind.capabilities:
             raise UserError(f"engine {name} runs on one GPU, and {gpus} are asked for; leave gpus out")
         engine = kind(artifact, device, threads, **options)
-    for method in ("decode", "logits"):
+    for method in ("decode", "logits", "last_logits"):
         setattr(engine, method, _guard_iterator(getattr(engine, method), name, artifact))
     for method in ("target_logprobs", "processes", "weight_bytes", "peak_allocated_bytes", "versions"):
         setattr(engine, method, _guard(getattr(engine, method), name, artifact))

@@ -41,6 +41,7 @@ class Engine(engines.Engine):
     capabilities = frozenset({"logits", "batches"})
     modes = ("greedy search",)
     mode = modes[0]
+    may_end = False
 
     def __init__(self, artifact: Path, device: str, threads: int, compute_type: str = "default") -> None:
         if device == "cuda" and ctranslate2.get_cuda_device_count() == 0:
@@ -73,6 +74,7 @@ class Engine(engines.Engine):
         # to another thread through a queue, where they wait while the decoding threads hold the cores: the first came
         # late, and others in bursts. min_length forbids the end-of-sequence token until n tokens are there.
         options = {"max_length": n, "min_length": n, "beam_size": 1, "sampling_topk": 1}
+        options |= {"min_length": 0, "return_end_token": True} if self.may_end else {}
         texts = [[self.vocabulary[token] for token in ids] for ids in prompts]
         self.generator.generate_batch(texts, include_prompt_in_result=False, callback=keep, **options)
         yield from tokens
@@ -88,6 +90,10 @@ class Engine(engines.Engine):
         view = np.asarray(window)[0]  # does not keep `window` alive, so chunks are copied out of it
         for chunk in np.split(view, range(size := engines.chunk_positions(view.shape[1]), len(view), size)):
             yield chunk.copy()
+
+    def allow_ends(self) -> bool:
+        self.may_end = True  # it cannot go on after one, and who asks does not want it to
+        return True
 
     def weight_bytes(self) -> int:
         float_bytes = 2 if self.compute_type.endswith("16") else 4

@@ -165,6 +165,10 @@ class Engine(engines.Engine):
             self._calculate()
             yield self._rows(len(part)).copy()
 
+    def allow_ends(self) -> bool:
+        self.stop_ids = []
+        return True
+
     def weight_bytes(self) -> int:
         return files.bytes_per_token(gguf_file.read_all(self.file))
 

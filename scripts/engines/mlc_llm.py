@@ -82,6 +82,10 @@ class Engine(engines.Engine):
             told = min(len(self.came), n)
         self.engine.reset()  # what is left of the request
 
+    def allow_ends(self) -> bool:
+        self.stop_ids = []
+        return True
+
     def versions(self) -> dict[str, str]:
         return {"mlc_llm": next(filter(None, map(_version, ("mlc-llm", "mlc-llm-nightly"))), "unknown")}
 

@@ -91,6 +91,11 @@ class Engine(engines.Engine):
         for start in range(0, len(ids), size := engines.chunk_positions(self.shape.vocab_size)):
             yield self.session.score(ids[start : start + size])
 
+    def allow_ends(self) -> bool:
+        self.stop_ids = []
+        self.session.allow_all()
+        return True
+
     def weight_bytes(self) -> int:
         tied = self.shape.tie_word_embeddings
         sizes = zip(self.shape.parameters(), self.session.parameters, strict=True)
@@ -172,6 +177,10 @@ class Session:
     def _new_cache(self) -> tuple[Any, ...]:
         """Keys and values of every layer for `capacity` positions."""
         raise NotImplementedError
+
+    def allow_all(self) -> None:
+        """Forbid no token any more; a recorded step reads the same memory."""
+        self.bias.copyfrom(self._pad(np.zeros(self.shape.vocab_size, np.float32)))
 
     def _set_position(self, position: int) -> None:
         self.position.copyfrom(np.array([position], np.int32))

@@ -23,6 +23,7 @@ DTYPES = {"cuda": torch.float16, "cpu": torch.float32}
 # For the noise floor: what a GPU would calculate in, and the other type that unquantized models are served in
 OTHER_DTYPES = {"cuda": "bfloat16", "cpu": "float16"}
 PROBE = 8  # tokens
+BATCH = {"cpu": 512, "cuda": 8192}  # tokens of several short texts that are read at once
 
 
 class Engine(engines.Engine):
@@ -152,6 +153,40 @@ class Engine(engines.Engine):
         cache = self._cache()  # carries what earlier chunks left, so that logits of one chunk exist at a time
         for chunk in tokens.split(size, dim=1):
             yield self._deliver(self._run(self.model, input_ids=chunk, past_key_values=cache, use_cache=True).logits[0])
+
+    def last_logits(self, texts: list[list[int]], counts: list[int]) -> Iterator[tuple[int, Any]]:
+        if self.plain_head is None:
+            self.plain_head = self._has_plain_head(torch.tensor([texts[0][:PROBE]], device=self.device))
+        if not self.plain_head:
+            yield from super().last_logits(texts, counts)
+            return
+        size, head = engines.chunk_positions(self.vocab_size), self.model.get_output_embeddings()
+        for batch in self._batches(texts):
+            # no position sees what stands to its right, so it does not matter what the shorter ones are filled with
+            longest = max(len(texts[number]) for number in batch)
+            filled = [texts[number] + [0] * (longest - len(texts[number])) for number in batch]
+            tokens = torch.tensor(filled, device=self.device)
+            hidden = self._run(self.model.base_model, input_ids=tokens, use_cache=False).last_hidden_state
+            for row, number in enumerate(batch):
+                end = len(texts[number])
+                for chunk in hidden[row, end - counts[number] : end].split(size):
+                    yield number, self._deliver(self._run(head, chunk))
+
+    def _batches(self, texts: list[list[int]]) -> Iterator[list[int]]:
+        """Numbers of the texts that are read at once, in their order: together no more than `BATCH` tokens."""
+        batch: list[int] = []
+        longest = 0
+        for number, ids in enumerate(texts):
+            longest = max(longest, len(ids))
+            if batch and longest * (len(batch) + 1) > BATCH[self.device]:
+                yield batch
+                batch, longest = [], len(ids)
+            batch.append(number)
+        yield batch
+
+    def allow_ends(self) -> bool:
+        self.stop_ids, self.static = [], None
+        return True
 
     @torch.inference_mode()  # not on the generator: there it holds a chunk while the next one is made
     def _run(self, module: torch.nn.Module, *inputs: torch.Tensor, **options: Any) -> Any:

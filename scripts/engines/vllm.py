@@ -36,6 +36,7 @@ class Engine(engines.Engine):
     capabilities = frozenset({"target_logprobs", "batches", "gpus", "own_threads"})
     modes = ("vLLM",)
     mode = modes[0]
+    may_end = False
 
     def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
         config = shards.read_json(artifact / "config.json")
@@ -59,18 +60,22 @@ class Engine(engines.Engine):
         asked = vllm.SamplingParams(
             temperature=0,
             max_tokens=n,
-            min_tokens=n,
+            min_tokens=0 if self.may_end else n,
             stop_token_ids=self.stop_ids,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
         names = {self._add(ids, asked): number for number, ids in enumerate(prompts)}
-        while self.engine.has_unfinished_requests():
-            outputs = self.engine.step()
-            now = time.perf_counter()
-            for output in outputs:
-                for token in output.outputs[0].token_ids:
-                    yield names[output.request_id], token, now
+        try:
+            while self.engine.has_unfinished_requests():
+                outputs = self.engine.step()
+                now = time.perf_counter()
+                for output in outputs:
+                    for token in output.outputs[0].token_ids:
+                        yield names[output.request_id], token, now
+        finally:
+            if self.engine.has_unfinished_requests():  # nobody wants the rest
+                self.engine.abort_request(list(names))
 
     def _add(self, ids: list[int], asked: vllm.SamplingParams) -> str:
         """Hand a prompt over; the request's name."""
@@ -90,6 +95,10 @@ class Engine(engines.Engine):
         if tokens[:, 0].tolist() != ids[1:]:
             raise UserError(f"{self.artifact}: vLLM told log-probabilities of other tokens than it was given")
         return engines.Targets(values[:, 0], tokens[:, 1:], values[:, 1:])
+
+    def allow_ends(self) -> bool:
+        self.may_end = True  # it ends there, and tells the token
+        return True
 
     def weight_bytes(self) -> int | None:
         return shards.bytes_per_token(self.artifact)

@@ -33,6 +33,7 @@ class Engine(Started):
 
     capabilities = Started.capabilities | {"target_logprobs", "batches"}
     ours: ClassVar = vllm_settings.OURS
+    may_end = False
     counted: ClassVar = {
         "prompt_tokens": "vllm:prompt_tokens_total",
         "generated_tokens": "vllm:generation_tokens_total",
@@ -67,7 +68,11 @@ class Engine(Started):
         self.compute_type = self.said.pop("dtype", "unknown")
 
     def more(self, n: int) -> dict[str, Any]:
-        return {"min_tokens": n, "stop_token_ids": self.stop_ids, "ignore_eos": False}
+        return {"min_tokens": 0 if self.may_end else n, "stop_token_ids": self.stop_ids, "ignore_eos": False}
+
+    def allow_ends(self) -> bool:
+        self.may_end = True  # it ends there, and tells the token
+        return True
 
     def target_logprobs(self, ids: list[int]) -> engines.Targets:
         body = {"model": self.model, "prompt": ids, "max_tokens": 1, "temperature": 0, "prompt_logprobs": TOP}

@@ -1,0 +1,120 @@
+"""Answers of an engine that runs in a process and an environment of its own (scripts/answer.py), each kept as it comes:
+a run that was ended goes on where it was.
+"""
+
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from common.program import UserError, start_child
+
+AT_ONCE = 64  # entries that are sent at a time; the engine makes batches of them as it can
+Entry = tuple[list[int], list[list[int]]]
+
+
+class Answers:
+    """Asks the engine, or the file of what it has answered already.
+
+    Attributes:
+        facts: what the engine says of itself: `compute_type`, `versions`, `device`, `capabilities`, `ends`.
+        asked: how many requests it was really asked, and not the file.
+    """
+
+    def __init__(self, process: subprocess.Popen, errors: IO[bytes], kept: Path, of: Mapping[str, Any]) -> None:
+        """`kept`: the file; `of`: what answers depend on. Those of another artifact, or of other code, are not ours."""
+        self.process, self.errors, self.asked = process, errors, 0
+        self.known: dict[str, Any] = {}
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        head = json.dumps(of, sort_keys=True) + "\n"
+        lines = kept.read_text(encoding="utf-8").splitlines(keepends=True) if kept.exists() else []
+        whole = [line for line in lines[1:] if line.endswith("\n")] if lines[:1] == [head] else []
+        self.known = dict(map(json.loads, whole))
+        self.file = kept.open("w", encoding="utf-8")
+        self.file.writelines([head, *whole])
+        self.file.flush()
+        self.facts: dict[str, Any] = {}
+
+    def start(self) -> None:
+        """Wait until the engine is ready."""
+        self.facts = self._hear()
+
+    def _tell(self, content: Any) -> None:
+        try:
+            self.process.stdin.write(json.dumps(content) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            self._fail()
+
+    def _hear(self) -> Any:
+        line = self.process.stdout.readline()
+        return json.loads(line) if line.endswith("\n") else self._fail()
+
+    def _fail(self) -> None:
+        """Raises `UserError` with the last line of what the engine's process said."""
+        self.process.wait()
+        self.errors.seek(0)
+        said = self.errors.read().decode(errors="replace")
+        sys.stderr.write(said)
+        lines = said.strip().splitlines() or ["it said nothing"]
+        raise UserError(f"the engine's process failed: {lines[-1].removeprefix('error: ')}")
+
+    def _keep(self, name: str, answer: Any) -> None:
+        self.known[name] = answer
+        self.file.write(json.dumps([name, answer]) + "\n")
+        self.file.flush()
+
+    def score(self, entries: Sequence[Entry]) -> Iterator[list[tuple[float, bool]]]:
+        """Yield for each entry (ids, continuations) their sums of log-probabilities, in nats, and whether they are
+        greedy."""
+        names = [digest("score", *entry) for entry in entries]
+        waiting = [number for number, name in enumerate(names) if name not in self.known]
+        place = 0
+        for low in range(0, len(waiting), AT_ONCE):
+            part = waiting[low : low + AT_ONCE]
+            self._tell({"score": [entries[number] for number in part]})
+            for number in part:
+                self._keep(names[number], self._hear())
+                self.asked += 1
+                while place < len(names) and names[place] in self.known:
+                    yield [tuple(each) for each in self.known[names[place]]]
+                    place += 1
+        for name in names[place:]:
+            yield [tuple(each) for each in self.known[name]]
+
+    def write(self, ids: list[int], tokens: int, ends: Callable[[list[int]], bool], until: Sequence[str]) -> list[int]:
+        """At most so many tokens after a prompt, up to the one after which `ends` is true; it depends on `until`."""
+        name = digest("write", ids, tokens, until)
+        if name not in self.known:
+            written: list[int] = []
+            self._tell({"write": ids, "tokens": tokens})
+            while (token := self._hear()) is not None:
+                written.append(token)
+                self._tell(not ends(written))
+            self._keep(name, written)
+            self.asked += 1
+        return self.known[name]
+
+
+def digest(*question: Any) -> str:
+    """The name of a question."""
+    return hashlib.sha256(json.dumps(question).encode()).hexdigest()[:24]
+
+
+@contextmanager
+def ask(command: Sequence[Any], kept: Path, of: Mapping[str, Any]) -> Iterator[Answers]:
+    """Start what answers, for as long as the block lasts."""
+    with (
+        tempfile.TemporaryFile() as errors,
+        start_child(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+    ):
+        answers = Answers(process, errors, kept, of)
+        with answers.file:
+            yield answers
+        process.stdin.close()
+        process.wait()
