@@ -37,6 +37,7 @@ include: "rules/prebuilt.smk"
 include: "rules/tokens.smk"
 include: "rules/measure.smk"
 include: "rules/serving.smk"
+include: "rules/tasks.smk"
 include: "rules/report.smk"
 
 

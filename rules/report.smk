@@ -30,18 +30,21 @@ def logs(cell):
     built = [f"artifacts/logs/envs/{env}.log" for env in sorted(envs - INTERPRETERS.keys())]
     built += [f"{folder}/{name}.log" for name in (*made, *(format.logs if format else ()), cell.format)]
     scored = [*built, f"{folder}/reference-logits.log"]
+    documents = [f"artifacts/logs/envs/{HARNESS}.log"] if python(HARNESS) != INTERPRETERS.get(HARNESS) else []
+    documents += [f"artifacts/logs/texts/tasks/{name}.log" for name in TASKS["names"]]
     return {
         "artifact": built,
         "latency": [*built, f"{folder}/latency-{cell.name}.log"],
         "quality": [*scored, f"{folder}/quality-{cell.name}.log"],
         "noise_floor": [*scored, f"{folder}/noise-floor.log"],
         "serving": [*built, f"{folder}/tokens-burst.log", f"{folder}/serving-{cell.name}.log"],
+        "tasks": [*built, *documents, f"{folder}/tasks-{cell.name}.log"],
     }
 
 
 def absent(cell):
     """Why parts of a row are not measured at all."""
-    quality = {} if has_quality(cell.model) else dict.fromkeys(("quality", "noise_floor"), RANDOM)
+    quality = {} if has_quality(cell.model) else dict.fromkeys(("quality", "noise_floor", "tasks"), RANDOM)
     return quality | ({} if has_speed(cell) else {"latency": ENGINES[cell.engine].no_speed})
 
 
@@ -60,6 +63,7 @@ def rows():
             "latency": f"artifacts/{cell.model}/latency/{cell.name}.json" if has_speed(cell) else None,
             "quality": f"artifacts/{cell.model}/quality/{cell.name}.json" if has_quality(cell.model) else None,
             "serving": f"artifacts/{cell.model}/serving/{cell.name}.json" if has_loads(cell) else None,
+            "tasks": f"artifacts/{cell.model}/tasks/{cell.name}.json" if has_tasks(cell) else None,
             "noise_floor": f"artifacts/{cell.model}/quality/noise-floor.json" if has_quality(cell.model) else None,
             "absent": absent(cell),
             "evaluation": f"artifacts/{cell.model}/tokens/evaluation.json",
@@ -93,7 +97,10 @@ rule page:
         study="artifacts/report/study.json",  # rules.study.output would be compared with every result, in quadratic time
         artifacts=artifacts(),
         results=[
-            cell[kind] for cell in rows() for kind in ("latency", "quality", "noise_floor", "serving") if cell[kind]
+            cell[kind]
+            for cell in rows()
+            for kind in ("latency", "quality", "noise_floor", "serving", "tasks")
+            if cell[kind]
         ],
     output:
         **({"loads": "artifacts/report/loads.csv"} if any(map(has_loads, CELLS.values())) else {}),

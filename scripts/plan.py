@@ -108,23 +108,25 @@ def cell_name(cell: dict[str, Any]) -> str:
 def cell_row(cell: dict[str, Any], model: dict[str, Any], found: Origin, left: set[str], costs: Jobs) -> Row | None:
     """A row of the report: its artifact, and the jobs that build, score and time it; None where none is left."""
     name, format, engine = cell_name(cell), cell["format"], cell["engine"]
-    build, latency, quality = (cell[kind] in left for kind in ("artifact", "latency", "quality"))
-    if not (build or latency or quality):
+    kinds = [kind for kind in ("artifact", "latency", "quality", "tasks") if cell.get(kind) in left]
+    if not kinds:
         return None
     if found.shape is None:
-        return Row(cell["model"], name, None, None, (None,) * (build + latency + quality))
+        return Row(cell["model"], name, None, None, (None,) * len(kinds))
     asks, texts, size, beside = [], model["texts"], 0, 0
-    if build:
+    if "artifact" in kinds:
         left.remove(cell["artifact"])  # other runs of it come after
         gated = source(model)[0] != "random"
         asks.append(costs.build(format, engine, found.shape, gated, tokens(texts["calibration"])))
         size = costs.artifact_bytes(format, found.shape)
         beside = max(0, (asks[0].disk_mb - jobs.SMALL) * MB - size) if asks[0].known else 0
         size = 0 if format == jobs.SOURCE_FORMAT and found.dtype == "float16" else size
-    if latency:
+    if "latency" in kinds:
         prompts = Path(texts["prompts"]).read_text(encoding="utf-8").splitlines()
         asks.append(costs.latency(format, engine, found.shape, sum(bool(line.strip()) for line in prompts)))
-    if quality:
+    if "tasks" in kinds:  # how long their texts are nobody knows before they are fetched
+        asks.append(costs.tasks(format, engine, found.shape, None))
+    if "quality" in kinds:
         asks.append(costs.score(format, engine, found.shape, tokens(texts["evaluation"])))
     return row_of(cell["model"], name, size, asks, beside)
 
@@ -178,7 +180,11 @@ def peak(rows: Iterable[Row], origins: dict[str, Origin]) -> int:
 def most_gpus(listed: dict[str, Any], device: str) -> str:
     """GPUs that the jobs that are left need at once at most, and of whom; what is to be allowed where it is several."""
     left = set(listed["left"])
-    cells = [each for each in listed["cells"] if left & {each["latency"], each["quality"], each["serving"]}]
+    cells = [
+        each
+        for each in listed["cells"]
+        if left & {each["latency"], each["quality"], each["serving"], each.get("tasks")}
+    ]
     if device == "cpu" or not listed["left"]:
         return "0"
     most = max(cells, key=lambda each: each["gpus"], default={"gpus": 1})

@@ -17,7 +17,7 @@ from pathlib import Path
 from common import manifest
 from common.program import parser, printable, run
 from common.publish import publish
-from reporting import axes, drawing, loads, page, parquet, results
+from reporting import axes, drawing, loads, page, parquet, results, tasks
 from reporting.load_columns import LOAD_COLUMNS
 
 LONG_AGO = 1.0  # seconds since 1970
@@ -53,22 +53,25 @@ def main() -> None:
     study = json.loads(options.study.read_text(encoding="utf-8"))
     pending = set(json.load(sys.stdin)) if options.running else set()
     for cell in study["cells"]:
-        cell["pending"] = [name for name in (*results.PARTS, "serving") if cell.get(name) in pending]
+        cell["pending"] = [name for name in (*results.PARTS, "serving", "tasks") if cell.get(name) in pending]
     collected = results.collect(study)
     rows = collected["rows"]
     if served := loads.collect(study):
         collected["loads"] = served
-    drawn = drawing.draw(axes.points(rows), loads=bool(served))
+    if asked := tasks.collect(study, rows):
+        collected["tasks"] = asked
+    table, wide = tasks.widen(collected)
+    drawn = drawing.draw(axes.points(wide, tasks.axes(table)), loads=bool(served))
     text = page.render(collected, study, drawn)
     with publish_file(dst / "results.csv", old=old) as partial:
-        results.write_csv(partial, rows)
+        results.write_csv(partial, wide, table)
     if served:
         with publish_file(dst / "loads.csv", old=old) as partial:
             results.write_csv(partial, served, LOAD_COLUMNS)
     with publish_file(dst / "results.json", old=old) as partial:
         partial.write_text(json.dumps(collected, allow_nan=False) + "\n", encoding="utf-8")
     with publish_file(dst / "results.parquet", old=old) as partial:
-        parquet.write(partial, collected, manifest.sha256(dst / "results.json"))
+        parquet.write(partial, collected | {"rows": wide}, manifest.sha256(dst / "results.json"), table)
     with publish_file(dst / "quality-speed.svg", old=old) as partial:
         partial.write_text(drawn.svg, encoding="utf-8")
     with publish_file(dst / "quality-speed.png", old=old) as partial:

@@ -1,4 +1,4 @@
-"""Run in envs/lm-eval: lm-evaluation-harness' own model `hf` on local tasks, one text at a time, and its figures as JSON.
+"""Run in envs/lm-eval: lm-evaluation-harness' own model `hf` on local tasks, one text at a time; its figures as JSON.
 
     python tests/tasks_checks.py MODEL INCLUDE OUT NAME...
 
@@ -8,6 +8,7 @@ Nothing of Quantmill's is imported.
 import json
 import os
 import sys
+from pathlib import Path
 
 os.environ |= {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "DISABLE_MULTIPROC": "1"}
 
@@ -32,5 +33,6 @@ for name in names:  # by themselves: it refuses a group beside one of its tasks
     responses = [each["filtered_resps"] for each in samples]
     figures = {key: value for key, value in results["results"][name].items() if "," in key}
     found[name] = {"figures": figures, "responses": responses}
-with open(out, "w") as file:
-    json.dump(found, file, default=lambda value: value.item() if isinstance(value, np.generic) else str(value))
+Path(out).write_text(
+    json.dumps(found, default=lambda value: value.item() if isinstance(value, np.generic) else str(value))
+)

@@ -103,6 +103,9 @@ def load(name: str, include: Path | None, files: Sequence[Path] | None = None) -
     for each, task in found.tasks.items():
         if task.OUTPUT_TYPE not in KINDS or getattr(task, "MULTIMODAL", False) or getattr(task, "UNSAFE_CODE", False):
             raise UserError(f"tasks: {each} wants pictures, sound or code to be run; name another task")
+        words = task.get_config("generation_kwargs") or {}
+        if words.get("do_sample") or (words.get("temperature") or 0) > 0 or (words.get("num_beams") or 1) > 1:
+            raise UserError(f"tasks: {each} wants samples or beams, and engines write greedily; name another task")
     return found
 
 

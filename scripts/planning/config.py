@@ -51,6 +51,8 @@ def complete(config: Mapping[str, Any], schema: Mapping[str, Any], registry: Reg
     check_values(config)
     present = {key: value for key, value in config.items() if value is not None}  # `key:` alone means its default
     check_names(present)
+    if isinstance(present.get("tasks"), list):
+        present["tasks"] = {"names": present["tasks"]}
     filled = with_defaults(deepcopy(present), schema, schema)
     validator = jsonschema.Draft202012Validator(schema)
     errors = sorted(validator.iter_errors(filled), key=lambda error: (len(error.absolute_path), str(error.path)))
@@ -102,6 +104,7 @@ def complete(config: Mapping[str, Any], schema: Mapping[str, Any], registry: Reg
     cells.check_runs(filled, registry)
     parallelism.check(filled, registry)
     cells.check_serving(filled, registry)
+    check_tasks(filled["tasks"])
     return filled
 
 
@@ -166,6 +169,20 @@ def check_text(key: str, path: Path) -> None:
         raise ConfigError(f"{key}: {path} {error}") from None
     except OSError as error:
         raise ConfigError(f"{key}: {path}: {error.strerror}; name a text file") from None
+
+
+def check_tasks(tasks: Mapping[str, Any]) -> None:
+    """A folder of one's own tasks must hold some, and a metric be of a task that is named. Which names there are only
+    lm-evaluation-harness knows, which the first job asks."""
+    if "include" in tasks:
+        folder = Path(tasks["include"])
+        if not folder.is_dir():
+            raise ConfigError(f"tasks.include: there is no folder {folder}; name one with your own task YAMLs")
+        if not any(folder.glob("**/*.yaml")):
+            raise ConfigError(f"tasks.include: {folder} holds no .yaml, so no task")
+    for name in tasks["metrics"]:
+        if name not in tasks["names"]:
+            raise ConfigError(f"tasks.metrics: {name!r} is not among the names{suggestion(name, tasks['names'])}")
 
 
 def check_model(name: str, model: Mapping[str, Any], study: Mapping[str, Any], registry: Registry) -> None:

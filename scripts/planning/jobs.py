@@ -24,6 +24,10 @@ SNAKEMAKE = 160  # MB of Snakemake itself, with which a cluster's job runs its c
 STREAMING = 50  # MB of a job that copies or converts bytes through a small buffer, whatever the model
 DOWNLOADING = 90  # MB, with the client of the hub
 TOKENIZING = 350  # MB of transformers and a text's tokens
+HARNESS = 1300  # MB of lm-evaluation-harness with torch, which makes requests and metrics of tasks
+DOCUMENTS = 1500  # MB of the same, while the library `datasets` reads what was fetched
+DOCUMENT = 2000  # positions that an engine reads for a document of a task, at most: four endings, five examples
+ANSWER = 0.05  # seconds a document of a task besides: small batches, tokens that are written
 RANDOM_WEIGHTS = 1000  # MB of torch, transformers and a buffer of noise
 BANDWIDTH = 600  # MB: two buffers of 256 MiB, with which latency.py measures how fast a CPU's memory is
 KEPT = 0.8  # of a tool's libraries, while the gate runs what it built
@@ -159,6 +163,14 @@ class Jobs:
         minutes = limit(len(cells) * (START + self._forward(model, positions)) + compare)
         seconds = self._rates((format,), engine, model, strict=True).scoring(positions, model.vocab)
         return Ask(job_mb(mb), minutes, seconds=seconds)
+
+    def tasks(self, format: str, engine: str, model: Shape, documents: int | None) -> Ask:
+        """The job that runs tasks of so many documents together (None: unknown): the engine, and what asks it."""
+        runs = self._run_mb(format, engine, model, self._window(model))
+        mb = HARNESS + (UNKNOWN.mb(model, self.study["calibration"]) if runs is None else runs)
+        if documents is None or runs is None:
+            return Ask(job_mb(mb), UNKNOWN_MINUTES, known=runs is not None)
+        return Ask(job_mb(mb), limit(START + self._forward(model, documents * DOCUMENT) + documents * ANSWER))
 
     def _window(self, model: Shape) -> int:
         """Tokens of the longest window that the study scores."""

@@ -21,8 +21,20 @@ INTERVALS = ("perplexity", "tokens_per_second")
 MORE_IS_BETTER = ("top1_agreement", "tokens_per_second")
 
 
-def points(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What the plots show of the rows.
+def is_task(name: str) -> bool:
+    """Whether an axis is a task's: a share of right answers, of which more is better."""
+    return name.startswith("task_")
+
+
+def qualities(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
+    """`QUALITIES`, and those of the tasks that the rows of `points` have."""
+    tasks = [name for name in (rows[0] if rows else ()) if is_task(name)]
+    titles = {name: name.removeprefix("task_").removesuffix("_score") for name in tasks}
+    return QUALITIES | {name: (f"{title}: right answers (more is better)", "linear") for name, title in titles.items()}
+
+
+def points(rows: Sequence[Mapping[str, Any]], tasks: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """What the plots show of the rows. `tasks`: columns of tasks that can be an axis.
 
     The perplexity intervals are those of the difference from the reference on the same windows: how the perplexity
     would move with another text is common to all formats of a model, and would hide what sets them apart. `roofline`:
@@ -30,7 +42,7 @@ def points(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     says where the speed was disturbed.
     """
     several = len({row["model"] for row in rows}) > 1
-    names = (*QUALITIES, *COSTS, *(f"{name}{end}" for name in INTERVALS for end in ("_low", "_high")))
+    names = (*QUALITIES, *tasks, *COSTS, *(f"{name}{end}" for name in INTERVALS for end in ("_low", "_high")))
     shown = []
     for row in rows:
         value = {name: row[name] for name in ("model", "format", "device", "pareto", "compute_type", *names)}

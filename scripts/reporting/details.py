@@ -9,7 +9,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from common.program import UserError
-from reporting import loops
+from reporting import loops, tasks
 from reporting.labels import label
 from reporting.results import read_part
 from scoring import teacher_forcing
@@ -122,7 +122,7 @@ def of_model(cells: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> d
     speeds = {label(cell): speed for cell in cells if (speed := read_part(cell, config, "latency")[0])}
     words = next(filter(None, (tokenizer(Path(cell["artifact"])) for cell in cells)), None)
     expected = [prompt["output_ids"] for prompt in speeds[reference]["prompts"]] if reference in speeds else None
-    formats = {}
+    formats, asked = {}, tasks.details(cells, config)
     for cell in cells:
         speed = speeds.get(label(cell))
         scored = read_part(cell, config, "quality")[0]
@@ -135,6 +135,7 @@ def of_model(cells: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> d
                 else {"same": prompt["output_text"], "at": None, "loop": None, "untold": True}
                 for number, prompt in enumerate(speed["prompts"])
             ]
+        entry["tasks"] = asked.get(label(cell))
         formats[label(cell)] = entry
     texts = next(([prompt["text"] for prompt in speed["prompts"]] for speed in speeds.values()), [])
     random = all(cell["quality"] is None for cell in cells)

@@ -11,9 +11,8 @@ import jinja2
 from markupsafe import Markup
 
 from metrics.serving import LEVELS
-from reporting import axes, caveats, details, facts
+from reporting import axes, caveats, details, facts, tasks
 from reporting.column import Column
-from reporting.columns import COLUMNS
 from reporting.drawing import Drawing
 from reporting.labels import label, mode_label
 from reporting.load_columns import LOAD_COLUMNS
@@ -37,6 +36,7 @@ def columns(table: Sequence[Column]) -> list[dict[str, Any]]:
     return [
         {"title": column.title or column.name.replace("_", " "), "name": column.name, "unit": column.unit}
         | {"text": column.text, "better": column.better, "shown": column.shown}
+        | {"share": column.limits.get("maximum") == 1}
         for column in table
     ]
 
@@ -112,7 +112,7 @@ def commit() -> str | None:
     return found.stdout.strip() or None
 
 
-def row_data(row: Mapping[str, Any], drawn: Mapping[str, Any], pool: Pool) -> dict[str, Any]:
+def row_data(row: Mapping[str, Any], drawn: Mapping[str, Any], pool: Pool, table: Sequence[Column]) -> dict[str, Any]:
     """One row as the page's scripts take it."""
     reasons: dict[int, list[str]] = {}
     for name, reason in row["missing"].items():
@@ -121,7 +121,7 @@ def row_data(row: Mapping[str, Any], drawn: Mapping[str, Any], pool: Pool) -> di
         "label": label(row),
         "run": row["run"],
         "prebuilt": row["prebuilt"],
-        "values": [round_figure(row[column.name]) for column in COLUMNS],
+        "values": [round_figure(row[column.name]) for column in table],
         "missing": reasons,
         "ratio": row["perplexity_ratio"]
         and {name: round_figure(value) for name, value in row["perplexity_ratio"].items()},
@@ -216,12 +216,12 @@ def load_data(rows: Sequence[Mapping[str, Any]], pool: Pool) -> dict[str, Any]:
 
 def data(results: Mapping[str, Any], study: Mapping[str, Any], drawing: Drawing) -> dict[str, Any]:
     """Everything that the page's scripts show, but for the details of models."""
-    pool, rows = Pool(), results["rows"]
-    drawn = axes.points(rows)
+    pool, (table, rows) = Pool(), tasks.widen(results)
+    drawn = axes.points(rows, tasks.axes(table))
     return {
         "reference": results["config"]["reference"],
-        "columns": columns(COLUMNS),
-        "rows": [row_data(row, each, pool) for row, each in zip(rows, drawn, strict=True)],
+        "columns": columns(table),
+        "rows": [row_data(row, each, pool, table) for row, each in zip(rows, drawn, strict=True)],
         "origins": ORIGINS,
         "commands": commands(study, rows),
         "unfinished": failure_lines([*rows, *results.get("loads", ())]),
@@ -230,7 +230,8 @@ def data(results: Mapping[str, Any], study: Mapping[str, Any], drawing: Drawing)
         "plots": drawing.plots,
         "loads": load_data(results["loads"], pool) if "loads" in results else None,
         "load plots": drawing.loads,
-        "axes": {"quality": axes.QUALITIES, "cost": axes.COSTS, "more is better": axes.MORE_IS_BETTER},
+        "axes": {"quality": axes.qualities(drawn), "cost": axes.COSTS}
+        | {"more is better": [*axes.MORE_IS_BETTER, *tasks.axes(table)]},
         "detail plots": drawing.details,
         "quantiles": details.QUANTILES,
         "edges": [round_figure(float(edge)) for edge in details.EDGES],

@@ -2,13 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyarrow import parquet
 
+from reporting.column import Column
 from reporting.columns import COLUMNS
 
 TYPES = {
@@ -30,21 +31,21 @@ STUDY = {
 }
 
 
-def schema() -> pa.Schema:
-    """Types, descriptions and units of `COLUMNS`; every column may be null."""
+def schema(columns: Sequence[Column] = COLUMNS) -> pa.Schema:
+    """Types, descriptions and units of the columns; every one may be null."""
     fields = [
         pa.field(
             column.name,
             TYPES[column.kind],
             metadata={"description": column.text} | ({"unit": column.unit} if column.unit else {}),
         )
-        for column in COLUMNS
+        for column in columns
     ]
     fields += [pa.field(name, TYPES[type_], metadata={"description": text}) for name, (type_, text) in STUDY.items()]
     return pa.schema(fields)
 
 
-def write(path: Path, results: Mapping[str, Any], results_sha256: str) -> None:
+def write(path: Path, results: Mapping[str, Any], results_sha256: str, columns: Sequence[Column] = COLUMNS) -> None:
     """Write the rows of results.json, whose file has the given hash. What was not measured is null."""
     config = json.dumps(results["config"], sort_keys=True, separators=(",", ":"))
     study = {
@@ -61,5 +62,5 @@ def write(path: Path, results: Mapping[str, Any], results_sha256: str) -> None:
             "text_sha256": quality.get("text_sha256"),
             "new_tokens": latency.get("new_tokens"),
         }
-        rows.append({**{column.name: row[column.name] for column in COLUMNS}, **study, **protocol})
-    parquet.write_table(pa.Table.from_pylist(rows, schema=schema()), path)
+        rows.append({**{column.name: row[column.name] for column in columns}, **study, **protocol})
+    parquet.write_table(pa.Table.from_pylist(rows, schema=schema(columns)), path)

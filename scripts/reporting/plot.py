@@ -10,7 +10,7 @@ from typing import Any
 import altair as alt
 import vl_convert
 
-from reporting.axes import COSTS, INTERVALS, MORE_IS_BETTER, QUALITIES
+from reporting.axes import COSTS, INTERVALS, MORE_IS_BETTER, is_task, qualities
 
 # Okabe and Ito's palette, distinguishable with every common colour blindness; grey for its black, seen on black too
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C"]
@@ -35,7 +35,7 @@ def colours(rows: Sequence[Mapping[str, Any]]) -> alt.Color:
 
 def better_corner(quality: str, cost: str) -> alt.Chart:
     """The word "better" in the corner where both axes are at their best, with an arrow into it."""
-    right, top = cost in MORE_IS_BETTER, quality in MORE_IS_BETTER
+    right, top = cost in MORE_IS_BETTER, quality in MORE_IS_BETTER or is_task(quality)
     arrow = ("\u2197" if top else "\u2198") if right else ("\u2196" if top else "\u2199")
     mark = alt.Chart(alt.Data(values=[{}])).mark_text(
         text=f"better {arrow}" if right else f"{arrow} better",
@@ -61,12 +61,12 @@ def chart(quality: str, cost: str, rows: Sequence[Mapping[str, Any]], *, picture
     values = [row | {"front": row["pareto"]} for row in rows]
     base = alt.Chart(alt.Data(values=values) if picture else alt.NamedData(DATA))
     base = base.transform_filter(f"isValid(datum.{quality}) && isValid(datum.{cost})")
-    (across, across_scale), (up, up_scale) = COSTS[cost], QUALITIES[quality]
+    (across, across_scale), (up, up_scale) = COSTS[cost], qualities(rows)[quality]
     options = {"constant": 1e-4} if up_scale == "symlog" else {}
     x = alt.X(f"{cost}:Q", title=across, scale=alt.Scale(type=across_scale, nice=False, padding=36))
     x.axis = alt.Axis(format="~s", tickCount=6, labelOverlap=True)
     y = alt.Y(f"{quality}:Q", title=up, scale=alt.Scale(type=up_scale, zero=False, nice=False, padding=28, **options))
-    y.axis = alt.Axis(format=".1%" if quality == "top1_agreement" else "~g", tickCount=6)
+    y.axis = alt.Axis(format=".1%" if quality == "top1_agreement" or is_task(quality) else "~g", tickCount=6)
     colour = colours(rows)
     shapes = SHAPES * (1 + len(models) // len(SHAPES))
     shape = alt.Shape("model:N", scale=alt.Scale(domain=models, range=shapes[: len(models)]))
@@ -144,7 +144,7 @@ def version() -> str:
 
 def specifications(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Vega specifications without data, by `QUALITY/COST`."""
-    return {f"{quality}/{cost}": vega(chart(quality, cost, rows)) for quality in QUALITIES for cost in COSTS}
+    return {f"{quality}/{cost}": vega(chart(quality, cost, rows)) for quality in qualities(rows) for cost in COSTS}
 
 
 def detail_specifications(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

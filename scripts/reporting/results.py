@@ -71,7 +71,10 @@ def mismatch(cell: Mapping[str, Any], config: Mapping[str, Any], result: Mapping
         return failure(cell["logs"]["artifact"])
     if result["artifact"]["files"] != manifest.read(path)["files"]:
         return f"was measured of another build{AGAIN}"
-    asked = {**config.get("latency", {}), **{name: config.get(name) for name in ("perplexity", "serving", "seed")}}
+    asked = {
+        **config.get("latency", {}),
+        **{name: config.get(name) for name in ("perplexity", "serving", "tasks", "seed")},
+    }
     other = [name for name, value in result["protocol"].items() if asked.get(name, value) != value]
     other += [name for name, value in DEFAULTS.items() if result.get(name, value) != cell.get(name, value)]
     engine = result.get("engine", cell["engine"])

@@ -13,6 +13,18 @@ function passages(format, divergence) {
   return element("details", {}, element("summary", {}, `${format}: where it is furthest from ${DATA.reference}`), element("ol", {}, items));
 }
 
+/** A task's answers of a row: what was asked, its metrics, and the answers that flipped and moved most, with their texts. */
+function answers(format, task, told) {
+  const said = (flip, answer) => (flip.choices ? flip.choices[answer] : typeof answer === "number" ? (answer ? "right" : "another word") : answer) ?? "nothing";
+  const items = told.flips.map((flip) =>
+    element("li", {}, element("span", {}, `…${flip.prompt} `), element("mark", {}, said(flip, flip.answer)),
+      element("small", {}, ` ${flip.right ? "right" : "wrong"}; ${DATA.reference}: "${said(flip, flip.was)}"; asked for: "${flip.choices?.[flip.target] ?? flip.target}"${flip.nats ? `; ${figure(flip.nats, 3)} nats apart` : ""} (${flip.task}, document ${flip.document})`)));
+  const metrics = Object.entries(told.metrics).map(([name, [value, error]]) => `${name.replace(/,none$/, "")} ${figure(value)}${error === null ? "" : ` ± ${figure(error, 2)}`}`);
+  const [count, of] = told.documents;
+  const heading = `${format}, ${task}: ${metrics.join(", ")}; ${count === of ? count : `${count} of ${of}`} documents${told.flips.length ? "; the worst flips" : ""}`;
+  return element("details", {}, element("summary", {}, heading), items.length ? element("ol", {}, items) : element("p", { class: "note" }, format === DATA.reference ? "The reference." : "No answer flipped."));
+}
+
 /** That a text repeats itself to its end; `theirs`: what the reference wrote after the same prompt. */
 function looped(format, output, theirs) {
   if (!output.loop) return null;
@@ -56,6 +68,7 @@ function showDetails() {
     return element("figure", {}, element("figcaption", {}, caption, " ", help(`this plot: ${caption}`, PLOT_HELP[name])), target);
   });
   const parts = formats.filter(([format, each]) => each.divergence && format !== DATA.reference && !ties.has(format)).map(([format, each]) => passages(format, each.divergence));
+  const asked = formats.flatMap(([format, each]) => Object.entries(each.tasks ?? {}).map(([task, told]) => answers(format, task, told)));
   const more = rows.flatMap((row) => row.variants.filter((each) => !each.skipped).map((each) => [row, each]));
   const variants = more.map(([row, each]) => {
     const what = each.batch ? `batch ${each.batch}` : `a prompt of ${each.tokens} tokens`;
@@ -65,12 +78,13 @@ function showDetails() {
   find("details").replaceChildren(...[
     element("div", { class: "plots" }, figures),
     parts.length ? element("h3", {}, "The worst passages") : null, parts,
+    asked.length ? element("h3", {}, "Tasks") : null, asked,
     variants.length ? element("details", {}, element("summary", {}, "Longer prompts and batches"), element("ul", {}, variants)) : null,
     detail.prompts.length ? element("h3", {}, "What was written") : null,
     detail.prompts.length && detail.random ? element("p", { class: "note" }, "The weights are random, and so is the text.") : null,
     texts(model, detail),
   ].flat().filter((part) => part !== null));
-  find("details-section").hidden = !(figures.length || parts.length || variants.length || detail.prompts.length || MODELS.length > 1);
+  find("details-section").hidden = !(figures.length || parts.length || asked.length || variants.length || detail.prompts.length || MODELS.length > 1);
 }
 
 /** A value of the provenance as terms and descriptions. */

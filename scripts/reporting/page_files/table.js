@@ -5,7 +5,8 @@ const order = { column: null, direction: 1 };
 let unfolded = false;
 
 const BYTES = new Set(["size_bytes", "peak_memory_bytes"]);
-const SHARES = new Set(["top1_agreement", "bandwidth_fraction", "delta_p_rms"]);
+const SHARES = new Set(["bandwidth_fraction", ...DATA.columns.filter((column) => column.share).map((column) => column.name)]);
+const TASKS = DATA.columns.filter((column) => /^task_.*_score$/.test(column.name)).map((column) => column.name.slice(0, -6));
 const BETTER = { higher: "More is better.", lower: "Less is better." };
 const FOLDED = new Set(["model", "run", "engine", "nll_difference", "group_size"]); // what stands in another column's cell
 // what stands below a figure, which the schema's description of the column does not say
@@ -19,9 +20,10 @@ const BELOW = {
 };
 const CARDS = matchMedia("(max-width: 40rem)"); // a card a row where a table would have to be moved sideways
 
-const named = (column) => ["model", "format", "run", "engine", "device", "nll_verdict", "interference"].includes(column.name);
+const named = (column) => ["model", "format", "run", "engine", "device", "nll_verdict", "interference"].includes(column.name) || /^task_.*_verdict$/.test(column.name);
 const unitOf = (column) => (column.unit && !BYTES.has(column.name) && column.name !== "tokens_per_second" ? column.unit : "");
-const helpWith = (column) => help(column.title, [column.text, BETTER[column.better], BELOW[column.name]].filter(Boolean).map((line) => element("p", {}, line)));
+const TASK_HELP = "Below it: lm-evaluation-harness' standard error; how many answers flipped either way against the reference; and the 95% interval of the difference, paired by documents.";
+const helpWith = (column) => help(column.title, [column.text, BETTER[column.better], /^task_.*_score$/.test(column.name) ? TASK_HELP : BELOW[column.name]].filter(Boolean).map((line) => element("p", {}, line)));
 
 /** A figure as text. */
 function text(name, value) {
@@ -50,6 +52,14 @@ function paired(row) {
   return [row.nll_verdict === "tie" ? tie : signedPercent(ratio), `${signedPercent(low)} to ${signedPercent(high)}`];
 }
 
+/** A task's score beside the reference's: its error, flips, and the interval of the difference. */
+function beside(row, task) {
+  const [error, flips, verdict, low, high] = ["stderr", "flips", "verdict", "difference_low", "difference_high"].map((name) => row[`${task}_${name}`]);
+  const as = (value) => text(`${task}_score`, value);
+  const said = verdict === "reference" ? ["the reference"] : verdict ? [verdict === "tie" ? "a tie" : verdict, `${as(low)} to ${as(high)}`] : [];
+  return [...(error === null ? [] : [`± ${as(error)}`]), ...(flips === null || verdict === "reference" ? [] : [`${percent(flips)} flips`]), ...said];
+}
+
 /** What stands below a figure when only the main columns are shown. */
 function below(row, name) {
   const range = (low, high, digits = 3) => (low === null ? [] : [`${figure(low, digits)} to ${figure(high, digits)}`]);
@@ -63,6 +73,8 @@ function below(row, name) {
   if (name === "tpot_ms_p50") return [`p99 ${figure(row.tpot_ms_p99, 3)}`];
   if (name === "bits_per_weight" && row.group_size) return [`groups of ${row.group_size}`];
   if (name === "bandwidth_fraction") return [...(row["bandwidth disturbed"] ? ["a disturbed one"] : []), ...(row.joules_per_token === null ? [] : [`${figure(row.joules_per_token, 3)} J/token`])];
+  const task = TASKS.find((each) => `${each}_score` === name);
+  if (task) return beside(row, task);
   if (name === "pareto" && row["dominated by"].length) return [`by ${row["dominated by"].join(", ")}`];
   return [];
 }

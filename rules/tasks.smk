@@ -1,0 +1,94 @@
+"""Tasks of lm-evaluation-harness: their documents once a study, then every cell's answers."""
+
+TASKS = STUDY["tasks"]
+HARNESS = "lm-eval"  # the environment
+
+
+def has_tasks(cell):
+    """Whether a cell's artifact is asked tasks: random weights know no answers."""
+    return bool(TASKS["names"]) and has_quality(cell.model)
+
+
+def own_tasks():
+    """The user's own tasks and their data: when one changes, all are asked again."""
+    folder = Path(TASKS["include"]) if "include" in TASKS else None
+    files = sorted(map(str, filter(Path.is_file, folder.rglob("*")))) if folder else []
+    return [name for name in files if is_plain(name)]  # Snakemake cannot take the others
+
+
+def task_ask(wildcards, input):
+    """What a job asks for that runs a cell's tasks; how many documents there are is known once they are fetched."""
+    each, counts = cell(wildcards), []
+    for folder in input.documents:
+        facts = local_path(folder) / "documents.json"
+        sizes = json.loads(facts.read_text())["documents"].values() if facts.exists() else [None]
+        counts += [size and min(size, TASKS.get("limit", size)) for size in sizes]
+    documents = None if None in counts else sum(counts)
+    return study_jobs().tasks(each.format, each.engine, model_shape(wildcards, input), documents)
+
+
+def task_memory(wildcards, input):
+    """MB of the same."""
+    return task_ask(wildcards, input).mb
+
+
+def task_minutes(wildcards, input):
+    """Minutes of the same, at most."""
+    return task_ask(wildcards, input).minutes
+
+
+localrules:
+    task_documents,
+
+
+rule task_documents:
+    input:
+        env=environment(HARNESS),
+        own=own_tasks(),
+    output:
+        directory("artifacts/texts/tasks/{task}"),
+    log:
+        "artifacts/logs/texts/tasks/{task}.log",
+    wildcard_constraints:
+        task=r"[A-Za-z0-9][A-Za-z0-9._-]*",
+    priority: 10
+    resources:
+        hub=1,
+        mem_mb=jobs.job_mb(jobs.DOCUMENTS),
+    params:
+        program=program("fetch_documents.py"),
+        python=python(HARNESS),
+        include=[f"--include={TASKS['include']}"] if "include" in TASKS else [],
+    shell:
+        ASK_THE_HUB + "{params.python:q} {params.program[0]} {wildcards.task} {output} {params.include:q} 2> {log}"
+
+
+rule tasks:
+    input:
+        env=lambda wc: environment(ENGINES[cell(wc).engine].env),
+        harness=environment(HARNESS),
+        artifact=lambda wc: f"artifacts/{wc.model}/{cell(wc).format}",
+        model="artifacts/{model}/safetensors",  # whose config and tokenizer make the requests
+        documents=[f"artifacts/texts/tasks/{name}" for name in TASKS["names"]],
+    output:
+        "artifacts/{model}/tasks/{cell}.json",
+    log:
+        "artifacts/logs/{model}/tasks-{cell}.log",
+    priority: 0  # after quality and speed, which say sooner that something is wrong
+    threads: 8
+    resources:
+        gpu=lambda wc: cell(wc).gpus,
+        mem_mb=task_memory,
+        runtime=task_minutes,
+    params:
+        program=program("tasks.py"),
+        python=python(HARNESS),
+        run=lambda wc: cell_runner("answer.py", wc),
+        device=STUDY["device"],
+        tasks=json.dumps(TASKS, sort_keys=True),
+        seed=STUDY["seed"],
+        texts=lambda wc: ["--texts"] if wc.cell == STUDY["reference"] else [],
+    shell:
+        "{params.python:q} {params.program[0]} {input.artifact} {output} {params.run[arguments]:q}"
+        " --python {params.run[python]:q} --model {input.model} --tasks {params.tasks:q} --documents {input.documents}"
+        " --seed {params.seed} {params.texts} --device {params.device} --threads {threads} 2> {log}"
