@@ -36,7 +36,7 @@ def columns(table: Sequence[Column]) -> list[dict[str, Any]]:
     return [
         {"title": column.title or column.name.replace("_", " "), "name": column.name, "unit": column.unit}
         | {"text": column.text, "better": column.better, "shown": column.shown}
-        | {"share": column.limits.get("maximum") == 1}
+        | ({"share": True} if column.limits.get("maximum") == 1 else {})
         for column in table
     ]
 

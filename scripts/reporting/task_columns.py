@@ -36,6 +36,11 @@ def of_task(name: str, place: int, entry: Mapping[str, Any]) -> list[Column]:
         ),
         column("stderr", f"lm-evaluation-harness' own standard error of the score of {name}.", limits=share),
         column(
+            "documents",
+            f"Documents of {name} that were asked: as many as the study's limit leaves of each of its tasks.",
+            kind="integer",
+        ),
+        column(
             "flips",
             f"Share of the documents of {name} that either the row or its reference answers right, and not both.",
             better="lower",

@@ -19,10 +19,12 @@ from reporting.task_columns import column_name, columns
 WORST = 5  # flips that the page shows of a row and task
 KEPT = ("metric", "score", "stderr", "higher_is_better", "share", "metrics", "local")
 OF_TASKS = ("version", "num_fewshot", "output_type", "sha256", "documents_sha256", "documents", "of")
+COUNTS = ("documents", "of", "limit", "tasks")
 PAIRED = ("flips", "changed", "gained", "lost", "difference", "difference_low", "difference_high", "verdict")
 ALONE = "nothing to compare it with"
 OTHERS = "its documents or prompts are not the reference's; run its tasks again"
-NO_PAIRS = "its metric is neither right or wrong of each document nor a perplexity, so nothing is paired"
+NO_FLIPS = "its metric does not say of a document whether its answer is right"
+NO_PAIRS = f"{NO_FLIPS}, and is no perplexity"
 NOT_POOLED = "its figure is not the share of all its documents, so nothing is paired"
 
 
@@ -47,14 +49,18 @@ def collect(study: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list
         theirs, _ = found.get((row["model"], config["reference"], None), ({}, None))
         for name in names:
             entry = {each: row[each] for each in ("model", "format", "run")} | {"task": name}
-            entry |= dict.fromkeys((*KEPT, "tasks", "limit", *PAIRED)) | {"missing": {}}
+            entry |= dict.fromkeys((*KEPT, *COUNTS, *PAIRED)) | {"missing": {}}
             entries.append(entry)
             result = mine.get(name)
             if result is None or "reason" in result:
-                entry["missing"] = dict.fromkeys(("score", "stderr", *PAIRED), why or (result or {}).get("reason"))
+                entry["missing"] = dict.fromkeys(
+                    ("score", "stderr", "documents", *PAIRED), why or (result or {}).get("reason")
+                )
                 continue
             entry |= {each: result[each] for each in KEPT} | {"limit": config["tasks"].get("limit")}
             entry["tasks"] = {each: {name: part[name] for name in OF_TASKS} for each, part in result["tasks"].items()}
+            for each in ("documents", "of"):
+                entry[each] = sum(part[each] for part in result["tasks"].values())
             if entry["stderr"] is None:
                 entry["missing"]["stderr"] = "lm-evaluation-harness gives none of this metric"
             values = compare(result, theirs.get(name), row)
@@ -75,10 +81,10 @@ def compare(mine: Mapping[str, Any], theirs: Mapping[str, Any] | None, row: Mapp
     pairs = [(mine["tasks"][name], theirs["tasks"].get(name)) for name in mine["tasks"]]
     if any(not other or one["documents_sha256"] != other["documents_sha256"] for one, other in pairs):
         return {"missing": OTHERS}
-    if mine["metric"] != theirs["metric"]:
+    if (mine["metric"], mine["share"]) != (theirs["metric"], theirs["share"]):
         return {"missing": NO_PAIRS}
     answers = [each for one, other in pairs for each in zip(one["answers"], other["answers"], strict=True)]
-    found: dict[str, Any] = {"missing": NO_PAIRS}
+    found: dict[str, Any] = {"missing": NO_FLIPS}
     if None not in answers[0]:
         found["changed"] = sum(one != other for one, other in answers) / len(answers)
     if mine["share"]:
@@ -96,9 +102,11 @@ def compare(mine: Mapping[str, Any], theirs: Mapping[str, Any] | None, row: Mapp
         difference, low, high, _ = perplexity.paired_difference(one, other, counts)
         better = difference < 0
     else:
-        return found
+        return {"missing": NO_PAIRS}
+    if mine is theirs:
+        return found | {"difference": 0.0, "difference_low": 0.0, "difference_high": 0.0, "verdict": "reference"}
     tie = low <= 0 <= high or row["above_noise_floor"] is False
-    verdict = "reference" if mine is theirs else "tie" if tie else "better" if better else "worse"
+    verdict = "tie" if tie else "better" if better else "worse"
     return found | {"difference": difference, "difference_low": low, "difference_high": high, "verdict": verdict}
 
 
@@ -148,7 +156,7 @@ def widen(results: Mapping[str, Any]) -> tuple[list[Column], list[dict[str, Any]
         values: dict[str, Any] = dict.fromkeys(column.name for column in more)
         missing = dict(row["missing"])
         for entry in entries.get(key(row), ()):
-            for figure in ("score", "stderr", *PAIRED):
+            for figure in ("score", "stderr", "documents", *PAIRED):
                 name = column_name(entry["task"], figure)
                 if name in values:
                     values[name] = entry[figure]

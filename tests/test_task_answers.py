@@ -1,0 +1,155 @@
+"""What asks an engine in another process: each answer is kept as it comes, and asked once."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_engine import VOCAB, Fake
+
+import answer
+import engines
+from common.program import UserError
+from evaluation.answers import Answers, ask
+from metrics import perplexity
+
+# answers each entry with its number of ids, writes 5, 6, 7 …, and notes what it was asked
+FAKE = """
+import json, sys
+print(json.dumps({"ends": True}), flush=True)
+for line in iter(sys.stdin.readline, ""):
+    asked = json.loads(line)
+    with open(sys.argv[1], "a") as log:
+        log.write(line)
+    if "write" in asked:
+        for token in range(5, 5 + asked["tokens"]):
+            print(token, flush=True)
+            if not json.loads(sys.stdin.readline()):
+                break
+        print("null", flush=True)
+        continue
+    for ids, continuations in asked["score"]:
+        if 13 in ids:
+            sys.exit("error: the engine has no token 13")
+        print(json.dumps([[-len(ids), True] for _ in continuations]), flush=True)
+"""
+ENTRIES = [([1, 2, 3], [[4]]), ([1], [[2], [3]]), ([1, 2], [[9]])]
+FOUND = [[(-3, True)], [(-1, True), (-1, True)], [(-2, True)]]
+KEY = {"files": "abc"}
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Callable:
+    (tmp_path / "fake.py").write_text(FAKE)
+    command = [sys.executable, tmp_path / "fake.py", tmp_path / "log"]
+
+    def run(use: Callable[[Answers], object], key: dict = KEY) -> object:
+        with ask(command, tmp_path / "kept.jsonl", key) as answers:
+            answers.start()
+            return use(answers)
+
+    return run
+
+
+def asked(folder: Path) -> list[list]:
+    lines = (folder / "log").read_text().splitlines()
+    return [entry for line in lines for entry in json.loads(line).get("score", ["text"])]
+
+
+def test_answers_come_in_order_and_are_asked_once(start: Callable, tmp_path: Path) -> None:
+    assert start(lambda answers: list(answers.score(ENTRIES))) == FOUND
+    assert start(lambda answers: (list(answers.score(ENTRIES[::-1])), answers.asked)) == (FOUND[::-1], 0)
+    assert len(asked(tmp_path)) == 3
+
+
+def test_a_run_that_was_killed_asks_the_rest_alone(start: Callable, tmp_path: Path) -> None:
+    start(lambda answers: list(answers.score(ENTRIES)))
+    kept = tmp_path / "kept.jsonl"
+    lines = kept.read_text().splitlines(keepends=True)
+    kept.write_text("".join(lines[:2]) + lines[2][:10])  # a line that was being written
+    (tmp_path / "log").unlink()
+    assert start(lambda answers: list(answers.score(ENTRIES))) == FOUND
+    assert [ids for ids, _ in asked(tmp_path)] == [[1], [1, 2]]
+    assert kept.read_text() == "".join(lines)
+
+
+def test_answers_of_other_weights_or_code_are_asked_anew(start: Callable, tmp_path: Path) -> None:
+    start(lambda answers: list(answers.score(ENTRIES)))
+    assert start(lambda answers: (list(answers.score(ENTRIES)), answers.asked), {"files": "other"}) == (FOUND, 3)
+
+
+def test_writing_ends_where_whoever_asks_says_so(start: Callable, tmp_path: Path) -> None:
+    def write(answers: Answers) -> tuple[list[int], list[int], int]:
+        some = answers.write([1], 10, lambda written: written[-1] == 7, ["."])
+        return some, answers.write([1], 2, lambda written: False, []), answers.asked
+
+    assert start(write) == ([5, 6, 7], [5, 6], 2)
+    assert start(write) == ([5, 6, 7], [5, 6], 0)
+
+
+def test_what_the_engines_process_says_last_is_the_error(start: Callable) -> None:
+    with pytest.raises(UserError, match="the engine's process failed: the engine has no token 13"):
+        start(lambda answers: list(answers.score([*ENTRIES, ([13], [[1]])])))
+    with pytest.raises(UserError, match="no token 13"):  # and what came before is kept
+        start(lambda answers: list(answers.score([([13], [[1]])])))
+    assert start(lambda answers: (list(answers.score(ENTRIES)), answers.asked)) == (FOUND, 0)
+
+
+def test_scores_are_sums_of_log_probabilities_and_greedy_where_each_token_is_the_likeliest() -> None:
+    engine = Fake()
+    ids = [3, 1, 4, 1, 5, 9, 2, 6]
+    table = perplexity.log_softmax(engine.table)
+    likeliest = [int(engine.table[token].argmax()) for token in ids[-2:]]
+    continuations = [[2, 6, 7], likeliest, [8]]
+    (found,) = answer.score(engine, [(ids, continuations)], VOCAB)
+    expected = [table[9, 2] + table[2, 6] + table[6, 7], sum(table[[2, 6], likeliest]), table[6, 8]]
+    assert [each[0] for each in found] == pytest.approx(expected, rel=1e-6)
+    assert [each[1] for each in found][1] is True
+    assert found[0][1] is bool(engine.table[9].argmax() == 2 and likeliest == [6, 7])
+
+
+def test_many_texts_at_once_are_answered_as_one_by_one() -> None:
+    engine = Fake()
+    entries = [(list(range(1, 1 + size)), [[size % VOCAB], [1] * min(size, 4)]) for size in (9, 7, 7, 3, 1)]
+    together = list(answer.score(engine, entries, VOCAB))
+    assert together == [found for entry in entries for found in answer.score(engine, [entry], VOCAB)]
+
+
+def test_tokens_beyond_the_models_vocabulary_take_no_part() -> None:
+    engine = Fake()
+    engine.table[:, -1] = 50  # what pads it
+    (found,) = answer.score(engine, [([1, 2], [[3]])], VOCAB - 1)
+    assert found[0][0] == pytest.approx(perplexity.log_softmax(engine.table[:, :-1])[2, 3])
+
+
+def test_too_few_or_infinite_logits_are_refused() -> None:
+    with pytest.raises(UserError, match="logits of 1 positions, not 2"):
+        list(answer.score(Fake(drop=1), [([1, 2, 3], [[4, 5]])], VOCAB))
+    broken = Fake()
+    broken.table[2, 0] = np.inf
+    with pytest.raises(UserError, match="not finite"):
+        list(answer.score(broken, [([1, 2], [[3]])], VOCAB))
+
+
+class Told(engines.Engine):
+    """An engine that tells log-probabilities of a given text, and its two likeliest tokens or none."""
+
+    capabilities = frozenset({"target_logprobs"})
+
+    def __init__(self, top: int) -> None:
+        self.top = top
+
+    def target_logprobs(self, ids: list[int]) -> engines.Targets:
+        own = np.array([-1.0 if token == 4 else -2.0 for token in ids[1:]])
+        top = np.full((len(own), self.top), -1.0)
+        return engines.Targets(own, np.full((len(own), self.top), 4), top)
+
+
+def test_an_engine_without_logits_knows_what_is_greedy_by_its_likeliest_tokens() -> None:
+    assert list(answer.score(Told(2), [([1, 2], [[4], [5], [2, 4]])], VOCAB)) == [
+        [(-1.0, True), (-2.0, False), (-3.0, False)]
+    ]
+    with pytest.raises(UserError, match="log-probabilities alone"):
+        list(answer.score(Told(0), [([1, 2], [[4]])], VOCAB))
