@@ -23,6 +23,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from common.program import UserError, first_line
 
 OWN = Path(_yaml_loader.__file__).parent
+refused: list[str] = []  # metrics
 FEWSHOT_SEED = 1234  # lm-evaluation-harness' own default
 KINDS = ("multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until")
 
@@ -60,7 +61,8 @@ def restrain() -> None:
         return import_function(name, folder)
 
     def refuse_metric(name: str, *_: Any, **__: Any) -> NoReturn:
-        raise UserError(f"the metric {name!r} is a program on the hub, which is not run; name another task")
+        refused.append(name)
+        raise UserError(f"the metric {name!r} is a program on the hub")
 
     _yaml_loader._import_func_in_yml = refuse_strangers
     evaluate.load = refuse_metric
@@ -91,6 +93,10 @@ def load(name: str, include: Path | None, files: Sequence[Path] | None = None) -
     except UserError:
         raise
     except Exception as error:  # whatever a task's own code and lm-evaluation-harness raise
+        if refused:  # which it does not pass on
+            raise UserError(
+                f"tasks: {name}: its metric {refused[0]!r} is a program on the hub, which is not run"
+            ) from None
         raise UserError(f"tasks: {name}: cannot be made ({type(error).__name__}: {first_line(error)})") from None
     if isinstance(item, list) or (isinstance(item, Group) and not item.aggregate_metric_list):
         parts = sorted(each.task_name for each in (item if isinstance(item, list) else item.get_all_tasks()))
