@@ -373,3 +373,32 @@ def test_a_study_of_ones_own_replaces_the_demo(call: Callable, checkout: Callabl
     assert result.returncode == 0, result.stderr
     assert "artifacts/other/fp16" in result.stdout + result.stderr
     assert "artifacts/demo" not in result.stdout + result.stderr
+
+
+def test_tasks_are_a_list_of_names_or_have_options() -> None:
+    defaults = {"chat_template": False, "metrics": {}}
+    assert check()["tasks"] == defaults | {"names": []}
+    assert check(tasks=["arc_easy", "mmlu"])["tasks"] == defaults | {"names": ["arc_easy", "mmlu"]}
+    assert check(tasks={"names": ["mmlu"], "limit": 200})["tasks"] == defaults | {"names": ["mmlu"], "limit": 200}
+
+
+@pytest.mark.parametrize(
+    ("tasks", "said"),
+    [
+        ({"names": ["mmlu"], "limit": 0}, "tasks.limit: 0 is less than the minimum of 1"),
+        ({"names": ["mmlu"], "limits": 2}, "tasks: unknown key 'limits'; did you mean 'limit'?"),
+        (["../mmlu"], "tasks.names.0: a task's name is letters, digits"),
+        (["mmlu", "mmlu"], "tasks.names: ['mmlu', 'mmlu'] has non-unique elements"),
+        ({"include": "nowhere"}, "tasks.include: there is no folder nowhere"),
+        ({"include": "demo"}, "tasks.include: demo holds no .yaml, so no task"),
+        (
+            {"names": ["mmlu"], "metrics": {"mmul": "acc"}},
+            "tasks.metrics: 'mmul' is not among the names; did you mean 'mmlu'?",
+        ),
+        ("mmlu", "tasks: 'mmlu' is not of type 'object'"),
+    ],
+)
+def test_a_mistake_in_tasks_is_an_error_at_parse_time(tasks: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check(tasks=tasks)
+    assert str(refused.value).startswith(said)

@@ -187,7 +187,7 @@ doc_to_target: right
         ),
         (("multiple_choice", "generate_until\ngeneration_kwargs: {do_sample: true}"), "tasks: mine wants samples"),
         (("task: mine", "task: another"), "has no task 'mine'"),
-        (("task: mine", "group: mine\ntask: [endings]"), "has no task 'mine'"),
+        (("task: mine", "group: mine\ntask: [endings]"), "tasks: mine has no figure of all its tasks; name those"),
     ],
 )
 @pytest.mark.slow
@@ -198,8 +198,6 @@ def test_a_task_of_ones_own_is_refused_in_a_line_and_runs_no_code(
     write_task(mine, "mine", MINE.replace(*change) if change else MINE)
     (mine / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ntext = str\n")
     result = fetch(call, tmp_path / "out", "mine", mine, HF_HOME=str(tmp_path / "home"))
-    if said == "has no task 'mine'":
-        assert result.returncode == 1
     assert not (tmp_path / "ran").exists()
     if not said:
         assert result.returncode == 0, result.stderr
@@ -270,6 +268,8 @@ def test_data_of_the_hub_comes_at_a_recorded_commit_and_is_read_offline(
         environment = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
         result = fetch(call, tmp_path / "out", "mine", mine, **environment)
         assert result.returncode == 0, result.stderr
+        fetched = [path for _, path, _ in hub.log if path.endswith("test.jsonl")]
+    assert fetched and all(repository.commit in path for path in fetched)
     facts = json.loads((tmp_path / "out/mine/documents.json").read_text())
     (data,) = facts["data"]
     assert (data["hub"], data["revision"], data["commit"]) == ("acme/endings", "main", repository.commit)

@@ -100,7 +100,7 @@ def load(name: str, include: Path | None, files: Sequence[Path] | None = None) -
         raise UserError(f"tasks: {name}: cannot be made ({type(error).__name__}: {first_line(error)})") from None
     if isinstance(item, list) or (isinstance(item, Group) and not item.aggregate_metric_list):
         parts = sorted(each.task_name for each in (item if isinstance(item, list) else item.get_all_tasks()))
-        raise UserError(f"tasks: {name} names {len(parts)} tasks and no figure of them all; name {', '.join(parts)}")
+        raise UserError(f"tasks: {name} has no figure of all its tasks; name those you want: {', '.join(parts)}")
     groups = [item, *item.get_all_groups()] if isinstance(item, Group) else []
     tasks = item.get_all_tasks() if isinstance(item, Group) else [item]
     used = [group.name for group in groups] + [task.task_name for task in tasks]
