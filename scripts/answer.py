@@ -36,7 +36,7 @@ def score(engine: engines.Engine, entries: Sequence[tuple[list[int], Continuatio
     """Yield for each entry the answers of its continuations. `vocab`: tokens that the model has; rows of logits may be
     longer. Raises `UserError` for logits that are not finite or too few."""
     if "logits" not in engine.capabilities:
-        yield from (score_targets(engine, ids, continuations) for ids, continuations in entries)
+        yield from score_targets(engine, entries)
         return
     counts = [max(map(len, continuations)) for _, continuations in entries]
     logprobs: list[list[np.ndarray]] = []
@@ -84,19 +84,22 @@ def answers(parts: Sequence[np.ndarray], continuations: Continuations, count: in
     return [(float(each[:, 0].sum()), bool(each[:, 1].all())) for each in mine]
 
 
-def score_targets(engine: engines.Engine, ids: list[int], continuations: Continuations) -> list[Answer]:
+def score_targets(engine: engines.Engine, entries: Sequence[tuple[list[int], Continuations]]) -> Iterator[list[Answer]]:
     """The same by an engine without logits, which is asked for each continuation by itself. Raises `UserError` where it
     does not tell its likeliest tokens."""
-    found = []
-    for continuation in continuations:
-        text = ids[: len(ids) + 1 - len(continuation)] + continuation
-        told = engine.target_logprobs(text)
-        last = len(continuation)
-        if not told.top_ids.size:
-            raise UserError("the engine tells log-probabilities alone, so nobody knows whether an answer is its own")
-        greedy = told.logprobs[-last:] >= told.top_logprobs[-last:, 0]
-        found.append((float(told.logprobs[-last:].sum()), bool(greedy.all())))
-    return found
+    texts = [ids[: len(ids) + 1 - len(each)] + each for ids, continuations in entries for each in continuations]
+    told = engine.many_target_logprobs(texts)
+    for _, continuations in entries:
+        found = []
+        for continuation in continuations:
+            mine, last = next(told), len(continuation)
+            if not mine.top_ids.size:
+                raise UserError(
+                    "the engine tells log-probabilities alone, so nobody knows whether an answer is its own"
+                )
+            greedy = mine.logprobs[-last:] >= mine.top_logprobs[-last:, 0]
+            found.append((float(mine.logprobs[-last:].sum()), bool(greedy.all())))
+        yield found
 
 
 def write(engine: engines.Engine, ids: list[int], tokens: int, lines: Iterator[str], out: TextIO) -> None:

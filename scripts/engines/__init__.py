@@ -92,6 +92,10 @@ class Engine:
         """What it thinks of each id but the first, given those before it."""
         raise NotImplementedError
 
+    def many_target_logprobs(self, texts: list[list[int]]) -> Iterator[Targets]:
+        """`target_logprobs` of several texts, in order; at once, where an engine has batches."""
+        yield from map(self.target_logprobs, texts)
+
     def last_logits(self, texts: list[list[int]], counts: list[int]) -> Iterator[tuple[int, Any]]:
         """Yield the logits of the last positions of several texts, so many of each: a text's number with chunks
         [positions, vocab] as `logits` yields them, in order. One text after another, where an engine has no batches."""
@@ -149,7 +153,7 @@ def load(name: str, artifact: Path, device: str, threads: int, gpus: int = 1, **
         if gpus > 1 and "gpus" not in kind.capabilities:
             raise UserError(f"engine {name} runs on one GPU, and {gpus} are asked for; leave gpus out")
         engine = kind(artifact, device, threads, **options)
-    for method in ("decode", "logits", "last_logits"):
+    for method in ("decode", "logits", "last_logits", "many_target_logprobs"):
         setattr(engine, method, _guard_iterator(getattr(engine, method), name, artifact))
     for method in ("target_logprobs", "processes", "weight_bytes", "peak_allocated_bytes", "versions"):
         setattr(engine, method, _guard(getattr(engine, method), name, artifact))

@@ -85,16 +85,20 @@ class Engine(engines.Engine):
         return name
 
     def target_logprobs(self, ids: list[int]) -> engines.Targets:
+        return next(self.many_target_logprobs([ids]))
+
+    def many_target_logprobs(self, texts: list[list[int]]) -> Iterator[engines.Targets]:
         asked = vllm.SamplingParams(
             temperature=0, max_tokens=1, prompt_logprobs=TOP, flat_logprobs=True, detokenize=False
         )
-        (output,) = self.llm.generate({"prompt_token_ids": ids}, asked, use_tqdm=False)
-        found = output.prompt_logprobs  # of each place the target's, then the likeliest ones'
-        shape = (len(ids) - 1, TOP + 1)
-        tokens, values = (np.array(each).reshape(shape) for each in (found.token_ids, found.logprobs))
-        if tokens[:, 0].tolist() != ids[1:]:
-            raise UserError(f"{self.artifact}: vLLM told log-probabilities of other tokens than it was given")
-        return engines.Targets(values[:, 0], tokens[:, 1:], values[:, 1:])
+        outputs = self.llm.generate([{"prompt_token_ids": ids} for ids in texts], asked, use_tqdm=False)
+        for ids, output in zip(texts, outputs, strict=True):
+            found = output.prompt_logprobs  # of each place the target's, then the likeliest ones'
+            shape = (len(ids) - 1, TOP + 1)
+            tokens, values = (np.array(each).reshape(shape) for each in (found.token_ids, found.logprobs))
+            if tokens[:, 0].tolist() != ids[1:]:
+                raise UserError(f"{self.artifact}: vLLM told log-probabilities of other tokens than it was given")
+            yield engines.Targets(values[:, 0], tokens[:, 1:], values[:, 1:])
 
     def allow_ends(self) -> bool:
         self.may_end = True  # it ends there, and tells the token

@@ -3,7 +3,8 @@
 import importlib.metadata
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from serving.place import Place
 from serving.started import MODEL, Started, flags, python
 from serving.vllm_settings import TOP
 
+AT_ONCE = 16  # texts that are scored
 # what its log says of the configuration that is in effect
 SAID = {
     "dtype": r"\bdtype=(?:torch\.)?(\w+)",
@@ -73,6 +75,10 @@ class Engine(Started):
     def allow_ends(self) -> bool:
         self.may_end = True  # it ends there, and tells the token
         return True
+
+    def many_target_logprobs(self, texts: list[list[int]]) -> Iterator[engines.Targets]:
+        with ThreadPoolExecutor(AT_ONCE) as users:
+            yield from users.map(self.target_logprobs, texts)
 
     def target_logprobs(self, ids: list[int]) -> engines.Targets:
         body = {"model": self.model, "prompt": ids, "max_tokens": 1, "temperature": 0, "prompt_logprobs": TOP}
