@@ -14,7 +14,7 @@ from hub_server import Repository, serve
 from recorded_rows import ENGINES, KNOWN, ROWS, jobs_of, of_file, of_row
 
 from planning import shape
-from planning.jobs import Jobs, fill, job_mb, logits_bytes
+from planning.jobs import HARNESS, UNKNOWN_MINUTES, Jobs, fill, job_mb, logits_bytes
 from planning.rates import Rates, interpolate
 
 SMALL = {
@@ -312,3 +312,12 @@ def test_a_job_of_what_nobody_said_asks_for_the_model_twice_in_float32() -> None
     scored = jobs.score("fp16", "other", model, positions=10)
     assert (scored.known, scored.seconds, scored.minutes, scored.mb) == (False, None, 720, ask.mb)
     assert jobs.latency("fp16", "transformers", model, prompts=9).known
+
+
+def test_a_job_of_tasks_holds_the_harness_beside_the_engine_and_asks_for_time_by_its_documents() -> None:
+    costs, model = jobs_of("cpu"), of_file("config/examples/llama-1.1b.json")
+    few, many, unknown = (costs.tasks("fp16", "transformers", model, number) for number in (10, 1000, None))
+    assert few.mb == many.mb == unknown.mb == costs.score("fp16", "transformers", model, 1).mb + HARNESS
+    assert few.minutes < many.minutes
+    assert unknown.minutes == UNKNOWN_MINUTES
+    assert few.known and not costs.tasks("nobody-said", "transformers", model, 10).known
