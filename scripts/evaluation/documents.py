@@ -44,6 +44,8 @@ def describe(path: str, words: Mapping[str, Any]) -> dict[str, Any]:
         return {"hub": path, "revision": words.get("revision") or "main", "commit": repository.commit}
     files = local_files(words.get("data_files"))
     for file in files:
+        if ":/" in str(file):
+            raise UserError(f"{file}: is an address, whose content no commit keeps; name a file, or another task")
         if not file.is_file():
             raise UserError(f"{file}: is not there; data_files are relative to the folder that Snakemake runs in")
     return {"path": path, "sha256": {str(file): manifest.sha256(file) for file in files}}
