@@ -115,6 +115,7 @@ def test_another_engine_with_the_same_arithmetic_gives_the_same_answers(ours: di
                 assert one == pytest.approx(another, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_a_metric_is_chosen_and_its_answers_with_it(ours: dict[str, Any], run: Callable) -> None:
     found = run("fp16", "transformers", "fp16.json", names=["endings"], metrics={"endings": "acc_norm"})
     mine, plain = found["tasks"]["endings"], ours["tasks"]["endings"]
@@ -129,6 +130,7 @@ def test_a_metric_is_chosen_and_its_answers_with_it(ours: dict[str, Any], run: C
     assert part["answers"] == by_length != plain["tasks"]["endings"]["answers"]
 
 
+@pytest.mark.slow
 def test_a_limit_draws_the_same_documents_for_every_cell_by_the_seed(run: Callable, folder: Path) -> None:
     few = {"names": ["endings", "last_words"], "limit": 7}
     one = run("fp16", "transformers", "fp16.json", "--seed", "3", **few)

@@ -39,7 +39,7 @@ class Adapter(HFLM):
             super().__init__(pretrained=model, tokenizer=str(folder), backend="causal", batch_size=WINDOWS)
         except Exception as error:  # whatever transformers raises
             raise UserError(
-                f"{folder}: lm-evaluation-harness cannot read its tokenizer ({first_line(error)})"
+                f"{folder}: lm-evaluation-harness cannot use its config or tokenizer ({first_line(error)})"
             ) from None
         self.answers = answers
         if "logits" not in answers.facts["capabilities"]:

@@ -8,12 +8,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from common.program import UserError, start_child
 
+PATIENCE = 60  # seconds that an engine may take to close
 AT_ONCE = 64  # entries that are sent at a time; the engine makes batches of them as it can
 Entry = tuple[list[int], list[list[int]]]
 
@@ -117,4 +118,5 @@ def ask(command: Sequence[Any], kept: Path, of: Mapping[str, Any]) -> Iterator[A
         with answers.file:
             yield answers
         process.stdin.close()
-        process.wait()
+        with suppress(subprocess.TimeoutExpired):  # all was answered; what does not end by itself is ended
+            process.wait(PATIENCE)
