@@ -27,7 +27,6 @@ def main() -> None:
     arguments.add_argument("--include", type=Path, help="a folder of one's own task YAMLs")
     options = arguments.parse_args()
 
-    documents.quiet()
     harness.restrain()
     with publish(options.dst) as folder:
         folder.mkdir()

@@ -85,7 +85,6 @@ def main() -> None:
     command += ["--device", options.device, "--threads", options.threads]
     kept = options.out.with_name(f".{options.out.stem}.answers.jsonl")
     of = engine | {"files": artifact["files"], "device": options.device, "made_of": made_of}
-    documents.quiet()
     harness.restrain()
     with answers.ask(command, kept, of) as told, documents.reading(options.documents):
         facts = [json.loads((folder / "documents.json").read_text(encoding="utf-8")) for folder in options.documents]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import REPO
 from fake_engine import VOCAB, Fake
 
 import answer
@@ -153,3 +154,46 @@ def test_an_engine_without_logits_knows_what_is_greedy_by_its_likeliest_tokens()
     ]
     with pytest.raises(UserError, match="log-probabilities alone"):
         list(answer.score(Told(0), [([1, 2], [[4]])], VOCAB))
+
+
+# what an engine on a GPU yields, here on a CPU; and transformers' batches of texts beside one text at a time
+TENSORS = """
+import json, sys
+from pathlib import Path
+sys.path.insert(0, "scripts")
+import numpy as np, torch
+import answer, engines
+rng = np.random.default_rng(3)
+rows = rng.normal(0, 3, (6, 50)).astype(np.float32)
+continuations = [[4, 9, 2, 7, 1, 30], [int(rows[-1].argmax())], [3, 3]]
+read = lambda chunk: [answer.read(chunk[low:low + 4], continuations, 6, low) for low in (0, 4)]
+found = [answer.answers(read(chunk), continuations, 6) for chunk in (rows, torch.from_numpy(rows))]
+engine = engines.load("transformers", Path(sys.argv[1]), "cpu", 1)
+texts = [list(range(5, 5 + size)) for size in (300, 150, 90, 88, 40, 12, 1)]
+entries = [(ids, [[7], [8, 9, 10][:len(ids)]]) for ids in texts]
+together = list(answer.score(engine, entries, 2048))
+alone = [each for entry in entries for each in answer.score(engine, [entry], 2048)]
+print(json.dumps({"kinds": found, "together": together, "alone": alone, "batches": list(engine._batches(texts))}))
+"""
+
+
+def test_tensors_are_read_as_arrays_and_batches_of_texts_as_one_by_one(
+    call: Callable, tmp_path: Path, torch_python: Path, tools_python: Path
+) -> None:
+    steps = [
+        ("link_source.py", REPO / "demo", tmp_path / "source", "--kind", "demo"),
+        ("bin_to_safetensors.py", tmp_path / "source", tmp_path / "safetensors"),
+        ("build_fp16.py", tmp_path / "safetensors", tmp_path / "fp16"),
+    ]
+    for program, *arguments in steps:
+        assert call(tools_python, f"scripts/{program}", *arguments).returncode == 0
+    result = call(torch_python, "-c", TENSORS, tmp_path / "fp16")
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout.splitlines()[-1])
+    arrays, tensors = found["kinds"]
+    assert [each[0] for each in arrays] == pytest.approx([each[0] for each in tensors], rel=1e-12)
+    assert [each[1] for each in arrays] == [each[1] for each in tensors] == [False, True, False]
+    assert found["batches"] == [[0], [1, 2, 3], [4, 5, 6]]  # at most 512 tokens, as wide as the longest
+    for one, other in zip(found["together"], found["alone"], strict=True):
+        assert [each[0] for each in one] == pytest.approx([each[0] for each in other], abs=1e-4)
+        assert [each[1] for each in one] == [each[1] for each in other]

@@ -6,7 +6,6 @@ is fetched by one that asks the hub for the commit first and keeps what came, el
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from common.program import UserError, first_line
 
 PACKAGED = ("json", "csv", "text", "parquet", "arrow")  # readers of files that data_files names
 load_dataset = datasets.load_dataset
+datasets.disable_progress_bars()  # a log is no place for them
 
 
 def key(path: str, name: str | None, words: Mapping[str, Any]) -> str:
@@ -101,9 +101,3 @@ def replaced(load: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         datasets.load_dataset = load_dataset
-
-
-def quiet() -> None:
-    """No bars in a log, no question to the network beyond the data's own."""
-    datasets.disable_progress_bars()
-    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
