@@ -106,26 +106,28 @@ def cell_name(cell: dict[str, Any]) -> str:
 
 
 def cell_row(cell: dict[str, Any], model: dict[str, Any], found: Origin, left: set[str], costs: Jobs) -> Row | None:
-    """A row of the report: its artifact, and the jobs that build, score and time it; None where none is left."""
+    """A row of the report: its artifact, and the jobs that build, score, time and load it; None where none is left."""
     name, format, engine = cell_name(cell), cell["format"], cell["engine"]
-    build, latency, quality = (cell[kind] in left for kind in ("artifact", "latency", "quality"))
-    if not (build or latency or quality):
+    kinds = [kind for kind in ("artifact", "latency", "quality", "serving") if cell[kind] in left]
+    if not kinds:
         return None
     if found.shape is None:
-        return Row(cell["model"], name, None, None, (None,) * (build + latency + quality))
+        return Row(cell["model"], name, None, None, (None,) * len(kinds))
     asks, texts, size, beside = [], model["texts"], 0, 0
-    if build:
+    if "artifact" in kinds:
         left.remove(cell["artifact"])  # other runs of it come after
         gated = source(model)[0] != "random"
         asks.append(costs.build(format, engine, found.shape, gated, tokens(texts["calibration"])))
         size = costs.artifact_bytes(format, found.shape)
         beside = max(0, (asks[0].disk_mb - jobs.SMALL) * MB - size) if asks[0].known else 0
         size = 0 if format == jobs.SOURCE_FORMAT and found.dtype == "float16" else size
-    if latency:
+    if "latency" in kinds:
         prompts = Path(texts["prompts"]).read_text(encoding="utf-8").splitlines()
         asks.append(costs.latency(format, engine, found.shape, sum(bool(line.strip()) for line in prompts)))
-    if quality:
+    if "quality" in kinds:
         asks.append(costs.score(format, engine, found.shape, tokens(texts["evaluation"])))
+    if "serving" in kinds:
+        asks.append(costs.load(format, engine, found.shape))
     return row_of(cell["model"], name, size, asks, beside)
 
 

@@ -56,7 +56,7 @@ def main() -> None:
         cell["pending"] = [name for name in (*results.PARTS, "serving") if cell.get(name) in pending]
     collected = results.collect(study)
     rows = collected["rows"]
-    if served := loads.collect(study):
+    if served := loads.collect(study, rows):
         collected["loads"] = served
     drawn = drawing.draw(axes.points(rows), loads=bool(served))
     text = page.render(collected, study, drawn)

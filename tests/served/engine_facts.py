@@ -12,7 +12,7 @@ from devices import cpu, processes
 from scoring import teacher_forcing
 
 WINDOWS = 8
-NEW = 24
+NEW = 48
 PROMPTS = ((5, 40), (300, 330), (1000, 1030))  # places of the text; the last two are decoded together
 
 
@@ -33,6 +33,8 @@ def main() -> None:
         "versions": engine.versions(),
         "peak_bytes": processes.peak_rss_bytes(engine.processes()),
         "stop_ids": list(engine.stop_ids),
+        "prompts": prompts,
+        "counters": engine.counters()._asdict() if hasattr(engine, "counters") else None,
     }
     if "logits" in engine.capabilities:
         chunks = list(teacher_forcing.chunks(engine, text))
