@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conftest import REPO
 from hub_server import Fault, Hub, Repository, serve
 from published_study import TOKEN, Study
 from workflows import wait_for
@@ -199,6 +200,19 @@ def test_a_refusal_is_one_line_and_the_next_run_goes_on(hub: Hub, study: Study, 
 def test_storage_that_stays_away_is_one_line(hub: Hub, study: Study, fault: Fault, reason: str) -> None:
     hub.faults = [fault]  # the client tries five times, which takes half a minute
     assert reason in refusal(study, study.push("gptq-int4"))
+
+
+def test_weights_that_somebody_changed_are_no_prebuilt_artifact(hub: Hub, study: Study) -> None:
+    assert study.push("gptq-int4").returncode == 0
+    hub.repositories[NAME].files["model.safetensors"] = b"theirs"
+    command = [study.python, REPO / "scripts/fetch_prebuilt.py", "acme/demo", "out", "--revision=main", "--model=x"]
+    command += ["--layout=gptq", "--format=theirs", "--engine=gptqmodel"]
+    result = subprocess.run(
+        [*map(str, command)], cwd=study.root, env=study.environment(), capture_output=True, text=True, timeout=60
+    )
+    reason = "has not the SHA-256 that quantmill.json beside it names; fetch it again"
+    assert result.stderr == f"error: acme/demo/model.safetensors: {reason}\n"
+    assert not (study.root / "out").exists()
 
 
 def test_what_passes_is_waited_for(hub: Hub, study: Study) -> None:
