@@ -3,7 +3,7 @@
 Nothing here changes an artifact. Paths of its user, addresses of servers and the study's other models are left out.
 """
 
-import mmap
+import io
 import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -18,6 +18,7 @@ from planning.config import CHECKOUT, TEXTS
 PLACE = re.compile(r"(?<![\w./:])(?:~|(?<!-)/[\w.@+=,~-]+)(?:/[\w.@+=,~-]+)*/?")  # an absolute path in a text
 OF_SERVERS = ("url", "authority", "token_variable")  # options of a run that say where its server is
 OF_MACHINES = ("interpreters", "llama_cpp", "publish", "serving")  # keys of a study that rebuild nothing
+PIECE = 2**20
 CHECKPOINT = "checkpoint"  # what a published study calls a folder whose path is nobody's business
 
 
@@ -82,13 +83,13 @@ def results(content: Mapping[str, Any], model: str, artifacts: Sequence[str]) ->
 def check(files: Mapping[str, Path | bytes]) -> None:
     """Raises `UserError` for a file that holds a path of this machine or its user, or the token. A last look: what
     Quantmill writes holds none, but a checkpoint's other files, which go along, may hold anything."""
-    secrets = {f"{place}/": "a path of this machine" for place in places()}
+    secrets = {str(place): "a path of this machine" for place in places()}
     if token := huggingface_hub.get_token():
         secrets[token] = "your token"
     for name, content in files.items():
-        for secret, what in secrets.items():
-            if holds(content, secret.encode()):
-                raise UserError(f"{name}: holds {what}, which nobody is to read; remove it from the file, build again")
+        if secret := find(content, [each.encode() for each in secrets]):
+            what = secrets[secret.decode()]
+            raise UserError(f"{name}: holds {what}, which nobody is to read; remove it from the file, build again")
 
 
 def places() -> list[Path]:
@@ -97,11 +98,13 @@ def places() -> list[Path]:
     return [folder for folder in dict.fromkeys(folders) if len(folder.parts) > 2]
 
 
-def holds(content: Path | bytes, needle: bytes) -> bool:
-    """Whether bytes, or a file's, hold others."""
-    if isinstance(content, bytes):
-        return needle in content
-    if not content.stat().st_size:
-        return False
-    with content.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as bytes_:
-        return bytes_.find(needle) >= 0
+def find(content: Path | bytes, needles: Sequence[bytes]) -> bytes | None:
+    """The first of some byte strings that bytes, or a file's, hold; read in pieces, each with the end of the last."""
+    overlap, end = max(map(len, needles), default=1), b""
+    with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
+        while piece := file.read(PIECE):
+            window = end + piece
+            if found := next((needle for needle in needles if needle in window), None):
+                return found
+            end = window[-overlap:]
+    return None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import REPO
 from hub_server import Hub, serve
 from published_study import HEAD, TOKEN, Study
 
@@ -241,3 +242,46 @@ def test_what_is_compiled_for_this_processor_stays_here(study: Study) -> None:
     files = published(study, "gptq-int4")
     assert "model_lib.so" not in files
     assert "model_lib.so" not in json.loads(files["quantmill.json"])["files"]
+
+
+FIND = """
+import sys, pathlib
+from publishing import public
+public.PIECE = 10
+for where in range(40):
+    path = pathlib.Path(sys.argv[1])
+    path.write_bytes(b"-" * where + b"/home/alice/" + b"-" * 30)
+    assert public.find(path, [b"/home/bob/", b"/home/alice/"]) == b"/home/alice/", where
+    assert public.find(path.read_bytes(), [b"/home/alice/x"]) is None
+"""
+
+
+def test_what_lies_across_two_pieces_of_a_file_is_found(tools_python: Path, tmp_path: Path) -> None:
+    subprocess.run([tools_python, "-c", FIND, tmp_path / "file"], cwd=REPO / "scripts", check=True)
+
+
+SCRUB = """
+import json, sys
+from publishing import public
+print(json.dumps([public.scrub(each) for each in json.load(sys.stdin)]))
+"""
+
+
+def test_absolute_paths_become_words_and_nothing_else_does(tools_python: Path) -> None:
+    texts = {
+        "/home/alice/model": "PATH",
+        "--model=/srv/a.b/c --x": "--model=PATH --x",
+        "see '/tmp/x y'": "see 'PATH y'",
+        "~/.cache/hub": "PATH",
+        '{"model": "/data/draft-1"}': '{"model": "PATH"}',
+        "acme/base": "acme/base",
+        "https://huggingface.co/acme/base": "https://huggingface.co/acme/base",
+        "artifacts/logs/demo/x.log": "artifacts/logs/demo/x.log",
+        "1/s, nat/token": "1/s, nat/token",
+        "numpy 2.4.6, a - b / c": "numpy 2.4.6, a - b / c",
+    }
+    command = [tools_python, "-c", SCRUB]
+    found = subprocess.run(
+        command, cwd=REPO / "scripts", input=json.dumps([*texts]), capture_output=True, text=True, check=True
+    )
+    assert dict(zip(texts, json.loads(found.stdout), strict=True)) == texts
