@@ -102,6 +102,24 @@ def test_a_disturbed_speed_is_said_and_is_no_result_of_the_hubs(study: Study) ->
     }
 
 
+def test_a_row_without_a_speed_says_why(study: Study) -> None:
+    row = study.row("gptq-int4")
+    lost = ("device", "device_details", "latency_summary", "other_modes", "versions", "threads", "mode", "compute_type")
+    for name in (*lost, "tokens_per_second", "tokens_per_second_low", "tokens_per_second_high", "peak_memory_bytes"):
+        row[name] = None
+    row["interference"] = row["protocol"]["latency"] = None
+    row["missing"]["tokens_per_second"] = "transformers unpacks the weights | <b>: not the format's speed"
+    study.write()
+    card = published(study, "gptq-int4")["README.md"]
+    assert "- `gptq-int4`: transformers unpacks the weights \\| &lt;b>: not the format's speed" in card.decode()
+    assert "Measured perplexity by gptq-2048" in card.decode()
+    assert {each["metric_type"] for each in parsed(study, card)["results"]} == {
+        "perplexity",
+        "kld_mean",
+        "top1_agreement",
+    }
+
+
 def test_each_engine_that_was_measured_has_its_command(study: Study) -> None:
     options = {"max_num_seqs": 64, "speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}
     versions = {"vllm": "0.32.0", "arguments": "--model=gptq-int4"}
