@@ -51,7 +51,7 @@ def render(
         **licence,
         library_name=LIBRARIES.get(layout, "transformers"),
         pipeline_tag=TASK,
-        tags=["quantmill", *(each.name for each in artifacts)],
+        tags=["quantmill", layout, *(each.name for each in artifacts)],
         model_name=repository.partition("/")[2],
         eval_results=evaluations(rows, config) or None,
     )

@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained("$repository")
 model = AutoModelForCausalLM.from_pretrained("$repository", dtype="$dtype"$options).to("$device")
 {GENERATE.strip()}"""
+QUANTIZED = TRANSFORMERS.replace('dtype="$dtype"$options).to("$device")', 'device_map="$device"$options)')
 GPTQMODEL = f"""
 from gptqmodel import GPTQModel
 from transformers import AutoTokenizer
@@ -34,7 +35,8 @@ model = GPTQModel.load("$repository", device="$device"$options).model
 {GENERATE.strip()}"""
 # engine -> Python for its library; its words are those of `values`
 PYTHON = {
-    **dict.fromkeys(("transformers", "bitsandbytes", "torchao", "compressed-tensors"), TRANSFORMERS),
+    "transformers": TRANSFORMERS,
+    **dict.fromkeys(("bitsandbytes", "torchao", "compressed-tensors"), QUANTIZED),
     "gptqmodel": GPTQMODEL,
     "vllm": """
 from vllm import LLM, SamplingParams
@@ -51,7 +53,7 @@ tokens = tokenizer.encode("Once upon a time").tokens
 print(tokenizer.decode(generator.generate_batch([tokens], max_length=32)[0].sequences_ids[0]))""",
     "llama_cpp": """
 from llama_cpp import Llama
-model = Llama.from_pretrained("$repository", filename="$file", n_gpu_layers=$layers)
+model = Llama.from_pretrained("$repository", filename="$file", n_gpu_layers=$layers$options)
 print(model("Once upon a time", max_tokens=32)["choices"][0]["text"])""",
 }
 # what measured it is not what people load it with
@@ -68,22 +70,35 @@ def text(row: Mapping[str, Any], artifact: Artifact, repository: str) -> str:
     device = (row["device_details"] or {}).get("device", "cpu")
     if engine in SERVERS:
         return block("sh", f"{download(artifact, repository)}\n{served(row, artifact, repository, device)}")
+    said, left = python_options(row, artifact, device)
     values = {
         "repository": repository,
         "file": next(iter(artifact.files)),
         "device": device,
         "dtype": row["compute_type"] or "auto",
-        "options": "".join(f", {name}={value!r}" for name, value in row["options"].items()),
+        "options": "".join(f", {name}={value!r}" for name, value in public.scrub(said).items()),
         "layers": -1 if device == "cuda" else 0,
     }
     if engine in PYTHON:
-        return block("python", Template(PYTHON[engine]).substitute(values).strip())
+        more = f"\n\nMeasured with the options `{json.dumps(left)}`, in the engine's words." if left else ""
+        return block("python", Template(PYTHON[engine]).substitute(values).strip()) + more
     if engine in OTHERS:
         return Template(OTHERS[engine]).substitute(values)
     if arguments := (row["versions"] or {}).get("arguments"):  # of a server that Quantmill started
         return block("sh", f"{download(artifact, repository)}\npython3 {arguments.replace('PORT', str(PORT))}")
     options = f", with the options `{json.dumps(row['options'])}`" if row["options"] else ""
     return f"Measured in {printable(engine)}{options}. Its own manual says how it loads a model of the hub."
+
+
+def python_options(row: Mapping[str, Any], artifact: Artifact, device: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A run's options as the library's own arguments, and those that it takes in other words."""
+    options, engine = dict(row["options"]), row["engine"]
+    if engine == "vllm":
+        return vllm_settings.settings(artifact.folder, options, row["gpus"] if device == "cuda" else 0), {}
+    if engine == "llama_cpp":
+        same = {name: value for name, value in options.items() if name in ("n_batch", "n_ubatch")}
+        return same, {name: value for name, value in options.items() if name not in same}
+    return {name: value for name, value in options.items() if name != "dtype"}, {}  # which is the row's arithmetic
 
 
 def download(artifact: Artifact, repository: str) -> str:

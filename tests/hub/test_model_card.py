@@ -141,6 +141,23 @@ def test_each_engine_that_was_measured_has_its_command(study: Study) -> None:
     assert "Measured in tgi. Its own manual says" in card
 
 
+def test_options_of_a_library_are_its_arguments(study: Study) -> None:
+    study.add_row(
+        "fp16", run="bf16", options={"dtype": "bfloat16", "attn_implementation": "eager"}, compute_type="bfloat16"
+    )
+    study.add_row("fp16", run="vllm", engine="vllm", options={"max_num_seqs": 8}, versions={"vllm": "0.32.0"})
+    study.write()
+    card = published(study, "fp16")["README.md"].decode()
+    parts = [part.partition("```")[0] for part in card.split("```python\n")[1:]]
+    for part in parts:
+        subprocess.run([study.python, "-c", COMPILE], input=part.encode(), check=True)
+    assert len(parts) == 3
+    assert 'from_pretrained("acme/demo", dtype="float32").to("cpu")' in parts[0]
+    assert 'from_pretrained("acme/demo", dtype="bfloat16", attn_implementation=\'eager\').to("cpu")' in parts[1]
+    assert 'LLM("acme/demo", enable_prefix_caching=False, seed=0' in parts[2]  # as Quantmill measured it
+    assert "max_model_len=513, max_num_seqs=8)" in parts[2]
+
+
 def test_nothing_of_the_machine_is_uploaded(study: Study) -> None:
     place = str(study.root)
     study.results["config"] |= {"interpreters": {"torch": f"{place}/bin/python"}, "llama_cpp": f"{place}/build"}
@@ -232,7 +249,8 @@ def test_a_licence_of_its_own_goes_along_with_its_text(study: Study) -> None:
 
 def test_gguf_files_of_a_model_are_one_repository(study: Study) -> None:
     for name in ("gguf-q4_k_m", "gguf-q8_0"):
-        study.add_row("gptq-int4", format=name, engine="llama_cpp", options={}, versions={"llama.cpp": "0.3.34"})
+        options = {"n_batch": 256, "type_k": "q8_0"} if name == "gguf-q8_0" else {}
+        study.add_row("gptq-int4", format=name, engine="llama_cpp", options=options, versions={"llama.cpp": "0.3.34"})
         study.build(name, {"model.gguf": 1000}, like="gptq-int4")
     served = {"llama.cpp": "0.3.34", "arguments": "--model gguf-q8_0/model.gguf --threads 3"}
     study.add_row("gptq-int4", format="gguf-q8_0", run="served", engine="llama-server", options={}, versions=served)
@@ -243,7 +261,9 @@ def test_gguf_files_of_a_model_are_one_repository(study: Study) -> None:
     assert weights == {"demo-Q4_K_M.gguf", "demo-Q8_0.gguf"}
     assert "config.json" not in files  # the file holds it
     card = files["README.md"].decode()
-    assert 'filename="demo-Q4_K_M.gguf"' in card
+    assert 'filename="demo-Q4_K_M.gguf", n_gpu_layers=0)' in card
+    assert 'filename="demo-Q8_0.gguf", n_gpu_layers=0, n_batch=256)' in card
+    assert 'Measured with the options `{"type_k": "q8_0"}`, in the engine\'s words.' in card
     assert "hf download acme/demo demo-Q8_0.gguf --local-dir gguf-q8_0" in card
     assert "llama-server --model gguf-q8_0/demo-Q8_0.gguf" in card
     assert "--threads 3" in card
