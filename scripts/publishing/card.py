@@ -8,7 +8,7 @@ import jinja2
 from huggingface_hub import EvalResult, ModelCardData
 
 from common.program import printable
-from publishing import usage
+from publishing import public, usage
 from publishing.contents import PLOT, STUDY, Artifact
 from reporting import facts
 from reporting.column import Column
@@ -92,7 +92,7 @@ def escape(text: str) -> str:
 
 def about(artifact: Artifact) -> dict[str, Any]:
     """What the card says of how an artifact was made."""
-    found = artifact.manifest
+    found = public.scrub(dict(artifact.manifest))
     words = {name: value for name, value in found["parameters"].items() if not isinstance(value, dict | list)}
     said = ", ".join(f"{name} {value}" for name, value in words.items()) or "no parameters"
     return {

@@ -54,7 +54,8 @@ class Repository:
 @dataclass
 class Fault:
     """What happens to requests whose path holds `path`, the first `times` times: `status` is answered, or the
-    connection ends after `drop_after` bytes, or a byte is wrong, or each 64 KiB take `delay` seconds."""
+    connection ends after `drop_after` bytes, or a byte is wrong, or each 64 KiB take `delay` seconds, or what was done
+    is not answered (`mute`)."""
 
     path: str
     times: int = 10**9
@@ -64,6 +65,7 @@ class Fault:
     corrupt: bool = False
     delay: float = 0
     body: bytes = b""
+    mute: bool = False
 
 
 class Hub(ThreadingHTTPServer):

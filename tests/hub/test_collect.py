@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from conftest import REPO
 from hub_server import Repository, serve
+from published_study import TOKEN, Study
 
 from common.program import UserError
 from reporting import collected, summary
@@ -148,6 +149,26 @@ def test_files_folders_cards_and_the_hub_make_one_table_and_one_page(
     assert "</script>Another" not in text
 
 
+def test_what_was_published_is_collected_from_the_hub(recorded: Results, tmp_path: Path, tools_python: Path) -> None:
+    with serve() as hub:
+        hub.storage.writers = {TOKEN}
+        study = Study(tmp_path / "study", hub, tools_python)
+        for name in ("ct2-int8", "gptq-int4"):
+            result = study.push(name, repository=f"acme/{name}")
+            assert result.returncode == 0, result.stderr
+        names = ("acme/ct2-int8", "acme/gptq-int4", REPO / "results/demo")
+        result = collect(tools_python, tmp_path, *names, endpoint=hub.endpoint, HF_TOKEN=TOKEN)
+    assert result.returncode == 0, result.stderr
+    read = [tools_python, "-c", READ, tmp_path / "out/collected.parquet"]
+    found = json.loads(subprocess.run(read, capture_output=True, text=True, check=True).stdout)["rows"]
+    assert [(row["study"], row["format"]) for row in found] == [
+        ("acme/ct2-int8", "ct2-int8"),
+        ("acme/gptq-int4", "gptq-int4"),
+        *(("demo", row["format"]) for row in recorded["rows"] if row["format"] not in ("ct2-int8", "gptq-int4")),
+    ]
+    assert {row["measured_alike"] for row in found} == {"demo"}  # by whomever, all are of one text and device
+
+
 @pytest.mark.parametrize("name", ["nowhere", "empty", "a/b/c", "-"])
 def test_what_is_no_study_is_refused(tools_python: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
@@ -158,9 +179,9 @@ def test_what_is_no_study_is_refused(tools_python: Path, tmp_path: Path, name: s
 
 
 def collect(
-    python: Path, folder: Path, *studies: str, endpoint: str = "http://127.0.0.1:9"
+    python: Path, folder: Path, *studies: object, endpoint: str = "http://127.0.0.1:9", **more: str
 ) -> subprocess.CompletedProcess[str]:
     """Run the program in a folder."""
     command = [python, REPO / "scripts/collect.py", *studies, "--out", "out"]
-    environment = {"HF_ENDPOINT": endpoint, "HF_HOME": str(folder / "home"), "PATH": "/usr/bin:/bin"}
+    environment = {"HF_ENDPOINT": endpoint, "HF_HOME": str(folder / "home"), "PATH": "/usr/bin:/bin"} | more
     return subprocess.run([*map(str, command)], cwd=folder, env=environment, capture_output=True, text=True)

@@ -188,6 +188,14 @@ def test_a_refusal_is_one_line_and_the_next_run_goes_on(hub: Hub, study: Study, 
     assert study.receipt()["commit"] == hub.repositories[NAME].commit
 
 
+def test_a_commit_whose_answer_was_lost_is_found_and_not_made_again(hub: Hub, study: Study) -> None:
+    hub.faults = [Fault("/commit/", mute=True, times=1)]
+    assert "the connection to http://127.0.0.1" in refusal(study, study.push("gptq-int4"))
+    result = study.push("gptq-int4")
+    assert "nothing to send" in result.stdout, result.stderr
+    assert len(hub.storage.commits) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "reason"),

@@ -182,6 +182,10 @@ class Uploads:
                 del files[words["path"]]
         found.files = files
         self.server.storage.commits.append([each["value"]["path"] for each in lines if each["key"] != "header"])
+        if fault and fault.mute:
+            self.close_connection = True
+            self.connection.close()
+            return
         self.reply({"commitUrl": f"{self.server.endpoint}/{name}/commit/{found.commit}", "commitOid": found.commit})
 
 
