@@ -169,7 +169,7 @@ def usages(
     for row in rows:
         if row["device"] is None and row["quality_summary"] is None:
             continue
-        told = {name: text for name, text in (row["versions"] or {}).items() if str(text)[:1].isdigit()}
+        told = {name: text for name, text in (row["versions"] or {}).items() if name != "arguments"}  # kernels too
         versions = ", ".join(f"{name} {text}" for name, text in told.items())
         found.append(
             (label(row), escape(versions or row["engine"]), usage.text(row, by_name[row["format"]], repository))

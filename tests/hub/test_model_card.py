@@ -130,6 +130,7 @@ def test_each_engine_that_was_measured_has_its_command(study: Study) -> None:
     python = card.partition("```python\n")[2].partition("```")[0]
     subprocess.run([study.python, "-c", COMPILE], input=python.encode(), check=True)
     assert 'GPTQModel.load("acme/demo", device="cpu")' in python
+    assert "gptqmodel 7.6.0, kernel TorchFusedLinear:" in card  # which a library may not choose by itself
     shell = (
         card.partition("`gptq-int4@served`, as measured in vllm 0.32.0")[2].partition("```sh\n")[2].partition("```")[0]
     )
