@@ -38,6 +38,7 @@ include: "rules/tokens.smk"
 include: "rules/measure.smk"
 include: "rules/serving.smk"
 include: "rules/report.smk"
+include: "rules/publish.smk"
 
 
 onstart:

@@ -23,6 +23,7 @@ from planning.shape import Shape
 SNAKEMAKE = 160  # MB of Snakemake itself, with which a cluster's job runs its command: a dry run of the demo takes 138
 STREAMING = 50  # MB of a job that copies or converts bytes through a small buffer, whatever the model
 DOWNLOADING = 90  # MB, with the client of the hub
+PUBLISHING = 300  # MB: 74 over LFS, whatever the files; what Xet holds of them was not measured
 TOKENIZING = 350  # MB of transformers and a text's tokens
 RANDOM_WEIGHTS = 1000  # MB of torch, transformers and a buffer of noise
 BANDWIDTH = 600  # MB: two buffers of 256 MiB, with which latency.py measures how fast a CPU's memory is
