@@ -14,8 +14,8 @@ from reporting import facts
 from reporting.column import Column
 from reporting.columns import COLUMNS, shown_columns
 from reporting.labels import label
+from reporting.markdown import cells, load_lines
 from reporting.numbers import MISSING
-from update_readme import cells, load_lines
 
 TEMPLATE = Path(__file__).with_name("card.md.j2")
 TASK = "text-generation"
