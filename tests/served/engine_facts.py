@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def main() -> None:
         "peak_bytes": processes.peak_rss_bytes(engine.processes()),
         "stop_ids": list(engine.stop_ids),
         "prompts": prompts,
-        "counters": engine.counters()._asdict() if hasattr(engine, "counters") else None,
+        "counters": asdict(engine.counters()) if hasattr(engine, "counters") else None,
     }
     if "logits" in engine.capabilities:
         chunks = list(teacher_forcing.chunks(engine, text))

@@ -77,18 +77,19 @@ def test_vllms_server_says_what_vllm_does(
     check_nothing_left(tmp_path)
 
 
-def look_up(prompt: list[int], tokens: list[int]) -> tuple[int, int]:
-    """Tokens that prompt lookup drafts and that are right, as its authors describe it (github.com/apoorvumang/
-    prompt-lookup-decoding): what followed the last four tokens when they came before."""
-    known, drafted, accepted = [*prompt, tokens[0]], 0, 0
+def look_up(prompt: list[int], tokens: list[int]) -> tuple[int, int, int]:
+    """Tokens that prompt lookup drafts, those that are right, and those beyond the end, as its authors describe
+    it (github.com/apoorvumang/prompt-lookup-decoding): what followed the last four tokens when they came before."""
+    known, drafted, accepted, beyond = [*prompt, tokens[0]], 0, 0, 0
     rest = tokens[1:]
     while rest:
         place = next((at for at in range(len(known) - 4) if known[at : at + 4] == known[-4:]), None)
         draft = known[place + 4 : place + 8] if place is not None else []
         right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(draft, rest, strict=False)))
         drafted, accepted = drafted + len(draft), accepted + right
+        beyond += len(draft) - right if right == len(rest) else 0
         known, rest = known + rest[: right + 1], rest[right + 1 :]
-    return drafted, accepted
+    return drafted, accepted, beyond
 
 
 @pytest.mark.slow
@@ -114,8 +115,10 @@ def test_speculation_changes_no_token_and_is_counted(
     answers = [*zip(found["prompts"], found["alone"], strict=True)]
     answers += zip(found["prompts"][1:], found["together"], strict=True)
     looked_up = [look_up(prompt, tokens) for prompt, tokens in answers]
-    assert (drafted, accepted) == tuple(map(sum, zip(*looked_up, strict=True)))
-    assert accepted > 0
+    there, right, beyond = map(sum, zip(*looked_up, strict=True))
+    assert drafted == there
+    assert right <= accepted <= right + beyond
+    assert right > 0
 
 
 @pytest.mark.slow
