@@ -22,6 +22,7 @@ from serving.vllm_settings import TOP
 SAID = {
     "dtype": r"\bdtype=(?:torch\.)?(\w+)",
     "quantization": r"\bquantization=(\w+)",
+    "kernel": r"\bUsing (\w+Kernel) for ",  # of products with quantized weights
     "kv cache": r"\bkv_cache_dtype=(\w+)",
     "tensor parallel": r"\btensor_parallel_size=(\d+)",
     "pipeline parallel": r"\bpipeline_parallel_size=(\d+)",
