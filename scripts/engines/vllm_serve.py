@@ -21,7 +21,7 @@ from serving.vllm_settings import TOP
 # what its log says of the configuration that is in effect
 SAID = {
     "dtype": r"\bdtype=(?:torch\.)?(\w+)",
-    "quantization": r"\bquantization=(\w+)",
+    "quantization": r"\bquantization=([\w-]+)",
     "kernel": r"\bUsing (\w+Kernel) for ",  # of products with quantized weights
     "kv cache": r"\bkv_cache_dtype=(\w+)",
     "tensor parallel": r"\btensor_parallel_size=(\d+)",

