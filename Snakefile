@@ -39,6 +39,7 @@ include: "rules/measure.smk"
 include: "rules/serving.smk"
 include: "rules/tasks.smk"
 include: "rules/report.smk"
+include: "rules/publish.smk"
 
 
 onstart:

@@ -11,6 +11,12 @@ def burst_tokens(wildcards):
     return f"artifacts/{wildcards.model}/tokens/burst.json" if STUDY["serving"]["burst"] else []
 
 
+def load_ask(wildcards, input):
+    """What a server's job asks for."""
+    each = cell(wildcards)
+    return study_jobs().load(each.format, each.engine, model_shape(wildcards, input))
+
+
 rule serving:
     input:
         env=lambda wc: environment(ENGINES[cell(wc).engine].env),
@@ -27,8 +33,8 @@ rule serving:
     threads: 1024
     resources:
         gpu=lambda wc: cell(wc).gpus,
-        mem_mb=lambda wc, input: latency_ask(wc, input, 0).mb,
-        runtime=jobs.UNKNOWN_MINUTES,
+        mem_mb=lambda wc, input: load_ask(wc, input).mb,
+        runtime=lambda wc, input: load_ask(wc, input).minutes,
     params:
         run=lambda wc: cell_runner("load.py", wc),
         device=STUDY["device"],

@@ -5,12 +5,12 @@
         --layout gptq --format NAME --engine gptqmodel [--engine-python PYTHON]
 
 MODEL is the folder of this model's safetensors. Layouts are those of `LAYOUTS`; PATH is a folder or a .gguf file.
-Local files are linked, those of the hub fetched at one commit, with their hashes checked; the hashes of a
-quantmill.json beside them are checked as well. Nothing of it is changed, and no code of it is run. The quality gate
+Local files are linked, those of the hub fetched at one commit, with their hashes checked; those that a quantmill.json
+beside them names are checked as well. Nothing of it is changed, and no code of it is run. The quality gate
 then runs it like any other.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from prebuilt import ct2, gguf, packed
 from scoring import quality_gate
 
 PACKED = ("gptq", "awq", "compressed-tensors", "bitsandbytes", "torchao", "hqq")
+CARD = "README.md"
 LAYOUTS = {"ct2": ct2, "gguf": gguf} | dict.fromkeys(PACKED, packed)
 
 
@@ -32,22 +33,29 @@ class Found(NamedTuple):
     source: dict[str, Any]
 
 
-def check_hashes(folder: Path, files: Iterable[Path]) -> None:
-    """Raises `UserError` where a quantmill.json that lies beside an artifact names other hashes than its files have."""
+def check_hashes(folder: Path, files: Mapping[str, Path], place: str) -> None:
+    """Raises `UserError` where a quantmill.json that lies beside an artifact names other hashes than its files have.
+
+    A model card may have been edited since, and no engine reads it.
+
+    Args:
+        files: by the names that the manifest has for them. place: what errors call the folder.
+    """
     if not (folder / MANIFEST).is_file():
         return
     recorded = manifest.read(folder).get("files")
     if not isinstance(recorded, dict) or not all(isinstance(each, dict) for each in recorded.values()):
-        raise UserError(f"{folder / MANIFEST}: names no files with their hashes; remove it")
-    for file in files:
-        if file.name in recorded and manifest.sha256(file) != recorded[file.name].get("sha256"):
-            raise UserError(f"{file}: has not the SHA-256 that {MANIFEST} beside it names; fetch it again")
+        raise UserError(f"{place}/{MANIFEST}: names no files with their hashes; remove it")
+    for name, file in files.items():
+        if name in recorded and name != CARD and manifest.sha256(file) != recorded[name].get("sha256"):
+            raise UserError(f"{place}/{name}: has not the SHA-256 that {MANIFEST} beside it names; fetch it again")
 
 
 def of_path(path: Path, layout: str) -> Found:
     """A local artifact. Raises `UserError` where files are missing or hashes differ."""
     files = LAYOUTS[layout].local(path)
-    check_hashes(path if path.is_dir() else path.parent, files.values())
+    folder = path if path.is_dir() else path.parent
+    check_hashes(folder, {file.name: file for file in files.values()}, str(folder))
     origins = {name: str(file) for name, file in files.items()}
     return Found(files, origins, {"kind": "path", "path": str(path), "commit": None})
 
@@ -56,7 +64,9 @@ def of_hub(name: str, revision: str, layout: str, file: str | None) -> Found:
     """The same of a repository of the hub, at one commit."""
     repository = hub.resolve(name, revision)
     names = LAYOUTS[layout].remote(repository.name, repository.files, file)
-    fetched = hub.fetch(repository, names.values())
+    fetched = hub.fetch(repository, [*names.values(), *({MANIFEST} & repository.files.keys())])
+    if MANIFEST in fetched:  # as scripts/push.py leaves it beside what it uploads
+        check_hashes(fetched[MANIFEST].parent, {name: fetched[name] for name in names.values()}, repository.name)
     source = {"kind": "hub", "hub": repository.name, "revision": revision, "commit": repository.commit}
     files = {ours: fetched[theirs] for ours, theirs in names.items()}
     origins = {ours: f"{repository.name}/{theirs}" for ours, theirs in names.items()}

@@ -116,6 +116,7 @@ def main() -> None:
                 "nll_shift": first.start.nll_shift,
                 "peak_memory_bytes": max(memory, default=None),
             },
+            "kv_bytes_per_token": result.cache_bytes(options.artifact, first.versions),
             "loads": loads,
             "largest_rate": result.largest_rate(starts[0]),
             "client_ceiling": limit,

@@ -106,9 +106,10 @@ def cell_name(cell: dict[str, Any]) -> str:
 
 
 def cell_row(cell: dict[str, Any], model: dict[str, Any], found: Origin, left: set[str], costs: Jobs) -> Row | None:
-    """A row of the report: its artifact, and the jobs that build, score and time it; None where none is left."""
+    """A row of the report: its artifact, and the jobs that build, score, time and load it; None where none is left."""
     name, format, engine = cell_name(cell), cell["format"], cell["engine"]
-    kinds = [kind for kind in ("artifact", "latency", "quality", "tasks") if cell.get(kind) in left]
+    parts = ("artifact", "latency", "quality", "serving", "tasks")
+    kinds = [kind for kind in parts if cell.get(kind) in left]
     if not kinds:
         return None
     if found.shape is None:
@@ -128,6 +129,8 @@ def cell_row(cell: dict[str, Any], model: dict[str, Any], found: Origin, left: s
         asks.append(costs.tasks(format, engine, found.shape, None))
     if "quality" in kinds:
         asks.append(costs.score(format, engine, found.shape, tokens(texts["evaluation"])))
+    if "serving" in kinds:
+        asks.append(costs.load(format, engine, found.shape))
     return row_of(cell["model"], name, size, asks, beside)
 
 

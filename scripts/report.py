@@ -56,7 +56,7 @@ def main() -> None:
         cell["pending"] = [name for name in (*results.PARTS, "serving", "tasks") if cell.get(name) in pending]
     collected = results.collect(study)
     rows = collected["rows"]
-    if served := loads.collect(study):
+    if served := loads.collect(study, rows):
         collected["loads"] = served
     if asked := tasks.collect(study, rows):
         collected["tasks"] = asked

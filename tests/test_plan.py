@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from conftest import REPO
 from hub_server import Repository, serve
 from recorded_rows import ENGINES, KNOWN, ROWS, jobs_of, of_file, of_row
 
+from loading.plan import PER_SLOT
+from metrics.goodput import largest_rate
 from planning import shape
 from planning.jobs import HARNESS, UNKNOWN_MINUTES, Jobs, fill, job_mb, logits_bytes
-from planning.rates import Rates, interpolate
+from planning.rates import REQUESTS_A_SLOT, SERVER_START, TRIES, Rates, interpolate
 
 SMALL = {
     "hidden_size": 96,
@@ -183,6 +186,23 @@ def test_times_are_of_the_same_format_engine_device_and_number_of_samples() -> N
     assert Rates([row], "cpu", ("gptq-int4",), None, 10).build(400) is None
 
 
+def test_a_servers_loads_take_as_long_as_their_tokens_at_the_batch_measured() -> None:
+    row = {"format": "fp16", "engine": "vllm-serve", "device_details": {"device": "cuda"}, "tokens_per_second": 100.0}
+    row |= {"artifact": {"parameter_count": 10}, "batches": [{"batch": 10, "tokens_per_second": 500.0}]}
+    rates = Rates([row], "cuda", ("fp16",), "vllm-serve", 10)
+    nothing = {"burst": 0, "concurrency": [], "rates": [], "largest_rate": False, "new_tokens": 50, "requests": 20}
+    for loads, seconds in (
+        ({"burst": 20}, 50 * 20 / 500),  # twice the batch measured, twice the time of a step
+        ({"concurrency": [1, 10]}, REQUESTS_A_SLOT * 50 * (1 / 100 + 10 / 500)),
+        ({"rates": [4]}, 20 / 4 + 50 / 100),
+        ({"largest_rate": True, "new_tokens": [20, 80]}, TRIES * 50 * 20 / 500),
+    ):
+        assert rates.loads(nothing | loads | {"restarts": 3}) == pytest.approx(3 * (SERVER_START + seconds))
+    assert Rates([row], "cpu", ("fp16",), "vllm-serve", 10).loads(nothing | {"restarts": 1}) is None
+    assert REQUESTS_A_SLOT == PER_SLOT
+    assert signature(largest_rate).parameters["tries"].default == TRIES
+
+
 @pytest.fixture
 def plan(
     checkout: Callable[[], Path], tools_python: Path, tmp_path: Path
@@ -282,6 +302,24 @@ interpreters: {vllm: /bin/true}
         assert f"GPUs of the largest job: {line}\n" in result.stdout
     (plan.root / "study.yaml").write_text(study % ("cuda", 8))
     assert plan("study.yaml").stderr.startswith("error: config error: runs.tp: tensor_parallel_size 8 does not fit m's")
+
+
+def test_a_server_under_loads_is_planned_where_its_speed_is_known(plan: Callable) -> None:
+    study = """
+models: {m: {source: {random: config/examples/llama-2-7b.json}}}
+formats: [fp16]
+device: cuda
+runs: {served: {engine: vllm-serve, formats: [fp16]}}
+serving: {concurrency: [%s]}
+interpreters: {vllm: /bin/true}
+"""
+    minutes = []
+    for users in (1, 59):
+        (plan.root / "study.yaml").write_text(study % users)
+        row = next(line for line in plan("study.yaml", "--disk", "100").stdout.splitlines() if "fp16@served" in line)
+        minutes.append(row)
+    assert minutes[0] != minutes[1]
+    assert "unknown" not in minutes[1]
 
 
 def test_what_nobody_said_is_unknown_and_not_another_format(plan: Callable) -> None:

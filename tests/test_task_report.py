@@ -11,7 +11,7 @@ from test_schema import errors
 from whole_results import whole_cell, window_losses
 
 from metrics import METRICS_VERSION, flips
-from reporting import results, tasks
+from reporting import results, side_by_side, tasks
 
 RIGHT = [1] * 60 + [0] * 40  # of the reference
 # 3 of the wrong ones turn right, 15 of the right ones wrong; two wrong answers change and stay wrong
@@ -160,7 +160,14 @@ def test_the_worst_flips_come_first_with_their_texts(study: Callable) -> None:
     assert (first["was"], first["answer"], first["nats"]) == (0, 1, pytest.approx(9.07))
 
 
-@pytest.mark.usefixtures("tools_python")
+def test_two_runs_beside_each_other_have_the_tasks_of_both(study: Callable) -> None:
+    before = collect(study(reference={"quiz": result(RIGHT), "my-pages": pages(0)}))
+    after = {**before, "tasks": [{**entry, "score": 0.1} for entry in before["tasks"]]}
+    table, rows = tasks.widen(side_by_side.merge(before, after))
+    assert [(row["run"], row["task_quiz_score"]) for row in rows] == [("before", 0.6), ("after", 0.1)]
+    assert tasks.axes(table) == ["task_quiz_score"]
+
+
 def test_the_csv_and_the_page_have_them(study: Callable, tmp_path: Path, call: Callable, tools_python: Path) -> None:
     whole = study(
         reference={"quiz": result(RIGHT), "my-pages": pages(0)}, worse={"quiz": result(OTHER), "my-pages": pages(5)}

@@ -7,6 +7,7 @@ from common.program import UserError
 from common.publish import MANIFEST
 
 KEPT_SUFFIXES = (".json", ".txt", ".model", ".jinja", ".tiktoken")  # config, generation and tokenizer files
+OURS = ("results.json", MANIFEST)  # what scripts/push.py leaves beside an artifact
 KEPT_NAMES = ("LICENSE", "LICENCE", "NOTICE", "README", "USE_POLICY")
 
 
@@ -21,7 +22,7 @@ def select(repository: str, names: Iterable[str]) -> list[str]:
         missing = "config.json" if weights else "weights in safetensors or .bin"
         raise UserError(f"{repository}: holds no {missing}; name a repository with the model's original weights")
     wanted = [name for name in names if name.endswith(KEPT_SUFFIXES) or name.startswith(KEPT_NAMES)]
-    kept = [name for name in wanted if not name.endswith((".index.json", MANIFEST)) and name[0] != "."]
+    kept = [name for name in wanted if not name.endswith((".index.json", *OURS)) and name[0] != "."]
     return [*weights, *kept]
 
 

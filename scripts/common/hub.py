@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 if not sys.stderr.isatty():  # a log is no place for progress bars
@@ -70,6 +70,11 @@ def resolve(name: str, revision: str, kind: str = "model") -> Repository:
         ref = Path(constants.HF_HUB_CACHE, f"{kind}s--{name.replace('/', '--')}", "refs", revision)
         ref.parent.mkdir(parents=True, exist_ok=True)
         ref.write_text(info.sha, encoding="utf-8")
+    return of_info(name, kind, info)
+
+
+def of_info(name: str, kind: str, info: Any) -> Repository:
+    """A repository as the client's `repo_info` tells it, asked with `files_metadata`."""
     files = [
         File(entry.rfilename, entry.size or 0, entry.blob_id, entry.lfs.sha256 if entry.lfs else None)
         for entry in info.siblings or []
@@ -123,14 +128,18 @@ def _in_cache(repository: Repository, file: File) -> bool:
     return isinstance(path, str)
 
 
-def _check_hash(repository: Repository, file: File, path: Path) -> None:
+def has_hash(file: File, content: Path | bytes) -> bool:
+    """Whether bytes, or those of a file here, are those that the hub has."""
     if file.sha256:
-        good = manifest.sha256(path) == file.sha256
-    else:
-        content = path.read_bytes()
-        header = f"blob {len(content)}\0".encode()
-        good = file.blob in (None, hashlib.sha1(header + content).hexdigest())  # git's name for these bytes
-    if not good:
+        found = hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else manifest.sha256(content)
+        return found == file.sha256
+    content = content if isinstance(content, bytes) else content.read_bytes()
+    header = f"blob {len(content)}\0".encode()
+    return file.blob in (None, hashlib.sha1(header + content).hexdigest())  # git's name for these bytes
+
+
+def _check_hash(repository: Repository, file: File, path: Path) -> None:
+    if not has_hash(file, path):
         path.resolve().unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         raise UserError(

@@ -23,7 +23,8 @@ AT_ONCE = 16  # texts that are scored
 # what its log says of the configuration that is in effect
 SAID = {
     "dtype": r"\bdtype=(?:torch\.)?(\w+)",
-    "quantization": r"\bquantization=(\w+)",
+    "quantization": r"\bquantization=([\w-]+)",
+    "kernel": r"\bUsing (\w+Kernel) for ",  # of products with quantized weights
     "kv cache": r"\bkv_cache_dtype=(\w+)",
     "tensor parallel": r"\btensor_parallel_size=(\d+)",
     "pipeline parallel": r"\bpipeline_parallel_size=(\d+)",

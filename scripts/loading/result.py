@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from checkpoint import shards
 from loading.start import Loaded, Start
 from metrics import goodput, restarts, serving
 from metrics.goodput import LargestRate
@@ -68,6 +70,19 @@ def largest_rate(start: Start) -> dict[str, Any] | None:
     ]
     trials = [trial._asdict() for trial in found.trials]
     return found._asdict() | {"trials": trials, "findings": [each._asdict() for each in _unique(findings)]}
+
+
+def cache_bytes(artifact: Path, versions: Mapping[str, str]) -> int | None:
+    """Bytes of keys and values that a server keeps for each token, as the artifact's config.json has it: of 16 bits, or
+    of 8 where the server says so. None where there is none, or it says otherwise."""
+    path = artifact / "config.json"
+    config = shards.read_config(path) if path.is_file() else {}
+    layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
+    keys, hidden = config.get("num_key_value_heads") or heads, config.get("hidden_size")
+    if not all(type(each) is int and each > 0 for each in (layers, heads, keys, hidden)):
+        return None
+    width = config.get("head_dim") or hidden // heads
+    return 2 * layers * keys * width * (1 if "8" in versions.get("kv cache", "auto") else 2)
 
 
 def raw(starts: Sequence[Start]) -> dict[str, np.ndarray]:

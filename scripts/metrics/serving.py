@@ -125,6 +125,29 @@ def tokens_between(timelines: Sequence[Timeline], edges: np.ndarray) -> np.ndarr
     return np.bincount(spans[inside], weights=tokens[inside], minlength=len(edges) - 1)
 
 
+class Reads(NamedTuple):
+    """Bytes a second that decoding reads, at least."""
+
+    weights: float
+    keys: float  # and values, of the cache
+
+
+def reads(
+    tokens_per_second: float, users: int, tokens_a_step: float, context: float, weights: float, keys: float
+) -> Reads:
+    """What a server reads that decodes for `users` at once: in each step the weights once for all of them, and each
+    one's cache.
+
+    Args:
+        tokens_per_second: of all users together.
+        tokens_a_step: new tokens of a user and step; more than one by speculation.
+        context: tokens of which a user's cache is, in the mean.
+        weights: bytes of them that a step reads. keys: bytes of the cache for each token.
+    """
+    steps = tokens_per_second / tokens_a_step
+    return Reads(steps / users * weights, steps * context * keys)
+
+
 class Figures(NamedTuple):
     """Figures of a load by name, and for each that there is not, why."""
 

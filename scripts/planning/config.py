@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 
 from common import plain_text
-from planning import cells, parallelism
+from planning import cells, parallelism, publications
 from planning.cells import Registry
 from planning.registry import suggestion, unknown_format
 from planning.sources import CHECKOUT, source
@@ -105,6 +105,7 @@ def complete(config: Mapping[str, Any], schema: Mapping[str, Any], registry: Reg
     parallelism.check(filled, registry)
     cells.check_serving(filled, registry)
     check_tasks(filled["tasks"])
+    publications.of_study(filled, registry)
     return filled
 
 

@@ -23,6 +23,7 @@ from planning.shape import Shape
 SNAKEMAKE = 160  # MB of Snakemake itself, with which a cluster's job runs its command: a dry run of the demo takes 138
 STREAMING = 50  # MB of a job that copies or converts bytes through a small buffer, whatever the model
 DOWNLOADING = 90  # MB, with the client of the hub
+PUBLISHING = 300  # MB: 74 over LFS, whatever the files; what Xet holds of them was not measured
 TOKENIZING = 350  # MB of transformers and a text's tokens
 HARNESS = 1300  # MB of lm-evaluation-harness with torch, of which small tasks take 560; the rest is for large ones
 DOCUMENTS = 1500  # MB of the same, while the library `datasets` writes what it fetched
@@ -46,7 +47,7 @@ PREFILL = 3.2e-11  # seconds a token and weight on a CPU, where nothing was reco
 GATE = 12 * 2048  # positions that the gate scores, at most: 8 windows by the engine, 2 or 4 by transformers
 SOURCE_FORMAT, SOURCE_ENGINE = "fp16", "transformers"  # what runs a model as its author published it
 REPOSITORY = Path(__file__).parents[2]
-RECORDED = [REPOSITORY / f"results/{study}/results.json" for study in ("demo", "h200")]
+RECORDED = [REPOSITORY / f"results/{study}/results.json" for study in ("demo", "h200", "h200-served")]
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,13 @@ class Jobs:
             seconds=self._rates((format,), engine, model, strict=True).latency(protocol, prompts),
             known=runs is not None,
         )
+
+    def load(self, format: str, engine: str, model: Shape) -> Ask:
+        """The job that puts a server under the study's loads."""
+        latency, serving = self.latency(format, engine, model, 0), self.study["serving"]
+        minutes = limit(self._similar_rates(format, engine, model).loads(serving))
+        seconds = self._rates((format,), engine, model, strict=True).loads(serving)
+        return Ask(latency.mb, minutes, seconds=seconds, known=latency.known)
 
     def score(self, format: str, engine: str, model: Shape, positions: int | None) -> Ask:
         """The job that scores so many positions of a text (None: unknown), and in which the reference runs beside it

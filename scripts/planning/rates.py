@@ -7,9 +7,13 @@ import json
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 START = 15.0  # seconds until a process has its libraries and a small model; most of it the import of torch
+SERVER_START = 90.0  # seconds until a server of a small model answers, and is warmed up and looked at alone
+REQUESTS_A_SLOT = 23  # loading.plan.PER_SLOT
+TRIES = 24  # rates that a search for the largest one tries, at most: metrics.goodput.largest_rate
 COMPARE = 3e-9  # seconds a position and token of the vocabulary (docs/PERFORMANCE.md, "Scoring")
 BEYOND = 2.0  # times the largest model measured, and the most tokens a quantizer saw, to which figures are stretched
 
@@ -98,3 +102,32 @@ class Rates:
         prompts = [(row, entry) for row in self.rows for entry in row.get("lengths", []) if "ttft_ms_p50" in entry]
         seconds = self.estimate((row, entry["ttft_ms_p50"] / entry["tokens"] / 1000) for row, entry in prompts)
         return None if seconds is None else START + positions * (seconds + vocab * COMPARE)
+
+    def loads(self, serving: Mapping[str, Any]) -> float | None:
+        """Seconds of a server under a study's loads, its starts with it. A search for the largest rate counts as all of
+        its tries, each as long as its requests take at once."""
+        new, requests = fmean(_limits(serving["new_tokens"])), serving["requests"]
+        rounds = [(slots, REQUESTS_A_SLOT) for slots in serving["concurrency"]]
+        rounds += [(serving["burst"], 1)] if serving["burst"] else []
+        rounds += [(requests, TRIES)] if serving["largest_rate"] else []
+        steps, alone = [self.step(users) for users, _ in rounds], self.step(1)
+        if alone is None or None in steps:
+            return None
+        answers = sum(number * new * step for (_, number), step in zip(rounds, steps, strict=True) if step)
+        answers += sum(requests / rate + new * alone for rate in serving["rates"])
+        return serving["restarts"] * (SERVER_START + answers)
+
+    def step(self, users: int) -> float | None:
+        """Seconds until each of so many users has one more token: from the largest batch measured that has no more, and
+        in proportion beyond."""
+        return self.estimate((row, _step(row, users)) for row in self.rows)
+
+
+def _limits(length: int | list[int]) -> list[int]:
+    return length if isinstance(length, list) else [length]
+
+
+def _step(row: Mapping[str, Any], users: int) -> float | None:
+    fitting = [entry for entry in row.get("batches") or [] if entry["batch"] <= users]
+    speed = max(fitting, key=lambda entry: entry["batch"], default=row).get("tokens_per_second")
+    return users / speed if speed else None

@@ -17,8 +17,8 @@ NOT_BUILT = {
     "eetq-int8": "EETQ's kernels end before compute capability 9.0, and its one wheel is for Python 3.10; take bnb-int8"
 }
 TAKEN = r"(source|safetensors|bin|mlc|tokens|latency|quality|serving|gate\.json|expected-predictions|mlc-library)\Z"
-TAKEN += r"|(imatrix|gguf-sensitivity|gguf-sensitivity\.json)\Z"
-TAKEN += r"|(noise-floor|reference-logits|tokens-|latency-|quality-|serving-)"
+TAKEN += r"|(imatrix|gguf-sensitivity|gguf-sensitivity\.json|published)\Z"
+TAKEN += r"|(noise-floor|reference-logits|tokens-|latency-|quality-|serving-|publish-)"
 CALIBRATION = "tokens-calibration"  # the log of what cuts the calibration text
 Makers = Callable[[str], Collection[str]]  # a format's name -> names of the rules that make its artifact
 

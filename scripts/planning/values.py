@@ -17,7 +17,7 @@ MAX_BITS = 64  # of an integer; Python prints none of more than 4,300 digits
 # they break a line of a log or a shell's argument, or have no place in UTF-8
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 SNAKEMAKE = re.compile(r"[{}<>]")  # its wildcards and path variables
-FREE = ("join", "column")  # keys whose text goes to a program as it is
+FREE = ("join", "column", "repository")  # keys whose text goes to a program as it is, or has a pattern of its own
 
 
 class ConfigError(ValueError):

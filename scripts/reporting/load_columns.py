@@ -1,8 +1,9 @@
 """The table of columns of servers under load, as columns.py holds that of one request at a time."""
 
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
+from metrics.serving import Reads, reads
 from reporting.column import NOT_NEGATIVE, POSITIVE, SHARE, Column, device, of_cell
 
 LARGEST_RATE = "largest rate"
@@ -10,10 +11,13 @@ UNTOLD = "the server does not tell it"
 SEARCH = "of the search for the largest rate alone"
 
 
+UNREAD = "known of loads that keep a number of requests in flight, where the engine tells its weights and its cache"
+
+
 def of_load(name: str, text: str, kind: Any = "number", **more: Any) -> Column:
     """A figure of one load."""
     more = {"why_missing": UNTOLD, "limits": NOT_NEGATIVE, "source": lambda load: load["figures"].get(name)} | more
-    return Column(name=name, kind=kind, text=text, parts=("load",), **more)
+    return Column(**{"name": name, "kind": kind, "text": text, "parts": ("load",)} | more)
 
 
 def latency(name: str, what: str, percent: int, **more: Any) -> Column:
@@ -25,6 +29,34 @@ def latency(name: str, what: str, percent: int, **more: Any) -> Column:
 def startup(seconds: list[float | None]) -> float | None:
     """The median of the starts; None where somebody else started the server."""
     return None if None in seconds else float(median(seconds))
+
+
+def limits(length: int | list[int]) -> list[int]:
+    """A length as the config has it: a number, or the least and the most."""
+    return length if isinstance(length, list) else [length]
+
+
+def bytes_read(serving: dict[str, Any], load: dict[str, Any], row: dict[str, Any]) -> Reads | None:
+    """What decoding reads under a load that keeps a number of requests in flight; None where it does not, or where
+    weights, cache or throughput are not known."""
+    fraction, keys = row["bandwidth_fraction"], serving.get("kv_bytes_per_token")
+    throughput, step = (load["figures"].get(name) for name in ("output_tokens_per_second", "tokens_per_event"))
+    if None in (fraction, keys, throughput, step, load["slots"]):
+        return None
+    prompt, new = (mean(limits(serving["protocol"]["serving"][name])) for name in ("prompt_tokens", "new_tokens"))
+    weights = fraction * row["device_bandwidth"]["bytes_per_second"] / row["tokens_per_second"]
+    return reads(throughput, load["slots"], step, prompt + new / 2, weights, keys)
+
+
+def bandwidth_fraction(serving: dict[str, Any], load: dict[str, Any], row: dict[str, Any]) -> float | None:
+    """Of `device_bandwidth`."""
+    found = bytes_read(serving, load, row)
+    return sum(found) / row["device_bandwidth"]["bytes_per_second"] if found else None
+
+
+def reads_most(serving: dict[str, Any], load: dict[str, Any], row: dict[str, Any]) -> str | None:
+    found = bytes_read(serving, load, row)
+    return found and ("weights" if found.weights > found.keys else "cache")
 
 
 TTFT = "the time from when a request was to be sent to its first token"
@@ -145,6 +177,26 @@ LOAD_COLUMNS = [
         why_missing="nothing was drafted",
     ),
     of_load("tokens_per_event", "New tokens for each event that brought any."),
+    of_load(
+        "bandwidth_fraction",
+        "Bytes that decoding reads, over what the device copies in that time: the weights once in each step for all "
+        "requests in flight, and each one's keys and values. What is missing to 1 went to prompts, arithmetic and "
+        "waiting.",
+        source=bandwidth_fraction,
+        parts=("serving", "load", "row"),
+        limits=NOT_NEGATIVE,
+        why_missing=UNREAD,
+        title="of the bandwidth",
+    ),
+    of_load(
+        "reads_most",
+        "What the larger part of these bytes is: weights, or the cache of keys and values.",
+        "string",
+        source=reads_most,
+        parts=("serving", "load", "row"),
+        limits={"enum": ["weights", "cache", None]},
+        why_missing=UNREAD,
+    ),
     of_load(
         "tokens_equal_alone",
         "Share of the answers that were compared whose tokens are those of the same prompt alone; where they are not, "

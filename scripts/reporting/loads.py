@@ -1,6 +1,6 @@
 """Rows of servers under load, from what load.py wrote."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,16 @@ from reporting.results import PENDING, failure, mismatch, read
 KEPT = {"model", "format", "run", "engine", "device", "gpus", "load", "slots", "refused", "notes", "interference"}
 
 
-def collect(study: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows of all servers of a study; of one without a result, one row that says why."""
+def collect(study: Mapping[str, Any], alone: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of all servers of a study; of one without a result, one row that says why. `alone`: the rows of the study's
+    cells, which were measured one request at a time."""
     config = study["config"]
-    return [row for cell in study["cells"] if cell.get("serving") for row in _rows(cell, config)]
+    known = {tuple(row[name] for name in ("model", "format", "run")): row for row in alone}
+    served = [cell for cell in study["cells"] if cell.get("serving")]
+    return [row for cell in served for row in _rows(cell, config, known[cell["model"], cell["format"], cell["run"]])]
 
 
-def _rows(cell: Mapping[str, Any], config: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _rows(cell: Mapping[str, Any], config: Mapping[str, Any], alone: Mapping[str, Any]) -> list[dict[str, Any]]:
     path = Path(cell["serving"])
     if "serving" in cell.get("pending", ()):
         why: str | None = PENDING
@@ -32,7 +35,7 @@ def _rows(cell: Mapping[str, Any], config: Mapping[str, Any]) -> list[dict[str, 
         values |= {column.name: column.value({"cell": cell}) for column in known} | {"notes": [], "interference": []}
         return [values | {"missing": {name: why for name, value in values.items() if value is None}, "quantiles": {}}]
     loads = [*result["loads"], *([_largest(result["largest_rate"])] if result["largest_rate"] else [])]
-    return [_row(cell, result, load) for load in loads]
+    return [_row(cell, result, load, alone) for load in loads]
 
 
 def _largest(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,8 +56,10 @@ def _largest(found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _row(cell: Mapping[str, Any], result: Mapping[str, Any], load: Mapping[str, Any]) -> dict[str, Any]:
-    found = {"cell": cell, "serving": result, "load": load}
+def _row(
+    cell: Mapping[str, Any], result: Mapping[str, Any], load: Mapping[str, Any], alone: Mapping[str, Any]
+) -> dict[str, Any]:
+    found = {"cell": cell, "serving": result, "load": load, "row": alone}
     values = {column.name: column.value(found) for column in LOAD_COLUMNS}
     refused = values["refused"]
     missing = {}

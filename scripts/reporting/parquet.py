@@ -45,8 +45,8 @@ def schema(columns: Sequence[Column] = COLUMNS) -> pa.Schema:
     return pa.schema(fields)
 
 
-def write(path: Path, results: Mapping[str, Any], results_sha256: str, columns: Sequence[Column] = COLUMNS) -> None:
-    """Write the rows of results.json, whose file has the given hash. What was not measured is null."""
+def table(results: Mapping[str, Any], results_sha256: str, columns: Sequence[Column] = COLUMNS) -> pa.Table:
+    """The rows of results.json, whose file has the given hash. What was not measured is null."""
     config = json.dumps(results["config"], sort_keys=True, separators=(",", ":"))
     study = {
         "results_sha256": results_sha256,
@@ -63,4 +63,9 @@ def write(path: Path, results: Mapping[str, Any], results_sha256: str, columns: 
             "new_tokens": latency.get("new_tokens"),
         }
         rows.append({**{column.name: row[column.name] for column in columns}, **study, **protocol})
-    parquet.write_table(pa.Table.from_pylist(rows, schema=schema(columns)), path)
+    return pa.Table.from_pylist(rows, schema=schema(columns))
+
+
+def write(path: Path, results: Mapping[str, Any], results_sha256: str, columns: Sequence[Column] = COLUMNS) -> None:
+    """Write the table of a results.json."""
+    parquet.write_table(table(results, results_sha256, columns), path)

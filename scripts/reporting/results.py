@@ -20,13 +20,15 @@ from reporting.columns import COLUMNS, figures
 from reporting.labels import key
 from reporting.pareto import mark_pareto, relate
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 # what rows lack that were written up to a schema version, and why its columns are empty
 ADDED: dict[int, dict[str, Any]] = {
     1: {"group_size": None, "dominated_by": None, "degenerate": None, "warnings": [], "device_bandwidth": None},
     2: {"run": None, "options": {}, "gpus": 1, "prebuilt": False},
 }
 REASONS = {"group_size": "not recorded by schema version 1", "run": "the format's default run"}
+# the same of rows of servers under load, up to schema version 3
+LOADS_ADDED = dict.fromkeys(("bandwidth_fraction", "reads_most"), "not recorded by schema version 3")
 RENAMED = {"mlc": "quantmill-tvm"}  # engines, since schema version 2
 
 PARTS = ("artifact", "latency", "quality", "noise_floor")
@@ -203,7 +205,7 @@ def collect(study: Mapping[str, Any]) -> dict[str, Any]:
 def upgrade(content: Mapping[str, Any]) -> dict[str, Any]:
     """results.json of an older schema version as one of today: what its rows lack is empty and says why."""
     version = content.get("schema_version")
-    if version not in (1, 2):
+    if version not in (1, 2, 3):
         return dict(content)
     added = {name: value for since, names in ADDED.items() if version <= since for name, value in names.items()}
     reasons = {name: why for name, why in REASONS.items() if name in added}
@@ -211,7 +213,11 @@ def upgrade(content: Mapping[str, Any]) -> dict[str, Any]:
         added | row | {"engine": RENAMED.get(row["engine"], row["engine"]), "missing": reasons | row["missing"]}
         for row in content["rows"]
     ]
-    return {**content, "schema_version": SCHEMA_VERSION, "rows": rows}
+    found = {**content, "schema_version": SCHEMA_VERSION, "rows": rows}
+    if "loads" in content:
+        empty = dict.fromkeys(LOADS_ADDED)
+        found["loads"] = [empty | row | {"missing": LOADS_ADDED | row["missing"]} for row in content["loads"]]
+    return found
 
 
 def failures(row: Mapping[str, Any]) -> list[str]:

@@ -1,7 +1,8 @@
 """A hub on this machine, for the real huggingface_hub client: HF_ENDPOINT=http://127.0.0.1:PORT.
 
 As much of the protocol as downloads use (API, tree, resolve, HEAD, ETag, Range, SHA-256 of large files, redirects to
-another host), and faults on demand. What it cannot show: Xet storage, signed addresses, rate limits of the real hub.
+another host) and uploads (upload_protocol.py), with faults on demand. What it cannot show: Xet storage, signed
+addresses, rate limits of the real hub.
 """
 
 import hashlib
@@ -17,7 +18,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-LARGE = (".safetensors", ".bin", ".parquet", ".gz")  # stored apart, under their SHA-256, as the hub does
+from upload_protocol import Storage, Uploads, git_blob
+
+LARGE = (
+    ".safetensors",
+    ".bin",
+    ".parquet",
+    ".gz",
+    ".gguf",
+    ".png",
+)  # stored apart, under their SHA-256, as the hub does
 
 
 @dataclass
@@ -44,7 +54,8 @@ class Repository:
 @dataclass
 class Fault:
     """What happens to requests whose path holds `path`, the first `times` times: `status` is answered, or the
-    connection ends after `drop_after` bytes, or a byte is wrong, or each 64 KiB take `delay` seconds."""
+    connection ends after `drop_after` bytes, or a byte is wrong, or each 64 KiB take `delay` seconds, or what was done
+    is not answered (`mute`)."""
 
     path: str
     times: int = 10**9
@@ -53,15 +64,19 @@ class Fault:
     drop_after: int | None = None
     corrupt: bool = False
     delay: float = 0
+    body: bytes = b""
+    mute: bool = False
 
 
 class Hub(ThreadingHTTPServer):
     """Serves `repositories` ("models/org/name" or "datasets/org/name"); `log` keeps (method, path, headers)."""
 
     daemon_threads = True
+    kind = Repository
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
+        self.storage = Storage()
         self.repositories: dict[str, Repository] = {}
         self.faults: list[Fault] = []
         self.log: list[tuple[str, str, dict[str, str]]] = []
@@ -71,6 +86,11 @@ class Hub(ThreadingHTTPServer):
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
 
+    @staticmethod
+    def is_large(name: str) -> bool:
+        """Whether a file is stored apart."""
+        return name.endswith(LARGE)
+
     def fault(self, path: str) -> Fault | None:
         for fault in self.faults:
             if fault.path in path and fault.times > 0:
@@ -79,7 +99,7 @@ class Hub(ThreadingHTTPServer):
         return None
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(Uploads, BaseHTTPRequestHandler):
     server: Hub
     protocol_version = "HTTP/1.1"
 
@@ -140,7 +160,13 @@ class Handler(BaseHTTPRequestHandler):
                 | ({"lfs": {"sha256": sha256(content)} | sizes(content)} if file.endswith(LARGE) else {})
                 for file, content in found.files.items()
             ]
-            reply = {"id": name, "sha": found.commit, "private": False, "tags": [], "siblings": siblings}
+            reply = {
+                "id": name,
+                "sha": found.commit,
+                "private": found.token is not None,
+                "tags": [],
+                "siblings": siblings,
+            }
         self.send(200, json.dumps(reply).encode(), **{"Content-Type": "application/json"})
 
     def send_resolved(self, kind: str, name: str, revision: str, file: str, fault: Fault | None) -> None:
@@ -194,10 +220,6 @@ class Handler(BaseHTTPRequestHandler):
 
 def sizes(content: bytes) -> dict[str, int]:
     return {"size": len(content), "pointerSize": 130}
-
-
-def git_blob(content: bytes) -> str:
-    return hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
 
 
 def sha256(content: bytes) -> str:

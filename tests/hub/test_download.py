@@ -80,6 +80,7 @@ def test_safetensors_win_over_bin() -> None:
         "README.md",
         "a/config.json",
         "quantmill.json",
+        "results.json",
     ]
     assert select("x", names) == ["model.safetensors", "README.md", "config.json", "tokenizer.json"]
     shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"]

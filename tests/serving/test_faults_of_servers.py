@@ -169,3 +169,16 @@ def test_counts_of_the_server_that_differ_are_refused() -> None:
     cached = Counters(generated_tokens=64, cached_tokens=32)
     assert checks.check_counters(cached, replies, cache_off=False) == []
     assert names(checks.check_counters(cached, replies, cache_off=True)) == {"cached"}
+
+
+def test_a_draft_that_was_right_beyond_an_answers_end_may_be_counted_whole() -> None:
+    """As vLLM counts: at most what an event brought but one, for each answer."""
+    study = Study("speculation")
+    _, replies = study.send([Asked(prompt(place), NEW) for place in range(4)], Closed(1))
+    seen = 4 * NEW - sum(len(reply.events) for reply in replies)
+    beyond = sum(max(event.tokens for event in reply.events) - 1 for reply in replies)
+    assert seen > 0
+    for more, faults in ((0, set()), (beyond, set()), (beyond + 2, {"acceptance"}), (-2, {"acceptance"})):
+        accepted = seen + more
+        counted = Counters(drafted=10 * NEW, accepted=accepted)
+        assert names(checks.check_counters(counted, replies, cache_off=True)) == faults, accepted

@@ -20,6 +20,7 @@ from common import manifest
 from common.program import UserError
 from devices import processes
 from engines import Targets
+from loading import result
 from loading.plan import PER_SLOT, Plan
 from loading.start import Loader
 from reporting import loads, results
@@ -247,7 +248,32 @@ def collect(tmp_path: Path, **changes: Any) -> list[dict[str, Any]]:
     cell = {"model": "m", "format": "fake", "run": "server", "engine": "fake-serve", "options": found["options"]}
     cell |= {"gpus": 1, "artifact": str(tmp_path / "model/fake"), "serving": str(tmp_path / "out.json")}
     cell |= {"logs": {"serving": [str(tmp_path / "log")], "artifact": [str(tmp_path / "log")]}} | changes
-    return loads.collect({"config": config, "cells": [cell]})
+    alone = {name: cell[name] for name in ("model", "format", "run")}
+    alone |= {"bandwidth_fraction": 0.5, "tokens_per_second": 10.0, "device_bandwidth": {"bytes_per_second": 1e9}}
+    return loads.collect({"config": config, "cells": [cell]}, [alone])
+
+
+def test_a_load_reads_its_weights_once_a_step_and_each_users_cache(load: Callable, tmp_path: Path) -> None:
+    """The fake server's artifact has no config.json: its cache is unknown until one is there."""
+    shape = {"num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64}
+    assert result.cache_bytes(tmp_path, {}) is None
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    assert result.cache_bytes(tmp_path, {}) == 2 * 3 * 2 * 8 * 2
+    assert result.cache_bytes(tmp_path, {"kv cache": "fp8"}) == 2 * 3 * 2 * 8
+
+    assert load({}, concurrency=[2], prompt_tokens=[10, 20], new_tokens=6).returncode == 0
+    (row,) = collect(tmp_path)
+    assert row["bandwidth_fraction"] is None
+    out = tmp_path / "out.json"
+    for bytes_a_token, most in ((1e6, "weights"), (3e6, "cache")):
+        found = read(tmp_path) | {"kv_bytes_per_token": bytes_a_token}
+        found["loads"][0]["findings"] = []  # of a machine that does other things meanwhile
+        out.write_text(json.dumps(found))
+        (row,) = collect(tmp_path)
+        # alone, half of 1e9 bytes a second are 10 tokens' weights: 5e7 bytes of each; a user has 15 + 3 tokens
+        read_bytes = row["output_tokens_per_second"] * (5e7 / 2 + 18 * bytes_a_token)
+        assert row["bandwidth_fraction"] == pytest.approx(read_bytes / 1e9, rel=1e-9)
+        assert row["reads_most"] == most
 
 
 def test_rows_hold_the_figures_or_the_reason(load: Callable, tmp_path: Path) -> None:

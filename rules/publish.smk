@@ -1,0 +1,73 @@
+"""What a study publishes on the hub: never part of the report. `snakemake publish` asks for it."""
+
+from planning import publications
+
+PUBLICATIONS = {(each.model, each.name): each for each in publications.of_study(STUDY, REGISTRY)}
+
+
+def receipts(wildcards):
+    """What is kept here of each upload; a study that publishes nothing ends Snakemake with one line."""
+    if not PUBLICATIONS:
+        refuse("the config says not what to publish; add publish: {repository: ORG/{model}-{format}, formats: [...]}")
+    return [f"artifacts/{model}/published/{name}.json" for model, name in PUBLICATIONS]
+
+
+def publication(wildcards):
+    """The repository of a receipt."""
+    if (wildcards.model, wildcards.publication) not in PUBLICATIONS:
+        refuse(
+            f"artifacts/{wildcards.model}: the config publishes no {wildcards.publication}; add it to publish.formats"
+        )
+    return PUBLICATIONS[wildcards.model, wildcards.publication]
+
+
+def licence_source(wildcards):
+    """The checkpoint as published, which names its licence, where the study does not."""
+    return [] if "license" in STUDY["publish"] else f"artifacts/{wildcards.model}/source"
+
+
+def push_options(wildcards, input):
+    """Where to, and under which terms, as the program's flags."""
+    each, words = publication(wildcards), STUDY["publish"]
+    options = [f"--repository={each.repository}", f"--model={each.model}", f"--layout={each.layout}"]
+    options += [f"--source={input.source}"] if input.source else []
+    options += [f"--license={words['license']}"] if "license" in words else []
+    options += [f"--base-model={words['base_model']}"] if "base_model" in words else []
+    return options + [
+        f"--{flag}" for flag, on in (("public", not words["private"]), ("overwrite", words["overwrite"])) if on
+    ]
+
+
+localrules:
+    publish,
+    push,
+
+
+rule publish:
+    input:
+        receipts,
+
+
+rule push:
+    input:
+        env=environment("tools"),
+        artifacts=lambda wc: [f"artifacts/{wc.model}/{name}" for name in publication(wc).artifacts],
+        results="artifacts/report/results.json",
+        plot="artifacts/report/quality-speed.png",
+        source=licence_source,
+    output:
+        "artifacts/{model}/published/{publication}.json",
+    log:
+        "artifacts/logs/{model}/publish-{publication}.log",
+    wildcard_constraints:
+        publication=rf"{registry.NAME}|{publications.GGUF}",
+    resources:
+        hub=1,
+        mem_mb=jobs.job_mb(jobs.PUBLISHING),
+    params:
+        program=program("push.py", *(CHECKOUT / "scripts/publishing").glob("*.j2")),
+        python=python("tools"),
+        options=push_options,
+    shell:
+        ASK_THE_HUB + "{params.python:q} {params.program[0]} {output} {input.artifacts} --results {input.results}"
+        " --plot {input.plot} {params.options:q} 2> {log}"

@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""Publish artifacts of a model to a repository of the Hugging Face Hub, with their card, figures and hashes.
+
+    python scripts/push.py RECEIPT --repository ORG/NAME --model MODEL --layout gptq --results results.json
+        --plot quality-speed.png [--source FOLDER] [--license ID] [--base-model ORG/NAME] [--public] [--overwrite]
+        ARTIFACT …
+
+ARTIFACT is a folder of the workflow's; of layout gguf there may be several. SOURCE, the checkpoint as its author
+published it, says the licence. The token is that of HF_TOKEN or `hf auth login`. What the hub has is compared with what
+is here before anything is sent, and every hash afterwards. RECEIPT is written last.
+"""
+
+import json
+from pathlib import Path
+
+from common.program import UserError, parser, run
+from common.publish import MANIFEST, publish_json
+from publishing import card, contents, licence, public, remote
+from reporting import page
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("receipt", type=Path, help="file to write: the commit, and each file's hash")
+    arguments.add_argument("artifacts", type=Path, nargs="+", help="folders")
+    arguments.add_argument("--repository", required=True)
+    arguments.add_argument("--model", required=True, help="its name in the study")
+    arguments.add_argument("--layout", required=True)
+    arguments.add_argument("--results", type=Path, required=True, help="the report's results.json")
+    arguments.add_argument("--plot", type=Path, required=True)
+    arguments.add_argument("--source", type=Path, help="folder of the checkpoint, for its licence")
+    arguments.add_argument("--license", help="instead of the source's")
+    arguments.add_argument("--base-model", help="of the hub; default: the source's repository")
+    arguments.add_argument("--public", action="store_true", help="make a public repository")
+    arguments.add_argument("--overwrite", action="store_true", help="remove whatever else the repository holds")
+    options = arguments.parse_args()
+    if not (options.license or options.source):
+        raise UserError("--license: is wanted where no --source says it")
+
+    terms = licence.find(options.source, options.license)
+    artifacts = [contents.read(options.model, folder) for folder in options.artifacts]
+    results = json.loads(options.results.read_text(encoding="utf-8"))
+    names = [each.name for each in artifacts]
+    shown = public.results(results, options.model, names)
+    if missing := set(names) - {row["format"] for row in shown["rows"]}:
+        raise UserError(f"{options.results}: has no row of {', '.join(sorted(missing))}; make the report again")
+    files: dict[str, Path | bytes] = {name: path for each in artifacts for name, path in each.files.items()}
+    files |= contents.beside(shown, options.source, options.plot)
+    hashes = contents.hashes(artifacts, files)
+    files[contents.CARD] = card.render(
+        options.repository,
+        options.model,
+        options.layout,
+        artifacts,
+        shown,
+        terms,
+        options.base_model or artifacts[0].manifest["source"].get("hub"),
+        page.commit(),
+        hashes,
+    ).encode()
+    hashes[contents.CARD] = contents.entry(files[contents.CARD])
+    files[MANIFEST] = contents.describe(options.model, options.layout, artifacts, hashes)
+    hashes[MANIFEST] = contents.entry(files[MANIFEST])
+    public.check(files)
+    pushed = remote.push(options.repository, files, hashes, not options.public, options.overwrite)
+    publish_json(options.receipt, remote.receipt(options.repository, pushed, hashes))
+    done = f"{len(pushed.sent)} of {len(files)} files sent" if pushed.sent or pushed.removed else "nothing to send"
+    print(f"{options.repository}: {done}; commit {pushed.commit}, every hash as here")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,266 @@
+"""scripts/push.py with the real huggingface_hub client against a hub on this machine."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import REPO
+from hub_server import Fault, Hub, Repository, serve
+from published_study import TOKEN, Study
+from workflows import wait_for
+
+NAME = "models/acme/demo"
+PART = 1_000_000
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with serve() as server:
+        server.storage.writers, server.storage.part = {TOKEN}, PART
+        yield server
+
+
+@pytest.fixture
+def study(tmp_path: Path, hub: Hub, tools_python: Path) -> Study:
+    return Study(tmp_path, hub, tools_python)
+
+
+def refusal(study: Study, result: subprocess.CompletedProcess[str]) -> str:
+    """The one line that a refused upload ends with; it names the repository, and no token."""
+    assert result.returncode == 1, result.stdout
+    assert "Traceback" not in result.stderr
+    assert TOKEN not in result.stderr + result.stdout
+    assert study.receipt() is None
+    line = result.stderr.splitlines()[-1]
+    assert line.startswith("error: acme/demo: "), line
+    return line.removeprefix("error: acme/demo: ")
+
+
+def test_what_is_there_afterwards_is_what_lies_here(hub: Hub, study: Study) -> None:
+    result = study.push("gptq-int4")
+    assert result.returncode == 0, result.stderr
+    found = hub.repositories[NAME]
+    assert found.token == TOKEN  # private, unless the study says otherwise
+    folder = study.root / "artifacts/demo/gptq-int4"
+    for name in ("config.json", "model.safetensors"):
+        assert found.files[name] == (folder / name).read_bytes()
+    others = {"README.md", "results.json", "study.yaml", "quality-speed.png", "quantmill.json", ".gitattributes"}
+    assert found.files.keys() == {"config.json", "model.safetensors"} | others
+    manifest = json.loads(found.files["quantmill.json"])
+    assert manifest["files"].keys() == found.files.keys() - {"quantmill.json", ".gitattributes"}
+    for name, words in manifest["files"].items():
+        assert (words["bytes"], words["sha256"]) == (
+            len(found.files[name]),
+            hashlib.sha256(found.files[name]).hexdigest(),
+        )
+    receipt = study.receipt()
+    assert (receipt["repository"], receipt["commit"]) == ("acme/demo", found.commit)
+    assert receipt["files"]["model.safetensors"] == manifest["files"]["model.safetensors"]
+    parts = [path for method, path, _ in hub.log if method == "PUT" and path.count("/") == 3]
+    assert len(parts) == 3  # 3 MB in parts of 1 MB
+    asked = [path for method, path, _ in hub.log if method == "GET"]
+    assert asked[-1].endswith(f"/revision/{found.commit}")  # every hash is asked for after the commit
+
+
+def test_a_second_time_sends_nothing_and_a_changed_card_alone(hub: Hub, study: Study) -> None:
+    assert study.push("gptq-int4").returncode == 0
+    before = len(hub.log)
+    result = study.push("gptq-int4")
+    assert "nothing to send" in result.stdout
+    assert {method for method, *_ in hub.log[before:]} <= {"GET", "HEAD"}
+    assert len(hub.storage.commits) == 1
+    study.row("gptq-int4")["perplexity"] = 51.25
+    study.write()
+    assert study.push("gptq-int4").returncode == 0
+    assert sorted(hub.storage.commits[1]) == ["README.md", "quantmill.json", "results.json"]
+    assert "51.25" in hub.repositories[NAME].files["README.md"].decode()
+
+
+def test_a_killed_upload_goes_on_with_what_is_missing(hub: Hub, study: Study) -> None:
+    study.build(
+        "gptq-int4", {"model-1.safetensors": 400_000, "model-2.safetensors": 30_000_000, "model.safetensors": 1}
+    )
+    hub.storage.part = 10**9
+    large = hashlib.sha256((study.root / "artifacts/demo/gptq-int4/model-2.safetensors").read_bytes()).hexdigest()
+    hub.faults = [Fault(f"PUT /lfs/{large}", delay=0.05, times=1)]
+    command = [*study.command("gptq-int4"), "--license", "mit"]
+    process = subprocess.Popen(command, cwd=study.root, env=study.environment(), stderr=subprocess.PIPE)
+    wait_for(lambda: hub.storage.received.get(large, 0) > 1_000_000 and len(hub.storage.objects) == 3, 60)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert hub.repositories[NAME].files.keys() == {".gitattributes"}  # nothing half-done
+    whole = {oid: hub.storage.received[oid] for oid in hub.storage.objects}
+    assert large not in whole
+    wait_for(lambda: hub.faults[0].times == 0)
+    result = study.push("gptq-int4", more=("--license", "mit"))
+    assert result.returncode == 0, result.stderr
+    assert {oid: hub.storage.received[oid] for oid in whole} == whole  # not one byte of these again
+    assert len(hub.repositories[NAME].files["model-2.safetensors"]) == 30_000_000
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        ({"notes.txt": b"mine"}, "holds something else, and no quantmill.json"),
+        ({"quantmill.json": b"[]"}, "its quantmill.json is of no upload of Quantmill's"),
+        ({"quantmill.json": b'{"artifacts": {}, "files": {}, "model": "other"}'}, "holds another model, 'other'"),
+    ],
+    ids=["something else", "no manifest", "another model"],
+)
+def test_something_else_is_overwritten_where_the_study_says_so_alone(
+    hub: Hub, study: Study, files: dict[str, bytes], reason: str
+) -> None:
+    hub.repositories[NAME] = Repository(dict(files), token=TOKEN)
+    said = refusal(study, study.push("gptq-int4"))
+    assert said.startswith(reason)
+    assert "set publish: {overwrite: true}" in said
+    assert hub.repositories[NAME].files == files
+    assert study.push("gptq-int4", more=("--license", "mit", "--overwrite")).returncode == 0
+    assert "notes.txt" not in hub.repositories[NAME].files
+    assert "model.safetensors" in hub.repositories[NAME].files
+
+
+def test_what_somebody_changed_since_is_not_lost(hub: Hub, study: Study) -> None:
+    assert study.push("gptq-int4").returncode == 0
+    (study.root / "artifacts/demo/published/x.json").unlink()
+    mine = hub.repositories[NAME]
+    for change in ({"README.md": b"by hand"}, {"picture.png": b"by hand"}):
+        hub.repositories[NAME] = Repository(mine.files | change, token=TOKEN)
+        assert f"somebody put '{next(iter(change))}' there, or changed it" in refusal(study, study.push("gptq-int4"))
+        assert hub.repositories[NAME].files == mine.files | change
+
+
+def test_files_of_the_last_upload_that_are_gone_go(hub: Hub, study: Study) -> None:
+    study.build("gptq-int4", {"model-1.safetensors": 10, "model-2.safetensors": 10})
+    assert study.push("gptq-int4").returncode == 0
+    for name in ("model-1.safetensors", "model-2.safetensors"):
+        (study.root / "artifacts/demo/gptq-int4" / name).unlink()
+    study.build("gptq-int4", {"model.safetensors": 20})
+    assert study.push("gptq-int4").returncode == 0
+    weights = {name for name in hub.repositories[NAME].files if name.endswith(".safetensors")}
+    assert weights == {"model.safetensors"}
+
+
+def test_a_public_repository_is_not_taken_for_a_private_one(hub: Hub, study: Study) -> None:
+    hub.repositories[NAME] = Repository({".gitattributes": b""})
+    assert "is public, and the study says private" in refusal(study, study.push("gptq-int4"))
+    more = ("--license", "mit", "--public")
+    assert study.push("gptq-int4", more=more).returncode == 0
+    assert study.push("gptq-int4", more=more, repository="acme/new").returncode == 0
+    assert hub.repositories["models/acme/new"].token is None
+
+
+STORAGE = {"X-Error-Message": "Private repository storage limit reached"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (Fault("POST /api/repos/create", status=401), "the hub does not accept your token (401)"),
+        (Fault("POST /api/repos/create", status=403), "your token may not write there (403); give it write access"),
+        (Fault("/preupload/", status=403), "your token may not write there (403)"),
+        (Fault("POST /api/repos/create", status=402), "the hub has no room for it (402)"),
+        (Fault("/preupload/", status=403, headers=STORAGE), "the hub has no room for it (403)"),
+        (Fault("/objects/batch", status=413), "the hub has no room for it (413)"),
+        (Fault("POST /api/repos/create", status=409), "somebody else made or changed it meanwhile (409)"),
+        (Fault("/commit/", status=412), "somebody else made or changed it meanwhile (412)"),
+        (Fault("/commit/", status=503), "answers 503; run again later"),
+        (Fault("GET /api/models", status=429, times=1), "the hub asks to slow down (429)"),
+        (Fault("/commit/", drop_after=10), "the connection to http://127.0.0.1"),
+        (Fault("/commit/", corrupt=True), "the hub has another model.safetensors than was sent"),
+    ],
+    ids=lambda value: (
+        None if isinstance(value, str) else f"{value.status or 'dropped' if not value.corrupt else 'hash'}"
+    ),
+)
+def test_a_refusal_is_one_line_and_the_next_run_goes_on(hub: Hub, study: Study, fault: Fault, reason: str) -> None:
+    hub.faults = [fault]
+    assert reason in refusal(study, study.push("gptq-int4"))
+    hub.faults = []
+    more = ("--license", "mit", *(["--overwrite"] if fault.corrupt else []))
+    result = study.push("gptq-int4", more=more)
+    assert result.returncode == 0, result.stderr
+    assert study.receipt()["commit"] == hub.repositories[NAME].commit
+
+
+def test_a_commit_whose_answer_was_lost_is_found_and_not_made_again(hub: Hub, study: Study) -> None:
+    hub.faults = [Fault("/commit/", mute=True, times=1)]
+    assert "the connection to http://127.0.0.1" in refusal(study, study.push("gptq-int4"))
+    result = study.push("gptq-int4")
+    assert "nothing to send" in result.stdout, result.stderr
+    assert len(hub.storage.commits) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (Fault("PUT /lfs", status=500), "answers 500"),
+        (Fault("PUT /lfs", drop_after=1000), "the connection to http://127.0.0.1"),
+    ],
+    ids=["500", "dropped"],
+)
+def test_storage_that_stays_away_is_one_line(hub: Hub, study: Study, fault: Fault, reason: str) -> None:
+    hub.faults = [fault]  # the client tries five times, which takes half a minute
+    assert reason in refusal(study, study.push("gptq-int4"))
+
+
+def test_weights_that_somebody_changed_are_no_prebuilt_artifact(hub: Hub, study: Study) -> None:
+    assert study.push("gptq-int4").returncode == 0
+    hub.repositories[NAME].files["model.safetensors"] = b"theirs"
+    command = [study.python, REPO / "scripts/fetch_prebuilt.py", "acme/demo", "out", "--revision=main", "--model=x"]
+    command += ["--layout=gptq", "--format=theirs", "--engine=gptqmodel"]
+    result = subprocess.run(
+        [*map(str, command)], cwd=study.root, env=study.environment(), capture_output=True, text=True, timeout=60
+    )
+    reason = "has not the SHA-256 that quantmill.json beside it names; fetch it again"
+    assert result.stderr == f"error: acme/demo/model.safetensors: {reason}\n"
+    assert not (study.root / "out").exists()
+
+
+def test_what_passes_is_waited_for(hub: Hub, study: Study) -> None:
+    hub.faults = [Fault("PUT /lfs", times=1, status=503), Fault("/objects/batch", times=1, drop_after=10)]
+    result = study.push("gptq-int4")
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [
+        ({"HF_TOKEN": ""}, "there is no token; set HF_TOKEN"),
+        ({"HF_TOKEN": "bad_token"}, "the hub does not accept your token (401)"),
+        ({"HF_TOKEN": "hf_readsalone"}, "your token may not write there (403)"),
+        ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"),
+        ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "the connection to http://127.0.0.1:9 broke"),
+    ],
+    ids=["none", "bad", "scope", "offline", "no network"],
+)
+def test_tokens_and_networks(study: Study, environment: dict[str, str], reason: str) -> None:
+    assert reason in refusal(study, study.push("gptq-int4", **environment))
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [(401, "does not accept your token (401)"), (403, "may not write there (403)"), (404, "has no such repository")],
+)
+def test_what_xet_is_refused_is_one_line_too(hub: Hub, study: Study, status: int, reason: str) -> None:
+    hub.faults = [Fault("/xet-write-token/", status=status)]
+    assert reason in refusal(study, study.push("gptq-int4", HF_HUB_DISABLE_XET="0"))
+
+
+def test_a_token_of_hf_auth_login_is_as_good(hub: Hub, study: Study) -> None:
+    (study.root / "home").mkdir()
+    (study.root / "home/token").write_text(TOKEN)
+    result = study.push("gptq-int4", HF_TOKEN="")
+    assert result.returncode == 0, result.stderr
+
+
+def test_an_artifact_that_changed_since_it_was_built_is_not_proved(hub: Hub, study: Study) -> None:
+    weights = study.root / "artifacts/demo/gptq-int4/model.safetensors"
+    weights.write_bytes(bytes(weights.stat().st_size))
+    assert "the hub has another model.safetensors" in refusal(study, study.push("gptq-int4"))
