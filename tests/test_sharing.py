@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import REPO
-from workflows import ROUNDS, check_artifacts, run, start, with_interpreters
+from workflows import ROUNDS, check_artifacts, run, start, wait_for, with_interpreters
 
 STUDY = "models: {demo: {source: demo}}\nformats: [fp16]\ndevice: cpu\n"
 HELD = r"error: .*shared: a workflow of \S+ \(process \d+ on .*, in .*, since .*\) "
@@ -65,12 +65,17 @@ def roots(checkout: Callable[[], Path], tmp_path: Path, tools_python: Path) -> l
 
 
 def test_two_at_once_are_one_after_the_other(roots: list[Path], tmp_path: Path) -> None:
-    workflows = [start(root, "artifacts/demo/bin") for root in roots]
-    told = [workflow.communicate()[0] for workflow in workflows]
-    codes = [workflow.returncode for workflow in workflows]
-    assert sorted(codes) == [0, 1], told
-    assert re.fullmatch(HELD + "is working there; wait for it to end, .*", told[codes.index(1)].splitlines()[-1])
-    assert "Traceback" not in told[codes.index(1)]
+    lock = tmp_path / "shared/.lock"
+    first = start(roots[0], "artifacts/demo/bin")
+    wait_for(lambda: lock.exists() and '"ended": false' in lock.read_text())
+    first.send_signal(signal.SIGSTOP)  # so that it surely works there until the other has looked
+    code, told = run(roots[1], "artifacts/demo/bin")
+    first.send_signal(signal.SIGCONT)
+    said, _ = first.communicate()
+    assert first.returncode == 0, said
+    assert code == 1
+    assert re.fullmatch(HELD + "is working there; wait for it to end, .*", told.splitlines()[-1])
+    assert "Traceback" not in told
     assert check_artifacts(tmp_path / "shared") == {"source", "safetensors", "bin"}
     for root in roots:
         code, told_again = run(root, "artifacts/demo/bin")
