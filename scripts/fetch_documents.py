@@ -30,7 +30,7 @@ def main() -> None:
     harness.restrain()
     with publish(options.dst) as folder:
         folder.mkdir()
-        with documents.fetching(folder) as origins:
+        with documents.fetch_data(folder) as origins:
             loaded = harness.load(options.name, options.include)
             sizes = {name: len(task.eval_docs) for name, task in loaded.tasks.items()}
         facts = {"name": options.name, "local": loaded.local, "documents": sizes, "data": origins}

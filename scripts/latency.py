@@ -16,8 +16,9 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +116,19 @@ def measure_all(job: Job, processes: int, modes: str) -> list[list[Observation] 
         return ways
 
 
-def summarise(processes: Sequence[Observation], bandwidth: float) -> dict[str, Any]:
-    """What one way to decode came to: raw samples, summary, and the tokens after each prompt."""
+def speculates(options: Mapping[str, Any]) -> bool:
+    """Whether an engine's options ask for speculation: vLLM's and SGLang's begin so."""
+    return any(name.startswith("spec") for name in options)
+
+
+def summarise(processes: Sequence[Observation], bandwidth: float, speculation: bool = False) -> dict[str, Any]:
+    """What one way to decode came to: raw samples, summary, and the tokens after each prompt.
+
+    Args:
+        bandwidth: of a copy, bytes per second.
+        speculation: several tokens at one time are those of one step, which reads the weights once. Elsewhere they are
+            those of one message of a server.
+    """
     measured = [each.measured for each in processes]
     first = measured[0]
     runs = [run for each in measured for run in each.runs]
@@ -129,7 +141,10 @@ def summarise(processes: Sequence[Observation], bandwidth: float) -> dict[str, A
     }
     joules = [each.conditions["decode_joules"] for each in processes]
     decoded = sum(len(sample.token_seconds) - 1 for sample in samples)
-    read = first.weight_bytes_per_token
+    tokens = decoded + len(samples)
+    pairs = (pair for sample in samples for pair in pairwise(sample.token_seconds))
+    together = sum(before == after for before, after in pairs) if speculation else 0
+    read = first.weight_bytes_per_token and first.weight_bytes_per_token * (tokens - together) / tokens
     summary |= {
         "peak_memory_bytes": memory.get("device", memory.get("resident")),
         "bandwidth_fraction": read and read * summary["tokens_per_second"] / bandwidth,
@@ -186,7 +201,7 @@ def assemble(
     """The result file: protocol, and every way to decode; the fastest that counts stands first, in the file itself."""
     refusals = [asdict(way) for way in measured if isinstance(way, Refusal)]
     plain, *others = (way for way in measured if not isinstance(way, Refusal))
-    ways = [summarise(processes, bandwidth) for processes in (plain, *others)]
+    ways = [summarise(processes, bandwidth, speculates(options.options)) for processes in (plain, *others)]
     ways = [way | judge(way, ways[0]) for way in ways]
     for way in ways[1:]:
         variants.refuse_differences(way["lengths"], ways[0]["lengths"])

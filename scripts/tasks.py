@@ -86,7 +86,7 @@ def main() -> None:
     kept = options.out.with_name(f".{options.out.stem}.answers.jsonl")
     of = engine | {"files": artifact["files"], "device": options.device, "made_of": made_of}
     harness.restrain()
-    with answers.ask(command, kept, of) as told, documents.reading(options.documents):
+    with answers.ask(command, kept, of) as told, documents.read_kept(options.documents):
         facts = [json.loads((folder / "documents.json").read_text(encoding="utf-8")) for folder in options.documents]
         loaded = [
             harness.load(each["name"], Path(include) if include else None, harness.place(each["files"], include))

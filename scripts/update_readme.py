@@ -1,25 +1,57 @@
 #!/usr/bin/env python3
-"""Put runs' tables into the README, each between its markers; with --check, say whether they have drifted.
+"""Put runs' tables and figures into a page, each between its markers; with --check, say whether they have drifted.
 
-    python scripts/update_readme.py README.md results/demo [results/…] [--short] [--check]
+    python scripts/update_readme.py README.md [results/demo …] [--short] [--check]
 
-A run is a folder with results.json; its markers are `<!-- results/demo: by make readme -->` and `<!-- end -->`.
+A run is a folder with results.json, or a JSON file of rows; the markers of its table are
+`<!-- results/demo: by make readme -->` and `<!-- end -->`. Figures in sentences have markers too: reporting/quotes.py.
 """
 
-import json
 from pathlib import Path
+from typing import Any
 
+from common import bounded_json
 from common.program import UserError, parser, run
-from reporting.markdown import table
+from common.publish import publish
+from reporting import quotes
+from reporting.markdown import lines, table
 from reporting.results import upgrade
 
 END = "<!-- end -->"
 
 
+def read(folder: str) -> dict[str, Any]:
+    """A run's results, as this version has them, or a JSON file as it is. Raises `UserError` where that cannot be
+    read."""
+    path = Path(folder)
+    try:
+        if path.suffix == ".json":
+            return bounded_json.loads(path.read_bytes())
+        path /= "results.json"
+        return upgrade(bounded_json.loads(path.read_bytes()))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; correct the page's marker") from None
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: is damaged ({error!s:.80}); measure the run again") from None
+
+
+def table_of(run: Path, short: bool) -> str:
+    """A run's table. Raises `UserError` where the run cannot be read."""
+    if run.suffix != ".json":
+        return table(read(run.as_posix()), short)
+    try:
+        rows = bounded_json.loads(run.read_bytes())
+        names = list(rows[0])
+        body = [[str(row[name]) for name in names] for row in rows]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{run}: is no table of rows ({error!s:.80}); make it again") from None
+    return "\n".join(lines(names, body))
+
+
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("readme", type=Path)
-    arguments.add_argument("runs", type=Path, nargs="+", help="folders with results.json")
+    arguments.add_argument("runs", type=Path, nargs="*", help="folders with results.json, or tables as JSON")
     arguments.add_argument("--short", action="store_true", help="the six columns of the README instead of all")
     arguments.add_argument("--check", action="store_true", help="change nothing; fail where the README has drifted")
     options = arguments.parse_args()
@@ -28,15 +60,16 @@ def main() -> None:
     for folder in options.runs:
         begin = f"<!-- {folder.as_posix()}: by make readme -->"
         before, found, rest = updated.partition(begin)
-        _, closed, after = rest.partition(END)
-        if not (found and closed):
+        old, closed, after = rest.partition(END)
+        if not (found and closed) or "<!-- " in old:  # another marker's end would take the text between along
             raise UserError(f"{options.readme}: lacks the markers {begin!r} and {END!r}; put them back")
-        results = upgrade(json.loads((folder / "results.json").read_text(encoding="utf-8")))
-        updated = f"{before}{begin}\n{table(results, options.short)}\n{END}{after}"
+        updated = f"{before}{begin}\n{table_of(folder, options.short)}\n{END}{after}"
+    updated = quotes.fill(updated, read)
     if options.check and updated != text:
-        raise UserError(f"{options.readme}: its tables are not what the runs measured; run make readme")
+        raise UserError(f"{options.readme}: its tables or figures are not what the runs measured; run make readme")
     if not options.check:
-        options.readme.write_text(updated, encoding="utf-8")
+        with publish(options.readme) as partial:
+            partial.write_text(updated, encoding="utf-8")
 
 
 if __name__ == "__main__":

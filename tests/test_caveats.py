@@ -112,6 +112,13 @@ def test_an_output_that_repeats_a_short_cycle_to_its_end_is_a_loop(
     assert loops.find(ids) == found
 
 
+def test_products_that_saturate_are_a_warning(tmp_path: Path) -> None:
+    made = cell(tmp_path, "reference", 10, window_losses(0))
+    edit(made["latency"], lambda content: content.update(versions={"int8 products": "saturate, for want of VNNI"}))
+    said = "its int8 products saturate, for want of VNNI: elsewhere the same artifact loses less"
+    assert collect(made)["reference"]["warnings"] == [said]
+
+
 def test_of_a_server_that_tells_no_tokens_no_loop_is_known() -> None:
     assert loops.of_result({"prompts": [{"output_ids": [], "output_text": "a a a"}] * 2}) is None
 

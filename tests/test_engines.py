@@ -82,6 +82,8 @@ def test_the_arithmetic_is_what_the_library_says(facts: dict[str, Any]) -> None:
     assert facts["fp16"]["compute_type"] == "float32"
     assert facts["ct2-int8"]["compute_type"] == "int8_float32"
     assert facts["ct2-float32"]["versions"] == {"ctranslate2": "4.8.5"}
+    saturates = "vnni" not in Path("/proc/cpuinfo").read_text()
+    assert ("int8 products" in facts["ct2-int8"]["versions"]) == saturates
 
 
 def test_end_of_sequence_is_never_chosen(facts: dict[str, Any]) -> None:

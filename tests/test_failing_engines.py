@@ -1,5 +1,9 @@
 """Whatever an engine's libraries raise is one line with the artifact's name; a fault of ours keeps its traceback."""
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from conftest import REPO
 
 import engines
 from common import program
@@ -161,3 +166,21 @@ def test_a_librarys_heading_takes_the_line_below_it_along() -> None:
     assert program.first_line(ValueError("\nField 'x':\n    expected int\n")) == "Field 'x': expected int"
     assert program.first_line(ValueError("a: b\nc")) == "a: b"
     assert program.first_line(ValueError("alone:")) == "alone:"
+
+
+@pytest.mark.parametrize(("hasty", "code"), [(True, 0), (False, -signal.SIGABRT)])
+def test_an_abort_at_the_end_loses_no_result(hasty: bool, code: int, tmp_path: Path) -> None:
+    """What was published stays a success; what Python itself does at the end is done all the same."""
+    lines = (
+        "import atexit, ctypes, sys",
+        "from common import program",
+        "atexit.register(lambda: print('good-bye'))",
+        "libc = ctypes.CDLL(None)",
+        "libc.__cxa_atexit(libc.abort, None, None)",
+        f"program.run(lambda: (print('published'), {hasty} and program.leave_at_once()))",
+    )
+    command = [sys.executable, "-c", "\n".join(lines)]
+    paths = {"PYTHONPATH": str(REPO / "scripts")}
+    result = subprocess.run(command, env=os.environ | paths, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == code
+    assert result.stdout.split() == ["published", "good-bye"]

@@ -7,17 +7,15 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 from conftest import REPO
 
 from common import manifest
-from common.program import UserError
 from scoring import alignment, fidelity, teacher_forcing
 
 sys.path.append(str(REPO / "tests/harness/engines"))
@@ -289,61 +287,6 @@ def test_options_and_cards_are_recorded_or_refused_in_a_line(harness: Callable, 
         assert (result.returncode, result.stderr.splitlines()[-1]) == (1, message)
 
 
-def test_ties_and_tokens_that_are_never_chosen_pass() -> None:
-    class Tied(fake.Engine):
-        """The likeliest token is 1, which ends a sequence and is never chosen; then two are equally likely."""
-
-        stop_ids = (1,)
-
-        def __init__(self) -> None:
-            self.calls = 0
-
-        def logits(self, ids: list[int]) -> Any:
-            rows = np.zeros((len(ids), fake.VOCAB), np.float32)
-            rows[:, 2:4] = 5
-            rows[:, 1] = 9
-            yield rows
-
-        def decode(self, prompts: list[list[int]], n: int) -> Any:
-            for _ in range(n):
-                self.calls += 1
-                yield 0, 2 + self.calls % 2, time.perf_counter()
-
-    alignment.check_decoding(Tied(), [list(range(30))], fake.BOS)
-
-
-def test_the_largest_gap_is_that_of_the_worst_choice() -> None:
-    class Known:
-        """After every token, token 0 has probability 1/2, 1 has 1/4 and 2 the rest; 3 ends a sequence."""
-
-        stop_ids: ClassVar = [3]
-
-        def __init__(self, size: int) -> None:
-            self.size = size  # rows of a chunk
-
-        def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
-            for start in range(0, len(ids), self.size):
-                rows = min(self.size, len(ids) - start)
-                yield np.tile(np.log(np.array([0.5, 0.25, 0.25, 2.0], np.float32)), (rows, 1))
-
-    for size in range(1, 9):
-        engine = Known(size)
-        assert alignment.largest_gap(engine, [1, 2, 1, 2], [[0, 0, 0]]) == 0
-        for worst in ([1, 0, 0], [0, 1, 0], [0, 0, 1]):
-            assert alignment.largest_gap(engine, [1, 2, 1, 2], [[0, 0, 0], worst]) == pytest.approx(np.log(2))
-
-
-def test_prompts_of_one_token_each_can_be_checked() -> None:
-    class Steady(fake.Engine):
-        """Decodes what its logits say."""
-
-        def __init__(self) -> None:
-            self.prefill = self.step = self.noise = 0.0
-            self.fault, self.other_way = None, None
-
-    alignment.check_decoding(Steady(), [[3], [7]], fake.BOS)
-
-
 def test_a_gate_compares_by_the_reference_s_protocol(harness: Callable, tmp_path: Path) -> None:
     options = ("--reference", expect(tmp_path, "hf-strided"))
     assert harness("gate", "out.json", {}, "--protocol", "hf-strided", *options).returncode == 0
@@ -351,8 +294,3 @@ def test_a_gate_compares_by_the_reference_s_protocol(harness: Callable, tmp_path
     assert result.returncode == 1
     said = f"error: {tmp_path / 'gate.json'}: was made by hf-strided, not by gptq-2048, or is old; delete it"
     assert result.stderr.splitlines()[-1] == said
-
-
-def test_probes_of_an_older_version_are_refused() -> None:
-    with pytest.raises(UserError, match=r"holds no probes: an older version made it; delete gate\.json"):
-        alignment.check_logits(fake.Engine.__new__(fake.Engine), [1] * 50, None)

@@ -1,23 +1,19 @@
 """What a study will take, against what recorded runs took and what transformers counts."""
 
 import json
-import os
-import re
 import subprocess
-from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import REPO
-from hub_server import Repository, serve
 from recorded_rows import ENGINES, KNOWN, ROWS, jobs_of, of_file, of_row
 
 from loading.plan import PER_SLOT
 from metrics.goodput import largest_rate
 from planning import shape
-from planning.jobs import HARNESS, UNKNOWN_MINUTES, Jobs, fill, job_mb, logits_bytes
+from planning.jobs import fill, job_mb, logits_bytes
 from planning.rates import REQUESTS_A_SLOT, SERVER_START, TRIES, Rates, interpolate
 
 SMALL = {
@@ -201,161 +197,3 @@ def test_a_servers_loads_take_as_long_as_their_tokens_at_the_batch_measured() ->
     assert Rates([row], "cpu", ("fp16",), "vllm-serve", 10).loads(nothing | {"restarts": 1}) is None
     assert REQUESTS_A_SLOT == PER_SLOT
     assert signature(largest_rate).parameters["tries"].default == TRIES
-
-
-@pytest.fixture
-def plan(
-    checkout: Callable[[], Path], tools_python: Path, tmp_path: Path
-) -> Callable[..., subprocess.CompletedProcess]:
-    root = checkout()
-
-    def run(*options: object, **environment: str) -> subprocess.CompletedProcess:
-        env = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-        env |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")} | environment
-        command = [tools_python, "scripts/plan.py", "--snakemake-python", REPO / ".venv/bin/python", *options]
-        return subprocess.run([*map(str, command)], cwd=root, env=env, capture_output=True, text=True, timeout=120)
-
-    run.root = root
-    return run
-
-
-def test_a_disk_that_is_too_small_is_one_line(plan: Callable) -> None:
-    study = "config/examples/speed-of-a-shape.yaml"
-    result = plan(study, "--disk", "33")
-    assert result.returncode == 1
-    # float16 source and ct2-float16 of 13.477 GB each, ct2-int8 of 6.744: safetensors and fp16 are links
-    assert result.stderr.splitlines() == [
-        f"error: {plan.root}: the study takes 33.7 GB and 33.0 GB are free; free some disk, leave formats out, or set "
-        "reference_logits: recompute"
-    ]
-    assert "6,738,415,616" in result.stdout
-    assert re.search(r"^jobs: .*\b2 ct2, .*\b1 fp16, 3 latency, 1 page, 1 safetensors, 1 source", result.stdout, re.M)
-    assert not (plan.root / "artifacts").exists()
-    assert plan(study, "--disk", "34").returncode == 0
-
-
-def test_what_is_there_is_not_planned(plan: Callable) -> None:
-    first = plan("--disk", "1")
-    assert first.returncode == 0, first.stderr
-    assert re.search(r"demo +safetensors +11\.\d MB", first.stdout)  # of .bin, so no link
-    call = [REPO / ".venv/bin/snakemake", "--cores", "1", "--quiet", "all", "--", "artifacts/demo/safetensors"]
-    config = (plan.root / "config/config.yaml").read_text()
-    tools = REPO / "envs/tools/bin/python"
-    (plan.root / "config/config.yaml").write_text(f"{config}\ninterpreters: {{tools: {tools}}}\n")
-    subprocess.run(list(map(str, call)), cwd=plan.root, check=True)
-    second = plan("--disk", "1")
-    assert not re.search(r"demo +s", second.stdout)
-    peaks = [float(re.search(r"peak: ([\d.]+) MB", result.stdout)[1]) for result in (first, second)]
-    assert peaks[0] - peaks[1] == pytest.approx(11.8, abs=0.11)
-
-
-def test_a_mistake_in_the_config_is_one_line(plan: Callable) -> None:
-    (plan.root / "study.yaml").write_text("models: {m: {source: demo}}\nformats: [fp17]\n")
-    result = plan("study.yaml")
-    assert result.returncode == 1
-    assert result.stderr.splitlines() == ["error: config error: formats: unknown format 'fp17'; did you mean 'fp16'?"]
-
-
-def test_of_a_model_of_the_hub_only_the_config_is_fetched(plan: Callable) -> None:
-    (plan.root / "study.yaml").write_text("models: {tiny: {source: {hub: acme/tiny}}}\n")
-    offline = plan("study.yaml")
-    assert offline.returncode == 0
-    assert "HF_HUB_OFFLINE is set" in offline.stdout
-    assert "disk at peak: at least" in offline.stdout
-    with serve() as hub:
-        repository = hub.repositories["models/acme/tiny"] = Repository.of(REPO / "demo")
-        result = plan("study.yaml", HF_HUB_OFFLINE="0", HF_ENDPOINT=hub.endpoint)
-        fetched = {path.rsplit("/", 1)[1] for method, path, _ in hub.log if method == "GET" and "/resolve/" in path}
-    assert result.returncode == 0, result.stderr
-    assert "5,869,312" in result.stdout
-    assert fetched == {"config.json"}
-    wanted = sum(len(data) for name, data in repository.files.items() if name != "config.json")
-    assert f"download: {wanted / 1e6:.1f} MB" in result.stdout
-
-
-def test_somebody_elses_artifact_of_the_hub_is_a_download_of_unknown_size(plan: Callable) -> None:
-    study = "formats: [fp16]\nmodels: {m: {source: demo%s}}\n"
-    (plan.root / "study.yaml").write_text(study % ", prebuilt: {theirs: {layout: ct2, hub: acme/tiny}}")
-    assert "download: at least 0.0 MB" in plan("study.yaml", "--disk", "1").stdout
-    (plan.root / "study.yaml").write_text(study % "")
-    assert "download: 0.0 MB" in plan("study.yaml", "--disk", "1").stdout
-
-
-def test_gpus_that_jobs_hold_at_once(plan: Callable) -> None:
-    study = """
-models: {m: {source: demo}}
-formats: [fp16]
-device: %s
-runs:
-  one: {engine: vllm-serve, formats: [fp16]}
-  tp: {engine: vllm-serve, formats: [fp16], gpus: %d}
-interpreters: {vllm: /bin/true}
-"""
-    for device, gpus, line in (
-        ("cuda", 4, "4 (m/fp16@tp); run with --resources gpu=4 hub=2"),
-        ("cuda", 1, "1"),
-        ("cpu", 1, "0"),
-    ):
-        (plan.root / "study.yaml").write_text(study % (device, gpus))
-        result = plan("study.yaml", "--disk", "1")
-        assert result.returncode == 0, result.stderr
-        assert f"GPUs of the largest job: {line}\n" in result.stdout
-    (plan.root / "study.yaml").write_text(study % ("cuda", 8))
-    assert plan("study.yaml").stderr.startswith("error: config error: runs.tp: tensor_parallel_size 8 does not fit m's")
-
-
-def test_a_server_under_loads_is_planned_where_its_speed_is_known(plan: Callable) -> None:
-    study = """
-models: {m: {source: {random: config/examples/llama-2-7b.json}}}
-formats: [fp16]
-device: cuda
-runs: {served: {engine: vllm-serve, formats: [fp16]}}
-serving: {concurrency: [%s]}
-interpreters: {vllm: /bin/true}
-"""
-    minutes = []
-    for users in (1, 59):
-        (plan.root / "study.yaml").write_text(study % users)
-        row = next(line for line in plan("study.yaml", "--disk", "100").stdout.splitlines() if "fp16@served" in line)
-        minutes.append(row)
-    assert minutes[0] != minutes[1]
-    assert "unknown" not in minutes[1]
-
-
-def test_what_nobody_said_is_unknown_and_not_another_format(plan: Callable) -> None:
-    rule = (plan.root / "rules/formats/fp16.smk").read_text().split("rule fp16:")[1]
-    registration = 'FORMATS["mine"] = Format(layout="hf", engine="transformers", env="tools")\n\n\nrule mine:'
-    (plan.root / "rules/formats/mine.smk").write_text(registration + rule.replace('"fp16"', '"mine"'))
-    (plan.root / "study.yaml").write_text("models: {m: {source: demo}}\nformats: [fp16, mine]\ndevice: cpu\n")
-    result = plan("study.yaml", "--disk", "1")
-    assert result.returncode == 0, result.stderr
-    assert re.search(r"^m +mine +unknown +unknown +unknown$", result.stdout, re.M)
-    assert re.search(r"^m +fp16 +0\.0 MB +760 MB", result.stdout, re.M)
-    assert "disk at peak: at least" in result.stdout
-    assert "memory of the largest job: at least" in result.stdout
-
-
-def test_a_job_of_what_nobody_said_asks_for_the_model_twice_in_float32() -> None:
-    model = of_file("config/examples/llama-2-7b.json")
-    jobs = jobs_of("cpu")
-    unknown = Jobs(jobs.study, jobs.reference, {}, jobs.engines)
-    ask = unknown.build("mine", "transformers", model, gated=True)
-    weights = 8 * 6738.4  # MB
-    assert (ask.known, ask.seconds, ask.minutes) == (False, None, 720)
-    assert ask.mb == pytest.approx(4160 + weights, abs=1)
-    assert ask.disk_mb == pytest.approx(50 + weights, abs=1)
-    other_engine = jobs.latency("fp16", "other", model, prompts=9)
-    assert (other_engine.known, other_engine.seconds, other_engine.minutes) == (False, None, 720)
-    assert other_engine.mb == ask.mb
-    scored = jobs.score("fp16", "other", model, positions=10)
-    assert (scored.known, scored.seconds, scored.minutes, scored.mb) == (False, None, 720, ask.mb)
-    assert jobs.latency("fp16", "transformers", model, prompts=9).known
-
-
-def test_a_job_of_tasks_holds_the_harness_beside_the_engine_and_asks_for_time_by_its_documents() -> None:
-    costs, model = jobs_of("cpu"), of_file("config/examples/llama-1.1b.json")
-    few, many, unknown = (costs.tasks("fp16", "transformers", model, number) for number in (10, 1000, None))
-    assert few.mb == many.mb == unknown.mb == costs.score("fp16", "transformers", model, 1).mb + HARNESS
-    assert few.minutes < many.minutes
-    assert unknown.minutes == UNKNOWN_MINUTES
-    assert few.known and not costs.tasks("nobody-said", "transformers", model, 10).known

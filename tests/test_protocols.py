@@ -80,7 +80,7 @@ def facts(texts: list[Path], fp16: Path, call: Callable, torch_python: Path) -> 
 def harness(texts: list[Path], fp16: Path, call: Callable) -> list[dict[str, float]]:
     """What lm-evaluation-harness says of the pages."""
     rows = [path.with_suffix(".jsonl") for path in texts[1:]]
-    result = call(interpreter("lm-eval"), "tests/lm_eval_checks.py", fp16, fp16.with_name("cache"), *rows)
+    result = call(interpreter("lm-eval"), "benchmarks/lm_eval_wikitext.py", fp16, fp16.with_name("cache"), *rows)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
 

@@ -58,7 +58,7 @@ def test_the_file_is_as_large_as_its_format(facts: dict[str, Any], name: str) ->
     assert manifest["weight_bytes_per_token"] < manifest["weight_bytes"] - 2 * 2048 * 256 + 1
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", [*FORMATS, "autoround-int4"])
 def test_the_same_input_gives_the_same_bytes(facts: dict[str, Any], name: str) -> None:
     assert facts[name]["others"] == ["quantmill.json"]  # which says how long it took
 

@@ -54,7 +54,7 @@ def start(tmp_path: Path) -> Callable:
     return run
 
 
-def asked(folder: Path) -> list[list]:
+def read_questions(folder: Path) -> list[list]:
     lines = (folder / "log").read_text().splitlines()
     return [entry for line in lines for entry in json.loads(line).get("score", ["text"])]
 
@@ -62,7 +62,7 @@ def asked(folder: Path) -> list[list]:
 def test_answers_come_in_order_and_are_asked_once(start: Callable, tmp_path: Path) -> None:
     assert start(lambda answers: list(answers.score(ENTRIES))) == FOUND
     assert start(lambda answers: (list(answers.score(ENTRIES[::-1])), answers.asked)) == (FOUND[::-1], 0)
-    assert len(asked(tmp_path)) == 3
+    assert len(read_questions(tmp_path)) == 3
 
 
 def test_a_run_that_was_killed_asks_the_rest_alone(start: Callable, tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_run_that_was_killed_asks_the_rest_alone(start: Callable, tmp_path: Pa
     kept.write_text("".join(lines[:2]) + lines[2][:10])  # a line that was being written
     (tmp_path / "log").unlink()
     assert start(lambda answers: list(answers.score(ENTRIES))) == FOUND
-    assert [ids for ids, _ in asked(tmp_path)] == [[1], [1, 2]]
+    assert [ids for ids, _ in read_questions(tmp_path)] == [[1], [1, 2]]
     assert kept.read_text() == "".join(lines)
 
 

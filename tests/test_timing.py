@@ -12,7 +12,7 @@ from fake_engine import Fake
 
 from common import manifest
 from common.program import UserError
-from latency import Observation, assemble, judge
+from latency import Observation, assemble, judge, speculates, summarise
 from timing import variants
 from timing.decoding import time_tokens
 from timing.process import Measurement
@@ -83,6 +83,20 @@ def observe(mode: str, seconds: float, *outputs: list[int], gap: float = 0) -> l
     said |= {"mode": mode, "modes": ["eager", "captured"], "weight_bytes_per_token": 100}
     said |= {"runs": runs, "outputs": [[tokens] for tokens in outputs]}
     return [Observation(Measurement(**said), {"decode_joules": 8.0}, [f"noise beside {mode}"])]
+
+
+@pytest.mark.parametrize(
+    ("options", "read"),
+    [({"speculative_config": {"method": "ngram"}}, 100 / 0.05), ({"spec_tokens": 4}, 100 / 0.05), ({}, 300 / 0.1)],
+)
+def test_tokens_of_one_step_read_the_weights_once(options: dict[str, object], read: float) -> None:
+    """The second and the third token come 50 ms after the first. By speculation two steps read 100 bytes each in 50 ms;
+    otherwise one message brought both tokens, and three steps read 300 bytes in 100 ms."""
+    (process,) = observe("served", 0.05, [1, 2, 3])
+    process.measured.runs[0]["token_seconds"] = [0.05, 0.1, 0.1]
+    summary = summarise([process], 1e4, speculates(options))["summary"]
+    assert summary["tokens_per_second"] == pytest.approx(3 / 0.1)
+    assert summary["bandwidth_fraction"] == pytest.approx(read / 1e4)
 
 
 @pytest.mark.parametrize(

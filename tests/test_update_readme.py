@@ -1,12 +1,15 @@
 """The tables of README.md and results/*/README.md: written between markers, and found out when they drift."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from reporting.numbers import MISSING
 
 REPO = Path(__file__).resolve().parents[1]
 SIX = ["format", "runs in", "tokens/s (95%)", "perplexity", "over the reference (95%, paired)", "size"]
@@ -67,7 +70,7 @@ def test_check_changes_nothing_and_fails_where_the_table_drifted(folder: Path) -
     (folder / "page.md").write_text(drifted)
     result = update(folder, "--check")
     assert result.returncode == 1
-    assert result.stderr == "error: page.md: its tables are not what the runs measured; run make readme\n"
+    assert result.stderr == "error: page.md: its tables or figures are not what the runs measured; run make readme\n"
     assert (folder / "page.md").read_text() == drifted
 
 
@@ -77,3 +80,146 @@ def test_a_page_without_markers_is_one_line(folder: Path) -> None:
     assert result.returncode == 1
     assert result.stderr.startswith("error: page.md: lacks the markers ") and result.stderr.count("\n") == 1
     assert (folder / "page.md").read_text() == "nothing\n"
+
+
+def test_sentences_quote_figures_of_the_run(folder: Path) -> None:
+    rows = {row["format"]: row for row in json.loads((folder / "results/demo/results.json").read_text())["rows"]}
+    fast, slow = (rows[name]["tokens_per_second"] for name in ("ct2-int8", "fp16"))
+    page = f"{BEGIN}{END}<!-- results/demo ct2-int8 / fp16 tokens_per_second -->9<!-- end --> times, "
+    page += (
+        "<!-- results/demo demo:fp16 perplexity -->?<!-- end -->, <!-- results/demo fp16 size_bytes --><!-- end -->."
+    )
+    (folder / "page.md").write_text(page)
+    assert update(folder).returncode == 0
+    ratio, perplexity, size = re.findall("-->([^<]*)<!-- end -->", (folder / "page.md").read_text())[-3:]
+    assert float(ratio) == pytest.approx(fast / slow, rel=5e-3)
+    assert float(perplexity) == pytest.approx(rows["fp16"]["perplexity"], rel=5e-4)
+    assert size == f"{rows['fp16']['size_bytes'] / 1e6:.1f} MB"
+    assert update(folder, "--check").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("quote", "fault"),
+    [
+        ("results/demo nothing perplexity", "'nothing'"),
+        ("results/demo fp16 nothing", "'nothing'"),
+        ("results/demo fp16 joules_per_token", "was not measured"),
+        ("results/demo fp16 / ct2-int8 joules_per_token", "was not measured"),
+        ("results/demo ct2-int8 / fp16 nll_difference", "float division by zero"),
+        ("results/demo fp16 / ct2-int8 engine", "unsupported operand type(s) for /: 'str' and 'str'"),
+    ],
+)
+def test_a_quote_of_what_there_is_not_is_one_line(folder: Path, quote: str, fault: str) -> None:
+    (folder / "page.md").write_text(f"{BEGIN}{END}<!-- {quote} -->1<!-- end -->")
+    result = update(folder)
+    assert result.returncode == 1
+    assert result.stderr == f"error: <!-- {quote} -->: there is no such figure ({fault}); correct the quote\n"
+
+
+def test_a_table_of_chosen_columns(folder: Path) -> None:
+    quote = "<!-- results/demo by bits_per_weight: perplexity_ratio size_bytes -->\n<!-- end -->"
+    (folder / "page.md").write_text(f"{BEGIN}{END}{quote}")
+    for _ in range(2):
+        assert update(folder).returncode == 0
+        heading, _, *found = rows(folder)[-8:]
+        assert heading == ["row", "bits per weight", "perplexity over the reference's", "size"]
+        assert [row[0] for row in found][:2] == ["`mlc-q4f16_1`", "`awq-int4`"]
+        assert [float(row[1]) for row in found] == sorted(float(row[1]) for row in found)
+        assert [row[2] for row in found if row[0] == "`fp16`"] == ["1"]
+
+
+def test_a_file_of_rows_is_a_table(folder: Path) -> None:
+    (folder / "results/other.json").write_text(json.dumps([{"name": "a", "figure": 1.5}, {"name": "b", "figure": 2}]))
+    (folder / "page.md").write_text(f"{BEGIN}{END}<!-- results/other.json: by make readme -->\n{END}")
+    assert update(folder, "results/other.json").returncode == 0
+    assert rows(folder)[-4:] == [["name", "figure"], ["---", "---"], ["a", "1.5"], ["b", "2"]]
+
+
+@pytest.mark.parametrize("quote", ["<!-- results/demo fp16 -->1<!-- end -->", "<!-- results/demo fp16 perplexity -->1"])
+def test_a_quote_that_cannot_be_read_is_one_line(folder: Path, quote: str) -> None:
+    (folder / "page.md").write_text(f"{BEGIN}{END}{quote}")
+    result = update(folder)
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: <!-- results/demo fp16") and result.stderr.count("\n") == 1
+    assert "is no quote" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "No such file or directory; correct the page's marker"),
+        ('{"schema_version": 4, "rows": [{"mod', "is damaged"),
+        ("[]", "is damaged"),
+        ("[" * 100_000, "is damaged (nested too deep)"),
+        ('{"rows": [{"format": "fp16"}]}', "there is no such figure"),
+    ],
+)
+def test_a_damaged_run_is_one_line_and_the_page_stays(folder: Path, content: str | None, words: str) -> None:
+    (folder / "results/other").mkdir()
+    if content is not None:
+        (folder / "results/other/results.json").write_text(content)
+    (folder / "page.md").write_text(f"{BEGIN}{END}<!-- results/other fp16 perplexity -->1<!-- end -->")
+    before = (folder / "page.md").read_bytes()
+    result = update(folder)
+    assert result.returncode == 1
+    assert words in result.stderr and result.stderr.count("\n") == 1
+    assert (folder / "page.md").read_bytes() == before
+
+
+@pytest.mark.parametrize("content", ['[{"name": "a"', "[]", '{"name": 1}', '[{"name": "a"}, {"figure": 1}]'])
+def test_a_damaged_file_of_rows_is_one_line(folder: Path, content: str) -> None:
+    (folder / "results/other.json").write_text(content)
+    (folder / "page.md").write_text(f"{BEGIN}{END}<!-- results/other.json: by make readme -->\n{END}")
+    result = update(folder, "results/other.json")
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: results/other.json: is no table of rows") and result.stderr.count("\n") == 1
+
+
+def test_a_lost_end_does_not_take_the_text_below_along(folder: Path) -> None:
+    (folder / "page.md").write_text(f"{BEGIN}text that stays <!-- results/demo fp16 perplexity -->1<!-- end -->\n")
+    before = (folder / "page.md").read_bytes()
+    result = update(folder)
+    assert result.returncode == 1
+    assert "lacks the markers" in result.stderr and result.stderr.count("\n") == 1
+    assert (folder / "page.md").read_bytes() == before
+
+
+def test_a_row_of_two_models_is_quoted_by_its_model(folder: Path) -> None:
+    path = folder / "results/demo/results.json"
+    content = json.loads(path.read_text())
+    (row,) = (row for row in content["rows"] if row["format"] == "fp16")
+    content["rows"].append(row | {"model": "other", "size_bytes": 5_000_000})
+    path.write_text(json.dumps(content))
+    quote = "<!-- results/demo {}fp16 size_bytes -->1<!-- end -->"
+    (folder / "page.md").write_text(f"{BEGIN}{END}{quote.format('')}")
+    assert "there is no such figure ('fp16')" in update(folder).stderr
+    (folder / "page.md").write_text(f"{BEGIN}{END}{quote.format('other:')}")
+    assert update(folder).returncode == 0
+    assert (folder / "page.md").read_text().endswith("-->5 MB<!-- end -->")
+
+
+def test_a_figure_of_any_file(folder: Path) -> None:
+    (folder / "results/a.json").write_text('{"summary": {"perplexity": 21.7654, "name": "x"}}')
+    (folder / "page.md").write_text(f"{BEGIN}{END}<!-- results/a.json summary.perplexity -->1<!-- end -->")
+    assert update(folder).returncode == 0
+    assert (folder / "page.md").read_text().endswith("-->21.77<!-- end -->")
+    for keys in ("summary.nothing", "summary.name", "nothing", "summary.perplexity.more"):
+        (folder / "page.md").write_text(f"{BEGIN}{END}<!-- results/a.json {keys} -->1<!-- end -->")
+        result = update(folder)
+        assert result.returncode == 1
+        assert "there is no such figure" in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_a_row_without_a_speed_has_its_quality_in_the_table(folder: Path) -> None:
+    shutil.copytree(REPO / "results/smollm2-libraries", folder / "results/demo", dirs_exist_ok=True)
+    assert update(folder).returncode == 0
+    heading, _, *found = rows(folder)
+    (row,) = (dict(zip(heading, row, strict=True)) for row in found if row[0] == "`bnb-nf4`")
+    assert row["tokens/s (95%)"] == MISSING
+    assert row["perplexity"] == "26.73"
+    path = folder / "results/demo/results.json"
+    content = json.loads(path.read_text())
+    for each in content["rows"]:
+        each["protocol"]["latency"] = None
+    path.write_text(json.dumps(content))
+    assert update(folder).stderr == "error: results.json: the speed of no row was measured\n"

@@ -3,6 +3,7 @@
 # A build of them that calls for no calibration: the whole model, as it is stored and as it becomes. For costs of formats
 QUANTIZER = Memory(440, weights=6)
 QUANTIZER_CUDA = Memory(1800, weights=3, activations=12, least=2600)
+ROUNDED_CUDA = Memory(1250, weights=2)  # bitsandbytes' and torchao's, of 1.1B on an H200
 UNCALIBRATED = ("bnb-nf4", "hqq-int4", "torchao-int8", "ct2-int8")
 
 for name, layout, words in (

@@ -17,5 +17,5 @@ for name, size, flags in (
         engine="bitsandbytes",
         env="quantizers",
         quantizer=("build_bitsandbytes.py", *flags),
-        costs=Costs(size, QUANTIZER, QUANTIZER_CUDA, copies=2, like=UNCALIBRATED),
+        costs=Costs(size, QUANTIZER, ROUNDED_CUDA, copies=2, like=UNCALIBRATED),
     )

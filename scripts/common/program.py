@@ -1,6 +1,7 @@
 """How every program under scripts/ starts, reports progress and fails."""
 
 import argparse
+import atexit
 import ctypes
 import errno
 import os
@@ -38,6 +39,16 @@ def parser(doc: str) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
+_hasty = False
+
+
+def leave_at_once() -> None:
+    """From now on `run` ends the process as soon as its `main` returns: a library may abort it while the interpreter
+    unloads, and what was published would count as failed."""
+    global _hasty
+    _hasty = True
+
+
 def run(main: Callable[[], None]) -> None:
     """Call `main`; what the user can mend (or an interrupt) ends the program with one line instead of a traceback.
 
@@ -70,6 +81,12 @@ def run(main: Callable[[], None]) -> None:
     finally:
         with suppress(OSError, ValueError):  # what libraries printed: the line comes after it where both go to a log
             sys.stdout.flush()
+    if _hasty:
+        atexit._run_exitfuncs()  # temporary files, and what libraries have to say good-bye to
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(0)
 
 
 @contextmanager

@@ -36,6 +36,11 @@ def features() -> list[str]:
     return sorted({word for word in words if word.startswith(VECTORS)})
 
 
+def has_vnni() -> bool:
+    """Whether the processor adds products of int8 in 32 bits, by one instruction."""
+    return any("vnni" in feature for feature in features())
+
+
 def describe(threads: int) -> dict[str, Any]:
     """The processor's name, the host's cores and the threads used."""
     cpuinfo = Path("/proc/cpuinfo")

@@ -17,7 +17,7 @@ from devices import cpu
 
 # Without VNNI, oneDNN adds pairs of products of int8 in 16 bits, which saturate. MKL does not, and is six times slower
 # on an AMD EPYC. Read when the library is loaded.
-if engines.EXACT in os.environ and not any("vnni" in feature for feature in cpu.features()):
+if engines.EXACT in os.environ and not cpu.has_vnni():
     os.environ["CT2_USE_MKL"] = "1"
 
 import ctranslate2
@@ -100,7 +100,9 @@ class Engine(engines.Engine):
         return ctranslate2_bin.bytes_per_token(ctranslate2_bin.read(self.artifact / "model.bin"), float_bytes)
 
     def versions(self) -> dict[str, str]:
-        return {"ctranslate2": ctranslate2.__version__}
+        rough = self.generator.device == "cpu" and self.compute_type.startswith("int8") and not cpu.has_vnni()
+        products = {"int8 products": "saturate, for want of VNNI"} if rough and "CT2_USE_MKL" not in os.environ else {}
+        return {"ctranslate2": ctranslate2.__version__} | products
 
     def close(self) -> None:
         self.generator.unload_model()

@@ -13,6 +13,7 @@ from serving.attached import Attached
 class Engine(Attached):
     """See `serving.attached.Attached`."""
 
+    capabilities = Attached.capabilities | {"target_logprobs"}
     dialect = "sglang"
     version = ("/server_info", "version")
     cache_off = "start it with --disable-radix-cache"

@@ -3,6 +3,7 @@
 Options are those of vLLM's `LLM`, in its words; what they leave out is vLLM's default, but for serving.vllm_settings.
 """
 
+import atexit
 import dataclasses
 import os
 import time
@@ -21,9 +22,10 @@ from vllm.sampling_params import RequestOutputKind
 import engines
 from checkpoint import shards
 from common import token_ids
-from common.program import UserError, first_line
+from common.program import UserError, first_line, leave_at_once
 from devices import cpu
 from serving import vllm_settings
+from serving.guard import Guard
 from serving.vllm_settings import OURS, TOP
 
 OPTIONS = {field.name for field in dataclasses.fields(EngineArgs)}
@@ -47,11 +49,15 @@ class Engine(engines.Engine):
         os.environ |= vllm_settings.environment(cards, own) | vllm_settings.SOCKETS
         self.threads = len(own)
         settings = vllm_settings.settings(artifact, options, cards)
+        self.guard = Guard()
         try:
             self.llm = vllm.LLM(str(artifact), skip_tokenizer_init=True, disable_log_stats=True, **settings)
         except Exception as error:  # whatever its loaders and kernels raise
             raise UserError(f"{artifact}: vLLM cannot load it ({first_line(error)}); its log says more") from None
+        self.guard.settle()
         self.engine = self.llm.llm_engine
+        leave_at_once()  # "terminate called without an active exception", once in some dozens of runs
+        atexit.register(self.close)
         self.config = self.engine.vllm_config
         self.compute_type = str(self.config.model_config.dtype).removeprefix("torch.")
 
@@ -118,4 +124,6 @@ class Engine(engines.Engine):
         }
 
     def close(self) -> None:
+        atexit.unregister(self.close)
         self.engine.engine_core.shutdown()
+        self.guard.close()

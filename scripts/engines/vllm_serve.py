@@ -3,23 +3,17 @@
 import importlib.metadata
 import json
 import re
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-
-import engines
 from checkpoint import shards
-from common.program import UserError
 from devices import cuda
 from serving import client, lifecycle, vllm_settings
 from serving.place import Place
 from serving.started import MODEL, Started, flags, python
 from serving.vllm_settings import TOP
 
-AT_ONCE = 16  # texts that are scored
 # what its log says of the configuration that is in effect
 SAID = {
     "dtype": r"\bdtype=(?:torch\.)?(\w+)",
@@ -76,26 +70,6 @@ class Engine(Started):
     def allow_ends(self) -> bool:
         self.may_end = True  # it ends there, and tells the token
         return True
-
-    def many_target_logprobs(self, texts: list[list[int]]) -> Iterator[engines.Targets]:
-        with ThreadPoolExecutor(AT_ONCE) as users:
-            yield from users.map(self.target_logprobs, texts)
-
-    def target_logprobs(self, ids: list[int]) -> engines.Targets:
-        body = {"model": self.model, "prompt": ids, "max_tokens": 1, "temperature": 0, "prompt_logprobs": TOP}
-        try:
-            answer = json.loads(client.ask(self.target, "/v1/completions", body))
-        except client.Unreachable as error:
-            self.server.check()
-            raise UserError(f"{self.artifact}: its server does not answer ({error})") from None
-        places = answer["choices"][0]["prompt_logprobs"][1:]
-        found, top_ids, top = [], [], []
-        for token, place in zip(ids[1:], places, strict=True):
-            found.append(place[str(token)]["logprob"])
-            likeliest = sorted(place.items(), key=lambda each: each[1]["rank"])[:TOP]
-            top_ids.append([int(name) for name, _ in likeliest])
-            top.append([each["logprob"] for _, each in likeliest])
-        return engines.Targets(np.array(found), np.array(top_ids), np.array(top))
 
     def weight_bytes(self) -> int | None:
         return shards.bytes_per_token(self.artifact)

@@ -52,7 +52,7 @@ def describe(path: str, words: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def fetching(folder: Path) -> Iterator[list[dict[str, Any]]]:
+def fetch_data(folder: Path) -> Iterator[list[dict[str, Any]]]:
     """Keep what is asked for meanwhile in `folder`; yields where each of it came from."""
     found: dict[str, dict[str, Any]] = {}
 
@@ -73,14 +73,14 @@ def fetching(folder: Path) -> Iterator[list[dict[str, Any]]]:
         return load_from_disk(folder / mine)
 
     origins: list[dict[str, Any]] = []
-    with replaced(fetch):
+    with answer_by(fetch):
         yield origins
     origins += found.values()
 
 
 @contextmanager
-def reading(folders: list[Path]) -> Iterator[None]:
-    """Read what `fetching` kept in one of the folders."""
+def read_kept(folders: list[Path]) -> Iterator[None]:
+    """Read what `fetch_data` kept in one of the folders."""
 
     def read(path: str, name: str | None = None, **words: Any) -> Any:
         words.pop("trust_remote_code", None)
@@ -89,12 +89,12 @@ def reading(folders: list[Path]) -> Iterator[None]:
                 return load_from_disk(folder / key(path, name, words))
         raise UserError(f"{path}: is not among the documents of the tasks; remove their folders and run again")
 
-    with replaced(read):
+    with answer_by(read):
         yield
 
 
 @contextmanager
-def replaced(load: Callable[..., Any]) -> Iterator[None]:
+def answer_by(load: Callable[..., Any]) -> Iterator[None]:
     """Let everybody who asks the library for a data set ask `load`."""
     datasets.load_dataset = load
     try:

@@ -11,11 +11,14 @@ from planning.values import ConfigError
 
 NAME = r"[a-z0-9][a-z0-9._-]*"
 MAX_NAME = 100  # letters of a format or a run or, in the schema, a model: files made of names stay below 255 bytes
-# names of a model's other files, and what its logs begin with: no artifact may have them
-# formats that people know and that nothing here builds, and why; for whoever names one
+# formats that people know and that nothing here builds, by what their names begin with, and why
+EXLLAMA = "its engine runs on NVIDIA GPUs alone, by kernels that Quantmill does not compile; take ct-w4a16 with vllm"
 NOT_BUILT = {
-    "eetq-int8": "EETQ's kernels end before compute capability 9.0, and its one wheel is for Python 3.10; take bnb-int8"
+    "eetq": "EETQ's kernels end before compute capability 9.0, and its one wheel is for Python 3.10; take bnb-int8",
+    "exl2": EXLLAMA,
+    "exl3": EXLLAMA,
 }
+# names of a model's other files, and what its logs begin with: no artifact may have them
 TAKEN = r"(source|safetensors|bin|mlc|tokens|latency|quality|serving|gate\.json|expected-predictions|mlc-library)\Z"
 TAKEN += r"|(imatrix|gguf-sensitivity|gguf-sensitivity\.json|published)\Z"
 TAKEN += r"|(noise-floor|reference-logits|tokens-|latency-|quality-|serving-|publish-)"
@@ -139,8 +142,8 @@ def check_registry(
 
 def unknown_format(name: str, known: Collection[str]) -> str:
     """What is said of a format that is not registered."""
-    if name in NOT_BUILT:
-        return f"{name} is not built here: {NOT_BUILT[name]}"
+    if reason := NOT_BUILT.get(name.partition("-")[0]):
+        return f"{name} is not built here: {reason}"
     return f"unknown format {name!r}{suggestion(name, known)}"
 
 

@@ -12,11 +12,8 @@ LOOPS = "falls into a loop"
 
 def all_of(row: Mapping[str, Any], reference: str) -> list[str]:
     """The warnings of a row, the gravest first. `reference`: the format whose default run all others are related to."""
-    return [
-        text
-        for text in (origin_warning(row), gate_warning(row), loss_warning(row, reference), loop_warning(row, reference))
-        if text
-    ]
+    about_losses = (arithmetic_warning(row), loss_warning(row, reference), loop_warning(row, reference))
+    return [text for text in (origin_warning(row), gate_warning(row), *about_losses) if text]
 
 
 def for_verdict(row: Mapping[str, Any]) -> list[str]:
@@ -35,6 +32,12 @@ def gate_warning(row: Mapping[str, Any]) -> str | None:
     gate = (row["artifact"] or {}).get("gate") or {}
     reason = (gate.get("faithful") or {}).get("unchecked")
     return f"not checked against its own weights: {reason}" if reason else None
+
+
+def arithmetic_warning(row: Mapping[str, Any]) -> str | None:
+    """That the processor loses more than the format does: an engine says so with its versions."""
+    products = (row["versions"] or {}).get("int8 products")
+    return f"its int8 products {products}: elsewhere the same artifact loses less" if products else None
 
 
 def loss_warning(row: Mapping[str, Any], reference: str) -> str | None:

@@ -67,7 +67,7 @@ def merge(studies: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], lis
             others = [each for each in content["rows"] if each["model"] == row["model"]]
             alike = conditions(row, others)
             group = digest(alike)
-            same = digest([group, key(row), measured(row)])
+            same = digest([group, key(row), figures_of(row)])
             if same in seen:
                 continue
             seen.add(same)
@@ -93,7 +93,7 @@ def merge(studies: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], lis
     return {**kept, "config": config, "rows": rows}, origins
 
 
-def measured(row: Row) -> Any:
+def figures_of(row: Row) -> Any:
     """What two rows that are one have in common."""
     return row["artifact"] and row["artifact"].get("files_sha256"), row["latency_summary"], row["quality_totals"]
 

@@ -39,12 +39,12 @@ def limits(length: int | list[int]) -> list[int]:
 def bytes_read(serving: dict[str, Any], load: dict[str, Any], row: dict[str, Any]) -> Reads | None:
     """What decoding reads under a load that keeps a number of requests in flight; None where it does not, or where
     weights, cache or throughput are not known."""
-    fraction, keys = row["bandwidth_fraction"], serving.get("kv_bytes_per_token")
+    weights, keys = serving["artifact"].get("weight_bytes_per_token"), serving.get("kv_bytes_per_token")
     throughput, step = (load["figures"].get(name) for name in ("output_tokens_per_second", "tokens_per_event"))
-    if None in (fraction, keys, throughput, step, load["slots"]):
+    # of a server elsewhere the row tells no share: its device is not the one whose bandwidth is known
+    if None in (weights, keys, throughput, step, load["slots"], row["bandwidth_fraction"]):
         return None
     prompt, new = (mean(limits(serving["protocol"]["serving"][name])) for name in ("prompt_tokens", "new_tokens"))
-    weights = fraction * row["device_bandwidth"]["bytes_per_second"] / row["tokens_per_second"]
     return reads(throughput, load["slots"], step, prompt + new / 2, weights, keys)
 
 

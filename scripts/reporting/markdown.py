@@ -1,6 +1,6 @@
 """Rows as tables of Markdown, for READMEs and model cards."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from common.program import UserError
@@ -46,12 +46,15 @@ def batches(row: Mapping[str, Any]) -> dict[str, str]:
 
 def other_modes(row: Mapping[str, Any]) -> str:
     """Tokens a second in the ways that are not the row's own; what its tokens disqualify is in brackets."""
-    figures = [(way, f"{mode_label(way['mode'])} {number(way['tokens_per_second'], 3)}") for way in row["other_modes"]]
+    ways = row["other_modes"] or ()
+    figures = [(way, f"{mode_label(way['mode'])} {number(way['tokens_per_second'], 3)}") for way in ways]
     return "; ".join(f"[{figure}]" if way["refused"] else figure for way, figure in figures) or MISSING
 
 
 def speed(row: Mapping[str, Any]) -> str:
-    """Tokens a second with their interval, and whether something disturbed them."""
+    """Tokens a second with their interval, and whether something disturbed them; a dash where none was measured."""
+    if row["tokens_per_second"] is None:
+        return MISSING
     figures = (row[f"tokens_per_second{end}"] for end in ("", "_low", "_high"))
     return interval(*figures) + (", disturbed" if row["interference"] else "")
 
@@ -69,7 +72,7 @@ def cell(column: Column, value: Any) -> str:
 
 def cells(row: Mapping[str, Any], reference: str) -> dict[str, str]:
     """A row of the table: heading -> cell. Some columns say more than their figure."""
-    cuda = row["device_details"]["device"] == "cuda"  # a CPU's caches hold what its memory would have to
+    cuda = (row["device_details"] or {}).get("device") == "cuda"  # a CPU's caches hold what its memory would have to
     fraction = row["bandwidth_fraction"]  # None of an engine that does not tell what it reads
     more = {
         "format": {"format": f"`{label(row)}`"},
@@ -87,24 +90,30 @@ def cells(row: Mapping[str, Any], reference: str) -> dict[str, str]:
     return found
 
 
+def lines(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A table."""
+    return ["| " + " | ".join(line) + " |" for line in (headings, ["---"] * len(headings), *rows)]
+
+
 def table(results: Mapping[str, Any], short: bool = False) -> str:
     """The Markdown between the markers: what was measured, on what, and the rows; empty columns are left out.
 
     `short` keeps the columns of `SHORT` alone.
     """
-    first = results["rows"][0]
-    latency, quality = first["protocol"]["latency"], first["protocol"]["quality"]
+    timed = [row for row in results["rows"] if row["protocol"]["latency"]]
+    if not timed:
+        raise UserError("results.json: the speed of no row was measured")
+    latency, quality = timed[0]["protocol"]["latency"], timed[0]["protocol"]["quality"]
     # a row on several cards says so
-    devices = [row["device"].rpartition(" x ")[2] for row in results["rows"]]
-    measured = [
-        (device, *(row["protocol"]["latency"][name] for name in HEADING))
-        for device, row in zip(devices, results["rows"], strict=True)
-    ]
-    if len(set(measured)) > 1:
+    device = timed[0]["device"].rpartition(" x ")[2]
+    measured = {
+        (row["device"].rpartition(" x ")[2], *(row["protocol"]["latency"][name] for name in HEADING)) for row in timed
+    }
+    if len(measured) > 1:
         raise UserError("results.json: rows of several devices or protocols make no table")
     processes, repeats = latency["processes"], latency["repeats"]
     protocol = (
-        f"On {devices[0]}, batch 1, {latency['new_tokens']} new tokens after each prompt, "
+        f"On {device}, batch 1, {latency['new_tokens']} new tokens after each prompt, "
         f"{processes} process{'es' if processes > 1 else ''} of {repeats} repeat{'s' if repeats > 1 else ''}"
     )
     if quality:
@@ -116,9 +125,9 @@ def table(results: Mapping[str, Any], short: bool = False) -> str:
     headings = [heading for heading in asked if any(row.get(heading, MISSING) != MISSING for row in rows)]
     if len({row["model"] for row in rows}) == 1:
         headings.remove("model")
-    lines = [headings, ["---"] * len(headings), *([row.get(heading, MISSING) for heading in headings] for row in rows)]
-    tables = [f"{protocol}.", "", *("| " + " | ".join(line) + " |" for line in lines)]
-    return "\n".join([*tables, *([] if short else load_lines(results.get("loads", ())))])
+    shown = lines(headings, ([row.get(heading, MISSING) for heading in headings] for row in rows))
+    loads = [] if short else load_lines(results.get("loads", ()))
+    return "\n".join([f"{protocol}.", "", *shown, *loads])
 
 
 def load_lines(loads: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -126,9 +135,8 @@ def load_lines(loads: Sequence[Mapping[str, Any]]) -> list[str]:
     good = [row for row in loads if row["load"] and not row["refused"]]
     shown = sorted((column for column in LOAD_COLUMNS if column.shown), key=lambda column: column.shown or 0)
     shown = [column for column in shown if any(row[column.name] is not None for row in good)]
-    lines = [[column.heading for column in shown], ["---"] * len(shown)]
-    lines += [[cell(column, row[column.name]) for column in shown] for row in good]
-    table = ["", *("| " + " | ".join(line) + " |" for line in lines)] if good else []
+    rows = [[cell(column, row[column.name]) for column in shown] for row in good]
+    table = ["", *lines([column.heading for column in shown], rows)] if good else []
     refused = [row["refused"] for row in loads if row["refused"]]
     if refused:
         table += ["", f"Of {len(loads)} loads, the figures of {len(refused)} are refused; of the first: {refused[0]}."]

@@ -19,7 +19,7 @@ from common.program import UserError, start_child
 from engines import Engine
 from scoring import teacher_forcing
 
-ROW_BLOCK = 2**18  # logits that are shifted at a time
+ROW_BLOCK = {"cpu": 2**18, "gpu": 2**23}  # logits that are shifted at a time
 LOWEST = np.float32(np.finfo(np.float16).min)
 
 
@@ -86,17 +86,21 @@ def write(engine: Engine, text: teacher_forcing.Text, file: BinaryIO, folder: Pa
                 check_space(folder, text.positions, vocab_size)
             header(file, text.positions, vocab_size)
             started = True
-        for rows in blocks(chunk.logits, max(1, ROW_BLOCK // vocab_size)):
-            file.write(narrow(teacher_forcing.to_host(rows)).data)
+        block = ROW_BLOCK["cpu" if isinstance(chunk.logits, np.ndarray) else "gpu"]
+        for rows in blocks(chunk.logits, max(1, block // vocab_size)):
+            file.write(narrow(rows).data)
         del chunk, rows  # the engine makes the next chunk while this one is gone
 
 
-def narrow(logits: np.ndarray) -> np.ndarray:
+def narrow(logits: Any) -> np.ndarray:
     """float32 logits, shifted so that a row's largest is 0, in float16, none below its lowest number, of which exp is 0
-    (times an infinity it would be no number). By torch where it is loaded: numpy's own cast takes as long as a small
-    model."""
-    shifted = np.maximum(logits - logits.max(axis=-1, keepdims=True), LOWEST)
+    (times an infinity it would be no number). A tensor's where it is: half as much then goes to the host. An array's by
+    torch where that is loaded: numpy's own cast takes as long as a small model."""
     torch = sys.modules.get("torch")
+    if not isinstance(logits, np.ndarray):
+        shifted = (logits - logits.amax(dim=-1, keepdim=True)).clamp_(min=float(LOWEST))
+        return teacher_forcing.to_host(shifted.half())
+    shifted = np.maximum(logits - logits.max(axis=-1, keepdims=True), LOWEST)
     return torch.from_numpy(shifted).half().numpy() if torch else shifted.astype(np.float16)
 
 

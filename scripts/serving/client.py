@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from common.program import UserError
+from common.program import UserError, printable
 from common.urls import wrong_url
 from serving.connection import LOST, Connection, Exchange
 from serving.schedule import Closed, Load, Open
@@ -156,7 +156,11 @@ async def send(
 
 
 class Unreachable(Exception):
-    """A server does not answer a question, and why, without its token."""
+    """A server does not answer a question, and why, without its token. `status`: of what it answered instead."""
+
+    def __init__(self, why: str, status: int | None = None) -> None:
+        super().__init__(why)
+        self.status = status
 
 
 def get(target: Target, path: str, limit: int = 2**22) -> bytes:
@@ -188,10 +192,22 @@ def ask(
     finally:
         connection.close()
     if answer.status != 200:
-        raise Unreachable(f"{path} was answered with status {answer.status}")
+        said = f"{path} was answered with status {answer.status}{_said(found, target.token)}"
+        raise Unreachable(said, answer.status)
     if len(found) > limit:
         raise Unreachable(f"{path} was answered with more than {limit:,} bytes")
     return found
+
+
+def _said(content: bytes, token: str | None) -> str:
+    """The reason in a server's own words, where it gives one as OpenAI's API does; without its token."""
+    try:
+        words = json.loads(content)["error"]["message"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""
+    if not isinstance(words, str):
+        return ""
+    return f" ({printable(words.replace(token, '***') if token else words)[:300]})"
 
 
 class _Client:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from serving.likelihood import SGLANG, VLLM, Likelihood
+
 Prompt = str | list[int]
 
 
@@ -44,11 +46,13 @@ class Dialect:
         body: of a request: (model, prompt, new tokens, whether to stream).
         read: what one JSON object of the answer says. Raises KeyError, TypeError, IndexError or AttributeError where it
             is none of this dialect.
+        likelihood: how it is asked for the probabilities of a given text; None where it cannot be.
     """
 
     path: str
     body: Callable[[str, Prompt, int, bool], dict[str, Any]]
     read: Callable[[dict[str, Any]], Piece]
+    likelihood: Likelihood | None = None
 
 
 def _completions_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) -> dict[str, Any]:
@@ -177,12 +181,12 @@ def _read_ollama(content: dict[str, Any]) -> Piece:
 
 
 DIALECTS = {
-    "completions": Dialect("/v1/completions", _completions_body, _read_completions),
+    "completions": Dialect("/v1/completions", _completions_body, _read_completions, VLLM),
     "llama": Dialect("/completion", _llama_body, _read_llama),
     "plain": Dialect("/v1/completions", _plain_body, _read_completions),  # OpenAI's own words alone
     "bare": Dialect("/v1/completions", _bare_body, _read_completions),  # without a word of the usage, which is told
     "tgi": Dialect("/generate_stream", _tgi_body, _read_tgi),
-    "sglang": Dialect("/generate", _sglang_body, _read_meta_info),
+    "sglang": Dialect("/generate", _sglang_body, _read_meta_info, SGLANG),
     "lmdeploy": Dialect("/generate", _lmdeploy_body, _read_meta_info),
     "ollama": Dialect("/api/generate", _ollama_body, _read_ollama),
     "extended": Dialect("/v1/completions", _extended_body, _read_completions),  # and `ignore_eos`

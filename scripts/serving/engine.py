@@ -6,6 +6,7 @@ or several at once, gives the row's headline figures; scripts/load.py sends load
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,6 +18,12 @@ from serving.checks import Counters
 from serving.dialects import DIALECTS, Prompt
 
 UNKNOWN = -1  # the id of a token that a server does not tell
+AT_ONCE = 16  # texts that are scored
+REFUSALS = (400, 404, 405, 415, 422, 501)  # of a request that a server does not know
+
+
+class NotTold(UserError):
+    """A server answers, but does not tell how likely a given text is."""
 
 
 class Served(engines.Engine):
@@ -82,6 +89,26 @@ class Served(engines.Engine):
                 self._fill_in(reply, ids, n)
         self.text = None if self.tells_ids else replies[0].text
         return replies
+
+    def many_target_logprobs(self, texts: list[list[int]]) -> Iterator[engines.Targets]:
+        with ThreadPoolExecutor(AT_ONCE) as users:
+            yield from users.map(self.target_logprobs, texts)
+
+    def target_logprobs(self, ids: list[int]) -> engines.Targets:
+        """Of servers whose dialect has a `likelihood`. Raises `NotTold` where it refuses the request or its answer
+        lacks the figures, `UserError` where it does not answer."""
+        dialect = DIALECTS[self.dialect]
+        if dialect.likelihood is None:
+            raise NotImplementedError
+        try:
+            content = json.loads(client.ask(self.target, dialect.path, dialect.likelihood.body(self.model, ids)))
+            return dialect.likelihood.read(content, ids)
+        except client.Unreachable as error:
+            self.check()
+            kind = NotTold if error.status in REFUSALS else UserError
+            raise kind(f"{self.where()}: its server does not answer ({error})") from None
+        except (KeyError, TypeError, IndexError, AttributeError, ValueError, RecursionError):
+            raise NotTold(f"{self.where()}: its server does not tell how likely each token of a text is") from None
 
     def request(self, ids: list[int], n: int) -> bytes:
         """One request for n tokens, streamed."""

@@ -27,6 +27,7 @@ POLL = 0.1  # seconds between questions whether it is ready
 KILLED = 128 + signal.SIGKILL  # by the kernel, where nobody else did
 GRACE = 40.0  # seconds that a server has to end before it is killed
 MARGIN = 10.0  # seconds beyond the server's own time to end
+TOLD = 2.0  # seconds in which the supervisor tells that its server has ended
 TAIL = 256 * 1024  # bytes of a log in which its last error is looked for
 EXCEPTION = re.compile(r"\b\w*(Error|Exception|Interrupt)\b: \S")
 ERROR = re.compile(r"\b(error|fatal|failed|cannot|unable to)\b", re.IGNORECASE)
@@ -86,8 +87,11 @@ class Server:
 
     def check(self) -> None:
         """Raises `UserError` where it has ended, or where another process answers on its port."""
-        ended = self.supervisor.poll()
-        others = processes.listeners(self.port) - self.processes()
+        listeners = processes.listeners(self.port)
+        with suppress(subprocess.TimeoutExpired):
+            self.supervisor.wait(0 if listeners else TOLD)
+        ended = self.supervisor.returncode
+        others = listeners - self.processes()
         words = []
         if ended is not None:
             words.append(f"the server ended ({_code(ended)}): {last_error(self.log)}; its log is {self.log}")

@@ -22,8 +22,8 @@ LIBC = ctypes.CDLL(None)
 POLL = 0.05  # seconds, while something is to end
 
 
-def descendants() -> set[int]:
-    """All that came of this process and still runs: it adopts those whose own parent has ended."""
+def descendants(process: int) -> set[int]:
+    """All that came of a process and still runs: this one adopts those whose own parent has ended."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -31,7 +31,7 @@ def descendants() -> set[int]:
             if fields[0] != "Z":
                 children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
     found: set[int] = set()
-    waiting = [os.getpid()]
+    waiting = [process]
     while waiting:
         new = children.get(waiting.pop(), [])
         found.update(new)
@@ -44,14 +44,14 @@ def end(server: subprocess.Popen[bytes], grace: float) -> None:
     with suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGTERM)
     deadline = time.monotonic() + grace
-    while (left := descendants()) and time.monotonic() < deadline:
+    while (left := descendants(os.getpid())) and time.monotonic() < deadline:
         _reap(server)
         if server.returncode is not None:  # it is gone, and what it started has no reason to stay
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
         time.sleep(POLL)
-    while left := descendants():
+    while left := descendants(os.getpid()):
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -101,6 +101,7 @@ def write_cell(
     home.mkdir(parents=True)
     manifest = {"source": {"kind": "path"}, "bits_per_weight": 8.0, "bytes": size, "build_seconds": 1.0, "files": {}}
     manifest |= {"tool": "t", "tool_version": HOSTILE, "parameters": {"p": HOSTILE}, "calibration_sha256": None}
+    manifest["weight_bytes_per_token"] = size
     (home / "quantmill.json").write_text(json.dumps(manifest | {"gate": None}))
     words(home)
     (home / "latency.json").write_text(json.dumps(latency(rate, outputs) | {"artifact": manifest}))

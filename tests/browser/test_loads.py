@@ -82,6 +82,54 @@ def test_who_serves_so_many_users(page: Page) -> None:
     assert "slow@server: not known (no load of 20 users or more)." in sentences(page)
 
 
+def test_the_verdict_says_who_keeps_most_users(page: Page) -> None:
+    said = page.locator("#verdict li").last
+    expect(said).to_have_text(
+        "Most users within TTFT 500 ms and TPOT 20 ms, of those within 1%: quick@server, 8 at once, "
+        "640 tokens/s together."
+    )
+
+
+def test_the_verdict_leaves_out_large_losses_and_loads_that_are_not_steady(tmp_path: Path, visit: Callable) -> None:
+    cells = [
+        write_cell(tmp_path, "m", *each, 10**6, [[1]], seen=False) for each in (("reference", 9, 1), ("q", 9, 1.05))
+    ]
+    unsteady = load(8, 200, 20, 10)
+    unsteady["findings"] = [{"fault": "steady", "message": "the load is not steady: TTFT grows", "refuses": False}]
+    cells[1] = serve(cells[1], "server", [load(1, 100, 20, 10), unsteady])
+    page = visit(build(tmp_path, ["m"], cells, serving=SERVING))
+    said = page.locator("#verdict li").last
+    limits = "TTFT 500 ms and TPOT 20 ms, of those within"
+    expect(said).to_have_text(f"No server keeps a user within {limits} 1%, as far as it was measured.")
+    page.fill("#budget", "6")
+    expect(said).to_have_text(f"Most users within {limits} 6%: q@server, 1 at once, 100 tokens/s together.")
+
+
+def test_the_verdict_takes_a_servers_loss_from_its_artifact(tmp_path: Path, visit: Callable) -> None:
+    """Of a server that tells no probabilities, as llama-server. One whose artifact has no quality either is named so;
+    a load that was disturbed counts for none."""
+    names = (("reference", 9, 1), ("poor", 9, 1.2), ("good", 9, 1.001), ("bare", 9, 1))
+    cells = [write_cell(tmp_path, "m", *each, 10**6, [[1]], seen=False) for each in names]
+    told_nothing = tmp_path / "nothing.json"
+    result = json.loads(Path(cells[1]["quality"]).read_text())
+    told_nothing.write_text(json.dumps(result | {"summary": None, "windows": None, "reason": "tells none"}))
+    cells[3]["quality"] = str(told_nothing)
+    served = [[load(32, 900, 20, 10)], [load(1, 100, 20, 10), load(8, 200, 20, 10)], [load(4, 150, 20, 10)]]
+    served[1][1]["interference"] = ["other programs took 40% of the processors"]
+    cells += [
+        serve(cell, "server", loads) | {"quality": str(told_nothing)}
+        for cell, loads in zip(cells[1:], served, strict=True)
+    ]
+    page = visit(build(tmp_path, ["m"], cells, serving=SERVING))
+    said = page.locator("#verdict li").last
+    limits = "TTFT 500 ms and TPOT 20 ms, of those within"
+    expect(said).to_have_text(
+        f"Most users within {limits} 1%: bare@server, 4 at once, 150 tokens/s together; its quality was not measured."
+    )
+    page.fill("#budget", "25")
+    expect(said).to_have_text(f"Most users within {limits} 25%: poor@server, 32 at once, 900 tokens/s together.")
+
+
 def test_limits_begin_as_the_config_has_them(page: Page) -> None:
     values = [page.input_value(f"#{name}") for name in ("users", "limit-ttft", "limit-tpot")]
     assert values == ["32", "500", "20"]

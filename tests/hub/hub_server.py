@@ -112,10 +112,14 @@ class Handler(Uploads, BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.answer()
 
-    def answer(self) -> None:
+    def note(self) -> tuple[str, "Fault | None"]:
+        """Log a request; its path, and the fault that is planted for it."""
         path = unquote(urlsplit(self.path).path)
         self.server.log.append((self.command, path, {key.title(): value for key, value in self.headers.items()}))
-        fault = self.server.fault(f"{self.command} {path}")
+        return path, self.server.fault(f"{self.command} {path}")
+
+    def answer(self) -> None:
+        path, fault = self.note()
         if fault and fault.status:
             self.send(fault.status, b"", **fault.headers)
         elif path.startswith("/cdn/"):

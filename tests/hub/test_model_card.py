@@ -22,6 +22,7 @@ name, results = model_index_to_eval_results(data.to_dict()["model-index"])
 head = {key: value for key, value in data.to_dict().items() if key != "model-index"}
 print(json.dumps({"head": head, "name": name, "results": [vars(each) for each in results]}))
 """
+QUALITIES = {"perplexity", "kld_mean", "top1_agreement"}  # what the head tells of a row without a speed
 COMPILE = "import sys; compile(sys.stdin.read(), 'snippet', 'exec')"
 SOURCE = {
     "kind": "hub",
@@ -44,14 +45,14 @@ def study(tmp_path: Path, hub: Hub, tools_python: Path) -> Study:
     return Study(tmp_path / "alicesecret", hub, tools_python)
 
 
-def published(study: Study, *names: str, **words: Any) -> dict[str, bytes]:
+def push_files(study: Study, *names: str, **words: Any) -> dict[str, bytes]:
     """The files of a repository after an upload."""
     result = study.push(*names, **words)
     assert result.returncode == 0, result.stderr
     return study.hub.repositories["models/acme/demo"].files
 
 
-def parsed(study: Study, card: bytes) -> dict[str, Any]:
+def read_head(study: Study, card: bytes) -> dict[str, Any]:
     """A card's head, by the hub's own parsers."""
     found = subprocess.run([study.python, "-c", PARSE], input=card, capture_output=True, check=True)
     return json.loads(found.stdout)
@@ -59,7 +60,7 @@ def parsed(study: Study, card: bytes) -> dict[str, Any]:
 
 def test_the_head_is_the_hubs_and_its_figures_are_the_rows(study: Study) -> None:
     study.build("gptq-int4", {"model.safetensors": 9}, source=SOURCE)
-    found = parsed(study, published(study, "gptq-int4")["README.md"])
+    found = read_head(study, push_files(study, "gptq-int4")["README.md"])
     expected = {"base_model": "acme/base", "base_model_relation": "quantized", "license": "apache-2.0"}
     assert found["head"].items() >= (expected | {"library_name": "transformers"}).items()
     row = study.row("gptq-int4")
@@ -74,7 +75,7 @@ def test_the_head_is_the_hubs_and_its_figures_are_the_rows(study: Study) -> None
 
 def test_the_text_says_what_was_measured_and_how_to_make_it(study: Study) -> None:
     study.build("gptq-int4", {"model.safetensors": 9}, source=SOURCE)
-    files = published(study, "gptq-int4")
+    files = push_files(study, "gptq-int4")
     card, row = files["README.md"].decode(), study.row("gptq-int4")
     assert f"Measured on {row['device']}; batch 1, 200 new tokens after each prompt, 2 processes, 2 repeats" in card
     assert "perplexity by gptq-2048, 30 windows of up to 512 tokens" in card
@@ -92,14 +93,10 @@ def test_the_text_says_what_was_measured_and_how_to_make_it(study: Study) -> Non
 def test_a_disturbed_speed_is_said_and_is_no_result_of_the_hubs(study: Study) -> None:
     study.row("gptq-int4")["interference"] = ["other programs took 40% of the processors' time"]
     study.write()
-    card = published(study, "gptq-int4")["README.md"]
+    card = push_files(study, "gptq-int4")["README.md"]
     assert "281), disturbed |" in card.decode()
     assert "- `gptq-int4`: other programs took 40% of the processors' time" in card.decode()
-    assert {each["metric_type"] for each in parsed(study, card)["results"]} == {
-        "perplexity",
-        "kld_mean",
-        "top1_agreement",
-    }
+    assert {each["metric_type"] for each in read_head(study, card)["results"]} == QUALITIES
 
 
 def test_a_row_without_a_speed_says_why(study: Study) -> None:
@@ -110,14 +107,10 @@ def test_a_row_without_a_speed_says_why(study: Study) -> None:
     row["interference"] = row["protocol"]["latency"] = None
     row["missing"]["tokens_per_second"] = "transformers unpacks the weights | <b>: not the format's speed"
     study.write()
-    card = published(study, "gptq-int4")["README.md"]
+    card = push_files(study, "gptq-int4")["README.md"]
     assert "- `gptq-int4`: transformers unpacks the weights \\| &lt;b>: not the format's speed" in card.decode()
     assert "Measured perplexity by gptq-2048" in card.decode()
-    assert {each["metric_type"] for each in parsed(study, card)["results"]} == {
-        "perplexity",
-        "kld_mean",
-        "top1_agreement",
-    }
+    assert {each["metric_type"] for each in read_head(study, card)["results"]} == QUALITIES
 
 
 def test_each_engine_that_was_measured_has_its_command(study: Study) -> None:
@@ -126,7 +119,7 @@ def test_each_engine_that_was_measured_has_its_command(study: Study) -> None:
     study.add_row("gptq-int4", run="served", engine="vllm-serve", options=options, versions=versions)
     study.add_row("gptq-int4", run="theirs", engine="tgi", options={"url": "http://h:1"}, versions={"tgi": "3.1"})
     study.write()
-    card = published(study, "gptq-int4")["README.md"].decode()
+    card = push_files(study, "gptq-int4")["README.md"].decode()
     python = card.partition("```python\n")[2].partition("```")[0]
     subprocess.run([study.python, "-c", COMPILE], input=python.encode(), check=True)
     assert 'GPTQModel.load("acme/demo", device="cpu")' in python
@@ -148,7 +141,7 @@ def test_options_of_a_library_are_its_arguments(study: Study) -> None:
     )
     study.add_row("fp16", run="vllm", engine="vllm", options={"max_num_seqs": 8}, versions={"vllm": "0.32.0"})
     study.write()
-    card = published(study, "fp16")["README.md"].decode()
+    card = push_files(study, "fp16")["README.md"].decode()
     parts = [part.partition("```")[0] for part in card.split("```python\n")[1:]]
     for part in parts:
         subprocess.run([study.python, "-c", COMPILE], input=part.encode(), check=True)
@@ -182,7 +175,7 @@ def test_nothing_of_the_machine_is_uploaded(study: Study) -> None:
         "gptq-int4", {"model.safetensors": 9}, source={"kind": "path", "path": f"{place}/weights", "sha256": {}}
     )
     more = ("--license", "mit")
-    published(study, "gptq-int4", more=more, USER="alicesecret", LOGNAME="alicesecret", HOME=place)
+    push_files(study, "gptq-int4", more=more, USER="alicesecret", LOGNAME="alicesecret", HOME=place)
     host = re.compile(rf"\b{re.escape(socket.gethostname())}\b".encode())
     assert study.hub.storage.bodies
     for body in [*study.hub.storage.bodies, *study.hub.repositories["models/acme/demo"].files.values()]:
@@ -230,8 +223,8 @@ def test_a_licence_is_the_sources_or_said(study: Study, head: str | None, reason
     assert reason in result.stderr
     assert "say so: publish: {license: ID}" in result.stderr
     assert not study.hub.log  # before the hub is asked for anything
-    found = published(study, "gptq-int4", more=("--source", "artifacts/demo/source", "--license", "mit"))
-    assert parsed(study, found["README.md"])["head"]["license"] == "mit"
+    found = push_files(study, "gptq-int4", more=("--source", "artifacts/demo/source", "--license", "mit"))
+    assert read_head(study, found["README.md"])["head"]["license"] == "mit"
 
 
 def test_a_licence_of_its_own_goes_along_with_its_text(study: Study) -> None:
@@ -239,9 +232,9 @@ def test_a_licence_of_its_own_goes_along_with_its_text(study: Study) -> None:
     (study.source / "README.md").write_text(HEAD.replace("license: apache-2.0\n", words))
     (study.source / "LICENSE.txt").write_text("Terms.\n")
     (study.source / "NOTICE").write_text("Notice.\n")
-    files = published(study, "gptq-int4")
+    files = push_files(study, "gptq-int4")
     assert (files["LICENSE.txt"], files["NOTICE"]) == (b"Terms.\n", b"Notice.\n")
-    head = parsed(study, files["README.md"])["head"]
+    head = read_head(study, files["README.md"])["head"]
     assert (
         head.items()
         >= {"license": "other", "license_name": "acme-1", "license_link": "https://acme.test/licence"}.items()
@@ -257,7 +250,7 @@ def test_gguf_files_of_a_model_are_one_repository(study: Study) -> None:
     study.add_row("gptq-int4", format="gguf-q8_0", run="served", engine="llama-server", options={}, versions=served)
     study.write()
     names = ("gguf-q4_k_m", "gguf-q8_0")
-    files = published(study, *names, layout="gguf")
+    files = push_files(study, *names, layout="gguf")
     weights = {name for name in files if name.endswith(".gguf")}
     assert weights == {"demo-Q4_K_M.gguf", "demo-Q8_0.gguf"}
     assert "config.json" not in files  # the file holds it
@@ -268,7 +261,7 @@ def test_gguf_files_of_a_model_are_one_repository(study: Study) -> None:
     assert "hf download acme/demo demo-Q8_0.gguf --local-dir gguf-q8_0" in card
     assert "llama-server --model gguf-q8_0/demo-Q8_0.gguf" in card
     assert "--threads 3" in card
-    assert parsed(study, files["README.md"])["head"]["library_name"] == "gguf"
+    assert read_head(study, files["README.md"])["head"]["library_name"] == "gguf"
     assert json.loads(files["quantmill.json"])["artifacts"].keys() == set(names)
     assert {row["format"] for row in json.loads(files["results.json"])["rows"]} == set(names)
     result = study.push("gguf-q8_0", layout="gguf")  # another study, which knows nothing of the other file
@@ -278,7 +271,7 @@ def test_gguf_files_of_a_model_are_one_repository(study: Study) -> None:
 
 def test_what_is_compiled_for_this_processor_stays_here(study: Study) -> None:
     study.build("gptq-int4", {"model.safetensors": 9, "model_lib.so": 9})
-    files = published(study, "gptq-int4")
+    files = push_files(study, "gptq-int4")
     assert "model_lib.so" not in files
     assert "model_lib.so" not in json.loads(files["quantmill.json"])["files"]
 

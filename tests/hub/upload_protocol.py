@@ -11,7 +11,6 @@ import re
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
     from hub_server import Fault, Hub, Repository
@@ -52,9 +51,7 @@ class Uploads:
         self.receive()
 
     def receive(self) -> None:
-        path = unquote(urlsplit(self.path).path)
-        self.server.log.append((self.command, path, {key.title(): value for key, value in self.headers.items()}))
-        fault = self.server.fault(f"{self.command} {path}")
+        path, fault = self.note()
         try:
             body = self.body(path, fault)
         except Broken:

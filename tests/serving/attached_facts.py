@@ -21,6 +21,10 @@ def main() -> None:
     counted = {name: value for name, value in vars(engine.counters()).items() if value is not None}
     told = {"ids": ids, "text": engine.text, "versions": engine.versions(), "counters": counted}
     told["processes"] = sorted(engine.processes())
+    if "target_logprobs" in engine.capabilities:
+        scored = engine.target_logprobs(PROMPT)
+        told["likelihood"] = {"tokens": scored.logprobs.tolist(), "likeliest": scored.top_ids[:, :2].tolist()}
+        told["likelihood"]["top"] = list(scored.top_logprobs.shape)
     assert engine.startup_s is None
     engine.close()
     print(json.dumps(told))

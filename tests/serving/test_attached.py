@@ -76,6 +76,26 @@ def test_every_engine_that_is_attached_has_a_transcript_and_a_row_of_the_documen
         assert transcript["origin"] in row
 
 
+@pytest.mark.parametrize("status", [400, 422, 503])
+def test_a_server_that_refuses_to_score_a_text_has_no_quality_and_one_that_fails_is_an_error(
+    status: int, attach: Callable[..., Told]
+) -> None:
+    exchanges = read("openai-vllm")["exchanges"]
+    for each in exchanges:
+        if "prompt_logprobs" in (each["body"] or {}):
+            each |= {"status": status, "chunks": ['{"error": {"message": "at most 5 are allowed"}}']}
+    with listen(Changed(exchanges, lambda each: each)) as url:
+        result = attach("openai", url)
+    said = f"(/v1/completions was answered with status {status} (at most 5 are allowed))"
+    if status == 503:
+        assert result.returncode == 1
+        assert result.stderr == f"error: {url} (fp16): its server does not answer {said}\n"
+    else:
+        assert result.returncode == 0
+        assert "likelihood" not in json.loads(result.stdout)
+        assert result.stderr == f"no quality: {url} (fp16): its server does not answer {said}\n"
+
+
 class Changed(Replay):
     """A transcript whose answers are changed: `change(exchange)` gives another one. Its health may be asked again."""
 

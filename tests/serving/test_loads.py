@@ -249,7 +249,7 @@ def collect(tmp_path: Path, **changes: Any) -> list[dict[str, Any]]:
     cell |= {"gpus": 1, "artifact": str(tmp_path / "model/fake"), "serving": str(tmp_path / "out.json")}
     cell |= {"logs": {"serving": [str(tmp_path / "log")], "artifact": [str(tmp_path / "log")]}} | changes
     alone = {name: cell[name] for name in ("model", "format", "run")}
-    alone |= {"bandwidth_fraction": 0.5, "tokens_per_second": 10.0, "device_bandwidth": {"bytes_per_second": 1e9}}
+    alone |= {"bandwidth_fraction": 0.5, "device_bandwidth": {"bytes_per_second": 1e9}}
     return loads.collect({"config": config, "cells": [cell]}, [alone])
 
 
@@ -267,10 +267,11 @@ def test_a_load_reads_its_weights_once_a_step_and_each_users_cache(load: Callabl
     out = tmp_path / "out.json"
     for bytes_a_token, most in ((1e6, "weights"), (3e6, "cache")):
         found = read(tmp_path) | {"kv_bytes_per_token": bytes_a_token}
+        found["artifact"]["weight_bytes_per_token"] = int(5e7)
         found["loads"][0]["findings"] = []  # of a machine that does other things meanwhile
         out.write_text(json.dumps(found))
         (row,) = collect(tmp_path)
-        # alone, half of 1e9 bytes a second are 10 tokens' weights: 5e7 bytes of each; a user has 15 + 3 tokens
+        # a step of two users reads 5e7 bytes of weights; each has 15 + 3 tokens
         read_bytes = row["output_tokens_per_second"] * (5e7 / 2 + 18 * bytes_a_token)
         assert row["bandwidth_fraction"] == pytest.approx(read_bytes / 1e9, rel=1e-9)
         assert row["reads_most"] == most

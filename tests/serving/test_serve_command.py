@@ -85,77 +85,7 @@ def parts(text: str) -> tuple[str, list[str], list[str], dict[str, Any]]:
     return head, shlex.split(line), shlex.split(run), yaml.safe_load(file)["services"]["model"]
 
 
-MEASURED = """\
-# demo/fp16@served: vLLM 0.26.0
-# measured (artifacts/demo/latency/fp16@served.json)
-
-# command line
-env VLLM_NO_USAGE_STATS=1 VLLM_DO_NOT_TRACK=1 VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 '/opt/my vllm/bin/python' \
--m vllm.entrypoints.openai.api_server --model={folder}/artifacts/demo/fp16 --served-model-name=demo/fp16 \
---host=0.0.0.0 --port=8000 --max-logprobs=20 --disable-uvicorn-access-log --no-enable-log-requests \
---no-enable-prefix-caching --seed 0 --generation-config vllm --max-model-len 513 --tensor-parallel-size 2 \
---enforce-eager --max-num-seqs 64 --speculative-config '{{"method": "ngram", "num_speculative_tokens": 4}}'
-
-# docker
-docker run --rm --publish 8000:8000 --gpus 2 --ipc host --env VLLM_NO_USAGE_STATS=1 --env VLLM_DO_NOT_TRACK=1 \
---env VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 --mount type=bind,source={folder}/artifacts/demo/fp16,target=/model,readonly \
---entrypoint python3 vllm/vllm-openai:v0.26.0 -m vllm.entrypoints.openai.api_server --model=/model \
---served-model-name=demo/fp16 --host=0.0.0.0 --port=8000 --max-logprobs=20 --disable-uvicorn-access-log \
---no-enable-log-requests --no-enable-prefix-caching --seed 0 --generation-config vllm --max-model-len 513 \
---tensor-parallel-size 2 --enforce-eager --max-num-seqs 64 \
---speculative-config '{{"method": "ngram", "num_speculative_tokens": 4}}'
-
-# compose.yaml
-services:
-  model:
-    image: vllm/vllm-openai:v0.26.0
-    entrypoint:
-    - python3
-    command:
-    - -m
-    - vllm.entrypoints.openai.api_server
-    - --model=/model
-    - --served-model-name=demo/fp16
-    - --host=0.0.0.0
-    - --port=8000
-    - --max-logprobs=20
-    - --disable-uvicorn-access-log
-    - --no-enable-log-requests
-    - --no-enable-prefix-caching
-    - --seed
-    - '0'
-    - --generation-config
-    - vllm
-    - --max-model-len
-    - '513'
-    - --tensor-parallel-size
-    - '2'
-    - --enforce-eager
-    - --max-num-seqs
-    - '64'
-    - --speculative-config
-    - '{{"method": "ngram", "num_speculative_tokens": 4}}'
-    environment:
-      VLLM_NO_USAGE_STATS: '1'
-      VLLM_DO_NOT_TRACK: '1'
-      VLLM_ALLOW_LONG_MAX_MODEL_LEN: '1'
-    ports:
-    - 8000:8000
-    volumes:
-    - type: bind
-      source: {folder}/artifacts/demo/fp16
-      target: /model
-      read_only: true
-    ipc: host
-    deploy:
-      resources:
-        reservations:
-          devices:
-          - driver: nvidia
-            count: 2
-            capabilities:
-            - gpu
-"""
+MEASURED = (REPO / "tests/data/served-cell.txt").read_text()
 
 
 def test_a_measured_cell_of_two_gpus(folder: Path) -> None:

@@ -30,6 +30,25 @@ function serving(users, ttft, tpot) {
   return groups;
 }
 
+/** The sentence on which server keeps most users within the config's limits, of those whose loss the reader allows or
+ *  nobody knows, and of loads that nothing disturbed and whose latencies did not change while they lasted; null of a
+ *  model without such loads. A server that tells no probabilities has the loss of its artifact. */
+function mostUsers(model, budget) {
+  const rows = LOADS.filter((row) => row.model === model && row.slots !== null && row.ttft_ms_p90 !== null && row.tpot_ms_p90 !== null);
+  if (!rows.length) return null;
+  const { ttft_ms: ttft, tpot_ms: tpot } = DATA.config.serving.limits;
+  const scored = (row) => [`${row.format}@${row.run}`, row.format].map((label) => ROWS.find((each) => each.model === model && each.label === label && each.ratio)).find(Boolean);
+  const allowed = rows.filter((row) => !scored(row) || within(scored(row), budget));
+  const steady = (row) => !disturbed(row) && !row.notes.some((note) => note.startsWith("the load is not steady"));
+  const kept = allowed.filter((row) => row.ttft_ms_p90 <= ttft && row.tpot_ms_p90 <= tpot && steady(row));
+  const limits = `TTFT ${figure(ttft)} ms and TPOT ${figure(tpot)} ms${rows.some(scored) ? `, of those within ${percent(budget)}` : ""}`;
+  if (!kept.length) return `No server keeps a user within ${limits}, as far as it was measured.`;
+  const first = best(kept, (a, b) => a.slots > b.slots || (a.slots === b.slots && (a.output_tokens_per_second ?? 0) > (b.output_tokens_per_second ?? 0)));
+  const together = first.output_tokens_per_second === null ? "" : `, ${figure(first.output_tokens_per_second, 3)} tokens/s together`;
+  const unknown = scored(first) ? "" : "; its quality was not measured";
+  return [`Most users within ${limits}: `, element("strong", {}, `${first.format}@${first.run}`), `, ${first.slots} at once${together}${unknown}.`];
+}
+
 function serves({ server, row }) {
   const together = row.output_tokens_per_second === null ? "" : `${figure(row.output_tokens_per_second, 3)} tokens/s together, `;
   return [element("strong", {}, server), ` (${row.load}): ${together}TTFT ${figure(row.ttft_ms_p90, 3)} ms, TPOT ${figure(row.tpot_ms_p90, 3)} ms for 90% of the requests`];

@@ -152,7 +152,7 @@ function showVerdict(all = false) {
   const shown = all ? MODELS : MODELS.slice(0, VERDICTS);
   const parts = shown.map((model) => [
     MODELS.length > 1 ? element("h3", {}, model) : null,
-    element("ul", {}, sentences(model, budget).map((each) => element("li", {}, each))),
+    element("ul", {}, [...sentences(model, budget), mostUsers(model, budget)].filter((each) => each !== null).map((each) => element("li", {}, each))),
   ]);
   const more = shown.length < MODELS.length ? element("button", { type: "button", onclick: () => showVerdict(true) }, `all ${MODELS.length} models`) : null;
   find("verdict").replaceChildren(...[parts, more].flat(2).filter((part) => part !== null));

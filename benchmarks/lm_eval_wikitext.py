@@ -1,6 +1,6 @@
 """Run in envs/lm-eval: lm-evaluation-harness's own task `wikitext` over pages of local files, and its figures as JSON.
 
-    python tests/lm_eval_checks.py MODEL CACHE PAGES.jsonl...
+    python benchmarks/lm_eval_wikitext.py MODEL CACHE PAGES.jsonl...
 
 Its data set has a page a row; everything else is the task's own. `add_bos_token=False` is what earlier versions always
 did: without it a tokenizer that adds a token to every text gives two of them, and the second one is scored.

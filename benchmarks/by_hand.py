@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""Measured rows beside the same library used by hand, on the same weights, prompts and device: a table.
+
+    python benchmarks/by_hand.py artifacts/MODEL/latency/CELL.json… [--python vllm=/path/to/python]
+
+For rows of vLLM (its class LLM) and of libraries that transformers loads (`generate` of the model). By hand, the time
+for each token after the first is that of an answer less that of its first token alone; a row's is that of its tokens'
+own times, for decoding that Python drives where it has several modes. Medians over five prompts.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+
+from common import bounded_json
+from common.program import UserError, parser, run
+
+ENVIRONMENTS = {"transformers": "torch", "torchao": "quantizers", "bitsandbytes": "quantizers", "vllm": "vllm"}
+PROMPTS = 5
+MODES = ("eager", "vLLM")
+FLOATS = ("float32", "float16", "bfloat16")
+SAID = "by hand: "  # what libraries print goes to the same place
+
+Decode = Callable[[list[int], int], None]  # so many tokens after a prompt's
+
+
+def by_transformers(artifact: Path, row: dict[str, Any]) -> Decode:
+    """`generate` as its manual has it, in the row's dtype and with its attention."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    device = row["device"]["device"]
+    if device == "cpu":
+        torch.set_num_threads(row["device"]["threads"])
+    own = row["compute_type"] if row["compute_type"] in FLOATS else "float16" if device == "cuda" else "float32"
+    model = AutoModelForCausalLM.from_pretrained(
+        artifact,
+        dtype=row["options"].get("dtype", own),
+        attn_implementation=row["versions"]["attention"],
+        device_map=None if device == "cpu" else device,
+    )
+
+    def decode(prompt: list[int], tokens: int) -> None:
+        ids = torch.tensor([prompt], device=device)
+        answer = model.generate(ids, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
+        assert answer.shape[1] == len(prompt) + tokens
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return decode
+
+
+def by_vllm(artifact: Path, row: dict[str, Any]) -> Decode:
+    """`LLM.generate` with the row's options. Without a cache of prompts: the one token alone would fill it."""
+    if row["device"]["device"] == "cpu":
+        os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"  # GiB; vLLM would take nearly all memory
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(str(artifact), skip_tokenizer_init=True, **{"enable_prefix_caching": False} | row["options"])
+
+    def decode(prompt: list[int], tokens: int) -> None:
+        asked = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        (answer,) = llm.generate({"prompt_token_ids": prompt}, asked, use_tqdm=False)
+        assert len(answer.outputs[0].token_ids) == tokens
+
+    return decode
+
+
+def seconds_by_hand(artifact: Path, row: dict[str, Any]) -> float:
+    """For each token after the first."""
+    told = json.loads((artifact.parent / "tokens/prompts.json").read_text(encoding="utf-8"))["prompts"]
+    prompts = [prompt["ids"] for prompt in told[:PROMPTS]]
+    decode = (by_vllm if row["engine"] == "vllm" else by_transformers)(artifact, row)
+    tokens = row["protocol"]["new_tokens"]
+    found = []
+    for number, prompt in enumerate([prompts[0], *prompts]):
+        took = []
+        for asked in (1, tokens):
+            start = time.perf_counter()
+            decode(prompt, asked)
+            took.append(time.perf_counter() - start)
+        if number:  # the first warms up
+            found.append((took[1] - took[0]) / (tokens - 1))
+    return statistics.median(found)
+
+
+def seconds_of_row(row: dict[str, Any]) -> tuple[str, float]:
+    """The mode that is compared, and its time for each token after the first."""
+    mode = next(each for each in (row, *row["other_modes"]) if each["mode"] in MODES)
+    times = [run["token_seconds"] for run in mode["runs"] if run["prompt"] < PROMPTS]
+    return mode["mode"], statistics.median((each[-1] - each[0]) / (len(each) - 1) for each in times)
+
+
+def compare(path: Path, pythons: dict[str, str]) -> list[str]:
+    """The table's cells of a latency result. Raises `UserError` for another file, engine or way to decode."""
+    if not path.exists():  # a study that goes on without the rows that failed
+        return [path.parents[1].name, f"`{path.stem}`", "not measured", "", "", ""]
+    try:
+        row = bounded_json.loads(path.read_bytes())
+        engine, (mode, ours) = row["engine"], seconds_of_row(row)
+    except (ValueError, LookupError, TypeError, StopIteration) as error:
+        said = f"{error!s:.80}" or f"has none of the modes {', '.join(MODES)}"
+        raise UserError(f"{path}: is no such latency result ({said}); name artifacts/MODEL/latency/CELL.json") from None
+    if engine not in ENVIRONMENTS:
+        raise UserError(f"{path}: no other way to use {engine} is here; name rows of {', '.join(ENVIRONMENTS)}")
+    env = ENVIRONMENTS[engine]
+    artifact = path.parents[1] / path.stem.partition("@")[0]
+    command = [pythons.get(env, f"envs/{env}/bin/python"), __file__, "--alone", artifact, path]
+    result = subprocess.run([*map(str, command)], stdout=subprocess.PIPE, text=True)
+    said = [line.removeprefix(SAID) for line in result.stdout.splitlines() if line.startswith(SAID)]
+    theirs = float(said[0]) if said else None  # what failed has said why
+    rates = [f"{1 / ours:.1f}", *([f"{1 / theirs:.1f}", f"{theirs / ours:.3f}"] if theirs else ["failed", ""])]
+    return [path.parents[1].name, f"`{path.stem}`", mode, *rates]
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("rows", type=Path, nargs="+", help="latency results")
+    arguments.add_argument("--python", action="append", default=[], help="ENVIRONMENT=an interpreter that has it")
+    arguments.add_argument("--alone", action="store_true", help="an artifact and its row, in this very interpreter")
+    options = arguments.parse_args()
+    if options.alone:
+        if len(options.rows) != 2:
+            arguments.error("--alone: name an artifact and its row")
+        artifact, row = options.rows
+        print(f"{SAID}{seconds_by_hand(artifact, json.loads(row.read_text(encoding='utf-8')))}", flush=True)
+        return
+    pythons = dict(each.partition("=")[::2] for each in options.python)
+    if not all(pythons.values()):
+        arguments.error("--python: write ENVIRONMENT=INTERPRETER")
+    print("| model | row | mode | tokens/s after the first | by hand | ratio |\n|---|---|---|---|---|---|")
+    for path in options.rows:
+        print("| " + " | ".join(compare(path, pythons)) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    run(main)

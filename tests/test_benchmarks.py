@@ -1,0 +1,70 @@
+"""Benchmarks that read results: what they make of a text, and what they say of files that are something else."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[1]
+TABLES = ("by_hand.py", "perplexities.py")
+
+
+def benchmark(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, REPO / "benchmarks" / name, *arguments], capture_output=True, text=True)
+
+
+def assert_one_line(result: subprocess.CompletedProcess[str], words: str) -> None:
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+    assert words in result.stderr
+
+
+def test_a_passage_ends_before_a_word_that_it_has(tmp_path: Path) -> None:
+    line = " ".join(["Elephants", *["are"] * 45, "Elephants", "again"])
+    (tmp_path / "text").write_text(f"a title\n{line}\ntoo short\n{line.replace('Elephants', 'Owls')}\n")
+    assert benchmark("last_words.py", tmp_path / "text", tmp_path / "a task").returncode == 0
+    (found,) = map(json.loads, (tmp_path / "a task/last_words.jsonl").read_text().splitlines())
+    assert found == {"passage": " ".join(["Elephants", *["are"] * 45]), "word": "Elephants"}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "no line has such a passage"),
+        (b"short\n" * 9, "no line has such a passage"),
+        (b"\xff\xfe", "is no UTF-8 text"),
+        (None, "No such file or directory"),
+    ],
+)
+def test_a_text_without_passages_makes_no_task(tmp_path: Path, content: bytes | None, words: str) -> None:
+    if content is not None:
+        (tmp_path / "text").write_bytes(content)
+    assert_one_line(benchmark("last_words.py", tmp_path / "text", tmp_path / "task"), words)
+    assert not (tmp_path / "task").exists()
+
+
+@pytest.mark.parametrize("content", ["", '{"protocol"', "[]", "{}", '{"protocol": 1}'])
+@pytest.mark.parametrize("name", TABLES)
+def test_what_is_no_result_is_one_line(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / "cell.json").write_text(content)
+    arguments = [tmp_path / "cell.json"] * (3 if name == "perplexities.py" else 1)
+    assert_one_line(benchmark(name, *arguments), "cell.json: is no ")
+
+
+def test_another_protocol_and_another_engine_are_named(tmp_path: Path) -> None:
+    quality = {"protocol": {"perplexity": "gptq-2048", "windows": 1}, "summary": {"perplexity": 2.0}}
+    (tmp_path / "quality.json").write_text(json.dumps(quality))
+    text, out = tmp_path / "text", tmp_path / "table.json"
+    text.write_text("a")
+    assert_one_line(benchmark("perplexities.py", text, out, tmp_path / "quality.json"), "on another text than")
+    quality["protocol"]["text_sha256"] = hashlib.sha256(b"a").hexdigest()
+    (tmp_path / "quality.json").write_text(json.dumps(quality))
+    assert_one_line(benchmark("perplexities.py", text, out, tmp_path / "quality.json"), "the protocol gptq-2048")
+    assert not out.exists()
+    runs = [{"prompt": 0, "token_seconds": [0.1, 0.2]}]
+    row = {"engine": "ctranslate2", "mode": "eager", "other_modes": [], "runs": runs}
+    (tmp_path / "latency.json").write_text(json.dumps(row))
+    assert_one_line(benchmark("by_hand.py", tmp_path / "latency.json"), "use ctranslate2")
