@@ -1,11 +1,13 @@
 """Each fault of a server or of the client is named by its own message, and a healthy server by none."""
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import pytest
 from study import NEW, REQUESTS, SLOTS, Study, names, notes, prompt
 
+from metrics.serving import Timeline
 from serving import checks, load_checks, prompts, stream
 from serving.checks import Asked, Counters, Finding
 from serving.client import Recording
@@ -89,6 +91,20 @@ def test_a_cliff_is_gone_after_a_warm_up() -> None:
     lengths = prompts.warm_up_lengths(SLOTS)
     study.send([Asked(prompt(5000 + place), length) for place, length in enumerate(lengths)], burst(SLOTS))
     assert study.load() == []
+
+
+def together(number: int, first: float, steps: list[float]) -> Timeline:
+    times = tuple(accumulate(steps, initial=first))
+    return Timeline(number, 0.0, 0.0, times[-1], times, (1.0,) * len(times))
+
+
+def test_a_step_that_reads_others_prompts_is_no_cliff() -> None:
+    """As vLLM takes 64 requests at once: four prompts, then sixty beside the second tokens of the four, in 0.3 s."""
+    early = [together(number, 0.05, [0.3] + [0.01] * 40) for number in range(4)]
+    late = [together(number, 0.35, [0.01] * 20) for number in range(4, 64)]
+    assert load_checks.check_load(early + late, 64) == []
+    alone = [together(number, 0.05, [0.3] + [0.01] * 40) for number in range(4)]
+    assert names(load_checks.check_load(alone, 4)) == {"cliff"}
 
 
 @pytest.mark.parametrize(
