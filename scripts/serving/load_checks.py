@@ -69,17 +69,18 @@ def _cliff(good: Sequence[Timeline]) -> tuple[int, float] | None:
     """A batch size whose first step took far longer than any later one of it, and how long.
 
     Steps that end with the first token of another request do not count: its prompt was read in them, and a server
-    that takes 64 requests at once reads most of their prompts in one long step of the few that were there first.
+    that takes 64 requests at once reads most of their prompts in one long step of the few that were there first. What
+    a step makes is written within a usual step's time.
     """
     began = np.sort([each.times[0] for each in good])
     ended = np.sort([each.times[-1] for each in good])
-    slack = float(np.median(np.concatenate([np.diff(each.times) for each in good]))) / 2
+    step = float(np.median(np.concatenate([np.diff(each.times) for each in good])))
     steps: dict[int, list[tuple[float, float]]] = {}
     for each in good:
         starts, ends = np.array(each.times[:-1]), np.array(each.times[1:])
         sizes = np.searchsorted(began, starts, "right") - np.searchsorted(ended, starts, "right")
-        begins = np.maximum(starts, ends - slack)
-        alone = np.searchsorted(began, begins, "right") == np.searchsorted(began, ends + slack, "right")
+        begins = np.maximum(starts, ends - step)
+        alone = np.searchsorted(began, begins, "right") == np.searchsorted(began, ends + step, "right")
         for size, start, gap in zip(
             sizes[alone].tolist(), starts[alone].tolist(), (ends - starts)[alone].tolist(), strict=True
         ):

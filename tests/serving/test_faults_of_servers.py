@@ -54,6 +54,17 @@ def test_a_fault_of_the_answers_is_named(fault: str) -> None:
     assert message in next(finding.message for finding in found if finding.fault == name)
 
 
+def test_few_answers_in_one_event_are_a_server_that_does_not_keep_up() -> None:
+    asked = [Asked(prompt(place), NEW) for place in range(100)]
+    healthy, whole = (Study(*faults).send(asked, Closed(SLOTS))[1] for faults in ((), ("one_chunk",)))
+    (found,) = checks.check_replies([*whole[:1], *healthy[1:]], asked)
+    assert not found.refuses
+    assert found.message == "1 of 100 answers came in one event: the server does not keep up, and these have no TPOT"
+    (found,) = checks.check_replies([*whole[:2], *healthy[2:]], asked)
+    assert found.refuses
+    assert found.message.startswith("2 of 100 answers came in one event: the server does not stream")
+
+
 NOTES = {
     "chunks": ({"many_tokens_an_event"}, "events of several tokens, 4.0 in the mean: gaps are those of events"),
     "split": ({"split", "split_utf8"}, "packets ended inside of a character"),
