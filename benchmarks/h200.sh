@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Measure benchmarks/h200.yaml on one GPU for each size: formats at the shapes of 7B and of 1.1B by vLLM, offline and
-# served, and by the libraries that quantize. The most telling rows come first, so that a run that ends early has them.
+# served, by the libraries that quantize, and by Quantmill's own kernels. The most telling rows come first, so that a run that ends early has them.
 #
 #   benchmarks/h200.sh pack FOLDER
 #   CUDA_VISIBLE_DEVICES=0 benchmarks/h200.sh 7b FOLDER CORES &
 #   CUDA_VISIBLE_DEVICES=1 benchmarks/h200.sh 1.1b FOLDER CORES
 #
-# FOLDER gets 100 GB. /tmp/vllm-python runs vLLM (its bundle: make bundle ENV=vllm), and python3 Snakemake and the
+# FOLDER gets 100 GB. /tmp/vllm-python runs vLLM (its bundle: make bundle ENV=vllm), and python3 Snakemake, TVM and the
 # libraries. FOLDER/SIZE/hands/rows.md gets rows beside the same libraries used by hand (benchmarks/by_hand.py).
 set -uo pipefail
 repository=$(cd "$(dirname "$0")/.." && pwd)
@@ -46,7 +46,8 @@ measure_by_hand() { # measure_by_hand ROW.json…: beside the same library witho
 ln -sfn "$repository/config" config && cp "$repository/benchmarks/h200.yaml" study.yaml || exit
 if [ "$size" = 7b ]; then
     make_all $speed/{fp8-random,w8a8-random,w4a16-random}@vllm.json $speed/gptq-random@vllm-marlin.json
-    make_all $load/fp16@vllm-serve.json
+    make_all $load/{fp16,gptq-random}@vllm-serve.json
+    make_all $speed/{fp16,mlc-q4f16_1}.json
     make_all $speed/gptq-repeats@vllm-{serve,ngram,draft}.json
     measure_by_hand gptq-random@vllm-marlin.json
     make_all $speed/{bnb-nf4,hqq-int4,torchao-int8}.json
@@ -58,6 +59,6 @@ if [ "$size" = 7b ]; then
 else
     make_all $speed/{fp16,gptq-random,fp8-random,w8a8-random,w4a16-random,nvfp4a16-random}@vllm.json
     make_all $speed/{bnb-nf4,hqq-int4,torchao-int8,bnb-fp4,torchao-fp8}.json
-    make_all $load/fp16@vllm-serve.json
-    make_all $speed/{nvfp4-random,mxfp4-random,bnb-nf4,bnb-int8,awq-random}@vllm.json $load/gptq-random@vllm-serve.json $speed/bnb-int8.json
+    make_all $load/{fp16,gptq-random}@vllm-serve.json
+    make_all $speed/{nvfp4-random,mxfp4-random,bnb-nf4,bnb-int8,awq-random}@vllm.json $speed/bnb-int8.json
 fi
