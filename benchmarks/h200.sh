@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Measure benchmarks/h200.yaml on one GPU for each size: formats at the shapes of 7B and of 1.1B by vLLM, offline and
-# served, by the libraries that quantize, and by Quantmill's own kernels. The most telling rows come first, so that a run that ends early has them.
+# served, by the libraries that quantize, and by Quantmill's own kernels. The most telling rows come first, so that a run
+# that ends early has them.
 #
 #   benchmarks/h200.sh pack FOLDER
 #   CUDA_VISIBLE_DEVICES=0 benchmarks/h200.sh 7b FOLDER CORES &
