@@ -85,7 +85,7 @@ lint: $(BOOTSTRAP)
 	$(BIN)/snakefmt --check Snakefile rules
 	$(BIN)/python scripts/update_readme.py README.md results/smollm2 results/demo --short --check
 	for page in $(QUOTING); do $(BIN)/python scripts/update_readme.py $$page --check || exit 1; done
-	for run in $(RUNS); do $(BIN)/python scripts/update_readme.py $$run/README.md $$run $$(ls $$run/perplexities.json 2>/dev/null) --check || exit 1; done
+	for run in $(RUNS); do $(BIN)/python scripts/update_readme.py $$run/README.md $$run $$(ls $$run/perplexities*.json 2>/dev/null) --check || exit 1; done
 
 format: $(BOOTSTRAP)
 	$(BIN)/ruff check --fix .
@@ -123,7 +123,7 @@ readme:
 	$(BIN)/python scripts/write_schema.py
 	$(BIN)/python scripts/update_readme.py README.md results/smollm2 results/demo --short
 	for page in $(QUOTING); do $(BIN)/python scripts/update_readme.py $$page || exit 1; done
-	for run in $(RUNS); do $(BIN)/python scripts/update_readme.py $$run/README.md $$run $$(ls $$run/perplexities.json 2>/dev/null) || exit 1; done
+	for run in $(RUNS); do $(BIN)/python scripts/update_readme.py $$run/README.md $$run $$(ls $$run/perplexities*.json 2>/dev/null) || exit 1; done
 
 clean:
 	rm -rf artifacts envs/*/ .snakemake
