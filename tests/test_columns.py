@@ -181,7 +181,7 @@ def test_an_engine_that_tells_no_divergence_leaves_it_empty(tmp_path: Path) -> N
     made = cell(tmp_path, "reference", 10, window_losses(0))
 
     def drop_kld(content: dict[str, Any]) -> None:
-        content["summary"] |= {"kld_mean": None}
+        content["summary"] |= {"kld_mean": None, "kld_bound": None}
         del content["windows"]["kld"]
 
     edit(made["quality"], drop_kld)

@@ -62,6 +62,40 @@ def test_a_divergence_below_the_noise_floor_is_told_from_one_above(tmp_path: Pat
     assert rows["below"]["kld_noise_floor"] == 0.001
 
 
+def test_an_engine_of_likeliest_tokens_has_the_reference_in_it_as_its_noise_floor(tmp_path: Path) -> None:
+    def served(name: str, bound: float | None, **of_run: Any) -> dict[str, Any]:
+        made = cell(tmp_path / name, name.partition(" ")[0], 10, window_losses(0.1))
+        edit(made["quality"], lambda content: content["windows"].pop("kld"))
+        edit(made["quality"], lambda content: content["summary"].update(kld_mean=None, kld_bound=bound))
+        of_run = {"run": name, "engine": "server"} | of_run
+        for part in ("latency", "quality"):
+            told = {"engine": of_run["engine"], "options": of_run.get("options", {})}
+            edit(made[part], lambda content, told=told: content.update(told))
+        return made | of_run
+
+    cells = [
+        cell(tmp_path, "reference", 10, window_losses(0), kld=0.0),
+        served("reference served", 2e-6),
+        served("reference of a cache of few bits", 3e-3, options={"cache": "fp8"}),
+        served("below", 1e-6),
+        served("above", 3e-6),
+        served("silent", None),
+        served("elsewhere", 1e-6, engine="other"),
+    ]
+    found = results.collect({"config": {"reference": "reference", "models": {"m": {}}}, "cells": cells})["rows"]
+    assert {row["run"]: row["above_noise_floor"] for row in found if row["run"]} == {
+        "reference served": False,
+        "reference of a cache of few bits": True,
+        "below": False,
+        "above": True,
+        "silent": None,
+        "elsewhere": None,
+    }
+    verdicts = {row["run"]: row["nll_verdict"] for row in found}
+    assert verdicts["reference served"] == verdicts["below"] == "tie" and verdicts["above"] == "worse"
+    assert all(("above_noise_floor" in row["missing"]) == (row["above_noise_floor"] is None) for row in found)
+
+
 def test_a_noise_floor_that_could_not_be_measured_says_why(tmp_path: Path) -> None:
     each = cell(tmp_path, "reference", 10, window_losses(0))
     reason = {"kind": "noise floor", "metrics_version": METRICS_VERSION, "summary": None, "reason": "one dtype"}

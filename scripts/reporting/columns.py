@@ -232,7 +232,8 @@ COLUMNS = [
         name="above_noise_floor",
         kind="boolean",
         text="Whether the row's mean KL divergence over the same windows is above the noise floor; where it is not, "
-        "the format cannot be told from the reference.",
+        "the format cannot be told from the reference. Of an engine with kld_bound alone: whether that is above the "
+        "reference's own in the same engine.",
         parts=("quality", "noise_floor"),
         source=above_noise_floor,
         why_missing="the engine does not tell what it follows from",

@@ -181,12 +181,29 @@ def quality_details(loss: Mapping[str, Any] | None) -> dict[str, Any]:
     }
 
 
+def mark_noise(rows: Sequence[dict[str, Any]], reference: str) -> None:
+    """Set `above_noise_floor` of rows whose engine does not tell the whole divergence: whether `kld_bound` is above that
+    of the reference's own weights in the same engine without options. That row is the floor, and not above it."""
+    told = [each for each in rows if each["kld_mean"] is None and each["kld_bound"] is not None]
+    floors = {
+        (each["model"], each["engine"]): each["kld_bound"]
+        for each in told
+        if each["format"] == reference and not each["options"]
+    }
+    for each in told:
+        floor = floors.get((each["model"], each["engine"]))
+        if floor is not None:
+            each["above_noise_floor"] = each["kld_bound"] > floor
+            each["missing"].pop("above_noise_floor", None)
+
+
 def collect(study: Mapping[str, Any]) -> dict[str, Any]:
     """results.json: the rows, the config that they come from, and the versions of this file and of the metrics."""
     rows = [row(cell, study["config"]) for cell in study["cells"]]
-    bandwidth.share(rows)
-    mark_pareto(rows)
     reference = study["config"]["reference"]
+    bandwidth.share(rows)
+    mark_noise(rows, reference)
+    mark_pareto(rows)
     by_key = {key(each): each for each in rows}
     for each in rows:
         against = by_key.get((each["model"], reference, None))
