@@ -182,8 +182,8 @@ def quality_details(loss: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def mark_noise(rows: Sequence[dict[str, Any]], reference: str) -> None:
-    """Set `above_noise_floor` of rows whose engine does not tell the whole divergence: whether `kld_bound` is above that
-    of the reference's own weights in the same engine without options. That row is the floor, and not above it."""
+    """Set `above_noise_floor` of rows whose engine does not tell the whole divergence: whether `kld_bound` is above
+    that of the reference's own weights in the same engine without options. That row is the floor, and not above it."""
     told = [each for each in rows if each["kld_mean"] is None and each["kld_bound"] is not None]
     floors = {
         (each["model"], each["engine"]): each["kld_bound"]
