@@ -22,6 +22,7 @@ from checkpoint import shards
 from common.program import UserError, parser, run
 from common.publish import publish_json
 from devices import cpu
+from engines.decoding.merged import Merged
 from scoring import alignment, fidelity, teacher_forcing
 from scoring.teacher_forcing import Text
 
@@ -50,9 +51,12 @@ def predict(folder: Path, text: Text, device: str, threads: int, artifact: Path 
 
 
 def round_inputs(model: torch.nn.Module, round_input: Callable[[str, Any], Any]) -> None:
-    """Have each linear layer of a model take what `layouts` says that its input is rounded to."""
-    for name, module in model.named_modules():
+    """Have each linear layer of a model take what `layouts` says that its input is rounded to. Layers that a GPU's
+    engine merged have one input: it is rounded as the first of them says."""
+    firsts = {id(each.layer): each.names[0] for each in model.modules() if isinstance(each, Merged)}
+    for path, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):
+            name = firsts.get(id(module), path)
 
             def hook(_: torch.nn.Module, inputs: tuple[Any, ...], name: str = name) -> tuple[Any, ...]:
                 return (round_input(name, inputs[0]), *inputs[1:])

@@ -20,6 +20,8 @@ from engines.decoding import fused, merged
 from engines.decoding.attention import shared_heads
 from engines.decoding.merged import Part, merge
 from engines.decoding.static_cache import StaticDecode
+from expected_predictions import round_inputs
+from layouts import step_round
 
 SMALL = {"vocab_size": 90, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "bos_token_id": 0}
 GROUPED = SMALL | {"intermediate_size": 96, "num_key_value_heads": 2}
@@ -97,6 +99,23 @@ def check_merging(kind: type[torch.nn.Module]) -> dict[str, Any]:
     }
 
 
+def check_rounding() -> dict[str, float]:
+    """How far logits of a model whose layers' inputs are rounded lie from those without rounding, and how far from
+    those where a GPU's engine merged the layers first; its artifact names layers as the model does."""
+    logits = {}
+    for way in ("plain", "apart", "merged"):
+        torch.manual_seed(5)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **GROUPED)).eval()
+        stored = {name for name, _ in model.named_modules() if name.endswith("_proj")}
+        if way == "merged":
+            merge(model, torch.nn.Linear)
+        if way != "plain":
+            round_inputs(model, lambda layer, x, stored=stored: step_round(x, 7) if layer in stored else x)
+        with torch.inference_mode():
+            logits[way] = model(torch.tensor([IDS])).logits
+    return {way: float((logits[way] - logits["apart"]).abs().max()) for way in ("plain", "merged")}
+
+
 def check_shared_heads() -> list[float]:
     """How far attention of query heads that share keys lies from transformers' own: for one position of one prompt and
     of three, each with a mask of its own, and for seven positions."""
@@ -162,4 +181,5 @@ with torch.inference_mode():
     for kind, config in CONFIGS.items():
         results[kind] = static_decoding(AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **config)).eval())
 both = {"Columns": check_merging(Columns), "Linear": check_merging(torch.nn.Linear)}
-print(json.dumps({"static": results, "merging": both, "sharing": check_shared_heads(), "experts": experts()}))
+facts = {"static": results, "merging": both, "sharing": check_shared_heads(), "experts": experts()}
+print(json.dumps(facts | {"rounding": check_rounding()}))

@@ -72,6 +72,11 @@ def test_logits_come_in_chunks(facts: dict[str, Any]) -> None:
         assert len(facts[name]["chunks"]) > 1
 
 
+def test_inputs_are_rounded_the_same_where_layers_were_merged(modules: dict[str, Any]) -> None:
+    """Or the gate takes what a GPU's engine rounds for an error of it."""
+    assert modules["rounding"]["merged"] < 1e-5 < 1e-3 < modules["rounding"]["plain"]
+
+
 def test_weight_bytes_leave_the_embedding_table_out(facts: dict[str, Any]) -> None:
     assert facts["fp16"]["weight_bytes"] == facts["linear_float32_bytes"]
     assert facts["ct2-float32"]["weight_bytes"] == pytest.approx(facts["linear_float32_bytes"], rel=1e-3)
