@@ -211,6 +211,22 @@ def build_twice(name: str, program: str) -> tuple[Path, list[str]]:
     )
 
 
+def torchao_on_a_gpu(name: str) -> dict[str, Any]:
+    """What a torchao artifact is calculated in on a GPU; and how many logits are finite in that and in float16 where
+    layers' inputs are as large as a real model's, 200 times the demo's."""
+    engine_class, finite = engines.module("torchao").Engine, {}
+    dtype = str(engine_class.default_dtype(object.__new__(engine_class), work / name, "cuda")).removeprefix("torch.")
+    for each in {dtype, "float16"}:
+        engine = engines.load("torchao", work / name, "cpu", 1, dtype=each)
+        for layer in engine.layers:
+            layer.register_forward_pre_hook(lambda _, inputs: (inputs[0] * 200, *inputs[1:]))
+            layer.register_forward_hook(lambda _, inputs, output: output / 200)
+        logits = torch.cat([torch.as_tensor(chunk) for chunk in engine.logits(ids[:64])])
+        finite[each] = float(logits.isfinite().float().mean())
+        engine.close()
+    return {"dtype": dtype, "finite": finite}
+
+
 # its engine, gptqmodel, lives in another environment: tests/test_real_model.py
 facts: dict[str, Any] = {
     "autoround-int4": {"others": build_twice("autoround-int4", "autoround --layout=gptq --iters=3")[1]}
@@ -234,4 +250,5 @@ for name, (program, unpack, rounded) in FORMATS.items():
         "manifest": json.loads((folder / "quantmill.json").read_text()),
     }
     engine.close()
-print(json.dumps(facts | {"planted": planted()}))
+gpu = {name: torchao_on_a_gpu(name) for name in ("torchao-int8", "torchao-fp8")}
+print(json.dumps(facts | {"planted": planted(), "torchao on a GPU": gpu}))

@@ -73,6 +73,13 @@ def test_engines_say_what_they_are(facts: dict[str, Any]) -> None:
     assert facts["ct-fp8"]["manifest"]["calibration_sha256"] is None
 
 
+def test_torchao_is_calculated_in_a_dtype_that_holds_its_sums(facts: dict[str, Any]) -> None:
+    """Those of integers come before their scales, and leave float16's range in a real model."""
+    int8, float8 = (facts["torchao on a GPU"][name] for name in ("torchao-int8", "torchao-fp8"))
+    assert (int8["dtype"], float8["dtype"]) == ("bfloat16", "float16")
+    assert int8["finite"]["bfloat16"] == float8["finite"]["float16"] == 1 > int8["finite"]["float16"]
+
+
 def test_what_a_file_says_is_not_run(facts: dict[str, Any]) -> None:
     """HQQ's library would evaluate it as Python."""
     assert facts["planted"] == {"tokens": 2, "ran": False, "would_have": True}

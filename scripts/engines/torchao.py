@@ -8,7 +8,9 @@ from torch import nn
 from torchao.utils import TorchAOBaseTensor
 from transformers import PreTrainedModel
 
+from checkpoint import shards
 from engines import transformers
+from layouts import torchao
 
 
 class Engine(transformers.Engine):
@@ -23,6 +25,14 @@ class Engine(transformers.Engine):
         for layer in self.layers:
             layer.weight = nn.Parameter(_as_dtype(layer.weight, self.dtype), requires_grad=False)
         return model
+
+    def default_dtype(self, artifact: Path, device: str) -> torch.dtype:
+        """On a GPU bfloat16 for int8: torchao scales the sums of its integers last, and those of a real model are
+        beyond float16's 65,504."""
+        words = shards.read_config(artifact / "config.json").get("quantization_config")
+        if device == "cuda" and torchao.INT8 in torchao.types(words):
+            return torch.bfloat16
+        return super().default_dtype(artifact, device)
 
     def weight_bytes(self) -> int:
         whole = super().weight_bytes()  # counts these as what they are multiplied in

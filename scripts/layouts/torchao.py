@@ -13,25 +13,26 @@ from checkpoint.tensor import Tensor
 from layouts import Reading, Shapes, Unread, find
 
 # What a quantization_config of these may name. The library makes an object of whatever else its modules hold.
-KNOWN = {"Int8WeightOnlyConfig", "Float8WeightOnlyConfig", "PerRow", "torch.dtype"}
+INT8 = "Int8WeightOnlyConfig"
+KNOWN = {INT8, "Float8WeightOnlyConfig", "PerRow", "torch.dtype"}
 
 
 def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shapes:
     """See `layouts.Shapes`. Raises `Unread` where the config names other objects than these."""
-    unknown = sorted({str(each) for each in _types(words)} - KNOWN)
+    unknown = sorted({str(each) for each in types(words)} - KNOWN)
     if unknown:
         raise Unread(f"its config names {unknown[0]!r:.60}")
     return {f"{layer}._weight_qdata": shape, f"{layer}._weight_scale": (shape[0], 1)}
 
 
-def _types(content: Any) -> Iterator[Any]:
+def types(content: Any) -> Iterator[Any]:
     """Every `_type` in a JSON value."""
     if isinstance(content, Mapping):
         yield from [content["_type"]] if "_type" in content else []
         content = content.values()
     if not isinstance(content, str | int | float | None):
         for each in content:
-            yield from _types(each)
+            yield from types(each)
 
 
 def read(artifact: Path, source: Checkpoint) -> Reading:
