@@ -7,7 +7,7 @@ those of results.csv and loads.csv, besides `perplexity_ratio`, `tokens_per_seco
 decoded together, `tokens_per_second_in_MODE`, of another way to decode, and `tpot_ms_p50_after_N`, of a prompt of N
 tokens.
 
-A figure of any result file: `<!-- results/smollm2-h200/latency/gguf-q8_0.json summary.ttft_ms_p50 -->6.147<!-- end -->`,
+A figure of any result file: `<!-- results/smollm2-h200/latency/gguf-q8_0.json protocol.new_tokens -->64<!-- end -->`,
 the keys on the way to it.
 
 A table: `<!-- results/smollm2 by bits_per_weight: kld_mean size_bytes -->` and `<!-- end -->`, the rows that have all
