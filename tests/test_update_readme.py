@@ -199,11 +199,14 @@ def test_a_row_of_two_models_is_quoted_by_its_model(folder: Path) -> None:
 
 
 def test_a_figure_of_any_file(folder: Path) -> None:
-    (folder / "results/a.json").write_text('{"summary": {"perplexity": 21.7654, "name": "x"}}')
-    (folder / "page.md").write_text(f"{BEGIN}{END}<!-- results/a.json summary.perplexity -->1<!-- end -->")
-    assert update(folder).returncode == 0
-    assert (folder / "page.md").read_text().endswith("-->21.77<!-- end -->")
-    for keys in ("summary.nothing", "summary.name", "nothing", "summary.perplexity.more"):
+    content = {"summary": {"perplexity": 21.7654, "name": "x"}, "batches": [{"rate": 3}, {"rate": 59}]}
+    (folder / "results/a.json").write_text(json.dumps(content))
+    for keys, figure in (("summary.perplexity", "21.77"), ("batches.1.rate", "59")):
+        (folder / "page.md").write_text(f"{BEGIN}{END}<!-- results/a.json {keys} -->1<!-- end -->")
+        assert update(folder).returncode == 0
+        assert (folder / "page.md").read_text().endswith(f"-->{figure}<!-- end -->")
+    missing = ("summary.nothing", "summary.name", "nothing", "summary.perplexity.more", "batches.2.rate", "batches.x")
+    for keys in missing:
         (folder / "page.md").write_text(f"{BEGIN}{END}<!-- results/a.json {keys} -->1<!-- end -->")
         result = update(folder)
         assert result.returncode == 1

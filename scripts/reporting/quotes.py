@@ -8,7 +8,7 @@ decoded together, `tokens_per_second_in_MODE`, of another way to decode, and `tp
 tokens.
 
 A figure of any result file: `<!-- results/smollm2-h200/latency/gguf-q8_0.json protocol.new_tokens -->64<!-- end -->`,
-the keys on the way to it.
+the keys on the way to it, of a list the places.
 
 A table: `<!-- results/smollm2 by bits_per_weight: kld_mean size_bytes -->` and `<!-- end -->`, the rows that have all
 of these figures, by the first of them; `<!-- results/smollm2 loads by … -->` has those of servers' loads.
@@ -18,7 +18,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import reduce
-from operator import getitem
 from typing import Any
 
 from common.program import UserError
@@ -42,6 +41,11 @@ SEVERAL = {
 HEADINGS = {"perplexity_ratio": "perplexity over the reference's"}
 Row = Mapping[str, Any]
 Results = Mapping[str, Any]
+
+
+def _enter(content: Any, key: str) -> Any:
+    """What a JSON object has of a key, or a list at a place."""
+    return content[int(key) if isinstance(content, list) else key]
 
 
 def name_of(row: Row) -> str:
@@ -103,7 +107,7 @@ def fill(page: str, read: Callable[[str], Results]) -> str:
     def renew(begin: str, make: Callable[[], str]) -> str:
         try:
             return begin + make()
-        except (KeyError, ValueError, TypeError, ZeroDivisionError) as error:
+        except (LookupError, ValueError, TypeError, ZeroDivisionError) as error:
             raise UserError(f"{begin.strip()}: there is no such figure ({error}); correct the quote") from None
 
     def renew_figure(found: re.Match[str]) -> str:
@@ -112,7 +116,7 @@ def fill(page: str, read: Callable[[str], Results]) -> str:
 
     def renew_keys(found: re.Match[str]) -> str:
         begin, file, keys, end = found.groups()
-        return renew(begin, lambda: number(reduce(getitem, keys.split("."), read(file)))) + end
+        return renew(begin, lambda: number(reduce(_enter, keys.split("."), read(file)))) + end
 
     def renew_table(found: re.Match[str]) -> str:
         begin, folder, loads, first, more, end = found.groups()
