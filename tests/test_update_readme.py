@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from reporting import tasks
 from reporting.numbers import MISSING
 
 REPO = Path(__file__).resolve().parents[1]
@@ -196,6 +197,31 @@ def test_a_row_of_two_models_is_quoted_by_its_model(folder: Path) -> None:
     (folder / "page.md").write_text(f"{BEGIN}{END}{quote.format('other:')}")
     assert update(folder).returncode == 0
     assert (folder / "page.md").read_text().endswith("-->5 MB<!-- end -->")
+
+
+def test_scores_of_tasks_are_quoted_as_columns_are(folder: Path) -> None:
+    path = folder / "results/demo/results.json"
+    content = json.loads(path.read_text())
+    entry = dict.fromkeys((*tasks.KEPT, *tasks.COUNTS, *tasks.PAIRED)) | {"task": "own-task", "missing": {}}
+    entry |= {"metric": "acc", "higher_is_better": True, "share": True}
+    names = [{each: row[each] for each in ("model", "format", "run")} for row in content["rows"][:2]]
+    content["tasks"] = [entry | name | {"score": score} for name, score in zip(names, (0.75, 0.5), strict=True)]
+    path.write_text(json.dumps(content))
+    first, second = (name["format"] for name in names)
+    quotes = (
+        f"<!-- results/demo {second} / {first} task_own_task_score -->1<!-- end -->\n"
+        "<!-- results/demo by task_own_task_score: size_bytes -->\n<!-- end -->"
+    )
+    (folder / "page.md").write_text(f"{BEGIN}{END}{quotes}")
+    assert update(folder).returncode == 0
+    text = (folder / "page.md").read_text()
+    assert "-->0.667<!-- end -->" in text
+    lines = [line for line in text.splitlines() if line.startswith(("| row", f"| `{first}`", f"| `{second}`"))][-3:]
+    assert [line.split(" | ")[:2] for line in lines] == [
+        ["| row", "own-task"],
+        [f"| `{second}`", "50%"],
+        [f"| `{first}`", "75%"],
+    ]
 
 
 def test_a_figure_of_any_file(folder: Path) -> None:

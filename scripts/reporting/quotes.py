@@ -3,9 +3,9 @@
 A figure: `<!-- results/smollm2 gguf-q8_0 perplexity -->21.3<!-- end -->`, the folder of a results.json, a row and a
 column. `ROW / ROW` quotes the ratio of two rows' figures, `COLUMN / COLUMN` that of a row's own. A row is FORMAT or
 FORMAT@RUN, after MODEL: where several models of a study have it, and before :LOAD for a server's load. Columns are
-those of results.csv and loads.csv, besides `perplexity_ratio`, `tokens_per_second_at_N`, of N sequences that were
-decoded together, `tokens_per_second_in_MODE`, of another way to decode, and `tpot_ms_p50_after_N`, of a prompt of N
-tokens.
+those of results.csv, of tasks too, and of loads.csv, besides `perplexity_ratio`, `tokens_per_second_at_N`, of N
+sequences that were decoded together, `tokens_per_second_in_MODE`, of another way to decode, and `tpot_ms_p50_after_N`,
+of a prompt of N tokens.
 
 A figure of any result file: `<!-- results/smollm2-h200/latency/gguf-q8_0.json protocol.new_tokens -->64<!-- end -->`,
 the keys on the way to it, of a list the places.
@@ -16,12 +16,13 @@ of these figures, by the first of them; `<!-- results/smollm2 loads by … -->` 
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
 from common.program import UserError
-from reporting.columns import COLUMNS
+from reporting import tasks
+from reporting.column import Column
 from reporting.labels import label
 from reporting.load_columns import LOAD_COLUMNS
 from reporting.markdown import cell, lines
@@ -61,12 +62,12 @@ def value(row: Row, column: str) -> Any:
     return row[column] and row[column]["ratio"] if column == "perplexity_ratio" else row[column]
 
 
-def text(row: Row, column: str) -> str:
+def text(row: Row, column: str, columns: Sequence[Column]) -> str:
     """A row's figure, as tables have it. Raises `KeyError` as `value` does, `ValueError` where it was not measured."""
     found = value(row, column)
     if found is None:
         raise ValueError("was not measured")
-    known = {each.name: each for each in (LOAD_COLUMNS if "load" in row else COLUMNS)}
+    known = {each.name: each for each in (LOAD_COLUMNS if "load" in row else columns)}
     if column.startswith("perplexity"):
         return number(found)
     return cell(known[column], found) if column in known else number(found, 3)
@@ -75,27 +76,29 @@ def text(row: Row, column: str) -> str:
 def figure(results: Results, first: str, second: str | None, column: str, over: str | None) -> str:
     """A figure, or the ratio of two to three digits: of the second row's, or of the column `over`. Raises as `text`
     does, and `KeyError` for a row that there is not."""
-    every = (*results["rows"], *results.get("loads", ()))
+    columns, widened = tasks.widen(results)
+    every = (*widened, *results.get("loads", ()))
     rows = {f"{row['model']}:{name_of(row)}": row for row in every}
     named = Counter(map(name_of, every))
     rows |= {name_of(row): row for row in every if named[name_of(row)] == 1}
-    said = text(rows[first], column)
+    said = text(rows[first], column, columns)
     if second is None and over is None:
         return said
     other = (rows[second or first], over or column)
-    text(*other)
+    text(*other, columns)
     return number(value(rows[first], column) / value(*other), 3)
 
 
-def table(results: Results, loads: bool, columns: list[str]) -> str:
+def table(results: Results, loads: bool, names: list[str]) -> str:
     """Rows that have all figures, by the first of them. Raises as `text` does."""
-    known = {each.name: each.heading for each in (LOAD_COLUMNS if loads else COLUMNS)} | HEADINGS
-    rows = [row for row in results["loads" if loads else "rows"] if None not in [value(row, each) for each in columns]]
-    rows = sorted(rows, key=lambda row: value(row, columns[0]))
+    columns, widened = tasks.widen(results)
+    known = {each.name: each.heading for each in (LOAD_COLUMNS if loads else columns)} | HEADINGS
+    rows = [row for row in (results["loads"] if loads else widened) if None not in [value(row, each) for each in names]]
+    rows = sorted(rows, key=lambda row: value(row, names[0]))
     several = len({row["model"] for row in rows}) > 1
     named = [f"`{row['model']}:{name_of(row)}`" if several else f"`{name_of(row)}`" for row in rows]
-    body = [[name, *(text(row, each) for each in columns)] for name, row in zip(named, rows, strict=True)]
-    return "\n".join(lines(["row", *(known.get(each, each.replace("_", " ")) for each in columns)], body))
+    body = [[name, *(text(row, each, columns) for each in names)] for name, row in zip(named, rows, strict=True)]
+    return "\n".join(lines(["row", *(known.get(each, each.replace("_", " ")) for each in names)], body))
 
 
 def fill(page: str, read: Callable[[str], Results]) -> str:
