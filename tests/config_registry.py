@@ -30,6 +30,7 @@ ENGINES = {
     "many": Engine("torch", ("hf",), devices=("cuda",), many_gpus=True, options=None),
     "external": Engine("mlc_llm", ("hf",)),
     "theirs": Engine("tools", ("hf",), attached=True),
+    "slots": Engine("torch", ("hf",), options=None, serves=True, slots="parallel"),
 }
 REGISTRY = Registry(FORMATS, ENGINES, ["torch", "tools", "old"])
 

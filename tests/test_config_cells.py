@@ -53,9 +53,20 @@ def test_a_servers_url_is_an_option_of_its_engine() -> None:
     assert cell.options == {"url": url}
 
 
+@pytest.mark.parametrize(("options", "concurrency"), [({"parallel": 4}, [1, 16]), ({}, [1]), ({}, [])])
+def test_a_server_of_few_slots_is_put_under_loads_that_it_can_take(options: dict, concurrency: list[int]) -> None:
+    study = check(**run(engine="slots", options=options), serving={"concurrency": concurrency, "burst": 59})
+    assert study["serving"]["concurrency"] == concurrency
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (
+            run(engine="slots") | {"serving": {"concurrency": [1, 16]}},
+            "runs.x: slots answers one request at a time, and serving.concurrency keeps 16 in flight; set options: "
+            "{parallel: 16}",
+        ),
         (run(engine="gptqmodel"), "runs.x: gptqmodel does not load fp16 (hf); it loads gptq, awq"),
         (run(engine="vlm"), "runs.x: unknown engine 'vlm'; known: ctranslate2, external, gptqmodel, llama, many, old"),
         (run(engine="theirs"), "runs.x: theirs is a server that you run; say where with url: http://HOST:PORT"),

@@ -41,6 +41,8 @@ class Engine(Started):
     def words(artifact: Path, place: Place, cards: int, threads: int, options: Mapping[str, Any]) -> list[str]:
         """What llama-server is called with, to serve the artifact there on the cards that it sees (0: a CPU)."""
         settings = {"threads": threads, "parallel": 1, "cache_prompt": False, "webui": False, "metrics": True}
+        if options.get("parallel", 1) > 1:
+            settings["kv_unified"] = True  # as where it chooses the slots itself: each may use all of the context
         settings |= options
         settings |= {"n_gpu_layers": 999} if cards else {"device": "none"}
         argv = ["--model", f"{place.folder}/{files.first(artifact).name}", "--alias", place.name]

@@ -164,7 +164,8 @@ def check_url(where: str, run: Mapping[str, Any], engine: Engine) -> None:
 
 
 def check_serving(study: Mapping[str, Any], registry: Registry) -> None:
-    """Raises `ConfigError` for loads without a server, lengths that are none, and limits that nothing is held to."""
+    """Raises `ConfigError` for loads without a server or for one that would refuse them, lengths that are none, and
+    limits that nothing is held to."""
     serving = study["serving"]
     for name in ("prompt_tokens", "new_tokens"):
         if isinstance(serving[name], list) and serving[name][0] > serving[name][1]:
@@ -172,6 +173,14 @@ def check_serving(study: Mapping[str, Any], registry: Registry) -> None:
     if wants_loads(study) and not any(registry.engines[run["engine"]].serves for run in study["runs"].values()):
         servers = ", ".join(sorted(name for name, engine in registry.engines.items() if engine.serves))
         raise ConfigError(f"serving: no run is a server; add one under runs, with an engine of {servers}")
+    most = max(serving["concurrency"], default=0)
+    for name, run in study["runs"].items():
+        slots = registry.engines[run["engine"]].slots
+        if most > 1 and slots and run["options"].get(slots, 1) == 1:
+            raise ConfigError(
+                f"runs.{name}: {run['engine']} answers one request at a time, and serving.concurrency keeps {most} in "
+                f"flight; set options: {{{slots}: {most}}}"
+            )
 
 
 def wants_loads(study: Mapping[str, Any]) -> bool:

@@ -61,7 +61,8 @@ class Engine:
     loads: the layouts that it loads. many_gpus: whether it can use several GPUs.
     options: name -> JSON schema of its value; None takes any option, in the engine's own words.
     python: the one version, such as 3.11, that its environment can be built with; None for any.
-    serves: whether it is a server, which can be put under loads. attached: whether its user runs it, at a run's url.
+    serves: whether it is a server, which can be put under loads. slots: of a server that answers one request at a time
+    unless an option says how many, this option. attached: whether its user runs it, at a run's url.
     no_speed: why its speed is not measured, where it says nothing of what people deploy.
     costs: what it takes; None where nobody said.
     """
@@ -73,6 +74,7 @@ class Engine:
     options: Mapping[str, Mapping[str, Any]] | None = field(default_factory=dict)
     python: str | None = None
     serves: bool = False
+    slots: str | None = None
     attached: bool = False
     no_speed: str = ""
     costs: EngineCosts | None = None

@@ -163,6 +163,14 @@ def test_llama_server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run[-len(words) - 1] == service["image"] == "ghcr.io/ggml-org/llama.cpp:server"
     assert not {"entrypoint", "environment"} & set(service)
 
+    # slots that are named share the context, as those that it chooses itself do
+    for options, flag in (
+        ({"parallel": 16}, "--kv-unified"),
+        ({"parallel": 16, "kv_unified": False}, "--no-kv-unified"),
+    ):
+        argv, _ = engine.command(artifact, "cpu", 3, 51234, options)
+        assert argv[argv.index("--parallel") + 1] == "16" and flag in argv
+
     sources = {"llama.cpp": "llama-cpp-python-0.3.40-00", "arguments": "--model x --threads 15 --parallel 1"}
     measure(served, "cuda", sources)
     head, line, run, service = parts(serve_command.texts(served, LISTED))
