@@ -18,4 +18,5 @@ ENGINES["llama_cpp"] = Engine(
         "n_ubatch": {"type": "integer", "minimum": 1},
     },
 )
-ENGINES["llama-server"] = Engine(**LLAMA, options=None, serves=True, slots="parallel")  # whatever its command line takes
+# options: whatever its command line takes
+ENGINES["llama-server"] = Engine(**LLAMA, options=None, serves=True, slots="parallel")
