@@ -13,7 +13,7 @@ from conftest import REPO
 from whole_results import collect_results, edit, whole_cell, window_losses
 
 from metrics import METRICS_VERSION
-from reporting import columns, results
+from reporting import columns, results, tasks
 
 SCHEMA = json.loads(columns.SCHEMA.read_text())
 UNITS = {column.name: column.unit for column in columns.COLUMNS}
@@ -105,7 +105,8 @@ def test_recorded_runs_are_what_it_says(path: Path, tmp_path: Path) -> None:
     assert content["metrics_version"] == METRICS_VERSION
     today = results.upgrade(content)
     assert errors(today) == []
-    results.write_csv(tmp_path / "results.csv", today["rows"])
+    table, rows = tasks.widen(today)
+    results.write_csv(tmp_path / "results.csv", rows, table)
     recorded, written = (
         list(csv.DictReader(each.open())) for each in (path.with_name("results.csv"), tmp_path / "results.csv")
     )
