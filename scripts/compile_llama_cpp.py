@@ -12,7 +12,6 @@ Processors are asked for the instruction sets that they have, without AMX: a vir
 A build of one's own (--build) must have the same llama.h, because the Python binding is made for it.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -22,12 +21,11 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from common import manifest
+from common.cached import cache, locked
 from common.program import UserError, parser, run
 from common.publish import publish
 from devices import cpu
@@ -63,11 +61,6 @@ OWN = ("GGML_", "LLAMA_", "CMAKE_CUDA_ARCHITECTURES")  # what is kept of the def
 LEFT_OUT = ("docs", "models", "tests", "examples", "media", "benches")  # of the sources, half of their size
 CUDA = "/usr/local/cuda/bin"  # where nvcc is installed, also where no PATH leads to it
 STATUS = "%p [%f/%t] "  # ninja's progress: percent, and files of how many
-
-
-def cache() -> Path:
-    """The user's cache folder of Quantmill."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quantmill"
 
 
 def flags(cuda: dict[str, str]) -> dict[str, str]:
@@ -117,15 +110,6 @@ def compiler() -> str:
 def ask(program: str, option: str) -> str:
     """What a program prints."""
     return subprocess.run([program, option], capture_output=True, text=True).stdout
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One process at a time works in a folder of the cache."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def fetch_sources(pins: Path) -> Path:

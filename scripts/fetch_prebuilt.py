@@ -20,7 +20,7 @@ from common.publish import MANIFEST, place, publish
 from prebuilt import ct2, gguf, packed
 from scoring import quality_gate
 
-PACKED = ("gptq", "awq", "compressed-tensors", "bitsandbytes", "torchao", "hqq")
+PACKED = ("gptq", "awq", "compressed-tensors", "bitsandbytes", "torchao", "hqq", "exl3")
 CARD = "README.md"
 LAYOUTS = {"ct2": ct2, "gguf": gguf} | dict.fromkeys(PACKED, packed)
 

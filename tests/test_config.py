@@ -82,9 +82,9 @@ def test_texts_of_a_model_of_the_hub() -> None:
             "is for Python 3.10; take bnb-int8",
         ),
         (
-            {"formats": ["fp16", "exl3-4.0bpw"]},
-            "formats: exl3-4.0bpw is not built here: its engine runs on NVIDIA GPUs alone, by kernels that Quantmill "
-            "does not compile; take ct-w4a16 with vllm",
+            {"formats": ["fp16", "exl2-4.0bpw"]},
+            "formats: exl2-4.0bpw is not built here: ExLlamaV2 gave way to ExLlamaV3, by the same author; take "
+            "exl3-4.0bpw",
         ),
         ({"reference": "fp61"}, "reference: unknown format 'fp61'; did you mean 'fp16'?"),
         ({"interpreters": {"torch": "/nope/python"}}, "interpreters.torch: /nope/python is no program"),

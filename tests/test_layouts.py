@@ -23,7 +23,8 @@ GROUPS = np.arange(INPUTS) // GROUP
 
 
 # bytes of float8 are passed as numpy's only type of one byte that nothing else here has
-DTYPES = {"float16": "F16", "float32": "F32", "int32": "I32", "int8": "I8", "uint8": "U8", "bool": "F8_E4M3"}
+DTYPES = {"float16": "F16", "float32": "F32", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8"}
+DTYPES |= {"bool": "F8_E4M3"}
 
 
 def save_file(tensors: dict[str, np.ndarray], path: Path) -> None:

@@ -7,7 +7,19 @@ ATTACHED = {
 }
 
 for name, layouts in {
-    "openai": ("hf", "gptq", "awq", "gguf", "mlc", "ct2", "compressed-tensors", "bitsandbytes", "torchao", "hqq"),
+    "openai": (
+        "hf",
+        "gptq",
+        "awq",
+        "gguf",
+        "mlc",
+        "ct2",
+        "compressed-tensors",
+        "bitsandbytes",
+        "torchao",
+        "hqq",
+        "exl3",
+    ),
     "tgi": ("hf", "gptq", "awq", "compressed-tensors"),
     "sglang": ("hf", "gptq", "awq", "gguf", "compressed-tensors"),
     "lmdeploy": ("hf", "gptq", "awq"),

@@ -172,7 +172,8 @@ def drop_tied(config: dict, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     head, embeddings = tensors.get("lm_head.weight"), tensors.get("model.embed_tokens.weight")
     tied = config.get("tie_word_embeddings")  # where it is absent, the model's class decides, and only it knows
     causal = "ForCausalLM" in str(config.get("architectures")) and "auto_map" not in config
-    if tied is False and head is None and embeddings is not None and causal:
+    quantized = any(name.startswith("lm_head.") for name in tensors)  # EXL3's head has other names
+    if tied is False and not quantized and embeddings is not None and causal:
         raise UserError(
             f"{embeddings.path.parent}: no lm_head.weight, and config.json does not tie it to the embeddings; "
             "set tie_word_embeddings to true if the model's author meant that, or download it again"

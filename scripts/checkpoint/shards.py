@@ -166,8 +166,8 @@ def bytes_per_token(folder: Path) -> int:
     """Bytes of a checkpoint's safetensors that one decoded token reads: of an untied embedding table it reads a row, of
     a mixture's experts those that it is sent to."""
     config = read_json(folder / "config.json")
-    tied = config.get("tie_word_embeddings", False)
     tensors = [item for file in sorted(folder.glob("*.safetensors")) for item in safetensors_file.read(file).items()]
+    tied = config.get("tie_word_embeddings", False) and not any(name.startswith("lm_head.") for name, _ in tensors)
     read = [(name, tensor) for name, tensor in tensors if tied or not name.endswith("embed_tokens.weight")]
     return sum(round(tensor.nbytes * share_read(name, config)) for name, tensor in read)
 

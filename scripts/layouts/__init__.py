@@ -4,15 +4,17 @@ A module has `read(artifact, source)`, which returns a function: a tensor of the
 tensor's shape, that the artifact holds in its place. Reading is numpy alone: no library that made or runs the format.
 
 Where an engine rounds activations too, the module has `rounding(artifact)`, which returns a function: a layer's name
-and the tensor of torch's that it is given -> the same rounded; or None where this artifact's are not. Of layouts that
-somebody else may have built, `packed` says what is stored (see `Shapes`), and `check`, where there is one, refuses what
-its library could not read safely.
+and the tensor of torch's that it is given -> the same rounded; or None where this artifact's are not. Where an artifact
+can have a head of its own though its model ties it to the embeddings, `untied(artifact)` says whether it does. Of
+layouts that somebody else may have built, `packed` says what is stored (see `Shapes`), and `check`, where there is one,
+refuses what its library could not read safely.
 """
 
 import importlib
 import io
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +30,7 @@ from checkpoint.tensor import Tensor
 from common.publish import place
 
 FLOATS = CAST | {"F16"}
+EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 Reading = Callable[[Tensor], np.ndarray]
 # What a module's `packed(quantization_config, layer, shape)` returns: the tensors that hold a matrix of this shape,
 # with theirs. A layer that has none of these names is stored plain.
@@ -84,15 +87,19 @@ def step_round(x: Any, steps: int) -> Any:
     return (x / step).round() * step
 
 
-def write_model(folder: Path, source: Checkpoint, reading: Reading | None, dtype: str) -> None:
+def write_model(folder: Path, source: Checkpoint, reading: Reading | None, dtype: str, untied: bool = False) -> None:
     """Write a model's folder that transformers loads: a source's config.json, and its weights as an artifact holds
     them, stored as `dtype` (F32 or F16), or where there is no `reading` the source's own files under second names.
+    `untied`: the artifact has a head besides the embeddings, which is written too.
 
     Raises `Unread` where the artifact's weights cannot be read.
     """
     folder.mkdir()
-    content = json.dumps(portable.config(source.config()))
-    (folder / "config.json").write_text(content, encoding="utf-8")
+    config, tensors = portable.config(source.config()), source.tensors()
+    if untied and HEAD not in tensors:
+        config |= {"tie_word_embeddings": False}
+        tensors |= {HEAD: replace(tensors[EMBEDDINGS], name=HEAD)}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     if reading is None:
         for file in filter(None, (*source.files, source.index())):
             place(file, folder / file.name)
@@ -111,7 +118,7 @@ def write_model(folder: Path, source: Checkpoint, reading: Reading | None, dtype
         write_all(target, memoryview(np.ascontiguousarray(weights, NUMPY[dtype]).reshape(-1).view(np.uint8)))
 
     write_file = partial(safetensors_file.write, dtype=stored_dtype, copy=write_weights)
-    sharding.write(folder, "safetensors", sharding.group_by_file(list(source.tensors().values())), write_file)
+    sharding.write(folder, "safetensors", sharding.group_by_file(list(tensors.values())), write_file)
 
 
 def module(layout: str) -> ModuleType:
@@ -123,3 +130,9 @@ def rounding(layout: str, artifact: Path) -> Callable[[str, Any], Any] | None:
     """What `rounding` of a layout's module says of an artifact; None where it has no such function."""
     says = getattr(module(layout), "rounding", None)
     return says(artifact) if says else None
+
+
+def untied(layout: str, artifact: Path) -> bool:
+    """What `untied` of a layout's module says of an artifact; no, where it has no such function."""
+    says = getattr(module(layout), "untied", None)
+    return bool(says and says(artifact))

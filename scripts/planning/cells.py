@@ -17,7 +17,7 @@ from planning.values import ConfigError
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 # layout -> a file of each folder; of a pattern one file alone may be meant
-PACKED = ("gptq", "awq", "compressed-tensors", "bitsandbytes", "torchao", "hqq")
+PACKED = ("gptq", "awq", "compressed-tensors", "bitsandbytes", "torchao", "hqq", "exl3")
 PREBUILT_FILES = {"ct2": "model.bin", "gguf": "*.gguf"} | dict.fromkeys(PACKED, "config.json")
 
 

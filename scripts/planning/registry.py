@@ -12,11 +12,9 @@ from planning.values import ConfigError
 NAME = r"[a-z0-9][a-z0-9._-]*"
 MAX_NAME = 100  # letters of a format or a run or, in the schema, a model: files made of names stay below 255 bytes
 # formats that people know and that nothing here builds, by what their names begin with, and why
-EXLLAMA = "its engine runs on NVIDIA GPUs alone, by kernels that Quantmill does not compile; take ct-w4a16 with vllm"
 NOT_BUILT = {
     "eetq": "EETQ's kernels end before compute capability 9.0, and its one wheel is for Python 3.10; take bnb-int8",
-    "exl2": EXLLAMA,
-    "exl3": EXLLAMA,
+    "exl2": "ExLlamaV2 gave way to ExLlamaV3, by the same author; take exl3-4.0bpw",
 }
 # names of a model's other files, and what its logs begin with: no artifact may have them
 TAKEN = r"(source|safetensors|bin|mlc|tokens|latency|quality|serving|gate\.json|expected-predictions|mlc-library)\Z"

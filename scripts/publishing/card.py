@@ -20,6 +20,7 @@ from reporting.numbers import MISSING
 TEMPLATE = Path(__file__).with_name("card.md.j2")
 TASK = "text-generation"
 LIBRARIES = {"hf": "transformers", "ct2": "ctranslate2", "gguf": "gguf", "mlc": "mlc-llm", "hqq": "hqq"}
+LIBRARIES |= {"exl3": "exllamav3"}
 QUALITIES = ("perplexity", "kld_mean", "top1_agreement")  # columns that the head tells of a row
 SPEEDS = ("tokens_per_second", "ttft_ms_p50", "tpot_ms_p50")
 CALIBRATION = {"samples": "samples", "sequence_length": "tokens each"}  # parameters, and what they count

@@ -251,7 +251,7 @@ def write_artifact(
     gate = quality_gate.check(folder, job.facts["engine"], method, job.device, options, options.engine_python)
     origin = manifest.read(source.folder)
     stored = {name: tensor.numel * DTYPE_BYTES[dtype(tensor)] for name, tensor in tensors.items()}
-    untied = "lm_head.weight" in stored
+    untied = any(name.startswith("lm_head.") for name in stored)  # of EXL3 also where the model ties it
     calibrated = job.calibration and {
         "samples": len(job.calibration.samples),
         "sequence_length": job.calibration.sequence_length,

@@ -1,0 +1,32 @@
+"""exl3-4.0bpw and other rates: ExLlamaV3's trellis codes, calibrated. On NVIDIA GPUs alone."""
+
+EXLLAMAV3 = "artifacts/libraries/exllamav3"
+
+COMPILED["exllamav3"] = [EXLLAMAV3]
+for rate in (quarters / 4 for quarters in range(4, 33)):  # 1.0 to 8.0
+    FORMATS[f"exl3-{rate}bpw"] = Format(
+        layout="exl3",
+        engine="exllamav3",
+        env="exllamav3",
+        parameters="exl3",
+        quantizer=("build_exl3.py", f"--bits={rate}"),
+        logs=("tokens-calibration",),
+        devices=("cuda",),
+    )
+
+
+rule exllamav3:
+    input:
+        environment("exllamav3", compiled=False),
+    output:
+        directory(EXLLAMAV3),
+    log:
+        "artifacts/logs/libraries/exllamav3.log",
+    threads: 1024
+    resources:
+        gpu=1,
+    params:
+        program=program("compile_exllamav3.py"),
+        python=python("exllamav3"),
+    shell:
+        "{params.python:q} {params.program[0]} {output} --threads {threads} > {log} 2>&1"

@@ -1,0 +1,181 @@
+"""EXL3: our reading against what ExLlamaV3's kernels made of the same bits, and how the kernels are compiled.
+
+The kernels run on NVIDIA GPUs alone, so the engine, the converter and the quality gate are tested there by hand
+(docs/METHODS.md). tests/exl3_golden.py made the arrays, on an H200 with exllamav3 1.6.5.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import REPO
+from test_layouts import save_file, source
+
+import layouts
+from checkpoint import shards
+from checkpoint.shards import Checkpoint
+from layouts import Unread, exl3
+
+LAYER = "model.layers.0.mlp.up_proj"
+GOLDEN = np.load(REPO / "tests/data/exl3.npz")
+CASES = sorted({name.rpartition(".")[0] for name in GOLDEN.files})
+
+
+def parts(case: str) -> dict[str, np.ndarray]:
+    """A layer's tensors as they are stored."""
+    found = {name: GOLDEN[f"{case}.{name}"] for name in ("trellis", "suh", "svh")}
+    kind = case.partition("-")[0]
+    return found | ({kind: np.array([1], np.int32)} if kind != "3inst" else {})
+
+
+def artifact(folder: Path, layer: str, tensors: dict[str, np.ndarray], **rest: np.ndarray) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "exl3"}}))
+    save_file({f"{layer}.{name}": value for name, value in tensors.items()} | rest, folder / "model.safetensors")
+    return folder
+
+
+def plain(folder: Path, outputs: int = 128, inputs: int = 128) -> Checkpoint:
+    return source(folder, {f"{LAYER}.weight": np.zeros((outputs, inputs), np.float16)})
+
+
+def test_the_cases_are_all_codebooks_and_half_bits() -> None:
+    assert CASES == ["3inst-5", "mcg-3", "mul1-1", "mul1-2.5", "mul1-4"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_are_those_of_the_kernels(case: str, tmp_path: Path) -> None:
+    model = plain(tmp_path / "source")
+    read = exl3.read(artifact(tmp_path / "exl3", LAYER, parts(case)), model)
+    found, expected = read(model.tensors()[f"{LAYER}.weight"]), GOLDEN[f"{case}.weight"].T.astype(np.float32)
+    # theirs are rounded to float16 after each of four steps
+    assert np.abs(found - expected).max() < 4e-3 * np.abs(expected).max()
+    assert np.linalg.norm(found - expected) < 1e-3 * np.linalg.norm(expected)
+
+
+def test_sizes_that_are_no_blocks_are_cut(tmp_path: Path) -> None:
+    model = plain(tmp_path / "source", 100, 70)
+    read = exl3.read(artifact(tmp_path / "exl3", LAYER, parts("mul1-4")), model)
+    found = read(model.tensors()[f"{LAYER}.weight"])
+    assert found.shape == (100, 70)
+    whole = GOLDEN["mul1-4.weight"].T.astype(np.float32)
+    assert np.abs(found - whole[:100, :70]).max() < 4e-3 * np.abs(whole).max()
+
+
+def test_a_tied_model_is_run_with_the_head_that_is_stored(tmp_path: Path) -> None:
+    table = np.full((128, 128), 0.5, np.float16)
+    tied = source(tmp_path / "source", {layouts.EMBEDDINGS: table})
+    folder = artifact(tmp_path / "exl3", "lm_head", parts("mul1-4"), **{layouts.EMBEDDINGS: table})
+    assert layouts.untied("exl3", folder)
+    layouts.write_model(tmp_path / "run", tied, exl3.read(folder, tied), "F32", untied=True)
+    run = shards.find(tmp_path / "run")
+    assert run.config()["tie_word_embeddings"] is False
+    assert (layouts.array(run.tensors()[layouts.EMBEDDINGS]) == 0.5).all()
+    head = layouts.array(run.tensors()[layouts.HEAD])
+    expected = GOLDEN["mul1-4.weight"].T.astype(np.float32)
+    assert np.linalg.norm(head - expected) < 1e-3 * np.linalg.norm(expected)
+    assert shards.bytes_per_token(folder) == sum(value.nbytes for value in parts("mul1-4").values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"trellis": np.zeros((8, 7, 64), np.int16)}, r"trellis is \[8, 7, 64\], and the layer has \[8, 8\] tiles"),
+        ({"trellis": np.zeros((8, 8, 64), np.int32)}, r"trellis is \[8, 8, 64\]"),
+        ({"trellis": np.zeros((8, 8, 60), np.int16)}, r"3\.75 bits a weight"),
+    ],
+)
+def test_a_trellis_of_another_matrix_is_refused(changes: dict, message: str, tmp_path: Path) -> None:
+    stored = shards.find(artifact(tmp_path / "exl3", LAYER, parts("mul1-4") | changes)).tensors()
+    with pytest.raises(Unread, match=message):
+        exl3.check(stored, f"{LAYER}.weight", (128, 128))
+
+
+def test_half_bits_are_of_one_codebook(tmp_path: Path) -> None:
+    tensors = {name: value for name, value in parts("mul1-2.5").items() if name != "mul1"}
+    stored = shards.find(artifact(tmp_path / "exl3", LAYER, tensors)).tensors()
+    with pytest.raises(Unread, match="half bits are of the codebook mul1 alone"):
+        exl3.check(stored, f"{LAYER}.weight", (128, 128))
+
+
+# the library as far as its compilation goes: it writes where torch's builds are put, or fails
+EXT = """
+import os, pathlib
+folder = pathlib.Path(os.environ["TORCH_EXTENSIONS_DIR"]) / "exllamav3_ext"
+assert not (folder / "lock").exists(), "it would wait for ever"
+folder.mkdir(exist_ok=True)
+with pathlib.Path({calls!r}).open("a") as file:
+    file.write(os.environ["TORCH_CUDA_ARCH_LIST"] + "\\n")
+if pathlib.Path({broken!r}).exists():
+    (folder / "lock").touch()
+    raise SystemExit("nvcc fatal")
+(folder / "exllamav3_ext.so").write_text("kernels")
+"""
+RUN = """
+import sys
+import compile_exllamav3
+from common.program import run
+if {gpu}:
+    compile_exllamav3.architectures = lambda: "9.0"
+run(compile_exllamav3.main)
+"""
+
+
+@pytest.fixture
+def compile_it(tmp_path: Path, torch_python: Path, call: Callable) -> Callable:
+    package = tmp_path / "site/exllamav3"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "ext.py").write_text(EXT.format(calls=str(tmp_path / "calls"), broken=str(tmp_path / "broken")))
+    facts = tmp_path / "site/exllamav3-1.6.5.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: exllamav3\nVersion: 1.6.5\n")
+    nvcc = tmp_path / "cuda/bin/nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n")
+    nvcc.chmod(0o755)
+
+    def run(gpu: bool = True) -> str | None:
+        """The line of a refusal; None where it went well."""
+        paths = f"{tmp_path / 'site'}:{REPO / 'scripts'}"
+        words = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": paths, "CUDA_HOME": str(tmp_path / "cuda")}
+        result = call(torch_python, "-c", RUN.format(gpu=gpu), tmp_path / "out", **words)
+        if result.returncode == 0:
+            return None
+        assert "Traceback" not in result.stderr
+        assert not (tmp_path / "out").exists()
+        return result.stderr.splitlines()[-1]
+
+    return run
+
+
+def test_kernels_are_compiled_once_and_go_on_after_a_failure(compile_it: Callable, tmp_path: Path) -> None:
+    (tmp_path / "broken").touch()
+    line = compile_it()
+    assert line.startswith("error: exl3: the kernels of exllamav3 1.6.5 did not compile (exit code 1); its own lines")
+    (tmp_path / "broken").unlink()
+    assert compile_it() is None  # also with the lock that a killed build leaves
+    assert compile_it() is None  # from the cache
+    assert (tmp_path / "calls").read_text() == "9.0\n9.0\n"
+    assert (tmp_path / "out/exllamav3_ext.so").read_text() == "kernels"
+    assert json.loads((tmp_path / "out/quantmill.json").read_text())["nvcc"] == "13.0"
+
+
+def test_a_machine_without_a_gpu_is_one_line(compile_it: Callable) -> None:
+    line = compile_it(gpu=False)
+    if line is None:
+        pytest.skip("this machine has a GPU")
+    assert line.startswith("error: exl3: torch ")
+    assert line.endswith("sees no GPU here, and its kernels are compiled for one")
+
+
+def test_kernels_that_are_not_compiled_are_named(call: Callable, tmp_path: Path) -> None:
+    code = "from exllama import library\nfrom common.program import run\nrun(library)"
+    result = call(sys.executable, "-c", code, QUANTMILL_EXLLAMAV3=str(tmp_path), PYTHONPATH=str(REPO / "scripts"))
+    assert result.stderr == (
+        f"error: {tmp_path}: holds no kernels of ExLlamaV3; compile them: "
+        f"python scripts/compile_exllamav3.py {tmp_path}\n"
+    )
