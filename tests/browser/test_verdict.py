@@ -17,11 +17,11 @@ Visit = Callable[..., Page]
 
 @dataclass
 class Row:
-    """A format: tokens a second (its interval is 5% either way), perplexity over the reference's (None: not scored),
+    """A format: tokens a second (its interval is 5% either way; None: not measured), perplexity over the reference's (None: not scored),
     MB. `wobble`: how much its windows differ from the reference's, in nats of 100 tokens, up and down by turns: 20 is
     a tie. `noise`: below the noise floor; `loud`: disturbed; `loops`: of its two texts."""
 
-    rate: float
+    rate: float | None
     ratio: float | None = 1.0
     size: float = 10.0
     wobble: float = 0.0
@@ -41,7 +41,7 @@ def edit(path: str, change: Callable[[dict[str, Any]], None]) -> None:
 def write(folder: Path, model: str, name: str, row: Row) -> dict[str, Any]:
     loop, text = [5] * 40, list(range(40))
     outputs = [loop if i < row.loops else text for i in range(2)]
-    cell = write_cell(folder, model, name, row.rate, row.ratio or 1.0, int(row.size * 10**6), outputs, seen=False)
+    cell = write_cell(folder, model, name, row.rate or 1.0, row.ratio or 1.0, int(row.size * 10**6), outputs, seen=False)
 
     def latency(content: dict[str, Any]) -> None:
         content["interference"] = ["a neighbour"] if row.loud else []
@@ -57,6 +57,8 @@ def write(folder: Path, model: str, name: str, row: Row) -> dict[str, Any]:
     edit(f"{cell['artifact']}/quantmill.json", lambda content: content.update(gate=row.gate))
     if row.ratio is None:
         Path(cell["quality"]).unlink()
+    if row.rate is None:
+        Path(cell["latency"]).unlink()
     return cell
 
 
@@ -178,6 +180,21 @@ def test_the_smallest_is_that_of_the_budget_and_says_so(sentences: Callable) -> 
     assert "It is also the smallest of those within 1%, 4 MB." in sentences()
     assert "The smallest of those within 1%: fp16, 16 MB (the reference itself)." in sentences(number=1)
     assert "It is also the smallest of those within 1%, 16 MB, as small as fp16." in sentences(number=2)
+
+
+@rows(
+    {"fp16": Row(100, size=16), "fast": Row(300, 1.005, size=5), "untimed": Row(None, 1.004, size=4)},
+    {"fp16": Row(100, size=16), "untimed": Row(None, 1.3, size=4)},
+    {"fp16": Row(None, size=16), "untimed": Row(None, 1.004, size=4)},
+)
+def test_the_smallest_may_be_one_whose_speed_is_not_known(sentences: Callable) -> None:
+    said = "The smallest of those within 1%: untimed, 4 MB (perplexity +0.4%"
+    (line,) = (each for each in sentences() if each.startswith(said))
+    assert line.endswith("; its speed was not measured).")
+    assert not any("mallest" in each for each in sentences(number=1))
+    nothing, line = sentences(number=2)
+    assert nothing == "No speed was measured; the table says why."
+    assert line.startswith(said)
 
 
 @rows({"fp16": Row(100)}, {"fp16": Row(100, loud=True)})

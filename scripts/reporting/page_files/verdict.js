@@ -75,17 +75,20 @@ function speeds(rows, base, where, told, named) {
 
 /** The sentences of one model, those of each device apart: strings, or elements. */
 function sentences(model, budget) {
-  const rows = ROWS.filter((row) => row.model === model && row.tokens_per_second !== null);
-  if (!rows.length) return ["Nothing was measured; the table says why."];
+  const all = ROWS.filter((row) => row.model === model);
+  const rows = all.filter((row) => row.tokens_per_second !== null);
+  const untimed = all.filter((row) => row.tokens_per_second === null && row.ratio && row.size_bytes !== null);
+  if (!rows.length && !untimed.length) return ["Nothing was measured; the table says why."];
+  if (!rows.length) return ["No speed was measured; the table says why.", smallest([], untimed, null, budget, new Set())].filter((each) => each !== null);
   const devices = [...new Set(rows.map((row) => row.device))];
-  if (devices.length === 1) return ofDevice(rows, budget);
-  return devices.flatMap((device) => [`On ${device}:`, ...ofDevice(rows.filter((row) => row.device === device), budget)]);
+  if (devices.length === 1) return ofDevice(rows, untimed, budget);
+  return devices.flatMap((device) => [`On ${device}:`, ...ofDevice(rows.filter((row) => row.device === device), [], budget)]);
 }
 
-/** The sentences of one model's rows that were measured on one device. */
-function ofDevice(rows, budget) {
+/** The sentences of one model's rows whose speed was measured on one device; `untimed`: those of known quality alone. */
+function ofDevice(rows, untimed, budget) {
   const named = new Set();
-  const found = rows.some((row) => row.ratio) ? judged(rows, budget, named) : unjudged(rows, named);
+  const found = rows.some((row) => row.ratio) ? judged(rows, untimed, budget, named) : unjudged(rows, named);
   const own = [...named].filter((row) => OWN_ENGINES[row.engine]);
   const graphs = [...named].filter((row) => row["runs in"][1]?.startsWith("captured"));
   if (own.length) found.push(`${names(own)}: ${KERNELS}.`);
@@ -100,11 +103,12 @@ function unjudged(rows, named) {
   return [...speeds(rows, null, rows.length === 1 ? " that was measured" : "", () => "", named), `Nothing is known of the quality (${why}).`];
 }
 
-function judged(rows, budget, named) {
+function judged(rows, untimed, budget, named) {
   const scored = rows.filter((row) => row.ratio);
   const allowed = scored.filter((row) => within(row, budget));
   const limit = `within ${percent(budget)}`;
   const found = [];
+  let first = null;
   if (!allowed.length) {
     const closest = best(scored, (a, b) => a.ratio.ratio < b.ratio.ratio);
     named.add(closest);
@@ -114,25 +118,30 @@ function judged(rows, budget, named) {
     const where = rows.length === 1 ? " that was measured" : ` ${limit}`;
     found.push(...speeds(allowed, base, where, loss, named));
     const quiet = allowed.filter((row) => !disturbed(row));
-    const first = quiet.length ? fastest(quiet)[0] : null;
+    if (quiet.length) [first] = fastest(quiet);
     if (first && !tied(first) && first.ratio.high > 1 + budget) found.push(`Its interval reaches beyond ${percent(budget)}.`);
     for (const row of quiet.length ? fastest(quiet) : []) found.push(explained(row, scored, budget));
-    if (allowed.length > 1) found.push(smallest(allowed, first, limit, named));
   }
+  found.push(smallest(allowed, untimed, first, budget, named));
   const unscored = rows.filter((row) => !row.ratio);
   if (unscored.length) found.push(`Nothing is known of the quality of ${names(unscored)}, so the sentences above leave ${unscored.length === 1 ? "it" : "them"} out.`);
   found.push(theFront(scored, named));
   return found.filter((each) => each !== null);
 }
 
-function smallest(allowed, first, limit, named) {
-  const least = best(allowed, (a, b) => a.size_bytes < b.size_bytes);
+/** The smallest within the budget, of rows with a speed (`allowed`) and without; null where there is no choice. */
+function smallest(allowed, untimed, first, budget, named) {
+  const rows = [...allowed, ...untimed.filter((row) => within(row, budget))];
+  if (!rows.length || (rows.length === 1 && allowed.length)) return null;
+  const least = best(rows, (a, b) => a.size_bytes < b.size_bytes);
+  const limit = `within ${percent(budget)}`;
   if (first?.size_bytes === least.size_bytes) {
-    const equal = allowed.filter((row) => row !== first && row.size_bytes === least.size_bytes);
+    const equal = rows.filter((row) => row !== first && row.size_bytes === least.size_bytes);
     return `It is also the smallest of those ${limit}, ${size(least.size_bytes)}${equal.length ? `, as small as ${names(equal)}` : ""}.`;
   }
   named.add(least);
-  return `The smallest of those ${limit}: ${least.label}, ${size(least.size_bytes)} (${loss(least)}).`;
+  const unknown = untimed.includes(least) ? "; its speed was not measured" : "";
+  return `The smallest of those ${limit}: ${least.label}, ${size(least.size_bytes)} (${loss(least)}${unknown}).`;
 }
 
 /** The Pareto front, where there is more than one row to be on it. */
