@@ -3,9 +3,10 @@
 
     python benchmarks/by_hand.py artifacts/MODEL/latency/CELL.json… [--python vllm=/path/to/python]
 
-For rows of vLLM (its class LLM) and of libraries that transformers loads (`generate` of the model). By hand, the time
-for each token after the first is that of an answer less that of its first token alone; a row's is that of its tokens'
-own times, for decoding that Python drives where it has several modes. Medians over five prompts.
+For rows of vLLM (its class LLM), of ExLlamaV3 (its Generator) and of libraries that transformers loads (`generate` of
+the model). By hand, the time for each token after the first is that of an answer less that of its first token alone; a
+row's is that of its tokens' own times, for decoding that Python drives where it has several modes. Medians over five
+prompts.
 """
 
 import json
@@ -24,8 +25,9 @@ from common import bounded_json
 from common.program import UserError, parser, run
 
 ENVIRONMENTS = {"transformers": "torch", "torchao": "quantizers", "bitsandbytes": "quantizers", "vllm": "vllm"}
+ENVIRONMENTS |= {"exllamav3": "exllamav3"}
 PROMPTS = 5
-MODES = ("eager", "vLLM")
+MODES = ("eager", "vLLM", "generator")
 FLOATS = ("float32", "float16", "bfloat16")
 SAID = "by hand: "  # what libraries print goes to the same place
 
@@ -74,11 +76,39 @@ def by_vllm(artifact: Path, row: dict[str, Any]) -> Decode:
     return decode
 
 
+def by_exllamav3(artifact: Path, row: dict[str, Any]) -> Decode:
+    """A job of a new generator each time, which has no pages of the prompt yet."""
+    import torch
+
+    from exllama import library
+
+    library()
+    from exllamav3 import Cache, Config, Generator, GreedySampler, Job, Model, Tokenizer
+
+    model = Model.from_config(Config.from_directory(str(artifact)))
+    cache = Cache(model, max_num_tokens=8192)
+    model.load()
+    tokenizer = Tokenizer.from_config(model.config)
+
+    def decode(prompt: list[int], tokens: int) -> None:
+        generator = Generator(model=model, cache=cache, tokenizer=tokenizer)
+        generator.enqueue(Job(torch.tensor([prompt]), max_new_tokens=tokens, sampler=GreedySampler()))
+        told = 0
+        while generator.num_remaining_jobs():
+            told = max([told, *(result.get("new_tokens", 0) for result in generator.iterate())])
+        assert told == tokens
+
+    return decode
+
+
+BY_HAND = {"vllm": by_vllm, "exllamav3": by_exllamav3}  # of other engines, by transformers
+
+
 def seconds_by_hand(artifact: Path, row: dict[str, Any]) -> float:
     """For each token after the first."""
     told = json.loads((artifact.parent / "tokens/prompts.json").read_text(encoding="utf-8"))["prompts"]
     prompts = [prompt["ids"] for prompt in told[:PROMPTS]]
-    decode = (by_vllm if row["engine"] == "vllm" else by_transformers)(artifact, row)
+    decode = BY_HAND.get(row["engine"], by_transformers)(artifact, row)
     tokens = row["protocol"]["new_tokens"]
     found = []
     for number, prompt in enumerate([prompts[0], *prompts]):

@@ -24,7 +24,7 @@ if [ "$size" = pack ]; then
     for shape in 7b:llama-2-7b 1.1b:llama-1.1b; do
         config=$repository/config/examples/${shape#*:}.json to=random/${shape%:*}
         printf '%s\0' --format=gptq --repeat=8 "$config" "$to-gptq-repeats"
-        for format in gptq awq ct-w4a16 ct-w8a8 ct-fp8 ct-nvfp4a16 ct-nvfp4 ct-mxfp4; do
+        for format in gptq awq ct-w4a16 ct-w8a8 ct-fp8 ct-nvfp4a16 ct-nvfp4 ct-mxfp4 exl3; do
             printf '%s\0' --format=$format --repeat=0 "$config" "$to-$format"
         done
     done | xargs -0 -P 6 -n 4 python3 "$repository/benchmarks/random_packed.py"
@@ -41,7 +41,8 @@ make_all() { # make_all TARGET…
 
 measure_by_hand() { # measure_by_hand ROW.json…: beside the same library without Quantmill
     python3 "$repository/benchmarks/by_hand.py" "${@/#/$speed/}" --python torch=python3 --python quantizers=python3 \
-        --python vllm=/tmp/vllm-python 2>>hands/log | tail -n +$([ -s hands/rows.md ] && echo 3 || echo 1) >>hands/rows.md
+        --python exllamav3=python3 --python vllm=/tmp/vllm-python 2>>hands/log \
+        | tail -n +$([ -s hands/rows.md ] && echo 3 || echo 1) >>hands/rows.md
 }
 
 ln -sfn "$repository/config" config && cp "$repository/benchmarks/h200.yaml" study.yaml || exit
@@ -51,15 +52,15 @@ if [ "$size" = 7b ]; then
     make_all $speed/{fp16,mlc-q4f16_1}.json
     make_all $speed/gptq-repeats@vllm-{serve,ngram,draft}.json
     measure_by_hand gptq-random@vllm-marlin.json
-    make_all $speed/{bnb-nf4,hqq-int4,torchao-int8}.json
+    make_all $speed/{exl3-random,bnb-nf4,hqq-int4,torchao-int8}.json
     make_all $load/fp8-random@vllm-serve.json
     make_all $speed/{nvfp4a16-random,bnb-nf4}@vllm.json $speed/awq-random@vllm-marlin.json
-    measure_by_hand {fp8-random@vllm,bnb-nf4,torchao-int8}.json
+    measure_by_hand {fp8-random@vllm,exl3-random,bnb-nf4,torchao-int8}.json
     make_all $speed/{gptq,awq}-random@vllm.json $speed/{bnb-fp4,torchao-fp8}.json
     make_all $speed/bnb-int8.json # some four minutes: about 18 tokens/s
 else
     make_all $speed/{fp16,gptq-random,fp8-random,w8a8-random,w4a16-random,nvfp4a16-random}@vllm.json
-    make_all $speed/{bnb-nf4,hqq-int4,torchao-int8,bnb-fp4,torchao-fp8}.json
+    make_all $speed/{exl3-random,bnb-nf4,hqq-int4,torchao-int8,bnb-fp4,torchao-fp8}.json
     make_all $load/{fp16,gptq-random}@vllm-serve.json
     make_all $speed/{nvfp4-random,mxfp4-random,bnb-nf4,bnb-int8,awq-random}@vllm.json $speed/bnb-int8.json
 fi

@@ -3,11 +3,11 @@
 
     envs/torch/bin/python benchmarks/random_packed.py CONFIG DST --format gptq|awq|ct-w4a16|ct-fp8|… [--repeat N]
 
-CONFIG is a config.json of a Llama-like model. Tensors and words are those that GPTQ, AWQ and llm-compressor write
-(scripts/layouts describes them); weights of 4 bits are in groups of 128, but for the four-bit floats. A study takes DST
-as `prebuilt` of a model whose source is {random: CONFIG}. As with random weights of 16 bits, the speed is the format's
-and the text is noise; with --repeat the text goes round every N tokens, so that any speculation is right: layers add
-little to the embedding, and the head answers a token's embedding with the next of its N.
+CONFIG is a config.json of a Llama-like model. Tensors and words are those that GPTQ, AWQ, llm-compressor and ExLlamaV3
+write (scripts/layouts describes them). Weights of 4 bits are in groups of 128, but for the four-bit floats and EXL3. A
+study takes DST as `prebuilt` of a model whose source is {random: CONFIG}. As with random weights of 16 bits, the speed
+is the format's and the text is noise; with --repeat the text goes round every N tokens, so that any speculation is
+right: layers add little to the embedding, and the head answers a token's embedding with the next of its N.
 """
 
 import argparse
@@ -29,6 +29,7 @@ import random_weights
 Tensors = dict[str, torch.Tensor]
 GROUP, BITS = 128, 4
 WORD = 32 // BITS  # weights in an int32
+TILE, HEAD_BITS = 16, 6  # of EXL3, which alone quantizes the head
 INT4, INT8, E4M3, E2M1 = 4.6, 74, 0.45, 2.9  # standard deviations of what random bits are; of E4M3 below 2
 LITTLE = 0.01  # of what a layer adds to random weights' residual, where the text repeats
 ADDS = ("o_proj", "down_proj")
@@ -92,6 +93,15 @@ def mxfp4(outputs: int, inputs: int, deviation: float, noise: np.random.Generato
     }
 
 
+def exl3(outputs: int, inputs: int, deviation: float, noise: np.random.Generator, rate: int = BITS) -> Tensors:
+    return {
+        "trellis": bits(noise, (inputs // TILE, outputs // TILE, TILE * rate), np.int16),
+        "suh": torch.ones(inputs, dtype=torch.float16),
+        "svh": torch.full((outputs,), deviation, dtype=torch.float16),
+        "mul1": torch.tensor(0x83DCD12D - 2**32, dtype=torch.int32),
+    }
+
+
 def compressed_tensors(format: str, activations: dict[str, Any] | None = None, **weights: Any) -> dict[str, Any]:
     """The words of a `quantization_config`."""
     common = {"symmetric": True, "dynamic": False}
@@ -136,6 +146,7 @@ FORMATS: dict[str, tuple[Callable[..., Tensors], dict[str, Any]]] = {
         compressed_tensors("nvfp4-pack-quantized", TENSOR_GROUP | {"dynamic": "local"}, **TENSOR_GROUP),
     ),
     "ct-mxfp4": (mxfp4, compressed_tensors("mxfp4-pack-quantized", MX | {"dynamic": True}, **MX)),
+    "exl3": (exl3, {"quant_method": "exl3", "bits": BITS, "head_bits": HEAD_BITS, "codebook": "mul1"}),
 }
 
 
@@ -157,6 +168,8 @@ def main() -> None:
         if len(shape) == 2 and ".layers." in name:
             spread = deviation * (LITTLE if options.repeat and layer.endswith(ADDS) else 1)
             tensors |= {f"{layer}.{part}": value for part, value in pack(*shape, spread, noise).items()}
+        elif layer == "lm_head" and options.format == "exl3":
+            tensors |= {f"{layer}.{part}": value for part, value in exl3(*shape, deviation, noise, HEAD_BITS).items()}
         elif len(shape) == 1:
             tensors[name] = torch.ones(shape, dtype=torch.float16)
         else:

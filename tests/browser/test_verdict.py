@@ -17,9 +17,9 @@ Visit = Callable[..., Page]
 
 @dataclass
 class Row:
-    """A format: tokens a second (its interval is 5% either way; None: not measured), perplexity over the reference's (None: not scored),
-    MB. `wobble`: how much its windows differ from the reference's, in nats of 100 tokens, up and down by turns: 20 is
-    a tie. `noise`: below the noise floor; `loud`: disturbed; `loops`: of its two texts."""
+    """A format: tokens a second (its interval is 5% either way; None: not measured), perplexity over the reference's
+    (None: not scored), MB. `wobble`: how much its windows differ from the reference's, in nats of 100 tokens, up and
+    down by turns: 20 is a tie. `noise`: below the noise floor; `loud`: disturbed; `loops`: of its two texts."""
 
     rate: float | None
     ratio: float | None = 1.0
@@ -41,7 +41,8 @@ def edit(path: str, change: Callable[[dict[str, Any]], None]) -> None:
 def write(folder: Path, model: str, name: str, row: Row) -> dict[str, Any]:
     loop, text = [5] * 40, list(range(40))
     outputs = [loop if i < row.loops else text for i in range(2)]
-    cell = write_cell(folder, model, name, row.rate or 1.0, row.ratio or 1.0, int(row.size * 10**6), outputs, seen=False)
+    figures = row.rate or 1.0, row.ratio or 1.0, int(row.size * 10**6)
+    cell = write_cell(folder, model, name, *figures, outputs, seen=False)
 
     def latency(content: dict[str, Any]) -> None:
         content["interference"] = ["a neighbour"] if row.loud else []
