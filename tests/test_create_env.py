@@ -106,7 +106,7 @@ def test_a_package_that_is_nowhere_leaves_no_environment(call: Callable, tmp_pat
     assert not env.exists()
 
 
-TORCH = ("torch", "transformers-serve", "quantizers")
+TORCH = ("torch", "transformers-serve", "quantizers", "exllamav3")
 
 
 def test_pins_name_versions_and_hashes_and_no_registry() -> None:

@@ -7,17 +7,20 @@ The kernels run on NVIDIA GPUs alone, so the engine, the converter and the quali
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import REPO
+from recorded_rows import list_jobs, of_file
 from test_layouts import save_file, source
 
 import layouts
 from checkpoint import shards
 from checkpoint.shards import Checkpoint
 from layouts import Unread, exl3
+from planning.costs import costs_of
 
 LAYER = "model.layers.0.mlp.up_proj"
 GOLDEN = np.load(REPO / "tests/data/exl3.npz")
@@ -99,6 +102,17 @@ def test_half_bits_are_of_one_codebook(tmp_path: Path) -> None:
     stored = shards.find(artifact(tmp_path / "exl3", LAYER, tensors)).tensors()
     with pytest.raises(Unread, match="half bits are of the codebook mul1 alone"):
         exl3.check(stored, f"{LAYER}.weight", (128, 128))
+
+
+@pytest.mark.parametrize(("name", "measured"), [("exl3-4.0bpw", 3_946_840), ("exl3-2.5bpw", 3_043_672)])
+def test_a_file_is_as_large_as_predicted(name: str, measured: int) -> None:
+    """Of the demo, which ExLlamaV3 1.6.5 quantized on an H200. One that ties its head has it all the same."""
+    size = costs_of(list_jobs()["formats"][name]).size
+    shape = of_file("demo/config.json")
+    assert size.bytes(shape) == pytest.approx(measured, rel=0.01)
+    table = shape.vocab * shape.hidden
+    tied = replace(shape, embeddings=table, parameters=shape.parameters - table)
+    assert size.bytes(tied) == size.bytes(shape)
 
 
 # the library as far as its compilation goes: it writes where torch's builds are put, or fails

@@ -1,4 +1,4 @@
-"""Somebody else's artifact in the layouts of compressed-tensors, bitsandbytes, torchao and HQQ."""
+"""Somebody else's artifact in the layouts of compressed-tensors, bitsandbytes, torchao, HQQ and EXL3."""
 
 import json
 import shutil
@@ -47,6 +47,8 @@ OTHERS = {
         )
     ],
 }
+# outputs and inputs are whole blocks of 128
+EXL3 = {"trellis": np.zeros((8, 8, 64), np.int16), "suh": halves(128), "svh": halves(128), "mul1": np.ones(1, np.int32)}
 OTHER_CASES = [(layout, *case) for layout, cases in OTHERS.items() for case in cases]
 
 
@@ -109,3 +111,26 @@ def test_a_state_that_the_kernels_would_follow_beyond_its_scales(
     tensors |= {f"{LAYER}.{name}": value for name, value in parts.items()}
     theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": words}, tensors)
     assert (message or "") in fetch(theirs, "bitsandbytes", good=message is None)
+
+
+@pytest.mark.parametrize(
+    ("layer", "changes", "message"),
+    [
+        (LAYER, {}, None),
+        (LAYER, {"trellis": np.zeros((8, 9, 64), np.int16)}, "has [8, 8] tiles"),
+        (LAYER, {"trellis": np.zeros((8, 8, 63), np.int16)}, "3.9375 bits a weight"),
+        (LAYER, {"svh": halves(64)}, f"{LAYER}.svh is not float16 of [128]"),
+        (LAYER, {"suh": np.zeros(128, np.float32)}, f"{LAYER}.suh is not float16 of [128]"),
+        ("lm_head", {}, None),  # which this model has not: it ties its head to the embeddings
+        ("lm_head", {"trellis": np.zeros((8, 64, 64), np.int16)}, "has [8, 8] tiles"),
+    ],
+)
+def test_exl3_that_its_kernels_would_read_beyond(
+    fetch: Callable, tmp_path: Path, layer: str, changes: dict[str, np.ndarray], message: str | None
+) -> None:
+    tensors = {name: value for name, value in pack().items() if LAYER not in name}
+    tensors |= {f"{LAYER}.{name}": value for name, value in EXL3.items()}
+    tensors |= {f"{layer}.{name}": value for name, value in (EXL3 | changes).items()}
+    config = CONFIG | {"quantization_config": {"quant_method": "exl3", "bits": 4.0}}
+    said = fetch(write(tmp_path / "theirs", config, tensors), "exl3", good=message is None)
+    assert (message or "") in said

@@ -21,11 +21,10 @@ import numpy as np
 from checkpoint import shards
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import Tensor
-from layouts import Reading, Shapes, Unread, find
+from layouts import EMBEDDINGS, HEAD, Reading, Shapes, Unread, find
 
 BLOCK, TILE = 128, 16
 RATES = (1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8)  # bits a weight
-HEAD = "lm_head.trellis"
 HALVES = np.float64(np.array([0x1EEE, 0xC931], "<u2").view("<f2"))  # of mul1: what the sum is multiplied by, and added
 
 
@@ -36,10 +35,14 @@ def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shap
 
 
 def check(stored: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> None:
-    """Raises `Unread` where a layer's trellis is not of its matrix: the library's kernels do not ask."""
-    layer = name.removesuffix(".weight")
-    if f"{layer}.suh" not in stored:
+    """Raises `Unread` where a layer's tensors are not of its matrix: the library's kernels do not ask. With the
+    embeddings their head is checked, which a model that ties it does not name."""
+    layer = (HEAD if name == EMBEDDINGS else name).removesuffix(".weight")
+    if f"{layer}.trellis" not in stored and f"{layer}.suh" not in stored:
         return
+    for part, expected in packed({}, layer, shape).items():
+        if part not in stored or stored[part].shape != expected or stored[part].dtype != "F16":
+            raise Unread(f"{part} is not float16 of {list(expected)}")
     tiles = tuple(_padded(size) // TILE for size in reversed(shape))
     trellis = stored.get(f"{layer}.trellis")
     if trellis is None or trellis.dtype != "I16" or len(trellis.shape) != 3 or trellis.shape[:2] != tiles:
@@ -51,7 +54,7 @@ def check(stored: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> No
 
 def untied(artifact: Path) -> bool:
     """See `layouts.write_model`: whether there is a head beside the embeddings."""
-    return HEAD in shards.find(artifact).tensors()
+    return HEAD.replace("weight", "trellis") in shards.find(artifact).tensors()
 
 
 def read(artifact: Path, source: Checkpoint) -> Reading:

@@ -44,7 +44,8 @@ class Size:
     """Bytes of an artifact's weights.
 
     weights: a weight of the blocks' matrices. rest: a weight of anything else; None: the same. group: a group of
-    `group_size` weights, which share a scale. row: a row of a matrix. input: an input of a block's matrix. files:
+    `group_size` weights, which share a scale. row: a row of a matrix. input: an input of a block's matrix. head: a
+    weight of a head that is stored also where the model ties it to its embeddings; None: it is as the rest. files:
     whatever the model.
     """
 
@@ -54,14 +55,18 @@ class Size:
     group_size: int = 128
     row: float = 0
     input: float = 0
+    head: float | None = None
     files: int = 0
 
     def bytes(self, model: Shape) -> int:
         """Bytes for a model."""
         blocks = model.layers * model.block
-        rest = self.weights if self.rest is None else self.rest
+        rest, others, table = self.weights if self.rest is None else self.rest, model.parameters - blocks, 0.0
+        if self.head is not None:
+            of_head = model.vocab * model.hidden
+            table, others = self.head * of_head, others - (of_head if model.embeddings > of_head else 0)
         shared = self.group * blocks / self.group_size + self.row * model.rows + self.input * model.inputs
-        return int(self.weights * blocks + rest * (model.parameters - blocks) + shared) + self.files
+        return int(self.weights * blocks + rest * others + table + shared) + self.files
 
 
 FLOAT16 = Size(2)
