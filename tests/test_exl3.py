@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from string import Template
 
 import numpy as np
 import pytest
@@ -113,6 +114,14 @@ def test_a_file_is_as_large_as_predicted(name: str, measured: int) -> None:
     table = shape.vocab * shape.hidden
     tied = replace(shape, embeddings=table, parameters=shape.parameters - table)
     assert size.bytes(tied) == size.bytes(shape)
+
+
+def test_what_a_card_says_of_loading_it_is_python(call: Callable, tools_python: Path) -> None:
+    code = "from publishing import usage; print(usage.PYTHON['exllamav3'])"
+    said = call(tools_python, "-c", code, PYTHONPATH=str(REPO / "scripts")).stdout
+    lines = Template(said).substitute(repository="acme/demo")
+    compile(lines, "snippet", "exec")
+    assert 'snapshot_download("acme/demo")' in lines
 
 
 # the library as far as its compilation goes: it writes where torch's builds are put, or fails

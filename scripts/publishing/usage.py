@@ -51,6 +51,15 @@ tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
 generator = ctranslate2.Generator(folder, device="$device"$options)
 tokens = tokenizer.encode("Once upon a time").tokens
 print(tokenizer.decode(generator.generate_batch([tokens], max_length=32)[0].sequences_ids[0]))""",
+    "exllamav3": """
+from exllamav3 import Cache, Config, Generator, Model, Tokenizer
+from huggingface_hub import snapshot_download
+config = Config.from_directory(snapshot_download("$repository"))
+model = Model.from_config(config)
+cache = Cache(model, max_num_tokens=8192)
+model.load()
+generator = Generator(model=model, cache=cache, tokenizer=Tokenizer.from_config(config))
+print(generator.generate(prompt="Once upon a time", max_new_tokens=32))""",
     "llama_cpp": """
 from llama_cpp import Llama
 model = Llama.from_pretrained("$repository", filename="$file", n_gpu_layers=$layers$options)
