@@ -32,9 +32,11 @@ rule exllamav3:
         directory(EXLLAMAV3),
     log:
         "artifacts/logs/libraries/exllamav3.log",
-    threads: 1024
+    threads: 16
     resources:
-        gpu=1,
+        gpu=1,  # it compiles for those that it sees
+        mem_mb=lambda wc, threads: 1500 * threads,
+        runtime=180,
     params:
         program=program("compile_exllamav3.py"),
         python=python("exllamav3"),
