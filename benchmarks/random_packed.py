@@ -158,6 +158,8 @@ def main() -> None:
     arguments.add_argument("--format", choices=list(FORMATS), required=True)
     arguments.add_argument("--repeat", type=int, default=0, help="tokens until the text goes round")
     options = arguments.parse_args()
+    if options.repeat and options.format == "exl3":
+        arguments.error("--repeat: answers by the head, which EXL3 quantizes")
     config = json.loads(options.config.read_text(encoding="utf-8"))
     shapes, vocab_size = random_weights.parameter_shapes(options.config)
     noise, deviation = np.random.default_rng(0), config.get("initializer_range", 0.02)

@@ -21,12 +21,12 @@ from pathlib import Path
 import torch
 
 from common import manifest
-from common.cached import cache, locked
+from common.cached import cache, lock
 from common.program import UserError, parser, run
 from common.publish import publish
 from devices import cpu
+from exllama import MODULE
 
-NAME = "exllamav3_ext"  # the library's own, of the module and of its folder
 CUDA = "/usr/local/cuda"  # where nvcc is installed, also where no PATH leads to it
 
 
@@ -59,9 +59,9 @@ def compile_kernels(about: dict[str, str], home: Path, threads: int) -> Path:
     """The compiled module, from the cache or compiled now. Raises `UserError` where that fails."""
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
     target = cache() / f"exllamav3-{about['exllamav3']}-{key}"
-    with locked(target):
-        if not (target / "ready").exists():
-            (target / NAME / "lock").unlink(missing_ok=True)  # torch's own, which a killed build leaves
+    with lock(target):
+        if not (target / "ready").exists() or not find(target):
+            (target / MODULE / "lock").unlink(missing_ok=True)  # torch's own, which a killed build leaves
             paths = f"{Path(sys.executable).parent}{os.pathsep}{home / 'bin'}{os.pathsep}{os.environ['PATH']}"
             environment = os.environ | {
                 "TORCH_EXTENSIONS_DIR": str(target),
@@ -72,13 +72,18 @@ def compile_kernels(about: dict[str, str], home: Path, threads: int) -> Path:
             }
             command = [sys.executable, "-c", "import exllamav3.ext"]
             result = subprocess.run(command, env=environment, stdout=sys.stderr)
-            if result.returncode or not list((target / NAME).glob(f"{NAME}*.so")):
+            if result.returncode or not find(target):
                 raise UserError(
                     f"exl3: the kernels of exllamav3 {about['exllamav3']} did not compile (exit code "
                     f"{result.returncode}); its own lines stand above in the log"
                 )
             (target / "ready").touch()
-    return next((target / NAME).glob(f"{NAME}*.so"))
+    return find(target)[0]
+
+
+def find(target: Path) -> list[Path]:
+    """The module that torch built in a folder, if it did."""
+    return list((target / MODULE).glob(f"{MODULE}*.so"))
 
 
 def main() -> None:

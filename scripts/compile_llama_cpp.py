@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from common import manifest
-from common.cached import cache, locked
+from common.cached import cache, lock
 from common.program import UserError, parser, run
 from common.publish import publish
 from devices import cpu
@@ -119,7 +119,7 @@ def fetch_sources(pins: Path) -> Path:
     )
     assert match, pins
     target = cache() / f"{match[1]}-{match[2]}-{match[3][:12]}"
-    with locked(target):
+    with lock(target):
         if not (target / "ready").exists():
             command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:", "--require-hashes"]
             result = subprocess.run([*command, "--dest", str(target), "-r", str(pins)], stdout=sys.stderr, check=False)
@@ -151,7 +151,7 @@ def compile_sources(sources: Path, tools: Path, definitions: dict[str, str], abo
     """The folder of the compiled programs, from the cache or compiled now."""
     key = hashlib.sha256(json.dumps([sources.name, definitions, about], sort_keys=True).encode()).hexdigest()[:16]
     target = cache() / f"llama.cpp-{key}"
-    with locked(target):
+    with lock(target):
         if not (target / "ready").exists():
             environment = os.environ | {"NINJA_STATUS": STATUS, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
             settings = [f"-D{name}={value}" for name, value in definitions.items()]

@@ -81,8 +81,8 @@ def main() -> None:
     shutil.rmtree(folder, ignore_errors=True)  # of a job that was killed
     try:
         reading = layouts.module(options.layout).read(options.artifact, source) if options.artifact else None
-        untied = bool(options.artifact) and layouts.untied(options.layout, options.artifact)
-        layouts.write_model(folder, source, reading, "F32" if device == "cpu" else "F16", untied)
+        own_head = bool(options.artifact) and layouts.own_head(options.layout, options.artifact)
+        layouts.write_model(folder, source, reading, "F32" if device == "cpu" else "F16", own_head)
         found = predict(folder, text, device, threads, options.artifact, options.layout)
         found["against"] = "its own weights" if options.artifact else "the source's weights"
     except UserError as error:

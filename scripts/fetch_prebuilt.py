@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 from common import hub, manifest
 from common.program import UserError, parser, run
 from common.publish import MANIFEST, place, publish
-from prebuilt import ct2, gguf, packed
+from prebuilt import PACKED, ct2, gguf, packed
 from scoring import quality_gate
 
-PACKED = ("gptq", "awq", "compressed-tensors", "bitsandbytes", "torchao", "hqq", "exl3")
 CARD = "README.md"
 LAYOUTS = {"ct2": ct2, "gguf": gguf} | dict.fromkeys(PACKED, packed)
 

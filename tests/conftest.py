@@ -62,6 +62,15 @@ def has_marker(item: pytest.Item, *names: str) -> bool:
     return any(map(item.get_closest_marker, names))
 
 
+def line_of_refusal(result: subprocess.CompletedProcess[str], out: Path) -> str | None:
+    """The last line of a program that failed, which left no traceback and nothing at `out`; None where it went well."""
+    if result.returncode == 0:
+        return None
+    assert "Traceback" not in result.stderr
+    assert not out.exists()
+    return result.stderr.splitlines()[-1]
+
+
 def interpreter(env: str) -> Path:
     """The interpreter of an environment."""
     path = REPO / "envs" / env / "bin" / "python"

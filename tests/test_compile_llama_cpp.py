@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import REPO
+from conftest import REPO, line_of_refusal
 
 import compile_llama_cpp
 
@@ -49,11 +49,7 @@ def compile_it(tmp_path: Path, sources: Path, call: Callable) -> Callable:
         """The line of a refusal; None where it went well."""
         command = [sys.executable, REPO / "scripts/compile_llama_cpp.py", tmp_path / "out", "--tools", tools, *options]
         result = call(*command, XDG_CACHE_HOME=str(tmp_path / "cache"), **environment)
-        if result.returncode == 0:
-            return None
-        assert "Traceback" not in result.stderr
-        assert not (tmp_path / "out").exists()
-        return result.stderr.splitlines()[-1]
+        return line_of_refusal(result, tmp_path / "out")
 
     return run
 

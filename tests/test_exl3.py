@@ -13,13 +13,14 @@ from string import Template
 
 import numpy as np
 import pytest
-from conftest import REPO
+from conftest import REPO, line_of_refusal
 from recorded_rows import list_jobs, of_file
 from test_layouts import save_file, source
 
 import layouts
 from checkpoint import shards
 from checkpoint.shards import Checkpoint
+from exllama import decodes_in_int8
 from layouts import Unread, exl3
 from planning.costs import costs_of
 
@@ -73,8 +74,8 @@ def test_a_tied_model_is_run_with_the_head_that_is_stored(tmp_path: Path) -> Non
     table = np.full((128, 128), 0.5, np.float16)
     tied = source(tmp_path / "source", {layouts.EMBEDDINGS: table})
     folder = artifact(tmp_path / "exl3", "lm_head", parts("mul1-4"), **{layouts.EMBEDDINGS: table})
-    assert layouts.untied("exl3", folder)
-    layouts.write_model(tmp_path / "run", tied, exl3.read(folder, tied), "F32", untied=True)
+    assert layouts.own_head("exl3", folder)
+    layouts.write_model(tmp_path / "run", tied, exl3.read(folder, tied), "F32", own_head=True)
     run = shards.find(tmp_path / "run")
     assert run.config()["tie_word_embeddings"] is False
     assert (layouts.array(run.tensors()[layouts.EMBEDDINGS]) == 0.5).all()
@@ -105,10 +106,11 @@ def test_half_bits_are_of_one_codebook(tmp_path: Path) -> None:
         exl3.check(stored, f"{LAYER}.weight", (128, 128))
 
 
-@pytest.mark.parametrize(("name", "measured"), [("exl3-4.0bpw", 3_946_840), ("exl3-2.5bpw", 3_043_672)])
-def test_a_file_is_as_large_as_predicted(name: str, measured: int) -> None:
-    """Of the demo, which ExLlamaV3 1.6.5 quantized on an H200. One that ties its head has it all the same."""
-    size = costs_of(list_jobs()["formats"][name]).size
+@pytest.mark.parametrize("rate", ["4.0bpw", "2.5bpw"])
+def test_a_file_is_as_large_as_predicted(rate: str) -> None:
+    """Of the demo, which ExLlamaV3 quantized on an H200. One that ties its head has it all the same."""
+    measured = json.loads((REPO / f"results/h200/exl3/manifest-{rate}.json").read_text())["weight_bytes"]
+    size = costs_of(list_jobs()["formats"][f"exl3-{rate}"]).size
     shape = of_file("demo/config.json")
     assert size.bytes(shape) == pytest.approx(measured, rel=0.01)
     table = shape.vocab * shape.hidden
@@ -166,11 +168,7 @@ def compile_it(tmp_path: Path, torch_python: Path, call: Callable) -> Callable:
         paths = f"{tmp_path / 'site'}:{REPO / 'scripts'}"
         words = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": paths, "CUDA_HOME": str(tmp_path / "cuda")}
         result = call(torch_python, "-c", RUN.format(gpu=gpu), tmp_path / "out", **words)
-        if result.returncode == 0:
-            return None
-        assert "Traceback" not in result.stderr
-        assert not (tmp_path / "out").exists()
-        return result.stderr.splitlines()[-1]
+        return line_of_refusal(result, tmp_path / "out")
 
     return run
 
@@ -182,7 +180,10 @@ def test_kernels_are_compiled_once_and_go_on_after_a_failure(compile_it: Callabl
     (tmp_path / "broken").unlink()
     assert compile_it() is None  # also with the lock that a killed build leaves
     assert compile_it() is None  # from the cache
-    assert (tmp_path / "calls").read_text() == "9.0\n9.0\n"
+    (kernels,) = tmp_path.glob("cache/quantmill/exllamav3-*/exllamav3_ext/*.so")
+    kernels.unlink()
+    assert compile_it() is None  # of which somebody removed a part
+    assert (tmp_path / "calls").read_text() == "9.0\n9.0\n9.0\n"
     assert (tmp_path / "out/exllamav3_ext.so").read_text() == "kernels"
     assert json.loads((tmp_path / "out/quantmill.json").read_text())["nvcc"] == "13.0"
 
@@ -195,10 +196,61 @@ def test_a_machine_without_a_gpu_is_one_line(compile_it: Callable) -> None:
     assert line.endswith("sees no GPU here, and its kernels are compiled for one")
 
 
-def test_kernels_that_are_not_compiled_are_named(call: Callable, tmp_path: Path) -> None:
-    code = "from exllama import library\nfrom common.program import run\nrun(library)"
-    result = call(sys.executable, "-c", code, QUANTMILL_EXLLAMAV3=str(tmp_path), PYTHONPATH=str(REPO / "scripts"))
-    assert result.stderr == (
-        f"error: {tmp_path}: holds no kernels of ExLlamaV3; compile them: "
-        f"python scripts/compile_exllamav3.py {tmp_path}\n"
-    )
+TORCH = """
+class cuda:
+    device_count = staticmethod(lambda: 1)
+    get_device_capability = staticmethod(lambda number: (8, 0))
+"""
+
+
+@pytest.fixture
+def load(call: Callable, tmp_path: Path) -> Callable[[], str]:
+    """What loading the library says, on a GPU of compute capability 8.0: a torch that says so stands in."""
+    (tmp_path / "torch.py").write_text(TORCH)
+    (tmp_path / "exllamav3.py").touch()
+
+    def run() -> str:
+        code = "from exllama import library\nfrom common.program import run\nrun(library)"
+        paths = f"{tmp_path}:{REPO / 'scripts'}"
+        return call(sys.executable, "-c", code, QUANTMILL_EXLLAMAV3=str(tmp_path / "built"), PYTHONPATH=paths).stderr
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("files", "compiled", "said"),
+    [
+        ([], "8.0", "holds no kernels of ExLlamaV3; compile them: python scripts/compile_exllamav3.py "),
+        (["exllamav3_ext.so"], "9.0", "its kernels are for compute capability 9.0, this GPU has 8.0; compile them: "),
+        (["exllamav3_ext.so"], "8.0;9.0", ""),
+    ],
+)
+def test_kernels_that_are_missing_or_of_another_card_are_named(
+    load: Callable[[], str], tmp_path: Path, files: list[str], compiled: str, said: str
+) -> None:
+    (tmp_path / "built").mkdir()
+    (tmp_path / "built/quantmill.json").write_text(json.dumps({"architectures": compiled}))
+    for name in files:
+        (tmp_path / "built" / name).touch()
+    line = load()
+    assert line.startswith(f"error: {tmp_path / 'built'}: {said}") if said else line == ""
+
+
+def test_a_link_to_a_cache_that_was_emptied_is_no_kernel(load: Callable[[], str], tmp_path: Path) -> None:
+    (tmp_path / "built").mkdir()
+    (tmp_path / "built/quantmill.json").write_text(json.dumps({"architectures": "8.0"}))
+    (tmp_path / "built/exllamav3_ext.so").symlink_to(tmp_path / "gone")
+    assert "holds no kernels" in load()
+
+
+@pytest.mark.parametrize(
+    ("case", "most", "expected"),
+    [("mul1-4", 6, False), ("wide", 6, True), ("wide", 3, False), ("wide-mcg", 6, False), ("wide-2.5", 2, False)],
+)
+def test_which_artifacts_decode_in_int8(case: str, most: int, expected: bool, tmp_path: Path) -> None:
+    """As its kernel decides: 256 divides the outputs, the codebook is mul1, a half bit counts as a whole one."""
+    tensors = parts("mcg-3" if "mcg" in case else "mul1-2.5" if "2.5" in case else "mul1-4")
+    if "wide" in case:
+        tensors |= {"trellis": np.concatenate([tensors["trellis"]] * 2, axis=1)}
+    stored = shards.find(artifact(tmp_path / "exl3", LAYER, tensors)).tensors()
+    assert decodes_in_int8(stored, most) == expected

@@ -1,7 +1,7 @@
 """Read checkpoint folders: one file or many shards, with an index that says which shard holds which tensor."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -162,12 +162,17 @@ def find(folder: Path) -> Checkpoint:
     raise UserError(f"{folder}: holds no weights; looked for {', '.join([*INDEXES.values(), *SINGLES.values()])}")
 
 
+def has_head(names: Iterable[str]) -> bool:
+    """Whether a checkpoint's tensors have a head beside the embeddings, plain or quantized (as EXL3's is)."""
+    return any(name.startswith("lm_head.") for name in names)
+
+
 def bytes_per_token(folder: Path) -> int:
     """Bytes of a checkpoint's safetensors that one decoded token reads: of an untied embedding table it reads a row, of
     a mixture's experts those that it is sent to."""
     config = read_json(folder / "config.json")
     tensors = [item for file in sorted(folder.glob("*.safetensors")) for item in safetensors_file.read(file).items()]
-    tied = config.get("tie_word_embeddings", False) and not any(name.startswith("lm_head.") for name, _ in tensors)
+    tied = config.get("tie_word_embeddings", False) and not has_head(name for name, _ in tensors)
     read = [(name, tensor) for name, tensor in tensors if tied or not name.endswith("embed_tokens.weight")]
     return sum(round(tensor.nbytes * share_read(name, config)) for name, tensor in read)
 

@@ -13,7 +13,7 @@ def cache() -> Path:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock(folder: Path) -> Iterator[None]:
     """One process at a time works in a folder of the cache; its lock goes when the process does."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:

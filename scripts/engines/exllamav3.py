@@ -1,7 +1,6 @@
 """ExLlamaV3: its own loader, kernels and generator, of EXL3. On an NVIDIA GPU, as its manual uses it."""
 
 import gc
-import os
 import time
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -14,11 +13,12 @@ import engines
 from checkpoint import shards
 from common import own_code, token_ids
 from common.program import UserError
-from exllama import INT8, INT8_DEFAULT, library
+from exllama import decodes_in_int8, library
 
 own_code.forbid()
 exllamav3 = library()
 from exllamav3.constants import PAGE_SIZE  # noqa: E402
+from exllamav3.ext import exllamav3_ext  # noqa: E402
 from exllamav3.generator.sampler import CustomSampler, SS_Argmax, SS_BanTokens  # noqa: E402
 
 WHOLE = {"attn_mode": "flash_attn_nc"}  # in its own words: a text at once, without a cache
@@ -37,8 +37,8 @@ class Job(exllamav3.Job):
 
 
 class Engine(engines.Engine):
-    """See `engines.Engine`. Scores run a text at once, in float16. When it decodes, the library rounds the products'
-    inputs to int8 (`INT8`)."""
+    """See `engines.Engine`. Scores run a text at once, in float16. When it decodes, the library rounds what most layers
+    multiply to int8 (`decodes_in_int8`), and that is its `compute_type`."""
 
     capabilities = frozenset({"logits", "batches"})
     modes = ("generator",)
@@ -55,7 +55,8 @@ class Engine(engines.Engine):
         self.tokenizer = exllamav3.Tokenizer.from_config(self.model.config)
         self.generator: Any = None
         self.model.load(device="cuda:0")
-        self.compute_type = "int8" if os.environ.get(INT8, INT8_DEFAULT) != "0" else "float16"
+        in_int8 = decodes_in_int8(shards.find(artifact).tensors(), exllamav3_ext.exl3_gemv_int8_max_k(0))
+        self.compute_type = "int8" if in_int8 else "float16"
 
     def decode(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
         # each prompt in pages of its own

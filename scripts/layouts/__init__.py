@@ -5,7 +5,7 @@ tensor's shape, that the artifact holds in its place. Reading is numpy alone: no
 
 Where an engine rounds activations too, the module has `rounding(artifact)`, which returns a function: a layer's name
 and the tensor of torch's that it is given -> the same rounded; or None where this artifact's are not. Where an artifact
-can have a head of its own though its model ties it to the embeddings, `untied(artifact)` says whether it does. Of
+can have a head of its own though its model ties it to the embeddings, `own_head(artifact)` says whether it does. Of
 layouts that somebody else may have built, `packed` says what is stored (see `Shapes`), and `check`, where there is one,
 refuses what its library could not read safely.
 """
@@ -87,16 +87,16 @@ def step_round(x: Any, steps: int) -> Any:
     return (x / step).round() * step
 
 
-def write_model(folder: Path, source: Checkpoint, reading: Reading | None, dtype: str, untied: bool = False) -> None:
+def write_model(folder: Path, source: Checkpoint, reading: Reading | None, dtype: str, own_head: bool = False) -> None:
     """Write a model's folder that transformers loads: a source's config.json, and its weights as an artifact holds
     them, stored as `dtype` (F32 or F16), or where there is no `reading` the source's own files under second names.
-    `untied`: the artifact has a head besides the embeddings, which is written too.
+    `own_head`: the artifact has a head besides the embeddings, which is written too.
 
     Raises `Unread` where the artifact's weights cannot be read.
     """
     folder.mkdir()
     config, tensors = portable.config(source.config()), source.tensors()
-    if untied and HEAD not in tensors:
+    if own_head and HEAD not in tensors:
         config |= {"tie_word_embeddings": False}
         tensors |= {HEAD: replace(tensors[EMBEDDINGS], name=HEAD)}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -132,7 +132,7 @@ def rounding(layout: str, artifact: Path) -> Callable[[str, Any], Any] | None:
     return says(artifact) if says else None
 
 
-def untied(layout: str, artifact: Path) -> bool:
-    """What `untied` of a layout's module says of an artifact; no, where it has no such function."""
-    says = getattr(module(layout), "untied", None)
+def own_head(layout: str, artifact: Path) -> bool:
+    """What `own_head` of a layout's module says of an artifact; no, where it has no such function."""
+    says = getattr(module(layout), "own_head", None)
     return bool(says and says(artifact))

@@ -30,7 +30,7 @@ HALVES = np.float64(np.array([0x1EEE, 0xC931], "<u2").view("<f2"))  # of mul1: w
 
 def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shapes:
     """See `layouts.Shapes`. The trellis has its layer's own rate: see `check`."""
-    outputs, inputs = map(_padded, shape)
+    outputs, inputs = map(_whole_blocks, shape)
     return {f"{layer}.suh": (inputs,), f"{layer}.svh": (outputs,)}
 
 
@@ -43,7 +43,7 @@ def check(stored: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> No
     for part, expected in packed({}, layer, shape).items():
         if part not in stored or stored[part].shape != expected or stored[part].dtype != "F16":
             raise Unread(f"{part} is not float16 of {list(expected)}")
-    tiles = tuple(_padded(size) // TILE for size in reversed(shape))
+    tiles = tuple(_whole_blocks(size) // TILE for size in reversed(shape))
     trellis = stored.get(f"{layer}.trellis")
     if trellis is None or trellis.dtype != "I16" or len(trellis.shape) != 3 or trellis.shape[:2] != tiles:
         raise Unread(f"{layer}.trellis is {trellis and list(trellis.shape)}, and the layer has {list(tiles)} tiles")
@@ -52,7 +52,7 @@ def check(stored: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> No
         raise Unread(f"{layer}: half bits are of the codebook mul1 alone")
 
 
-def untied(artifact: Path) -> bool:
+def own_head(artifact: Path) -> bool:
     """See `layouts.write_model`: whether there is a head beside the embeddings."""
     return HEAD.replace("weight", "trellis") in shards.find(artifact).tensors()
 
@@ -76,7 +76,7 @@ def read(artifact: Path, source: Checkpoint) -> Reading:
     return weights
 
 
-def _padded(size: int) -> int:
+def _whole_blocks(size: int) -> int:
     return -(-size // BLOCK) * BLOCK
 
 

@@ -14,10 +14,10 @@ from checkpoint.gguf_names import split_names
 from common.urls import wrong_url
 from planning.registry import TAKEN, Engine, Format, suggestion, unknown_format
 from planning.values import ConfigError
+from prebuilt import PACKED
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 # layout -> a file of each folder; of a pattern one file alone may be meant
-PACKED = ("gptq", "awq", "compressed-tensors", "bitsandbytes", "torchao", "hqq", "exl3")
 PREBUILT_FILES = {"ct2": "model.bin", "gguf": "*.gguf"} | dict.fromkeys(PACKED, "config.json")
 
 

@@ -16,6 +16,8 @@ All raise `UserError` where something does not fit.
 from collections.abc import Mapping
 from typing import Any
 
+# layouts of packed.py: folders of safetensors with a quantization_config
+PACKED = ("gptq", "awq", "compressed-tensors", "bitsandbytes", "torchao", "hqq", "exl3")
 MAX_WORD = 100  # letters
 MAX_NUMBER = 2**53  # what every reader of JSON can tell from the next
 

@@ -49,8 +49,7 @@ def check(folder: Path, model: Path, layout: str) -> dict[str, Any]:
         raise UserError(f"{folder}: its weights are pickled ({found.form}); name an artifact with safetensors")
     words = quantization(folder, layout)
     stored = check_packed(folder, layout, words, shards.find(model))
-    untied = any(name.startswith("lm_head.") for name in stored)
-    table = stored["model.embed_tokens.weight"].nbytes if untied else 0
+    table = stored["model.embed_tokens.weight"].nbytes if shards.has_head(stored) else 0
     return {
         "tool": tool(words),
         "parameters": plain({name: words[name] for name in PARAMETERS if name in words}),

@@ -251,7 +251,6 @@ def write_artifact(
     gate = quality_gate.check(folder, job.facts["engine"], method, job.device, options, options.engine_python)
     origin = manifest.read(source.folder)
     stored = {name: tensor.numel * DTYPE_BYTES[dtype(tensor)] for name, tensor in tensors.items()}
-    untied = any(name.startswith("lm_head.") for name in stored)  # of EXL3 also where the model ties it
     calibrated = job.calibration and {
         "samples": len(job.calibration.samples),
         "sequence_length": job.calibration.sequence_length,
@@ -264,7 +263,8 @@ def write_artifact(
         source=origin["source"],
         parameter_count=origin["parameter_count"],
         weight_files=list(names),
-        weight_bytes_per_token=sum(stored.values()) - (stored.get("model.embed_tokens.weight", 0) if untied else 0),
+        weight_bytes_per_token=sum(stored.values())
+        - (stored.get("model.embed_tokens.weight", 0) if shards.has_head(stored) else 0),
         calibration_sha256=job.calibration.sha256 if job.calibration else None,
         gate=gate,
     )
