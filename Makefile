@@ -18,7 +18,7 @@ IN_BROWSER := envs/browser/bin/python -m pytest --confcutdir tests/browser tests
 # Snakemake starts four times as fast with its bytecode, which images often forbid.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: report plan serve-command environments llama.cpp bundle test-quick test test-all test-slurm test-real lint format pins record readme clean
+.PHONY: report plan serve-command environments llama.cpp bundle test-quick test test-all test-slurm test-real lint format pins record pictures readme clean
 
 # The demo, or a study: make report CONFIG=my-study.yaml. At a terminal, steps and progress instead of Snakemake's log,
 # which is in .snakemake/log.
@@ -116,8 +116,16 @@ pins: $(BOOTSTRAP)
 record: override CONFIG =
 record: report
 	mkdir -p results/demo
-	cp artifacts/report/results.csv artifacts/report/results.json artifacts/report/quality-speed.svg results/demo/
+	cp artifacts/report/results.csv artifacts/report/results.json artifacts/report/quality-*.svg results/demo/
 	$(MAKE) readme
+
+# The pictures of sizes that pages show, again from the recorded results.
+pictures: $(BOOTSTRAP)
+	$(BIN)/snakemake --cores $(CORES) --quiet all -- envs/tools
+	for run in results/smollm2 results/smollm2-h200; do \
+		envs/tools/bin/python scripts/collect.py $$run --out artifacts/collected && \
+		cp artifacts/collected/quality-size.svg $$run/ || exit 1; \
+	done
 
 readme:
 	$(BIN)/python scripts/write_schema.py

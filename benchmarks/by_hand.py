@@ -29,6 +29,7 @@ ENVIRONMENTS |= {"exllamav3": "exllamav3"}
 PROMPTS = 5
 MODES = ("eager", "vLLM", "generator")
 FLOATS = ("float32", "float16", "bfloat16")
+OWN = "_shared_heads"  # Quantmill's own way to call an attention of transformers
 SAID = "by hand: "  # what libraries print goes to the same place
 
 Decode = Callable[[list[int], int], None]  # so many tokens after a prompt's
@@ -46,7 +47,7 @@ def by_transformers(artifact: Path, row: dict[str, Any]) -> Decode:
     model = AutoModelForCausalLM.from_pretrained(
         artifact,
         dtype=row["options"].get("dtype", own),
-        attn_implementation=row["versions"]["attention"],
+        attn_implementation=row["versions"]["attention"].removesuffix(OWN),
         device_map=None if device == "cpu" else device,
     )
 

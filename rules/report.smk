@@ -124,6 +124,12 @@ rule page:
             category="Figures",
             labels={"figure": "quality over speed"},
         ),
+        sizes=report(
+            "artifacts/report/quality-size.svg",
+            caption="captions/sizes.rst",
+            category="Figures",
+            labels={"figure": "quality over size"},
+        ),
         png="artifacts/report/quality-speed.png",
     log:
         "artifacts/logs/report.log",

@@ -13,8 +13,10 @@ from importlib.metadata import version
 import torch
 from safetensors.torch import save_file
 
+from checkpoint import shards
 from common.program import run
 from exllama import library
+from layouts.exl3 import BLOCK
 from quantization.program import Job, build, parser
 
 PROGRESS = "ckpt/job.json"
@@ -45,7 +47,14 @@ def quantize(job: Job) -> None:
     settings, state, good, reason = convert_model.prepare(options)
     if not good:
         raise ValueError(reason)
-    convert_model.main(settings, state)
+    try:
+        convert_model.main(settings, state)
+    except RuntimeError as error:
+        width = shards.read_config(job.src / "config.json")["hidden_size"]
+        if width % BLOCK == 0:
+            raise
+        why = f"the hidden size {width} is no multiple of {BLOCK}, and this model's layers want one"
+        raise ValueError(f"{why}: {error}") from error
 
 
 def main() -> None:

@@ -5,8 +5,9 @@
 
 STUDY is a results.json, a folder with one (a report, or a published repository as it was downloaded), its model card,
 or a repository of the hub: ORGANISATION/NAME[@REVISION]. FOLDER gets collected.parquet, with a row for each that was
-measured, and collected.html. Rows that were not measured alike (another device, protocol, text or source) are in
-sections of their own, and no verdict compares them; the column `measured_alike` names the section.
+measured, collected.html, and quality-size.svg, the report's picture of sizes. Rows that were not measured alike
+(another device, protocol, text or source) are in sections of their own, and no verdict compares them; the column
+`measured_alike` names the section.
 """
 
 import re
@@ -92,12 +93,15 @@ def main() -> None:
     merged, origins = collected.merge({each.name: each.content for each in studies})
     rows = table(studies, merged, origins)
     shown = {"config": merged["config"], "cells": [], "options": ""}
-    text = page.render(merged, shown, drawing.draw(axes.points(merged["rows"])))
+    drawn = drawing.draw(axes.points(merged["rows"]))
+    text = page.render(merged, shown, drawn)
     options.out.mkdir(parents=True, exist_ok=True)
     with publish(options.out / "collected.parquet") as partial:
         files.write_table(rows, partial)
     with publish(options.out / "collected.html") as partial:
         partial.write_text(text, encoding="utf-8")
+    with publish(options.out / "quality-size.svg") as partial:
+        partial.write_text(drawn.sizes, encoding="utf-8")
     print(summary.text(merged, str(options.out / "collected.html")))
 
 

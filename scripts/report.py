@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Join all results to results.csv, results.json, results.parquet, quality-speed.svg and .png, and index.html; those of
-servers under load to loads.csv.
+"""Join all results to results.csv, results.json, results.parquet, quality-speed.svg and .png, quality-size.svg, and
+index.html; those of servers under load to loads.csv.
 
     python scripts/report.py STUDY DST [--incomplete | --running]
 
@@ -74,6 +74,8 @@ def main() -> None:
         parquet.write(partial, collected | {"rows": wide}, manifest.sha256(dst / "results.json"), table)
     with publish_file(dst / "quality-speed.svg", old=old) as partial:
         partial.write_text(drawn.svg, encoding="utf-8")
+    with publish_file(dst / "quality-size.svg", old=old) as partial:
+        partial.write_text(drawn.sizes, encoding="utf-8")
     with publish_file(dst / "quality-speed.png", old=old) as partial:
         partial.write_bytes(drawn.png)
     with publish_file(dst / "index.html", old=old) as partial:

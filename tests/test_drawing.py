@@ -41,4 +41,5 @@ def test_whatever_ends_the_process_that_draws_the_report_has_texts_for_pictures(
     told = " ".join(ElementTree.fromstring(drawn.svg).itertext())
     assert "The plot could not be drawn." in told
     assert "no <b>glass</b> & no pencil" in told  # as text
+    assert drawn.sizes == drawn.svg
     assert drawn.png[:8] == b"\x89PNG\r\n\x1a\n"

@@ -254,3 +254,48 @@ def test_which_artifacts_decode_in_int8(case: str, most: int, expected: bool, tm
         tensors |= {"trellis": np.concatenate([tensors["trellis"]] * 2, axis=1)}
     stored = shards.find(artifact(tmp_path / "exl3", LAYER, tensors)).tensors()
     assert decodes_in_int8(stored, most) == expected
+
+
+# its converter, as it fails where it adds what it has padded to what it has not
+CONVERTER = """
+import argparse
+parser = argparse.ArgumentParser()
+for name in ("in_dir", "out_dir", "work_dir", "bits", "head_bits", "codebook", "cal_data", "cal_rows", "cal_cols"):
+    parser.add_argument(f"--{name}")
+prepare = lambda options: ({}, {}, True, "")
+def main(settings, state):
+    raise RuntimeError("sizes do not match")
+"""
+CONVERT = """
+import sys
+from pathlib import Path
+import build_exl3
+from quantization.calibration import Calibration
+from quantization.program import Job
+build_exl3.library = lambda: None
+folder, words = Path(sys.argv[1]), {"bits": 4.0, "head_bits": 6, "codebook": "mul1"}
+build_exl3.quantize(Job(folder, folder / "out", folder / "resume", words, Calibration([[1, 2]], 2, ""), "", None, {}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (576, "ValueError: the hidden size 576 is no multiple of 128, and this model's layers want one: "),
+        (512, "RuntimeError: "),
+    ],
+)
+def test_a_width_that_the_converter_cannot_cut_is_named(
+    width: int, line: str, tmp_path: Path, torch_python: Path, call: Callable
+) -> None:
+    package = tmp_path / "site/exllamav3/conversion"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").touch()
+    (package / "convert_model.py").write_text(CONVERTER)
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": width}))
+    paths = f"{tmp_path / 'site'}:{REPO / 'scripts'}"
+    assert (
+        call(torch_python, "-c", CONVERT, tmp_path, PYTHONPATH=paths).stderr.splitlines()[-1]
+        == line + "sizes do not match"
+    )

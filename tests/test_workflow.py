@@ -232,12 +232,13 @@ def test_snakemakes_own_report_holds_every_figure_with_a_caption(demo: Path, cal
     )
     assert {name: list(files.values()) for name, files in categories.items()} == {
         "Report": [["artifacts/report/index.html"]],
-        "Figures": [["artifacts/report/quality-speed.svg"]],
+        "Figures": [["artifacts/report/quality-speed.svg"], ["artifacts/report/quality-size.svg"]],
         "Tables": [["artifacts/report/results.csv"]],
     }
     captions = {each["name"]: each["caption"] for each in results.values()}
     assert "no network" in captions["index.html"]
     assert "the two cannot be told apart" in captions["quality-speed.svg"]
+    assert "bits per weight" in captions["quality-size.svg"]
     assert "results.schema.json" in captions["results.csv"]
     assert "system-message" not in page  # what docutils puts where it does not understand
     assert not re.search(r"""(?:src|href)=["']https?:""", page)

@@ -3,7 +3,7 @@
 
     python -m reporting.drawing FOLDER [loads] < ROWS
 
-ROWS: JSON, of `axes.points`. In FOLDER: plots.json, vega.js, quality-speed.svg and .png.
+ROWS: JSON, of `axes.points`. In FOLDER: plots.json, vega.js, quality-speed.svg and .png, quality-size.svg.
 """
 
 import json
@@ -26,9 +26,11 @@ NO_PICTURE = FILES / "no-plot.png"  # a text that says so
 @dataclass(frozen=True)
 class Drawing:
     """What could be drawn: `plots`, `details` and `loads` are Vega specifications by name, `vega` the program that
-    draws them, `svg` and `png` the picture. Where nothing could, `refused` says why, and the pictures are texts."""
+    draws them, `svg` and `png` the picture of speeds, `sizes` that of sizes. Where nothing could, `refused` says why,
+    and the pictures are texts."""
 
     svg: str
+    sizes: str
     png: bytes
     plots: Mapping[str, Any] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -45,9 +47,11 @@ def draw(rows: Sequence[Mapping[str, Any]], loads: bool = False) -> Drawing:
         made = subprocess.run(command, cwd=SCRIPTS, input=json.dumps(rows), capture_output=True, text=True)
         if made.returncode:
             why = refusal(made.returncode, made.stderr)
-            return Drawing(svg=placeholder(why), png=NO_PICTURE.read_bytes(), refused=why)
+            told = placeholder(why)
+            return Drawing(svg=told, sizes=told, png=NO_PICTURE.read_bytes(), refused=why)
         return Drawing(
             svg=(folder / "quality-speed.svg").read_text(encoding="utf-8"),
+            sizes=(folder / "quality-size.svg").read_text(encoding="utf-8"),
             png=(folder / "quality-speed.png").read_bytes(),
             vega=(folder / "vega.js").read_text(encoding="utf-8"),
             **json.loads((folder / "plots.json").read_text(encoding="utf-8")),
@@ -83,16 +87,17 @@ def main(folder: Path, *more: str) -> None:
     """Draw everything, as the module's docstring says."""
     import vl_convert  # here, so that who only asks for a drawing does not load what may end the process
 
-    from reporting import load_plots, plot
+    from reporting import load_plots, picture, plot
 
     rows = json.load(sys.stdin)
     compiled = {"plots": plot.specifications(rows), "details": plot.detail_specifications(rows)}
     compiled |= {"loads": load_plots.specifications(rows)} if more else {}
     (folder / "plots.json").write_text(json.dumps(compiled), encoding="utf-8")
     (folder / "vega.js").write_text(vl_convert.javascript_bundle(vl_version=plot.version()), encoding="utf-8")
-    picture = plot.chart("perplexity", "tokens_per_second", rows, picture=True)
+    (folder / "quality-size.svg").write_text(picture.svg(rows), encoding="utf-8")
+    speeds = plot.chart("perplexity", "tokens_per_second", rows, picture=True)
     for suffix, how in (("svg", {}), ("png", {"scale_factor": 2})):
-        picture.save(str(folder / f"quality-speed.{suffix}"), format=suffix, **how)
+        speeds.save(str(folder / f"quality-speed.{suffix}"), format=suffix, **how)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ ORIGINS = (
     *("run by", "source", "built by", "SHA-256 of sha256sum's lines for its files", "calibration text, SHA-256"),
     *("quality gate", "libraries", "device", "latency", "quality"),
 )
+PLOTTED = ("perplexity_low", "perplexity_high", *axes.LOSS, "roofline", "label")  # what no column has
 MODE = ("refused", "differs", "tokens_per_second")  # of another way to decode
 PAGE_BYTES = 2_900_000  # of the page: details of models are left out beyond it
 RELOAD = 5  # seconds, of a page that is still being filled
@@ -125,7 +126,7 @@ def row_data(row: Mapping[str, Any], drawn: Mapping[str, Any], pool: Pool, table
         "missing": reasons,
         "ratio": row["perplexity_ratio"]
         and {name: round_figure(value) for name, value in row["perplexity_ratio"].items()},
-        "plot": [round_figure(drawn[name]) for name in ("perplexity_low", "perplexity_high", "roofline", "label")],
+        "plot": [round_figure(drawn[name]) for name in PLOTTED],
         "runs in": [row["compute_type"], mode_label(row["mode"]), row["threads"]],
         "modes": [
             {name: round_figure(way[name]) for name in MODE} | {"mode": mode_label(way["mode"])}
@@ -221,6 +222,7 @@ def data(results: Mapping[str, Any], study: Mapping[str, Any], drawing: Drawing)
     return {
         "reference": results["config"]["reference"],
         "columns": columns(table),
+        "plotted": PLOTTED,
         "rows": [row_data(row, each, pool, table) for row, each in zip(rows, drawn, strict=True)],
         "origins": ORIGINS,
         "commands": commands(study, rows),
@@ -231,7 +233,7 @@ def data(results: Mapping[str, Any], study: Mapping[str, Any], drawing: Drawing)
         "loads": load_data(results["loads"], pool) if "loads" in results else None,
         "load plots": drawing.loads,
         "axes": {"quality": axes.qualities(drawn), "cost": axes.COSTS}
-        | {"more is better": [*axes.MORE_IS_BETTER, *tasks.axes(table)]},
+        | {"more is better": [*axes.MORE_IS_BETTER, *tasks.axes(table)], "sizes": axes.SIZES},
         "detail plots": drawing.details,
         "quantiles": details.QUANTILES,
         "edges": [round_figure(float(edge)) for edge in details.EDGES],

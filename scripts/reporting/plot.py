@@ -1,7 +1,8 @@
 """The quality-versus-cost plots: Vega-Lite through Altair, compiled to Vega, which can place labels beside one another.
 
-One specification an axis pair, which the page fills with its rows. quality-speed.svg and .png are the first one with a
-legend: placing labels wants a canvas, which only a browser has. reporting/drawing.py runs what compiles and draws.
+One specification an axis pair, which the page fills with its rows. quality-speed.svg, .png and quality-size.svg are two
+of them with their data and a legend: Vega places labels on a canvas, which only a browser has. reporting/picture.py
+places those of quality-size.svg, reporting/drawing.py runs what compiles and draws.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 import altair as alt
 import vl_convert
 
-from reporting.axes import COSTS, INTERVALS, MORE_IS_BETTER, is_task, qualities
+from reporting.axes import COSTS, INTERVALS, MORE_IS_BETTER, SIZES, is_task, qualities, smallest
 
 # Okabe and Ito's palette, distinguishable with every common colour blindness; grey for its black, seen on black too
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C"]
@@ -21,16 +22,29 @@ ANCHORS = [
     "left",
     *(f"{side}{end}" for side in ("top", "bottom") for end in ("-right", "-left", "")),
 ]  # labels'
-
-
 GOOD = "#2E8B57"  # of the word in the better corner, legible on white and on black
+GREY = "#888888"
+SYMLOG = {"kld_mean": 1e-4, "perplexity_loss": 1e-3}  # below which the scale is linear
+TICKS = {
+    "perplexity_loss": [0, *(sign * n * 10.0**e for e in range(-3, 5) for n in (1, 3) for sign in (1, -1))],
+    "bits_per_weight": [1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32],
+}
+SHARES = {"perplexity_loss": ".3~%", "top1_agreement": ".1%"}  # and how their ticks are written
 
 
-def colours(rows: Sequence[Mapping[str, Any]]) -> alt.Color:
-    """A colour for each format and run, in the table's order."""
-    cells = list(dict.fromkeys(row["cell"] for row in rows))
-    palette = PALETTE * (1 + len(cells) // len(PALETTE))
-    return alt.Color("cell:N", title="format", scale=alt.Scale(domain=cells, range=palette[: len(cells)]))
+def cycle(scale: Sequence[str], names: Sequence[str]) -> alt.Scale:
+    """A scale that gives names its values in turn, from the first again where there are more."""
+    return alt.Scale(domain=names, range=[scale[i % len(scale)] for i in range(len(names))])
+
+
+def colours(rows: Sequence[Mapping[str, Any]], name: str = "cell", title: str = "format") -> alt.Color:
+    """A colour for each format and run, or what else `name` tells apart, in the table's order."""
+    return alt.Color(f"{name}:N", title=title, scale=cycle(PALETTE, list(dict.fromkeys(row[name] for row in rows))))
+
+
+def shapes(rows: Sequence[Mapping[str, Any]], name: str = "model", title: str = "model") -> alt.Shape:
+    """A shape for each model, or what else `name` tells apart, in the table's order."""
+    return alt.Shape(f"{name}:N", title=title, scale=cycle(SHAPES, list(dict.fromkeys(row[name] for row in rows))))
 
 
 def better_corner(quality: str, cost: str) -> alt.Chart:
@@ -55,27 +69,30 @@ def chart(quality: str, cost: str, rows: Sequence[Mapping[str, Any]], *, picture
     """Quality over a cost: points with 95% intervals where there are any, the front as a line, rooflines as ticks.
 
     A row, of what `points` returns, is drawn where it has both figures; rows of a model whose `front` is true are
-    joined, and what was disturbed is pale. `picture`: with its data, a legend and a fixed width.
+    joined, and what was disturbed is pale. Over sizes, which no disturbance changes, colours and a legend are of
+    engines. `picture`: with its data, a legend and a fixed width.
     """
-    models = list(dict.fromkeys(row["model"] for row in rows))
-    values = [row | {"front": row["pareto"]} for row in rows]
+    sized, models = cost in SIZES, list(dict.fromkeys(row["model"] for row in rows))
+    fronts = smallest(rows, quality, cost) if sized else [row["pareto"] for row in rows]
+    values = [row | {"front": front} for row, front in zip(rows, fronts, strict=True)]
     base = alt.Chart(alt.Data(values=values) if picture else alt.NamedData(DATA))
     base = base.transform_filter(f"isValid(datum.{quality}) && isValid(datum.{cost})")
     (across, across_scale), (up, up_scale) = COSTS[cost], qualities(rows)[quality]
-    options = {"constant": 1e-4} if up_scale == "symlog" else {}
+    options = {"constant": SYMLOG[quality]} if up_scale == "symlog" else {}
     x = alt.X(f"{cost}:Q", title=across, scale=alt.Scale(type=across_scale, nice=False, padding=36))
-    x.axis = alt.Axis(format="~s", tickCount=6, labelOverlap=True)
+    x.axis = alt.Axis(format="~s", labelOverlap=True, **ticks(cost))
     y = alt.Y(f"{quality}:Q", title=up, scale=alt.Scale(type=up_scale, zero=False, nice=False, padding=28, **options))
-    y.axis = alt.Axis(format=".1%" if quality == "top1_agreement" or is_task(quality) else "~g", tickCount=6)
-    colour = colours(rows)
-    shapes = SHAPES * (1 + len(models) // len(SHAPES))
-    shape = alt.Shape("model:N", scale=alt.Scale(domain=models, range=shapes[: len(models)]))
-    colour.legend = alt.Legend(symbolOpacity=1) if picture else None
-    shape.legend = alt.Legend(symbolOpacity=1) if picture and len(models) > 1 else None
+    y.axis = alt.Axis(format=SHARES.get(quality, ".1%" if is_task(quality) else "~g"), **ticks(quality))
+    one, engine = len(models) == 1, ("engine", "engine")
+    colour = colours(rows, *(engine if sized else ()))
+    shape = shapes(rows, *(engine if sized and one else ()))
+    legend = alt.Legend(symbolOpacity=1, **({"orient": "bottom", "columns": 7 if picture else 3} if sized else {}))
+    colour.legend = legend if sized or picture else None
+    shape.legend = legend if (sized if one else picture) else None
     front = (
         base.transform_filter("datum.front")
-        .mark_line(strokeDash=[4, 4], color="#888888")
-        .encode(x=x, y=y, detail=["model:N", "device:N"], order=f"{cost}:Q")
+        .mark_line(strokeDash=[4, 4], color=GREY)
+        .encode(x=x, y=y, detail=["model:N"] if sized else ["model:N", "device:N"], order=f"{cost}:Q")
     )
     layers = [better_corner(quality, cost), front]
     if cost in INTERVALS:
@@ -88,23 +105,36 @@ def chart(quality: str, cost: str, rows: Sequence[Mapping[str, Any]], *, picture
         bar = base.mark_rule(strokeWidth=2).encode(y=f"{quality}_low:Q", y2=f"{quality}_high:Q", x=x, color=colour)
         layers.append(bar)
     tooltip = [alt.Tooltip("model:N"), alt.Tooltip("cell:N", title="format")]
-    tooltip += [alt.Tooltip(f"{name}:N") for name in ("compute_type", "device")]
+    tooltip += [alt.Tooltip(f"{name}:N") for name in ("engine", "compute_type", "device")]
     tooltip += [alt.Tooltip(f"{name}:Q", format=".4~g") for name in (quality, *_ends(quality), cost, *_ends(cost))]
-    pale = alt.condition("datum.disturbed", alt.value(0.35), alt.value(1))
-    points = base.mark_point(filled=True, size=110).encode(
+    pale = alt.value(1) if sized else alt.condition("datum.disturbed", alt.value(0.35), alt.value(1))
+    points = base.mark_point(filled=True, size=70 if sized else 110).encode(
         x=x, y=y, color=colour, shape=shape, tooltip=tooltip, opacity=pale
     )
-    marked = "pale: disturbed while it was measured" if any(row["disturbed"] for row in rows) else ""
-    title = (
-        {"title": alt.TitleParams(marked, fontSize=12, fontWeight="normal", anchor="end")} if picture and marked else {}
-    )
+    title = {"title": heading(models, sized, any(row["disturbed"] for row in rows))} if picture else {}
     return (
         alt.layer(*layers, points.properties(name="points"))
         .add_params(alt.param(name="rooflines", value=False))
-        .properties(width=820 if picture else "container", height=400, **title)
+        .properties(width=820 if picture else "container", height=520 if picture and sized else 400, **title)
         .configure_axis(labelFontSize=12, titleFontSize=13, gridOpacity=0.4)
         .configure_view(stroke=None)
     )
+
+
+def heading(models: Sequence[str], sized: bool, disturbed: bool) -> alt.TitleParams:
+    """What stands above a picture."""
+    if not sized:
+        note = "pale: disturbed while it was measured" if disturbed else ""
+        return alt.TitleParams(note, fontSize=12, fontWeight="normal", anchor="end")
+    whose = f"{models[0]}: what" if len(models) == 1 else "What"
+    note = "Dashed: no smaller format loses less. Bars: 95% intervals."
+    note = note if models else "No perplexity was measured beside the reference's."
+    return alt.TitleParams(f"{whose} each format loses, by its size", subtitle=note, fontSize=15, anchor="start")
+
+
+def ticks(name: str) -> dict[str, Any]:
+    """Where an axis has its ticks, or how many it chooses itself."""
+    return {"values": TICKS[name]} if name in TICKS else {"tickCount": 6}
 
 
 def _ends(name: str) -> tuple[str, ...]:

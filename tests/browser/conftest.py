@@ -207,6 +207,27 @@ def caveats(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def sizes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of which one row alone has a speed, a disturbed one.
+
+    bits per weight, perplexity over the reference's: reference 16, 1; timed 9, 1.03; untimed 8, 1.02; small 5, 1.2.
+    """
+    folder = tmp_path_factory.mktemp("sizes")
+    rows = {"reference": (16, 1), "timed": (9, 1.03), "untimed": (8, 1.02), "small": (5, 1.2)}
+    cells = []
+    for name, (bits, ratio) in rows.items():
+        cell = write_cell(folder, "only", name, 100, ratio, bits * 10**6, [[1, 2, 3, 4]], seen=False)
+        manifest = Path(cell["artifact"]) / "quantmill.json"
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"bits_per_weight": bits}))
+        cells.append(cell | {"engine": "other" if name == "small" else "fake"})
+        if name != "timed":
+            Path(cell["latency"]).unlink()
+    timed = Path(cells[1]["latency"])
+    timed.write_text(json.dumps(json.loads(timed.read_text()) | {"interference": ["a neighbour"]}))
+    return build(folder, ["only"], cells)
+
+
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """The system's Chromium."""
     path = shutil.which("chromium") or shutil.which("google-chrome")

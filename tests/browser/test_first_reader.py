@@ -235,6 +235,30 @@ def test_rooflines_are_named_legibly_and_captions_are_of_what_is_drawn(
     expect(page.locator("#plot-note")).not_to_contain_text("Dashed")
 
 
+def test_over_sizes_rows_of_all_devices_share_a_front_and_the_legend_is_of_engines(
+    caveats: Path, sizes: Path, visit: Visit
+) -> None:
+    page = visit(sizes, **DESK)
+    assert page.locator("#quality").input_value() == "perplexity_loss"  # most rows have no speed
+    assert page.locator("#cost").input_value() == "bits_per_weight"
+    plot, note = page.locator("#plot"), page.locator("#plot-note")
+    for name in ("reference", "timed", "untimed", "small"):
+        expect(plot.get_by_text(name, exact=True)).to_be_visible()
+    assert plot.locator(".role-legend-label text").all_text_contents() == ["fake", "other"]
+    expect(plot.get_by_text("0.3%", exact=True)).to_be_visible()
+    expect(note).to_contain_text("Dashed: rows that no other of their model equals or beats")
+    front = plot.locator("g.mark-line path").first.get_attribute("d")
+    assert (
+        front.count("L") == 2
+    )  # from `small` over `untimed` to the reference, past `timed`, which is larger and worse
+    expect(note).not_to_contain_text("Pale")  # the speed of `timed` was disturbed, not its size
+    page.select_option("#cost", "tokens_per_second")
+    expect(note).to_contain_text("Not drawn, for lack of one of the two figures: 3 of 4 rows.")
+    expect(note).to_contain_text("Pale: disturbed")
+    page = visit(caveats, **DESK)
+    assert page.locator("#cost").input_value() == "tokens_per_second"
+
+
 def test_legends_are_in_the_tables_order_and_name_what_is_drawn(study: Path, visit: Visit) -> None:
     page = visit(study, **DESK)
     legends = [

@@ -6,8 +6,8 @@ const ROWS = DATA.rows.map((row, order) => {
   const figures = Object.fromEntries(DATA.columns.map((column, i) => [column.name, row.values[i]]));
   const missing = {};
   for (const [number, names] of Object.entries(row.missing)) for (const name of names) missing[name] = DATA.pool[number];
-  const interval = Object.fromEntries(["perplexity_low", "perplexity_high", "roofline", "label"].map((name, i) => [name, row.plot[i]]));
-  return { ...row, ...figures, plot: interval, missing, order, id: `${figures.model}/${row.label}`, reference: row.label === DATA.reference };
+  const plot = Object.fromEntries(DATA.plotted.map((name, i) => [name, row.plot[i]]));
+  return { ...row, ...figures, perplexity_loss: plot.perplexity_loss, plot, missing, order, id: `${figures.model}/${row.label}`, reference: row.label === DATA.reference };
 });
 const MODELS = [...new Set(ROWS.map((row) => row.model))];
 // what a reader must not take for somebody else's speed

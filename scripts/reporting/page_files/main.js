@@ -3,6 +3,9 @@
 const option = ([value, label]) => element("option", { value }, label);
 find("quality").append(...Object.entries(DATA.axes.quality).map(([name, [label]]) => option([name, label])));
 find("cost").append(...Object.entries(DATA.axes.cost).map(([name, [label]]) => option([name, label])));
+// where most of what was scored has no speed, sizes tell more
+const scored = ROWS.filter((row) => row.perplexity_loss !== null && row.bits_per_weight !== null);
+if (scored.length > 2 * scored.filter((row) => row.tokens_per_second !== null).length) [find("quality").value, find("cost").value] = ["perplexity_loss", "bits_per_weight"];
 find("model").append(...MODELS.map((model) => option([model, model])));
 
 find("sort").append(...[["", "the study's order"], ...shownColumns().map((column) => [column.name, column.title])].map(option));
