@@ -52,15 +52,18 @@ if [ "$size" = 7b ]; then
     make_all $speed/{fp16,mlc-q4f16_1}.json
     make_all $speed/gptq-repeats@vllm-{serve,ngram,draft}.json
     measure_by_hand gptq-random@vllm-marlin.json
-    make_all $speed/{exl3-random,bnb-nf4,hqq-int4,torchao-int8}.json
+    make_all $speed/{exl3-random,bnb-nf4,torchao-int8}.json
     make_all $load/fp8-random@vllm-serve.json
-    make_all $speed/{nvfp4a16-random,bnb-nf4}@vllm.json $speed/awq-random@vllm-marlin.json
+    make_all $speed/{nvfp4a16-random,nvfp4-random,bnb-nf4}@vllm.json $speed/mxfp4-random@vllm-bfloat16.json
+    make_all $speed/awq-random@vllm-marlin.json
     measure_by_hand {fp8-random@vllm,exl3-random,bnb-nf4,torchao-int8}.json
     make_all $speed/{gptq,awq}-random@vllm.json $speed/{bnb-fp4,torchao-fp8}.json
-    make_all $speed/bnb-int8.json # some four minutes: about 18 tokens/s
+    make_all $speed/{bnb-int8,hqq-int4}.json # some five and eight minutes: about 18 and 10 tokens/s
 else
     make_all $speed/{fp16,gptq-random,fp8-random,w8a8-random,w4a16-random,nvfp4a16-random}@vllm.json
     make_all $speed/{exl3-random,bnb-nf4,hqq-int4,torchao-int8,bnb-fp4,torchao-fp8}.json
     make_all $load/{fp16,gptq-random}@vllm-serve.json
-    make_all $speed/{nvfp4-random,mxfp4-random,bnb-nf4,bnb-int8,awq-random}@vllm.json $speed/bnb-int8.json
+    make_all $speed/{nvfp4-random,bnb-nf4,bnb-int8,awq-random}@vllm.json $speed/mxfp4-random@vllm-bfloat16.json
+    measure_by_hand {exl3-random,bnb-nf4,torchao-int8,nvfp4-random@vllm}.json
+    make_all $speed/bnb-int8.json
 fi
