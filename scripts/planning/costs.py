@@ -106,8 +106,8 @@ class EngineCosts:
 
     cpu: MB of libraries on a CPU. weights: bytes a weight held there; quantized: the same of a quantized format,
     None: no other. floor: MB that CUDA takes at least; cuda: MB of libraries there, beside what is read. logits:
-    bytes a position of a window and token of the vocabulary. mapped: the files are there as well. like: an engine
-    that takes about as long, for what was never recorded.
+    bytes a position of a window and token of the vocabulary. mapped: a file is there as well while it is read; kept:
+    all of them stay. like: an engine that takes about as long, for what was never recorded.
     """
 
     cpu: int
@@ -117,12 +117,13 @@ class EngineCosts:
     quantized: float | None = None
     logits: int = 0
     mapped: bool = False
+    kept: bool = False
     like: str | None = None
 
     def mb(self, model: Shape, nbytes: int, quantized: bool, device: str, window: int) -> int:
         """MB to run an artifact of so many bytes, and to score windows of so many tokens (0: none)."""
         logits = self.logits * window * model.vocab // MB
-        read = min(nbytes, SHARD) if self.mapped else nbytes
+        read = min(nbytes, SHARD) if self.mapped and not self.kept else nbytes
         if device != "cpu":
             return max(self.floor, self.cuda + read // MB) + logits
         weights = self.quantized if quantized and self.quantized is not None else self.weights
