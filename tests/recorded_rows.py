@@ -18,7 +18,7 @@ KNOWN = {  # parameters as transformers counts them
     "config/examples/llama-1.1b.json": 1_100_048_384,
     "demo/config.json": 5_869_312,
 }
-ROWS = [row for row in load_rows(RECORDED) if not row.get("run")]  # by the engine that a format is registered for
+ROWS = [row for row in load_rows(RECORDED) if not row.get("run") and not row.get("prebuilt")]
 ENGINES = {row["format"]: row["engine"] for row in ROWS}
 SAMPLES = {"samples": 128, "sequence_length": 2048}
 

@@ -9,7 +9,7 @@ FORMATS["hqq-int4"] = Format(
     costs=Costs(
         Size(0.5, rest=2, group=4, group_size=64),
         QUANTIZER,
-        QUANTIZER_CUDA,
+        Memory(2000, weights=1.2),  # of 135M, 1.1B and 7B on an H200
         group_size="group_size",
         copies=2,
         like=UNCALIBRATED,
