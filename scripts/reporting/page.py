@@ -171,11 +171,11 @@ def commands(study: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dic
     """What a reader may want to run: `build` a row's artifact again, whose path follows; `resume` the study; `redraw`
     the page alone; measure just the speed of the rows that were `disturbed` again."""
     options = study["options"]
-    cells = study["cells"]  # none on the page of two runs
+    cells = study["cells"]  # none on the page of several studies, which no command goes on with
     disturbed = [cell["latency"] for cell, row in zip(cells, rows, strict=bool(cells)) if row["interference"]]
     return {
         "build": f"snakemake {options} --force",
-        "resume": f"snakemake report {options}",
+        "resume": f"snakemake report {options}" if cells else "",
         "redraw": f"snakemake report {options} --forcerun page",
         "disturbed": " ".join([f"snakemake report {options} --forcerun", *disturbed]) if disturbed else "",
     }

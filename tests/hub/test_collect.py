@@ -147,6 +147,7 @@ def test_files_folders_cards_and_the_hub_make_one_table_and_one_page(
     text = (tmp_path / "out/collected.html").read_text()
     assert all(json.dumps(name)[1:-1].replace("<", "\\u003c") in text for name in alike)
     assert "</script>Another" not in text
+    assert '"resume":""' in text  # no command goes on with several studies
 
 
 def test_what_was_published_is_collected_from_the_hub(recorded: Results, tmp_path: Path, tools_python: Path) -> None:
