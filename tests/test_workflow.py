@@ -232,7 +232,7 @@ def test_snakemakes_own_report_holds_every_figure_with_a_caption(demo: Path, cal
     )
     assert {name: list(files.values()) for name, files in categories.items()} == {
         "Report": [["artifacts/report/index.html"]],
-        "Figures": [["artifacts/report/quality-speed.svg"], ["artifacts/report/quality-size.svg"]],
+        "Figures": [["artifacts/report/quality-size.svg", "artifacts/report/quality-speed.svg"]],
         "Tables": [["artifacts/report/results.csv"]],
     }
     captions = {each["name"]: each["caption"] for each in results.values()}
