@@ -41,12 +41,10 @@ def check_load(timelines: Sequence[Timeline], concurrency: int | None = None) ->
         message = f"the first step of {size[0]} requests together took {size[1]:.2f} s: warm up with every batch size"
         found.append(Finding("cliff", message))
     else:
-        gaps = [(later - earlier, earlier) for each in good for earlier, later in pairwise(each.times)]
-        longest, at = max(gaps)
-        usual = float(np.quantile([gap for gap, _ in gaps], 0.9))
-        if longest > max(LONG_GAP, MUCH * usual):
+        stall = _stall(good)
+        if stall:
             begin = min(each.intended for each in timelines)
-            message = f"the server stood still for {longest:.1f} s, {at - begin:.1f} s after the start"
+            message = f"the server stood still for {stall[1]:.1f} s, {stall[0] - begin:.1f} s after the start"
             found.append(Finding("stall", message))
     span = window(timelines, concurrency)
     reason = instability(timelines, span) if span.seconds > 0 and not found else None
@@ -63,6 +61,25 @@ def _most_together(good: Sequence[Timeline]) -> int:
         together += change
         most = max(most, together)
     return most
+
+
+def _stall(good: Sequence[Timeline]) -> tuple[float, float] | None:
+    """When a request began to wait for its next token for far longer than usual, and how long.
+
+    A server that reads other requests' prompts meanwhile is at work: it may take as long as the load's quickest first
+    token for each that it read.
+    """
+    gaps = [(later - earlier, earlier) for each in good for earlier, later in pairwise(each.times)]
+    usual = float(np.quantile([gap for gap, _ in gaps], 0.9))
+    began = np.sort([each.times[0] for each in good])
+    quickest = min(each.times[0] - each.intended for each in good)
+    for gap, start in sorted(gaps, reverse=True):
+        if gap <= max(LONG_GAP, MUCH * usual):
+            break
+        read = np.searchsorted(began, start + gap + usual, "right") - np.searchsorted(began, start, "right")
+        if gap > read * quickest:
+            return start, gap
+    return None
 
 
 def _cliff(good: Sequence[Timeline]) -> tuple[int, float] | None:

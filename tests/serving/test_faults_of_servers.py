@@ -118,6 +118,15 @@ def test_a_step_that_reads_others_prompts_is_no_cliff() -> None:
     assert names(load_checks.check_load(alone, 4)) == {"cliff"}
 
 
+def test_a_step_that_reads_others_prompts_is_no_stall() -> None:
+    """As vLLM on a processor takes a burst: one prompt in 0.4 s, then 58 beside its second token, in 18 s."""
+    early = together(0, 0.4, [18.0] + [0.7] * 30)
+    late = [together(number, 18.4, [0.7] * 30) for number in range(1, 59)]
+    assert load_checks.check_load([early, *late]) == []
+    (found,) = load_checks.check_load([early, *late[:20]])  # 0.4 s for each of 20 prompts is less
+    assert found.message == "the server stood still for 18.0 s, 0.4 s after the start"
+
+
 @pytest.mark.parametrize(
     ("speed", "word"), [(lambda now: 1 + now / 10, "TPOT grows by"), (lambda now: 2 - now / 10, "TPOT falls by")]
 )
