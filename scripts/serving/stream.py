@@ -233,6 +233,9 @@ def _take(reply: Reply, pieces: list[tuple[float, Piece]]) -> None:
             reply.prompt_ids = tuple(piece.prompt_ids)
     full = [(time, piece) for time, piece in pieces if piece.text or piece.ids]
     if full:
+        time, end = pieces[-1]
+        if end.finish == "length" and (end.tokens_so_far or 0) > (full[-1][1].tokens_so_far or 0):
+            full.append((time, end))  # llama-server: the last tokens end inside of a character, and bring nothing
         first = next(place for place, (_, piece) in enumerate(pieces) if piece.text or piece.ids)
         reply.oddities["empty"] += first
     # as many ids as there are tokens so far: each event repeats all, as SGLang's do

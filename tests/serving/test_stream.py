@@ -196,6 +196,21 @@ def test_llama_server_withholds_tokens_whose_text_is_half_a_character() -> None:
     assert reply.usage == (3, 4, 0)
 
 
+def test_llama_server_may_withhold_the_last_token() -> None:
+    """Then its last event alone tells of it. An end of sequence is no token that was asked for."""
+
+    def event(text: str, tokens: list[int], so_far: int, stop: str = "") -> bytes:
+        content = {"content": text, "tokens": tokens, "stop": bool(stop), "tokens_predicted": so_far}
+        content |= {"stop_type": stop, "tokens_evaluated": 3, "model": "demo.gguf"} if stop else {}
+        return b"data: " + json.dumps(content).encode() + b"\n\n"
+
+    reply = stream.read(exchange(chunked(event("a", [5], 1), event("", [], 2, "limit"))), DIALECTS["llama"])
+    assert [each.tokens for each in reply.events] == [1, 1]
+    assert (reply.tokens, reply.ids, reply.oddities["withheld"]) == (2, None, 1)
+    reply = stream.read(exchange(chunked(event("a", [5], 1), event("", [], 2, "eos"))), DIALECTS["llama"])
+    assert (reply.tokens, reply.ids) == (1, (5,))
+
+
 def test_two_events_that_repeat_their_ids_are_seen_by_their_counts() -> None:
     """SGLang's: text and ids of each event hold all before; a token inside of a character adds no text."""
 
