@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Measured rows beside the same library used by hand, on the same weights, prompts and device: a table.
+"""Rows beside the same library used by hand, on the same weights, prompts and device: a table.
 
-    python benchmarks/by_hand.py artifacts/MODEL/latency/CELL.json… [--python vllm=/path/to/python]
+    python benchmarks/by_hand.py artifacts/MODEL/latency/CELL.json… [--rounds 3] [--python vllm=/path/to/python]
 
 For rows of vLLM (its class LLM), of ExLlamaV3 (its Generator) and of libraries that transformers loads (`generate` of
-the model). By hand, the time for each token after the first is that of an answer less that of its first token alone; a
-row's is that of its tokens' own times, for decoding that Python drives where it has several modes. Medians over five
-prompts.
+the model). A row's artifact, engine and options are measured again (latency.py, one process), in turn with the library,
+so that a machine that changes changes both. By hand, the time for each token after the first is that of an answer less
+that of its first token alone; the row's is that of its tokens' own times, for decoding that Python drives where it has
+several modes. Medians over five prompts, then over the rounds; the range is over rounds.
 """
 
 import json
@@ -14,6 +15,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +32,7 @@ PROMPTS = 5
 MODES = ("eager", "vLLM", "generator")
 FLOATS = ("float32", "float16", "bfloat16")
 OWN = "_shared_heads"  # Quantmill's own way to call an attention of transformers
+LATENCY = Path(__file__).resolve().parents[1] / "scripts/latency.py"
 SAID = "by hand: "  # what libraries print goes to the same place
 
 Decode = Callable[[list[int], int], None]  # so many tokens after a prompt's
@@ -129,31 +132,70 @@ def seconds_of_row(row: dict[str, Any]) -> tuple[str, float]:
     return mode["mode"], statistics.median((each[-1] - each[0]) / (len(each) - 1) for each in times)
 
 
-def compare(path: Path, pythons: dict[str, str]) -> list[str]:
+def measure_again(artifact: Path, row: dict[str, Any], python: str) -> float | None:
+    """Seconds for each token after the first, by Quantmill; None where that fails, which it says itself."""
+    protocol, device = row["protocol"], row["device"]["device"]
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "row.json"
+        told = {
+            "engine": row["engine"],
+            "options": json.dumps(row["options"]),
+            "gpus": row["gpus"],
+            "device": device,
+            "prompts": artifact.parent / "tokens/prompts.json",
+            "new-tokens": protocol["new_tokens"],
+            "repeats": 1,
+            "processes": 1,
+            "decode": "eager",
+        }
+        if device == "cpu":
+            told["threads"] = row["device"]["threads"]
+        words = [f"--{name}={value}" for name, value in told.items()]
+        result = subprocess.run([python, str(LATENCY), str(artifact), str(out), *words], stdout=subprocess.DEVNULL)
+        return None if result.returncode else seconds_of_row(bounded_json.loads(out.read_bytes()))[1]
+
+
+def measure_by_hand(artifact: Path, path: Path, python: str) -> float | None:
+    """The same without Quantmill."""
+    command = [python, __file__, "--alone", str(artifact), str(path)]
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    said = [line.removeprefix(SAID) for line in result.stdout.splitlines() if line.startswith(SAID)]
+    return float(said[0]) if said else None
+
+
+def compare(path: Path, pythons: dict[str, str], rounds: int) -> list[str]:
     """The table's cells of a latency result. Raises `UserError` for another file, engine or way to decode."""
     if not path.exists():  # a study that goes on without the rows that failed
         return [path.parents[1].name, f"`{path.stem}`", "not measured", "", "", ""]
     try:
         row = bounded_json.loads(path.read_bytes())
-        engine, (mode, ours) = row["engine"], seconds_of_row(row)
+        engine, (mode, _) = row["engine"], seconds_of_row(row)
     except (ValueError, LookupError, TypeError, StopIteration) as error:
         said = f"{error!s:.80}" or f"has none of the modes {', '.join(MODES)}"
         raise UserError(f"{path}: is no such latency result ({said}); name artifacts/MODEL/latency/CELL.json") from None
     if engine not in ENVIRONMENTS:
         raise UserError(f"{path}: no other way to use {engine} is here; name rows of {', '.join(ENVIRONMENTS)}")
     env = ENVIRONMENTS[engine]
+    python = pythons.get(env, f"envs/{env}/bin/python")
     artifact = path.parents[1] / path.stem.partition("@")[0]
-    command = [pythons.get(env, f"envs/{env}/bin/python"), __file__, "--alone", artifact, path]
-    result = subprocess.run([*map(str, command)], stdout=subprocess.PIPE, text=True)
-    said = [line.removeprefix(SAID) for line in result.stdout.splitlines() if line.startswith(SAID)]
-    theirs = float(said[0]) if said else None  # what failed has said why
-    rates = [f"{1 / ours:.1f}", *([f"{1 / theirs:.1f}", f"{theirs / ours:.3f}"] if theirs else ["failed", ""])]
-    return [path.parents[1].name, f"`{path.stem}`", mode, *rates]
+    cells = [path.parents[1].name, f"`{path.stem}`", mode]
+    ours, theirs = [], []
+    for _ in range(rounds):
+        mine, others = measure_again(artifact, row, python), measure_by_hand(artifact, path, python)
+        if mine is None or others is None:
+            return [*cells, *("failed" if each is None else f"{1 / each:.1f}" for each in (mine, others)), ""]
+        ours.append(mine)
+        theirs.append(others)
+    ratios = [hand / mine for mine, hand in zip(ours, theirs, strict=True)]
+    spread = f" ({min(ratios):.3f} to {max(ratios):.3f})" if rounds > 1 else ""
+    rates = [f"{1 / statistics.median(each):.1f}" for each in (ours, theirs)]
+    return [*cells, *rates, f"{statistics.median(ratios):.3f}{spread}"]
 
 
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("rows", type=Path, nargs="+", help="latency results")
+    arguments.add_argument("--rounds", type=int, default=3, help="how often, in turn")
     arguments.add_argument("--python", action="append", default=[], help="ENVIRONMENT=an interpreter that has it")
     arguments.add_argument("--alone", action="store_true", help="an artifact and its row, in this very interpreter")
     options = arguments.parse_args()
@@ -163,12 +205,14 @@ def main() -> None:
         artifact, row = options.rows
         print(f"{SAID}{seconds_by_hand(artifact, json.loads(row.read_text(encoding='utf-8')))}", flush=True)
         return
+    if options.rounds < 1:
+        arguments.error("--rounds: write 1 or more")
     pythons = dict(each.partition("=")[::2] for each in options.python)
     if not all(pythons.values()):
         arguments.error("--python: write ENVIRONMENT=INTERPRETER")
     print("| model | row | mode | tokens/s after the first | by hand | ratio |\n|---|---|---|---|---|---|")
     for path in options.rows:
-        print("| " + " | ".join(compare(path, pythons)) + " |", flush=True)
+        print("| " + " | ".join(compare(path, pythons, options.rounds)) + " |", flush=True)
 
 
 if __name__ == "__main__":

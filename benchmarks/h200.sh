@@ -40,7 +40,7 @@ make_all() { # make_all TARGET…
 }
 
 measure_by_hand() { # measure_by_hand ROW.json…: beside the same library without Quantmill
-    python3 "$repository/benchmarks/by_hand.py" "${@/#/$speed/}" --python torch=python3 --python quantizers=python3 \
+    python3 "$repository/benchmarks/by_hand.py" "${@/#/$speed/}" --rounds 2 --python torch=python3 --python quantizers=python3 \
         --python exllamav3=python3 --python vllm=/tmp/vllm-python 2>>hands/log \
         | tail -n +$([ -s hands/rows.md ] && echo 3 || echo 1) >>hands/rows.md
 }

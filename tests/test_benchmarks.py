@@ -68,3 +68,31 @@ def test_another_protocol_and_another_engine_are_named(tmp_path: Path) -> None:
     row = {"engine": "ctranslate2", "mode": "eager", "other_modes": [], "runs": runs}
     (tmp_path / "latency.json").write_text(json.dumps(row))
     assert_one_line(benchmark("by_hand.py", tmp_path / "latency.json"), "use ctranslate2")
+
+
+def test_a_row_and_the_library_by_hand_are_measured_in_turn(tmp_path: Path) -> None:
+    """By an interpreter that only says what was to be measured: the row takes 10 ms a token, the library 10 to 12."""
+    latency = tmp_path / "artifacts/m/latency/fp16@vllm.json"
+    latency.parent.mkdir(parents=True)
+    row = {"engine": "vllm", "mode": "vLLM", "other_modes": [], "options": {"dtype": "float16"}, "gpus": 1}
+    row |= {"protocol": {"new_tokens": 3}, "device": {"device": "cpu", "threads": 2}}
+    row |= {"runs": [{"prompt": 0, "token_seconds": [0.5, 0.51, 0.52]}]}
+    latency.write_text(json.dumps(row))
+    python = tmp_path / "python"
+    python.write_text(
+        f"""#!/bin/bash
+echo "$@" >> {tmp_path}/calls
+case $1 in
+*/latency.py) cp {latency} "$3" ;;
+*) echo a library speaks; echo by hand: 0.01$(($(wc -l < {tmp_path}/calls) / 2 - 1)) ;;
+esac
+"""
+    )
+    python.chmod(0o755)
+    result = benchmark("by_hand.py", latency, "--python", f"vllm={python}", "--rounds", "3")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[2] == "| m | `fp16@vllm` | vLLM | 100.0 | 90.9 | 1.100 (1.000 to 1.200) |"
+    again, by_hand = (tmp_path / "calls").read_text().splitlines()[:2]
+    assert again.split()[1] == str(tmp_path / "artifacts/m/fp16")
+    assert '--options={"dtype": "float16"}' in again and "--threads=2" in again
+    assert by_hand.split()[1:] == ["--alone", str(tmp_path / "artifacts/m/fp16"), str(latency)]
