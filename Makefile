@@ -6,7 +6,7 @@ BIN := .venv/bin
 BOOTSTRAP := .venv/.complete
 OUT = artifacts/bundles/$(ENV)# of make bundle
 QUOTING := docs/STUDY.md docs/METHODS.md docs/SERVING.md results/smollm2-tasks/README.md results/smollm2-served/README.md# pages with figures of result files in their sentences
-RUNS := results/demo results/smollm2 results/smollm2-h200 results/smollm2-libraries results/h200 results/h200-served# each with a README.md that holds all columns of its table
+RUNS := results/demo results/smollm2 results/smollm2-h200 results/smollm2-libraries results/smollm2-caches results/h200 results/h200-served# each with a README.md that holds all columns of its table
 AUTOGPTQ = $$($(BIN)/python -c 'import sys; print("envs/autogptq" if sys.version_info[:2] == (3, 11) else "")')
 ENVS := bootstrap kubernetes tools torch transformers-serve gptqmodel quantizers exllamav3 autogptq mlc llama_cpp vllm vllm-cpu lm-eval browser
 
@@ -85,7 +85,7 @@ lint: $(BOOTSTRAP)
 	$(BIN)/snakefmt --check Snakefile rules
 	$(BIN)/python scripts/update_readme.py README.md results/smollm2 --short --check
 	for page in $(QUOTING); do $(BIN)/python scripts/update_readme.py $$page --check || exit 1; done
-	for run in $(RUNS); do $(BIN)/python scripts/update_readme.py $$run/README.md $$run $$(ls $$run/perplexities*.json 2>/dev/null) --check || exit 1; done
+	for run in $(RUNS); do $(BIN)/python scripts/update_readme.py $$run/README.md $$run $$(ls $$run/perplexities*.json $$run/by-hand*.json 2>/dev/null) --check || exit 1; done
 
 format: $(BOOTSTRAP)
 	$(BIN)/ruff check --fix .
@@ -131,7 +131,7 @@ readme:
 	$(BIN)/python scripts/write_schema.py
 	$(BIN)/python scripts/update_readme.py README.md results/smollm2 --short
 	for page in $(QUOTING); do $(BIN)/python scripts/update_readme.py $$page || exit 1; done
-	for run in $(RUNS); do $(BIN)/python scripts/update_readme.py $$run/README.md $$run $$(ls $$run/perplexities*.json 2>/dev/null) || exit 1; done
+	for run in $(RUNS); do $(BIN)/python scripts/update_readme.py $$run/README.md $$run $$(ls $$run/perplexities*.json $$run/by-hand*.json 2>/dev/null) || exit 1; done
 
 clean:
 	rm -rf artifacts envs/*/ .snakemake

@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""Rows beside the same library used by hand, on the same weights, prompts and device: a table.
+"""Rows beside the same library used by hand, on the same weights, prompts and device: a table, as JSON.
 
-    python benchmarks/by_hand.py artifacts/MODEL/latency/CELL.json… [--rounds 3] [--python vllm=/path/to/python]
+    python benchmarks/by_hand.py OUT artifacts/MODEL/latency/CELL.json… [--rounds 3] [--python vllm=/path/to/python]
 
-For rows of vLLM (its class LLM), of ExLlamaV3 (its Generator) and of libraries that transformers loads (`generate` of
-the model). A row's artifact, engine and options are measured again (latency.py, one process), in turn with the library,
-so that a machine that changes changes both. By hand, the time for each token after the first is that of an answer less
-that of its first token alone; the row's is that of its tokens' own times, for decoding that Python drives where it has
-several modes. Medians over five prompts, then over the rounds; the range is over rounds.
+For rows of vLLM (its class LLM), of ExLlamaV3 (its Generator), of gptqmodel, which chooses its kernel itself, and of
+libraries that transformers loads (`generate` of the model). A row's artifact, engine and options are measured again
+(latency.py, one process), in turn with the library, so that a machine that changes changes both. By hand, the time for
+each token after the first is that of an answer less that of its first token alone; the row's is that of its tokens' own
+times, for decoding that Python drives where it has several modes. Medians over five prompts, then over the rounds; the
+range is over rounds.
 """
 
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -25,10 +27,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 from common import bounded_json
 from common.program import UserError, parser, run
+from common.publish import publish_json
 
 ENVIRONMENTS = {"transformers": "torch", "torchao": "quantizers", "bitsandbytes": "quantizers", "vllm": "vllm"}
-ENVIRONMENTS |= {"exllamav3": "exllamav3"}
+ENVIRONMENTS |= {"exllamav3": "exllamav3", "gptqmodel": "gptqmodel"}
 PROMPTS = 5
+RATES = ("tokens/s after the first", "by hand", "ratio")
 MODES = ("eager", "vLLM", "generator")
 FLOATS = ("float32", "float16", "bfloat16")
 OWN = "_shared_heads"  # Quantmill's own way to call an attention of transformers
@@ -39,7 +43,7 @@ Decode = Callable[[list[int], int], None]  # so many tokens after a prompt's
 
 
 def by_transformers(artifact: Path, row: dict[str, Any]) -> Decode:
-    """`generate` as its manual has it, in the row's dtype and with its attention."""
+    """`generate` in the row's dtype and with its attention."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -53,6 +57,23 @@ def by_transformers(artifact: Path, row: dict[str, Any]) -> Decode:
         attn_implementation=row["versions"]["attention"].removesuffix(OWN),
         device_map=None if device == "cpu" else device,
     )
+    return generate(model, device)
+
+
+def by_gptqmodel(artifact: Path, row: dict[str, Any]) -> Decode:
+    """`generate` of the model that it loads."""
+    import torch
+    from gptqmodel import GPTQModel
+
+    device = row["device"]["device"]
+    if device == "cpu":
+        torch.set_num_threads(row["device"]["threads"])
+    return generate(GPTQModel.load(str(artifact), device=device), device)
+
+
+def generate(model: Any, device: str) -> Decode:
+    """As transformers' manual has it."""
+    import torch
 
     def decode(prompt: list[int], tokens: int) -> None:
         ids = torch.tensor([prompt], device=device)
@@ -67,7 +88,7 @@ def by_transformers(artifact: Path, row: dict[str, Any]) -> Decode:
 def by_vllm(artifact: Path, row: dict[str, Any]) -> Decode:
     """`LLM.generate` with the row's options. Without a cache of prompts: the one token alone would fill it."""
     if row["device"]["device"] == "cpu":
-        os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"  # GiB; vLLM would take nearly all memory
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; vLLM would take nearly all memory
     from vllm import LLM, SamplingParams
 
     llm = LLM(str(artifact), skip_tokenizer_init=True, **{"enable_prefix_caching": False} | row["options"])
@@ -104,13 +125,14 @@ def by_exllamav3(artifact: Path, row: dict[str, Any]) -> Decode:
     return decode
 
 
-BY_HAND = {"vllm": by_vllm, "exllamav3": by_exllamav3}  # of other engines, by transformers
+BY_HAND = {"vllm": by_vllm, "exllamav3": by_exllamav3, "gptqmodel": by_gptqmodel}  # of other engines, by transformers
 
 
 def seconds_by_hand(artifact: Path, row: dict[str, Any]) -> float:
     """For each token after the first."""
     told = json.loads((artifact.parent / "tokens/prompts.json").read_text(encoding="utf-8"))["prompts"]
     prompts = [prompt["ids"] for prompt in told[:PROMPTS]]
+    os.environ |= row["options"].pop("environment", {})
     decode = BY_HAND.get(row["engine"], by_transformers)(artifact, row)
     tokens = row["protocol"]["new_tokens"]
     found = []
@@ -163,10 +185,11 @@ def measure_by_hand(artifact: Path, path: Path, python: str) -> float | None:
     return float(said[0]) if said else None
 
 
-def compare(path: Path, pythons: dict[str, str], rounds: int) -> list[str]:
-    """The table's cells of a latency result. Raises `UserError` for another file, engine or way to decode."""
+def compare(path: Path, pythons: dict[str, str], rounds: int) -> dict[str, str]:
+    """The table's row of a latency result. Raises `UserError` for another file, engine or way to decode."""
+    cells = {"model": path.parents[1].name, "row": f"`{path.stem}`", "mode": "not measured", **dict.fromkeys(RATES, "")}
     if not path.exists():  # a study that goes on without the rows that failed
-        return [path.parents[1].name, f"`{path.stem}`", "not measured", "", "", ""]
+        return cells
     try:
         row = bounded_json.loads(path.read_bytes())
         engine, (mode, _) = row["engine"], seconds_of_row(row)
@@ -176,43 +199,53 @@ def compare(path: Path, pythons: dict[str, str], rounds: int) -> list[str]:
     if engine not in ENVIRONMENTS:
         raise UserError(f"{path}: no other way to use {engine} is here; name rows of {', '.join(ENVIRONMENTS)}")
     env = ENVIRONMENTS[engine]
+    if env == "vllm" and row["device"]["device"] == "cpu":
+        env = "vllm-cpu"
     python = pythons.get(env, f"envs/{env}/bin/python")
+    if shutil.which(python) is None:
+        raise UserError(f"{python}: is no program; name a Python that has {engine} with --python {env}=INTERPRETER")
     artifact = path.parents[1] / path.stem.partition("@")[0]
-    cells = [path.parents[1].name, f"`{path.stem}`", mode]
+    cells["mode"] = mode
     ours, theirs = [], []
     for _ in range(rounds):
         mine, others = measure_again(artifact, row, python), measure_by_hand(artifact, path, python)
         if mine is None or others is None:
-            return [*cells, *("failed" if each is None else f"{1 / each:.1f}" for each in (mine, others)), ""]
+            said = ["failed" if each is None else f"{1 / each:.1f}" for each in (mine, others)]
+            return cells | dict(zip(RATES, said, strict=False))
         ours.append(mine)
         theirs.append(others)
     ratios = [hand / mine for mine, hand in zip(ours, theirs, strict=True)]
     spread = f" ({min(ratios):.3f} to {max(ratios):.3f})" if rounds > 1 else ""
     rates = [f"{1 / statistics.median(each):.1f}" for each in (ours, theirs)]
-    return [*cells, *rates, f"{statistics.median(ratios):.3f}{spread}"]
+    return cells | dict(zip(RATES, [*rates, f"{statistics.median(ratios):.3f}{spread}"], strict=True))
 
 
 def main() -> None:
     arguments = parser(__doc__)
+    arguments.add_argument("out", type=Path, help="the table")
     arguments.add_argument("rows", type=Path, nargs="+", help="latency results")
     arguments.add_argument("--rounds", type=int, default=3, help="how often, in turn")
     arguments.add_argument("--python", action="append", default=[], help="ENVIRONMENT=an interpreter that has it")
-    arguments.add_argument("--alone", action="store_true", help="an artifact and its row, in this very interpreter")
+    arguments.add_argument(
+        "--alone", action="store_true", help="OUT is an artifact, and its row follows: by hand alone"
+    )
     options = arguments.parse_args()
     if options.alone:
-        if len(options.rows) != 2:
+        if len(options.rows) != 1:
             arguments.error("--alone: name an artifact and its row")
-        artifact, row = options.rows
-        print(f"{SAID}{seconds_by_hand(artifact, json.loads(row.read_text(encoding='utf-8')))}", flush=True)
+        (row,) = options.rows
+        print(f"{SAID}{seconds_by_hand(options.out, json.loads(row.read_text(encoding='utf-8')))}", flush=True)
         return
     if options.rounds < 1:
         arguments.error("--rounds: write 1 or more")
     pythons = dict(each.partition("=")[::2] for each in options.python)
     if not all(pythons.values()):
         arguments.error("--python: write ENVIRONMENT=INTERPRETER")
-    print("| model | row | mode | tokens/s after the first | by hand | ratio |\n|---|---|---|---|---|---|")
+    found = []
     for path in options.rows:
-        print("| " + " | ".join(compare(path, pythons, options.rounds)) + " |", flush=True)
+        found.append(compare(path, pythons, options.rounds))
+        print(*found[-1].values(), sep="  ", flush=True)
+        publish_json(options.out, found)  # each time: a machine that is lent may be taken back
 
 
 if __name__ == "__main__":

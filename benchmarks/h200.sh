@@ -8,7 +8,7 @@
 #   CUDA_VISIBLE_DEVICES=1 benchmarks/h200.sh 1.1b FOLDER CORES
 #
 # FOLDER gets 100 GB. /tmp/vllm-python runs vLLM (its bundle: make bundle ENV=vllm), and python3 Snakemake, TVM and the
-# libraries. FOLDER/SIZE/hands/rows.md gets rows beside the same libraries used by hand (benchmarks/by_hand.py).
+# libraries. FOLDER/SIZE/hands/*.json are rows beside the same libraries used by hand (benchmarks/by_hand.py).
 set -uo pipefail
 repository=$(cd "$(dirname "$0")/.." && pwd)
 usage="usage: h200.sh pack FOLDER, or h200.sh 7b|1.1b FOLDER CORES"
@@ -39,10 +39,9 @@ make_all() { # make_all TARGET…
         --keep-going --rerun-incomplete --rerun-triggers mtime --quiet all --configfile study.yaml -- "$@"
 }
 
-measure_by_hand() { # measure_by_hand ROW.json…: beside the same library without Quantmill
-    python3 "$repository/benchmarks/by_hand.py" "${@/#/$speed/}" --rounds 2 --python torch=python3 --python quantizers=python3 \
-        --python exllamav3=python3 --python vllm=/tmp/vllm-python 2>>hands/log \
-        | tail -n +$([ -s hands/rows.md ] && echo 3 || echo 1) >>hands/rows.md
+measure_by_hand() { # measure_by_hand TABLE ROW.json…: beside the same library without Quantmill
+    python3 "$repository/benchmarks/by_hand.py" "hands/$1.json" "${@:2}" --rounds 2 --python torch=python3 \
+        --python quantizers=python3 --python exllamav3=python3 --python vllm=/tmp/vllm-python >>hands/log 2>&1
 }
 
 ln -sfn "$repository/config" config && cp "$repository/benchmarks/h200.yaml" study.yaml || exit
@@ -51,12 +50,12 @@ if [ "$size" = 7b ]; then
     make_all $load/{fp16,gptq-random}@vllm-serve.json
     make_all $speed/{fp16,mlc-q4f16_1}.json
     make_all $speed/gptq-repeats@vllm-{serve,ngram,draft}.json
-    measure_by_hand gptq-random@vllm-marlin.json
+    measure_by_hand first $speed/gptq-random@vllm-marlin.json
     make_all $speed/{exl3-random,bnb-nf4,torchao-int8}.json
     make_all $load/fp8-random@vllm-serve.json
     make_all $speed/{nvfp4a16-random,nvfp4-random,bnb-nf4}@vllm.json $speed/mxfp4-random@vllm-bfloat16.json
     make_all $speed/awq-random@vllm-marlin.json
-    measure_by_hand {fp8-random@vllm,exl3-random,bnb-nf4,torchao-int8}.json
+    measure_by_hand second $speed/{fp8-random@vllm,exl3-random,bnb-nf4,torchao-int8}.json
     make_all $speed/{gptq,awq}-random@vllm.json $speed/{bnb-fp4,torchao-fp8}.json
     make_all $speed/{bnb-int8,hqq-int4}.json # some five and eight minutes: about 18 and 10 tokens/s
 else
@@ -64,6 +63,6 @@ else
     make_all $speed/{exl3-random,bnb-nf4,hqq-int4,torchao-int8,bnb-fp4,torchao-fp8}.json
     make_all $load/{fp16,gptq-random}@vllm-serve.json
     make_all $speed/{nvfp4-random,bnb-nf4,bnb-int8,awq-random}@vllm.json $speed/mxfp4-random@vllm-bfloat16.json
-    measure_by_hand {exl3-random,bnb-nf4,torchao-int8,nvfp4-random@vllm}.json
+    measure_by_hand first $speed/{exl3-random,bnb-nf4,torchao-int8,nvfp4-random@vllm}.json
     make_all $speed/bnb-int8.json
 fi

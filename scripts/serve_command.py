@@ -161,6 +161,7 @@ def texts(cell: Mapping[str, Any], listed: Mapping[str, Any]) -> str:
     kind = engines.module(cell["engine"]).Engine
     given = json.loads(json.dumps(cell["options"], sort_keys=True))  # in the order that jobs are given them
     options, paths = local(underscored(given))
+    environment = server.environment(gpus) | options.pop("environment", {})
     kind.check_ours(options)
 
     def words(folder: str) -> list[str]:
@@ -170,7 +171,6 @@ def texts(cell: Mapping[str, Any], listed: Mapping[str, Any]) -> str:
     env = server.env(gpus)
     python = listed["study"]["interpreters"].get(env) or str((CHECKOUT / f"envs/{env}/bin/python").absolute())
     image, what = server.image(None if recorded == "unknown" else recorded, gpus)
-    environment = server.environment(gpus)
     folders = {str(artifact.absolute()): MODEL} | {path: path for path in paths}
     deployed = Deployment(image, server.entrypoint, words(MODEL), environment, folders, gpus)
     line = command_line(server.program(python), words(str(artifact.absolute())), environment)

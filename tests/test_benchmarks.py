@@ -50,7 +50,7 @@ def test_a_text_without_passages_makes_no_task(tmp_path: Path, content: bytes | 
 @pytest.mark.parametrize("name", TABLES)
 def test_what_is_no_result_is_one_line(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / "cell.json").write_text(content)
-    arguments = [tmp_path / "cell.json"] * (3 if name == "perplexities.py" else 1)
+    arguments = [tmp_path / "cell.json"] * (3 if name == "perplexities.py" else 2)
     assert_one_line(benchmark(name, *arguments), "cell.json: is no ")
 
 
@@ -67,7 +67,11 @@ def test_another_protocol_and_another_engine_are_named(tmp_path: Path) -> None:
     runs = [{"prompt": 0, "token_seconds": [0.1, 0.2]}]
     row = {"engine": "ctranslate2", "mode": "eager", "other_modes": [], "runs": runs}
     (tmp_path / "latency.json").write_text(json.dumps(row))
-    assert_one_line(benchmark("by_hand.py", tmp_path / "latency.json"), "use ctranslate2")
+    assert_one_line(benchmark("by_hand.py", out, tmp_path / "latency.json"), "use ctranslate2")
+    (tmp_path / "latency.json").write_text(json.dumps(row | {"engine": "vllm", "device": {"device": "cpu"}}))
+    result = benchmark("by_hand.py", out, tmp_path / "latency.json", "--python", "vllm-cpu=nowhere/python")
+    assert_one_line(result, "nowhere/python: is no program; name a Python that has vllm with --python vllm-cpu=INTERPR")
+    assert not out.exists()
 
 
 def test_a_row_and_the_library_by_hand_are_measured_in_turn(tmp_path: Path) -> None:
@@ -89,9 +93,11 @@ esac
 """
     )
     python.chmod(0o755)
-    result = benchmark("by_hand.py", latency, "--python", f"vllm={python}", "--rounds", "3")
+    arguments = (tmp_path / "table.json", latency, "--python", f"vllm-cpu={python}", "--rounds", "3")
+    result = benchmark("by_hand.py", *arguments)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[2] == "| m | `fp16@vllm` | vLLM | 100.0 | 90.9 | 1.100 (1.000 to 1.200) |"
+    (found,) = json.loads((tmp_path / "table.json").read_text())
+    assert list(found.values()) == ["m", "`fp16@vllm`", "vLLM", "100.0", "90.9", "1.100 (1.000 to 1.200)"]
     again, by_hand = (tmp_path / "calls").read_text().splitlines()[:2]
     assert again.split()[1] == str(tmp_path / "artifacts/m/fp16")
     assert '--options={"dtype": "float16"}' in again and "--threads=2" in again

@@ -112,11 +112,18 @@ def test_an_output_that_repeats_a_short_cycle_to_its_end_is_a_loop(
     assert loops.find(ids) == found
 
 
-def test_products_that_saturate_are_a_warning(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "said", "advice"),
+    [
+        ("int8", "saturate, for want of VNNI", "elsewhere the same artifact loses less"),
+        ("int4", "round what they multiply to 8 bits", "elsewhere the same artifact loses less"),
+        ("float16", "are not among this processor's own", "dtype: bfloat16 may be several times as fast"),
+    ],
+)
+def test_what_a_processor_does_with_products_is_a_warning(tmp_path: Path, kind: str, said: str, advice: str) -> None:
     made = cell(tmp_path, "reference", 10, window_losses(0))
-    edit(made["latency"], lambda content: content.update(versions={"int8 products": "saturate, for want of VNNI"}))
-    said = "its int8 products saturate, for want of VNNI: elsewhere the same artifact loses less"
-    assert collect(made)["reference"]["warnings"] == [said]
+    edit(made["latency"], lambda content: content.update(versions={f"{kind} products": said}))
+    assert collect(made)["reference"]["warnings"] == [f"its {kind} products {said}: {advice}"]
 
 
 def test_of_a_server_that_tells_no_tokens_no_loop_is_known() -> None:

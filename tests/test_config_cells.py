@@ -53,6 +53,12 @@ def test_a_servers_url_is_an_option_of_its_engine() -> None:
     assert cell.options == {"url": url}
 
 
+def test_variables_of_a_run_are_recorded_with_its_options() -> None:
+    study = check(**run(options={"dtype": "float16"}, environment={"A": 0, "TOKENIZERS_PARALLELISM": "false"}))
+    (cell,) = (each for each in of_study(study, REGISTRY) if each.run)
+    assert cell.options == {"dtype": "float16", "environment": {"A": "0", "TOKENIZERS_PARALLELISM": "false"}}
+
+
 @pytest.mark.parametrize(("options", "concurrency"), [({"parallel": 4}, [1, 16]), ({}, [1]), ({}, [])])
 def test_a_server_of_few_slots_is_put_under_loads_that_it_can_take(options: dict, concurrency: list[int]) -> None:
     study = check(**run(engine="slots", options=options), serving={"concurrency": concurrency, "burst": 59})
@@ -85,6 +91,22 @@ def test_a_server_of_few_slots_is_put_under_loads_that_it_can_take(options: dict
         (run(options={"dtyp": "x"}), "runs.x.options: transformers has no option 'dtyp'; did you mean 'dtype'?"),
         (run(options={"dtype": 16}), "runs.x.options.dtype: 16 is not of type 'string'"),
         (run(options=["dtype"]), "runs.x.options: ['dtype'] is not of type 'object'"),
+        (run(environment={"A-B": "1"}), "runs.x.environment: a variable's name is letters, digits and '_'"),
+        (run(environment={"A": True}), "runs.x.environment.A: True is not of type 'string', 'integer', 'number'"),
+        (run(environment={"OMP_NUM_THREADS": 1}), "runs.x.environment: OMP_NUM_THREADS is Quantmill's own affair; lea"),
+        (run(environment={"PYTHONPATH": "x"}), "runs.x.environment: PYTHONPATH is Quantmill's own affair; leave it"),
+        (
+            run(environment={"LD_PRELOAD": "libtcmalloc.so"}),
+            "runs.x.environment: LD_PRELOAD is read when a program starts: it is for servers; leave it out",
+        ),
+        (
+            run(environment={"HF_TOKEN": "hf_x"}),
+            "runs.x.environment: HF_TOKEN looks like a secret, and results show it; set it in your shell",
+        ),
+        (
+            run(engine="theirs", url="http://host:1", environment={"A": 1}),
+            "runs.x.environment: theirs is a server that you run; set A where you start it",
+        ),
         (run(gpus=2), "runs.x.gpus: transformers uses one GPU; leave gpus out"),
         (run(gpus=0), "runs.x.gpus: 0 is less than the minimum of 1"),
         (run(engine="many", gpus=2) | {"device": "cpu"}, "runs.x: many does not run on device cpu; leave it out"),

@@ -118,6 +118,27 @@ def test_options_that_an_engine_does_not_take_are_one_line(options: dict[str, An
     assert str(caught.value) == message
 
 
+def test_variables_of_a_run_are_set_before_the_engine_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QM_TEST", "of the shell")  # and put back afterwards
+    seen = []
+
+    def module(name: str) -> SimpleNamespace:
+        seen.append(os.environ["QM_TEST"])
+        return SimpleNamespace(Engine=Broken)
+
+    monkeypatch.setattr(engines, "module", module)
+    engine = engines.load("broken", ARTIFACT, "cpu", 1, environment={"QM_TEST": "of the run"}, load=None)
+    assert seen == ["of the run"]
+    assert engine.environment == {"QM_TEST": "of the run"}
+    assert "environment" not in engine.errors
+
+
+@pytest.mark.parametrize("environment", [1, {"QM_TEST": 1}, {"QM_TEST": "a\0b"}, {"A=B": "1"}])
+def test_what_is_no_environment_is_one_line(load: Callable[..., Any], environment: Any) -> None:
+    with pytest.raises(UserError, match=f"^{ARTIFACT}"):
+        load(environment=environment)
+
+
 def test_an_engine_of_one_card_takes_no_more(load: Callable[..., Any]) -> None:
     with pytest.raises(UserError, match="engine broken runs on one GPU, and 2 are asked for"):
         load(gpus=2)

@@ -28,17 +28,31 @@ def available_threads() -> int:
     return len(processors())
 
 
-def features() -> list[str]:
-    """Vector instructions that the processor has, by Linux's names; none where they are not told."""
+def flags() -> set[str]:
+    """What the processor has, by Linux's names; nothing where it is not told."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
-    words = next((line.split(":", 1)[1].split() for line in lines if line.startswith(("flags", "Features"))), [])
-    return sorted({word for word in words if word.startswith(VECTORS)})
+    return set(next((line.split(":", 1)[1].split() for line in lines if line.startswith(("flags", "Features"))), []))
+
+
+def features() -> list[str]:
+    """Vector instructions that the processor has, by Linux's names; none where they are not told."""
+    return sorted(word for word in flags() if word.startswith(VECTORS))
 
 
 def has_vnni() -> bool:
     """Whether the processor adds products of int8 in 32 bits, by one instruction."""
     return any("vnni" in feature for feature in features())
+
+
+def has_float16() -> bool:
+    """Whether the processor multiplies float16 (AVX512-FP16, Arm's FP16). True where its features are not told."""
+    return not (words := features()) or any(word in ("avx512_fp16", "asimdhp") for word in words)
+
+
+def has_amx() -> bool:
+    """Whether the processor multiplies matrices (x86's AMX)."""
+    return "amx_tile" in flags()
 
 
 def describe(threads: int) -> dict[str, Any]:

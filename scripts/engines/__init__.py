@@ -61,6 +61,7 @@ class Engine:
     modes: tuple[str, ...]  # how it can decode this artifact on this device, the plain way first
     mode: str  # the one in use, `modes[0]` at first; setting it chooses another
     stop_ids: list[int]  # tokens that end a sequence, which it never chooses
+    environment: Mapping[str, str] = {}  # variables that the run sets, of its processes too
     threads: int | None = None  # CPU threads that it uses, where it takes another number than it is given
     sent: float | None = None  # when a server was asked last: a client makes its request and its connection before
     text: str | None = None  # what was written last, after the first prompt, by a server that tells no tokens
@@ -142,13 +143,17 @@ def module(name: str) -> ModuleType:
 
 
 def load(name: str, artifact: Path, device: str, threads: int, gpus: int = 1, **options: Any) -> Engine:
-    """Load `artifact` with engine `name` on so many visible cards.
+    """Load `artifact` with engine `name` on so many visible cards. Its `options` may hold the `environment` of a run:
+    variables that are set before the engine's libraries are imported, over its own.
 
     Raises `UserError` for options and cards that the engine does not take, and with the artifact's name for whatever
     the engine's libraries raise, now and when it runs.
     """
     with one_line(name, artifact):
+        environment = options.pop("environment", {})
+        os.environ |= environment
         kind = module(name).Engine
+        kind.environment = environment
         check_options(name, kind, options)
         if gpus > 1 and "gpus" not in kind.capabilities:
             raise UserError(f"engine {name} runs on one GPU, and {gpus} are asked for; leave gpus out")

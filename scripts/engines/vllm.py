@@ -46,7 +46,7 @@ class Engine(engines.Engine):
         self.artifact, self.requests = artifact, 0
         cards = torch.cuda.device_count() if device == "cuda" else 0
         own = sorted(cpu.processors())[:threads]
-        os.environ |= vllm_settings.environment(cards, own) | vllm_settings.SOCKETS
+        os.environ |= vllm_settings.environment(cards, own) | vllm_settings.SOCKETS | self.environment
         self.threads = len(own)
         settings = vllm_settings.settings(artifact, options, cards)
         self.guard = Guard()
@@ -60,6 +60,7 @@ class Engine(engines.Engine):
         atexit.register(self.close)
         self.config = self.engine.vllm_config
         self.compute_type = str(self.config.model_config.dtype).removeprefix("torch.")
+        self.products = vllm_settings.products(artifact, device, self.compute_type)
 
     def decode(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
         # fewer tokens than asked for: the stop tokens are masked until then
@@ -121,7 +122,7 @@ class Engine(engines.Engine):
             "quantization": str(model.quantization),
             "kv cache": str(cache.cache_dtype),
             "graphs": str(self.config.compilation_config.cudagraph_mode),
-        }
+        } | self.products
 
     def close(self) -> None:
         atexit.unregister(self.close)

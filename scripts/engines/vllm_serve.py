@@ -63,6 +63,7 @@ class Engine(Started):
         found = {name: re.search(pattern, text) for name, pattern in SAID.items()}
         self.said = {name: match[1] for name, match in found.items() if match}
         self.compute_type = self.said.pop("dtype", "unknown")
+        self.said |= vllm_settings.products(artifact, device, self.compute_type)
 
     def more(self, n: int) -> dict[str, Any]:
         return {"min_tokens": 0 if self.may_end else n, "stop_token_ids": self.stop_ids, "ignore_eos": False}

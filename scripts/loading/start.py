@@ -106,7 +106,7 @@ class Loader:
         findings += checks.check_counters(counted, replies, cache_off=True)
         findings += load_checks.check_load(timelines, planned.slots)
         findings += load_checks.check_client(recording, timelines, self.ceiling, planned.rate is not None)
-        findings += load_checks.check_host(self.artifact, fingerprint(engine.artifact), others_on_card=False)
+        findings += load_checks.check_artifact(self.artifact, fingerprint(engine.artifact))
         loaded = Loaded(
             planned,
             timelines,

@@ -20,6 +20,11 @@ PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 # layout -> a file of each folder; of a pattern one file alone may be meant
 PREBUILT_FILES = {"ct2": "model.bin", "gguf": "*.gguf"} | dict.fromkeys(PACKED, "config.json")
 
+# variables of a run's environment that Quantmill sets: they place threads, cards and modules
+OURS = re.compile("CUDA_VISIBLE_DEVICES|PYTHON|QUANTMILL|.*_NUM_THREADS$")
+AT_START = re.compile("LD_|MALLOC_|GLIBC_")  # read once, when a program starts
+SECRET = re.compile("(.*_)?(TOKEN|SECRET|PASSWORD|CREDENTIALS?|KEY)$", re.IGNORECASE)
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -123,6 +128,7 @@ def check_runs(study: Mapping[str, Any], registry: Registry) -> None:
         if registry.device != "auto" and registry.device not in engine.devices:
             raise ConfigError(f"{where}: {run['engine']} does not run on device {registry.device}; leave it out")
         check_url(where, run, engine)
+        check_environment(f"{where}.environment", run, engine)
         for option, value in run["options"].items():
             if engine.options is None:
                 continue
@@ -161,6 +167,20 @@ def check_url(where: str, run: Mapping[str, Any], engine: Engine) -> None:
         raise ConfigError(f"{where}.url: {run['engine']} is started by Quantmill; leave url out")
     if engine.attached and (why := wrong_url(run["url"])):
         raise ConfigError(f"{where}.url: {why}")
+
+
+def check_environment(where: str, run: Mapping[str, Any], engine: Engine) -> None:
+    """Raises `ConfigError` for variables that would not reach the engine, that Quantmill sets itself, and for secrets:
+    results show every variable."""
+    for name in run["environment"]:
+        if engine.attached:
+            raise ConfigError(f"{where}: {run['engine']} is a server that you run; set {name} where you start it")
+        if OURS.match(name):
+            raise ConfigError(f"{where}: {name} is Quantmill's own affair; leave it out")
+        if AT_START.match(name) and not engine.serves:
+            raise ConfigError(f"{where}: {name} is read when a program starts: it is for servers; leave it out")
+        if SECRET.match(name):
+            raise ConfigError(f"{where}: {name} looks like a secret, and results show it; set it in your shell")
 
 
 def check_serving(study: Mapping[str, Any], registry: Registry) -> None:
@@ -244,4 +264,6 @@ def of_study(study: Mapping[str, Any], registry: Registry) -> Iterator[Cell]:
             for run, words in study["runs"].items():
                 if artifact in words["formats"]:
                     options = words["options"] | {key: words[key] for key in ("url",) if key in words}
+                    if words["environment"]:
+                        options["environment"] = {key: str(value) for key, value in words["environment"].items()}
                     yield Cell(name, artifact, run, words["engine"], options, words["gpus"], prebuilt)

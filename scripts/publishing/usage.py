@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from string import Template
 from typing import Any
@@ -75,10 +76,21 @@ OTHERS = {
 
 def text(row: Mapping[str, Any], artifact: Artifact, repository: str) -> str:
     """Markdown that says how to run an artifact in the engine of a row that was measured."""
-    engine = row["engine"]
+    options = dict(row["options"])
+    environment = public.scrub(options.pop("environment", {}))
+    row = {**row, "options": options}
     device = (row["device_details"] or {}).get("device", "cpu")
-    if engine in SERVERS:
-        return block("sh", f"{download(artifact, repository)}\n{served(row, artifact, repository, device)}")
+    if row["engine"] in SERVERS:
+        line = server_command(row, artifact, repository, device, environment)
+        return block("sh", f"{download(artifact, repository)}\n{line}")
+    variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
+    said = f"Measured with `{variables}` in the environment.\n\n" if variables else ""
+    return said + by_library(row, artifact, repository, device)
+
+
+def by_library(row: Mapping[str, Any], artifact: Artifact, repository: str, device: str) -> str:
+    """The same for an engine that is no server that `make serve-command` knows."""
+    engine = row["engine"]
     said, left = python_options(row, artifact, device)
     values = {
         "repository": repository,
@@ -116,7 +128,9 @@ def download(artifact: Artifact, repository: str) -> str:
     return f"hf download {repository}{file} --local-dir {artifact.name}"
 
 
-def served(row: Mapping[str, Any], artifact: Artifact, repository: str, device: str) -> str:
+def server_command(
+    row: Mapping[str, Any], artifact: Artifact, repository: str, device: str, environment: Mapping[str, str]
+) -> str:
     """The command line of a server with the options that were measured, as scripts/serve_command.py prints it."""
     cards = row["gpus"] if device == "cuda" else 0
     arguments = (row["versions"] or {}).get("arguments", "")
@@ -127,9 +141,9 @@ def served(row: Mapping[str, Any], artifact: Artifact, repository: str, device: 
     words = kind.words(artifact.folder, place, cards, int(threads[1]) if threads else row["threads"] or 1, options)
     name = next(iter(artifact.files))
     words = [word.replace(f"{artifact.name}/{files.MODEL}", f"{artifact.name}/{name}") for word in words]
-    environment = vllm_settings.environment(cards) if row["engine"] == "vllm-serve" else {}
+    ours = vllm_settings.environment(cards) if row["engine"] == "vllm-serve" else {}
     program, *rest = SERVERS[row["engine"]]
-    return public.scrub(command_line(program, [*rest, *words], environment))
+    return public.scrub(command_line(program, [*rest, *words], {**ours, **environment}))
 
 
 def block(language: str, content: str) -> str:

@@ -12,7 +12,7 @@ LOOPS = "falls into a loop"
 
 def all_of(row: Mapping[str, Any], reference: str) -> list[str]:
     """The warnings of a row, the gravest first. `reference`: the format whose default run all others are related to."""
-    about_losses = (arithmetic_warning(row), loss_warning(row, reference), loop_warning(row, reference))
+    about_losses = (*products_warnings(row["versions"]), loss_warning(row, reference), loop_warning(row, reference))
     return [text for text in (origin_warning(row), gate_warning(row), *about_losses) if text]
 
 
@@ -34,10 +34,12 @@ def gate_warning(row: Mapping[str, Any]) -> str | None:
     return f"not checked against its own weights: {reason}" if reason else None
 
 
-def arithmetic_warning(row: Mapping[str, Any]) -> str | None:
-    """That the processor loses more than the format does: an engine says so with its versions."""
-    products = (row["versions"] or {}).get("int8 products")
-    return f"its int8 products {products}: elsewhere the same artifact loses less" if products else None
+def products_warnings(versions: Mapping[str, str] | None) -> list[str]:
+    """That a row's processor loses more than its format does, or is slower: an engine says so with its versions."""
+    ends = dict.fromkeys(("int8", "int4"), "elsewhere the same artifact loses less")
+    ends["float16"] = "dtype: bfloat16 may be several times as fast"
+    found = {kind: (versions or {}).get(f"{kind} products") for kind in ends}
+    return [f"its {kind} products {said}: {ends[kind]}" for kind, said in found.items() if said]
 
 
 def loss_warning(row: Mapping[str, Any], reference: str) -> str | None:

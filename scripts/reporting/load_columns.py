@@ -4,6 +4,7 @@ from statistics import mean, median
 from typing import Any
 
 from metrics.serving import Reads, reads
+from reporting import caveats
 from reporting.column import NOT_NEGATIVE, POSITIVE, SHARE, Column, device, of_cell
 
 LARGEST_RATE = "largest rate"
@@ -247,7 +248,11 @@ LOAD_COLUMNS = [
         "notes",
         "What was noticed and changes no figure. In loads.csv joined by '; ', or none.",
         "array",
-        source=lambda load: [each["message"] for each in load["findings"] if not each["refuses"]],
+        parts=("serving", "load"),
+        source=lambda serving, load: [
+            *caveats.products_warnings(serving["versions"]),
+            *(each["message"] for each in load["findings"] if not each["refuses"]),
+        ],
         limits={},
     ),
     of_load(

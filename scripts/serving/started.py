@@ -66,7 +66,7 @@ class Started(Served):
             log=self.log,
             record=self.log.with_suffix(".json"),
             health=self.health,
-            environment=environment,
+            environment=environment | self.environment,
             processors=theirs,
         )
         self.server = self.stack.enter_context(started)

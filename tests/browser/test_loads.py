@@ -43,7 +43,7 @@ def serve(cell: dict[str, Any], run: str, loads: list[dict[str, Any]], rate: flo
     found = {"rate": rate, "above": 2.0, "proven": None, "refuted": 4.0, "trials": trials, "findings": []}
     content = {"kind": "serving", "metrics_version": METRICS_VERSION, "artifact": artifact, "engine": cell["engine"]}
     content |= {"protocol": {"serving": SERVING}, "gpus": 1, "device": {"name": "a card"}, "loads": loads}
-    content |= {"summary": {"startup_s": [3.0]}, "largest_rate": found if rate else None}
+    content |= {"summary": {"startup_s": [3.0]}, "largest_rate": found if rate else None, "versions": {}}
     path.write_text(json.dumps(content))
     logs = cell["logs"] | {"serving": cell["logs"]["latency"]}
     return cell | {"run": run, "serving": str(path), "logs": logs}

@@ -115,6 +115,7 @@ def test_a_row_without_a_speed_says_why(study: Study) -> None:
 
 def test_each_engine_that_was_measured_has_its_command(study: Study) -> None:
     options = {"max_num_seqs": 64, "speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}
+    options["environment"] = {"VLLM_CPU_KVCACHE_SPACE": "4", "A": "b c"}
     versions = {"vllm": "0.32.0", "arguments": "--model=gptq-int4"}
     study.add_row("gptq-int4", run="served", engine="vllm-serve", options=options, versions=versions)
     study.add_row("gptq-int4", run="theirs", engine="tgi", options={"url": "http://h:1"}, versions={"tgi": "3.1"})
@@ -130,6 +131,7 @@ def test_each_engine_that_was_measured_has_its_command(study: Study) -> None:
     assert "hf download acme/demo --local-dir gptq-int4\n" in shell
     assert "python3 -m vllm.entrypoints.openai.api_server --model=gptq-int4 " in shell
     assert "--max-num-seqs 64" in shell
+    assert " VLLM_CPU_KVCACHE_SPACE=4 'A=b c' python3 -m " in shell  # the run's, not Quantmill's own
     assert "--max-model-len 513" in shell  # of the artifact's own config.json
     assert "--speculative-config '{" in shell  # quoted for the shell
     assert "Measured in tgi. Its own manual says" in card
@@ -139,7 +141,8 @@ def test_options_of_a_library_are_its_arguments(study: Study) -> None:
     study.add_row(
         "fp16", run="bf16", options={"dtype": "bfloat16", "attn_implementation": "eager"}, compute_type="bfloat16"
     )
-    study.add_row("fp16", run="vllm", engine="vllm", options={"max_num_seqs": 8}, versions={"vllm": "0.32.0"})
+    options = {"max_num_seqs": 8, "environment": {"VLLM_CPU_INT4_W4A8": "0", "A": "b c"}}
+    study.add_row("fp16", run="vllm", engine="vllm", options=options, versions={"vllm": "0.32.0"})
     study.write()
     card = push_files(study, "fp16")["README.md"].decode()
     parts = [part.partition("```")[0] for part in card.split("```python\n")[1:]]
@@ -150,6 +153,7 @@ def test_options_of_a_library_are_its_arguments(study: Study) -> None:
     assert 'from_pretrained("acme/demo", dtype="bfloat16", attn_implementation=\'eager\').to("cpu")' in parts[1]
     assert 'LLM("acme/demo", enable_prefix_caching=False, seed=0' in parts[2]  # as Quantmill measured it
     assert "max_model_len=513, max_num_seqs=8)" in parts[2]
+    assert "Measured with `VLLM_CPU_INT4_W4A8=0 A='b c'` in the environment.\n\n```python" in card
 
 
 def test_nothing_of_the_machine_is_uploaded(study: Study) -> None:

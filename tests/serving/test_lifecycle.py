@@ -15,6 +15,7 @@ from common.program import UserError
 from devices import processes
 from serving import lifecycle
 from serving.client import Target, get
+from serving.started import Started
 
 SCRIPTS = Path(lifecycle.__file__).parents[1]
 # a server that answers, with what is wrong with it before it begins
@@ -53,6 +54,28 @@ def wait(until: Callable[[], bool], seconds: float = 20.0) -> None:
     while not until():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_variables_of_a_run_are_the_servers(tmp_path: Path) -> None:
+    """Over those that Quantmill would set."""
+
+    class Fake(Started):
+        """The server above, which writes its variables to its log."""
+
+        def command(
+            self, artifact: Path, device: str, threads: int, port: int, options: object
+        ) -> tuple[list[str], dict[str, str]]:
+            told = "print('told', os.environ['A'], os.environ['B'])"
+            return [sys.executable, "-u", "-c", SERVER.format(wrong=told), str(port)], {"A": "ours", "B": "ours"}
+
+    Fake.environment = {"A": "theirs"}
+    (tmp_path / "fp16").mkdir()
+    (tmp_path / "fp16/config.json").write_text("{}")
+    engine = Fake(tmp_path / "fp16", "cpu", 1)
+    try:
+        assert "told theirs ours\n" in engine.log.read_text()
+    finally:
+        engine.close()
 
 
 def test_a_server_is_ready_and_then_gone(begin: Callable, tmp_path: Path) -> None:

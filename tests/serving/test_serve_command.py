@@ -137,6 +137,19 @@ def test_a_cell_of_a_cpu_that_nobody_measured(monkeypatch: pytest.MonkeyPatch) -
     assert f"vllm/vllm-openai:v{VLLM}" in serve_command.texts(cell(), LISTED | {"study": study | {"device": "auto"}})
 
 
+def test_variables_of_a_run_go_before_quantmills_own(folder: Path) -> None:
+    given = {"VLLM_CPU_KVCACHE_SPACE": "4", "A": "b c"}
+    served = cell(options={"max_num_seqs": 8, "environment": given})
+    _, line, run, service = parts(serve_command.texts(served, LISTED))
+    assert {"VLLM_CPU_KVCACHE_SPACE=4", "A=b c", "VLLM_DO_NOT_TRACK=1"} <= set(line)
+    assert "VLLM_CPU_KVCACHE_SPACE=1" not in line
+    assert {"VLLM_CPU_KVCACHE_SPACE=4", "A=b c"} <= set(run)
+    assert given.items() <= service["environment"].items()
+    assert not any("environment" in word for word in line)
+    measure(served, "cpu", {"vllm": "0.32.0"})
+    assert "# measured" in serve_command.texts(served, LISTED)
+
+
 def test_llama_server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_server.gguf_file, "read_all", lambda file: None)
     monkeypatch.setattr(llama_server.files, "compute_type", lambda content: "int8")
