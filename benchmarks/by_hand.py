@@ -33,7 +33,7 @@ ENVIRONMENTS = {"transformers": "torch", "torchao": "quantizers", "bitsandbytes"
 ENVIRONMENTS |= {"exllamav3": "exllamav3", "gptqmodel": "gptqmodel"}
 PROMPTS = 5
 RATES = ("tokens/s after the first", "by hand", "ratio")
-MODES = ("eager", "vLLM", "generator")
+MODES = ("generate", "eager", "vLLM", "generator")
 FLOATS = ("float32", "float16", "bfloat16")
 OWN = "_shared_heads"  # Quantmill's own way to call an attention of transformers
 LATENCY = Path(__file__).resolve().parents[1] / "scripts/latency.py"
@@ -154,8 +154,8 @@ def seconds_of_row(row: dict[str, Any]) -> tuple[str, float]:
     return mode["mode"], statistics.median((each[-1] - each[0]) / (len(each) - 1) for each in times)
 
 
-def measure_again(artifact: Path, row: dict[str, Any], python: str) -> float | None:
-    """Seconds for each token after the first, by Quantmill; None where that fails, which it says itself."""
+def measure_again(artifact: Path, row: dict[str, Any], python: str) -> tuple[str, float] | None:
+    """What `seconds_of_row` says of a new measurement by Quantmill; None where that fails, which it says itself."""
     protocol, device = row["protocol"], row["device"]["device"]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "row.json"
@@ -168,13 +168,13 @@ def measure_again(artifact: Path, row: dict[str, Any], python: str) -> float | N
             "new-tokens": protocol["new_tokens"],
             "repeats": 1,
             "processes": 1,
-            "decode": "eager",
+            "decode": "generate",
         }
         if device == "cpu":
             told["threads"] = row["device"]["threads"]
         words = [f"--{name}={value}" for name, value in told.items()]
         result = subprocess.run([python, str(LATENCY), str(artifact), str(out), *words], stdout=subprocess.DEVNULL)
-        return None if result.returncode else seconds_of_row(bounded_json.loads(out.read_bytes()))[1]
+        return None if result.returncode else seconds_of_row(bounded_json.loads(out.read_bytes()))
 
 
 def measure_by_hand(artifact: Path, path: Path, python: str) -> float | None:
@@ -192,7 +192,7 @@ def compare(path: Path, pythons: dict[str, str], rounds: int) -> dict[str, str]:
         return cells
     try:
         row = bounded_json.loads(path.read_bytes())
-        engine, (mode, _) = row["engine"], seconds_of_row(row)
+        engine, _ = row["engine"], seconds_of_row(row)
     except (ValueError, LookupError, TypeError, StopIteration) as error:
         said = f"{error!s:.80}" or f"has none of the modes {', '.join(MODES)}"
         raise UserError(f"{path}: is no such latency result ({said}); name artifacts/MODEL/latency/CELL.json") from None
@@ -205,14 +205,14 @@ def compare(path: Path, pythons: dict[str, str], rounds: int) -> dict[str, str]:
     if shutil.which(python) is None:
         raise UserError(f"{python}: is no program; name a Python that has {engine} with --python {env}=INTERPRETER")
     artifact = path.parents[1] / path.stem.partition("@")[0]
-    cells["mode"] = mode
     ours, theirs = [], []
     for _ in range(rounds):
         mine, others = measure_again(artifact, row, python), measure_by_hand(artifact, path, python)
         if mine is None or others is None:
-            said = ["failed" if each is None else f"{1 / each:.1f}" for each in (mine, others)]
+            said = ["failed" if each is None else f"{1 / each:.1f}" for each in (mine and mine[1], others)]
             return cells | dict(zip(RATES, said, strict=False))
-        ours.append(mine)
+        cells["mode"], seconds = mine
+        ours.append(seconds)
         theirs.append(others)
     ratios = [hand / mine for mine, hand in zip(ours, theirs, strict=True)]
     spread = f" ({min(ratios):.3f} to {max(ratios):.3f})" if rounds > 1 else ""

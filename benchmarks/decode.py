@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""How fast a shape decodes on a GPU, eager and captured, and which kernels a captured step spends its time in.
+"""How fast a shape decodes on a GPU, by `generate` and captured, and which kernels a captured step spends its time in.
 
     envs/gptqmodel/bin/python benchmarks/decode.py CONFIG float16|gptq|awq [--unmerged] [--backend GPTQ_TRITON]
 
 Speed does not depend on the values of weights, so those of CONFIG (a Llama's config.json) are random words, made where
 they are used: no checkpoint, no quantization. --unmerged leaves the projections that read one input apart, --backend
 takes another of gptqmodel's kernels than the engine would. Prints tokens/s of decoding (the first token's time left
-out; median and range of the runs), whether captured tokens are the eager ones, and the kernels.
+out; median and range of the runs), whether captured tokens are those of `generate`, and the kernels.
 """
 
 import argparse
@@ -117,7 +117,7 @@ def main() -> None:
         engine.mode = mode
         outputs[mode], found = rates(engine, ids, options.runs)
         print(f"{mode}: {statistics.median(found):.1f} tokens/s ({min(found):.1f} to {max(found):.1f})")
-    print(f"the same tokens: {outputs['captured'] == outputs['eager']}; fused: {', '.join(engine.static.fused)}")
+    print(f"the same tokens: {outputs['captured'] == outputs['generate']}; fused: {', '.join(engine.static.fused)}")
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(10):
             engine.static.step()

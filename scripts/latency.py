@@ -106,7 +106,7 @@ def measure_all(job: Job, processes: int, modes: str) -> list[list[Observation] 
         if isinstance(first, Refusal):
             raise UserError(f"{job.artifact}: {job.engine} cannot decode it: {first.refused}")
         ways: list[list[Observation] | Refusal] = []
-        for mode in first.measured.modes[: 1 if modes == "eager" else None]:
+        for mode in first.measured.modes[: 1 if modes == "generate" else None]:
             one = first if mode == first.measured.mode else measure(replace(job, mode=mode), folder)
             if isinstance(one, Refusal):
                 ways.append(one)
@@ -178,7 +178,7 @@ def difference(one: dict[str, Any], plain: dict[str, Any]) -> str | None:
     for prompt, (mine, theirs) in enumerate(zip(one["outputs"], plain["outputs"], strict=True), 1):
         for place, (token, expected) in enumerate(zip(mine, theirs, strict=True), 1):
             if token != expected:
-                return f"its tokens differ from {plain['mode']} ones after prompt {prompt}, from token {place} on"
+                return f"its tokens differ from those of {plain['mode']} after prompt {prompt}, from token {place} on"
     return None
 
 
@@ -253,7 +253,10 @@ def main() -> None:
     arguments.add_argument("--repeats", type=int, default=3)
     arguments.add_argument("--processes", type=int, default=3)
     arguments.add_argument(
-        "--decode", choices=["eager", "captured"], default="captured", help="captured: beside eager, where it can be"
+        "--decode",
+        choices=["generate", "captured"],
+        default="captured",
+        help="captured: beside generate, where it can be",
     )
     arguments.add_argument("--evaluation", type=Path, help="what tokenize_texts.py wrote; the next two cut from it")
     arguments.add_argument("--prompt-tokens", type=int, nargs="*", default=[], help="lengths of longer prompts")

@@ -193,4 +193,4 @@ def test_an_engine_that_tells_no_divergence_leaves_it_empty(tmp_path: Path) -> N
 
 def test_ways_to_decode_that_are_quantmills_own_say_so() -> None:
     assert mode_label("captured") == "captured (Quantmill's own CUDA graph)"
-    assert (mode_label("eager"), mode_label(None)) == ("eager", None)
+    assert (mode_label("generate"), mode_label(None)) == ("generate", None)

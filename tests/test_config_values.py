@@ -140,7 +140,7 @@ WHOLE = {
         "prompts": "config/prompts.txt",
     },
     "mlc": {"tool": "auto"},
-    "latency": {"new_tokens": 3, "decode": "eager", "prompt_tokens": [1]},
+    "latency": {"new_tokens": 3, "decode": "generate", "prompt_tokens": [1]},
     "interpreters": {"torch": "/bin/true"},
 }
 ANYTHING = [

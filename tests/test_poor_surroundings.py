@@ -45,7 +45,7 @@ def commands(folder: Path) -> list[list[object]]:
     """Programs and their arguments, each with what the ones before it made in `folder`; without a quality gate."""
     torch, tools, mlc = (interpreter(name) for name in ("torch", "tools", "mlc"))
     engine = ["--engine", "transformers", "--device", "cpu", "--threads", 1]
-    short = ["--new-tokens", 2, "--repeats", 1, "--processes", 1, "--decode", "eager"]
+    short = ["--new-tokens", 2, "--repeats", 1, "--processes", 1, "--decode", "generate"]
     st, fp16, evaluation = folder / "safetensors", folder / "fp16", folder / "evaluation.json"
     again = ["--recompute", fp16, "--recompute-engine", "transformers"]
     return [

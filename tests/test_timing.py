@@ -80,7 +80,7 @@ def observe(mode: str, seconds: float, *outputs: list[int], gap: float = 0) -> l
     said |= {"lengths": [{"tokens": 9, "new_tokens": 3, "runs": runs[:1], "outputs": outputs[-1:]}]}
     said |= {"largest_gaps": [0.0] * (len(outputs) - 1) + [gap] if mode == "captured" else None}
     said["lengths"][0] |= {"largest_gap": gap} if mode == "captured" else {}
-    said |= {"mode": mode, "modes": ["eager", "captured"], "weight_bytes_per_token": 100}
+    said |= {"mode": mode, "modes": ["generate", "captured"], "weight_bytes_per_token": 100}
     said |= {"runs": runs, "outputs": [[tokens] for tokens in outputs]}
     return [Observation(Measurement(**said), {"decode_joules": 8.0}, [f"noise beside {mode}"])]
 
@@ -103,15 +103,15 @@ def test_tokens_of_one_step_read_the_weights_once(options: dict[str, object], re
     ("tokens", "gap", "seconds", "mode", "refused"),
     [
         ([4, 5, 6], 0, 0.01, "captured", None),
-        ([4, 5, 6], 0, 0.1, "eager", None),
+        ([4, 5, 6], 0, 0.1, "generate", None),
         ([4, 5, 6], 0.7, 0.01, "captured", None),  # the plain way chooses the same
         ([4, 9, 6], 0.04, 0.01, "captured", None),
         (
             [4, 9, 6],
             0.7,
             0.01,
-            "eager",
-            "its tokens differ from eager ones after prompt 2, from token 2 on",
+            "generate",
+            "its tokens differ from those of generate after prompt 2, from token 2 on",
         ),
     ],
 )
@@ -126,7 +126,7 @@ def test_another_way_to_decode_counts_if_its_tokens_are_the_same_but_for_ties(
         artifact=tmp_path, prompts=tmp_path / "prompts.json", engine="fake", new_tokens=3, repeats=1, processes=1
     )
     options.prompt_tokens, options.batch_sizes, options.options, options.gpus = [9], [1], {}, 1
-    ways = [observe("eager", 0.05, [1, 2, 3], [4, 5, 6]), observe("captured", seconds, [1, 2, 3], tokens, gap=gap)]
+    ways = [observe("generate", 0.05, [1, 2, 3], [4, 5, 6]), observe("captured", seconds, [1, 2, 3], tokens, gap=gap)]
     result = assemble(options, ways, bandwidth=1e4)
     assert result["mode"] == mode
     assert result["summary"]["tokens_per_second"] == pytest.approx(1 / seconds if mode == "captured" else 20)
@@ -151,14 +151,14 @@ def test_another_way_to_decode_counts_if_its_tokens_are_the_same_but_for_ties(
     ("gap", "refused"), [(0.04, None), (0.7, "its tokens differ from run to run, by up to 0.7 nats")]
 )
 def test_a_later_run_counts_as_well_as_the_first(gap: float, refused: str | None) -> None:
-    plain = {"mode": "eager", "outputs": [[4, 5, 6]], "largest_gaps": [], "deterministic": True}
+    plain = {"mode": "generate", "outputs": [[4, 5, 6]], "largest_gaps": [], "deterministic": True}
     captured = plain | {"mode": "captured", "largest_gaps": [gap]}
     assert judge(captured | {"deterministic": False}, plain)["refused"] == refused
     assert judge(captured, plain) == {"refused": None, "differs": None}
 
 
 def test_the_plain_way_is_no_tie_with_itself() -> None:
-    plain = {"mode": "eager", "outputs": [[4, 5, 6]], "largest_gaps": [], "deterministic": False}
+    plain = {"mode": "generate", "outputs": [[4, 5, 6]], "largest_gaps": [], "deterministic": False}
     assert judge(plain, plain) == {"refused": None, "differs": None}
 
 
@@ -169,7 +169,7 @@ def test_a_later_process_counts_as_well_as_the_first_after_a_long_prompt(gap: fl
             observe(mode, 0.01, tokens, gap=0 if number == 0 else gap)[0].measured.lengths[0]
             for number, tokens in enumerate(([4, 5, 6], [4, 5, 9] if mode == "captured" else [4, 5, 6]))
         ]
-        for mode in ("eager", "captured")
+        for mode in ("generate", "captured")
     }
     plain, captured = ([variants.join(each)] for each in entries.values())
     variants.refuse_differences(captured, plain)

@@ -44,7 +44,7 @@ class Engine(transformers.Engine):
         return model
 
     def _modes(self) -> tuple[str, ...]:
-        return ("eager",)  # a static cache is another thing in transformers 4
+        return ("generate",)  # a static cache is another thing in transformers 4
 
     def _cache(self) -> DynamicCache:
         return DynamicCache()  # of transformers 4, which takes no config

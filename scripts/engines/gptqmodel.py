@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 # Read at import: its own guess is wrong on machines with two cores; no kernel sources may come from the network
 os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
@@ -54,28 +54,42 @@ class Engine(transformers.Engine):
         if self.backend:  # whatever it rounds to is its own affair: what it is given is what can be told
             backend, self.compute_type = BACKEND[self.backend], str(dtype).removeprefix("torch.")
         try:
-            loaded = gptqmodel.GPTQModel.load(str(artifact), device=device, backend=backend, dtype=dtype)
+            self.loaded = gptqmodel.GPTQModel.load(str(artifact), device=device, backend=backend, dtype=dtype)
         except Exception as error:  # whatever its kernels and transformers' classes raise
             raise UserError(f"{artifact}: gptqmodel cannot load it ({first_line(error)})") from None
-        kind = next(type(module) for module in loaded.model.modules() if hasattr(module, "qweight"))
-        self.kernel = kind.__name__
-        marlin = backend in (BACKEND.GPTQ_MARLIN, BACKEND.AWQ_MARLIN) and not quantization.get("desc_act")
-        if marlin:
-            merge(loaded.model, kind)
-        quantized = [(name, module) for name, module in loaded.model.named_modules() if hasattr(module, "qweight")]
-        config = loaded.model.config.get_text_config()
+        model = self.loaded.model
+        self.artifact, self.quantization = artifact, quantization
+        self.marlin = backend in (BACKEND.GPTQ_MARLIN, BACKEND.AWQ_MARLIN) and not quantization.get("desc_act")
+        quantized = [(name, module) for name, module in model.named_modules() if hasattr(module, "qweight")]
+        self.kind = type(quantized[0][1])
+        self.kernel = self.kind.__name__
+        config = model.config.get_text_config()
         # as loaded: kernels may keep their weights in another layout, made when they first run
         self.quantized_bytes = sum(
             round(buffer.nbytes * share_read(name, config.to_dict()))
             for name, module in quantized
             for buffer in module.buffers()
         )
-        if marlin and (wrapped := gemv.add(loaded.model, kind, artifact, quantization)):
-            self.kernel += f"; AWQ GEMV for one position in {wrapped} of {len(quantized)} products"
-        return loaded.model
+        return model
+
+    def _call_generate(self, ids: torch.Tensor, **options: Any) -> None:
+        self.loaded.generate(ids, **options)  # the library's, in inference mode
+
+    def _merge(self) -> None:
+        super()._merge()
+        if not self.marlin:
+            return
+        merge(self.model, self.kind)
+        products = sum(type(module) is self.kind for module in self.model.modules())
+        if wrapped := gemv.add(self.model, self.kind, self.artifact, self.quantization):
+            self.kernel += f"; AWQ GEMV for one position in {wrapped} of {products} products"
 
     def weight_bytes(self) -> int:
         return super().weight_bytes() + self.quantized_bytes
+
+    def close(self) -> None:
+        del self.loaded
+        super().close()
 
     def versions(self) -> dict[str, str]:
         return super().versions() | {"gptqmodel": gptqmodel.__version__, "kernel": self.kernel}

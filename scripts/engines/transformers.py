@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, PreTrainedModel
 
 import engines
 from checkpoint import shards, share_read
@@ -26,9 +26,24 @@ PROBE = 8  # tokens
 BATCH = {"cpu": 512, "cuda": 8192}  # tokens of several short texts that are read at once
 
 
+class Steps:
+    """What `generate` calls a streamer: the tokens that it puts, [sequences], each with `time.perf_counter()`."""
+
+    def __init__(self) -> None:
+        self.came: list[tuple[list[int], float]] = []
+
+    def put(self, tokens: torch.Tensor) -> None:
+        """They are on the host."""
+        at = time.perf_counter()
+        self.came.append((tokens.flatten().tolist(), at))
+
+    def end(self) -> None:
+        """Nothing is kept back."""
+
+
 class Engine(engines.Engine):
-    """See `engines.Engine`. `eager` is one Python call a token; `captured`, on a GPU, the same as a CUDA graph: this is
-    Quantmill's own way to decode, which transformers does not have."""
+    """See `engines.Engine`. `generate` is the model's own method, as people call it; `captured`, on a GPU, a step that
+    is recorded as a CUDA graph: this is Quantmill's own way to decode, which transformers does not have."""
 
     options: ClassVar = {"dtype": str, "attn_implementation": str}
     capabilities = frozenset({"logits", "batches"})
@@ -57,10 +72,9 @@ class Engine(engines.Engine):
         if self.plain:
             model = model.to(device)
         model.eval()
+        model.generation_config = GenerationConfig()  # its publisher's may sample, or forbid to repeat
         if device == "cuda":
-            if self.plain:
-                merge(model, torch.nn.Linear)
-            torch.cuda.empty_cache()  # what was merged; cached, it would count as the model's memory
+            torch.cuda.empty_cache()  # what loading left; cached, it would count as the model's memory
         self.model: PreTrainedModel = model
         text_config = model.config.get_text_config()
         for config in (model.config, text_config):
@@ -71,6 +85,8 @@ class Engine(engines.Engine):
         self.modes = self._modes()
         self.mode = self.modes[0]
         self.static: Any = None
+        self.merged = False
+        self.ends = False  # whether tokens that end a sequence are chosen
         self.plain_head: bool | None = None  # asked when logits are
 
     def _load(self, artifact: Path, device: str) -> PreTrainedModel:
@@ -105,36 +121,63 @@ class Engine(engines.Engine):
 
     def _modes(self) -> tuple[str, ...]:
         if self.device == "cpu":  # it would calculate the masked part of a static cache, and gain nothing
-            return ("eager",)
+            return ("generate",)
         from engines.decoding.static_cache import StaticDecode
 
-        return ("eager", "captured") if StaticDecode.fits(self.model) else ("eager",)
+        return ("generate", "captured") if StaticDecode.fits(self.model) else ("generate",)
 
     def _cache(self) -> DynamicCache:
         return DynamicCache(config=self.model.config)
 
     def decode(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
-        if len(prompts) > 1 or len(self.modes) == 1:
-            yield from self._decode_dynamic(prompts, n)
-            return
-        (ids,) = prompts
-        captured = self.mode == "captured"
-        if self.static is None or self.static.captured != captured or self.static.positions < len(ids) + n:
+        if self.ends:
+            yield from self._step(prompts, n)
+        elif self.mode == "captured" and len(prompts) == 1:
+            for token, at in self._static(len(prompts[0]) + n).tokens(prompts[0], n):
+                yield 0, token, at
+        else:
+            yield from self._generate(prompts, n)
+
+    def _generate(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
+        """By `generate`, which hands each step's tokens over as soon as they are on the host."""
+        ids = torch.tensor(prompts, device=self.device)
+        ends = {"eos_token_id": self.stop_ids, "min_new_tokens": n} if self.stop_ids else {}
+        steps = Steps()
+        asked = ends | {"do_sample": False, "max_new_tokens": n, "pad_token_id": 0}
+        self._call_generate(ids, attention_mask=torch.ones_like(ids), streamer=steps, **asked)
+        for tokens, at in steps.came[1:]:  # the prompts come first
+            for number, token in enumerate(tokens):
+                yield number, token, at
+
+    def _call_generate(self, ids: torch.Tensor, **options: Any) -> None:
+        self.model.generate(ids, **options)
+
+    def _static(self, positions: int) -> Any:
+        """The recorded step for so many positions."""
+        if self.static is None or self.static.positions < positions:
             from engines.decoding.static_cache import StaticDecode
 
             self.static = None
             gc.collect()  # its memory first: a cache and its layers hold one another
-            self.static = StaticDecode(self.model, len(ids) + n, self.stop_ids, captured=captured)
-        for token, at in self.static.tokens(ids, n):
-            yield 0, token, at
+            if not self.merged:
+                self._merge()
+                self.merged = True
+                torch.cuda.empty_cache()  # what was merged
+            self.static = StaticDecode(self.model, positions, self.stop_ids, captured=True)
+        return self.static
+
+    def _merge(self) -> None:
+        """Make one product of the layers that read the same input, for a recorded step alone."""
+        if self.plain:
+            merge(self.model, torch.nn.Linear)
 
     @torch.inference_mode()
-    def _decode_dynamic(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
+    def _step(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
+        """A call of the model for each step, so that whoever asks can stop at any token."""
         cache = self._cache()
         step = torch.tensor(prompts, device=self.device)
         for _ in range(n):
             logits = self.model(input_ids=step, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
-            logits[:, self.stop_ids] = -torch.inf
             step = logits.argmax(-1, keepdim=True)
             tokens, at = step.flatten().tolist(), time.perf_counter()  # tolist() waits for the device
             for number, token in enumerate(tokens):
@@ -185,7 +228,7 @@ class Engine(engines.Engine):
         yield batch
 
     def allow_ends(self) -> bool:
-        self.stop_ids, self.static = [], None
+        self.ends, self.stop_ids, self.static = True, [], None
         return True
 
     @torch.inference_mode()  # not on the generator: there it holds a chunk while the next one is made

@@ -53,7 +53,8 @@ class StaticDecode:
         """Allocate a cache of at least `positions`; `stop_ids` are never chosen.
 
         `captured` fuses what can be fused without another result, for good, and records the step; it wants a GPU.
-        Raises `CannotDecode` where a step cannot be recorded.
+        Without, Python drives each step, which is how tests hold the arithmetic against `generate`. Raises
+        `CannotDecode` where a step cannot be recorded.
         """
         device = model.device
         model.config._attn_implementation = SHARED_HEADS
