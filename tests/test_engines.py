@@ -39,8 +39,9 @@ def test_a_batch_gives_each_prompt_the_tokens_that_it_gets_alone(facts: dict[str
     assert facts[name]["batch_equal"]
 
 
-def test_a_static_cache_gives_the_tokens_of_generate(facts: dict[str, Any]) -> None:
+def test_a_static_cache_and_merged_layers_give_the_tokens_of_generate(facts: dict[str, Any]) -> None:
     assert facts["fp16"]["static_tokens_equal"]
+    assert facts["fp16"]["merged"] == 2 * facts["fp16"]["layers"]  # q, k and v; gate and up
 
 
 @pytest.mark.parametrize("name", ["fp16", "ct2-float32", "ct2-int8"])

@@ -163,7 +163,7 @@ class Engine(engines.Engine):
                 self._merge()
                 self.merged = True
                 torch.cuda.empty_cache()  # what was merged
-            self.static = StaticDecode(self.model, positions, self.stop_ids, captured=True)
+            self.static = StaticDecode(self.model, positions, self.stop_ids)
         return self.static
 
     def _merge(self) -> None:

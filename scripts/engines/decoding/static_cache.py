@@ -49,7 +49,7 @@ class StaticDecode:
         return named and all(type(layer) is StaticLayer for layer in layers)
 
     @torch.inference_mode()
-    def __init__(self, model: PreTrainedModel, positions: int, stop_ids: list[int], *, captured: bool) -> None:
+    def __init__(self, model: PreTrainedModel, positions: int, stop_ids: list[int], *, captured: bool = True) -> None:
         """Allocate a cache of at least `positions`; `stop_ids` are never chosen.
 
         `captured` fuses what can be fused without another result, for good, and records the step; it wants a GPU.
