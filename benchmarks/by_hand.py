@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -185,11 +185,15 @@ def measure_by_hand(artifact: Path, path: Path, python: str) -> float | None:
     return float(said[0]) if said else None
 
 
-def compare(path: Path, pythons: dict[str, str], rounds: int) -> dict[str, str]:
-    """The table's row of a latency result. Raises `UserError` for another file, engine or way to decode."""
+def compare(path: Path, pythons: dict[str, str], rounds: int) -> Iterator[dict[str, str]]:
+    """The table's row of a latency result, after each round.
+
+    Raises `UserError` for another file, engine or way to decode.
+    """
     cells = {"model": path.parents[1].name, "row": f"`{path.stem}`", "mode": "not measured", **dict.fromkeys(RATES, "")}
     if not path.exists():  # a study that goes on without the rows that failed
-        return cells
+        yield cells
+        return
     try:
         row = bounded_json.loads(path.read_bytes())
         engine, _ = row["engine"], seconds_of_row(row)
@@ -210,14 +214,15 @@ def compare(path: Path, pythons: dict[str, str], rounds: int) -> dict[str, str]:
         mine, others = measure_again(artifact, row, python), measure_by_hand(artifact, path, python)
         if mine is None or others is None:
             said = ["failed" if each is None else f"{1 / each:.1f}" for each in (mine and mine[1], others)]
-            return cells | dict(zip(RATES, said, strict=False))
+            yield cells | dict(zip(RATES, said, strict=False))
+            return
         cells["mode"], seconds = mine
         ours.append(seconds)
         theirs.append(others)
-    ratios = [hand / mine for mine, hand in zip(ours, theirs, strict=True)]
-    spread = f" ({min(ratios):.3f} to {max(ratios):.3f})" if rounds > 1 else ""
-    rates = [f"{1 / statistics.median(each):.1f}" for each in (ours, theirs)]
-    return cells | dict(zip(RATES, [*rates, f"{statistics.median(ratios):.3f}{spread}"], strict=True))
+        ratios = [hand / mine for mine, hand in zip(ours, theirs, strict=True)]
+        spread = f" ({min(ratios):.3f} to {max(ratios):.3f})" if len(ratios) > 1 else ""
+        rates = [f"{1 / statistics.median(each):.1f}" for each in (ours, theirs)]
+        yield cells | dict(zip(RATES, [*rates, f"{statistics.median(ratios):.3f}{spread}"], strict=True))
 
 
 def main() -> None:
@@ -243,9 +248,10 @@ def main() -> None:
         arguments.error("--python: write ENVIRONMENT=INTERPRETER")
     found = []
     for path in options.rows:
-        found.append(compare(path, pythons, options.rounds))
-        print(*found[-1].values(), sep="  ", flush=True)
-        publish_json(options.out, found)  # each time: a machine that is lent may be taken back
+        for cells in compare(path, pythons, options.rounds):
+            publish_json(options.out, [*found, cells])  # each time: a machine that is lent may be taken back
+        found.append(cells)
+        print(*cells.values(), sep="  ", flush=True)
 
 
 if __name__ == "__main__":
