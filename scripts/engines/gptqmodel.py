@@ -60,16 +60,9 @@ class Engine(transformers.Engine):
         model = self.loaded.model
         self.artifact, self.quantization = artifact, quantization
         self.marlin = backend in (BACKEND.GPTQ_MARLIN, BACKEND.AWQ_MARLIN) and not quantization.get("desc_act")
-        quantized = [(name, module) for name, module in model.named_modules() if hasattr(module, "qweight")]
-        self.kind = type(quantized[0][1])
+        self.kind = next(type(module) for module in model.modules() if hasattr(module, "qweight"))
         self.kernel = self.kind.__name__
-        config = model.config.get_text_config()
-        # as loaded: kernels may keep their weights in another layout, made when they first run
-        self.quantized_bytes = sum(
-            round(buffer.nbytes * share_read(name, config.to_dict()))
-            for name, module in quantized
-            for buffer in module.buffers()
-        )
+        self.quantized_bytes = _quantized_bytes(model)
         return model
 
     def _call_generate(self, ids: torch.Tensor, **options: Any) -> None:
@@ -80,6 +73,7 @@ class Engine(transformers.Engine):
         if not self.marlin:
             return
         merge(self.model, self.kind)
+        self.quantized_bytes = _quantized_bytes(self.model)  # what was a parameter is a buffer now
         products = sum(type(module) is self.kind for module in self.model.modules())
         if wrapped := gemv.add(self.model, self.kind, self.artifact, self.quantization):
             self.kernel += f"; AWQ GEMV for one position in {wrapped} of {products} products"
@@ -93,3 +87,15 @@ class Engine(transformers.Engine):
 
     def versions(self) -> dict[str, str]:
         return super().versions() | {"gptqmodel": gptqmodel.__version__, "kernel": self.kernel}
+
+
+def _quantized_bytes(model: PreTrainedModel) -> int:
+    """Of what is no parameter in layers of four bits, as loaded: kernels may keep their weights in another layout, made
+    when they first run."""
+    config = model.config.get_text_config().to_dict()
+    return sum(
+        round(buffer.nbytes * share_read(name, config))
+        for name, module in model.named_modules()
+        if hasattr(module, "qweight")
+        for buffer in module.buffers()
+    )
