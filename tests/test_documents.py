@@ -1,5 +1,6 @@
 """What people read: links lead somewhere, the map is whole, the README is short, versions agree."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -52,3 +53,15 @@ def test_versions_agree() -> None:
     version = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["version"]
     assert yaml.safe_load((REPO / "CITATION.cff").read_text())["version"] == version
     assert f"\n## [{version}]" in (REPO / "CHANGELOG.md").read_text()
+
+
+def test_two_kinds_of_cards_gave_the_same_scores_as_the_pages_say() -> None:
+    """Formats that were built and scored on each: every figure of quality, of every window."""
+    rows = [
+        {row["format"]: row for row in json.loads((REPO / f"results/{study}/results.json").read_text())["rows"]}
+        for study in ("smollm2-h200", "smollm2-h100")
+    ]
+    assert len(rows[1]) == 18 and rows[1].keys() <= rows[0].keys()
+    for name, row in rows[1].items():
+        scores = [key for key in row if key.startswith(("quality_", "perplexity", "kld_", "nll_", "top1", "delta_p"))]
+        assert {key: row[key] for key in scores} == {key: rows[0][name][key] for key in scores}, name
