@@ -50,7 +50,8 @@ def by_transformers(artifact: Path, row: dict[str, Any]) -> Decode:
     device = row["device"]["device"]
     if device == "cpu":
         torch.set_num_threads(row["device"]["threads"])
-    own = row["compute_type"] if row["compute_type"] in FLOATS else "float16" if device == "cuda" else "float32"
+    # on a CPU rows are loaded in float32, also where a library multiplies in bfloat16 and the row says so
+    own = "float32" if device == "cpu" else row["compute_type"] if row["compute_type"] in FLOATS else "float16"
     model = AutoModelForCausalLM.from_pretrained(
         artifact,
         dtype=row["options"].get("dtype", own),
