@@ -50,15 +50,23 @@ def by_transformers(artifact: Path, row: dict[str, Any]) -> Decode:
     device = row["device"]["device"]
     if device == "cpu":
         torch.set_num_threads(row["device"]["threads"])
-    # on a CPU rows are loaded in float32, also where a library multiplies in bfloat16 and the row says so
-    own = "float32" if device == "cpu" else row["compute_type"] if row["compute_type"] in FLOATS else "float16"
     model = AutoModelForCausalLM.from_pretrained(
         artifact,
-        dtype=row["options"].get("dtype", own),
+        dtype=dtype(row),
         attn_implementation=row["versions"]["attention"].removesuffix(OWN),
         device_map=None if device == "cpu" else device,
     )
     return generate(model, device)
+
+
+def dtype(row: dict[str, Any]) -> str:
+    """What a row's model was loaded in. Its `compute_type` tells what the layers multiply in: on a CPU that may be
+    bfloat16 for layers of four bits, in a model of float32."""
+    if row["device"]["device"] == "cpu":
+        own = "float32"
+    else:
+        own = row["compute_type"] if row["compute_type"] in FLOATS else "float16"
+    return row["options"].get("dtype", own)
 
 
 def by_gptqmodel(artifact: Path, row: dict[str, Any]) -> Decode:

@@ -102,3 +102,22 @@ esac
     assert again.split()[1] == str(tmp_path / "artifacts/m/fp16")
     assert '--options={"dtype": "float16"}' in again and "--threads=2" in again
     assert by_hand.split()[1:] == ["--alone", str(tmp_path / "artifacts/m/fp16"), str(latency)]
+
+
+@pytest.mark.parametrize(
+    ("device", "compute_type", "options", "dtype"),
+    [
+        ("cpu", "bfloat16", {}, "float32"),  # bitsandbytes' 4 bits: its layers alone multiply in bfloat16
+        ("cpu", "int8", {}, "float32"),
+        ("cpu", "float32", {"dtype": "bfloat16"}, "bfloat16"),
+        ("cuda", "bfloat16", {}, "bfloat16"),
+        ("cuda", "int8", {}, "float16"),
+    ],
+)
+def test_by_hand_a_model_is_loaded_in_the_type_of_its_row(
+    device: str, compute_type: str, options: dict[str, str], dtype: str
+) -> None:
+    row = {"device": {"device": device}, "compute_type": compute_type, "options": options}
+    told = f"import by_hand; print(by_hand.dtype({row!r}))"
+    result = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, cwd=REPO / "benchmarks")
+    assert result.stdout == f"{dtype}\n", result.stderr
