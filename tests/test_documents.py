@@ -1,5 +1,6 @@
 """What people read: links lead somewhere, the map is whole, the README is short, versions agree."""
 
+import csv
 import json
 import re
 import tomllib
@@ -65,3 +66,25 @@ def test_two_kinds_of_cards_gave_the_same_scores_as_the_pages_say() -> None:
     for name, row in rows[1].items():
         scores = [key for key in row if key.startswith(("quality_", "perplexity", "kld_", "nll_", "top1", "delta_p"))]
         assert {key: row[key] for key in scores} == {key: rows[0][name][key] for key in scores}, name
+
+
+def test_an_epyc_and_a_xeon_gave_the_same_scores_but_of_two_formats() -> None:
+    """As results/smollm2 says, and which of the two differ in their files."""
+    folder = REPO / "results/smollm2"
+    with (folder / "others/results-on-an-epyc.csv").open(newline="") as file:
+        epyc = {row["format"]: float(row["perplexity"]) for row in csv.DictReader(file)}
+    xeon = {row["format"]: row for row in json.loads((folder / "results.json").read_text())["rows"]}
+    other = {name for name, row in xeon.items() if row["perplexity"] != pytest.approx(epyc[name], rel=1e-8)}
+    assert len(epyc) == 8 and epyc.keys() == xeon.keys() and other == {"ct2-int8", "gptq-int4"}
+    before = {name: json.loads((folder / f"others/{name}-on-an-epyc.json").read_text()) for name in other}
+    files = {name: row["artifact"]["files_sha256"] for name, row in before.items()}
+    assert files["ct2-int8"] == xeon["ct2-int8"]["artifact"]["files_sha256"]
+    assert files["gptq-int4"] != xeon["gptq-int4"]["artifact"]["files_sha256"]
+
+
+@pytest.mark.parametrize("path", sorted(REPO.glob("results/*/results.json")), ids=lambda path: path.parent.name)
+def test_recorded_results_name_no_folder_of_the_machine(path: Path) -> None:
+    texts = json.loads(path.read_text())["config"]["texts"].values()
+    models = json.loads(path.read_text())["config"]["models"].values()
+    named = [name for each in [texts, *(model.get("texts", {}).values() for model in models)] for name in each if name]
+    assert named and not [name for name in named if name.startswith(("/", ".."))]
