@@ -121,3 +121,11 @@ def test_by_hand_a_model_is_loaded_in_the_type_of_its_row(
     told = f"import by_hand; print(by_hand.dtype({row!r}))"
     result = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, cwd=REPO / "benchmarks")
     assert result.stdout == f"{dtype}\n", result.stderr
+
+
+@pytest.mark.parametrize("quantization", [{}, {"quantization_config": {"quant_method": "awq"}}])
+def test_the_ways_of_another_format_are_refused(tmp_path: Path, quantization: dict[str, dict[str, str]]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(quantization))
+    result = benchmark("same_process.py", tmp_path / "out.json", tmp_path)
+    assert_one_line(result, "name an artifact of gptq, bitsandbytes")
+    assert not (tmp_path / "out.json").exists()
