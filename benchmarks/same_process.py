@@ -9,7 +9,6 @@ its warnings and without. Each decodes three prompts of the study, 64 tokens, in
 A time is that of a token after the first, in ms: an answer less its first token alone.
 """
 
-import json
 import logging
 import os
 import statistics
@@ -21,6 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
+from checkpoint import shards
 from common.program import UserError, parser, run
 from common.publish import publish_json
 
@@ -72,13 +72,13 @@ def main() -> None:
     arguments.add_argument("out", type=Path)
     arguments.add_argument("artifact", type=Path)
     options = arguments.parse_args()
-    config = json.loads((options.artifact / "config.json").read_text(encoding="utf-8"))
+    config = shards.read_json(options.artifact / "config.json")
     method = config.get("quantization_config", {}).get("quant_method")
     if method not in METHODS:
         raise UserError(f"{options.artifact}: its quant_method is {method!r}; name an artifact of {', '.join(METHODS)}")
-    told = json.loads((options.artifact.parent / "tokens/prompts.json").read_text(encoding="utf-8"))["prompts"]
     import torch
 
+    told = shards.read_json(options.artifact.parent / "tokens/prompts.json")["prompts"]
     torch.set_num_threads(THREADS)
     ways = METHODS[method](options.artifact)
     found: dict[str, list[float]] = {name: [] for name in ways}

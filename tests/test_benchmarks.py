@@ -124,7 +124,7 @@ def test_by_hand_a_model_is_loaded_in_the_type_of_its_row(
 
 
 @pytest.mark.parametrize("quantization", [{}, {"quantization_config": {"quant_method": "awq"}}])
-def test_the_ways_of_another_format_are_refused(tmp_path: Path, quantization: dict[str, dict[str, str]]) -> None:
+def test_same_process_refuses_another_format(tmp_path: Path, quantization: dict[str, dict[str, str]]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(quantization))
     result = benchmark("same_process.py", tmp_path / "out.json", tmp_path)
     assert_one_line(result, "name an artifact of gptq, bitsandbytes")
