@@ -35,17 +35,25 @@ def output(command: list[Any]) -> str:
     return result.stdout
 
 
-def by_llama_perplexity(artifact: Path, text: Path) -> float:
-    """What it prints of all windows of 512. Its last line is lost now and then: the figure stands after each window."""
-    command = [llamacpp.folder() / "bin/llama-perplexity", "-m", files.first(artifact), "-f", text, "-c", "512"]
-    told = re.findall(r"\[\d+\]([\d.]+)", output(command))
-    if not told:
-        raise UserError(f"{text}: llama-perplexity tells no window of it; is it long enough?")
-    return float(told[-1])
+def by_llama_perplexity(artifact: Path, text: Path, windows: int) -> float:
+    """What it prints after that many windows of 512.
+
+    It ends without waiting for the thread that prints, so its last lines can be lost: it gets the text twice, and
+    eight windows more than are read.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        twice = Path(folder, "twice.txt")
+        twice.write_bytes(text.read_bytes() * 2)
+        command = [llamacpp.folder() / "bin/llama-perplexity", "-m", files.first(artifact), "-f", twice]
+        told = output([*command, "-c", "512", "--chunks", windows + 8])
+    figure = re.search(rf"\[{windows}\]([\d.]+)", told)
+    if not figure:
+        raise UserError(f"{text}: llama-perplexity tells nothing of window {windows}; is the text long enough?")
+    return float(figure[1])
 
 
-def by_harness(artifact: Path, text: Path) -> float:
-    """Word perplexity of the task `wikitext`, in float32."""
+def by_harness(artifact: Path, text: Path, _windows: int) -> float:
+    """Word perplexity of the task `wikitext`, of all pages, in float32."""
     with tempfile.TemporaryDirectory() as folder:
         pages = Path(folder, "pages.jsonl")
         rows = (json.dumps({"page": page}) for page in documents.pages(text.read_text(encoding="utf-8")))
@@ -75,7 +83,7 @@ def row(path: Path, text: Path) -> dict[str, Any]:
     if protocol not in OTHERS:
         raise UserError(f"{path}: no other program has the protocol {protocol}; measure by {' or '.join(OTHERS)}")
     name, measure = OTHERS[protocol]
-    theirs = measure(path.parents[1] / path.stem.partition("@")[0], text)
+    theirs = measure(path.parents[1] / path.stem.partition("@")[0], text, windows)
     return {
         "weights": path.stem,
         "protocol": protocol,
