@@ -17,7 +17,8 @@ def test_cells() -> None:
     """Formats in order, each with its variants; the default run of each first; what is prebuilt last."""
     study = check(
         formats=["fp16", "gptq-int4"],
-        models=demo(theirs=PREBUILT) | {"other": {"source": "demo", "formats": ["fp16", "g32"]}},
+        models=demo(theirs=PREBUILT, fast=PREBUILT | {"engine": "quick"})
+        | {"other": {"source": "demo", "formats": ["fp16", "g32"]}},
         variants={"g32": {"format": "gptq-int4", "group_size": 32}},
         runs={
             "half": {"engine": "transformers", "formats": ["fp16"], "options": {"dtype": "float16"}},
@@ -33,13 +34,14 @@ def test_cells() -> None:
         ("demo", "g32@g", "gptqmodel"),
         ("demo", "theirs", "gptqmodel"),
         ("demo", "theirs@g", "gptqmodel"),
+        ("demo", "fast", "quick"),
         ("other", "fp16", "transformers"),
         ("other", "fp16@half", "transformers"),
         ("other", "g32", "gptqmodel"),
         ("other", "g32@g", "gptqmodel"),
     ]
     assert [each.options for each in found if each.options] == [{"dtype": "float16"}] * 2
-    assert [each.name for each in found if each.prebuilt] == ["theirs", "theirs@g"]
+    assert [each.name for each in found if each.prebuilt] == ["theirs", "theirs@g", "fast"]
     assert {each.gpus for each in found} == {1}
 
 
@@ -136,6 +138,23 @@ def test_a_server_of_few_slots_is_put_under_loads_that_it_can_take(options: dict
         ({"models": {"a": {"source": "demo", "prebuilt": {7: PREBUILT}}}}, "models.a.prebuilt: the name 7 is no text"),
         ({"models": demo(fp16=PREBUILT)}, "models.demo.prebuilt.fp16: a format has this name; choose another"),
         ({"models": demo(x=PREBUILT | {"path": "no"})}, "models.demo.prebuilt.x: there is no folder no"),
+        (
+            {"models": demo(x=PREBUILT | {"engine": "gptqmodle"})},
+            "models.demo.prebuilt.x: unknown engine 'gptqmodle'; did you mean 'gptqmodel'?",
+        ),
+        (
+            {"models": demo(x=PREBUILT | {"engine": "many"})},
+            "models.demo.prebuilt.x.engine: many does not load gptq; it loads hf",
+        ),
+        (
+            {"models": demo(x=PREBUILT | {"engine": "slots"})},
+            "models.demo.prebuilt.x.engine: slots is a server; name it under runs",
+        ),
+        (
+            {"models": demo(x=PREBUILT | {"engine": "theirs"})},
+            "models.demo.prebuilt.x.engine: theirs is a server; name it under runs",
+        ),
+        ({"models": demo(x=PREBUILT | {"engine": "old"})}, "models.demo.prebuilt.x: old: wants Python 2.7"),
         (
             {"models": demo(x={"layout": "ct2", "path": "bare"})},
             "models.demo.prebuilt.x: bare holds no model.bin, so it is no ct2 artifact",

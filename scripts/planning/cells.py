@@ -116,17 +116,23 @@ def check_variants(study: Mapping[str, Any], schema: Mapping[str, Any], registry
                 raise ConfigError(f"{where}.{each}: {error.message}")
 
 
+def check_engine(where: str, name: str, registry: Registry) -> Engine:
+    """The engine of this name. Raises `ConfigError` where there is none, or it cannot be had or run here."""
+    if name not in registry.engines:
+        raise ConfigError(f"{where}: unknown engine {name!r}{suggestion(name, registry.engines)}")
+    engine = registry.engines[name]
+    if why := registry.why_not_here(engine.env):
+        raise ConfigError(f"{where}: {name}: {why}")
+    if registry.device not in ("auto", *engine.devices):
+        raise ConfigError(f"{where}: {name} does not run on device {registry.device}; leave it out")
+    return engine
+
+
 def check_runs(study: Mapping[str, Any], registry: Registry) -> None:
     """Raises `ConfigError` for the first run whose engine, options or formats do not fit."""
     for name, run in study["runs"].items():
         where = f"runs.{name}"
-        if run["engine"] not in registry.engines:
-            raise ConfigError(f"{where}: unknown engine {run['engine']!r}{suggestion(run['engine'], registry.engines)}")
-        engine = registry.engines[run["engine"]]
-        if why := registry.why_not_here(engine.env):
-            raise ConfigError(f"{where}: {run['engine']}: {why}")
-        if registry.device != "auto" and registry.device not in engine.devices:
-            raise ConfigError(f"{where}: {run['engine']} does not run on device {registry.device}; leave it out")
+        engine = check_engine(where, run["engine"], registry)
         check_url(where, run, engine)
         check_environment(f"{where}.environment", run, engine)
         for option, value in run["options"].items():
@@ -219,11 +225,14 @@ def check_prebuilt(name: str, model: Mapping[str, Any], study: Mapping[str, Any]
         if "hub" in prebuilt and ("file" in prebuilt) != alone:
             what = f"name its file, such as NAME{pattern[1:]}" if alone else "its files are known; leave file out"
             raise ConfigError(f"{where}.file: of the hub's {layout} artifacts, {what}")
-        runs_in = registry.default_engine(layout)
-        if why := registry.why_not_here(registry.engines[runs_in].env):
-            raise ConfigError(f"{where}: {runs_in}: {why}")
-        if registry.device not in ("auto", *registry.engines[runs_in].devices):
-            raise ConfigError(f"{where}: {runs_in} does not run on device {registry.device}; leave it out")
+        runs_in = prebuilt.get("engine", registry.default_engine(layout))
+        engine = check_engine(where, runs_in, registry)
+        if engine.serves or engine.attached:
+            raise ConfigError(
+                f"{where}.engine: {runs_in} is a server; name it under runs, and here an engine that is none"
+            )
+        if layout not in engine.loads:
+            raise ConfigError(f"{where}.engine: {runs_in} does not load {layout}; it loads {', '.join(engine.loads)}")
         if "path" not in prebuilt:
             continue
         path = Path(prebuilt["path"])
@@ -257,9 +266,11 @@ def of_study(study: Mapping[str, Any], registry: Registry) -> Iterator[Cell]:
     for name, model in study["models"].items():
         for artifact in artifacts(study, model):
             prebuilt = artifact in model["prebuilt"]
-            layout = registry.layout(artifact, study, model)
-            base = study["variants"].get(artifact, {"format": artifact})["format"]
-            engine = registry.default_engine(layout) if prebuilt else registry.formats[base].engine
+            if prebuilt:
+                words = model["prebuilt"][artifact]
+                engine = words.get("engine", registry.default_engine(words["layout"]))
+            else:
+                engine = registry.formats[study["variants"].get(artifact, {"format": artifact})["format"]].engine
             yield Cell(name, artifact, None, engine, prebuilt=prebuilt)
             for run, words in study["runs"].items():
                 if artifact in words["formats"]:
