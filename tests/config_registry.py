@@ -25,7 +25,7 @@ ENGINES = {
     "transformers": Engine("torch", ("hf",), options={"dtype": {"type": "string"}}),
     "ctranslate2": Engine("torch", ("ct2",)),
     "gptqmodel": Engine("torch", ("gptq", "awq")),
-    "quick": Engine("quick", ("gptq",)),
+    "quick": Engine("torch", ("gptq",)),
     "llama": Engine("torch", ("gguf",)),
     "old": Engine("old", ("hf", "gptq"), python="2.7"),
     "many": Engine("torch", ("hf",), devices=("cuda",), many_gpus=True, options=None),
@@ -33,7 +33,7 @@ ENGINES = {
     "theirs": Engine("tools", ("hf",), attached=True),
     "slots": Engine("torch", ("hf",), options=None, serves=True, slots="parallel"),
 }
-REGISTRY = Registry(FORMATS, ENGINES, ["torch", "tools", "old", "quick"])
+REGISTRY = Registry(FORMATS, ENGINES, ["torch", "tools", "old"])
 
 
 def check(**changes: Any) -> dict[str, Any]:

@@ -66,9 +66,10 @@ class Registry:
         base = study["variants"].get(name, {"format": name})["format"]
         return self.formats[base].layout if base in self.formats else None
 
-    def default_engine(self, layout: str) -> str:
-        """The engine of the first format that has this layout."""
-        return next(format.engine for format in self.formats.values() if format.layout == layout)
+    def prebuilt_engine(self, prebuilt: Mapping[str, Any]) -> str:
+        """The engine that a prebuilt artifact names, or that of the first format that has its layout."""
+        layout = prebuilt["layout"]
+        return prebuilt.get("engine") or next(each.engine for each in self.formats.values() if each.layout == layout)
 
     def why_not_here(self, env: str) -> str | None:
         """Why an environment cannot be had, and what to do; None where it can."""
@@ -225,7 +226,7 @@ def check_prebuilt(name: str, model: Mapping[str, Any], study: Mapping[str, Any]
         if "hub" in prebuilt and ("file" in prebuilt) != alone:
             what = f"name its file, such as NAME{pattern[1:]}" if alone else "its files are known; leave file out"
             raise ConfigError(f"{where}.file: of the hub's {layout} artifacts, {what}")
-        runs_in = prebuilt.get("engine", registry.default_engine(layout))
+        runs_in = registry.prebuilt_engine(prebuilt)
         engine = check_engine(where, runs_in, registry)
         if engine.serves or engine.attached:
             raise ConfigError(
@@ -267,8 +268,7 @@ def of_study(study: Mapping[str, Any], registry: Registry) -> Iterator[Cell]:
         for artifact in artifacts(study, model):
             prebuilt = artifact in model["prebuilt"]
             if prebuilt:
-                words = model["prebuilt"][artifact]
-                engine = words.get("engine", registry.default_engine(words["layout"]))
+                engine = registry.prebuilt_engine(model["prebuilt"][artifact])
             else:
                 engine = registry.formats[study["variants"].get(artifact, {"format": artifact})["format"]].engine
             yield Cell(name, artifact, None, engine, prebuilt=prebuilt)
