@@ -104,8 +104,9 @@ rule page:
         ],
     output:
         **({"loads": "artifacts/report/loads.csv"} if any(map(has_loads, CELLS.values())) else {}),
+        # A browser that shows the page of the first rows loads it again: without update(), Snakemake would remove it first.
         page=report(
-            "artifacts/report/index.html",
+            update("artifacts/report/index.html"),
             caption="captions/page.rst",
             category="Report",
             labels={"figure": "the page"},
