@@ -65,10 +65,11 @@ def keep_files(*paths: Path) -> Iterator[None]:
 
 
 def plan_jobs(call: Callable, root: Path, *options: str) -> list[str]:
-    """The rules of a dry run's jobs with what they write, but the target's."""
+    """The rules of a dry run's jobs with what they write, without Snakemake's word on how, but the target's."""
     result = call(SNAKEMAKE, "-n", *options, cwd=root)
     assert result.returncode == 0, result.stderr
-    found = re.findall(r"rule (\w+):\n(?:    .*\n)*?    output: ([^,\n]*)", result.stdout + result.stderr)
+    block = r"rule (\w+):\n(?:    .*\n)*?    output: ([^,\n]*?)(?: \(update\))?[,\n]"
+    found = re.findall(block, result.stdout + result.stderr)
     return sorted(f"{rule} {output}" for rule, output in found)
 
 
