@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from reporting.labels import label
+from reporting.results import hash_files
+
 REPO = Path(__file__).resolve().parents[1]
 FOLDERS = (".", "config", "demo", "docs", "results/*")
 PAGES = sorted(str(page.relative_to(REPO)) for folder in FOLDERS for page in REPO.glob(f"{folder}/*.md"))
@@ -56,16 +59,23 @@ def test_versions_agree() -> None:
     assert f"\n## [{version}]" in (REPO / "CHANGELOG.md").read_text()
 
 
-def test_two_kinds_of_cards_gave_the_same_scores_as_the_pages_say() -> None:
-    """Formats that were built and scored on each: every figure of quality, of every window."""
+def test_two_kinds_of_cards_gave_the_same_files_and_scores_as_the_pages_say() -> None:
+    """Formats that were built on each: the hash of their files, and every figure of quality, of every window."""
     rows = [
-        {row["format"]: row for row in json.loads((REPO / f"results/{study}/results.json").read_text())["rows"]}
+        {label(row): row for row in json.loads((REPO / f"results/{study}/results.json").read_text())["rows"]}
         for study in ("smollm2-h200", "smollm2-h100")
     ]
-    assert len(rows[1]) == 18 and rows[1].keys() <= rows[0].keys()
-    for name, row in rows[1].items():
+    scored = {name for name, row in rows[1].items() if row["perplexity"]}
+    assert len(scored) == 18 and scored <= rows[0].keys()
+    for name in scored:
+        row, other = rows[1][name], rows[0][name]
         scores = [key for key in row if key.startswith(("quality_", "perplexity", "kld_", "nll_", "top1", "delta_p"))]
-        assert {key: row[key] for key in scores} == {key: rows[0][name][key] for key in scores}, name
+        assert {key: row[key] for key in scores} == {key: other[key] for key in scores}, name
+        assert row["artifact"]["files_sha256"] == other["artifact"]["files_sha256"], name
+
+    plain = json.loads((REPO / "results/smollm2-h100/others/quality-ct-w4a16-without-triton.json").read_text())
+    assert hash_files(plain["artifact"])["files_sha256"] == rows[1]["ct-w4a16"]["artifact"]["files_sha256"]
+    assert plain["summary"] == rows[1]["ct-w4a16"]["quality_summary"]
 
 
 def test_an_epyc_and_a_xeon_gave_the_same_scores_but_of_two_formats() -> None:
