@@ -58,7 +58,7 @@ onerror:
 rule report:
     default_target: True
     input:
-        "artifacts/report/index.html",
+        rules.page.output,  # all of it: for the page alone, Snakemake would not miss a table that was deleted
 
 
 rule all:

@@ -141,6 +141,15 @@ def test_a_run_with_nothing_to_do_takes_less_than_five_seconds(first_run: Run) -
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < NO_OP_SECONDS
 
 
+def test_a_table_that_was_deleted_is_made_again(first_run: Run) -> None:
+    table = first_run.root / "artifacts/report/results.csv"
+    before = table.read_text()
+    table.unlink()
+    done = subprocess.run([SNAKEMAKE, *first_run.options], cwd=first_run.root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert table.read_text() == before
+
+
 def record(event: LogEvent, **fields: Any) -> logging.LogRecord:
     """A record as Snakemake makes it."""
     made = logging.LogRecord("snakemake", logging.INFO, "", 0, "", (), None)
