@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""How far an artifact's predictions move when what its layers multiply changes as much as float16 rounds, as JSON.
+
+    envs/quantizers/bin/python benchmarks/rounding_noise.py OUT artifacts/MODEL/FORMAT…
+
+Two ways to add the same sums, such as reading a text and decoding it, differ by roundings of this size in every layer.
+transformers reads eight pieces of the evaluation text in float32, 256 tokens each: as they are, and with each input of
+a linear layer changed by up to 2**-11 of itself, at random. Of each piece: how many nats the tokens that are the
+likeliest with the change are behind without it, at most. Loads of a server are judged in this way.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+
+import engines
+from common import manifest
+from common.program import parser, run
+from common.publish import publish_json
+
+THREADS, PIECES, TOKENS = 2, 8, 256
+ROUNDING = 2.0**-11  # of a value: half of float16's last place
+
+
+def move(artifact: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Nats [PIECES, TOKENS]: that the likeliest token with the change is behind without it, and that the
+    log-probability of the likeliest without it moves."""
+    import torch
+
+    text = json.loads((artifact.parent / "tokens/evaluation.json").read_text(encoding="utf-8"))["ids"]
+    engine: Any = engines.load(manifest.read(artifact)["engine"], artifact, "cpu", THREADS, dtype="float32")
+    random = torch.Generator().manual_seed(0)
+
+    def change(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        (values,) = inputs
+        return (values * (1 + ROUNDING * (2 * torch.rand(values.shape, generator=random) - 1)),)
+
+    def read(number: int) -> np.ndarray:
+        ids = text[number * TOKENS : (number + 1) * TOKENS]
+        logits = np.concatenate([np.asarray(chunk) for chunk in engine.logits(ids)]).astype(np.float64)
+        return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+
+    plain = np.array([read(number) for number in range(PIECES)])
+    for module in engine.model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(change)
+    moved = np.array([read(number) for number in range(PIECES)])
+    first = plain.argmax(axis=2)[..., None]
+    behind = np.take_along_axis(plain, first, 2) - np.take_along_axis(plain, moved.argmax(axis=2)[..., None], 2)
+    return behind[..., 0], np.take_along_axis(moved - plain, first, 2)[..., 0]
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("out", type=Path)
+    arguments.add_argument("artifacts", type=Path, nargs="+")
+    options = arguments.parse_args()
+    found = {}
+    for artifact in options.artifacts:
+        behind, moved = move(artifact)
+        found[artifact.name.replace("-", "_")] = {
+            "largest": behind.max(axis=1).tolist(),
+            "largest_of_all": float(behind.max()),
+            "percentile_99": float(np.percentile(behind, 99)),
+            "other_first_choice": float((behind > 0).mean()),
+            "moved_root_mean_square": float(np.sqrt((moved**2).mean())),
+        }
+        publish_json(options.out, found)
+
+
+if __name__ == "__main__":
+    run(main)
