@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Why a row and its library used by hand differ on a CPU: their ways to decode, in turn in one process, as JSON.
+"""Why a row and its library used by hand differ: their ways to decode, in turn in one process, as JSON.
 
     envs/gptqmodel/bin/python benchmarks/same_process.py OUT artifacts/MODEL/gptq-int4
     envs/quantizers/bin/python benchmarks/same_process.py OUT artifacts/MODEL/bnb-int8
+    envs/vllm/bin/python benchmarks/same_process.py OUT artifacts/MODEL/awq-int4 --vllm cuda
 
 Of GPTQ: as gptqmodel loads it by itself, as the row does, and with the row's kernel in bfloat16. Of bitsandbytes: with
-its warnings and without. Each decodes three prompts of the study, 64 tokens, in three rounds after one that warms up.
-A time is that of a token after the first, in ms: an answer less its first token alone.
+its warnings and without. Both on a CPU. Of vLLM: one call that returns the answer (by hand) and one step at a time (the
+row), each with the ends of an answer ignored, or forbidden until it is long enough (the row). Each way decodes three
+prompts of the study, 64 tokens, in so many rounds after one that warms up. A time is that of a token after the first,
+in ms: an answer less its first token alone, or of the row's steps, from first to last.
 """
 
 import logging
@@ -24,9 +27,9 @@ from checkpoint import shards
 from common.program import UserError, parser, run
 from common.publish import publish_json
 
-THREADS, PROMPTS, TOKENS, ROUNDS = 2, 3, 64, 3
+THREADS, PROMPTS, TOKENS = 2, 3, 64
 
-Ways = dict[str, tuple[Any, Callable[[], None]]]  # a model, and what precedes its turn
+Ways = dict[str, Callable[[list[int]], float]]  # seconds for each token after the first that follows a prompt
 
 
 def by_gptqmodel(artifact: Path) -> Ways:
@@ -34,58 +37,102 @@ def by_gptqmodel(artifact: Path) -> Ways:
     import torch
     from gptqmodel import BACKEND, GPTQModel
 
+    torch.set_num_threads(THREADS)
     fused = {"backend": BACKEND.GPTQ_TORCH_FUSED}
     told: dict[str, dict[str, Any]] = {"by_hand": {}, "row": fused | {"dtype": torch.float32}}
     told["row_in_bfloat16"] = fused | {"dtype": torch.bfloat16}
-    return {name: (GPTQModel.load(str(artifact), device="cpu", **each), lambda: None) for name, each in told.items()}
+    return {name: generate(GPTQModel.load(str(artifact), device="cpu", **each)) for name, each in told.items()}
 
 
 def by_bitsandbytes(artifact: Path) -> Ways:
     import torch
     from transformers import AutoModelForCausalLM
 
+    torch.set_num_threads(THREADS)
     model = AutoModelForCausalLM.from_pretrained(artifact, dtype=torch.float32)
     log = logging.getLogger("bitsandbytes")
     return {
-        "with_warnings": (model, lambda: log.setLevel(logging.WARNING)),
-        "without_warnings": (model, lambda: log.setLevel(logging.ERROR)),
+        "with_warnings": generate(model, lambda: log.setLevel(logging.WARNING)),
+        "without_warnings": generate(model, lambda: log.setLevel(logging.ERROR)),
     }
 
 
 METHODS = {"gptq": by_gptqmodel, "bitsandbytes": by_bitsandbytes}
 
 
-def milliseconds(model: Any, prompt: list[int]) -> float:
-    """For each token after the first."""
+def generate(model: Any, prepare: Callable[[], None] = lambda: None) -> Callable[[list[int]], float]:
+    """Of transformers and of what has its `generate`; `prepare` comes before each turn."""
     import torch
 
-    ids, took = torch.tensor([prompt]), []
+    def decode(prompt: list[int], tokens: int) -> None:
+        model.generate(torch.tensor([prompt]), max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
+
+    def measure(prompt: list[int]) -> float:
+        prepare()
+        return seconds_after_the_first(decode, prompt)
+
+    return measure
+
+
+def seconds_after_the_first(decode: Callable[[list[int], int], None], prompt: list[int]) -> float:
+    took = []
     for tokens in (1, TOKENS):
         start = time.perf_counter()
-        model.generate(ids, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
+        decode(prompt, tokens)
         took.append(time.perf_counter() - start)
-    return 1e3 * (took[1] - took[0]) / (TOKENS - 1)
+    return (took[1] - took[0]) / (TOKENS - 1)
+
+
+def by_vllm(artifact: Path, device: str) -> Ways:
+    import engines
+    from timing.decoding import time_tokens
+
+    engine: Any = engines.load("vllm", artifact, device, os.cpu_count() or 1)
+    from vllm import SamplingParams
+
+    ends = list(engine.stop_ids)
+
+    def call(forbidden: bool) -> Callable[[list[int]], float]:
+        def decode(prompt: list[int], tokens: int) -> None:
+            ending = {"min_tokens": tokens, "stop_token_ids": ends} if forbidden else {"ignore_eos": True}
+            asked = SamplingParams(temperature=0, max_tokens=tokens, detokenize=False, **ending)
+            (answer,) = engine.llm.generate({"prompt_token_ids": prompt}, asked, use_tqdm=False)
+            assert len(answer.outputs[0].token_ids) == tokens
+
+        return lambda prompt: seconds_after_the_first(decode, prompt)
+
+    def steps(forbidden: bool) -> Callable[[list[int]], float]:
+        def measure(prompt: list[int]) -> float:
+            engine.stop_ids = ends if forbidden else []
+            came = time_tokens(engine, [prompt], TOKENS).seconds
+            return (came[-1] - came[0]) / (TOKENS - 1)
+
+        return measure
+
+    return {
+        "by_hand": call(False),
+        "row": steps(True),
+        "by_hand_with_forbidden_ends": call(True),
+        "row_with_ignored_ends": steps(False),
+    }
 
 
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("out", type=Path)
     arguments.add_argument("artifact", type=Path)
+    arguments.add_argument("--vllm", metavar="DEVICE", help="decode by vLLM, on cpu or cuda")
+    arguments.add_argument("--rounds", type=int, default=3, help="of all ways, after one that warms up")
     options = arguments.parse_args()
-    config = shards.read_json(options.artifact / "config.json")
-    method = config.get("quantization_config", {}).get("quant_method")
-    if method not in METHODS:
-        raise UserError(f"{options.artifact}: its quant_method is {method!r}; name an artifact of {', '.join(METHODS)}")
-    import torch
-
     told = shards.read_json(options.artifact.parent / "tokens/prompts.json")["prompts"]
-    torch.set_num_threads(THREADS)
-    ways = METHODS[method](options.artifact)
+    method = shards.read_json(options.artifact / "config.json").get("quantization_config", {}).get("quant_method")
+    if not options.vllm and method not in METHODS:
+        raise UserError(f"{options.artifact}: its quant_method is {method!r}; name an artifact of {', '.join(METHODS)}")
+    ways = by_vllm(options.artifact, options.vllm) if options.vllm else METHODS[method](options.artifact)
     found: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(1 + ROUNDS):
-        for name, (model, prepare) in ways.items():
-            prepare()
-            times = [milliseconds(model, prompt["ids"]) for prompt in told[:PROMPTS]]
+    for turn in range(1 + options.rounds):
+        for name, measure in ways.items():
+            times = [1e3 * measure(prompt["ids"]) for prompt in told[:PROMPTS]]
             found[name] += times if turn else []
     publish_json(options.out, {name: {"ms": each, "median": statistics.median(each)} for name, each in found.items()})
 

@@ -43,12 +43,13 @@ def check_tokens(
     if not good:
         message = "no answer holds the ids of its tokens: whether they are those of the engine offline is not known"
         return [Finding("tokens_not_compared", message, refuses=False)]
-    wrong = [(reply, max(behind(prompts[reply.number], reply.ids))) for reply in good]
-    wrong = [(reply, gap) for reply, gap in wrong if gap > TIE]
+    gaps = [behind(prompts[reply.number], reply.ids) for reply in good]
+    wrong = [(reply, max(each)) for reply, each in zip(good, gaps, strict=True) if max(each) > TIE]
     if not wrong:
         return []
-    gap = max(gap for _, gap in wrong)
+    gap, mean = max(gap for _, gap in wrong), np.concatenate(gaps).mean()
     many = f"{len(wrong)} of {len(good)} answers hold tokens up to {gap:.2f} nats behind the likeliest offline"
+    many += f" ({mean:.2g} in the mean)"
     for name, change in (rivals or {}).items():
         if all(max(behind(change(prompts[reply.number]), reply.ids)) <= TIE for reply, _ in wrong):
             return [Finding(name, f"{many}, and none if {name.replace('_', ' ')} is assumed")]
