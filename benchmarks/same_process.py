@@ -121,13 +121,13 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("out", type=Path)
     arguments.add_argument("artifact", type=Path)
-    arguments.add_argument("--vllm", metavar="DEVICE", help="decode by vLLM, on cpu or cuda")
+    arguments.add_argument("--vllm", choices=("cpu", "cuda"), help="decode by vLLM on this device")
     arguments.add_argument("--rounds", type=int, default=3, help="of all ways, after one that warms up")
     options = arguments.parse_args()
-    told = shards.read_json(options.artifact.parent / "tokens/prompts.json")["prompts"]
     method = shards.read_json(options.artifact / "config.json").get("quantization_config", {}).get("quant_method")
     if not options.vllm and method not in METHODS:
         raise UserError(f"{options.artifact}: its quant_method is {method!r}; name an artifact of {', '.join(METHODS)}")
+    told = shards.read_json(options.artifact.parent / "tokens/prompts.json")["prompts"]
     ways = by_vllm(options.artifact, options.vllm) if options.vllm else METHODS[method](options.artifact)
     found: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(1 + options.rounds):
