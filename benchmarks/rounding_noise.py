@@ -9,7 +9,6 @@ a linear layer changed by up to 2**-11 of itself, at random. Of each piece: how 
 likeliest with the change are behind without it, at most. Loads of a server are judged in this way.
 """
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,20 +18,24 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 import engines
+from checkpoint import shards
 from common import manifest
-from common.program import parser, run
+from common.program import UserError, parser, run
 from common.publish import publish_json
 
 THREADS, PIECES, TOKENS = 2, 8, 256
 ROUNDING = 2.0**-11  # of a value: half of float16's last place
 
 
-def move(artifact: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Nats [PIECES, TOKENS]: that the likeliest token with the change is behind without it, and that the
-    log-probability of the likeliest without it moves."""
+def read_twice(artifact: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Log-probabilities [PIECES, TOKENS, vocab] without the change and with it. Raises `UserError` for a text that is
+    too short and for an engine that is not transformers'."""
+    path = artifact.parent / "tokens/evaluation.json"
+    text = shards.read_json(path)["ids"]
+    if len(text) < PIECES * TOKENS:
+        raise UserError(f"{path}: has {len(text)} tokens, and {PIECES * TOKENS} are read; name a longer text")
     import torch
 
-    text = json.loads((artifact.parent / "tokens/evaluation.json").read_text(encoding="utf-8"))["ids"]
     engine: Any = engines.load(manifest.read(artifact)["engine"], artifact, "cpu", THREADS, dtype="float32")
     random = torch.Generator().manual_seed(0)
 
@@ -45,14 +48,28 @@ def move(artifact: Path) -> tuple[np.ndarray, np.ndarray]:
         logits = np.concatenate([np.asarray(chunk) for chunk in engine.logits(ids)]).astype(np.float64)
         return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
 
+    if not hasattr(engine, "model"):
+        raise UserError(f"{artifact}: its layers are not transformers' own; name an artifact that transformers loads")
     plain = np.array([read(number) for number in range(PIECES)])
     for module in engine.model.modules():
         if isinstance(module, torch.nn.Linear):
             module.register_forward_pre_hook(change)
-    moved = np.array([read(number) for number in range(PIECES)])
+    return plain, np.array([read(number) for number in range(PIECES)])
+
+
+def compare(plain: np.ndarray, moved: np.ndarray) -> dict[str, Any]:
+    """What the change did to log-probabilities [pieces, tokens, vocab]: nats that its likeliest token is behind without
+    it, the share of places with another one, and how far the likeliest one's own log-probability moved."""
     first = plain.argmax(axis=2)[..., None]
     behind = np.take_along_axis(plain, first, 2) - np.take_along_axis(plain, moved.argmax(axis=2)[..., None], 2)
-    return behind[..., 0], np.take_along_axis(moved - plain, first, 2)[..., 0]
+    shift = np.take_along_axis(moved - plain, first, 2)
+    return {
+        "largest": behind[..., 0].max(axis=1).tolist(),
+        "largest_of_all": float(behind.max()),
+        "percentile_99": float(np.percentile(behind, 99)),
+        "other_first_choice": float((behind > 0).mean()),
+        "moved_root_mean_square": float(np.sqrt((shift**2).mean())),
+    }
 
 
 def main() -> None:
@@ -62,14 +79,7 @@ def main() -> None:
     options = arguments.parse_args()
     found = {}
     for artifact in options.artifacts:
-        behind, moved = move(artifact)
-        found[artifact.name.replace("-", "_")] = {
-            "largest": behind.max(axis=1).tolist(),
-            "largest_of_all": float(behind.max()),
-            "percentile_99": float(np.percentile(behind, 99)),
-            "other_first_choice": float((behind > 0).mean()),
-            "moved_root_mean_square": float(np.sqrt((moved**2).mean())),
-        }
+        found[artifact.name.replace("-", "_")] = compare(*read_twice(artifact))
         publish_json(options.out, found)
 
 

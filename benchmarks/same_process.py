@@ -125,6 +125,8 @@ def main() -> None:
     arguments.add_argument("--vllm", choices=("cpu", "cuda"), help="decode by vLLM on this device")
     arguments.add_argument("--rounds", type=int, default=3, help="of all ways, after one that warms up")
     options = arguments.parse_args()
+    if options.rounds < 1:
+        arguments.error("--rounds: write 1 or more")
     method = shards.read_json(options.artifact / "config.json").get("quantization_config", {}).get("quant_method")
     if not options.vllm and method not in METHODS:
         raise UserError(f"{options.artifact}: its quant_method is {method!r}; name an artifact of {', '.join(METHODS)}")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 REPO = Path(__file__).resolve().parents[1]
@@ -128,4 +129,32 @@ def test_same_process_refuses_another_format(tmp_path: Path, quantization: dict[
     (tmp_path / "config.json").write_text(json.dumps(quantization))
     result = benchmark("same_process.py", tmp_path / "out.json", tmp_path)
     assert_one_line(result, "name an artifact of gptq, bitsandbytes")
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_same_process_refuses_no_rounds(tmp_path: Path) -> None:
+    result = benchmark("same_process.py", tmp_path / "out.json", tmp_path, "--rounds", "0")
+    assert result.returncode == 2
+    assert "--rounds: write 1 or more" in result.stderr
+
+
+def test_the_change_of_predictions_is_told_in_nats_and_in_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(REPO / "benchmarks")
+    import rounding_noise
+
+    plain = np.log([[[0.75, 0.25], [0.6, 0.4]], [[0.5, 0.5], [0.9, 0.1]]])
+    moved = np.log([[[0.75, 0.25], [0.4, 0.6]], [[0.5, 0.5], [0.9, 0.1]]])  # one place of four has another first
+    found = rounding_noise.compare(plain, moved)
+    gap = np.log(0.6 / 0.4)
+    assert found["largest"] == pytest.approx([gap, 0.0])
+    assert found["largest_of_all"] == pytest.approx(gap)
+    assert found["other_first_choice"] == 0.25
+    assert found["moved_root_mean_square"] == pytest.approx(gap / 2)  # of one place in four
+
+
+def test_a_text_that_is_too_short_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokens").mkdir()
+    (tmp_path / "tokens/evaluation.json").write_text('{"ids": [1, 2, 3]}')
+    result = benchmark("rounding_noise.py", tmp_path / "out.json", tmp_path / "fp16")
+    assert_one_line(result, "evaluation.json: has 3 tokens, and 2048 are read")
     assert not (tmp_path / "out.json").exists()

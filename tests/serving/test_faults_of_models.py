@@ -22,6 +22,15 @@ def test_ties_are_no_fault() -> None:
     assert agreement.check_tokens(replies, [each.prompt for each in asked], OFFLINE.behind, "load") == []
 
 
+def test_the_gaps_of_all_tokens_are_told_by_their_largest_and_their_mean() -> None:
+    study = Study()
+    asked = [Asked(prompt(place), 2) for place in range(2)]
+    _, replies = study.send(asked, Closed(1))
+    gaps = iter([[0.0, 0.2], [0.02, 0.02]])  # of four tokens one is no tie
+    (found,) = agreement.check_tokens(replies, [each.prompt for each in asked], lambda *_: next(gaps), "load")
+    assert "1 of 2 answers hold tokens up to 0.20 nats behind the likeliest offline (0.06 in the mean)" in found.message
+
+
 REPEATS = {
     "prefix_cache": (
         "prefix_cached",
