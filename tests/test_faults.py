@@ -257,13 +257,17 @@ def mount_slowly(folder: Path, place: Path) -> Iterator[Path]:
 
 
 def test_a_host_to_which_locks_mean_nothing(
-    root: Path, checkout: Callable[[], Path], tmp_path: Path, undisturbed: dict[str, str]
+    root: Path, checkout: Callable[[], Path], tools_python: Path, tmp_path: Path, undisturbed: dict[str, str]
 ) -> None:
     """Two slow mounts of one folder over SFTP, which has no locks: what the first has written keeps the second away."""
     if os.getuid():
         pytest.skip("only root can give a process another host's name")
-    other = checkout()
-    shutil.copy(root / "study.yaml", other)
+    python, other = root / "python", checkout()
+    python.write_text(f'#!/bin/bash\nuntil test -e {root}/looked; do sleep 0.1; done\nexec {tools_python} "$@"\n')
+    python.chmod(0o755)  # so that the first surely works there until the second has looked
+    study = (root / "study.yaml").read_text().replace(str(tools_python), str(python))
+    for folder in (root, other):
+        (folder / "study.yaml").write_text(study)
     with (
         mount_slowly(tmp_path / "server", tmp_path / "one") as one,
         mount_slowly(tmp_path / "server", tmp_path / "two") as two,
@@ -273,8 +277,12 @@ def test_a_host_to_which_locks_mean_nothing(
         first = start(root, *TARGETS)
         wait_for(lambda: (tmp_path / "server/.lock").exists())
         command = f"hostname elsewhere; exec {SNAKEMAKE} --cores 2 {' '.join(TARGETS)} --configfile study.yaml"
-        second = subprocess.run(["unshare", "--uts", "bash", "-c", command], cwd=other, capture_output=True, text=True)
-        told, _ = first.communicate()
+        process = ["unshare", "--uts", "bash", "-c", command]
+        try:
+            second = subprocess.run(process, cwd=other, capture_output=True, text=True, timeout=300)
+        finally:
+            (root / "looked").touch()
+            told, _ = first.communicate()
         assert first.returncode == 0, told
         assert second.returncode == 1
         line = second.stderr.splitlines()[-1]
