@@ -5,8 +5,9 @@
 
 Two ways to add the same sums, such as reading a text and decoding it, differ by roundings of this size in every layer.
 transformers reads eight pieces of the evaluation text in float32, 256 tokens each: as they are, and with each input of
-a linear layer changed by up to 2**-11 of itself, at random. Of each piece: how many nats the tokens that are the
-likeliest with the change are behind without it, at most. Loads of a server are judged in this way.
+a linear layer changed by up to 2**-11 of itself, at random. How many nats are the tokens that are the likeliest with
+the change behind without it, and how far does the mean log-probability of a piece's own tokens move? Loads of a server
+are judged by both (scripts/serving/agreement.py, scripts/loading/start.py).
 """
 
 import sys
@@ -27,9 +28,9 @@ THREADS, PIECES, TOKENS = 2, 8, 256
 ROUNDING = 2.0**-11  # of a value: half of float16's last place
 
 
-def read_twice(artifact: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Log-probabilities [PIECES, TOKENS, vocab] without the change and with it. Raises `UserError` for a text that is
-    too short and for an engine that is not transformers'."""
+def read_twice(artifact: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Log-probabilities [PIECES, TOKENS, vocab] without the change and with it, and the text's ids [PIECES, TOKENS].
+    Raises `UserError` for a text that is too short and for an engine that is not transformers'."""
     path = artifact.parent / "tokens/evaluation.json"
     text = shards.read_json(path)["ids"]
     if len(text) < PIECES * TOKENS:
@@ -43,32 +44,37 @@ def read_twice(artifact: Path) -> tuple[np.ndarray, np.ndarray]:
         (values,) = inputs
         return (values * (1 + ROUNDING * (2 * torch.rand(values.shape, generator=random) - 1)),)
 
-    def read(number: int) -> np.ndarray:
-        ids = text[number * TOKENS : (number + 1) * TOKENS]
+    pieces = [text[number * TOKENS : (number + 1) * TOKENS] for number in range(PIECES)]
+
+    def read(ids: list[int]) -> np.ndarray:
         logits = np.concatenate([np.asarray(chunk) for chunk in engine.logits(ids)]).astype(np.float64)
         return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
 
     if not hasattr(engine, "model"):
         raise UserError(f"{artifact}: its layers are not transformers' own; name an artifact that transformers loads")
-    plain = np.array([read(number) for number in range(PIECES)])
+    plain = np.array([read(ids) for ids in pieces])
     for module in engine.model.modules():
         if isinstance(module, torch.nn.Linear):
             module.register_forward_pre_hook(change)
-    return plain, np.array([read(number) for number in range(PIECES)])
+    return plain, np.array([read(ids) for ids in pieces]), np.array(pieces)
 
 
-def compare(plain: np.ndarray, moved: np.ndarray) -> dict[str, Any]:
+def compare(plain: np.ndarray, moved: np.ndarray, ids: np.ndarray) -> dict[str, Any]:
     """What the change did to log-probabilities [pieces, tokens, vocab]: nats that its likeliest token is behind without
-    it, the share of places with another one, and how far the likeliest one's own log-probability moved."""
+    it, the share of places with another one, how far the likeliest one's own log-probability moved, and by how much a
+    token the mean one of a piece's own tokens (`ids` [pieces, tokens]), the mean of all pieces."""
     first = plain.argmax(axis=2)[..., None]
     behind = np.take_along_axis(plain, first, 2) - np.take_along_axis(plain, moved.argmax(axis=2)[..., None], 2)
     shift = np.take_along_axis(moved - plain, first, 2)
+    own = np.take_along_axis((moved - plain)[:, :-1], ids[:, 1:, None], 2)
     return {
         "largest": behind[..., 0].max(axis=1).tolist(),
         "largest_of_all": float(behind.max()),
+        "mean": float(behind.mean()),
         "percentile_99": float(np.percentile(behind, 99)),
         "other_first_choice": float((behind > 0).mean()),
         "moved_root_mean_square": float(np.sqrt((shift**2).mean())),
+        "text_moved": float(np.abs(own.mean(axis=(1, 2))).mean()),
     }
 
 

@@ -142,14 +142,16 @@ def test_the_change_of_predictions_is_told_in_nats_and_in_places(monkeypatch: py
     monkeypatch.syspath_prepend(REPO / "benchmarks")
     import rounding_noise
 
-    plain = np.log([[[0.75, 0.25], [0.6, 0.4]], [[0.5, 0.5], [0.9, 0.1]]])
-    moved = np.log([[[0.75, 0.25], [0.4, 0.6]], [[0.5, 0.5], [0.9, 0.1]]])  # one place of four has another first
-    found = rounding_noise.compare(plain, moved)
+    plain = np.log([[[0.6, 0.4], [0.75, 0.25]], [[0.5, 0.5], [0.9, 0.1]]])
+    moved = np.log([[[0.4, 0.6], [0.75, 0.25]], [[0.5, 0.5], [0.9, 0.1]]])  # one place of four has another first
+    found = rounding_noise.compare(plain, moved, np.array([[0, 1], [1, 0]]))  # each piece's second is predicted
     gap = np.log(0.6 / 0.4)
     assert found["largest"] == pytest.approx([gap, 0.0])
     assert found["largest_of_all"] == pytest.approx(gap)
+    assert found["mean"] == pytest.approx(gap / 4)
     assert found["other_first_choice"] == 0.25
     assert found["moved_root_mean_square"] == pytest.approx(gap / 2)  # of one place in four
+    assert found["text_moved"] == pytest.approx(gap / 2)  # of one piece in two
 
 
 def test_a_text_that_is_too_short_is_named(tmp_path: Path) -> None:

@@ -91,6 +91,14 @@ def read(artifact: Path, source: Checkpoint) -> Reading:
     return weights
 
 
+def rounds_activations(artifact: Path) -> bool:
+    """Whether a config.json says, as compressed-tensors does, that what layers multiply is rounded to few bits."""
+    path = artifact / "config.json"
+    words = shards.read_config(path).get("quantization_config") if path.is_file() else None
+    groups = (words or {}).get("config_groups") or {}
+    return any(each.get("input_activations") for each in groups.values())
+
+
 def rounding(artifact: Path) -> Callable[[str, Any], Any] | None:
     """See `layouts`: int8 and float8 by the row, four-bit floats by groups of the row; none where the config names no
     input_activations."""

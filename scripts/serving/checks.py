@@ -1,11 +1,11 @@
 """What must be right in a load's answers before its figures are shown. What a check finds has one line.
 
 A finding that `refuses` takes the figures away; the others are notes beside them. serving.load_checks asks whether the
-server and the client worked evenly, serving.agreement whether the right model answered.
+server and the client worked evenly, serving.agreement whether it answers as it predicts.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -169,16 +169,6 @@ def _check_prompts(good: Sequence[Reply], asked: Sequence[Asked]) -> list[Findin
         "other_prompt": "the server reads other ids than it is sent",
     }
     return [Finding(kind, f"{words[kind]}: it read {example[0]}") for kind, example in kinds.items()]
-
-
-def check_text(replies: Sequence[Reply], decode: Callable[[Sequence[int]], str]) -> list[Finding]:
-    """Whether a reply's text is that of its ids, by the artifact's own tokenizer (`decode`)."""
-    good = [reply for reply in replies if reply.ok and reply.ids and reply.text]
-    wrong = [reply for reply in good if decode(reply.ids).strip() != reply.text.strip()]
-    if not wrong:
-        return []
-    message = f"{_of(wrong, good)} have a text that is not that of their ids: another tokenizer"
-    return [Finding("other_tokenizer", message)]
 
 
 def check_counters(counted: Counters, replies: Sequence[Reply], cache_off: bool) -> list[Finding]:

@@ -12,11 +12,9 @@ CHUNK = 4  # tokens of a chunk, where the fault is `chunks`
 class Answer:
     """One streamed answer (or whole one) in a dialect."""
 
-    def __init__(
-        self, session: Any, path: str, asked: dict[str, Any], sent: list[int], prompt: list[int], shift: int
-    ) -> None:
+    def __init__(self, session: Any, path: str, asked: dict[str, Any], sent: list[int], prompt: list[int]) -> None:
         self.session, self.path, self.asked, self.sent, self.prompt = session, path, asked, sent, prompt
-        self.server, self.faults, self.shift = session.server, session.server.faults, shift
+        self.server, self.faults = session.server, session.server.faults
         self.held: list[int] = []
         self.all: list[int] = []
         self.begun = self.broken = False
@@ -37,7 +35,7 @@ class Answer:
         self.job.written += [self.server.engine.clock.time()] * tokens
         if not self.asked.get("stream"):
             if last:
-                self.session.whole(200, self._content(self.all, text(self.all, self.shift), True))
+                self.session.whole(200, self._content(self.all, text(self.all), True))
             return
         if not self.begun:
             self._head()
@@ -47,9 +45,9 @@ class Answer:
         size = CHUNK if "chunks" in self.faults else self.total if "one_chunk" in self.faults else 1
         if len(self.held) >= size or last:
             if "cumulative" in self.faults:
-                self._event(self._content([], text(self.all, self.shift), last))
+                self._event(self._content([], text(self.all), last))
             else:
-                self._event(self._content(self.held, text(self.held, self.shift), last))
+                self._event(self._content(self.held, text(self.held), last))
             self.held = []
         if last:
             self._end()
@@ -85,7 +83,7 @@ class Answer:
     def _usage(self) -> dict[str, Any] | None:
         if "no_usage" in self.faults:
             return None
-        read = len(self.sent) if "quiet" in self.faults else len(self.prompt)
+        read = len(self.prompt)
         wrote = round(len(self.all) * 1.1) if "usage_lies" in self.faults else len(self.all)
         usage: dict[str, Any] = {"prompt_tokens": read, "completion_tokens": wrote, "total_tokens": read + wrote}
         if "prefix_cache_told" in self.faults:
@@ -106,7 +104,7 @@ class Answer:
             choice |= {"text": words}
             if self.asked.get("return_token_ids") and "cumulative" not in self.faults:
                 choice["token_ids"] = ids
-                if len(self.all) == len(ids) and "quiet" not in self.faults:
+                if len(self.all) == len(ids):
                     choice["prompt_token_ids"] = self.prompt
         content = {"id": "cmpl-0", "object": "text_completion", "model": "fake", "choices": [choice]}
         return content | ({} if self.asked.get("stream") else {"usage": self._usage()})

@@ -11,10 +11,10 @@ SPREAD = 8.0  # nats between the likeliest and the least likely logit, at most
 
 
 class Model:
-    """Logits are a hash of the ids so far; `seed` makes another model, `noise` (nats) one that was quantized."""
+    """Logits are a hash of the ids so far; `seed` makes another model."""
 
-    def __init__(self, seed: int = 1, noise: float = 0.0) -> None:
-        self.seed, self.noise = seed, noise
+    def __init__(self, seed: int = 1) -> None:
+        self.seed = seed
 
     def state(self, ids: list[int], before: int | None = None) -> int:
         """The hash of ids, which can go on from that of those before them."""
@@ -25,11 +25,11 @@ class Model:
 
     def logits(self, state: int) -> list[float]:
         """Logits [VOCAB] after the ids of that state."""
-        return _logits(state, self.noise)
+        return _logits(state)
 
-    def row(self, state: int, temperature: float = 1.0) -> list[float]:
+    def row(self, state: int) -> list[float]:
         """Log-probabilities [VOCAB]."""
-        logits = [each / temperature for each in self.logits(state)]
+        logits = self.logits(state)
         total = math.log(sum(map(math.exp, logits)))
         return [each - total for each in logits]
 
@@ -59,16 +59,10 @@ class Model:
         """Log-probabilities [len(ids) - 1, VOCAB] after each id but the last."""
         return [self.row(self.state(ids[: place + 1])) for place in range(len(ids) - 1)]
 
-    def logprobs(self, ids: list[int], temperature: float = 1.0) -> list[float]:
-        """Log-probability [len(ids) - 1] of each id after the first."""
-        states = [self.state(ids[: place + 1]) for place in range(len(ids) - 1)]
-        return [self.row(state, temperature)[token] for state, token in zip(states, ids[1:], strict=True)]
-
 
 @lru_cache(2**16)
-def _logits(state: int, noise: float) -> list[float]:
-    values = [SPREAD * _noise(state, token) for token in range(VOCAB)]
-    return [value + noise * (_noise(state, token + VOCAB) - 0.5) for token, value in enumerate(values)]
+def _logits(state: int) -> list[float]:
+    return [SPREAD * _noise(state, token) for token in range(VOCAB)]
 
 
 def _noise(state: int, number: int) -> float:
@@ -78,11 +72,11 @@ def _noise(state: int, number: int) -> float:
     return (mixed >> 11) / 2**53
 
 
-def text(ids: list[int], shift: int = 0) -> str:
-    """The text of ids; another tokenizer has its words `shift` places away."""
-    return "".join(WORDS[(token + shift) % VOCAB] for token in ids)
+def text(ids: list[int]) -> str:
+    """The text of ids."""
+    return "".join(WORDS[token] for token in ids)
 
 
-def tokenize(words: str, shift: int = 0) -> list[int]:
+def tokenize(words: str) -> list[int]:
     """The ids of a text that `text` wrote."""
-    return [(WORDS.index(f" {word}") - shift) % VOCAB for word in words.split()]
+    return [WORDS.index(f" {word}") for word in words.split()]

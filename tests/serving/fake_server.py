@@ -27,9 +27,8 @@ from serving.timer import new_event_loop
 KEPT = 8  # tokens of a prompt that is cut on the left
 FAULTS = (
     *("short", "long", "eos", "cut", "cut_quietly", "error", "chunks", "one_chunk", "split", "cumulative", "pings"),
-    *("usage_lies", "no_usage", "prefix_cache", "prefix_cache_told", "answer_cache", "bos", "left_cut", "quiet"),
-    *("tokenizer", "other_model", "quantized", "logprobs_none", "logprobs_shifted", "logprobs_stale"),
-    *("logprobs_temperature", "batch", "speculation", "lossy", "acceptance", "rejects", "serial", "sampling", "ties"),
+    *("usage_lies", "no_usage", "prefix_cache", "prefix_cache_told", "answer_cache", "bos", "left_cut"),
+    *("other_model", "batch", "speculation", "lossy", "acceptance", "rejects", "serial", "sampling", "ties"),
 )
 
 
@@ -41,11 +40,10 @@ class Server:
         if unknown:
             raise ValueError(f"unknown faults: {unknown}")
         self.engine, self.faults = engine, set(faults)
-        self.model = Model(seed=2 if "other_model" in faults else 1, noise=2.0 if "quantized" in faults else 0.0)
+        self.model = Model(seed=2 if "other_model" in faults else 1)
         self.seen: list[list[int]] = []
         self.random = random.Random(7)
         self.requests = self.generated = self.prompted = self.cached = 0
-        self.last_logprobs: list[float] = []
         if "serial" in faults:
             engine.slots = 1
         engine.speculate = bool({"speculation", "lossy", "acceptance"} & self.faults)
@@ -68,13 +66,7 @@ class Server:
 
     def prompt_logprobs(self, ids: list[int]) -> list[float | None]:
         """Of each token of a text; nothing precedes the first."""
-        values = self.model.logprobs(ids, 0.7 if "logprobs_temperature" in self.faults else 1.0)
-        stale, self.last_logprobs = self.last_logprobs or values, values
-        if "logprobs_none" in self.faults:
-            return [None] * len(ids)
-        if "logprobs_shifted" in self.faults:
-            return [None, 0.0, *values[:-1]]
-        return [None, *(stale if "logprobs_stale" in self.faults else values)]
+        return [None, *(row[token] for row, token in zip(self.model.rows(ids), ids[1:], strict=True))]
 
 
 class Tokens:
@@ -140,15 +132,14 @@ class Session:
         if "rejects" in faults and server.requests % 3 == 0:
             self.whole(429 if server.requests % 2 else 503, {"error": {"message": "too many requests"}})
             return
-        shift = 9 if "tokenizer" in faults else 0
         sent = asked["messages"][0]["content"] if "messages" in asked else asked["prompt"]
-        sent = tokenize(sent, shift) if isinstance(sent, str) else sent
+        sent = tokenize(sent) if isinstance(sent, str) else sent
         n = asked.get("max_tokens", asked.get("n_predict"))
         prompt = [BOS, *sent] if "bos" in faults else sent[-KEPT:] if "left_cut" in faults else sent
         if "prompt_logprobs" in asked:
             self.whole(200, {"prompt_logprobs": server.prompt_logprobs(prompt)})
             return
-        answer = Answer(self, path, asked, sent, prompt, shift)
+        answer = Answer(self, path, asked, sent, prompt)
         new = {"short": n - 1, "long": n + 1, "eos": n // 2}
         total = next((new[name] for name in new if name in faults), n)
         job = Job(len(prompt), total, answer.step)

@@ -3,8 +3,8 @@
 from typing import Any
 
 import numpy as np
-from fake_model import BOS, VOCAB, Model, text
-from fake_server import KEPT, Server
+from fake_model import VOCAB, Model
+from fake_server import Server
 from timeline import Engine
 from virtual import Loop, send
 
@@ -16,7 +16,6 @@ from serving.schedule import Closed, Load
 
 OFFLINE = Model()
 NEW, SLOTS, REQUESTS = 16, 4, 80
-RIVALS = {"a_token_before_the_prompt": lambda ids: [BOS, *ids], "a_prompt_cut_on_the_left": lambda ids: ids[-KEPT:]}
 
 
 def prompt(place: int, length: int = 40) -> list[int]:
@@ -44,12 +43,7 @@ class Study:
             self.send([Asked([*prompt(place, 200), last], NEW) for place in range(5)], Closed(1))[1]
             for last in (5, 5, 6)
         )
-        found = agreement.check_repeats(first, again, longer)
-        if not found:
-            found += agreement.check_tokens(
-                first, [[*prompt(place, 200), 5] for place in range(5)], OFFLINE.behind, "alone", RIVALS
-            )
-        return found
+        return agreement.check_repeats(first, again, longer)
 
     def load(self, load: Load | None = None, **options: Any) -> list[Finding]:
         """Four at a time, and every check of the answers."""
@@ -59,18 +53,19 @@ class Study:
         counted = Counters(**self.server.counters()).since(before)
         timelines = [stream.timeline(reply) for reply in replies]
         concurrency = None if load else SLOTS
-        found = checks.check_replies(replies, asked) + checks.check_text(replies, text)
+        found = checks.check_replies(replies, asked)
         if all(reply.ok for reply in replies):
             found += checks.check_counters(counted, replies, cache_off=True)
         found += load_checks.check_load(timelines, concurrency)
         found += load_checks.check_client(recording, timelines, 1e6, scheduled=load is not None)
         return found
 
-    def agree(self, context: agreement.Context) -> list[Finding]:
-        """Tokens of four requests at a time against those offline."""
+    def agree(self, rounds: bool = False) -> list[Finding]:
+        """Tokens of four requests at a time, held against those offline."""
         asked = [Asked(prompt(2000 + place), NEW) for place in range(16)]
-        _, replies = self.send(asked, Closed(SLOTS))
-        return agreement.check_tokens(replies, [each.prompt for each in asked], OFFLINE.behind, context, RIVALS)
+        (_, replies), (_, alone) = self.send(asked, Closed(SLOTS)), self.send(asked, Closed(1))
+        prompts = [each.prompt for each in asked]
+        return agreement.check_tokens(replies, alone, prompts, OFFLINE.behind, rounds)
 
 
 def names(found: list[Finding]) -> set[str]:

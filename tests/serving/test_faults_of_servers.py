@@ -40,7 +40,6 @@ ANSWERS = {
         "tokens of its own before the prompt (a beginning of sequence?): it read 41 tokens for 40",
     ),
     "left_cut": ("prompt_cut", "the server cuts prompts on the left: it read 8 tokens for 40"),
-    "tokenizer": ("other_tokenizer", "have a text that is not that of their ids: another tokenizer"),
     "acceptance": ("acceptance", "the server's count of accepted tokens is not true"),
     "rejects": ("rejected", "26 of 80 answers were rejected with status 429 and 503"),
     "serial": ("serial", "the server answered one request at a time where 4 were in flight"),

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from engines import Targets
 from loading import result
 from loading.plan import PER_SLOT, Plan
 from loading.start import Loader
+from loading.start import run as run_start
 from reporting import loads, results
 from reporting.load_columns import LOAD_COLUMNS
 
@@ -156,6 +158,33 @@ def test_predictions_that_depend_on_load_are_measured(shift: float, found: float
     assert loader.score() == pytest.approx(found)
 
 
+@pytest.mark.parametrize(
+    ("shift", "rounds", "refused"),
+    [(0.004, False, False), (0.006, False, True), (0.006, True, False), (0.04, True, False), (0.06, True, True)],
+)
+def test_predictions_may_depend_on_load_as_far_as_rounding_moves_them(
+    shift: float, rounds: bool, refused: bool
+) -> None:
+    nothing = SimpleNamespace(loads=[], serving={"largest_rate": False})
+    loader = SimpleNamespace(begin=list, plan=nothing, score=lambda: shift, rounds=rounds)
+    found = run_start(loader, 1.0, True, LIMITS, print)
+    assert found.nll_shift == shift
+    assert [each.fault for each in found.findings] == ["load_dependent"] * refused
+
+
+@pytest.mark.parametrize("rounds", [False, True])
+def test_tokens_of_a_format_that_rounds_activations_are_judged_by_their_mean(
+    load: Callable, tmp_path: Path, rounds: bool
+) -> None:
+    groups = {"group_0": {"weights": {"num_bits": 8}, "input_activations": {"num_bits": 8} if rounds else None}}
+    config = {"vocab_size": VOCAB, "eos_token_id": EOS, "quantization_config": {"config_groups": groups}}
+    (tmp_path / "model/fake/config.json").write_text(json.dumps(config))
+    assert load({"fault": "batch"}, concurrency=[3]).returncode == 0
+    (three,) = read(tmp_path)["loads"]
+    about = {each["fault"]: each["refuses"] for each in three["findings"] if "nats behind" in each["message"]}
+    assert about == ({"tokens_moved": False} if rounds else {"batch_dependent": True})
+
+
 @pytest.mark.timing
 def test_figures_are_the_servers_own(load: Callable, tmp_path: Path) -> None:
     assert load({}, concurrency=[3], new_tokens=24).returncode == 0
@@ -170,7 +199,6 @@ def test_figures_are_the_servers_own(load: Callable, tmp_path: Path) -> None:
     [
         ("short", "short"),
         pytest.param("bos", "token_added", marks=pytest.mark.slow),
-        pytest.param("batch", "batch_dependent", marks=pytest.mark.slow),
         pytest.param("prefix_cache_told", "cached", marks=pytest.mark.slow),
         pytest.param("serial", "serial", marks=pytest.mark.slow),
     ],
