@@ -90,6 +90,19 @@ class Plan:
                 "lower prompt_tokens or new_tokens"
             )
 
+    def check_room(self, room: int) -> None:
+        """Raises `UserError` for a load whose requests in flight have more tokens than a server's slots share: each its
+        prompt and half of its answer, in the mean."""
+        for planned in self.loads:
+            mean = sum(len(each.prompt) + each.new_tokens / 2 for each in planned.asked) / len(planned.asked)
+            if planned.together > 1 and planned.together * mean > room:
+                most = planned.together * max(len(each.prompt) + each.new_tokens for each in planned.asked)
+                raise UserError(
+                    f"serving: the {planned.together} requests of {planned.name} have some "
+                    f"{planned.together * mean:.0f} tokens together, and the server's slots share {room}; set options: "
+                    f"{{ctx_size: {most}}}"
+                )
+
     def at_rate(self, rate: float) -> Planned:
         """A load of the study's requests at so many a second, at times that its seed draws."""
         schedule = Poisson.draw(rate, len(self.scheduled), self.seed)

@@ -67,12 +67,15 @@ def fingerprint(folder: Path) -> str:
 
 
 class Loader:
-    """A server that is ready, and what puts it under loads."""
+    """A server that is ready, and what puts it under loads. Raises `UserError` for loads that its context has no room
+    for."""
 
     def __init__(self, engine: Served, plan: Plan, ceiling: float | None, cpus: frozenset[int]) -> None:
         self.engine, self.plan, self.ceiling, self.cpus = engine, plan, ceiling, cpus
         self.artifact = fingerprint(engine.artifact)
         self.rounds = rounds_activations(engine.artifact)
+        if (room := engine.shared_context()) is not None:
+            plan.check_room(room)
 
     def send(self, asked: Sequence[Asked], load: schedule.Load) -> tuple[client.Recording, list[stream.Reply]]:
         """Send requests, and read what came back. Raises `UserError` where the server has ended."""

@@ -54,6 +54,11 @@ class Served(engines.Engine):
         """A prompt as it is sent."""
         return ids
 
+    def shared_context(self) -> int | None:
+        """How many tokens all requests in flight may have together, with their answers, where the server fails those
+        that go beyond; None where it lets them wait."""
+        return None
+
     def counters(self) -> Counters:
         """What the server has counted since its start; nothing where it does not tell."""
         if not self.counted:

@@ -88,6 +88,17 @@ def test_a_plan_sends_what_the_study_asks_for() -> None:
     assert rate.schedule_sha256 == plan(rates=[2.5]).loads[0].schedule_sha256 != found.at_rate(3.0).schedule_sha256
 
 
+def test_a_load_that_a_shared_context_has_no_room_for_is_one_line() -> None:
+    found = plan(burst=2, concurrency=[4], new_tokens=12, prompt_tokens=32, rates=[2.0])
+    found.check_room(152)  # four times 32 and six
+    four = found.loads[1]
+    together = 4 * np.mean([len(each.prompt) + each.new_tokens / 2 for each in four.asked])
+    assert 148 < together < 152  # the first answers are shorter
+    words = r"the 4 requests of concurrency-4 have some 1\d\d tokens together, and the server's slots share 147; "
+    with pytest.raises(UserError, match=words + r"set options: {ctx_size: 176}$"):
+        found.check_room(147)
+
+
 def test_slots_that_begin_together_do_not_go_on_in_step() -> None:
     (four,) = plan(concurrency=[4], new_tokens=100).loads
     assert [each.new_tokens for each in four.asked[:6]] == [25, 50, 75, 100, 100, 100]
@@ -220,6 +231,14 @@ def test_the_largest_rate_is_searched_for(load: Callable, tmp_path: Path) -> Non
     assert 1 < found["rate"] < 35  # forty arrivals are few
     assert found["above"] <= found["rate"] * 1.06
     assert all(met <= arrived == 40 for _, met, arrived, _, _ in (each.values() for each in found["trials"]))
+
+
+def test_a_context_without_room_is_told_before_anything_is_measured(load: Callable, tmp_path: Path) -> None:
+    result = load({"context": 100}, concurrency=[3])
+    assert result.returncode == 1
+    assert "concurrency-3 have some" in result.stderr.splitlines()[-1]
+    assert "start 1: concurrency-3" not in result.stderr
+    assert not (tmp_path / "out.json").exists()
 
 
 def test_a_server_that_dies_in_the_middle_is_one_line_and_leaves_nothing(load: Callable, tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""The fake server of tests/serving as an engine. Options: `fault`, `slots`, `times` (of its command line), and `port`,
-which is Quantmill's own."""
+"""The fake server of tests/serving as an engine. Options: `fault`, `slots`, `times` (of its command line), `context`
+(which its slots are said to share), and `port`, which is Quantmill's own."""
 
 import json
 import sys
@@ -29,9 +29,13 @@ class Engine(Started):
     def command(
         self, artifact: Path, device: str, threads: int, port: int, options: Mapping[str, Any]
     ) -> tuple[list[str], dict[str, str]]:
+        self.context = options.get("context")
         argv = [sys.executable, str(TESTS / "serving/fake_server.py"), "--port", str(port)]
         argv += ["--slots", str(options.get("slots", 16)), "--times", *map(str, options.get("times", (0, 0, 0, 0)))]
         return [*argv, *(["--fault", options["fault"]] if options.get("fault") else [])], {}
+
+    def shared_context(self) -> int | None:
+        return self.context
 
     def counters(self) -> Counters:
         return Counters(**json.loads(client.get(self.target, "/metrics")))
