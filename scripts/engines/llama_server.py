@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import llamacpp
-from checkpoint import gguf_file, shards
+from checkpoint import gguf_file
 from llamacpp import files
 from serving import lifecycle
 from serving.place import Place
@@ -33,8 +33,7 @@ class Engine(Started):
         self.compute_type = files.compute_type(gguf_file.read_all(self.file))
         if options.get("parallel", 1) > 1:
             self.capabilities = self.capabilities | {"batches"}
-        asked = options.get("ctx_size") or options.get("c")  # 0: the model's own
-        self.context = asked or shards.read_json(artifact / "config.json").get("max_position_embeddings")
+        self.context = options.get("ctx_size", options.get("c", 0))
         place = Place(str(artifact.absolute()), MODEL, lifecycle.LOCAL, port)
         words = self.words(artifact, place, int(device == "cuda"), threads, options)
         return [str(llamacpp.folder() / "bin/llama-server"), *words], {}
@@ -50,8 +49,9 @@ class Engine(Started):
         argv = ["--model", f"{place.folder}/{files.first(artifact).name}", "--alias", place.name]
         return [*argv, "--host", place.host, "--port", str(place.port), *flags(settings)]
 
-    def shared_context(self) -> int | None:
-        return self.context  # one cache for all slots (kv_unified): "Context size has been exceeded" where it is full
+    def shared_context(self, context: int | None) -> int | None:
+        # one cache for all slots (kv_unified): "Context size has been exceeded" where it is full; 0: the model's own
+        return int(self.context) or context if str(self.context).isdecimal() else None
 
     def weight_bytes(self) -> int | None:
         return files.bytes_per_token(gguf_file.read_all(self.file))

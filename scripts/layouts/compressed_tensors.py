@@ -95,8 +95,9 @@ def rounds_activations(artifact: Path) -> bool:
     """Whether a config.json says, as compressed-tensors does, that what layers multiply is rounded to few bits."""
     path = artifact / "config.json"
     words = shards.read_config(path).get("quantization_config") if path.is_file() else None
-    groups = (words or {}).get("config_groups") or {}
-    return any(each.get("input_activations") for each in groups.values())
+    groups = words.get("config_groups") if isinstance(words, dict) else None
+    found = groups.values() if isinstance(groups, dict) else ()
+    return any(isinstance(each, dict) and bool(each.get("input_activations")) for each in found)
 
 
 def rounding(artifact: Path) -> Callable[[str, Any], Any] | None:

@@ -74,7 +74,7 @@ class Loader:
         self.engine, self.plan, self.ceiling, self.cpus = engine, plan, ceiling, cpus
         self.artifact = fingerprint(engine.artifact)
         self.rounds = rounds_activations(engine.artifact)
-        if (room := engine.shared_context()) is not None:
+        if (room := engine.shared_context(plan.context)) is not None:
             plan.check_room(room)
 
     def send(self, asked: Sequence[Asked], load: schedule.Load) -> tuple[client.Recording, list[stream.Reply]]:

@@ -38,7 +38,7 @@ def check_tokens(
     if not good:
         message = "no answer holds the ids of its tokens: whether they are the likeliest is not known"
         return [Finding("tokens_not_compared", message, refuses=False)]
-    gaps = [behind(prompts[reply.number], reply.ids) for reply in good]
+    gaps, own = _gaps(good, prompts, behind), _gaps(alone, prompts, behind)
     wrong = [max(each) for each in gaps if max(each) > TIE]
     if not wrong:
         return []
@@ -48,12 +48,18 @@ def check_tokens(
     if rounds and mean <= GAP:
         message = f"{many}: the format rounds activations, and a mean of up to {GAP} is taken for that rounding"
         return [Finding("tokens_moved", message, refuses=False)]
-    same = [reply for reply in alone if reply.ok and reply.ids]
-    if any(max(behind(prompts[reply.number], reply.ids)) > TIE for reply in same):
+    if own and (np.concatenate(own).mean() > GAP if rounds else max(map(max, own)) > TIE):
         words = "the server's tokens are not those that it predicts, one request at a time either"
         return [Finding("unlike_predictions", f"{words}: {many}")]
     words = "the server's tokens depend on what else it answers at the time"
     return [Finding("batch_dependent", f"{words}: {many}")]
+
+
+def _gaps(
+    replies: Sequence[Reply], prompts: Sequence[Ids], behind: Callable[[Ids, Ids], Sequence[float]]
+) -> list[Sequence[float]]:
+    """What `behind` says of each answer that holds ids."""
+    return [behind(prompts[reply.number], reply.ids) for reply in replies if reply.ok and reply.ids]
 
 
 def check_repeats(first: Sequence[Reply], again: Sequence[Reply], longer: Sequence[Reply]) -> list[Finding]:

@@ -54,9 +54,9 @@ class Served(engines.Engine):
         """A prompt as it is sent."""
         return ids
 
-    def shared_context(self) -> int | None:
+    def shared_context(self, context: int | None) -> int | None:
         """How many tokens all requests in flight may have together, with their answers, where the server fails those
-        that go beyond; None where it lets them wait."""
+        that go beyond; None where it lets them wait, or that is not known. `context`: the model's, in tokens."""
         return None
 
     def counters(self) -> Counters:

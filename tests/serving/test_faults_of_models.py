@@ -38,7 +38,7 @@ REPEATS = {
 
 
 @pytest.mark.parametrize("fault", REPEATS)
-def test_what_a_server_keeps_and_whether_it_samples_is_named(fault: str) -> None:
+def test_kept_prompts_kept_answers_and_sampling_have_names(fault: str) -> None:
     name, message = REPEATS[fault]
     found = Study(fault).alone()
     assert names(found) == {name}
@@ -82,7 +82,7 @@ def test_a_load_is_not_blamed_for_what_one_request_alone_gets_too() -> None:
 
 
 @pytest.mark.parametrize(("fault", "refuses"), [("batch", False), ("lossy", False), ("other_model", True)])
-def test_where_a_format_rounds_activations_the_mean_is_judged(fault: str, refuses: bool) -> None:
+def test_the_mean_decides_where_a_format_rounds_activations(fault: str, refuses: bool) -> None:
     """One or two second choices of sixteen are within what rounding does, another model's tokens are not."""
     study = Study(fault)
     (found,) = study.agree(rounds=True)
@@ -91,3 +91,14 @@ def test_where_a_format_rounds_activations_the_mean_is_judged(fault: str, refuse
     assert (mean > 0.1) == refuses
     assert (found.fault == "tokens_moved") != refuses
     assert names(study.agree(rounds=False))
+
+
+def test_a_load_is_to_blame_where_only_its_mean_is_beyond_rounding() -> None:
+    """Alone some tokens are second choices, as rounding makes them; under load they are another model's."""
+    asked = [Asked(prompt(place), NEW) for place in range(8)]
+    (_, foreign), (_, alone) = (Study(fault).send(asked, Closed(1)) for fault in ("other_model", "lossy"))
+    prompts = [each.prompt for each in asked]
+    (found,) = agreement.check_tokens(foreign, alone, prompts, OFFLINE.behind, rounds=True)
+    assert found.fault == "batch_dependent"
+    (found,) = agreement.check_tokens(foreign, foreign, prompts, OFFLINE.behind, rounds=True)
+    assert found.fault == "unlike_predictions"

@@ -5,49 +5,23 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import REPO
 from fake_model import EOS, VOCAB, Model
+from load_study import BURST, EVALUATION, SERVING, TIMES, A, B, C, D
 
 from common import manifest
-from common.program import UserError
 from devices import processes
-from engines import Targets
 from loading import result
-from loading.plan import PER_SLOT, Plan
-from loading.start import Loader
-from loading.start import run as run_start
+from loading.plan import PER_SLOT
 from reporting import loads, results
 from reporting.load_columns import LOAD_COLUMNS
-
-A, B, C, D = TIMES = (0.01, 0.0001, 0.01, 0.001)
-LIMITS = {"ttft_ms": 500.0, "tpot_ms": 100.0}
-SERVING: dict[str, Any] = {
-    "burst": 0,
-    "concurrency": [],
-    "rates": [],
-    "largest_rate": False,
-    "limits": LIMITS,
-    "prompt_tokens": 32,
-    "new_tokens": 12,
-    "requests": 40,
-    "restarts": 1,
-}
-IDS = np.random.default_rng(3).integers(2, VOCAB, size=6000).tolist()
-EVALUATION = {"ids": IDS, "context": 512, "bos_id": None}
-BURST = [IDS[40 * place : 40 * place + 20 + place] for place in range(12)]
-
-
-def plan(evaluation: dict[str, Any] | None = None, **serving: Any) -> Plan:
-    return Plan(SERVING | serving, EVALUATION | (evaluation or {}), BURST, seed=0)
 
 
 @pytest.fixture
@@ -72,54 +46,6 @@ def load(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 def read(tmp_path: Path) -> dict[str, Any]:
     return json.loads((tmp_path / "out.json").read_text())
-
-
-def test_a_plan_sends_what_the_study_asks_for() -> None:
-    found = plan(burst=5, concurrency=[1, 4], rates=[2.5], new_tokens=[6, 12])
-    burst, one, four, rate = found.loads
-    assert [each.name for each in found.loads] == ["burst-5", "concurrency-1", "concurrency-4", "rate-2.5"]
-    assert [list(each.prompt) for each in burst.asked] == BURST[:5]
-    assert [len(one.asked), len(four.asked), len(rate.asked)] == [PER_SLOT, 4 * PER_SLOT, 40]
-    assert {len(each.prompt) for each in four.asked} == {32}
-    assert {each.new_tokens for each in four.asked[4:]} <= set(range(6, 13))
-    prompts = [tuple(each.prompt[:16]) for planned in found.loads for each in planned.asked]
-    prompts += [tuple(each.prompt[:16]) for each in [*found.warm_up(), *found.probes(6)]]
-    assert len(set(prompts)) == len(prompts)  # nothing shares a block of a cache
-    assert rate.schedule_sha256 == plan(rates=[2.5]).loads[0].schedule_sha256 != found.at_rate(3.0).schedule_sha256
-
-
-def test_a_load_that_a_shared_context_has_no_room_for_is_one_line() -> None:
-    found = plan(burst=2, concurrency=[4], new_tokens=12, prompt_tokens=32, rates=[2.0])
-    found.check_room(152)  # four times 32 and six
-    four = found.loads[1]
-    together = 4 * np.mean([len(each.prompt) + each.new_tokens / 2 for each in four.asked])
-    assert 148 < together < 152  # the first answers are shorter
-    words = r"the 4 requests of concurrency-4 have some 1\d\d tokens together, and the server's slots share 147; "
-    with pytest.raises(UserError, match=words + r"set options: {ctx_size: 176}$"):
-        found.check_room(147)
-
-
-def test_slots_that_begin_together_do_not_go_on_in_step() -> None:
-    (four,) = plan(concurrency=[4], new_tokens=100).loads
-    assert [each.new_tokens for each in four.asked[:6]] == [25, 50, 75, 100, 100, 100]
-
-
-@pytest.mark.parametrize(
-    ("evaluation", "serving", "message"),
-    [
-        ({}, {"burst": 13}, r"^serving.burst: 13 prompts, and its text holds 12; lower it, or add more$"),
-        (
-            {"context": 40},
-            {"concurrency": [1]},
-            r"^serving: prompt and new tokens are 44 together, and the model's",
-        ),
-        ({"ids": IDS[:40]}, {"concurrency": [4]}, r"^the text of 40 tokens has no \d+ prompts that begin differently"),
-        ({"ids": IDS[:20]}, {"concurrency": [4]}, r"^a prompt of 32 tokens is longer than the text \(20\)"),
-    ],
-)
-def test_what_cannot_be_sent_is_one_line(evaluation: dict[str, Any], serving: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        plan(evaluation, **serving)
 
 
 def test_a_server_is_put_under_every_load(load: Callable, tmp_path: Path) -> None:
@@ -147,44 +73,8 @@ def test_a_server_is_put_under_every_load(load: Callable, tmp_path: Path) -> Non
     assert not (tmp_path / ".out.json.work").exists()
 
 
-@pytest.mark.parametrize(("shift", "found"), [(0.0, 0.0), (0.25, 0.25)])
-def test_predictions_that_depend_on_load_are_measured(shift: float, found: float) -> None:
-    barrier = threading.Barrier(8)
-
-    class Shaky:
-        capabilities = frozenset({"target_logprobs"})
-        alone = 8  # texts that are scored one at a time, before those that are together
-
-        def target_logprobs(self, ids: list[int]) -> Targets:
-            together = self.alone == 0
-            if together:
-                barrier.wait(20)
-            else:
-                self.alone -= 1
-            none = np.empty((len(ids) - 1, 0))
-            return Targets(np.full(len(ids) - 1, -1.0 - shift * together), none, none)
-
-    loader = Loader.__new__(Loader)
-    loader.engine, loader.plan = Shaky(), plan(concurrency=[2])
-    assert loader.score() == pytest.approx(found)
-
-
-@pytest.mark.parametrize(
-    ("shift", "rounds", "refused"),
-    [(0.004, False, False), (0.006, False, True), (0.006, True, False), (0.04, True, False), (0.06, True, True)],
-)
-def test_predictions_may_depend_on_load_as_far_as_rounding_moves_them(
-    shift: float, rounds: bool, refused: bool
-) -> None:
-    nothing = SimpleNamespace(loads=[], serving={"largest_rate": False})
-    loader = SimpleNamespace(begin=list, plan=nothing, score=lambda: shift, rounds=rounds)
-    found = run_start(loader, 1.0, True, LIMITS, print)
-    assert found.nll_shift == shift
-    assert [each.fault for each in found.findings] == ["load_dependent"] * refused
-
-
 @pytest.mark.parametrize("rounds", [False, True])
-def test_tokens_of_a_format_that_rounds_activations_are_judged_by_their_mean(
+def test_the_mean_decides_about_tokens_of_a_format_that_rounds_activations(
     load: Callable, tmp_path: Path, rounds: bool
 ) -> None:
     groups = {"group_0": {"weights": {"num_bits": 8}, "input_activations": {"num_bits": 8} if rounds else None}}
@@ -233,7 +123,7 @@ def test_the_largest_rate_is_searched_for(load: Callable, tmp_path: Path) -> Non
     assert all(met <= arrived == 40 for _, met, arrived, _, _ in (each.values() for each in found["trials"]))
 
 
-def test_a_context_without_room_is_told_before_anything_is_measured(load: Callable, tmp_path: Path) -> None:
+def test_a_context_without_room_is_told_before_the_first_load(load: Callable, tmp_path: Path) -> None:
     result = load({"context": 100}, concurrency=[3])
     assert result.returncode == 1
     assert "concurrency-3 have some" in result.stderr.splitlines()[-1]

@@ -34,7 +34,7 @@ class Engine(Started):
         argv += ["--slots", str(options.get("slots", 16)), "--times", *map(str, options.get("times", (0, 0, 0, 0)))]
         return [*argv, *(["--fault", options["fault"]] if options.get("fault") else [])], {}
 
-    def shared_context(self) -> int | None:
+    def shared_context(self, context: int | None) -> int | None:
         return self.context
 
     def counters(self) -> Counters:

@@ -1,0 +1,29 @@
+"""What the fake server is put under, and a plan of it."""
+
+from typing import Any
+
+import numpy as np
+from fake_model import VOCAB
+
+from loading.plan import Plan
+
+A, B, C, D = TIMES = (0.01, 0.0001, 0.01, 0.001)
+LIMITS = {"ttft_ms": 500.0, "tpot_ms": 100.0}
+SERVING: dict[str, Any] = {
+    "burst": 0,
+    "concurrency": [],
+    "rates": [],
+    "largest_rate": False,
+    "limits": LIMITS,
+    "prompt_tokens": 32,
+    "new_tokens": 12,
+    "requests": 40,
+    "restarts": 1,
+}
+IDS = np.random.default_rng(3).integers(2, VOCAB, size=6000).tolist()
+EVALUATION = {"ids": IDS, "context": 512, "bos_id": None}
+BURST = [IDS[40 * place : 40 * place + 20 + place] for place in range(12)]
+
+
+def plan(evaluation: dict[str, Any] | None = None, **serving: Any) -> Plan:
+    return Plan(SERVING | serving, EVALUATION | (evaluation or {}), BURST, seed=0)
