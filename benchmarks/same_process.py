@@ -9,7 +9,8 @@ Of GPTQ: as gptqmodel loads it by itself, as the row does, and with the row's ke
 its warnings and without. Both on a CPU. Of vLLM: one call that returns the answer (by hand) and one step at a time (the
 row), each with the ends of an answer ignored, or forbidden until it is long enough (the row). Each way decodes three
 prompts of the study, 64 tokens, in so many rounds after one that warms up. A time is that of a token after the first,
-in ms: an answer less its first token alone, or of the row's steps, from first to last.
+in ms: an answer less its first token alone, or of the row's steps, from first to last. `speed` is a way's beside the
+first one's: the median of the rounds, each by the medians of its prompts, and its 95% interval by bootstrap.
 """
 
 import logging
@@ -23,9 +24,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
+import numpy as np
+
 from checkpoint import shards
 from common.program import UserError, parser, run
 from common.publish import publish_json
+from metrics import bootstrap
 
 THREADS, PROMPTS, TOKENS = 2, 3, 64
 
@@ -104,7 +108,7 @@ def by_vllm(artifact: Path, device: str) -> Ways:
 
     def steps(forbidden: bool) -> Callable[[list[int]], float]:
         def measure(prompt: list[int]) -> float:
-            engine.stop_ids = ends if forbidden else []
+            engine.ending = lambda n: {"min_tokens": n, "stop_token_ids": ends} if forbidden else {"ignore_eos": True}
             came = time_tokens(engine, [prompt], TOKENS).seconds
             return (came[-1] - came[0]) / (TOKENS - 1)
 
@@ -116,6 +120,20 @@ def by_vllm(artifact: Path, device: str) -> Ways:
         "by_hand_with_forbidden_ends": call(True),
         "row_with_ignored_ends": steps(False),
     }
+
+
+def compare(found: dict[str, list[float]], rounds: int) -> dict[str, dict[str, Any]]:
+    """Each way's times (ms, in every round one for each prompt), their median, and its speed beside the first way's."""
+    medians = {name: np.median(np.reshape(each, (rounds, -1)), axis=1) for name, each in found.items()}
+    first = next(iter(medians.values()))
+    compared = {}
+    for name, each in found.items():
+        ratios = first / medians[name]
+        compared[name] = {"ms": each, "median": statistics.median(each), "speed": float(np.median(ratios))}
+        if len(ratios) >= bootstrap.MINIMUM:
+            replicates = np.median(ratios[bootstrap.indices(len(ratios))], axis=1)
+            compared[name]["speed_95"] = bootstrap.interval(replicates, len(ratios))
+    return compared
 
 
 def main() -> None:
@@ -137,7 +155,7 @@ def main() -> None:
         for name, measure in ways.items():
             times = [1e3 * measure(prompt["ids"]) for prompt in told[:PROMPTS]]
             found[name] += times if turn else []
-    publish_json(options.out, {name: {"ms": each, "median": statistics.median(each)} for name, each in found.items()})
+    publish_json(options.out, compare(found, options.rounds))
 
 
 if __name__ == "__main__":

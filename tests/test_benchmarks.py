@@ -132,6 +132,22 @@ def test_same_process_refuses_another_format(tmp_path: Path, quantization: dict[
     assert not (tmp_path / "out.json").exists()
 
 
+def test_ways_are_compared_round_by_round() -> None:
+    """A machine that gets slower by the round slows all of them; medians over all rounds would not see the tenth."""
+    told = """
+import json, same_process
+hand = [[round * each for each in (1.0, 1.0, 9.0)] for round in range(1, 7)]
+row = [[1.1 * each for each in one] for one in hand]
+print(json.dumps(same_process.compare({"by_hand": sum(hand, []), "row": sum(row, [])}, 6)))
+"""
+    result = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, cwd=REPO / "benchmarks")
+    assert result.returncode == 0, result.stderr
+    compared = json.loads(result.stdout)
+    assert compared["by_hand"]["speed"] == 1
+    assert [compared["row"]["speed"], *compared["row"]["speed_95"]] == pytest.approx([1 / 1.1] * 3)
+    assert compared["by_hand"]["median"] == 5  # of 1 to 6, each twice, and 9 to 54
+
+
 def test_same_process_refuses_no_rounds(tmp_path: Path) -> None:
     result = benchmark("same_process.py", tmp_path / "out.json", tmp_path, "--rounds", "0")
     assert result.returncode == 2

@@ -63,14 +63,12 @@ class Engine(engines.Engine):
         self.products = vllm_settings.products(artifact, device, self.compute_type)
 
     def decode(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
-        # fewer tokens than asked for: the stop tokens are masked until then
         asked = vllm.SamplingParams(
             temperature=0,
             max_tokens=n,
-            min_tokens=0 if self.may_end else n,
-            stop_token_ids=self.stop_ids,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
+            **self.ending(n),
         )
         names = {self._add(ids, asked): number for number, ids in enumerate(prompts)}
         try:
@@ -83,6 +81,10 @@ class Engine(engines.Engine):
         finally:
             if self.engine.has_unfinished_requests():  # nobody wants the rest
                 self.engine.abort_request(list(names))
+
+    def ending(self, n: int) -> dict[str, Any]:
+        """What vLLM is told of ends: it masks them for n tokens, on a card by a kernel of its own for each."""
+        return {"min_tokens": 0 if self.may_end else n, "stop_token_ids": self.stop_ids}
 
     def _add(self, ids: list[int], asked: vllm.SamplingParams) -> str:
         """Hand a prompt over; the request's name."""

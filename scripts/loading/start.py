@@ -59,11 +59,14 @@ class Start:
     searched: list[Loaded] = field(default_factory=list)  # the loads of the search for the largest rate
 
 
-def fingerprint(folder: Path) -> str:
-    """What changes when a file of the artifact does, without reading it."""
+def fingerprint(folder: Path) -> dict[str, tuple[int, int, int]]:
+    """Of each file of the artifact what changes when its content does, without reading it.
+
+    Not the time of its last change of state: a format that is built meanwhile gives tokenizer.json a second name.
+    """
     files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name[0] != "."]
     stats = [(path.name, path.stat()) for path in files]
-    return repr([(name, each.st_size, each.st_mtime_ns, each.st_ctime_ns, each.st_ino) for name, each in stats])
+    return {name: (each.st_size, each.st_mtime_ns, each.st_ino) for name, each in stats}
 
 
 class Loader:

@@ -1,6 +1,6 @@
 """Whether server, client and host worked evenly while a load ran: what a figure cannot show by itself."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 
@@ -146,9 +146,10 @@ def check_client(
     return found
 
 
-def check_artifact(before: str, after: str) -> list[Finding]:
-    """Whether the artifact (what tells its files, before and after) is the one that was loaded."""
-    if before == after:
+def check_artifact(before: Mapping[str, object], after: Mapping[str, object]) -> list[Finding]:
+    """Whether the artifact's files (of each what tells its content, by name) are those that were loaded."""
+    changed = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
+    if not changed:
         return []
-    message = f"the artifact was changed after the server's start ({before[:12]}, now {after[:12]})"
+    message = f"the artifact was changed after the server's start: {', '.join(changed)}; start the server again"
     return [Finding("artifact_changed", message)]

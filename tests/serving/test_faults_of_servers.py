@@ -1,6 +1,7 @@
 """Each fault of a server or of the client is named by its own message, and a healthy server by none."""
 
 import json
+import os
 from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 from study import NEW, REQUESTS, SLOTS, Study, names, notes, prompt
 
+from common import publish
 from devices import cpu
+from loading import start
 from metrics.serving import Timeline
 from reporting.load_columns import LOAD_COLUMNS
 from serving import checks, load_checks, prompts, stream, vllm_settings
@@ -246,10 +249,27 @@ def test_vllms_rounding_beside_weights_of_4_bits_is_told(
     assert told("cpu", "bfloat16", amx=True) == {}
 
 
-def test_a_change_of_the_artifact_is_refused() -> None:
-    assert load_checks.check_artifact("a" * 64, "a" * 64) == []
-    (changed,) = load_checks.check_artifact("a" * 64, "b" * 64)
-    assert changed.message == "the artifact was changed after the server's start (aaaaaaaaaaaa, now bbbbbbbbbbbb)"
+def test_a_change_of_the_artifact_is_refused(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
+    begun = start.fingerprint(tmp_path)
+    os.utime(tmp_path / "config.json", ns=(1, 1))  # as what is written in place
+    (tmp_path / "tokenizer.json").replace(tmp_path / "other.json")
+    (changed,) = load_checks.check_artifact(begun, start.fingerprint(tmp_path))
+    assert changed.message == (
+        "the artifact was changed after the server's start: config.json, other.json, tokenizer.json;"
+        " start the server again"
+    )
+
+
+def test_an_artifact_that_is_built_meanwhile_of_the_same_tokenizer_changes_nothing(tmp_path: Path) -> None:
+    served, other = tmp_path / "served", tmp_path / "other"
+    for folder in (served, other):
+        folder.mkdir()
+    (served / "tokenizer.json").write_text("{}")
+    begun = start.fingerprint(served)
+    publish.place(served / "tokenizer.json", other / "tokenizer.json")
+    assert load_checks.check_artifact(begun, start.fingerprint(served)) == []
 
 
 def test_counts_of_the_server_that_differ_are_refused() -> None:
