@@ -14,6 +14,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from conftest import REPO
 from workflows import LATENCY, ONE_FORMAT, SHORT, SNAKEMAKE, check_whole, jobs, rows, study
 
 STUDY_OPTIONS = ("--cores", "8", "--configfile", "study.yaml")
@@ -50,6 +51,18 @@ def test_random_weights_are_measured_for_speed_only(random_study: Path) -> None:
     results = json.loads((root / "artifacts/report/results.json").read_text())
     assert {row["missing"]["perplexity"] for row in results["rows"]} == {"random weights: measured for speed only"}
     assert "measured for speed only" in (root / "artifacts/report/index.html").read_text()
+
+
+@pytest.mark.parametrize("path", sorted(REPO.glob("config/examples/*.yaml")), ids=lambda path: path.stem)
+def test_every_example_can_be_planned_without_a_network(root: Path, call: Callable, path: Path) -> None:
+    result = call(
+        SNAKEMAKE, "-n", "--quiet", "all", "--cores", 2, "--configfile", f"config/examples/{path.name}", cwd=root
+    )
+    errors = [line for line in result.stderr.splitlines() if "error" in line]
+    if path.stem == "my-model":  # whoever takes it writes the folder into it
+        assert errors == ["config error: models.my-model.source: there is no folder /path/to/my-model"]
+    else:
+        assert result.returncode == 0 and not errors, result.stderr
 
 
 @contextmanager
