@@ -119,12 +119,12 @@ record: report
 	cp artifacts/report/results.csv artifacts/report/results.json artifacts/report/quality-*.svg results/demo/
 	$(MAKE) readme
 
-# The pictures of sizes that pages show, again from the recorded results.
+# The pictures that pages show, again from the recorded results.
 pictures: $(BOOTSTRAP)
 	$(BIN)/snakemake --cores $(CORES) --quiet all -- envs/tools
-	for run in results/smollm2 results/smollm2-h200; do \
+	for run in results/demo results/h200 results/smollm2 results/smollm2-h100 results/smollm2-h200; do \
 		envs/tools/bin/python scripts/collect.py $$run --out artifacts/collected && \
-		cp artifacts/collected/quality-size.svg $$run/ || exit 1; \
+		for picture in $$run/quality-*.svg; do cp artifacts/collected/$${picture##*/} $$picture || exit 1; done || exit 1; \
 	done
 
 readme:

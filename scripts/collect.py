@@ -5,9 +5,9 @@
 
 STUDY is a results.json, a folder with one (a report, or a published repository as it was downloaded), its model card,
 or a repository of the hub: ORGANISATION/NAME[@REVISION]. FOLDER gets collected.parquet, with a row for each that was
-measured, collected.html, and quality-size.svg, the report's picture of sizes. Rows that were not measured alike
-(another device, protocol, text or source) are in sections of their own, and no verdict compares them; the column
-`measured_alike` names the section.
+measured, collected.html, and the report's pictures, quality-speed.svg and quality-size.svg. Rows that were not
+measured alike (another device, protocol, text or source) are in sections of their own, and no verdict compares them;
+the column `measured_alike` names the section.
 """
 
 import re
@@ -100,8 +100,9 @@ def main() -> None:
         files.write_table(rows, partial)
     with publish(options.out / "collected.html") as partial:
         partial.write_text(text, encoding="utf-8")
-    with publish(options.out / "quality-size.svg") as partial:
-        partial.write_text(drawn.sizes, encoding="utf-8")
+    for name, picture in (("quality-speed.svg", drawn.svg), ("quality-size.svg", drawn.sizes)):
+        with publish(options.out / name) as partial:
+            partial.write_text(picture, encoding="utf-8")
     print(summary.text(merged, str(options.out / "collected.html")))
 
 

@@ -1,4 +1,4 @@
-"""quality-size.svg: which rows it names and joins, and where its labels go."""
+"""The pictures: which rows they name and join, and where their labels go."""
 
 import itertools
 import json
@@ -91,6 +91,15 @@ def test_a_label_without_neighbours_is_right_of_its_point() -> None:
     assert place == Place(408, 260, "left", None)
 
 
+@pytest.mark.parametrize("run", ["results/demo", "results/h200", "results/smollm2", "results/smollm2-h100"])
+def test_recorded_pictures_of_speeds_name_every_row_that_has_both_figures_and_its_engine(run: str) -> None:
+    said = texts((REPO / run / "quality-speed.svg").read_text())
+    drawn = [each for each in rows(run) if None not in (each["perplexity"], each["tokens_per_second"])]
+    assert len({each["model"] for each in drawn}) == 1 < len(drawn)
+    assert [text for text in said if text in {each["cell"] for each in drawn}] == [each["cell"] for each in drawn]
+    assert {each["engine"] for each in drawn} < set(said) and "perplexity (less is better)" in said
+
+
 @pytest.mark.parametrize("run", ["results/smollm2", "results/smollm2-h200"])
 def test_recorded_pictures_name_every_row_that_has_a_quality_and_are_what_the_report_draws(
     run: str, tmp_path: Path, tools_python: Path
@@ -98,7 +107,8 @@ def test_recorded_pictures_name_every_row_that_has_a_quality_and_are_what_the_re
     command = [tools_python, REPO / "scripts/collect.py", REPO / run, "--out", tmp_path]
     made = subprocess.run(command, capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
-    said = texts((REPO / run / "quality-size.svg").read_text())
+    speeds, said = (texts((REPO / run / name).read_text()) for name in ("quality-speed.svg", "quality-size.svg"))
+    assert speeds == texts((tmp_path / "quality-speed.svg").read_text())
     assert said == texts((tmp_path / "quality-size.svg").read_text())
     scored = [each["cell"] for each in rows(run) if None not in (each[PAIR[0]], each[PAIR[1]])]
     assert set(scored) == {cell for each in rows(run) if "@" not in (cell := each["cell"])}  # a run may be timed alone

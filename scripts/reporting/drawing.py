@@ -94,10 +94,10 @@ def main(folder: Path, *more: str) -> None:
     compiled |= {"loads": load_plots.specifications(rows)} if more else {}
     (folder / "plots.json").write_text(json.dumps(compiled), encoding="utf-8")
     (folder / "vega.js").write_text(vl_convert.javascript_bundle(vl_version=plot.version()), encoding="utf-8")
-    (folder / "quality-size.svg").write_text(picture.svg(rows), encoding="utf-8")
-    speeds = plot.chart("perplexity", "tokens_per_second", rows, picture=True)
-    for suffix, how in (("svg", {}), ("png", {"scale_factor": 2})):
-        speeds.save(str(folder / f"quality-speed.{suffix}"), format=suffix, **how)
+    speeds, sizes = (picture.specification(*axes, rows) for axes in (picture.SPEED, picture.SIZE))
+    (folder / "quality-size.svg").write_text(vl_convert.vega_to_svg(sizes), encoding="utf-8")
+    (folder / "quality-speed.svg").write_text(vl_convert.vega_to_svg(speeds), encoding="utf-8")
+    (folder / "quality-speed.png").write_bytes(vl_convert.vega_to_png(speeds, scale=2))
 
 
 if __name__ == "__main__":

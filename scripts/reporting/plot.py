@@ -1,8 +1,8 @@
 """The quality-versus-cost plots: Vega-Lite through Altair, compiled to Vega, which can place labels beside one another.
 
-One specification an axis pair, which the page fills with its rows. quality-speed.svg, .png and quality-size.svg are two
-of them with their data and a legend: Vega places labels on a canvas, which only a browser has. reporting/picture.py
-places those of quality-size.svg, reporting/drawing.py runs what compiles and draws.
+One specification an axis pair, which the page fills with its rows. The pictures, quality-speed and quality-size, are
+two of them with their data and a legend of engines: Vega places labels on a canvas, which only a browser has, so
+reporting/picture.py places those. reporting/drawing.py runs what compiles and draws.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,8 +69,8 @@ def chart(quality: str, cost: str, rows: Sequence[Mapping[str, Any]], *, picture
     """Quality over a cost: points with 95% intervals where there are any, the front as a line, rooflines as ticks.
 
     A row, of what `points` returns, is drawn where it has both figures; rows of a model whose `front` is true are
-    joined, and what was disturbed is pale. Over sizes, which no disturbance changes, colours and a legend are of
-    engines. `picture`: with its data, a legend and a fixed width.
+    joined, and what was disturbed is pale, but over sizes, which no disturbance changes. Over sizes and in pictures
+    colours and a legend are of engines. `picture`: with its data and a fixed width.
     """
     sized, models = cost in SIZES, list(dict.fromkeys(row["model"] for row in rows))
     fronts = smallest(rows, quality, cost) if sized else [row["pareto"] for row in rows]
@@ -83,12 +83,12 @@ def chart(quality: str, cost: str, rows: Sequence[Mapping[str, Any]], *, picture
     x.axis = alt.Axis(format="~s", labelOverlap=True, **ticks(cost))
     y = alt.Y(f"{quality}:Q", title=up, scale=alt.Scale(type=up_scale, zero=False, nice=False, padding=28, **options))
     y.axis = alt.Axis(format=SHARES.get(quality, ".1%" if is_task(quality) else "~g"), **ticks(quality))
-    one, engine = len(models) == 1, ("engine", "engine")
-    colour = colours(rows, *(engine if sized else ()))
-    shape = shapes(rows, *(engine if sized and one else ()))
-    legend = alt.Legend(symbolOpacity=1, **({"orient": "bottom", "columns": 7 if picture else 3} if sized else {}))
-    colour.legend = legend if sized or picture else None
-    shape.legend = legend if (sized if one else picture) else None
+    one, of_engines, engine = len(models) == 1, sized or picture, ("engine", "engine")
+    colour = colours(rows, *(engine if of_engines else ()))
+    shape = shapes(rows, *(engine if of_engines and one else ()))
+    legend = alt.Legend(symbolOpacity=1, orient="bottom", columns=7 if picture else 3)
+    colour.legend = legend if of_engines else None
+    shape.legend = legend if (of_engines if one else picture) else None
     front = (
         base.transform_filter("datum.front")
         .mark_line(strokeDash=[4, 4], color=GREY)
@@ -108,14 +108,14 @@ def chart(quality: str, cost: str, rows: Sequence[Mapping[str, Any]], *, picture
     tooltip += [alt.Tooltip(f"{name}:N") for name in ("engine", "compute_type", "device")]
     tooltip += [alt.Tooltip(f"{name}:Q", format=".4~g") for name in (quality, *_ends(quality), cost, *_ends(cost))]
     pale = alt.value(1) if sized else alt.condition("datum.disturbed", alt.value(0.35), alt.value(1))
-    points = base.mark_point(filled=True, size=70 if sized else 110).encode(
+    points = base.mark_point(filled=True, size=70 if of_engines else 110).encode(
         x=x, y=y, color=colour, shape=shape, tooltip=tooltip, opacity=pale
     )
     title = {"title": heading(models, sized, any(row["disturbed"] for row in rows))} if picture else {}
     return (
         alt.layer(*layers, points.properties(name="points"))
         .add_params(alt.param(name="rooflines", value=False))
-        .properties(width=820 if picture else "container", height=520 if picture and sized else 400, **title)
+        .properties(width=820 if picture else "container", height=520 if picture else 400, **title)
         .configure_axis(labelFontSize=12, titleFontSize=13, gridOpacity=0.4)
         .configure_view(stroke=None)
     )
