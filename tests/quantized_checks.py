@@ -1,5 +1,5 @@
 """Run in envs/gptqmodel or envs/autogptq with the demo's artifacts and names of formats: facts about GPTQ and AWQ that
-test_quantization.py asserts.
+test_quantization.py asserts, and about what AutoRound stores as these (test_quantizers.py).
 
 The packed weights are unpacked here by hand, from the formats' descriptions, and run by plain transformers: what the
 kernels calculate must be the same. transformers is 5 in one of the environments and 4 in the other.
@@ -56,6 +56,8 @@ FORMATS = {
     "gptq-int4": ("build_gptq.py", "gptqmodel", gptq_weight),
     "awq-int4": ("build_awq.py", "gptqmodel", awq_weight),
     "autogptq-int4": ("build_autogptq.py", "autogptq", gptq_weight),
+    "autoround-int4": ("build_autoround.py", "gptqmodel", gptq_weight),
+    "autoround-awq-int4": ("build_autoround.py", "gptqmodel", awq_weight),
 }
 OTHER_GPTQ = ["--sym", "false", "--desc-act", "true", "--group-size", "64", "--samples", "2"]
 THREADS = (1, 2)  # that torch may choose; the bytes are the same
@@ -168,7 +170,9 @@ def measure_spill(quantizer: Any) -> dict[str, float]:
 facts: dict[str, Any] = {}
 for name in sys.argv[2:]:
     folder = artifacts / name
-    facts[name] = kernels(name, folder) | {"gate": json.loads((folder / "quantmill.json").read_text())["gate"]}
+    facts[name] = kernels(name, folder) | {"gate": json.loads((folder / "quantmill.json").read_text()).get("gate")}
+    if name.startswith("autoround"):  # by gptqmodel as the others of its layout
+        continue
     if FORMATS[name][1] == "gptqmodel":
         facts[name]["one_position"] = one_position(name, folder)
     if name != "awq-int4":

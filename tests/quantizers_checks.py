@@ -227,9 +227,10 @@ def torchao_on_a_gpu(name: str) -> dict[str, Any]:
     return {"dtype": dtype, "finite": finite}
 
 
-# its engine, gptqmodel, lives in another environment: tests/test_real_model.py
+# their engine, gptqmodel, lives in another environment: tests/quantized_checks.py
 facts: dict[str, Any] = {
-    "autoround-int4": {"others": build_twice("autoround-int4", "autoround --layout=gptq --iters=3")[1]}
+    name: {"others": build_twice(name, f"autoround --layout={layout} --iters=3")[1]}
+    for name, layout in (("autoround-int4", "gptq"), ("autoround-awq-int4", "awq"))
 }
 for name, (program, unpack, rounded) in FORMATS.items():
     folder, others = build_twice(name, program)

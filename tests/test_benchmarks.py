@@ -176,3 +176,21 @@ def test_a_text_that_is_too_short_is_named(tmp_path: Path) -> None:
     result = benchmark("rounding_noise.py", tmp_path / "out.json", tmp_path / "fp16")
     assert_one_line(result, "evaluation.json: has 3 tokens, and 2048 are read")
     assert not (tmp_path / "out.json").exists()
+
+
+def test_a_token_is_an_answer_less_its_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(REPO / "benchmarks")
+    from step_profile import Kernel, summary
+
+    whole = [Kernel("product", 90, 900.0), Kernel("norm", 40, 100.0), Kernel("prompt alone", 3, 50.0)]
+    first = [Kernel("product", 10, 600.0), Kernel("prompt alone", 3, 50.0)]
+    found = summary(whole, first, 5)
+    assert (found["gpu_ms"], found["kernels"]) == (pytest.approx(0.1), 30)  # 400 us and 120 calls for four tokens
+    assert found["largest"][:2] == [{"kernel": "product", "share": 0.75}, {"kernel": "norm", "share": 0.25}]
+    assert summary([], [], 2) == {"gpu_ms": 0, "kernels": 0, "largest": []}
+
+
+def test_a_profile_of_one_token_is_refused(tmp_path: Path) -> None:
+    result = benchmark("step_profile.py", tmp_path / "out.json", tmp_path, "--tokens", "1")
+    assert result.returncode == 2
+    assert "--tokens: write 2 or more" in result.stderr

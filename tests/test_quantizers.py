@@ -26,15 +26,19 @@ FORMATS = {
     "ct-mxfp4": (4.25, "uint8"),
 }
 ROUNDED = ("bnb-int8", "ct-w8a8", "ct-fp8", "ct-nvfp4", "ct-mxfp4")  # their activations too
+AUTOROUND = ("autoround-int4", "autoround-awq-int4")
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def facts(demo: Path, call: Callable, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     work = tmp_path_factory.mktemp("quantizers")
+    (work / "tokens").symlink_to(demo / "artifacts/demo/tokens")
     result = call(interpreter("quantizers"), REPO / "tests/quantizers_checks.py", demo / "artifacts/demo", work)
     assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout.splitlines()[-1])
+    stored = call(interpreter("gptqmodel"), REPO / "tests/quantized_checks.py", work, *AUTOROUND)
+    assert stored.returncode == 0, stored.stderr
+    return json.loads(result.stdout.splitlines()[-1]) | {"of AutoRound": json.loads(stored.stdout.splitlines()[-1])}
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -58,7 +62,14 @@ def test_the_file_is_as_large_as_its_format(facts: dict[str, Any], name: str) ->
     assert manifest["weight_bytes_per_token"] < manifest["weight_bytes"] - 2 * 2048 * 256 + 1
 
 
-@pytest.mark.parametrize("name", [*FORMATS, "autoround-int4"])
+@pytest.mark.parametrize("name", AUTOROUND)
+def test_gptqmodel_calculates_what_autoround_stored(facts: dict[str, Any], name: str) -> None:
+    found = facts["of AutoRound"][name]
+    assert found["layers"] == 7 * 7 and found["unexpected"] == [] and found["tokens"] == 40
+    assert found["error"] < 1e-2  # its kernels multiply in bfloat16
+
+
+@pytest.mark.parametrize("name", [*FORMATS, *AUTOROUND])
 def test_the_same_input_gives_the_same_bytes(facts: dict[str, Any], name: str) -> None:
     assert facts[name]["others"] == ["quantmill.json"]  # which says how long it took
 

@@ -24,7 +24,8 @@ CHARACTERS = 73_000  # eight windows of 2,048 tokens and a part of the ninth
 EXACT = ["fp16", "ct2-float32", "ct2-float16", "mlc-q4f16_1"]  # but for the last bits of float32
 CALIBRATED = ["gptq-int4", "awq-int4", *AUTOGPTQ]  # what is built on one processor is not what is built on another
 OTHERS = ["ct2-int8", *CALIBRATED]
-QUANTIZERS = ["bnb-nf4", "torchao-int8", "hqq-int4", "ct-w4a16", "ct-w8a8", "ct-nvfp4", "autoround-int4"]
+QUANTIZERS = ["bnb-nf4", "torchao-int8", "hqq-int4", "ct-w4a16", "ct-w8a8", "ct-nvfp4"]
+QUANTIZERS += ["autoround-int4", "autoround-awq-int4"]
 RECORDED = json.loads((REPO / "tests/data/smollm2.json").read_text())
 STUDY = """models: {smollm2: {source: {path: smollm2}}}
 formats: [%s]

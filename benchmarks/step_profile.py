@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""What a token takes in transformers and in the libraries that run in it: how much of it the GPU works, as JSON.
+
+    python benchmarks/step_profile.py OUT artifacts/MODEL/FORMAT… [--tokens 64]
+
+Each artifact is loaded by its engine, and `generate` of the model answers one prompt of the study. `ms` is the time of
+a token after the first without a profiler, the median of five answers. `gpu_ms` is what the kernels of one token take
+together, as torch's profiler tells them, and `kernels` how many there are. What is left of `ms` the GPU waits.
+`largest` are the kernels that take the most, with their share of `gpu_ms`.
+"""
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+
+from common import manifest
+from common.program import UserError, parser, run
+from common.publish import publish_json
+
+ANSWERS, LARGEST = 5, 4
+ENGINES = ("transformers", "bitsandbytes", "torchao", "hqq", "gptqmodel")
+
+
+class Kernel(NamedTuple):
+    """All calls of a kernel: how many, and how long they took together, in microseconds."""
+
+    name: str
+    calls: int
+    microseconds: float
+
+
+def summary(whole: Iterable[Kernel], first: Iterable[Kernel], tokens: int) -> dict[str, Any]:
+    """`gpu_ms`, `kernels` and `largest` of a token after the first, of an answer's kernels (`whole`) less those of its
+    first token alone. `tokens`: of the answer."""
+    left = {each.name: (each.calls, each.microseconds) for each in whole}
+    for name, calls, microseconds in first:
+        before = left.get(name, (0, 0.0))
+        left[name] = (before[0] - calls, before[1] - microseconds)
+    total = sum(microseconds for _, microseconds in left.values())
+    ranked = sorted(left.items(), key=lambda item: -item[1][1])[:LARGEST]
+    return {
+        "gpu_ms": total / (tokens - 1) / 1e3,
+        "kernels": sum(calls for calls, _ in left.values()) / (tokens - 1),
+        "largest": [{"kernel": name, "share": took / total} for name, (_, took) in ranked] if total else [],
+    }
+
+
+def profile(artifact: Path, tokens: int) -> dict[str, Any]:
+    """One artifact's figures. Raises `UserError` for one of another engine."""
+    import torch
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiler
+
+    import engines
+
+    name = manifest.read(artifact)["engine"]
+    if name not in ENGINES:
+        raise UserError(f"{artifact}: runs in {name}; name artifacts of {', '.join(ENGINES)}")
+    engine: Any = engines.load(name, artifact, "cuda", torch.get_num_threads())
+    told = json.loads((artifact.parent / "tokens/prompts.json").read_text(encoding="utf-8"))["prompts"]
+    ids = torch.tensor([told[0]["ids"]], device="cuda")
+
+    def answer(n: int) -> float:
+        start = time.perf_counter()
+        engine.model.generate(ids, max_new_tokens=n, min_new_tokens=n, do_sample=False)
+        torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    def kernels(n: int) -> list[Kernel]:
+        with profiler(activities=[ProfilerActivity.CUDA]) as found:
+            answer(n)
+        on_gpu = [each for each in found.key_averages() if each.device_type == torch.autograd.DeviceType.CUDA]
+        return [Kernel(each.key, each.count, each.self_device_time_total) for each in on_gpu]
+
+    answer(tokens)  # warms up
+    times = [(answer(tokens) - answer(1)) / (tokens - 1) for _ in range(ANSWERS)]
+    kernels(1)  # the profiler too
+    figures = {"engine": name, "ms": 1e3 * statistics.median(times)} | summary(kernels(tokens), kernels(1), tokens)
+    engine.close()
+    torch.cuda.empty_cache()
+    return figures
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("out", type=Path)
+    arguments.add_argument("artifacts", type=Path, nargs="+")
+    arguments.add_argument("--tokens", type=int, default=64, help="of an answer, 2 or more")
+    options = arguments.parse_args()
+    if options.tokens < 2:
+        arguments.error("--tokens: write 2 or more")
+    found: dict[str, Any] = {}
+    for artifact in options.artifacts:
+        found[f"{artifact.parent.name}/{artifact.name}"] = profile(artifact, options.tokens)
+        publish_json(options.out, found)  # each time: a machine that is lent may be taken back
+
+
+if __name__ == "__main__":
+    run(main)
