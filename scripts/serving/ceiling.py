@@ -23,20 +23,20 @@ PACE = 60_000  # events a second, to all connections together
 RUNS = 3
 
 
-def measure(events: int = EVENTS, runs: int = RUNS) -> dict[str, Any]:
+def measure(events: int = EVENTS, runs: int = RUNS, pace: int = PACE) -> dict[str, Any]:
     """`events_per_core_second` (the median of the runs), the processor, and for each run its arrivals, seconds and the
     client's processor seconds.
 
     Raises `UserError` where the server that it is measured against does not answer.
     """
-    found = [_run(events) for _ in range(runs)]
+    found = [_run(events, pace) for _ in range(runs)]
     rates = [each["arrivals"] / each["cpu_seconds"] for each in found]
     name = cpu.describe(1)["name"]
     return {"events_per_core_second": median(rates), "cpu": name, "events": events * CONNECTIONS, "runs": found}
 
 
-def _run(events: int) -> dict[str, float]:
-    command = [sys.executable, NULL_SERVER, CONNECTIONS, events, PACE]
+def _run(events: int, pace: int) -> dict[str, float]:
+    command = [sys.executable, NULL_SERVER, CONNECTIONS, events, pace]
     with start_child(command, stdout=subprocess.PIPE, text=True) as server:
         target = client.Target(f"http://127.0.0.1:{server.stdout.readline().strip() or 1}", timeout=60.0)
         recording = client.run(target, [target.request("/", {})] * CONNECTIONS, Closed(CONNECTIONS))

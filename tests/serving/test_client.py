@@ -321,6 +321,6 @@ def test_times_are_those_of_the_server(fake: Callable, load: object) -> None:
 
 @pytest.mark.timing
 def test_the_client_takes_twenty_thousand_tokens_a_second_with_half_a_core() -> None:
-    found = ceiling.measure(events=300)
+    found = ceiling.measure(events=300, pace=40_000)  # at 60,000 a slow core gets several in one arrival
     assert found["events_per_core_second"] > 2 * 20_000
     assert max(each["arrivals"] for each in found["runs"]) > 0.9 * found["events"]  # events came one by one
