@@ -52,16 +52,18 @@ def summary(whole: Iterable[Kernel], first: Iterable[Kernel], tokens: int) -> di
 
 
 def profile(artifact: Path, tokens: int) -> dict[str, Any]:
-    """One artifact's figures. Raises `UserError` for one of another engine."""
+    """One artifact's figures. Raises `UserError` for one of another engine, and where there is no GPU."""
+    name = manifest.read(artifact)["engine"]
+    if name not in ENGINES:
+        raise UserError(f"{artifact}: runs in {name}; name artifacts of {', '.join(ENGINES)}")
     import torch
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
 
     import engines
 
-    name = manifest.read(artifact)["engine"]
-    if name not in ENGINES:
-        raise UserError(f"{artifact}: runs in {name}; name artifacts of {', '.join(ENGINES)}")
+    if not torch.cuda.is_available():
+        raise UserError("torch finds no GPU here, and this profiles one; run it where there is one")
     engine: Any = engines.load(name, artifact, "cuda", torch.get_num_threads())
     told = json.loads((artifact.parent / "tokens/prompts.json").read_text(encoding="utf-8"))["prompts"]
     ids = torch.tensor([told[0]["ids"]], device="cuda")

@@ -194,3 +194,13 @@ def test_a_profile_of_one_token_is_refused(tmp_path: Path) -> None:
     result = benchmark("step_profile.py", tmp_path / "out.json", tmp_path, "--tokens", "1")
     assert result.returncode == 2
     assert "--tokens: write 2 or more" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [('{"engine": "llama_cpp", "source": {}}', "runs in llama_cpp; name"), ("{", "quantmill")]
+)
+def test_an_artifact_that_cannot_be_profiled_is_one_line(tmp_path: Path, content: str, words: str) -> None:
+    (tmp_path / "quantmill.json").write_text(content)
+    assert_one_line(benchmark("step_profile.py", tmp_path / "out.json", tmp_path), words)
+    assert_one_line(benchmark("step_profile.py", tmp_path / "out.json", tmp_path / "none"), "none")
+    assert not (tmp_path / "out.json").exists()
