@@ -258,6 +258,7 @@ def visit(browser: Browser) -> Iterator[Callable[..., Page]]:
         return page
 
     yield open_page
+    pages = [page for page in pages if not page.is_closed()]
     titles = {page.title() for page in pages}
     for page in pages:
         page.context.close()
