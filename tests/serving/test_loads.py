@@ -23,6 +23,8 @@ from loading.plan import PER_SLOT
 from reporting import loads, results
 from reporting.load_columns import LOAD_COLUMNS
 
+DISTURBED = {"slow_reader", "schedule_lag", "stall"}  # what a busy machine does to a client, which is refused
+
 
 @pytest.fixture
 def load(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
@@ -62,8 +64,7 @@ def test_a_server_is_put_under_every_load(load: Callable, tmp_path: Path) -> Non
         assert each["figures"]["failed"] == each["figures"]["rejected"] == each["figures"]["unfinished"] == 0
         assert each["figures"]["tokens_equal_alone"] == 1.0
         assert each["figures"]["cached_token_fraction"] == 0
-        # what a busy machine does to a client is refused, and nothing else is
-        assert {one["fault"] for one in each["findings"] if one["refuses"]} <= {"slow_reader", "schedule_lag", "stall"}
+        assert {one["fault"] for one in each["findings"] if one["refuses"]} <= DISTURBED
     generated = [sum(counted["generated_tokens"] for counted in each["counters"]) for each in found["loads"]]
     assert generated[0] == 12 * 12
     with np.load(tmp_path / "out.npz") as raw:
@@ -88,8 +89,13 @@ def test_the_mean_decides_about_tokens_of_a_format_that_rounds_activations(
 
 @pytest.mark.timing
 def test_figures_are_the_servers_own(load: Callable, tmp_path: Path) -> None:
-    assert load({}, concurrency=[3], new_tokens=24).returncode == 0
-    (three,) = read(tmp_path)["loads"]
+    for _ in range(4):
+        assert load({}, concurrency=[3], new_tokens=24).returncode == 0
+        (three,) = read(tmp_path)["loads"]
+        if not {each["fault"] for each in three["findings"]} & DISTURBED:
+            break
+    else:
+        pytest.fail("the client was disturbed four times; run the tests that measure time alone")
     assert three["findings"] == []
     assert three["figures"]["tpot_ms_p50"] == pytest.approx(1000 * (C + 3 * D), rel=0.02)
     assert three["figures"]["ttft_ms_p50"] == pytest.approx(1000 * (A + 32 * B), rel=0.1)

@@ -1,0 +1,52 @@
+"""What an arrival costs the client: held against the least that any client takes, as processors differ fivefold."""
+
+import selectors
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from serving import ceiling
+
+EVENTS, PACE = 100, 20_000  # to each connection; a second, to all together
+
+
+def bare() -> float:
+    """Arrivals for each second of processor time, of a loop that reads what comes and does nothing with it."""
+    command = [sys.executable, ceiling.NULL_SERVER, str(ceiling.CONNECTIONS), str(EVENTS), str(PACE)]
+    buffer, arrivals = bytearray(2**18), 0
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server,
+        selectors.DefaultSelector() as selector,
+    ):
+        address = "127.0.0.1", int(server.stdout.readline())
+        connections = [socket.create_connection(address) for _ in range(ceiling.CONNECTIONS)]
+        for each in connections:
+            each.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            each.setblocking(False)
+            selector.register(each, selectors.EVENT_READ)
+        began = time.process_time()
+        while selector.get_map():
+            for key, _ in selector.select():
+                size = key.fileobj.recv_into(buffer)
+                arrivals += 1
+                if buffer[max(0, size - 5) : size] == b"0\r\n\r\n":
+                    selector.unregister(key.fileobj)
+        took = time.process_time() - began
+        for each in connections:
+            each.close()
+    return arrivals / took
+
+
+@pytest.mark.timing
+def test_an_arrival_costs_less_than_three_of_a_loop_that_only_reads() -> None:
+    """In turn, five times each; the fastest of each, as other programs only slow both."""
+    least, ours = [], []
+    for _ in range(5):
+        least.append(bare())
+        (run,) = ceiling.measure(events=EVENTS, runs=1, pace=PACE)["runs"]
+        assert run["arrivals"] > 0.9 * EVENTS * ceiling.CONNECTIONS  # events came one by one
+        ours.append(run["arrivals"] / run["cpu_seconds"])
+    assert max(ours) > max(least) / 3
