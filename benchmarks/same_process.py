@@ -3,14 +3,17 @@
 
     envs/gptqmodel/bin/python benchmarks/same_process.py OUT artifacts/MODEL/gptq-int4
     envs/quantizers/bin/python benchmarks/same_process.py OUT artifacts/MODEL/bnb-int8
+    envs/quantizers/bin/python benchmarks/same_process.py OUT artifacts/MODEL/torchao-fp8 --transformers cuda
     envs/vllm/bin/python benchmarks/same_process.py OUT artifacts/MODEL/awq-int4 --vllm cuda
 
 Of GPTQ: as gptqmodel loads it by itself, as the row does, and with the row's kernel in bfloat16. Of bitsandbytes: with
-its warnings and without. Both on a CPU. Of vLLM: one call that returns the answer (by hand) and one step at a time (the
-row), each with the ends of an answer ignored, or forbidden until it is long enough (the row). Each way decodes three
-prompts of the study, 64 tokens, in so many rounds after one that warms up. A time is that of a token after the first,
-in ms: an answer less its first token alone, or of the row's steps, from first to last. `speed` is a way's beside the
-first one's: the median of the rounds, each by the medians of its prompts, and its 95% interval by bootstrap.
+its warnings and without. Both on a CPU. Of transformers, and of what it loads (bitsandbytes, torchao): `generate` of
+the model as the library loads it (by hand), the row, and `generate` of the row's model. Of vLLM: one call that returns
+the answer (by hand) and one step at a time (the row), each with the ends of an answer ignored, or forbidden until it is
+long enough (the row). Each way decodes three prompts of the study, 64 tokens, in so many rounds after one that warms
+up. A time is that of a token after the first, in ms: an answer less its first token alone, or of the row's steps, from
+first to last. `speed` is a way's beside the first one's: the median of the rounds, each by the medians of its prompts,
+and its 95% interval by bootstrap.
 """
 
 import logging
@@ -27,13 +30,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import numpy as np
 
 from checkpoint import shards
+from common import manifest
 from common.program import UserError, parser, run
 from common.publish import publish_json
 from metrics import bootstrap
 
-THREADS, PROMPTS, TOKENS = 2, 3, 64
+THREADS, PROMPTS = 2, 3
 
-Ways = dict[str, Callable[[list[int]], float]]  # seconds for each token after the first that follows a prompt
+Measure = Callable[[list[int], int], float]  # seconds for each token after the first, of so many that follow a prompt
+Ways = dict[str, Measure]
 
 
 def by_gptqmodel(artifact: Path) -> Ways:
@@ -61,35 +66,61 @@ def by_bitsandbytes(artifact: Path) -> Ways:
     }
 
 
+def by_transformers(artifact: Path, device: str) -> Ways:
+    import engines
+
+    engine: Any = engines.load(manifest.read(artifact)["engine"], artifact, device, os.cpu_count() or 1)
+    engine.mode = "generate"
+    from transformers import AutoModelForCausalLM
+
+    attention = engine.versions()["attention"]
+    place = {} if device == "cpu" else {"device_map": device}
+    model = AutoModelForCausalLM.from_pretrained(artifact, dtype=engine.dtype, attn_implementation=attention, **place)
+
+    return {"by_hand": generate(model), "row": steps(engine), "row_model_by_hand": generate(engine.model)}
+
+
 METHODS = {"gptq": by_gptqmodel, "bitsandbytes": by_bitsandbytes}
 
 
-def generate(model: Any, prepare: Callable[[], None] = lambda: None) -> Callable[[list[int]], float]:
+def generate(model: Any, prepare: Callable[[], None] = lambda: None) -> Measure:
     """Of transformers and of what has its `generate`; `prepare` comes before each turn."""
     import torch
 
     def decode(prompt: list[int], tokens: int) -> None:
-        model.generate(torch.tensor([prompt]), max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
+        ids = torch.tensor([prompt], device=model.device)
+        model.generate(ids, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
 
-    def measure(prompt: list[int]) -> float:
+    def measure(prompt: list[int], tokens: int) -> float:
         prepare()
-        return seconds_after_the_first(decode, prompt)
+        return seconds_after_the_first(decode, prompt, tokens)
 
     return measure
 
 
-def seconds_after_the_first(decode: Callable[[list[int], int], None], prompt: list[int]) -> float:
+def steps(engine: Any, prepare: Callable[[], None] = lambda: None) -> Measure:
+    """Of a row's engine, by the times of its tokens."""
+    from timing.decoding import time_tokens
+
+    def measure(prompt: list[int], tokens: int) -> float:
+        prepare()
+        came = time_tokens(engine, [prompt], tokens).seconds
+        return (came[-1] - came[0]) / (tokens - 1)
+
+    return measure
+
+
+def seconds_after_the_first(decode: Callable[[list[int], int], None], prompt: list[int], tokens: int) -> float:
     took = []
-    for tokens in (1, TOKENS):
+    for asked in (1, tokens):
         start = time.perf_counter()
-        decode(prompt, tokens)
+        decode(prompt, asked)
         took.append(time.perf_counter() - start)
-    return (took[1] - took[0]) / (TOKENS - 1)
+    return (took[1] - took[0]) / (tokens - 1)
 
 
 def by_vllm(artifact: Path, device: str) -> Ways:
     import engines
-    from timing.decoding import time_tokens
 
     threads = max(1, (os.cpu_count() or 1) - 1)  # a core for who asks: without it a token waits for the scheduler
     engine: Any = engines.load("vllm", artifact, device, threads)
@@ -97,28 +128,26 @@ def by_vllm(artifact: Path, device: str) -> Ways:
 
     ends = list(engine.stop_ids)
 
-    def call(forbidden: bool) -> Callable[[list[int]], float]:
+    def call(forbidden: bool) -> Measure:
         def decode(prompt: list[int], tokens: int) -> None:
             ending = {"min_tokens": tokens, "stop_token_ids": ends} if forbidden else {"ignore_eos": True}
             asked = SamplingParams(temperature=0, max_tokens=tokens, detokenize=False, **ending)
             (answer,) = engine.llm.generate({"prompt_token_ids": prompt}, asked, use_tqdm=False)
             assert len(answer.outputs[0].token_ids) == tokens
 
-        return lambda prompt: seconds_after_the_first(decode, prompt)
+        return lambda prompt, tokens: seconds_after_the_first(decode, prompt, tokens)
 
-    def steps(forbidden: bool) -> Callable[[list[int]], float]:
-        def measure(prompt: list[int]) -> float:
+    def row(forbidden: bool) -> Measure:
+        def prepare() -> None:
             engine.ending = lambda n: {"min_tokens": n, "stop_token_ids": ends} if forbidden else {"ignore_eos": True}
-            came = time_tokens(engine, [prompt], TOKENS).seconds
-            return (came[-1] - came[0]) / (TOKENS - 1)
 
-        return measure
+        return steps(engine, prepare)
 
     return {
         "by_hand": call(False),
-        "row": steps(True),
+        "row": row(True),
         "by_hand_with_forbidden_ends": call(True),
-        "row_with_ignored_ends": steps(False),
+        "row_with_ignored_ends": row(False),
     }
 
 
@@ -140,20 +169,30 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("out", type=Path)
     arguments.add_argument("artifact", type=Path)
-    arguments.add_argument("--vllm", choices=("cpu", "cuda"), help="decode by vLLM on this device")
+    library = arguments.add_mutually_exclusive_group()
+    library.add_argument("--transformers", choices=("cpu", "cuda"), help="decode by transformers on this device")
+    library.add_argument("--vllm", choices=("cpu", "cuda"), help="decode by vLLM on this device")
     arguments.add_argument("--rounds", type=int, default=3, help="of all ways, after one that warms up")
+    arguments.add_argument("--tokens", type=int, default=64, help="of an answer, 2 or more")
     options = arguments.parse_args()
     if options.rounds < 1:
         arguments.error("--rounds: write 1 or more")
+    if options.tokens < 2:
+        arguments.error("--tokens: write 2 or more")
     method = shards.read_json(options.artifact / "config.json").get("quantization_config", {}).get("quant_method")
-    if not options.vllm and method not in METHODS:
+    if not (options.vllm or options.transformers) and method not in METHODS:
         raise UserError(f"{options.artifact}: its quant_method is {method!r}; name an artifact of {', '.join(METHODS)}")
     told = shards.read_json(options.artifact.parent / "tokens/prompts.json")["prompts"]
-    ways = by_vllm(options.artifact, options.vllm) if options.vllm else METHODS[method](options.artifact)
+    if options.vllm:
+        ways = by_vllm(options.artifact, options.vllm)
+    elif options.transformers:
+        ways = by_transformers(options.artifact, options.transformers)
+    else:
+        ways = METHODS[method](options.artifact)
     found: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(1 + options.rounds):
         for name, measure in ways.items():
-            times = [1e3 * measure(prompt["ids"]) for prompt in told[:PROMPTS]]
+            times = [1e3 * measure(prompt["ids"], options.tokens) for prompt in told[:PROMPTS]]
             found[name] += times if turn else []
     publish_json(options.out, compare(found, options.rounds))
 

@@ -148,10 +148,11 @@ print(json.dumps(same_process.compare({"by_hand": sum(hand, []), "row": sum(row,
     assert compared["by_hand"]["median"] == 5  # of 1 to 6, each twice, and 9 to 54
 
 
-def test_same_process_refuses_no_rounds(tmp_path: Path) -> None:
-    result = benchmark("same_process.py", tmp_path / "out.json", tmp_path, "--rounds", "0")
+@pytest.mark.parametrize(("option", "value"), [("--rounds", "0"), ("--tokens", "1")])
+def test_same_process_refuses_too_few(tmp_path: Path, option: str, value: str) -> None:
+    result = benchmark("same_process.py", tmp_path / "out.json", tmp_path, option, value)
     assert result.returncode == 2
-    assert "--rounds: write 1 or more" in result.stderr
+    assert f"{option}: write {int(value) + 1} or more" in result.stderr
 
 
 def test_the_change_of_predictions_is_told_in_nats_and_in_places(monkeypatch: pytest.MonkeyPatch) -> None:

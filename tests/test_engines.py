@@ -39,6 +39,20 @@ def test_a_batch_gives_each_prompt_the_tokens_that_it_gets_alone(facts: dict[str
     assert facts[name]["batch_equal"]
 
 
+def test_a_row_and_its_library_by_hand_decode_in_one_process(
+    demo: Path, torch_python: Path, call: Callable, tmp_path: Path
+) -> None:
+    out = tmp_path / "ways.json"
+    program = REPO / "benchmarks/same_process.py"
+    short = ("--rounds", 1, "--tokens", 4)
+    result = call(torch_python, program, out, demo / "artifacts/demo/fp16", "--transformers", "cpu", *short)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(out.read_text())
+    assert list(found) == ["by_hand", "row", "row_model_by_hand"]
+    assert [len(each["ms"]) for each in found.values()] == [3, 3, 3]  # prompts
+    assert found["by_hand"]["speed"] == 1
+
+
 def test_a_static_cache_and_merged_layers_give_the_tokens_of_generate(facts: dict[str, Any]) -> None:
     assert facts["fp16"]["static_tokens_equal"]
     assert facts["fp16"]["merged"] == 2 * facts["fp16"]["layers"]  # q, k and v; gate and up
