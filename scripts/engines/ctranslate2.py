@@ -15,10 +15,10 @@ from checkpoint import ctranslate2_bin
 from common.program import UserError, first_line
 from devices import cpu
 
-# Without VNNI, oneDNN adds pairs of products of int8 in 16 bits, which saturate. MKL does not, and is six times slower
-# on an AMD EPYC. Read when the library is loaded.
+# Without VNNI, oneDNN adds pairs of products of int8 in 16 bits, which saturate, and so does MKL on Intel's processors.
+# By the oldest instructions MKL adds them in 32 bits, several times slower. Read when the libraries are loaded.
 if engines.EXACT in os.environ and not cpu.has_vnni():
-    os.environ["CT2_USE_MKL"] = "1"
+    os.environ |= {"CT2_USE_MKL": "1", "MKL_CBWR": "COMPATIBLE"}
 
 import ctranslate2
 
@@ -101,7 +101,8 @@ class Engine(engines.Engine):
 
     def versions(self) -> dict[str, str]:
         rough = self.generator.device == "cpu" and self.compute_type.startswith("int8") and not cpu.has_vnni()
-        products = {"int8 products": "saturate, for want of VNNI"} if rough and "CT2_USE_MKL" not in os.environ else {}
+        in_32_bits = (os.environ.get("CT2_USE_MKL"), os.environ.get("MKL_CBWR")) == ("1", "COMPATIBLE")
+        products = {"int8 products": "saturate, for want of VNNI"} if rough and not in_32_bits else {}
         return {"ctranslate2": ctranslate2.__version__} | products
 
     def close(self) -> None:
