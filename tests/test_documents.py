@@ -43,6 +43,14 @@ def test_every_link_leads_to_a_file_and_a_heading(name: str) -> None:
         assert not anchor or anchor in anchors(target), f"{name}: {link}"
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_every_row_of_a_table_has_the_cells_of_its_head(name: str) -> None:
+    """What is beyond them is not shown."""
+    for table in re.findall(r"(?:^\|.*\n)+", prose(REPO / name) + "\n", re.MULTILINE):
+        cells = [len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()]
+        assert set(cells) == {cells[0]}, f"{name}: {table.splitlines()[0]}"
+
+
 def test_the_map_names_every_page_of_docs() -> None:
     linked = set(LINK.findall((REPO / "docs/README.md").read_text()))
     assert {path.name for path in (REPO / "docs").glob("*.md")} - {"README.md"} <= linked
