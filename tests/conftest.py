@@ -20,6 +20,8 @@ from hypothesis import settings
 
 REPO = Path(__file__).parent.parent
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each program that is started compiles what it imports
+if "PYTEST_XDIST_WORKER" in os.environ:  # a thread that spins while it waits takes the core from the other worker's
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 settings.register_profile("suite", deadline=None)  # how long an example takes says how busy the machine is
 settings.load_profile("suite")
 pytest_plugins = ["llama_fixtures", "bundle_fixtures"]
