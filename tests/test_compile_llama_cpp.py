@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,6 +75,26 @@ def test_it_is_compiled_once_and_goes_on_after_a_failure(compile_it: Callable, t
         line.split(" -B ")[1].split()[0] for line in (tmp_path / "calls").read_text().splitlines() if "-B" in line
     }
     assert len(folders) == 1  # what was broken off goes on there
+
+
+def test_sources_are_unpacked_by_a_python_whose_tarfile_has_no_filters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Debian 12's own is 3.11.2."""
+    inside = {
+        "vendor/llama.cpp/include/llama.h": "source/include/llama.h",
+        "llama_cpp/llama.py": "binding/llama_cpp/llama.py",
+    }
+    with tarfile.open(tmp_path / "sources.tar.gz", "w:gz") as tar:
+        for name in [*inside, "vendor/llama.cpp/docs/long.md", "README.md"]:
+            (tmp_path / "file").write_text(name)
+            tar.add(tmp_path / "file", f"llama_cpp_python-1/{name}")
+    extract = tarfile.TarFile.extract
+    monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    monkeypatch.setattr(tarfile.TarFile, "extract", lambda tar, member, path="": extract(tar, member, path))
+    compile_llama_cpp.unpack(tmp_path / "sources.tar.gz", tmp_path / "out")
+    files = {str(path.relative_to(tmp_path / "out")): path.read_text() for path in (tmp_path / "out").rglob("*.*")}
+    assert files == {place: name for name, place in inside.items()}
 
 
 def test_another_compiler_makes_another_build(compile_it: Callable, tmp_path: Path) -> None:

@@ -50,7 +50,21 @@ def test_a_row_and_its_library_by_hand_decode_in_one_process(
     found = json.loads(out.read_text())
     assert list(found) == ["by_hand", "row", "row_model_by_hand"]
     assert [len(each["ms"]) for each in found.values()] == [3, 3, 3]  # prompts
-    assert found["by_hand"]["speed"] == 1
+
+
+@pytest.mark.parametrize(("vnni", "said"), [(True, {}), (False, {"CT2_USE_MKL": "1", "MKL_CBWR": "COMPATIBLE"})])
+def test_the_gates_int8_does_not_saturate(call: Callable, torch_python: Path, vnni: bool, said: dict[str, str]) -> None:
+    """Where there is no VNNI, MKL multiplies by instructions that add in 32 bits; it must know before it is loaded."""
+    lines = f"""
+import json, os
+from devices import cpu
+cpu.has_vnni = lambda: {vnni}
+import engines.ctranslate2
+print(json.dumps({{name: os.environ[name] for name in ("CT2_USE_MKL", "MKL_CBWR") if name in os.environ}}))
+"""
+    result = call(torch_python, "-c", lines, PYTHONPATH=str(REPO / "scripts"), QUANTMILL_EXACT="1")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout) == said
 
 
 def test_a_static_cache_and_merged_layers_give_the_tokens_of_generate(facts: dict[str, Any]) -> None:

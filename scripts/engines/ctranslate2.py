@@ -16,7 +16,7 @@ from common.program import UserError, first_line
 from devices import cpu
 
 # Without VNNI, oneDNN adds pairs of products of int8 in 16 bits, which saturate, and so does MKL on Intel's processors.
-# By the oldest instructions MKL adds them in 32 bits, several times slower. Read when the libraries are loaded.
+# By its oldest instructions MKL adds them in 32 bits there; on AMD's it did by itself. Read when libraries are loaded.
 if engines.EXACT in os.environ and not cpu.has_vnni():
     os.environ |= {"CT2_USE_MKL": "1", "MKL_CBWR": "COMPATIBLE"}
 
