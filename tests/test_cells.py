@@ -10,17 +10,14 @@ from typing import Any
 
 import pytest
 from conftest import AUTOGPTQ
-from workflows import SNAKEMAKE
+from workflows import SNAKEMAKE, study_of_demo
 
 Rows = dict[str, dict[str, Any]]
 
 
 def add_cells(demo: Path, folder: Path, call: Callable, config: str) -> tuple[Path, str]:
-    """A copy of the finished demo whose config has other formats and `config` besides; what Snakemake said."""
-    root = shutil.copytree(demo, folder / "demo", symlinks=True)
-    path = root / "config/config.yaml"
-    kept = re.sub("^(models|formats):.*(\n  .*)*\n", "", path.read_text(), flags=re.MULTILINE)
-    path.write_text(kept + config)
+    """A copy of the finished demo after the study that `config` makes of it; what Snakemake said."""
+    root = study_of_demo(demo, folder, config)
     result = call(SNAKEMAKE, "--cores", "8", "report", cwd=root)
     assert result.returncode == 0, result.stdout + result.stderr
     return root, result.stdout + result.stderr

