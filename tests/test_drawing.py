@@ -2,10 +2,12 @@
 
 import resource
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from conftest import REPO
 
 from reporting import drawing
 
@@ -43,3 +45,25 @@ def test_whatever_ends_the_process_that_draws_the_report_has_texts_for_pictures(
     assert "no <b>glass</b> & no pencil" in told  # as text
     assert drawn.sizes == drawn.svg
     assert drawn.png[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+KEPT = """
+import os, sys
+from pathlib import Path
+import vl_convert
+from reporting import plot
+made = plot.program()
+(kept,) = Path(sys.argv[1], "quantmill").glob("vega-*.js")
+assert "vega" in made and kept.read_text() == made
+vl_convert.javascript_bundle = lambda **_: "again"
+assert plot.program() == made
+os.environ["XDG_CACHE_HOME"] = str(kept)  # where there can be no folder
+assert plot.program() == "again"
+"""
+
+
+def test_vega_is_bundled_once_for_the_user_and_each_time_without_a_cache(
+    tmp_path: Path, call: Callable, tools_python: Path
+) -> None:
+    result = call(tools_python, "-c", KEPT, tmp_path, PYTHONPATH=str(REPO / "scripts"), XDG_CACHE_HOME=str(tmp_path))
+    assert result.returncode == 0, result.stderr

@@ -93,7 +93,7 @@ def main(folder: Path, *more: str) -> None:
     compiled = {"plots": plot.specifications(rows), "details": plot.detail_specifications(rows)}
     compiled |= {"loads": load_plots.specifications(rows)} if more else {}
     (folder / "plots.json").write_text(json.dumps(compiled), encoding="utf-8")
-    (folder / "vega.js").write_text(vl_convert.javascript_bundle(vl_version=plot.version()), encoding="utf-8")
+    (folder / "vega.js").write_text(plot.program(), encoding="utf-8")
     speeds, sizes = (picture.specification(*axes, rows) for axes in (picture.SPEED, picture.SIZE))
     (folder / "quality-size.svg").write_text(vl_convert.vega_to_svg(sizes), encoding="utf-8")
     (folder / "quality-speed.svg").write_text(vl_convert.vega_to_svg(speeds), encoding="utf-8")

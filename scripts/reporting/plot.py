@@ -6,11 +6,15 @@ reporting/picture.py places those. reporting/drawing.py runs what compiles and d
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import altair as alt
 import vl_convert
 
+from common.cached import cache
+from common.program import UserError
+from common.publish import publish
 from reporting.axes import COSTS, INTERVALS, MORE_IS_BETTER, SIZES, is_task, qualities, smallest
 
 # Okabe and Ito's palette, distinguishable with every common colour blindness; grey for its black, seen on black too
@@ -61,7 +65,7 @@ def better_corner(quality: str, cost: str) -> alt.Chart:
         fontWeight="bold",
         color=GOOD,
     )
-    across, up = alt.value("width") if right else alt.value(0), alt.value(0) if top else alt.value("height")
+    across, up = alt.XValue("width" if right else 0), alt.YValue(0 if top else "height")
     return mark.encode(x=across, y=up).properties(name="corner")
 
 
@@ -89,27 +93,32 @@ def chart(quality: str, cost: str, rows: Sequence[Mapping[str, Any]], *, picture
     legend = alt.Legend(symbolOpacity=1, orient="bottom", columns=7 if picture else 3)
     colour.legend = legend if of_engines else None
     shape.legend = legend if (of_engines if one else picture) else None
+    lines = [alt.Detail(f"{name}:N") for name in (("model",) if sized else ("model", "device"))]
     front = (
         base.transform_filter("datum.front")
         .mark_line(strokeDash=[4, 4], color=GREY)
-        .encode(x=x, y=y, detail=["model:N"] if sized else ["model:N", "device:N"], order=f"{cost}:Q")
+        .encode(x=x, y=y, detail=lines, order=alt.Order(f"{cost}:Q"))
     )
-    layers = [better_corner(quality, cost), front]
+    layers = [better_corner(quality, cost), front]  # channels by their types: Altair takes long to infer them
     if cost in INTERVALS:
-        bar = base.mark_rule(strokeWidth=2).encode(x=f"{cost}_low:Q", x2=f"{cost}_high:Q", y=y, color=colour)
+        bar = base.mark_rule(strokeWidth=2).encode(
+            x=alt.X(f"{cost}_low:Q"), x2=alt.X2(f"{cost}_high:Q"), y=y, color=colour
+        )
         limit = base.transform_filter("isValid(datum.roofline) && rooflines").mark_tick(
             orient="vertical", thickness=3, size=20
         )
-        layers += [bar, limit.encode(x="roofline:Q", y=y, color=colour).properties(name="rooflines")]
+        layers += [bar, limit.encode(x=alt.X("roofline:Q"), y=y, color=colour).properties(name="rooflines")]
     if quality in INTERVALS:
-        bar = base.mark_rule(strokeWidth=2).encode(y=f"{quality}_low:Q", y2=f"{quality}_high:Q", x=x, color=colour)
+        bar = base.mark_rule(strokeWidth=2).encode(
+            y=alt.Y(f"{quality}_low:Q"), y2=alt.Y2(f"{quality}_high:Q"), x=x, color=colour
+        )
         layers.append(bar)
     tooltip = [alt.Tooltip("model:N"), alt.Tooltip("cell:N", title="format")]
     tooltip += [alt.Tooltip(f"{name}:N") for name in ("engine", "compute_type", "device")]
     tooltip += [alt.Tooltip(f"{name}:Q", format=".4~g") for name in (quality, *_ends(quality), cost, *_ends(cost))]
-    pale = alt.value(1) if sized else alt.condition("datum.disturbed", alt.value(0.35), alt.value(1))
+    faint = {} if sized else {"condition": {"test": "datum.disturbed", "value": 0.35}}
     points = base.mark_point(filled=True, size=70 if of_engines else 110).encode(
-        x=x, y=y, color=colour, shape=shape, tooltip=tooltip, opacity=pale
+        x=x, y=y, color=colour, shape=shape, tooltip=tooltip, opacity=alt.OpacityValue(1, **faint)
     )
     title = {"title": heading(models, sized, any(row["disturbed"] for row in rows))} if picture else {}
     return (
@@ -170,6 +179,18 @@ def vega(drawn: alt.LayerChart) -> dict[str, Any]:
 def version() -> str:
     """Of Vega-Lite, as Altair and vl_convert both name it."""
     return ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
+
+
+def program() -> str:
+    """Vega, as it draws in a browser. vl-convert takes five seconds of a core to bundle it: the user's cache folder
+    keeps it, where there can be one."""
+    kept = cache() / f"vega-{vl_convert.__version__}-{version()}.js"
+    with suppress(OSError):
+        return kept.read_text(encoding="utf-8")
+    made = vl_convert.javascript_bundle(vl_version=version())
+    with suppress(OSError, UserError), publish(kept) as partial:
+        partial.write_text(made, encoding="utf-8")
+    return made
 
 
 def specifications(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
