@@ -52,7 +52,7 @@ test-quick: $(BOOTSTRAP)
 	$(BIN)/snakemake --cores $(CORES) --quiet all -- envs/tools
 	$(PYTEST) $(SHARED) -m unit
 
-# Everything but what is slow or wants what few machines have: a quarter of an hour.
+# Everything but what is slow or wants what few machines have: 15 to 40 minutes.
 test: lint environments
 	$(PYTEST) $(SHARED) -m "not slow and not timing and not slurm and not real"
 	$(PYTEST) -m "timing and not slow"

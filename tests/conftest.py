@@ -46,8 +46,8 @@ runpy.run_path(sys.argv[0], run_name='__main__')
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests by what they use. The demo's run comes first, for which other files wait; those with slow tests
-    come last, so that they are what a slow machine has no time for."""
+    """Mark the tests by what they use. The demo's run comes first, for which other files wait; slow tests come last, so
+    that they are what a slow machine has no time for."""
     for item in items:
         copies = "checkout" in item.fixturenames
         if copies:
@@ -57,9 +57,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         ):
             item.add_marker("unit")
     slow = {item.path for item in items if has_marker(item, "slow")}
+    quick = {item.path for item in items if not has_marker(item, "slow")}
     late = {item.path for item in items if "demo" in item.fixturenames}  # while one worker makes it, none is to wait
     first = "test_workflow.py"
-    items.sort(key=lambda item: (item.path.name != first, item.path in slow, item.path in late))
+    items.sort(key=lambda item: (item.path.name != first, item.path in slow, item.path not in quick, item.path in late))
 
 
 @pytest.hookimpl(tryfirst=True)
