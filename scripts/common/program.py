@@ -43,11 +43,8 @@ _hasty = False
 
 
 def leave_at_once() -> None:
-    """From now on `run` ends the process as soon as its `main` returns.
-
-    Unloading torch takes a second. And a library may abort meanwhile (vLLM: "terminate called without an active
-    exception", once in some dozens of runs), so that what was published would count as failed.
-    """
+    """From now on `run` ends the process as soon as its `main` returns: a library may abort it while the interpreter
+    unloads, and what was published would count as failed."""
     global _hasty
     _hasty = True
 

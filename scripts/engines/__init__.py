@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from common.program import UserError, first_line, leave_at_once
+from common.program import UserError, first_line
 from devices import cpu
 
 # float32 values in one chunk of logits: 40 MiB. glibc's malloc gives more than 32 MiB back at once, and kept a little
@@ -158,7 +158,6 @@ def load(name: str, artifact: Path, device: str, threads: int, gpus: int = 1, **
         if gpus > 1 and "gpus" not in kind.capabilities:
             raise UserError(f"engine {name} runs on one GPU, and {gpus} are asked for; leave gpus out")
         engine = kind(artifact, device, threads, **options)
-    leave_at_once()
     for method in ("decode", "logits", "last_logits", "many_target_logprobs"):
         setattr(engine, method, _guard_iterator(getattr(engine, method), name, artifact))
     for method in ("target_logprobs", "processes", "weight_bytes", "peak_allocated_bytes", "versions"):

@@ -22,7 +22,7 @@ from vllm.sampling_params import RequestOutputKind
 import engines
 from checkpoint import shards
 from common import token_ids
-from common.program import UserError, first_line
+from common.program import UserError, first_line, leave_at_once
 from devices import cpu
 from serving import vllm_settings
 from serving.guard import Guard
@@ -56,6 +56,7 @@ class Engine(engines.Engine):
             raise UserError(f"{artifact}: vLLM cannot load it ({first_line(error)}); its log says more") from None
         self.guard.settle()
         self.engine = self.llm.llm_engine
+        leave_at_once()  # "terminate called without an active exception", once in some dozens of runs
         atexit.register(self.close)
         self.config = self.engine.vllm_config
         self.compute_type = str(self.config.model_config.dtype).removeprefix("torch.")

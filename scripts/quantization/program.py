@@ -25,7 +25,7 @@ from checkpoint.float16 import BeyondFloat16, stored_dtype, write_float16
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import DTYPE_BYTES, Tensor
 from common import manifest, own_code, program
-from common.program import UserError, first_line, leave_at_once
+from common.program import UserError, first_line
 from common.publish import place, publish, work_folder
 from devices import cpu
 from quantization import calibration, layers
@@ -166,7 +166,6 @@ def build(
             torch.cuda.empty_cache()
         write_artifact(folder, job, source, options, cast)
     shutil.rmtree(resume, ignore_errors=True)
-    leave_at_once()
 
 
 def resume_folder(
