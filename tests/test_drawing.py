@@ -47,7 +47,7 @@ def test_whatever_ends_the_process_that_draws_the_report_has_texts_for_pictures(
     assert drawn.png[:8] == b"\x89PNG\r\n\x1a\n"
 
 
-KEPT = """
+KEPT = r"""
 import os, sys
 from pathlib import Path
 import vl_convert
@@ -57,12 +57,15 @@ made = plot.program()
 assert "vega" in made and kept.read_text() == made
 vl_convert.javascript_bundle = lambda **_: "again"
 assert plot.program() == made
+for damaged in (b"", b"\xff" + made.encode(), made.encode()[:1000]):
+    kept.write_bytes(damaged)
+    assert plot.program() == "again"
 os.environ["XDG_CACHE_HOME"] = str(kept)  # where there can be no folder
 assert plot.program() == "again"
 """
 
 
-def test_vega_is_bundled_once_for_the_user_and_each_time_without_a_cache(
+def test_vega_is_bundled_once_for_the_user_unless_it_is_damaged_or_cannot_be_kept(
     tmp_path: Path, call: Callable, tools_python: Path
 ) -> None:
     result = call(tools_python, "-c", KEPT, tmp_path, PYTHONPATH=str(REPO / "scripts"), XDG_CACHE_HOME=str(tmp_path))

@@ -20,13 +20,14 @@ def test_tasks_are_added_to_a_study_without_another_job_and_a_wrong_name_costs_t
     config, python = root / "config/config.yaml", json.dumps({"lm-eval": str(interpreter("lm-eval"))})[1:-1]
     text = config.read_text().replace("interpreters: {", f"interpreters: {{{python}, ")
 
-    def report(names: str | None) -> int:
+    def report(names: str | None, code: int = 0) -> None:
         config.write_text(text + (TASKS % names if names else ""))
-        return call(SNAKEMAKE, "--cores", "8", "report", cwd=root).returncode
+        result = call(SNAKEMAKE, "--cores", "8", "report", cwd=root)
+        assert result.returncode == code, result.stdout + result.stderr
 
-    assert report(None) == 0
+    report(None)
     plain = rows(root)
-    assert report("next_words, next_wrods") == 1
+    report("next_words, next_wrods", 1)
     entries = json.loads((root / "artifacts/report/results.json").read_text())["tasks"]
     nearest = "has no task 'next_wrods'; did you mean 'next_words'?"
     why = f"failed: tasks: lm-evaluation-harness and tests/data/tasks {nearest}"
@@ -38,7 +39,7 @@ def test_tasks_are_added_to_a_study_without_another_job_and_a_wrong_name_costs_t
     config.write_text(text + TASKS % "next_words, last_words")
     asked = {"task_documents last_words", "tasks fp16", "tasks ct2-int8"}
     assert jobs(call, root) == {*asked, "study", "page", "report"}
-    assert report("next_words, last_words") == 0
+    report("next_words, last_words")
     found = rows(root)
     for name, row in plain.items():
         assert {column: found[name][column] for column in row} == row

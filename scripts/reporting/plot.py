@@ -5,6 +5,7 @@ two of them with their data and a legend of engines: Vega places labels on a can
 reporting/picture.py places those. reporting/drawing.py runs what compiles and draws.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -183,13 +184,17 @@ def version() -> str:
 
 def program() -> str:
     """Vega, as it draws in a browser. vl-convert takes five seconds of a core to bundle it: the user's cache folder
-    keeps it, where there can be one."""
-    kept = cache() / f"vega-{vl_convert.__version__}-{version()}.js"
+    keeps it, where there can be one, under its hash, so that a damaged file is made again."""
+    name = f"vega-{vl_convert.__version__}-{version()}"
     with suppress(OSError):
-        return kept.read_text(encoding="utf-8")
+        for kept in cache().glob(f"{name}-*.js"):
+            content = kept.read_bytes()
+            if kept.name == f"{name}-{hashlib.sha256(content).hexdigest()}.js":
+                return content.decode()
     made = vl_convert.javascript_bundle(vl_version=version())
-    with suppress(OSError, UserError), publish(kept) as partial:
-        partial.write_text(made, encoding="utf-8")
+    digest = hashlib.sha256(made.encode()).hexdigest()
+    with suppress(OSError, UserError), publish(cache() / f"{name}-{digest}.js") as partial:
+        partial.write_bytes(made.encode())
     return made
 
 
