@@ -7,8 +7,9 @@
     envs/vllm/bin/python benchmarks/same_process.py OUT artifacts/MODEL/awq-int4 --vllm cuda
 
 Of GPTQ: as gptqmodel loads it by itself, as the row does, and with the row's kernel in bfloat16. Of bitsandbytes: with
-its warnings and without. Both on a CPU. Of transformers, and of what it loads (bitsandbytes, torchao): `generate` of
-the model as the library loads it (by hand), the row, and `generate` of the row's model. Of vLLM: one call that returns
+its warnings and without. Both on a CPU. Of transformers, and of what runs in it (bitsandbytes, torchao, HQQ):
+`generate` of the model as the library makes it (by hand), the row, and `generate` of the row's model. HQQ makes it of
+the fp16 artifact beside. Of vLLM: one call that returns
 the answer (by hand) and one step at a time (the row), each with the ends of an answer ignored, or forbidden until it is
 long enough (the row). Each way decodes three prompts of the study, 64 tokens, in so many rounds after one that warms
 up. A time is that of a token after the first, in ms: an answer less its first token alone, or of the row's steps, from
@@ -16,6 +17,7 @@ first to last. `speed` is a way's beside the first one's: the median of the roun
 and its 95% interval by bootstrap.
 """
 
+import json
 import logging
 import os
 import statistics
@@ -69,13 +71,22 @@ def by_bitsandbytes(artifact: Path) -> Ways:
 def by_transformers(artifact: Path, device: str) -> Ways:
     import engines
 
-    engine: Any = engines.load(manifest.read(artifact)["engine"], artifact, device, os.cpu_count() or 1)
+    told = manifest.read(artifact)
+    engine: Any = engines.load(told["engine"], artifact, device, os.cpu_count() or 1)
     engine.mode = "generate"
     from transformers import AutoModelForCausalLM
 
+    quantized_at_load = told["engine"] == "hqq"  # transformers does not load its files
+    path = artifact.parent / "fp16" if quantized_at_load else artifact
     attention = engine.versions()["attention"]
     place = {} if device == "cpu" else {"device_map": device}
-    model = AutoModelForCausalLM.from_pretrained(artifact, dtype=engine.dtype, attn_implementation=attention, **place)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=engine.dtype, attn_implementation=attention, **place)
+    if quantized_at_load:
+        from hqq.core.quantize import BaseQuantizeConfig
+        from hqq.models.hf.base import AutoHQQHFModel
+
+        config = BaseQuantizeConfig(**{name: told["parameters"][name] for name in ("nbits", "group_size")}, axis=1)
+        AutoHQQHFModel.quantize_model(model, quant_config=config, compute_dtype=engine.dtype, device=device)
 
     return {"by_hand": generate(model), "row": steps(engine), "row_model_by_hand": generate(engine.model)}
 
@@ -119,11 +130,11 @@ def seconds_after_the_first(decode: Callable[[list[int], int], None], prompt: li
     return (took[1] - took[0]) / (tokens - 1)
 
 
-def by_vllm(artifact: Path, device: str) -> Ways:
+def by_vllm(artifact: Path, device: str, options: dict[str, Any]) -> Ways:
     import engines
 
     threads = max(1, (os.cpu_count() or 1) - 1)  # a core for who asks: without it a token waits for the scheduler
-    engine: Any = engines.load("vllm", artifact, device, threads)
+    engine: Any = engines.load("vllm", artifact, device, threads, **options)
     from vllm import SamplingParams
 
     ends = list(engine.stop_ids)
@@ -172,6 +183,7 @@ def main() -> None:
     library = arguments.add_mutually_exclusive_group()
     library.add_argument("--transformers", choices=("cpu", "cuda"), help="decode by transformers on this device")
     library.add_argument("--vllm", choices=("cpu", "cuda"), help="decode by vLLM on this device")
+    arguments.add_argument("--options", type=json.loads, default={}, help="of the row in vLLM, as JSON")
     arguments.add_argument("--rounds", type=int, default=3, help="of all ways, after one that warms up")
     arguments.add_argument("--tokens", type=int, default=64, help="of an answer, 2 or more")
     options = arguments.parse_args()
@@ -184,7 +196,7 @@ def main() -> None:
         raise UserError(f"{options.artifact}: its quant_method is {method!r}; name an artifact of {', '.join(METHODS)}")
     told = shards.read_json(options.artifact.parent / "tokens/prompts.json")["prompts"]
     if options.vllm:
-        ways = by_vllm(options.artifact, options.vllm)
+        ways = by_vllm(options.artifact, options.vllm, options.options)
     elif options.transformers:
         ways = by_transformers(options.artifact, options.transformers)
     else:
