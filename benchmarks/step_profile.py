@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a token takes in transformers and in the libraries that run in it: how much of it the GPU works, as JSON.
+"""What a token takes in transformers and in the libraries that run in it: how much of it the GPU works, a JSON list.
 
     python benchmarks/step_profile.py OUT artifacts/MODEL/FORMAT… [--tokens 64]
 
@@ -97,9 +97,10 @@ def main() -> None:
     options = arguments.parse_args()
     if options.tokens < 2:
         arguments.error("--tokens: write 2 or more")
-    found: dict[str, Any] = {}
+    found: list[dict[str, Any]] = []
     for artifact in options.artifacts:
-        found[f"{artifact.parent.name}/{artifact.name}"] = profile(artifact, options.tokens)
+        names = {"model": artifact.parent.name, "format": artifact.name}
+        found.append(names | profile(artifact, options.tokens))
         publish_json(options.out, found)  # each time: a machine that is lent may be taken back
 
 
