@@ -93,8 +93,9 @@ def test_figures_are_the_servers_own(load: Callable, tmp_path: Path) -> None:
     for _ in range(4):  # a stall of this machine is no fault of the client, whether it saw it or not
         assert load({}, concurrency=[3], new_tokens=24).returncode == 0
         (three,) = read(tmp_path)["loads"]
-        found = (three["findings"], three["figures"]["tpot_ms_p50"], three["figures"]["ttft_ms_p50"])
-        right = ([], pytest.approx(tpot, rel=0.02), pytest.approx(ttft, rel=0.1))
+        assert {each["fault"] for each in three["findings"]} <= DISTURBED | {"unstable"}
+        found = (three["figures"]["tpot_ms_p50"], three["figures"]["ttft_ms_p50"])
+        right = (pytest.approx(tpot, rel=0.02), pytest.approx(ttft, rel=0.1))
         if found == right:
             break
     assert found == right
