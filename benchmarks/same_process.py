@@ -9,15 +9,13 @@
 Of GPTQ: as gptqmodel loads it by itself, as the row does, and with the row's kernel in bfloat16. Of bitsandbytes: with
 its warnings and without. Both on a CPU. Of transformers, and of what runs in it (bitsandbytes, torchao, HQQ):
 `generate` of the model as the library makes it (by hand), the row, and `generate` of the row's model. HQQ makes it of
-the fp16 artifact beside. Of vLLM: one call that returns
-the answer (by hand) and one step at a time (the row), each with the ends of an answer ignored, or forbidden until it is
-long enough (the row). Each way decodes three prompts of the study, 64 tokens, in so many rounds after one that warms
-up. A time is that of a token after the first, in ms: an answer less its first token alone, or of the row's steps, from
-first to last. `speed` is a way's beside the first one's: the median of the rounds, each by the medians of its prompts,
-and its 95% interval by bootstrap.
+the fp16 artifact beside. Of vLLM: one call that returns the answer (by hand) and one step at a time (the row), each
+with the ends of an answer ignored, or forbidden until it is long enough (the row). Each way decodes three prompts of
+the study, 64 tokens, in so many rounds after one that warms up. A time is that of a token after the first, in ms: an
+answer less its first token alone, or of the row's steps, from first to last. `speed` is a way's beside the first one's:
+the median of the rounds, each by the medians of its prompts, and its 95% interval by bootstrap.
 """
 
-import json
 import logging
 import os
 import statistics
@@ -31,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 import numpy as np
 
+import engines
 from checkpoint import shards
 from common import manifest
 from common.program import UserError, parser, run
@@ -69,8 +68,6 @@ def by_bitsandbytes(artifact: Path) -> Ways:
 
 
 def by_transformers(artifact: Path, device: str) -> Ways:
-    import engines
-
     told = manifest.read(artifact)
     engine: Any = engines.load(told["engine"], artifact, device, os.cpu_count() or 1)
     engine.mode = "generate"
@@ -131,8 +128,6 @@ def seconds_after_the_first(decode: Callable[[list[int], int], None], prompt: li
 
 
 def by_vllm(artifact: Path, device: str, options: dict[str, Any]) -> Ways:
-    import engines
-
     threads = max(1, (os.cpu_count() or 1) - 1)  # a core for who asks: without it a token waits for the scheduler
     engine: Any = engines.load("vllm", artifact, device, threads, **options)
     from vllm import SamplingParams
@@ -183,7 +178,7 @@ def main() -> None:
     library = arguments.add_mutually_exclusive_group()
     library.add_argument("--transformers", choices=("cpu", "cuda"), help="decode by transformers on this device")
     library.add_argument("--vllm", choices=("cpu", "cuda"), help="decode by vLLM on this device")
-    arguments.add_argument("--options", type=json.loads, default={}, help="of the row in vLLM, as JSON")
+    arguments.add_argument("--options", type=engines.parse_options, default={}, help="of vLLM, as JSON")
     arguments.add_argument("--rounds", type=int, default=3, help="of all ways, after one that warms up")
     arguments.add_argument("--tokens", type=int, default=64, help="of an answer, 2 or more")
     options = arguments.parse_args()
@@ -191,6 +186,8 @@ def main() -> None:
         arguments.error("--rounds: write 1 or more")
     if options.tokens < 2:
         arguments.error("--tokens: write 2 or more")
+    if options.options and not options.vllm:
+        arguments.error("--options: goes with --vllm")
     method = shards.read_json(options.artifact / "config.json").get("quantization_config", {}).get("quant_method")
     if not (options.vllm or options.transformers) and method not in METHODS:
         raise UserError(f"{options.artifact}: its quant_method is {method!r}; name an artifact of {', '.join(METHODS)}")

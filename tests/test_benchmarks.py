@@ -148,11 +148,21 @@ print(json.dumps(same_process.compare({"by_hand": sum(hand, []), "row": sum(row,
     assert compared["by_hand"]["median"] == 5  # of 1 to 6, each twice, and 9 to 54
 
 
-@pytest.mark.parametrize(("option", "value"), [("--rounds", "0"), ("--tokens", "1")])
-def test_same_process_refuses_too_few(tmp_path: Path, option: str, value: str) -> None:
-    result = benchmark("same_process.py", tmp_path / "out.json", tmp_path, option, value)
-    assert result.returncode == 2
-    assert f"{option}: write {int(value) + 1} or more" in result.stderr
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--rounds", "0"], "--rounds: write 1 or more"),
+        (["--tokens", "1"], "--tokens: write 2 or more"),
+        (["--vllm", "cpu", "--options", "[]"], "is no mapping"),
+        (["--vllm", "cpu", "--options", "{"], "is no JSON"),
+        (["--options", '{"dtype": "bfloat16"}'], "--options: goes with --vllm"),
+    ],
+)
+def test_same_process_refuses_options_that_cannot_be(tmp_path: Path, options: list[str], words: str) -> None:
+    result = benchmark("same_process.py", tmp_path / "out.json", tmp_path, *options)
+    assert result.returncode in (1, 2)
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_the_change_of_predictions_is_told_in_nats_and_in_places(monkeypatch: pytest.MonkeyPatch) -> None:
