@@ -101,6 +101,40 @@ def test_an_epyc_and_a_xeon_gave_the_same_scores_but_of_two_formats() -> None:
     assert files["gptq-int4"] != xeon["gptq-int4"]["artifact"]["files_sha256"]
 
 
+def test_formats_are_as_fast_as_by_hand_as_the_page_says() -> None:
+    files = (REPO / "results/h200-served/in-one-process").glob("*.json")
+    found = {path.stem: json.loads(path.read_text()) for path in files}
+    assert len(found) == 16
+    off = {name for name, ways in found.items() if ways["row"]["speed"] != pytest.approx(1, abs=0.05)}
+    assert off == {"transformers-bnb-nf4-dq"}
+    three = 3  # prompts a round
+    rounds = {name: len(ways["row"]["ms"]) / three for name, ways in found.items()}
+    assert {rounds[name] for name in found if name.startswith("vllm")} == {40}
+    long = {name for name in found if rounds[name] == 14}
+    assert long == {"transformers-bnb-nf4", "transformers-torchao-int8"}
+    assert {rounds[name] for name in found if name.startswith("transformers")} == {14, 6}
+    assert [found[name]["row"]["speed"] for name in long] == pytest.approx([1, 1], abs=0.01)
+
+
+def test_why_formats_are_slower_than_float16_is_as_the_page_says() -> None:
+    profiles = json.loads((REPO / "results/h200-served/step-profile.json").read_text())
+    found = {each["format"]: each for each in profiles if each["model"] == "llama-7b"}
+
+    def shares(name: str, number: int) -> float:
+        return sum(each["share"] for each in found[name]["largest"][:number])
+
+    plain, nf4, int8 = found["fp16"], found["bnb-nf4"], found["bnb-int8"]
+    assert plain["gpu_ms"] < plain["ms"] / 5
+    products = shares("fp16", 2) * plain["gpu_ms"], shares("bnb-nf4", 1) * nf4["gpu_ms"]
+    assert products[0] == pytest.approx(products[1], rel=0.02)
+    assert int8["kernels"] / plain["kernels"] == pytest.approx(2, rel=0.05)
+    names = [each["kernel"] for each in int8["largest"]]
+    assert any("or_kernel" in name for name in names) and any("DtoH" in name for name in names)
+    assert found["torchao-int8"]["gpu_ms"] / plain["gpu_ms"] == pytest.approx(4, rel=0.05)
+    assert shares("torchao-fp8", 3) == pytest.approx(0.9, abs=0.02)
+    assert all(found[name]["gpu_ms"] > 0.8 * found[name]["ms"] for name in ("torchao-fp8", "hqq-int4"))
+
+
 @pytest.mark.parametrize(
     "path", sorted(REPO.glob("results/*/*.svg")), ids=lambda path: f"{path.parent.name}-{path.stem}"
 )
