@@ -13,7 +13,8 @@ the fp16 artifact beside. Of vLLM: one call that returns the answer (by hand) an
 with the ends of an answer ignored, or forbidden until it is long enough (the row). Each way decodes three prompts of
 the study, 64 tokens, in so many rounds after one that warms up. A time is that of a token after the first, in ms: an
 answer less its first token alone, or of the row's steps, from first to last. `speed` is a way's beside the first one's:
-the median of the rounds, each by the medians of its prompts, and its 95% interval by bootstrap.
+the median of the rounds, each by the medians of its prompts, and its 95% interval by bootstrap. `versions` and `device`
+are what a row has.
 """
 
 import logging
@@ -22,6 +23,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 import numpy as np
 
+import devices
 import engines
 from checkpoint import shards
 from common import manifest
@@ -40,9 +43,10 @@ THREADS, PROMPTS = 2, 3
 
 Measure = Callable[[list[int], int], float]  # seconds for each token after the first, of so many that follow a prompt
 Ways = dict[str, Measure]
+Versions = dict[str, str]
 
 
-def by_gptqmodel(artifact: Path) -> Ways:
+def by_gptqmodel(artifact: Path) -> tuple[Ways, Versions]:
     os.environ |= {"GPTQMODEL_CPU_WORKERS": str(THREADS), "GPTQMODEL_OFFLINE": "1"}  # as rows have it; read at import
     import torch
     from gptqmodel import BACKEND, GPTQModel
@@ -51,23 +55,30 @@ def by_gptqmodel(artifact: Path) -> Ways:
     fused = {"backend": BACKEND.GPTQ_TORCH_FUSED}
     told: dict[str, dict[str, Any]] = {"by_hand": {}, "row": fused | {"dtype": torch.float32}}
     told["row_in_bfloat16"] = fused | {"dtype": torch.bfloat16}
-    return {name: generate(GPTQModel.load(str(artifact), device="cpu", **each)) for name, each in told.items()}
+    ways = {name: generate(GPTQModel.load(str(artifact), device="cpu", **each)) for name, each in told.items()}
+    return ways, installed("gptqmodel")
 
 
-def by_bitsandbytes(artifact: Path) -> Ways:
+def by_bitsandbytes(artifact: Path) -> tuple[Ways, Versions]:
     import torch
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(THREADS)
     model = AutoModelForCausalLM.from_pretrained(artifact, dtype=torch.float32)
     log = logging.getLogger("bitsandbytes")
-    return {
+    ways = {
         "with_warnings": generate(model, lambda: log.setLevel(logging.WARNING)),
         "without_warnings": generate(model, lambda: log.setLevel(logging.ERROR)),
     }
+    return ways, installed("bitsandbytes")
 
 
-def by_transformers(artifact: Path, device: str) -> Ways:
+def installed(library: str) -> Versions:
+    """Versions of a library that runs in transformers, and of what it runs in."""
+    return {name: version(name) for name in (library, "transformers", "torch")}
+
+
+def by_transformers(artifact: Path, device: str) -> tuple[Ways, Versions]:
     told = manifest.read(artifact)
     engine: Any = engines.load(told["engine"], artifact, device, os.cpu_count() or 1)
     engine.mode = "generate"
@@ -85,7 +96,8 @@ def by_transformers(artifact: Path, device: str) -> Ways:
         config = BaseQuantizeConfig(**{name: told["parameters"][name] for name in ("nbits", "group_size")}, axis=1)
         AutoHQQHFModel.quantize_model(model, quant_config=config, compute_dtype=engine.dtype, device=device)
 
-    return {"by_hand": generate(model), "row": steps(engine), "row_model_by_hand": generate(engine.model)}
+    ways = {"by_hand": generate(model), "row": steps(engine), "row_model_by_hand": generate(engine.model)}
+    return ways, engine.versions()
 
 
 METHODS = {"gptq": by_gptqmodel, "bitsandbytes": by_bitsandbytes}
@@ -127,7 +139,7 @@ def seconds_after_the_first(decode: Callable[[list[int], int], None], prompt: li
     return (took[1] - took[0]) / (tokens - 1)
 
 
-def by_vllm(artifact: Path, device: str, options: dict[str, Any]) -> Ways:
+def by_vllm(artifact: Path, device: str, options: dict[str, Any]) -> tuple[Ways, Versions]:
     threads = max(1, (os.cpu_count() or 1) - 1)  # a core for who asks: without it a token waits for the scheduler
     engine: Any = engines.load("vllm", artifact, device, threads, **options)
     from vllm import SamplingParams
@@ -149,12 +161,13 @@ def by_vllm(artifact: Path, device: str, options: dict[str, Any]) -> Ways:
 
         return steps(engine, prepare)
 
-    return {
+    ways = {
         "by_hand": call(False),
         "row": row(True),
         "by_hand_with_forbidden_ends": call(True),
         "row_with_ignored_ends": row(False),
     }
+    return ways, engine.versions()
 
 
 def compare(found: dict[str, list[float]], rounds: int) -> dict[str, dict[str, Any]]:
@@ -193,17 +206,18 @@ def main() -> None:
         raise UserError(f"{options.artifact}: its quant_method is {method!r}; name an artifact of {', '.join(METHODS)}")
     told = shards.read_json(options.artifact.parent / "tokens/prompts.json")["prompts"]
     if options.vllm:
-        ways = by_vllm(options.artifact, options.vllm, options.options)
+        ways, versions = by_vllm(options.artifact, options.vllm, options.options)
     elif options.transformers:
-        ways = by_transformers(options.artifact, options.transformers)
+        ways, versions = by_transformers(options.artifact, options.transformers)
     else:
-        ways = METHODS[method](options.artifact)
+        ways, versions = METHODS[method](options.artifact)
     found: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(1 + options.rounds):
         for name, measure in ways.items():
             times = [1e3 * measure(prompt["ids"], options.tokens) for prompt in told[:PROMPTS]]
             found[name] += times if turn else []
-    publish_json(options.out, compare(found, options.rounds))
+    device = devices.describe(options.vllm or options.transformers or "cpu", os.cpu_count() or 1)
+    publish_json(options.out, compare(found, options.rounds) | {"versions": versions, "device": device})
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@
 Each artifact is loaded by its engine, and `generate` of the model answers one prompt of the study. `ms` is the time of
 a token after the first without a profiler, the median of five answers. `gpu_ms` is what the kernels of one token take
 together, as torch's profiler tells them, and `kernels` how many there are. What is left of `ms` the GPU waits.
-`largest` are the kernels that take the most, with their share of `gpu_ms`.
+`largest` are the kernels that take the most, with their share of `gpu_ms`. `versions` and `device` are what a row has.
 """
 
 import json
@@ -60,11 +60,13 @@ def profile(artifact: Path, tokens: int) -> dict[str, Any]:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
 
+    import devices
     import engines
 
     if not torch.cuda.is_available():
         raise UserError("torch finds no GPU here, and this profiles one; run it where there is one")
-    engine: Any = engines.load(name, artifact, "cuda", torch.get_num_threads())
+    threads = torch.get_num_threads()
+    engine: Any = engines.load(name, artifact, "cuda", threads)
     told = json.loads((artifact.parent / "tokens/prompts.json").read_text(encoding="utf-8"))["prompts"]
     ids = torch.tensor([told[0]["ids"]], device="cuda")
 
@@ -84,6 +86,7 @@ def profile(artifact: Path, tokens: int) -> dict[str, Any]:
     times = [(answer(tokens) - answer(1)) / (tokens - 1) for _ in range(ANSWERS)]
     kernels(1)  # the profiler too
     figures = {"engine": name, "ms": 1e3 * statistics.median(times)} | summary(kernels(tokens), kernels(1), tokens)
+    figures |= {"versions": engine.versions(), "device": devices.describe("cuda", threads)}
     engine.close()
     torch.cuda.empty_cache()
     return figures

@@ -48,8 +48,10 @@ def test_a_row_and_its_library_by_hand_decode_in_one_process(
     result = call(torch_python, program, out, demo / "artifacts/demo/fp16", "--transformers", "cpu", *short)
     assert result.returncode == 0, result.stderr
     found = json.loads(out.read_text())
-    assert list(found) == ["by_hand", "row", "row_model_by_hand"]
-    assert [len(each["ms"]) for each in found.values()] == [3, 3, 3]  # prompts
+    assert list(found) == ["by_hand", "row", "row_model_by_hand", "versions", "device"]
+    assert [len(found[way]["ms"]) for way in ("by_hand", "row", "row_model_by_hand")] == [3, 3, 3]  # prompts
+    assert {"torch", "transformers"} <= found["versions"].keys()
+    assert found["device"]["device"] == "cpu"
 
 
 @pytest.mark.parametrize(("vnni", "said"), [(True, {}), (False, {"CT2_USE_MKL": "1", "MKL_CBWR": "COMPATIBLE"})])

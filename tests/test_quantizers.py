@@ -33,12 +33,17 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def facts(demo: Path, call: Callable, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     work = tmp_path_factory.mktemp("quantizers")
-    (work / "tokens").symlink_to(demo / "artifacts/demo/tokens")
+    for name in ("tokens", "fp16"):
+        (work / name).symlink_to(demo / "artifacts/demo" / name)
     result = call(interpreter("quantizers"), REPO / "tests/quantizers_checks.py", demo / "artifacts/demo", work)
     assert result.returncode == 0, result.stderr
     stored = call(interpreter("gptqmodel"), REPO / "tests/quantized_checks.py", work, *AUTOROUND)
     assert stored.returncode == 0, stored.stderr
-    return json.loads(result.stdout.splitlines()[-1]) | {"of AutoRound": json.loads(stored.stdout.splitlines()[-1])}
+    by_hand = (work / "by-hand.json", work / "hqq-int4", "--transformers", "cpu", "--rounds", 1, "--tokens", 4)
+    decoded = call(interpreter("quantizers"), REPO / "benchmarks/same_process.py", *by_hand)
+    assert decoded.returncode == 0, decoded.stderr
+    told = {"of AutoRound": json.loads(stored.stdout.splitlines()[-1]), "by hand": json.loads(by_hand[0].read_text())}
+    return json.loads(result.stdout.splitlines()[-1]) | told
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -94,3 +99,10 @@ def test_torchao_is_calculated_in_a_dtype_that_holds_its_sums(facts: dict[str, A
 def test_what_a_file_says_is_not_run(facts: dict[str, Any]) -> None:
     """HQQ's library would evaluate it as Python."""
     assert facts["planted"] == {"tokens": 2, "ran": False, "would_have": True}
+
+
+def test_a_row_and_hqq_by_hand_decode_in_one_process(facts: dict[str, Any]) -> None:
+    """By hand it is HQQ's own quantization of the fp16 artifact: transformers does not load HQQ's files."""
+    found = facts["by hand"]
+    assert [len(found[way]["ms"]) for way in ("by_hand", "row", "row_model_by_hand")] == [3, 3, 3]  # prompts
+    assert {"hqq", "transformers", "torch"} <= found["versions"].keys()
