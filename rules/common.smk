@@ -19,7 +19,7 @@ from common.program import printable
 from common.sources import closure, digest
 from planning import cells, jobs, registry, shape
 from planning.config import CHECKOUT, TEXTS, complete, source
-from planning.costs import Costs, EngineCosts, Memory, Size
+from planning.costs import CUDA_BUILD, Costs, EngineCosts, Memory, Size
 from planning.values import ConfigError, check_file, is_plain
 
 FORMATS = {}  # name -> planning.registry.Format; filled by rules/formats/*.smk

@@ -141,7 +141,7 @@ def test_what_nobody_said_is_unknown_and_not_another_format(plan: Callable) -> N
     result = plan("study.yaml", "--disk", "1")
     assert result.returncode == 0, result.stderr
     assert re.search(r"^m +mine +unknown +unknown +unknown$", result.stdout, re.M)
-    assert re.search(r"^m +fp16 +0\.0 MB +760 MB", result.stdout, re.M)
+    assert re.search(r"^m +fp16 +0\.0 MB +1,215 MB", result.stdout, re.M)
     assert "disk at peak: at least" in result.stdout
     assert "memory of the largest job: at least" in result.stdout
 

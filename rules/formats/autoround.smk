@@ -1,7 +1,7 @@
 """autoround-int4 and autoround-awq-int4: AutoRound, stored as GPTQ and as AWQ are."""
 
 # The whole model in float32, and of one block what its steps keep to go back
-LEARNT = Memory(620, weights=8, block=24, activations=24, attention=16)
+LEARNT = Memory(620 + CUDA_BUILD, weights=8, block=24, activations=24, attention=16)
 
 for name, layout in (("autoround-int4", "gptq"), ("autoround-awq-int4", "awq")):
     FORMATS[name] = Format(

@@ -4,8 +4,8 @@ The default run tells the quality alone: transformers unpacks the weights. Speed
 """
 
 # The whole model in float32 and packed; with samples, their activations between blocks and GPTQ's Hessians of one block
-ROUNDED = Memory(550, weights=6)
-SAMPLED = Memory(550, weights=6, block=12, activations=24, attention=8)
+ROUNDED = Memory(550 + CUDA_BUILD, weights=6)
+SAMPLED = Memory(550 + CUDA_BUILD, weights=6, block=12, activations=24, attention=8)
 
 for name, scheme, size, forwards in (
     ("ct-w4a16", "W4A16", Size(0.5, rest=2, group=2), 4),

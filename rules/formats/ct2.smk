@@ -6,7 +6,7 @@ CT2_FLOATS = ("ct2-float16", "ct2-float32")  # take about as long
 
 def ct2_costs(size, like=(), **grown):
     """What the converter takes, with torch and transformers."""
-    return Costs(size, Memory(430, **grown), Memory(935, **grown), quantized=not like, like=like)
+    return Costs(size, Memory(430 + CUDA_BUILD, **grown), Memory(935, **grown), quantized=not like, like=like)
 
 
 CT2_COSTS = {

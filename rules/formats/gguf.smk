@@ -36,6 +36,7 @@ GGUF_QUANTIZED = {
 }
 GGUF_WANTS_IMATRIX = ("iq3_xs", "iq3_xxs", "q2_k_s", "iq2_m", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s")
 LLAMA_CPP = "artifacts/libraries/llama.cpp"
+GGUF_MEMORY = Memory(700 + CUDA_BUILD)  # the converter imports torch; llama-quantize holds a tensor in float32
 
 COMPILED["llama_cpp"] = [LLAMA_CPP]
 for type_, bits in (GGUF_CONVERTED | GGUF_QUANTIZED).items():
@@ -45,8 +46,7 @@ for type_, bits in (GGUF_CONVERTED | GGUF_QUANTIZED).items():
         env="llama_cpp",
         parameters="gguf" if type_ in GGUF_QUANTIZED else None,
         logs=("imatrix", "tokens-calibration") if type_ in GGUF_QUANTIZED else (),
-        # the converter imports torch; llama-quantize holds a tensor in float32
-        costs=Costs(Size(bits / 8, files=300_000), Memory(700), Memory(700), quantized=type_ in GGUF_QUANTIZED),
+        costs=Costs(Size(bits / 8, files=300_000), GGUF_MEMORY, GGUF_MEMORY, quantized=type_ in GGUF_QUANTIZED),
     )
 FORMATS["gguf-mixed"] = Format(
     layout="gguf",
@@ -54,7 +54,7 @@ FORMATS["gguf-mixed"] = Format(
     env="llama_cpp",
     parameters="gguf_mixed",
     logs=("imatrix", "gguf-sensitivity", "tokens-calibration"),
-    costs=Costs(Size(GGUF_QUANTIZED["q4_k_m"] / 8, files=300_000), Memory(700), Memory(700), bits=GGUF_QUANTIZED),
+    costs=Costs(Size(GGUF_QUANTIZED["q4_k_m"] / 8, files=300_000), GGUF_MEMORY, GGUF_MEMORY, bits=GGUF_QUANTIZED),
 )
 
 

@@ -7,14 +7,14 @@ AWQ_SIZE = Size(0.5, rest=2, group=2.5)
 GPTQ_SIZE = replace(AWQ_SIZE, input=4)  # g_idx, an int32: the group of each input
 # The whole model in float32, twice: as read and as changed; with CUDA in float16, which is gone when its libraries are
 # there. All tools keep the samples' activations and, on a CPU, the attention of one sample.
-WHOLE = Memory(1260, weights=8, block=12, activations=24, attention=8)
+WHOLE = Memory(1260 + CUDA_BUILD, weights=8, block=12, activations=24, attention=8)
 WHOLE_CUDA = Memory(1210, weights=2, activations=12, least=2045)
 # copies: progress, what is packed, and what the tool saves
 CALIBRATED = {"copies": 3, "like": ("gptq-int4", "awq-int4", "autogptq-int4")}
 GPTQ_COSTS = Costs(
     GPTQ_SIZE,
     # gptqmodel holds embeddings, head and one block at a time
-    cpu=Memory(945, tables=8, block=8, activations=24, attention=8),
+    cpu=Memory(945 + CUDA_BUILD, tables=8, block=8, activations=24, attention=8),
     cuda=Memory(2310, tables=3, block=3, activations=12),
     forwards=4,
     group_size="group_size",
@@ -22,7 +22,7 @@ GPTQ_COSTS = Costs(
 )
 # awq tries 20 scales a layer
 AWQ_COSTS = Costs(AWQ_SIZE, WHOLE, WHOLE_CUDA, forwards=25, group_size="q_group_size", **CALIBRATED)
-AUTOGPTQ_COSTS = replace(GPTQ_COSTS, cpu=replace(WHOLE, libraries=525), cuda=WHOLE_CUDA)
+AUTOGPTQ_COSTS = replace(GPTQ_COSTS, cpu=replace(WHOLE, libraries=525 + CUDA_BUILD), cuda=WHOLE_CUDA)
 
 for name, layout, engine, env, key, quantizer, costs in (
     ("gptq-int4", "gptq", "gptqmodel", "gptqmodel", "gptq", "build_gptq.py", GPTQ_COSTS),

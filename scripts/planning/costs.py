@@ -10,6 +10,9 @@ from typing import Any
 from planning.shape import Shape
 
 MB = 10**6  # as Snakemake counts mem_mb
+# MB that torch's CUDA build, which is PyPI's, holds on a CPU more than its CPU build (docs/FIGURES.md). Nobody knows
+# which a job will find. So what loads torch on a CPU asks for this beside what was measured with a CPU build.
+CUDA_BUILD = 500
 SHARD = 5 * 10**9  # bytes of a file of weights, as transformers shards; mapped whole while it is read
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from metrics import windows
-from planning.costs import FLOAT16, MB, Costs, EngineCosts, Memory
+from planning.costs import CUDA_BUILD, FLOAT16, MB, Costs, EngineCosts, Memory
 from planning.rates import COMPARE, START, Rates, load_rows
 from planning.shape import Shape
 
@@ -24,7 +24,7 @@ SNAKEMAKE = 160  # MB of Snakemake itself, with which a cluster's job runs its c
 STREAMING = 50  # MB of a job that copies or converts bytes through a small buffer, whatever the model
 DOWNLOADING = 90  # MB, with the client of the hub
 PUBLISHING = 300  # MB: 74 over LFS, whatever the files; what Xet holds of them was not measured
-TOKENIZING = 350  # MB of transformers and a text's tokens
+TOKENIZING = 350 + CUDA_BUILD  # MB of transformers and a text's tokens
 HARNESS = 1300  # MB of lm-evaluation-harness with torch, of which small tasks take 560; the rest is for large ones
 DOCUMENTS = 1500  # MB of the same, while the library `datasets` writes what it fetched
 DOCUMENT = 2000  # positions that an engine reads for a document of a task, at most: four endings, five examples
