@@ -56,7 +56,7 @@ def by_gptqmodel(artifact: Path) -> tuple[Ways, Versions]:
     told: dict[str, dict[str, Any]] = {"by_hand": {}, "row": fused | {"dtype": torch.float32}}
     told["row_in_bfloat16"] = fused | {"dtype": torch.bfloat16}
     ways = {name: generate(GPTQModel.load(str(artifact), device="cpu", **each)) for name, each in told.items()}
-    return ways, installed("gptqmodel")
+    return ways, library_versions("gptqmodel")
 
 
 def by_bitsandbytes(artifact: Path) -> tuple[Ways, Versions]:
@@ -70,17 +70,17 @@ def by_bitsandbytes(artifact: Path) -> tuple[Ways, Versions]:
         "with_warnings": generate(model, lambda: log.setLevel(logging.WARNING)),
         "without_warnings": generate(model, lambda: log.setLevel(logging.ERROR)),
     }
-    return ways, installed("bitsandbytes")
+    return ways, library_versions("bitsandbytes")
 
 
-def installed(library: str) -> Versions:
+def library_versions(library: str) -> Versions:
     """Versions of a library that runs in transformers, and of what it runs in."""
     return {name: version(name) for name in (library, "transformers", "torch")}
 
 
-def by_transformers(artifact: Path, device: str) -> tuple[Ways, Versions]:
+def by_transformers(artifact: Path, device: str, threads: int) -> tuple[Ways, Versions]:
     told = manifest.read(artifact)
-    engine: Any = engines.load(told["engine"], artifact, device, os.cpu_count() or 1)
+    engine: Any = engines.load(told["engine"], artifact, device, threads)
     engine.mode = "generate"
     from transformers import AutoModelForCausalLM
 
@@ -139,8 +139,7 @@ def seconds_after_the_first(decode: Callable[[list[int], int], None], prompt: li
     return (took[1] - took[0]) / (tokens - 1)
 
 
-def by_vllm(artifact: Path, device: str, options: dict[str, Any]) -> tuple[Ways, Versions]:
-    threads = max(1, (os.cpu_count() or 1) - 1)  # a core for who asks: without it a token waits for the scheduler
+def by_vllm(artifact: Path, device: str, threads: int, options: dict[str, Any]) -> tuple[Ways, Versions]:
     engine: Any = engines.load("vllm", artifact, device, threads, **options)
     from vllm import SamplingParams
 
@@ -205,10 +204,13 @@ def main() -> None:
     if not (options.vllm or options.transformers) and method not in METHODS:
         raise UserError(f"{options.artifact}: its quant_method is {method!r}; name an artifact of {', '.join(METHODS)}")
     told = shards.read_json(options.artifact.parent / "tokens/prompts.json")["prompts"]
+    cores, threads = os.cpu_count() or 1, THREADS
     if options.vllm:
-        ways, versions = by_vllm(options.artifact, options.vllm, options.options)
+        threads = max(1, cores - 1)  # a core for who asks: without it a token waits for the scheduler
+        ways, versions = by_vllm(options.artifact, options.vllm, threads, options.options)
     elif options.transformers:
-        ways, versions = by_transformers(options.artifact, options.transformers)
+        threads = cores
+        ways, versions = by_transformers(options.artifact, options.transformers, threads)
     else:
         ways, versions = METHODS[method](options.artifact)
     found: dict[str, list[float]] = {name: [] for name in ways}
@@ -216,7 +218,7 @@ def main() -> None:
         for name, measure in ways.items():
             times = [1e3 * measure(prompt["ids"], options.tokens) for prompt in told[:PROMPTS]]
             found[name] += times if turn else []
-    device = devices.describe(options.vllm or options.transformers or "cpu", os.cpu_count() or 1)
+    device = devices.describe(options.vllm or options.transformers or "cpu", threads)
     publish_json(options.out, compare(found, options.rounds) | {"versions": versions, "device": device})
 
 
