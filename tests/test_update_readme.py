@@ -104,6 +104,7 @@ def test_sentences_quote_figures_of_the_run(folder: Path) -> None:
     [
         ("results/demo nothing perplexity", "'nothing'"),
         ("results/demo fp16 nothing", "'nothing'"),
+        ("results/demo fp16 artifact.nothing", "'nothing'"),
         ("results/demo fp16 joules_per_token", "was not measured"),
         ("results/demo fp16 / ct2-int8 joules_per_token", "was not measured"),
         ("results/demo ct2-int8 / fp16 nll_difference", "float division by zero"),
@@ -197,6 +198,19 @@ def test_a_row_of_two_models_is_quoted_by_its_model(folder: Path) -> None:
     (folder / "page.md").write_text(f"{BEGIN}{END}{quote.format('other:')}")
     assert update(folder).returncode == 0
     assert (folder / "page.md").read_text().endswith("-->5 MB<!-- end -->")
+
+
+def test_what_lies_deeper_in_a_row_is_quoted_by_the_way_to_it(folder: Path) -> None:
+    path = folder / "results/demo/results.json"
+    content = json.loads(path.read_text())
+    (row,) = (row for row in content["rows"] if row["format"] == "ct2-int8")
+    row["artifact"]["gate"]["faithful"]["divergence"] = 0.012345
+    path.write_text(json.dumps(content))
+    quote = "<!-- results/demo ct2-int8 artifact.gate.faithful.divergence -->1<!-- end -->"
+    (folder / "page.md").write_text(f"{BEGIN}{END}{quote}")
+    assert update(folder).returncode == 0
+    assert (folder / "page.md").read_text().endswith("-->0.0123<!-- end -->")
+    assert update(folder, "--check").returncode == 0
 
 
 def test_scores_of_tasks_are_quoted_as_columns_are(folder: Path) -> None:

@@ -4,8 +4,8 @@ A figure: `<!-- results/smollm2 gguf-q8_0 perplexity -->21.3<!-- end -->`, the f
 column. `ROW / ROW` quotes the ratio of two rows' figures, `COLUMN / COLUMN` that of a row's own. A row is FORMAT or
 FORMAT@RUN, after MODEL: where several models of a study have it, and before :LOAD for a server's load. Columns are
 those of results.csv, of tasks too, and of loads.csv, besides `perplexity_ratio`, `tokens_per_second_at_N`, of N
-sequences that were decoded together, `tokens_per_second_in_MODE`, of another way to decode, and `tpot_ms_p50_after_N`,
-of a prompt of N tokens.
+sequences that were decoded together, `tokens_per_second_in_MODE`, of another way to decode, `tpot_ms_p50_after_N`, of a
+prompt of N tokens, and keys with dots, such as `artifact.gate.faithful.divergence`: the way to it in the row.
 
 A figure of any result file: `<!-- results/smollm2-h200/latency/gguf-q8_0.json protocol.new_tokens -->64<!-- end -->`,
 the keys on the way to it, of a list the places.
@@ -28,7 +28,7 @@ from reporting.load_columns import LOAD_COLUMNS
 from reporting.markdown import cell, lines
 from reporting.numbers import number
 
-FIGURE = re.compile(r"(<!-- (results/\S+) ([^<>\s]+)(?: / ([^<>\s]+))? (\w+)(?: / (\w+))? -->)[^<]*(<!-- end -->)")
+FIGURE = re.compile(r"(<!-- (results/\S+) ([^<>\s]+)(?: / ([^<>\s]+))? ([\w.]+)(?: / (\w+))? -->)[^<]*(<!-- end -->)")
 TABLE = re.compile(r"(<!-- (results/\S+) (loads )?by (\w+):((?: \w+)*) -->\n)[^<]*(<!-- end -->)")
 KEYS = re.compile(r"(<!-- (results/\S+\.json) ([\w.]+) -->)[^<]*(<!-- end -->)")
 STUDY = re.compile(r"<!-- results/\S+: by make readme -->")  # all of a study's rows: update_readme.py
@@ -59,6 +59,8 @@ def value(row: Row, column: str) -> Any:
     for beginning, (where, by, figure) in SEVERAL.items():
         if column.startswith(beginning):
             return {f"{beginning}{each[by]}": each.get(figure) for each in row[where] or ()}.get(column)
+    if "." in column:
+        return reduce(_enter, column.split("."), row)
     return row[column] and row[column]["ratio"] if column == "perplexity_ratio" else row[column]
 
 
