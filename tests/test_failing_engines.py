@@ -102,17 +102,19 @@ def test_an_engine_that_works_is_as_it_was(load: Callable[..., Any]) -> None:
     ("options", "message"),
     [
         ({"steps": 1.0}, "engine fake: unknown option 'steps'; did you mean 'step'?"),
-        ({"quite": 1.0}, "engine fake: unknown option 'quite'; it has step"),
+        ({"quite": 1.0}, "engine fake: unknown option 'quite'; it has step, size, any"),
         ({"step": "fast"}, "engine fake: option step is 'fast'; it is to be of type float"),
         ({"step": True}, "engine fake: option step is True; it is to be of type float"),
+        ({"size": True}, "engine fake: option size is True; it is to be of type int"),
     ],
 )
 def test_options_that_an_engine_does_not_take_are_one_line(options: dict[str, Any], message: str) -> None:
     class Fake(engines.Engine):
-        """An engine of one option."""
+        """An engine of three options."""
 
-        options: ClassVar = {"step": float}
+        options: ClassVar = {"step": float, "size": int, "any": object}
 
+    engines.check_options("fake", Fake, {"step": 1.0, "size": 1, "any": True})
     with pytest.raises(UserError) as caught:
         engines.check_options("fake", Fake, options)
     assert str(caught.value) == message

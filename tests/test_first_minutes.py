@@ -187,7 +187,8 @@ def test_a_job_shows_the_last_state_of_its_progress_bar(tmp_path: Path) -> None:
     assert last_line(str(tmp_path / "none.log")) == ""
 
 
-def test_a_measurement_waits_for_the_page_that_is_being_made(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rule", ["latency", "serving"])
+def test_a_measurement_waits_for_the_page_that_is_being_made(tmp_path: Path, rule: str) -> None:
     slow = "import json, sys, time; text = sys.stdin.read(); time.sleep(1); open(sys.argv[1], 'w').write(text)"
     rows = [{"artifact": f"{name}", "latency": f"{name}.json", "quality": None} for name in ("a", "b", "c")]
     target = tmp_path / "page"
@@ -198,7 +199,7 @@ def test_a_measurement_waits_for_the_page_that_is_being_made(tmp_path: Path) -> 
     page.emit(job_record(2, "build", "c", "c"))
     assert not target.exists()  # a build does not wait
     before = time.monotonic()
-    page.emit(job_record(3, "latency", "b", "b.json"))
+    page.emit(job_record(3, rule, "b", "b.json"))
     assert json.loads(target.read_text()) == ["b.json", "c", "c.json", "page"]
     assert 0.5 < time.monotonic() - before < 30
     page.close()

@@ -175,7 +175,7 @@ def check_options(name: str, kind: type[Engine], options: Mapping[str, Any]) -> 
             known = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(kind.options) or 'none'}"
             raise UserError(f"engine {name}: unknown option {option!r}; {known}")
         expected = kind.options[option]
-        if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
+        if not isinstance(value, expected) or (isinstance(value, bool) and expected is int):
             raise UserError(f"engine {name}: option {option} is {value!r}; it is to be of type {expected.__name__}")
 
 

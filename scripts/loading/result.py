@@ -15,6 +15,8 @@ from serving.checks import Finding
 
 # faults of single requests: a rate at which they come is not met, and is no reason to doubt the others
 MISSES = {"rejected", "failed", "cut", "error_inside"}
+# bytes of a value of the cache, by vLLM's name for its type
+CACHE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 
 
 def join(loads: Sequence[Loaded], alone: Sequence[Finding], limits: Mapping[str, float]) -> dict[str, Any]:
@@ -49,7 +51,7 @@ def join(loads: Sequence[Loaded], alone: Sequence[Finding], limits: Mapping[str,
         "figures": figures,
         "missing": missing,
         "findings": [finding._asdict() for finding in findings],
-        "interference": list(dict.fromkeys(reason for each in loads for reason in each.interference)),
+        "interference": _reasons(loads),
         "client": [each.client for each in loads],
         "counters": [each.counters for each in loads],
         "conditions": [each.conditions for each in loads],
@@ -69,12 +71,17 @@ def largest_rate(start: Start) -> dict[str, Any] | None:
         if finding.refuses and finding.fault not in MISSES
     ]
     trials = [trial._asdict() for trial in found.trials]
-    return found._asdict() | {"trials": trials, "findings": [each._asdict() for each in _unique(findings)]}
+    interference = _reasons(start.searched)
+    return found._asdict() | {
+        "trials": trials,
+        "findings": [each._asdict() for each in _unique(findings)],
+        "interference": interference,
+    }
 
 
 def cache_bytes(artifact: Path, versions: Mapping[str, str]) -> int | None:
     """Bytes of keys and values that a server keeps for each token, as the artifact's config.json has it: of 16 bits, or
-    of 8 where the server says so. None where there is none, or it says otherwise."""
+    of the type that the server says. None where there is no config, or the type is not known."""
     path = artifact / "config.json"
     config = shards.read_config(path) if path.is_file() else {}
     layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
@@ -82,7 +89,9 @@ def cache_bytes(artifact: Path, versions: Mapping[str, str]) -> int | None:
     if not all(type(each) is int and each > 0 for each in (layers, heads, keys, hidden)):
         return None
     width = config.get("head_dim") or hidden // heads
-    return 2 * layers * keys * width * (1 if "8" in versions.get("kv cache", "auto") else 2)
+    kind = versions.get("kv cache", "auto")
+    size = CACHE_BYTES.get(versions.get("dtype", "float16") if kind == "auto" else kind)
+    return size and 2 * layers * keys * width * size
 
 
 def raw(starts: Sequence[Start]) -> dict[str, np.ndarray]:
@@ -127,6 +136,11 @@ def _server_counts(loads: Sequence[Loaded]) -> dict[str, float | None]:
 
 def _tokens(loads: Sequence[Loaded]) -> float:
     return sum(count for each in loads for timeline in each.timelines for count in timeline.tokens)
+
+
+def _reasons(loads: Sequence[Loaded]) -> list[str]:
+    """What disturbed the loads, each reason once."""
+    return list(dict.fromkeys(reason for each in loads for reason in each.interference))
 
 
 def _unique(findings: Sequence[Finding]) -> list[Finding]:

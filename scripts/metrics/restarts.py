@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from metrics import bootstrap
-from metrics.serving import BLOCKS, Timeline, tokens_between, window
+from metrics.serving import BLOCKS, Timeline, burst, tokens_between, window
 
 RESAMPLES = 2_000
 
@@ -45,7 +45,8 @@ def _ratio(value: float, replicates: np.ndarray, restarts: int, blocks: int) -> 
 
 
 def throughput(runs: Sequence[Sequence[Timeline]], concurrency: int | None = None) -> Ratio:
-    """Output tokens a second of all restarts of a server under the same load, and the interval."""
+    """Output tokens a second of all restarts of a server under the same load, and the interval. Each restart's window
+    has some length, as where `serving.summary` has the figure."""
     tokens, seconds = _blocks(runs, concurrency)
     counts = resamples(*tokens.shape)
     replicates = np.einsum("rsb,sb->r", counts, tokens) / np.einsum("rsb,sb->r", counts, seconds)
@@ -58,7 +59,7 @@ def _blocks(runs: Sequence[Sequence[Timeline]], concurrency: int | None) -> tupl
     for run in runs:
         span = window(run, concurrency)
         edges = np.linspace(span.start, span.end, BLOCKS + 1)
-        if span.seconds == 0:
+        if burst(run):
             edges = np.array([span.start, max(each.end for each in run)])
         tokens.append(tokens_between(run, edges))
         seconds.append(np.diff(edges))

@@ -105,6 +105,11 @@ def window(timelines: Sequence[Timeline], concurrency: int | None = None) -> Win
     return Window(start, end, short)
 
 
+def burst(timelines: Sequence[Timeline]) -> bool:
+    """Whether all requests were to be sent at once: then there is no steady load to wait for."""
+    return len({each.intended for each in timelines}) == 1
+
+
 def _first_time_of(timelines: Sequence[Timeline], number: int) -> float:
     """When so many requests were in flight for the first time; infinity where they never were."""
     changes = sorted([(each.intended, 1) for each in timelines] + [(each.end, -1) for each in timelines])
@@ -162,8 +167,8 @@ def summary(runs: Sequence[Sequence[Timeline]], concurrency: int | None = None) 
     spans = [window(each, concurrency) for each in runs]
     finishes = [max(each.end for each in run) for run in runs]
     spans = [
-        Window(span.start, finish, None) if span.seconds == 0 else span
-        for span, finish in zip(spans, finishes, strict=True)
+        Window(span.start, finish, None) if burst(run) else span
+        for run, span, finish in zip(runs, spans, finishes, strict=True)
     ]
     good = [[each for each in run if each.outcome == "ok"] for run in runs]
     inside = [

@@ -18,14 +18,15 @@ from planning.config import CHECKOUT, TEXTS
 PLACE = re.compile(r"(?<![\w./:])(?:~|(?<!-)/[\w.@+=,~-]+)(?:/[\w.@+=,~-]+)*/?")  # an absolute path in a text
 OF_SERVERS = ("url", "authority", "token_variable")  # options of a run that say where its server is
 OF_MACHINES = ("interpreters", "llama_cpp", "publish", "serving")  # keys of a study that rebuild nothing
+SERVER = re.compile(r"https?://(?!huggingface\.co\b)[^\s\"'<>()]*[\w/\]]")  # the address of one that is not the hub
 PIECE = 2**20
 CHECKPOINT = "checkpoint"  # what a published study calls a folder whose path is nobody's business
 
 
 def scrub(value: Any) -> Any:
-    """The same JSON without absolute paths, which become `PATH`."""
+    """The same JSON without absolute paths, which become `PATH`, and addresses of servers, which become `SERVER`."""
     if isinstance(value, str):
-        return PLACE.sub("PATH", value)
+        return PLACE.sub("PATH", SERVER.sub("SERVER", value))
     if isinstance(value, dict):
         return {key: scrub(each) for key, each in value.items()}
     return [scrub(each) for each in value] if isinstance(value, list) else value
@@ -66,18 +67,18 @@ def study(config: Mapping[str, Any], model: str, artifacts: Sequence[str]) -> di
 
 
 def results(content: Mapping[str, Any], model: str, artifacts: Sequence[str]) -> dict[str, Any]:
-    """results.json with the rows of a model's artifacts alone, in the study's order."""
+    """results.json with the rows, loads and tasks of a model's artifacts alone, in the study's order."""
 
     def ours(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         return [each for each in rows if each["model"] == model and each["format"] in artifacts]
 
-    loads = [scrub(dict(each)) for each in ours(content.get("loads", ()))]
-    kept = {key: value for key, value in content.items() if key != "loads"}
     changed = {
         "config": study(content["config"], model, artifacts),
         "rows": [row(each) for each in ours(content["rows"])],
     }
-    return {**kept, **changed, **({"loads": loads} if loads else {})}
+    others = {name: scrub(list(ours(content.get(name, ())))) for name in ("loads", "tasks")}
+    kept = {name: value for name, value in content.items() if name not in others}
+    return {**kept, **changed, **{name: entries for name, entries in others.items() if entries}}
 
 
 def check(files: Mapping[str, Path | bytes]) -> None:

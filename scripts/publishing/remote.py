@@ -150,7 +150,7 @@ def verify(api: huggingface_hub.HfApi, name: str, commit: str, files: Files, has
     if wrong:
         raise UserError(
             f"{name}: at commit {commit[:12]} the hub has another {wrong[0]} than was sent; build the artifact "
-            "again if its file was changed, and publish with publish: {{overwrite: true}}"
+            "again if its file was changed, and publish with publish: {overwrite: true}"
         )
 
 

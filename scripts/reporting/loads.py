@@ -50,7 +50,7 @@ def _largest(found: Mapping[str, Any]) -> dict[str, Any]:
         "figures": figures,
         "missing": missing | dict.fromkeys(figures, "no rate's share is that surely so"),
         "findings": found["findings"],
-        "interference": [],
+        "interference": found.get("interference", []),  # older files have none
         "quantiles": {},
         "trials": [[trial["rate"], trial["met"] / trial["arrived"]] for trial in found["trials"]],
     }

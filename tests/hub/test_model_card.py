@@ -173,7 +173,10 @@ def test_nothing_of_the_machine_is_uploaded(study: Study) -> None:
     row = study.add_row("gptq-int4", run="vllm", engine="vllm", options=draft, versions={"vllm": "0.32.0"})
     row["missing"]["joules_per_token"] = f"failed: {place}/x.log: no such file"
     row["warnings"] = [f"see {place}/x.log"]
+    row["missing"]["tokens_per_second"] = "failed: https://gpu7.alicesecret.org:8080: no answer"
     study.results["loads"] = [{"model": "demo", "format": "gptq-int4", "load": None, "refused": f"see {place}/s.log"}]
+    task = {"model": "demo", "format": "gptq-int4", "run": None, "task": "arc", "missing": {"flips": f"see {place}/t"}}
+    study.results["tasks"] = [task, task | {"model": "other-of-alicesecret"}]
     study.write()
     study.build(
         "gptq-int4", {"model.safetensors": 9}, source={"kind": "path", "path": f"{place}/weights", "sha256": {}}
@@ -188,6 +191,8 @@ def test_nothing_of_the_machine_is_uploaded(study: Study) -> None:
     for name in ("README.md", "results.json", "study.yaml", "quantmill.json"):
         assert not host.search(study.hub.repositories["models/acme/demo"].files[name])
     assert "checkpoint" in study.hub.repositories["models/acme/demo"].files["study.yaml"].decode()
+    published = json.loads(study.hub.repositories["models/acme/demo"].files["results.json"])
+    assert published["tasks"] == [task | {"missing": {"flips": "see PATH"}}]
 
 
 @pytest.mark.parametrize("kind", ["path", "token"])
@@ -312,6 +317,8 @@ def test_absolute_paths_become_words_and_nothing_else_does(tools_python: Path) -
         '{"model": "/data/draft-1"}': '{"model": "PATH"}',
         "acme/base": "acme/base",
         "https://huggingface.co/acme/base": "https://huggingface.co/acme/base",
+        "http://gpu7.corp:30000: no answer": "SERVER: no answer",
+        '{"url": "https://[::1]/v1"}, (http://10.0.0.1:80/a b)': '{"url": "SERVER"}, (SERVER b)',
         "artifacts/logs/demo/x.log": "artifacts/logs/demo/x.log",
         "1/s, nat/token": "1/s, nat/token",
         "numpy 2.4.6, a - b / c": "numpy 2.4.6, a - b / c",

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -139,6 +140,18 @@ def test_windows_that_are_too_short_have_no_throughput() -> None:
     assert "output_tokens_per_second" not in values
     assert "too short, of 60 s or 20 requests a slot" in missing["output_tokens_per_second"]
     assert missing["ttft_ms_p99"] == "36 requests; p99 needs 500"  # without the first of each slot
+
+
+def test_a_load_whose_first_request_ends_last_is_no_burst() -> None:
+    """It never is steady, in one of two starts: there is no throughput, and the reason stands where it would."""
+    even, _, _, _ = run(Closed(4), 100)
+    hung = [replace(even[0], end=even[-1].end + 600, times=(), tokens=(), outcome="failed"), *even[1:]]
+    assert "output_tokens_per_second" in serving.summary([even, even], 4).values
+    values, missing = serving.summary([even, hung], 4)
+    assert "output_tokens_per_second" not in values
+    assert missing["output_tokens_per_second"].startswith("0.0 s and ")
+    assert "too short" in missing["output_tokens_per_second"]
+    assert values["failed"] == 1
 
 
 def test_the_drain_is_no_part_of_the_window() -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from common import manifest
 from devices import processes
 from loading import result
 from loading.plan import PER_SLOT
+from metrics.goodput import LargestRate
 from reporting import loads, results
 from reporting.load_columns import LOAD_COLUMNS
 
@@ -129,6 +131,16 @@ def test_the_largest_rate_is_searched_for(load: Callable, tmp_path: Path) -> Non
     assert all(met <= arrived == 40 for _, met, arrived, _, _ in (each.values() for each in found["trials"]))
 
 
+def test_what_disturbed_the_search_for_the_largest_rate_is_said(load: Callable, tmp_path: Path) -> None:
+    busy, noisy = "other programs took 62% of the processors' time", "the card was 20 degrees hotter"
+    loaded = [SimpleNamespace(findings=[], interference=each) for each in ([busy], [], [noisy, busy])]
+    start = SimpleNamespace(largest_rate=LargestRate(2.0, 2.1, None, None, []), searched=loaded)
+    found = result.largest_rate(start)
+    assert load({}, concurrency=[1], requests=4).returncode == 0
+    (tmp_path / "out.json").write_text(json.dumps(read(tmp_path) | {"largest_rate": found}))
+    assert collect(tmp_path)[-1]["interference"] == [busy, noisy]
+
+
 def test_a_context_without_room_is_told_before_the_first_load(load: Callable, tmp_path: Path) -> None:
     result = load({"context": 100}, concurrency=[3])
     assert result.returncode == 1
@@ -203,6 +215,8 @@ def test_a_load_reads_its_weights_once_a_step_and_each_users_cache(load: Callabl
     (tmp_path / "config.json").write_text(json.dumps(shape))
     assert result.cache_bytes(tmp_path, {}) == 2 * 3 * 2 * 8 * 2
     assert result.cache_bytes(tmp_path, {"kv cache": "fp8"}) == 2 * 3 * 2 * 8
+    assert result.cache_bytes(tmp_path, {"kv cache": "auto", "dtype": "float32"}) == 2 * 3 * 2 * 8 * 4
+    assert result.cache_bytes(tmp_path, {"kv cache": "nvfp4"}) is None
 
     assert load({}, concurrency=[2], prompt_tokens=[10, 20], new_tokens=6).returncode == 0
     (row,) = collect(tmp_path)
