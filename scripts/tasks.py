@@ -84,7 +84,7 @@ def main() -> None:
     command += ["--options", json.dumps(options.options), "--gpus", options.gpus]
     command += ["--device", options.device, "--threads", options.threads]
     kept = options.out.with_name(f".{options.out.stem}.answers.jsonl")
-    of = engine | {"files": artifact["files"], "device": options.device, "made_of": made_of}
+    of = engine | {"files": artifact["files"], "made_of": made_of}
     harness.restrain()
     with answers.ask(command, kept, of) as told, documents.read_kept(options.documents):
         facts = [json.loads((folder / "documents.json").read_text(encoding="utf-8")) for folder in options.documents]

@@ -19,7 +19,8 @@ from metrics import perplexity
 # answers each entry with its number of ids, writes 5, 6, 7 …, and notes what it was asked
 FAKE = """
 import json, sys
-print(json.dumps({"ends": True}), flush=True)
+facts = {"versions": {"fake": sys.argv[2]}, "device": {"device": sys.argv[3], "name": "one", "free": sys.argv[4]}}
+print(json.dumps({"ends": True} | facts), flush=True)
 for line in iter(sys.stdin.readline, ""):
     asked = json.loads(line)
     with open(sys.argv[1], "a") as log:
@@ -46,8 +47,10 @@ def start(tmp_path: Path) -> Callable:
     (tmp_path / "fake.py").write_text(FAKE)
     command = [sys.executable, tmp_path / "fake.py", tmp_path / "log"]
 
-    def run(use: Callable[[Answers], object], key: dict = KEY) -> object:
-        with ask(command, tmp_path / "kept.jsonl", key) as answers:
+    def run(
+        use: Callable[[Answers], object], key: dict = KEY, facts: tuple[str, str, str] = ("1", "cpu", "9")
+    ) -> object:
+        with ask([*command, *facts], tmp_path / "kept.jsonl", key) as answers:
             answers.start()
             return use(answers)
 
@@ -76,9 +79,28 @@ def test_a_run_that_was_killed_asks_the_rest_alone(start: Callable, tmp_path: Pa
     assert kept.read_text() == "".join(lines)
 
 
+def test_what_a_failure_of_the_machine_left_is_asked_again(start: Callable, tmp_path: Path) -> None:
+    start(lambda answers: list(answers.score(ENTRIES)))
+    kept = tmp_path / "kept.jsonl"
+    lines = kept.read_bytes().splitlines(keepends=True)
+    kept.write_bytes(b"".join(lines[:3]) + b"\0" * 40 + b"\n" + lines[3])
+    assert start(lambda answers: (list(answers.score(ENTRIES)), answers.asked)) == (FOUND, 1)
+    assert kept.read_bytes() == b"".join(lines)
+
+
 def test_answers_of_other_weights_or_code_are_asked_anew(start: Callable, tmp_path: Path) -> None:
     start(lambda answers: list(answers.score(ENTRIES)))
     assert start(lambda answers: (list(answers.score(ENTRIES)), answers.asked), {"files": "other"}) == (FOUND, 3)
+
+
+@pytest.mark.parametrize(
+    ("facts", "asked"), [(("2", "cpu", "9"), 3), (("1", "cuda", "9"), 3), (("1", "cpu", "of other free memory"), 0)]
+)
+def test_answers_of_another_library_or_device_are_asked_anew(
+    start: Callable, facts: tuple[str, str, str], asked: int
+) -> None:
+    start(lambda answers: list(answers.score(ENTRIES)))
+    assert start(lambda answers: (list(answers.score(ENTRIES)), answers.asked), facts=facts) == (FOUND, asked)
 
 
 def test_writing_ends_where_whoever_asks_says_so(start: Callable, tmp_path: Path) -> None:

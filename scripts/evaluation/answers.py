@@ -8,9 +8,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 from common.program import UserError, start_child
 
@@ -28,22 +28,44 @@ class Answers:
     """
 
     def __init__(self, process: subprocess.Popen, errors: IO[bytes], kept: Path, of: Mapping[str, Any]) -> None:
-        """`kept`: the file; `of`: what answers depend on. Those of another artifact, or of other code, are not ours."""
-        self.process, self.errors, self.asked = process, errors, 0
+        """`kept`: the file; `of`: what answers depend on, beside what the engine says of itself. Those of another
+        artifact, library or device, or of other code, are not ours."""
+        self.process, self.errors, self.kept, self.of, self.asked = process, errors, kept, of, 0
         self.known: dict[str, Any] = {}
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        head = json.dumps(of, sort_keys=True) + "\n"
-        lines = kept.read_text(encoding="utf-8").splitlines(keepends=True) if kept.exists() else []
-        whole = [line for line in lines[1:] if line.endswith("\n")] if lines[:1] == [head] else []
-        self.known = dict(map(json.loads, whole))
-        self.file = kept.open("w", encoding="utf-8")
-        self.file.writelines([head, *whole])
-        self.file.flush()
         self.facts: dict[str, Any] = {}
+        self.file: BinaryIO | None = None
 
     def start(self) -> None:
-        """Wait until the engine is ready."""
+        """Wait until the engine is ready, and read what it has answered already."""
         self.facts = self._hear()
+        device = self.facts.get("device", {})
+        words = {name: self.facts.get(name) for name in ("compute_type", "versions")}
+        words["device"] = [device.get(name) for name in ("device", "name")]
+        head = json.dumps({**self.of, **words}, sort_keys=True).encode() + b"\n"
+        self.kept.parent.mkdir(parents=True, exist_ok=True)
+        self.kept.touch()
+        self.file = self.kept.open("r+b")
+        if self.file.readline() != head:
+            self.file.seek(0)
+            self.file.truncate()
+            self.file.write(head)
+            return
+        whole = self.file.tell()
+        for line in self.file:
+            try:
+                name, answer = json.loads(line)
+            except ValueError:  # it was being written when a run was killed, or the machine failed
+                break
+            if line.endswith(b"\n"):
+                self.known[name] = answer
+                whole += len(line)
+        self.file.seek(whole)
+        self.file.truncate()
+
+    def close(self) -> None:
+        """Close the file; what it holds stays."""
+        if self.file:
+            self.file.close()
 
     def _tell(self, content: Any) -> None:
         try:
@@ -67,7 +89,8 @@ class Answers:
 
     def _keep(self, name: str, answer: Any) -> None:
         self.known[name] = answer
-        self.file.write(json.dumps([name, answer]) + "\n")
+        assert self.file
+        self.file.write(json.dumps([name, answer]).encode() + b"\n")
         self.file.flush()
 
     def score(self, entries: Sequence[Entry]) -> Iterator[list[tuple[float, bool]]]:
@@ -114,8 +137,7 @@ def ask(command: Sequence[Any], kept: Path, of: Mapping[str, Any]) -> Iterator[A
         tempfile.TemporaryFile() as errors,
         start_child(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
     ):
-        answers = Answers(process, errors, kept, of)
-        with answers.file:
+        with closing(Answers(process, errors, kept, of)) as answers:
             yield answers
         process.stdin.close()
         with suppress(subprocess.TimeoutExpired):  # all was answered; what does not end by itself is ended

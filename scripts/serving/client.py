@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,6 +28,13 @@ from serving.timer import new_event_loop
 TICK = 0.01  # seconds between looks at how late the loop is
 LATE = 0.001  # seconds that are no stall
 STALE = 1.0  # seconds after which a connection that waits is not used again: servers close theirs after some
+
+
+@cache
+def _context(authority: Path | None) -> ssl.SSLContext:
+    """Made once: to read the system's certificates takes tens of milliseconds, in which the loop stands still."""
+    return ssl.create_default_context(cafile=authority)
+
 
 Connect = Callable[[Callable[[], Connection]], Awaitable[tuple[Any, Connection]]]
 
@@ -66,14 +74,14 @@ class Target:
         ]
         return "\r\n".join([*lines, "", ""]).encode() + content
 
-    def tls(self) -> ssl.SSLContext:
-        """What its certificate is verified by."""
-        return ssl.create_default_context(cafile=self.authority)
+    def tls(self) -> ssl.SSLContext | None:
+        """What its certificate is verified by; None where it speaks HTTP."""
+        return _context(self.authority) if urlsplit(self.url).scheme == "https" else None
 
     async def connect(self, factory: Callable[[], Connection]) -> tuple[Any, Connection]:
         """Open a connection. Raises OSError (also ssl.SSLError) or TimeoutError."""
         parts = urlsplit(self.url)
-        secure = self.tls() if parts.scheme == "https" else None
+        secure = self.tls()
         port = parts.port or (443 if secure else 80)
         create = asyncio.get_running_loop().create_connection(factory, parts.hostname, port, ssl=secure)
         return await asyncio.wait_for(create, self.connect_timeout)
@@ -123,6 +131,7 @@ def run(target: Target, requests: Sequence[bytes], load: Load) -> Recording:
     another request was closed before it answered a byte. Raises `ValueError` where a schedule has not one time for each
     request.
     """
+    target.tls()  # its certificates are read before, not while a request waits
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(send(target, requests, load, target.connect))
 
@@ -176,10 +185,11 @@ def ask(
     No proxy is asked. Raises `Unreachable` unless the status is 200 and the answer has at most `limit` bytes.
     """
     parts = urlsplit(target.url)
-    context = {"context": target.tls()} if parts.scheme == "https" else {}
-    kind = http.client.HTTPSConnection if context else http.client.HTTPConnection
-    seconds = target.timeout if timeout is None else timeout
-    connection = kind(parts.hostname, parts.port, timeout=seconds, **context)
+    context, seconds = target.tls(), target.timeout if timeout is None else timeout
+    if context:
+        connection = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=seconds, context=context)
+    else:
+        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=seconds)
     headers = {"Authorization": f"Bearer {target.token}"} if target.token else {}
     content = None if body is None else json.dumps(body).encode()
     headers |= {} if body is None else {"Content-Type": "application/json"}

@@ -213,7 +213,11 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_server_behind_tls_is_verified_and_given_its_token(script: Callable, certificate: Path) -> None:
+def test_a_server_behind_tls_is_verified_and_given_its_token(
+    script: Callable, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, make = [], ssl.create_default_context
+    monkeypatch.setattr(ssl, "create_default_context", lambda **words: read.append(words["cafile"]) or make(**words))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     heard = []
@@ -227,6 +231,7 @@ def test_a_server_behind_tls_is_verified_and_given_its_token(script: Callable, c
     target = Target(f"https://127.0.0.1:{port}/v9/", token="sk-secret", authority=certificate.with_suffix(".crt"))
     assert failures(target, 4, Closed(2)) == [None] * 4
     assert client.get(target, "/health") == b"ok"
+    assert read == [certificate.with_suffix(".crt")]  # once, and not for each of its connections
     assert all(b"Authorization: Bearer sk-secret\r\n" in data for data in heard)
     assert heard[0].startswith(b"POST /v9/ HTTP/1.1\r\n")
     assert heard[-1].startswith(b"GET /v9/health HTTP/1.1\r\n")
