@@ -22,7 +22,7 @@ import torch
 
 from common import manifest
 from common.cached import cache, lock
-from common.program import UserError, parser, run
+from common.program import UserError, parser, run, run_compiler
 from common.publish import publish
 from devices import cpu
 from exllama import MODULE
@@ -70,12 +70,11 @@ def compile_kernels(about: dict[str, str], home: Path, threads: int) -> Path:
                 "CUDA_HOME": str(home),
                 "PATH": paths,  # of ninja, too
             }
-            command = [sys.executable, "-c", "import exllamav3.ext"]
-            result = subprocess.run(command, env=environment, stdout=sys.stderr)
-            if result.returncode or not find(target):
+            status = run_compiler([sys.executable, "-c", "import exllamav3.ext"], environment)
+            if status or not find(target):
                 raise UserError(
                     f"exl3: the kernels of exllamav3 {about['exllamav3']} did not compile (exit code "
-                    f"{result.returncode}); its own lines stand above in the log"
+                    f"{status}); its own lines stand above in the log"
                 )
             (target / "ready").touch()
     return find(target)[0]

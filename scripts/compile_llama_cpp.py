@@ -26,7 +26,7 @@ from typing import Any
 
 from common import manifest
 from common.cached import cache, lock
-from common.program import UserError, parser, run
+from common.program import UserError, parser, run, run_compiler
 from common.publish import publish
 from devices import cpu
 
@@ -169,10 +169,9 @@ def call(command: list[Any], environment: dict[str, str]) -> None:
     program = shutil.which(command[0], path=environment["PATH"])
     if not program:
         raise UserError(f"{command[0]} is not there; it belongs to envs/llama_cpp: name its bin with --tools")
-    result = subprocess.run([program, *map(str, command[1:])], env=environment, stdout=sys.stderr)
-    if result.returncode:
+    if status := run_compiler([program, *command[1:]], environment):
         raise UserError(
-            f"llama.cpp did not compile ({' '.join(map(str, command[:2]))}: exit code {result.returncode}); "
+            f"llama.cpp did not compile ({' '.join(map(str, command[:2]))}: exit code {status}); "
             "its own lines stand above in the log"
         )
 

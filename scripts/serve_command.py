@@ -20,6 +20,7 @@ from common.program import UserError, parser, printable, run
 from list_jobs import describe
 from planning.registry import suggestion
 from planning.sources import CHECKOUT
+from reporting.labels import label
 from serving import lifecycle, vllm_settings
 from serving.deployment import HOST, MODEL, PORT, Deployment, command_line, compose, docker
 from serving.place import Place
@@ -85,7 +86,7 @@ def pin(file: str, package: str) -> str:
 
 def find(listed: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The cell of this name. Raises `UserError` for one that the study has not."""
-    cells = {f"{cell['model']}/{Path(cell['latency']).stem}": cell for cell in listed["cells"]}
+    cells = {f"{cell['model']}/{label(cell)}": cell for cell in listed["cells"]}
     if name not in cells:
         raise UserError(f"no cell is called {name!r}{suggestion(name, cells)}")
     return cells[name] | {"name": name}

@@ -3,12 +3,16 @@
 The real compilation is that of tests/gguf, which take what it made.
 """
 
+import contextlib
 import json
 import os
 import re
 import shutil
+import signal
+import subprocess
 import sys
 import tarfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +25,7 @@ HEADER = "// llama.h\n"
 CMAKE = """#!/bin/bash
 echo "$@" >> {calls}
 [ -e {broken} ] && {{ echo "error: no space left" >&2; exit 1; }}
+[ -e {hangs} ] && {{ sleep 100 & echo $! > {hangs}; wait; }}
 [ "$1" = --build ] && mkdir -p "$2/bin"
 exit 0
 """
@@ -43,7 +48,9 @@ def sources(tmp_path: Path) -> Path:
 def compile_it(tmp_path: Path, sources: Path, call: Callable) -> Callable:
     tools = tmp_path / "tools"
     tools.mkdir()
-    (tools / "cmake").write_text(CMAKE.format(calls=tmp_path / "calls", broken=tmp_path / "broken"))
+    (tools / "cmake").write_text(
+        CMAKE.format(calls=tmp_path / "calls", broken=tmp_path / "broken", hangs=tmp_path / "hangs")
+    )
     (tools / "cmake").chmod(0o755)
 
     def run(*options: object, **environment: str) -> str | None:
@@ -75,6 +82,53 @@ def test_it_is_compiled_once_and_goes_on_after_a_failure(compile_it: Callable, t
         line.split(" -B ")[1].split()[0] for line in (tmp_path / "calls").read_text().splitlines() if "-B" in line
     }
     assert len(folders) == 1  # what was broken off goes on there
+
+
+def test_what_a_compilation_started_ends_with_it(compile_it: Callable, tmp_path: Path) -> None:
+    """ninja and its compilers too, which would work on in the folder beside those of the next one."""
+    child = tmp_path / "hangs"
+    child.touch()
+    command = [sys.executable, REPO / "scripts/compile_llama_cpp.py", tmp_path / "out", "--tools", tmp_path / "tools"]
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as compiling:
+        pid = wait_for_pid(child)
+        compiling.send_signal(signal.SIGTERM)
+        assert compiling.communicate()[1].splitlines()[-1] == "error: interrupted; nothing was published"
+    wait_for_end(pid)
+    child.unlink()
+    assert compile_it() is None
+
+
+def test_a_program_of_llama_cpps_ends_with_who_called_it(tmp_path: Path) -> None:
+    child, compiled = tmp_path / "pid", tmp_path / "llama.cpp"
+    (compiled / "bin").mkdir(parents=True)
+    (compiled / "quantmill.json").write_text("{}")
+    (compiled / "bin/llama-imatrix").write_text(f"#!/bin/sh\necho $$ > {child}\nexec sleep 100\n")
+    (compiled / "bin/llama-imatrix").chmod(0o755)
+    command = [sys.executable, "-c", "import llamacpp; llamacpp.call('llama-imatrix')"]
+    environment = os.environ | {"QUANTMILL_LLAMA_CPP": str(compiled)}
+    with subprocess.Popen(command, cwd=REPO / "scripts", env=environment, stderr=subprocess.PIPE) as calling:
+        pid = wait_for_pid(child)
+        calling.kill()
+    wait_for_end(pid)
+
+
+def wait_for_pid(file: Path) -> int:
+    """The number of a process that writes it to a file."""
+    end = time.monotonic() + 30
+    while not (file.exists() and file.read_text().endswith("\n")):
+        assert time.monotonic() < end, "it did not start"
+        time.sleep(0.05)
+    return int(file.read_text())
+
+
+def wait_for_end(pid: int) -> None:
+    """Until a process has ended, in some seconds."""
+    end = time.monotonic() + 10
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            assert time.monotonic() < end, "it still runs"
+            time.sleep(0.05)
 
 
 def test_sources_are_unpacked_by_a_python_whose_tarfile_has_no_filters(

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -117,3 +117,14 @@ def run_child(command: Sequence[Any], *, stdout: int = subprocess.DEVNULL) -> su
     with start_child(command, stdout=stdout, stderr=subprocess.PIPE, text=True) as process:
         printed, said = process.communicate()
     return subprocess.CompletedProcess(process.args, process.returncode, printed, said)
+
+
+def run_compiler(command: Sequence[Any], environment: Mapping[str, str]) -> int:
+    """Run a program that starts others, as cmake and ninja do, to its end; its exit code. Its lines go to standard
+    error. When this program is interrupted, all of them end, so that none works on where the next compilation does."""
+    with start_child(command, env=environment, stdout=sys.stderr, start_new_session=True) as process:
+        try:
+            return process.wait()
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise

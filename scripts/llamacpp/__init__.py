@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from common import manifest
-from common.program import UserError
+from common.program import UserError, start_child
 
 FOLDER = "artifacts/libraries/llama.cpp"  # where the workflow puts it; QUANTMILL_LLAMA_CPP names another place
 
@@ -60,15 +60,14 @@ def call(program: str, *arguments: object, cwd: Path | None = None) -> str:
     Raises `UserError` with its last line of an error where it fails.
     """
     command = [str(folder() / "bin" / program), *map(str, arguments)]
-    process = subprocess.Popen(
-        command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    )
     lines = []
-    assert process.stdout
-    for line in process.stdout:
-        sys.stderr.write(line)
-        lines.append(line.strip())
-    if process.wait():
+    words = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+    with start_child(command, cwd=cwd, **words) as process:
+        for line in process.stdout:
+            sys.stderr.write(line)
+            lines.append(line.strip())
+        process.wait()
+    if process.returncode:
         reasons = [line for line in lines if "error" in line.lower() or "failed" in line.lower()] or lines or [""]
         raise UserError(f"llama.cpp's {program} failed ({reasons[-1][:300] or f'exit code {process.returncode}'})")
     return "\n".join(lines)

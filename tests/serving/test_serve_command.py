@@ -287,7 +287,7 @@ def test_shortened_sizes_leave_the_cards_to_the_others(folder: Path) -> None:
 def test_make_serve_command(call: Callable, checkout: Callable[[], Path], tmp_path: Path) -> None:
     root = checkout()
     (root / "study.yaml").write_text(
-        "models: {demo: {source: demo}}\nformats: [fp16]\ndevice: cpu\n"
+        "models: {demo: {source: demo}}\nformats: [fp16, ct-w4a16]\ndevice: cpu\n"  # the second has no speed
         "runs: {served: {engine: vllm-serve, formats: [fp16], options: {max_num_seqs: 8}}}\n"
     )
     command = [REPO / ".venv/bin/python", "scripts/serve_command.py"]
