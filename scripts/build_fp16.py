@@ -118,7 +118,6 @@ def main() -> None:
         for path in source.others():
             if path.name != "config.json":
                 place(path, folder / path.name)
-        untied = "lm_head.weight" in tensors  # a tied table is read whole
         gate = quality_gate.check(folder, "transformers", "source", options.device, options, options.gate_python)
         manifest.write(
             folder,
@@ -130,7 +129,7 @@ def main() -> None:
             parameter_count=origin["parameter_count"],
             weight_files=list(groups),
             parameters={"not_float16": sorted(kept)} if kept else {},
-            weight_bytes_per_token=total - (sizes.get("model.embed_tokens.weight", 0) if untied else 0),
+            weight_bytes_per_token=shards.bytes_read(sizes, config),
             gate=gate,
         )
 

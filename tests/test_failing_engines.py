@@ -191,19 +191,32 @@ def test_a_librarys_heading_takes_the_line_below_it_along() -> None:
     assert program.first_line(ValueError("alone:")) == "alone:"
 
 
-@pytest.mark.parametrize(("hasty", "code"), [(True, 0), (False, -signal.SIGABRT)])
-def test_an_abort_at_the_end_loses_no_result(hasty: bool, code: int, tmp_path: Path) -> None:
-    """What was published stays a success; what Python itself does at the end is done all the same."""
+@pytest.mark.parametrize(
+    ("hasty", "end", "code", "said"),
+    [
+        (True, "pass", 0, ""),
+        (True, "raise program.UserError('too short')", 1, "error: too short\n"),
+        (True, "sys.exit(3)", 3, ""),
+        (False, "pass", -signal.SIGABRT, ""),
+    ],
+)
+def test_an_abort_at_the_end_loses_no_result(hasty: bool, end: str, code: int, said: str, tmp_path: Path) -> None:
+    """What was published stays a success, and a failure its line; what Python does at the end is done all the same."""
     lines = (
         "import atexit, ctypes, sys",
         "from common import program",
         "atexit.register(lambda: print('good-bye'))",
         "libc = ctypes.CDLL(None)",
         "libc.__cxa_atexit(libc.abort, None, None)",
-        f"program.run(lambda: (print('published'), {hasty} and program.leave_at_once()))",
+        "def main():",
+        "    print('published')",
+        f"    {hasty} and program.leave_at_once()",
+        f"    {end}",
+        "program.run(main)",
     )
     command = [sys.executable, "-c", "\n".join(lines)]
     paths = {"PYTHONPATH": str(REPO / "scripts")}
     result = subprocess.run(command, env=os.environ | paths, cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == code
     assert result.stdout.split() == ["published", "good-bye"]
+    assert result.stderr == said

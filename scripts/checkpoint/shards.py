@@ -22,6 +22,8 @@ SHARDS = {
 MAX_CONFIG = 4 * 2**20  # bytes of a config.json; those with a name for each of 20,000 classes take 1 MB
 MAX_TENSORS = 200_000  # of a model; the largest have 90,000
 READERS = {"safetensors": safetensors_file.read, "bin": torch_zip.read}
+HEADS = ("lm_head.", "embed_out.")  # how names of a head's tensors begin; the second is GPT-NeoX's
+TABLES = ("embed_tokens.weight", "word_embeddings.weight", "wte.weight", "embed_in.weight")  # and of embeddings end
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf", ".index.json")
 
 
@@ -164,17 +166,21 @@ def find(folder: Path) -> Checkpoint:
 
 def has_head(names: Iterable[str]) -> bool:
     """Whether a checkpoint's tensors have a head beside the embeddings, plain or quantized (as EXL3's is)."""
-    return any(name.startswith("lm_head.") for name in names)
+    return any(name.startswith(HEADS) for name in names)
+
+
+def bytes_read(sizes: Mapping[str, int], config: Mapping[str, Any]) -> int:
+    """Bytes that one decoded token reads of tensors of these sizes in bytes: of an embedding table beside a head it
+    reads a row, which is not counted, and of a mixture's experts those that it is sent to."""
+    left_out = TABLES if has_head(sizes) else ()
+    read = {name: size for name, size in sizes.items() if not name.endswith(left_out)}
+    return sum(round(size * share_read(name, config)) for name, size in read.items())
 
 
 def bytes_per_token(folder: Path) -> int:
-    """Bytes of a checkpoint's safetensors that one decoded token reads: of an untied embedding table it reads a row, of
-    a mixture's experts those that it is sent to."""
-    config = read_json(folder / "config.json")
+    """`bytes_read` of a folder's safetensors."""
     tensors = [item for file in sorted(folder.glob("*.safetensors")) for item in safetensors_file.read(file).items()]
-    tied = config.get("tie_word_embeddings", False) and not has_head(name for name, _ in tensors)
-    read = [(name, tensor) for name, tensor in tensors if tied or not name.endswith("embed_tokens.weight")]
-    return sum(round(tensor.nbytes * share_read(name, config)) for name, tensor in read)
+    return bytes_read({name: tensor.nbytes for name, tensor in tensors}, read_json(folder / "config.json"))
 
 
 def check_inside(folder: Path, path: Path) -> Path:

@@ -43,8 +43,8 @@ _hasty = False
 
 
 def leave_at_once() -> None:
-    """From now on `run` ends the process as soon as its `main` returns: a library may abort it while the interpreter
-    unloads, and what was published would count as failed."""
+    """From now on `run` ends the process as soon as its `main` has ended: a library may abort it while the interpreter
+    unloads, and what was published would count as failed, or an error's line would not be the last one."""
     global _hasty
     _hasty = True
 
@@ -55,6 +55,25 @@ def run(main: Callable[[], None]) -> None:
     SIGTERM is an interrupt as Ctrl-C is: schedulers send it, and what was begun is removed before the program ends. A
     fault of ours has its traceback above that line: a report and another program of ours quote the last one.
     """
+    status: Any = None
+    try:
+        _call(main)
+    except SystemExit as ended:
+        status = ended.code
+        if not _hasty:
+            raise
+    if _hasty:
+        if isinstance(status, str):
+            print(status, file=sys.stderr)
+        atexit._run_exitfuncs()  # temporary files, and what libraries have to say good-bye to
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(1 if isinstance(status, str) else status or 0)
+
+
+def _call(main: Callable[[], None]) -> None:
+    """Call `main`; raises SystemExit with the line of what went wrong."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         main()
@@ -81,12 +100,6 @@ def run(main: Callable[[], None]) -> None:
     finally:
         with suppress(OSError, ValueError):  # what libraries printed: the line comes after it where both go to a log
             sys.stdout.flush()
-    if _hasty:
-        atexit._run_exitfuncs()  # temporary files, and what libraries have to say good-bye to
-        with suppress(OSError, ValueError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(0)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import numpy as np
 
 import engines
 from checkpoint import ctranslate2_bin
-from common.program import UserError, first_line
+from common.program import UserError, first_line, leave_at_once
 from devices import cpu
 
 # Without VNNI, oneDNN adds pairs of products of int8 in 16 bits, which saturate, and so does MKL on Intel's processors.
@@ -56,6 +56,7 @@ class Engine(engines.Engine):
             )
         except (RuntimeError, ValueError) as error:
             raise UserError(f"{artifact}: CTranslate2 cannot load it ({first_line(error)})") from None
+        leave_at_once()  # the interpreter may abort where it unloads it: "terminate called without an active exception"
         self.artifact = artifact
         self.compute_type = self.generator.compute_type
         # generation takes tokens as strings; position in this list is the id

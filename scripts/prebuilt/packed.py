@@ -48,13 +48,12 @@ def check(folder: Path, model: Path, layout: str) -> dict[str, Any]:
     if found.form != "safetensors":
         raise UserError(f"{folder}: its weights are pickled ({found.form}); name an artifact with safetensors")
     words = quantization(folder, layout)
-    stored = check_packed(folder, layout, words, shards.find(model))
-    table = stored["model.embed_tokens.weight"].nbytes if shards.has_head(stored) else 0
+    sizes = {name: tensor.nbytes for name, tensor in check_packed(folder, layout, words, shards.find(model)).items()}
     return {
         "tool": tool(words),
         "parameters": plain({name: words[name] for name in PARAMETERS if name in words}),
         "weight_files": [file.name for file in found.files],
-        "weight_bytes_per_token": sum(tensor.nbytes for tensor in stored.values()) - table,
+        "weight_bytes_per_token": shards.bytes_read(sizes, shards.read_config(folder / "config.json")),
     }
 
 

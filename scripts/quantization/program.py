@@ -263,8 +263,7 @@ def write_artifact(
         source=origin["source"],
         parameter_count=origin["parameter_count"],
         weight_files=list(names),
-        weight_bytes_per_token=sum(stored.values())
-        - (stored.get("model.embed_tokens.weight", 0) if shards.has_head(stored) else 0),
+        weight_bytes_per_token=shards.bytes_read(stored, config),
         calibration_sha256=job.calibration.sha256 if job.calibration else None,
         gate=gate,
     )
