@@ -9,7 +9,6 @@ not be compared (another evaluation text, a disturbed speed, other versions of t
 docs/REPORT.md says how each figure is judged. The output is Markdown.
 """
 
-import json
 import math
 import sys
 from collections import Counter
@@ -19,6 +18,7 @@ from typing import Any
 
 import jsonschema
 
+from common import bounded_json
 from common.program import UserError, parser, printable, run
 from common.publish import publish
 from metrics import METRICS_VERSION
@@ -38,6 +38,7 @@ WORDS = {
     "better": "better",
     "new": "new",
 }  # the gravest first
+MAX_BYTES, MAX_VALUES = 32 * 2**20, 2_000_000  # of results.json; with 29 rows it has 0.5 MB and 27,000 values
 
 
 def refuse(constant: str) -> float:
@@ -48,8 +49,9 @@ def refuse(constant: str) -> float:
 def read(path: Path) -> dict[str, Any]:
     """A results.json. Raises `UserError` where it is none, or its figures are of another version of the metrics."""
     try:
-        content = json.loads(path.read_bytes(), parse_constant=refuse)
-    except (ValueError, RecursionError) as error:
+        with path.open("rb") as file:
+            content = bounded_json.loads(file.read(MAX_BYTES + 1), MAX_BYTES, MAX_VALUES, refuse)
+    except ValueError as error:
         raise UserError(f"{path}: is no JSON ({error!s:.80}); name a results.json") from None
     version = content.get("metrics_version") if isinstance(content, dict) else None
     if version is not None and version != METRICS_VERSION:

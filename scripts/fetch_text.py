@@ -11,9 +11,10 @@ a folder with text.txt, rows.json (how long each document is) and its manifest.
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import pyarrow
@@ -25,6 +26,8 @@ from common.publish import publish
 
 # pyarrow's and json's errors are ValueErrors
 DAMAGE = (ValueError, TypeError, OSError, EOFError, RecursionError, zlib.error)
+MAX_LINE = 64 * 2**20  # characters of a line of JSON; books have 5 million
+MAX_TEXT = 2**30  # characters of a whole text
 
 
 def documents(path: Path, name: str, column: str) -> Iterator[str]:
@@ -39,14 +42,28 @@ def documents(path: Path, name: str, column: str) -> Iterator[str]:
                 if name.endswith(".gz")
                 else path.open(encoding="utf-8-sig") as file
             ):
-                for line in filter(str.strip, file):
-                    yield json.loads(line)[column]
+                while line := file.readline(MAX_LINE):
+                    if len(line) == MAX_LINE:
+                        raise ValueError(f"a line has more than {MAX_LINE:,} characters")
+                    if line.strip():
+                        yield json.loads(line)[column]
         else:
-            yield path.read_text(encoding="utf-8")
+            with path.open(encoding="utf-8") as file:
+                yield file.read(MAX_TEXT + 1)
     except KeyError:
         raise UserError(f"{name}: has no column {column!r}; name one with `column`") from None
     except DAMAGE as error:
         raise UserError(f"{name}: cannot be read as its name says ({type(error).__name__}: {error!s:.100})") from None
+
+
+def bounded(found: Iterable[Any], name: str) -> Iterator[Any]:
+    """The same documents. Raises `UserError` as soon as they have more characters than `MAX_TEXT`."""
+    characters = 0
+    for document in found:
+        characters += len(document) if isinstance(document, str) else 0
+        if characters > MAX_TEXT:
+            raise UserError(f"{name}: has more than {MAX_TEXT:,} characters; take fewer with `documents`")
+        yield document
 
 
 def is_text(document: object) -> bool:
@@ -71,7 +88,8 @@ def main() -> None:
     if options.file not in repository.files:
         raise UserError(f"{options.repository}: holds no file {options.file}; its page lists those it has")
     path = hub.fetch(repository, [options.file])[options.file]
-    chosen = list(islice(documents(path, options.file, options.column), options.documents))
+    found = documents(path, options.file, options.column)
+    chosen = list(bounded(islice(found, options.documents), options.file))
     if not all(is_text(document) for document in chosen):
         raise UserError(f"{options.file}: column {options.column!r} holds something that is no text; name another")
     if number := next((number for number, document in enumerate(chosen, 1) if "\0" in document), None):

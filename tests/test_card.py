@@ -70,7 +70,9 @@ def test_jobs_take_a_card_each_and_the_third_waits(start) -> None:  # noqa: ANN0
 def test_only_what_is_visible_is_taken(start) -> None:  # noqa: ANN001
     assert cards(start(CUDA_VISIBLE_DEVICES="1")) == ("GPU-1", "GPU-1")
     assert cards(start(CUDA_VISIBLE_DEVICES="GPU-7,0")) == ("GPU-7", "GPU-7")
-    assert start(CUDA_VISIBLE_DEVICES="").stdout.readline().strip() == ""
+    for nothing in ("", "-1", "5,0", "NoDevFiles"):  # the stand-in has two cards
+        assert start(CUDA_VISIBLE_DEVICES=nothing).stdout.readline().strip() == nothing
+    assert cards(start(CUDA_VISIBLE_DEVICES="GPU-9,-1,0")) == ("GPU-9", "GPU-9")
 
 
 def test_a_job_of_several_cards_has_them_all_or_waits(start) -> None:  # noqa: ANN001

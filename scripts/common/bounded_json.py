@@ -2,20 +2,30 @@
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 MAX_BYTES = 16 * 2**20  # headers and indexes of the largest models (90,000 tensors) are 9 MB
 MAX_VALUES = 800_000  # about; a tensor in a header has 8. A value takes up to 200 bytes of memory, of 1.5 in the file
 
 
-def loads(data: bytes, limit: int = MAX_BYTES, values: int = MAX_VALUES) -> Any:
-    """What UTF-8 bytes, at most `limit`, say. Raises ValueError where that is no JSON, too much, or has a key twice."""
+def loads(
+    data: bytes,
+    limit: int = MAX_BYTES,
+    values: int = MAX_VALUES,
+    parse_constant: Callable[[str], Any] | None = None,
+) -> Any:
+    """What UTF-8 bytes, at most `limit`, say. Raises ValueError where that is no JSON, too much, or has a key twice.
+
+    Args:
+        values: as many at most. parse_constant: as of json.loads: makes something of NaN and infinity, or raises.
+    """
     if len(data) > limit:
         raise ValueError(f"over {limit >> 20} MiB")
     if sum(map(data.count, (b",", b"[", b"{"))) > values:
         raise ValueError(f"more than {values} values")
     try:
-        return json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
+        return json.loads(data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=parse_constant)
     except RecursionError:
         raise ValueError("nested too deep") from None
 

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from common.program import UserError
 
@@ -79,17 +79,17 @@ def visible_cards() -> list[str]:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return []
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [str(number) for number in range(pynvml.nvmlDeviceGetCount())] if named is None else named.split(",")
-    return [_uuid(pynvml, name.strip()) for name in names if name.strip()]
-
-
-def _uuid(nvml: Any, name: str) -> str:
-    """Of a card by its number or, as CUDA allows, by its UUID or that of a slice of it."""
-    if not name.isdecimal():
-        return name
-    uuid = nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(int(name)))
-    return uuid.decode() if isinstance(uuid, bytes) else uuid
+    count, named = pynvml.nvmlDeviceGetCount(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    cards = []
+    for name in map(str, range(count)) if named is None else map(str.strip, named.split(",")):
+        if name.isdecimal() and int(name) < count:
+            uuid = pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(int(name)))
+            cards.append(uuid.decode() if isinstance(uuid, bytes) else uuid)
+        elif name.startswith(("GPU-", "MIG-")):  # its UUID, or that of a slice of it
+            cards.append(name)
+        else:
+            break  # as for CUDA: after a name that no card has, none is visible
+    return cards
 
 
 def try_lock(path: Path) -> IO[str] | None:

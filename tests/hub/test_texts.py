@@ -46,6 +46,11 @@ def lines_of(rows: list[str]) -> bytes:
         ("deep.jsonl", [], "cannot be read as its name says"),
         ("marks.jsonl", ["--join", "\r\n"], "One\ntwo\n\nThree\n"),
         ("nul.jsonl", [], "document 2 of column 'text' has a NUL"),
+        (
+            "long.jsonl.gz",
+            [],
+            "cannot be read as its name says (ValueError: a line has more than 67,108,864 characters",
+        ),
     ],
 )
 def test_a_text(tmp_path: Path, tools_python: Path, call: Callable, file: str, options: list, expected: str) -> None:
@@ -64,6 +69,7 @@ def test_a_text(tmp_path: Path, tools_python: Path, call: Callable, file: str, o
                 "cut.json.gz": gzip.compress(lines_of(ROWS))[:-9],
                 "deep.jsonl": b"[" * 100_000,
                 "marks.jsonl": b"\xef\xbb\xbf" + lines_of(["\ufeffOne\r\ntwo\r", "\ufeffThree\r"]),
+                "long.jsonl.gz": gzip.compress(b"[" + b" " * 2**27),  # of 130 kB
                 "nul.jsonl": lines_of(["One", "two\0"]),
             }
         )
