@@ -67,6 +67,7 @@ def rows():
             "noise_floor": f"artifacts/{cell.model}/quality/noise-floor.json" if has_quality(cell.model) else None,
             "absent": absent(cell),
             "evaluation": f"artifacts/{cell.model}/tokens/evaluation.json",
+            "prompts": f"artifacts/{cell.model}/tokens/prompts.json",
             "logs": logs(cell),
         }
         for cell in CELLS.values()

@@ -23,7 +23,7 @@ from common import hub, manifest
 from common.program import UserError, parser, run
 from common.publish import publish
 from compare import read
-from reporting import axes, collected, drawing, page, parquet, summary
+from reporting import axes, collected, drawing, page, parquet, summary, tasks
 
 RESULTS, CARD = "results.json", "README.md"
 REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
@@ -93,7 +93,8 @@ def main() -> None:
     merged, origins = collected.merge({each.name: each.content for each in studies})
     rows = table(studies, merged, origins)
     shown = {"config": merged["config"], "cells": [], "options": ""}
-    drawn = drawing.draw(axes.points(merged["rows"]))
+    columns, wide = tasks.widen(merged)
+    drawn = drawing.draw(axes.points(wide, tasks.axes(columns)))
     text = page.render(merged, shown, drawn)
     options.out.mkdir(parents=True, exist_ok=True)
     with publish(options.out / "collected.parquet") as partial:

@@ -14,8 +14,9 @@ from conftest import REPO
 from whole_results import collect_results, set_rate, whole_cell, window_losses
 
 from metrics import METRICS_VERSION
-from reporting import comparison
+from reporting import comparison, side_by_side
 from reporting.comparison import Limits, changes
+from reporting.labels import label
 from reporting.numbers import MISSING
 
 Run = dict[str, Any]
@@ -299,6 +300,29 @@ def test_hostile_names_stay_in_their_cell(before: Run, compare: Callable) -> Non
     result = compare(before, before)
     assert result.returncode == 0
     assert "a\\|b\\x1b[2J\\nc" in result.stdout
+
+
+@pytest.mark.parametrize(("more", "verdict", "floor"), [(0.0, "tie", False), (0.5, "worse", None)])
+def test_rows_after_are_compared_with_the_reference_before(
+    before: Run, after: Run, more: float, verdict: str, floor: bool | None
+) -> None:
+    """A library that made everything worse by half a nat a token made its reference so too."""
+    for row in after["rows"]:
+        if row["quality_windows"]:
+            row["above_noise_floor"] = False
+            row["quality_windows"]["nll"] = [nll + more * 100 for nll in row["quality_windows"]["nll"]]
+    found = {label(row): row for row in side_by_side.merge(before, after)["rows"] if row["model"] == "m"}
+    assert (found["reference@before"]["nll_verdict"], found["reference@after"]["nll_verdict"]) == ("reference", verdict)
+    assert found["reference@after"]["nll_difference"] == pytest.approx(more)
+    assert found["int8@after"]["above_noise_floor"] is floor
+    assert ("int8@before" in found["int8@after"]["dominated_by"]) == (more > 0)
+
+
+def test_two_served_runs_keep_the_loads_of_both(before: Run, after: Run) -> None:
+    load = {"model": "m", "format": "int8", "run": "server", "missing": {}, "output_tokens_per_second": 1.0}
+    both = side_by_side.merge(before | {"loads": [load]}, after | {"loads": [load]})
+    assert [each["run"] for each in both["loads"]] == ["server, before", "server, after"]
+    assert "loads" not in side_by_side.merge(before, after)
 
 
 def test_two_runs_stand_side_by_side_on_a_page(

@@ -128,6 +128,10 @@ def test_a_server_of_few_slots_is_put_under_loads_that_it_can_take(options: dict
         ({"variants": {"v": {"format": "fp16", "bits": 3}}}, "variants.v: fp16 has no parameter 'bits'; it has none"),
         ({"variants": {4: {"format": "gptq-int4"}}}, "variants: the name 4 is no text to YAML; put it in quotes"),
         (
+            {"variants": {"tasks": {"format": "gptq-int4", "group_size": 32}}},
+            "variants.tasks: other files of Quantmill's have this name, or begin with it; choose another",
+        ),
+        (
             {"variants": {"noise-floor": {"format": "gptq-int4", "group_size": 32}}},
             "variants.noise-floor: other files of Quantmill's have this name, or begin with it; choose another",
         ),

@@ -140,11 +140,18 @@ def test_what_is_within_the_noise_is_a_tie_however_narrow_the_interval(tmp_path:
         ("a failed build", {"tokens_per_second", "perplexity"}),
         ("new_tokens", {"tokens_per_second"}),
         ("perplexity", {"perplexity"}),
+        ("evaluation text", {"perplexity"}),
+        ("prompts text", {"tokens_per_second"}),
     ],
 )
 def test_what_was_measured_before_an_edit_is_no_figure_of_the_row(tmp_path: Path, edited: str, lost: set[str]) -> None:
     made = cell(tmp_path, "reference", 10, window_losses(0))
     edit(made["quality"], lambda quality: quality["protocol"].update(perplexity="gptq-2048"))
+    for text, part, name in (("evaluation", "quality", "text"), ("prompts", "latency", "prompts")):
+        edit(made[part], lambda result, name=name: result["protocol"].update({f"{name}_sha256": "x"}))
+        made[text] = str(tmp_path / text)
+        Path(made[text]).write_text('{"text_sha256": "x"}')
+    edit(made["noise_floor"], lambda floor: floor["protocol"].update(text_sha256="x"))
     config = {"latency": {"new_tokens": 2, "decode": "captured"}, "perplexity": "gptq-2048"}
     row = results.row(made, config)
     assert (row["tokens_per_second"], row["perplexity"]) == (10, 2)
@@ -155,12 +162,15 @@ def test_what_was_measured_before_an_edit_is_no_figure_of_the_row(tmp_path: Path
     elif edited == "a failed build":
         Path(made["artifact"], "quantmill.json").unlink()
         why = f"failed, or never ran: see {made['logs']['artifact'][0]}"
+    elif edited.endswith("text"):
+        Path(made[edited.split()[0]]).write_text('{"text_sha256": "of another one"}')
     else:
         config |= {"perplexity": "llamacpp-512"} if edited == "perplexity" else {"latency": {"new_tokens": 3}}
     row = results.row(made, config)
     for name in ("tokens_per_second", "perplexity"):
         assert (row[name] is None) == (name in lost)
         assert row["missing"].get(name) == (why if name in lost else None)
+    assert (row["noise_floor"] is None) == (edited == "evaluation text")
 
 
 def test_pareto_front_counts_ties_as_equal(tmp_path: Path) -> None:

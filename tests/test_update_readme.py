@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from reporting import tasks
+from reporting import facts, markdown, tasks
+from reporting.load_columns import LOAD_COLUMNS
 from reporting.numbers import MISSING
 
 REPO = Path(__file__).resolve().parents[1]
@@ -266,3 +267,27 @@ def test_a_row_without_a_speed_has_its_quality_in_the_table(folder: Path) -> Non
         each["protocol"]["latency"] = None
     path.write_text(json.dumps(content))
     assert update(folder).stderr == "error: results.json: the speed of no row was measured\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("tokens_per_event", 2.41, "2.41"),
+        ("preemptions", 3.0, "3"),
+        ("goodput", 0.925, "92.5%"),
+        ("bandwidth_fraction", 0.61, "61%"),
+    ],
+)
+def test_shares_are_percentages_and_other_numbers_are_not(name: str, value: float, said: str) -> None:
+    (column,) = (column for column in LOAD_COLUMNS if column.name == name)
+    assert markdown.cell(column, value) == said
+
+
+def test_a_text_of_the_hub_is_called_by_its_data_set() -> None:
+    row = {"model": "m", "quality_totals": {"scored_tokens": 1000}, "protocol": {"quality": {"text_sha256": "ab" * 32}}}
+    for text, said in (
+        ("own/text.txt", "text.txt"),
+        ({"hub": "acme/wiki", "file": "a/test.parquet"}, "acme/wiki/a/test.parquet"),
+    ):
+        config = {"models": {"m": {"texts": {"evaluation": text}}}}
+        assert facts.text(row, config) == f"{said} (SHA-256 abababab), 1,000 tokens scored"

@@ -72,7 +72,7 @@ def cell(
         quality |= dict.fromkeys(results.TOTALS, 1) | {"normalised": {}}
         (artifact / "quality").write_text(json.dumps(common | quality))
     noise = folder / "noise"
-    floor = {"kind": "noise floor", "summary": {"kld_mean": 0.001}, "windows": {"kld": [0.1] * 3}}
+    floor = {"kind": "noise floor", "summary": {"kld_mean": 0.001}, "windows": {"kld": [0.1] * 3}, "protocol": {}}
     noise.write_text(json.dumps(common | floor))
     return {
         "model": model,

@@ -18,8 +18,8 @@ NOT_BUILT = {
 }
 # names of a model's other files, and what its logs begin with: no artifact may have them
 TAKEN = r"(source|safetensors|bin|mlc|tokens|latency|quality|serving|gate\.json|expected-predictions|mlc-library)\Z"
-TAKEN += r"|(imatrix|gguf-sensitivity|gguf-sensitivity\.json|published)\Z"
-TAKEN += r"|(noise-floor|reference-logits|tokens-|latency-|quality-|serving-|publish-)"
+TAKEN += r"|(imatrix|gguf-sensitivity|gguf-sensitivity\.json|published|tasks)\Z"
+TAKEN += r"|(noise-floor|reference-logits|tokens-|latency-|quality-|serving-|tasks-|publish-)"
 CALIBRATION = "tokens-calibration"  # the log of what cuts the calibration text
 Makers = Callable[[str], Collection[str]]  # a format's name -> names of the rules that make its artifact
 

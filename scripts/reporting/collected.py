@@ -15,7 +15,9 @@ from reporting import loops
 from reporting.comparison import DECODING
 from reporting.labels import key, label
 from reporting.pareto import mark_pareto, relate
+from reporting.tasks import without_pairs
 
+OTHER = "it was compared with the reference of its own study"
 Row = Mapping[str, Any]
 
 
@@ -75,22 +77,25 @@ def merge(studies: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], lis
             groups.setdefault(group, []).append((deepcopy(dict(row)), name, place))
     names = section_names(described)
     reference = next(iter(references.values()))
-    rows, origins, models = [], [], {}
+    rows, origins, models, tasks = [], [], {}, []
     for group, found in groups.items():
         rename(found)
         model = found[0][0]["model"]
         models[names[group]] = studies[found[0][1]]["config"]["models"][model]
-        base = next((row for row, *_ in found if label(row) == reference), None)
+        base, home = next(((row, name) for row, name, _ in found if label(row) == reference), (None, None))
         for row, name, place in found:
             row["model"] = names[group]
             compare(row, base)
             rows.append(row)
             origins.append((name, place))
+            mine = [each for each in studies[name].get("tasks", ()) if key(each) == key(studies[name]["rows"][place])]
+            mine = [{**each, "model": row["model"], "run": row["run"]} for each in mine]
+            tasks += mine if home in (None, name) else [without_pairs(each, OTHER) for each in mine]
     mark_pareto(rows)
     first = next(iter(studies.values()))
     config = {**first["config"], "models": models}
-    kept = {key: value for key, value in first.items() if key != "loads"}
-    return {**kept, "config": config, "rows": rows}, origins
+    kept = {name: value for name, value in first.items() if name not in ("loads", "tasks")}
+    return {**kept, "config": config, "rows": rows, **({"tasks": tasks} if tasks else {})}, origins
 
 
 def figures_of(row: Row) -> Any:

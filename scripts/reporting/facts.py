@@ -40,7 +40,8 @@ def scoring(protocol: Mapping[str, Any]) -> str:
 def text(row: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     """The text that a row was scored on: its file, its hash, and how many tokens of it count."""
     texts = config["models"][row["model"]].get("texts") or {}
-    name = Path(str(texts.get("evaluation", "evaluation text"))).name
+    found = texts.get("evaluation", "evaluation text")
+    name = Path(found).name if isinstance(found, str) else f"{found['hub']}/{found['file']}"
     scored = f"{row['quality_totals']['scored_tokens']:,} tokens scored"
     return f"{name} (SHA-256 {row['protocol']['quality']['text_sha256'][:8]}), {scored}"
 

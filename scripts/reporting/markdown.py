@@ -11,6 +11,7 @@ from reporting.load_columns import LOAD_COLUMNS
 from reporting.numbers import MISSING, number, size
 
 SHORT = ("model", "format", "runs in", "tokens/s (95%)", "perplexity", "over the reference (95%, paired)", "size")
+SHARES = ("bandwidth_fraction", "client_cpu_fraction")  # figures that are shown as such and may be more than 1
 HEADING = ("new_tokens", "processes", "repeats")  # what the line above a table says of all its rows
 
 
@@ -65,7 +66,7 @@ def cell(column: Column, value: Any) -> str:
         return value or MISSING
     if column.kind == "boolean":
         return "yes" if value else "no"
-    if column.unit == "" and column.kind == "number":  # a share
+    if column.kind == "number" and (column.limits.get("maximum") == 1 or column.name in SHARES):
         return f"{number(value * 100, 3)}%"
     return size(value) if column.unit == "B" else number(value, 3)
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -73,15 +74,32 @@ def mismatch(cell: Mapping[str, Any], config: Mapping[str, Any], result: Mapping
         return failure(cell["logs"]["artifact"])
     if result["artifact"]["files"] != manifest.read(path)["files"]:
         return f"was measured of another build{AGAIN}"
-    asked = {
-        **config.get("latency", {}),
-        **{name: config.get(name) for name in ("perplexity", "serving", "tasks", "seed")},
-    }
-    other = [name for name, value in result["protocol"].items() if asked.get(name, value) != value]
+    other = other_protocol(cell, config, result)
     other += [name for name, value in DEFAULTS.items() if result.get(name, value) != cell.get(name, value)]
     engine = result.get("engine", cell["engine"])
     other += ["engine"] if RENAMED.get(engine, engine) != RENAMED.get(cell["engine"], cell["engine"]) else []
     return f"was measured with another {', '.join(other)}{AGAIN}" if other else None
+
+
+def other_protocol(cell: Mapping[str, Any], config: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
+    """What of a result's protocol is not the study's: names of the config's keys, and of texts that were cut anew."""
+    asked = {
+        **config.get("latency", {}),
+        **{name: config.get(name) for name in ("perplexity", "serving", "tasks", "seed")},
+    }
+    protocol = result.get("protocol", {})  # a noise floor that no engine gives has none
+    other = [name for name, value in protocol.items() if asked.get(name, value) != value]
+    for name, text in (("text_sha256", "evaluation"), ("prompts_sha256", "prompts")):
+        path = Path(cell.get(text) or "")
+        if name in protocol and path.is_file() and text_hash(path, path.stat().st_mtime_ns) != protocol[name]:
+            other.append(f"{text} text")
+    return other
+
+
+@cache
+def text_hash(tokens: Path, changed: int) -> str:
+    """SHA-256 of the text that a file of tokens was cut from; `changed`: when it was, so that it is read once."""
+    return json.loads(tokens.read_text(encoding="utf-8"))["text_sha256"]
 
 
 def read_part(
@@ -98,7 +116,11 @@ def read_part(
     if name == "artifact":
         return manifest.read(path), None
     found = read(path, name.replace("_", " "))
-    why = None if name == "noise_floor" else mismatch(cell, config, found)
+    if name == "noise_floor":
+        other = other_protocol(cell, config, found)
+        why = f"was measured with another {', '.join(other)}{AGAIN}" if other else None
+    else:
+        why = mismatch(cell, config, found)
     if not why and not found["summary"]:
         why = found["reason"]
     return (None, why) if why else (found, None)

@@ -110,6 +110,11 @@ def compare(mine: Mapping[str, Any], theirs: Mapping[str, Any] | None, row: Mapp
     return found | {"difference": difference, "difference_low": low, "difference_high": high, "verdict": verdict}
 
 
+def without_pairs(entry: Mapping[str, Any], why: str) -> dict[str, Any]:
+    """A task's entry without what it says of itself beside a reference."""
+    return {**entry, **dict.fromkeys(PAIRED), "missing": entry["missing"] | dict.fromkeys(PAIRED, why)}
+
+
 def losses_of(parts: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray] | None:
     """NLL in nats and what it is divided by (words or bytes), both [documents], of a task that rolls over its texts;
     None of another."""

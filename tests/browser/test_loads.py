@@ -159,6 +159,24 @@ def test_plots_are_drawn_of_what_counts(page: Page) -> None:
     assert "broken@server" not in throughput.inner_text()
 
 
+def test_plots_of_one_model_hold_no_other_models_servers(tmp_path: Path, visit: Callable[..., Page]) -> None:
+    """Both have a server of the same name."""
+    cells = []
+    for model, ttft in (("m", 20), ("n", 70)):
+        cell = write_cell(tmp_path, model, "reference", 100, 1, 10**6, [[1, 2, 3, 4]] * 2, seen=False)
+        cells.append(serve(cell, "server", [load(users, 100, ttft, 10) for users in (1, 8)], rate=1.5))
+    page = visit(build(tmp_path, ["m", "n"], cells, serving=SERVING))
+    for model, ttft in (("m", 20), ("n", 70)):
+        page.select_option("#load-model", model)
+        page.evaluate("given = []; drawAll = draw; draw = (target, name, plot, rows) => given.push(rows); null")
+        page.evaluate("showLoadPlots()")
+        found = page.evaluate("given")
+        page.evaluate("draw = drawAll; null")
+        assert len(found) == 4
+        assert {row["model"] for rows in found for row in rows} == {model}
+        assert {row["ms"] for row in found[2]} == {ttft}
+
+
 def test_a_study_without_servers_has_no_such_section(tmp_path: Path, visit: Callable[..., Page]) -> None:
     cell = write_cell(tmp_path, "m", "reference", 100, 1, 10**6, [[1, 2, 3, 4]] * 2, seen=False)
     assert not visit(build(tmp_path, ["m"], [cell])).locator("#loads-section").is_visible()

@@ -13,7 +13,7 @@ from hub_server import Repository, serve
 from published_study import TOKEN, Study
 
 from common.program import UserError
-from reporting import collected, summary
+from reporting import collected, summary, tasks
 from reporting.labels import label
 
 READ = """
@@ -103,6 +103,29 @@ def test_what_two_studies_call_alike_is_told_apart_and_what_both_have_is_once(re
     merged, origins = collected.merge({"a": part(recorded, "fp16", "ct2-int8"), "b": again})
     assert [label(row) for row in merged["rows"]] == ["fp16", "ct2-int8", "ct2-int8@b"]
     assert origins[-1] == ("b", 1)
+
+
+def test_tasks_of_all_studies_stay_with_their_rows(recorded: Results) -> None:
+    """Paired figures of a study whose reference is not the section's are left out, with the reason."""
+    one, other = part(recorded, "fp16", "ct2-int8"), part(recorded, "fp16", "ct2-int8", "gptq-int4")
+    other["rows"][1]["latency_summary"] |= {"tokens_per_second": 1.0}
+    paired = dict.fromkeys(tasks.PAIRED, 0.25)
+    for content, score in ((one, 0.5), (other, 0.75)):
+        names = [{name: row[name] for name in ("model", "format", "run")} for row in content["rows"]]
+        words = {"task": "own", "metric": "acc", "score": score, "higher_is_better": True, "share": True}
+        more = dict.fromkeys(("stderr", "documents", "metrics", "of")) | paired
+        content["tasks"] = [name | words | more | {"missing": {}} for name in names]
+    merged, _ = collected.merge({"a": one, "b": other})
+    _, wide = tasks.widen(merged)
+    found = {label(row): row for row in wide}
+    scores = {name: (row["task_own_score"], row["task_own_flips"]) for name, row in found.items()}
+    assert scores == {
+        "fp16": (0.5, 0.25),
+        "ct2-int8": (0.5, 0.25),
+        "ct2-int8@b": (0.75, None),
+        "gptq-int4": (0.75, None),
+    }
+    assert found["gptq-int4"]["missing"]["task_own_flips"] == "it was compared with the reference of its own study"
 
 
 def test_studies_that_compare_with_different_references_are_refused(recorded: Results) -> None:

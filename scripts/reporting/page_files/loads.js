@@ -67,7 +67,7 @@ function showServers() {
 
 /** The rows of one plot, as its specification takes them. */
 function drawnLoads(name) {
-  const named = (row) => ({ cell: `${row.format}@${row.run}`, load: row.load });
+  const named = (row) => ({ model: row.model, cell: `${row.format}@${row.run}`, load: row.load });
   if (name === "throughput") return LOADS.filter((row) => row.slots !== null && row.output_tokens_per_second !== null && row.user_tokens_per_second !== null).map((row) => ({ ...row, ...named(row) }));
   if (name === "goodput") {
     const rates = LOADS.filter((row) => row.rate !== null && row.goodput !== null).map((row) => ({ ...named(row), rate: row.rate, goodput: row.goodput }));
@@ -80,7 +80,7 @@ function drawnLoads(name) {
 function showLoadPlots() {
   const model = find("load-model").value;
   const figures = Object.entries(DATA.undrawn ? {} : LOAD_PLOTS).map(([name, [caption, what]]) => {
-    const values = drawnLoads(name).filter((row) => !row.model || row.model === model);
+    const values = drawnLoads(name).filter((row) => row.model === model);
     if (!values.length) return null;
     const target = element("div", { class: "plot" });
     draw(target, `${caption}, ${model}`, DATA["load plots"][name], values);
