@@ -34,6 +34,11 @@ def expected_memory(wildcards, input):
     return study_jobs().expect(shape.of_folder(local_path(input.source))).mb
 
 
+def expected_minutes(wildcards, input):
+    """Minutes of the same, at most."""
+    return study_jobs().expect(shape.of_folder(local_path(input.source))).minutes
+
+
 def latency_ask(wildcards, input, prompts):
     """What a latency job asks for, of so many prompts."""
     each = cell(wildcards)
@@ -118,7 +123,7 @@ rule expected_predictions:
     resources:
         gpu=1,
         mem_mb=expected_memory,
-        runtime=build_minutes,
+        runtime=expected_minutes,
     params:
         program=program("expected_predictions.py")[0],  # no hash: scoring anew is no reason to build anew
         python=python("torch"),

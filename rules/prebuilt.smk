@@ -52,7 +52,7 @@ rule prebuilt:
         disk_mb=build_disk,
         runtime=build_minutes,
     params:
-        program=program("fetch_prebuilt.py"),
+        program=program("fetch_prebuilt.py", *(CHECKOUT / "scripts/layouts").glob("*.py")),
         python=python("tools"),
         device=lambda wc: STUDY["device"],
         options=prebuilt_options,

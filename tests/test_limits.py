@@ -188,6 +188,17 @@ def test_what_measurements_ask_for_stays(format: str, engine: str, file: str, de
     assert asked.mb == job_mb(mb)
 
 
+def test_a_limit_of_time_counts_what_is_read_and_not_what_is_scored() -> None:
+    """Windows of 4,096 tokens that go on by 512 read each token eight times; the gate reads whole windows too."""
+    model = of_file(SEVEN)
+    once, often = (jobs_of("cpu", perplexity=each) for each in ("gptq-2048", "hf-strided"))
+    scored = "fp16", "transformers", model, 300_000
+    assert often.score(*scored).minutes == pytest.approx(8 * once.score(*scored).minutes, rel=0.05)
+    short = replace(model, context=512)
+    assert often.score("fp16", "transformers", short, 300_000).minutes < 2.1 * once.score(*scored).minutes
+    assert once.expect(model).minutes > once.copy(model).minutes
+
+
 def test_what_scorings_ask_for_stays() -> None:
     model = of_file(SEVEN)
     assert jobs_of("cpu").score("fp16", "transformers", model, 300_000).minutes == 4316

@@ -134,7 +134,8 @@ class Jobs:
 
     def expect(self, model: Shape) -> Ask:
         """The job that runs a model's source by transformers, for the gate to compare with."""
-        return Ask(job_mb(self._source_mb(model)), self.copy(model).minutes)
+        seconds = self._rates((SOURCE_FORMAT,), None, model).build(0)  # to read the weights
+        return Ask(job_mb(self._source_mb(model)), self._build_limit(seconds, model, GATE))
 
     def latency(self, format: str, engine: str, model: Shape, prompts: int) -> Ask:
         """A latency job: the process that measures, and the one that started it. For its limit a longer prompt and a
@@ -167,9 +168,9 @@ class Jobs:
         mb = sum(UNKNOWN.mb(model, self.study["calibration"]) if each is None else each for each in runs)
         if positions is None or None in runs:
             return Ask(job_mb(mb), UNKNOWN_MINUTES, known=None not in runs)
-        compare = positions * model.vocab * COMPARE
-        minutes = limit(len(cells) * (START + self._forward(model, positions)) + compare)
-        seconds = self._rates((format,), engine, model, strict=True).scoring(positions, model.vocab)
+        compare, read = positions * model.vocab * COMPARE, self._read(model, positions)
+        minutes = limit(len(cells) * (START + self._forward(model, read)) + compare)
+        seconds = self._rates((format,), engine, model, strict=True).scoring(read, model.vocab)
         return Ask(job_mb(mb), minutes, seconds=seconds)
 
     def tasks(self, format: str, engine: str, model: Shape, documents: int | None) -> Ask:
@@ -183,6 +184,12 @@ class Jobs:
     def _window(self, model: Shape) -> int:
         """Tokens of the longest window that the study scores."""
         return min(WINDOWS.get(self.study["perplexity"], sys.maxsize), model.context or windows.CONTEXT)
+
+    def _read(self, model: Shape, positions: int) -> int:
+        """Tokens that are read to score so many: windows that overlap are read more than once."""
+        size = self._window(model)
+        strided = self.study["perplexity"] == "hf-strided"
+        return positions * size // min(windows.HF_STRIDE, size // 2) if strided else positions
 
     def _source_mb(self, model: Shape) -> int:
         engine = self.engines[SOURCE_ENGINE]

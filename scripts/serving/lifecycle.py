@@ -19,8 +19,8 @@ from common.program import UserError, printable
 from common.publish import publish_json
 from devices import card, cpu, processes
 from serving.client import Target, Unreachable, get
+from serving.supervisor import __file__ as SUPERVISOR  # it is run, and imported so that the workflow knows of it
 
-SUPERVISOR = Path(__file__).with_name("supervisor.py")
 LOCAL = "127.0.0.1"
 _held: dict[int, IO[str]] = {}  # the client's processor, and the lock that keeps it
 POLL = 0.1  # seconds between questions whether it is ready
