@@ -28,6 +28,10 @@ def test_closure_of_an_engine_follows_its_imports() -> None:
     assert "checkpoint/ctranslate2_bin.py" in names("engines/ctranslate2.py")
 
 
+def test_closure_of_a_server_holds_the_program_that_supervises_it() -> None:
+    assert "serving/supervisor.py" in names("engines/vllm_serve.py")
+
+
 def test_closure_holds_the_kernels_sources() -> None:
     assert "mlc/cuda_products.cuh" in names("compile_mlc.py")
 
