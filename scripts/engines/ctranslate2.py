@@ -1,9 +1,11 @@
 """CTranslate2's Generator. Where a device has no arithmetic for a stored type it runs another; it is asked which."""
 
+import atexit
 import ctypes
 import json
 import os
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -12,7 +14,7 @@ import numpy as np
 
 import engines
 from checkpoint import ctranslate2_bin
-from common.program import UserError, first_line, leave_at_once
+from common.program import UserError, first_line
 from devices import cpu
 
 # Without VNNI, oneDNN adds pairs of products of int8 in 16 bits, which saturate, and so does MKL on Intel's processors.
@@ -32,6 +34,13 @@ def check_cublas() -> None:
             "ctranslate2 wants cuBLAS 12 (libcublas.so.12) and finds none; install CUDA 12's, or put links "
             "of that name to CUDA 13's on LD_LIBRARY_PATH (docs/FOOTGUNS.md)"
         ) from None
+
+
+def _release(engine: weakref.ref) -> None:
+    """Destroy a Generator before the interpreter unloads: a worker of it that called back and ends later wants one that
+    is gone ("terminate called without an active exception")."""
+    if (found := engine()) is not None:
+        vars(found).pop("generator", None)
 
 
 class Engine(engines.Engine):
@@ -56,7 +65,7 @@ class Engine(engines.Engine):
             )
         except (RuntimeError, ValueError) as error:
             raise UserError(f"{artifact}: CTranslate2 cannot load it ({first_line(error)})") from None
-        leave_at_once()  # the interpreter may abort where it unloads it: "terminate called without an active exception"
+        atexit.register(_release, weakref.ref(self))
         self.artifact = artifact
         self.compute_type = self.generator.compute_type
         # generation takes tokens as strings; position in this list is the id
