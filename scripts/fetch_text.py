@@ -56,7 +56,7 @@ def documents(path: Path, name: str, column: str) -> Iterator[str]:
         raise UserError(f"{name}: cannot be read as its name says ({type(error).__name__}: {error!s:.100})") from None
 
 
-def bounded(found: Iterable[Any], name: str) -> Iterator[Any]:
+def limit_characters(found: Iterable[Any], name: str) -> Iterator[Any]:
     """The same documents. Raises `UserError` as soon as they have more characters than `MAX_TEXT`."""
     characters = 0
     for document in found:
@@ -89,7 +89,7 @@ def main() -> None:
         raise UserError(f"{options.repository}: holds no file {options.file}; its page lists those it has")
     path = hub.fetch(repository, [options.file])[options.file]
     found = documents(path, options.file, options.column)
-    chosen = list(bounded(islice(found, options.documents), options.file))
+    chosen = list(limit_characters(islice(found, options.documents), options.file))
     if not all(is_text(document) for document in chosen):
         raise UserError(f"{options.file}: column {options.column!r} holds something that is no text; name another")
     if number := next((number for number, document in enumerate(chosen, 1) if "\0" in document), None):
