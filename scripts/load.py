@@ -25,7 +25,7 @@ from common.program import UserError, parser, run, start_child
 from common.publish import publish, publish_json, work_folder
 from devices import cpu
 from devices.monitor import Monitor
-from loading import process, result
+from loading import cache, process, result
 from loading.job import Came, Job
 from metrics import METRICS_VERSION
 from serving import ceiling
@@ -116,7 +116,9 @@ def main() -> None:
                 "nll_shift": first.start.nll_shift,
                 "peak_memory_bytes": max(memory, default=None),
             },
-            "kv_bytes_per_token": result.cache_bytes(options.artifact, first.versions),
+            "kv_bytes_per_token": cache.bytes_per_token(
+                options.artifact, first.compute_type, first.versions.get("kv cache", cache.AUTO)
+            ),
             "loads": loads,
             "largest_rate": result.largest_rate(starts[0]),
             "client_ceiling": limit,

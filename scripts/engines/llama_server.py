@@ -34,6 +34,8 @@ class Engine(Started):
         if options.get("parallel", 1) > 1:
             self.capabilities = self.capabilities | {"batches"}
         self.context = options.get("ctx_size", options.get("c", 0))
+        types = [options.get(f"cache_type_{part}", options.get(f"ct{part}", "f16")) for part in "kv"]
+        self.cache = ", ".join(map(str, dict.fromkeys(types)))
         place = Place(str(artifact.absolute()), MODEL, lifecycle.LOCAL, port)
         words = self.words(artifact, place, int(device == "cuda"), threads, options)
         return [str(llamacpp.folder() / "bin/llama-server"), *words], {}
@@ -57,4 +59,4 @@ class Engine(Started):
         return files.bytes_per_token(gguf_file.read_all(self.file))
 
     def versions(self) -> dict[str, str]:
-        return {"llama.cpp": llamacpp.build()["sources"], "arguments": self.arguments}
+        return {"llama.cpp": llamacpp.build()["sources"], "kv cache": self.cache, "arguments": self.arguments}

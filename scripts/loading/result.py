@@ -2,12 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from checkpoint import shards
 from loading.start import Loaded, Start
 from metrics import goodput, restarts, serving
 from metrics.goodput import LargestRate
@@ -15,8 +13,6 @@ from serving.checks import Finding
 
 # faults of single requests: a rate at which they come is not met, and is no reason to doubt the others
 MISSES = {"rejected", "failed", "cut", "error_inside"}
-# bytes of a value of the cache, by vLLM's name for its type
-CACHE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 
 
 def join(loads: Sequence[Loaded], alone: Sequence[Finding], limits: Mapping[str, float]) -> dict[str, Any]:
@@ -77,21 +73,6 @@ def largest_rate(start: Start) -> dict[str, Any] | None:
         "findings": [each._asdict() for each in _unique(findings)],
         "interference": interference,
     }
-
-
-def cache_bytes(artifact: Path, versions: Mapping[str, str]) -> int | None:
-    """Bytes of keys and values that a server keeps for each token, as the artifact's config.json has it: of 16 bits, or
-    of the type that the server says. None where there is no config, or the type is not known."""
-    path = artifact / "config.json"
-    config = shards.read_config(path) if path.is_file() else {}
-    layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
-    keys, hidden = config.get("num_key_value_heads") or heads, config.get("hidden_size")
-    if not all(type(each) is int and each > 0 for each in (layers, heads, keys, hidden)):
-        return None
-    width = config.get("head_dim") or hidden // heads
-    kind = versions.get("kv cache", "auto")
-    size = CACHE_BYTES.get(versions.get("dtype", "float16") if kind == "auto" else kind)
-    return size and 2 * layers * keys * width * size
 
 
 def raw(starts: Sequence[Start]) -> dict[str, np.ndarray]:

@@ -213,4 +213,5 @@ def test_llama_cpps_server_says_what_its_library_does(
     assert server["weight_bytes"] == library["weight_bytes"]
     assert "nll" not in server
     assert "--parallel 1" in server["versions"]["arguments"]
+    assert server["versions"]["kv cache"] == "f16"
     check_nothing_left(artifact.parent)
