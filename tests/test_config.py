@@ -1,6 +1,8 @@
 """A mistake in a config costs one line, at parse time, that names the key and what to do."""
 
+import re
 import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -150,6 +152,17 @@ def test_a_study_of_ones_own_replaces_the_demo(call: Callable, checkout: Callabl
     assert result.returncode == 0, result.stderr
     assert "artifacts/other/fp16" in result.stdout + result.stderr
     assert "artifacts/demo" not in result.stdout + result.stderr
+
+
+def test_the_study_that_the_readme_shows_is_one(call: Callable, checkout: Callable[[], Path]) -> None:
+    """With a model that is there."""
+    root = checkout()
+    shown = re.search(r"^    models: .*\n    formats: .*\n", (REPO / "README.md").read_text(), re.MULTILINE)
+    assert shown
+    (root / "mine.yaml").write_text(textwrap.dedent(shown[0]).replace("/models/my-model", "demo"))
+    result = call(REPO / ".venv/bin/snakemake", "-n", "report", "--configfile", "mine.yaml", cwd=root)
+    assert result.returncode == 0, result.stderr
+    assert "artifacts/my-model/gguf-q4_k_m" in result.stdout + result.stderr
 
 
 def test_tasks_are_a_list_of_names_or_have_options() -> None:
