@@ -168,7 +168,7 @@ def main() -> None:
             tool_version=ctranslate2.__version__,
             parameters={"quantization": options.quantization},
             source=origin["source"],
-            parameter_count=origin["parameter_count"],
+            parameter_count=shards.text_parameters(options.src),
             weight_files=["model.bin"],
             gate=gate,
             weight_bytes_per_token=ctranslate2_bin.bytes_per_token(ctranslate2_bin.read(folder / "model.bin")),

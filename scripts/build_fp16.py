@@ -112,7 +112,9 @@ def main() -> None:
         total = sum(sizes.values())
         if (options.src / shards.INDEXES["safetensors"]).exists():
             (folder / shards.INDEXES["safetensors"]).write_text(sharding.index_json(groups, total), encoding="utf-8")
-        words = portable.config(source.config()) | {"dtype": "bfloat16" if kept else "float16"}
+        words = portable.config(source.config()) | {
+            "dtype": "bfloat16" if any(tensors[name].is_weight for name in kept) else "float16"
+        }
         config = both_spellings(words, options.src / "config.json")
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         for path in source.others():

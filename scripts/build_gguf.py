@@ -22,7 +22,7 @@ from typing import Any
 
 import convert_gguf
 import llamacpp
-from checkpoint import gguf_file
+from checkpoint import gguf_file, shards
 from common import manifest, plain_text
 from common.program import UserError, parser, run, run_child
 from common.publish import publish
@@ -72,8 +72,7 @@ def quantize(out: Path, options: Any, threads: int) -> dict[str, Any]:
         parameters["imatrix"] = manifest.read(options.imatrix)["files"][quantizer.IMATRIX]["sha256"]
         command = ["--imatrix", f"{options.imatrix.name}/{quantizer.IMATRIX}"]  # the file keeps this name
     if options.sensitivity:
-        weights = manifest.read(options.src)["parameter_count"]
-        nbytes = int(options.bits * weights / 8) if options.bits else None
+        nbytes = int(options.bits * shards.text_parameters(options.src) / 8) if options.bits else None
         chosen = quantizer.mix(options.base, options.imatrix, options.sensitivity, options.type, nbytes)
         lines = out.with_name("tensor-types.txt")
         lines.write_text(quantizer.type_lines(chosen), encoding="utf-8")
@@ -134,7 +133,7 @@ def main() -> None:
             tool_version=llamacpp.build()["sources"],
             parameters=parameters | {"tensors": files.types(content)},
             source=origin["source"],
-            parameter_count=origin["parameter_count"],
+            parameter_count=shards.text_parameters(options.src),
             weight_files=[files.MODEL],
             weight_bytes_per_token=files.bytes_per_token(content),
             calibration_sha256=calibration,

@@ -109,7 +109,7 @@ def main() -> None:
             tool_version=version,
             parameters={"quantization": options.quantization, "weights_only": options.weights_only},
             source=origin["source"],
-            parameter_count=origin["parameter_count"],
+            parameter_count=shards.text_parameters(options.src),
             weight_files=sorted(path.name for path in folder.glob("params_shard_*.bin")),
             gate=gate,
             weight_bytes_per_token=mlc_shards.bytes_per_token(folder),

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from checkpoint import shards
 from common import hub, manifest
 from common.program import UserError, parser, run
 from common.publish import MANIFEST, place, publish
@@ -104,6 +105,8 @@ def main() -> None:
             for name, origin in found.origins.items():
                 said = said.replace(str(folder / name), origin)
             raise UserError(said.replace(str(folder), options.artifact)) from None
+        whole = manifest.read(options.model)["parameter_count"]
+        weights = whole if options.layout in PACKED else shards.text_parameters(options.model)
         gate_layout = layout.gate_layout(folder, options.layout)
         gate = quality_gate.check(folder, options.engine, gate_layout, options.device, options, options.engine_python)
         hashes = {name: manifest.sha256(folder / name) for name in facts["weight_files"]}
@@ -114,7 +117,7 @@ def main() -> None:
             tool=facts.pop("tool", "unknown"),
             tool_version="unknown",
             source=found.source | {"sha256": hashes},
-            parameter_count=manifest.read(options.model)["parameter_count"],
+            parameter_count=weights,
             gate=gate,
             hashes=hashes,
             prebuilt=True,

@@ -24,9 +24,10 @@ import lm_eval
 import numpy as np
 import torch
 from lm_eval.evaluator import evaluate
+from transformers import AutoConfig
 
 import engines
-from common import manifest, sources
+from common import manifest, own_code, sources
 from common.program import parser, run
 from common.publish import publish_json
 from evaluation import answers, documents, harness, records
@@ -78,8 +79,8 @@ def main() -> None:
     module = scripts / "engines" / f"{options.engine.replace('-', '_')}.py"
     made_of = sources.digest(*sources.closure(PROGRAM, scripts), *sources.closure(module, scripts))
     engine = {"engine": options.engine, "options": options.options, "gpus": options.gpus}
-    vocab = json.loads((options.model / "config.json").read_text(encoding="utf-8"))
-    vocab = {**(vocab.get("text_config") or {}), **vocab}["vocab_size"]
+    own_code.forbid()
+    vocab = AutoConfig.from_pretrained(options.model).get_text_config().vocab_size
     command = [options.python, PROGRAM, options.artifact, "--engine", options.engine, "--vocab", vocab]
     command += ["--options", json.dumps(options.options), "--gpus", options.gpus]
     command += ["--device", options.device, "--threads", options.threads]

@@ -94,7 +94,7 @@ def publish_converted(
             tool_version=f"python {platform.python_version()}",
             parameters={"verify": options.verify, "max_shard_size": options.max_shard_size, "finite": only_finite},
             source=origin,
-            parameter_count=sum(tensor.numel for tensor in ordered),
+            parameter_count=sum(tensor.numel for tensor in ordered if tensor.is_weight),
             weight_files=[file.name for file in source.files] if linked else list(hashes),
             hashes=hashes,
         )

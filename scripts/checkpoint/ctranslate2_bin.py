@@ -66,18 +66,29 @@ def read(path: Path) -> dict[str, Variable]:
         raise UserError(f"{path}: cut off, or no CTranslate2 model; build it again") from None
 
 
-def bytes_per_token(variables: dict[str, Variable], float_bytes: int | None = None) -> int:
+def bytes_per_token(variables: dict[str, Variable], compute_type: str | None = None) -> int:
     """Bytes of weights that one decoded token reads: all but the embedding table, unless it is the output head too.
 
     Args:
-        float_bytes: bytes of a floating-point weight once loaded, where the engine widens or narrows them.
+        compute_type: CTranslate2's name of what it multiplies in, to which it turns weights while it loads them; None:
+            as they are stored.
     """
     tied = HEAD not in variables
     return sum(
-        variable.numel * float_bytes if float_bytes and "float" in variable.dtype else variable.nbytes
+        _loaded_bytes(name, variable, compute_type) if compute_type else variable.nbytes
         for name, variable in variables.items()
         if tied or not name.startswith(EMBEDDINGS)
     )
+
+
+def _loaded_bytes(name: str, variable: Variable, compute_type: str) -> int:
+    """Bytes of a variable once loaded: matrices have the integer's width where the type has one."""
+    integer, _, floating = compute_type.rpartition("_")
+    if compute_type in ("int8", "int16"):
+        integer, floating = compute_type, "float32"
+    if variable.dtype in ("int8", "int16") or (name.endswith("/weight") and len(variable.shape) == 2):
+        return variable.numel * BYTES[integer or floating]
+    return variable.numel * BYTES[floating] if "float" in variable.dtype else variable.nbytes
 
 
 def _unpack(file: BinaryIO, layout: str) -> tuple:

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from checkpoint import portable, safetensors_file, share_read, torch_zip
+from checkpoint import portable, reads_more_than_text, safetensors_file, share_read, torch_zip
 from checkpoint.tensor import MAX_NAME, Tensor
 from common import bounded_json
 from common.program import UserError
 from common.publish import MANIFEST
+from common.text_config import of_text
 
 INDEXES = {"safetensors": "model.safetensors.index.json", "bin": "pytorch_model.bin.index.json"}
 SINGLES = {"safetensors": "model.safetensors", "bin": "pytorch_model.bin"}
@@ -22,7 +23,7 @@ SHARDS = {
 MAX_CONFIG = 4 * 2**20  # bytes of a config.json; those with a name for each of 20,000 classes take 1 MB
 MAX_TENSORS = 200_000  # of a model; the largest have 90,000
 READERS = {"safetensors": safetensors_file.read, "bin": torch_zip.read}
-HEADS = ("lm_head.", "embed_out.")  # how names of a head's tensors begin; the second is GPT-NeoX's
+HEADS = (".lm_head.", ".embed_out.")  # parts of names of a head's tensors; the second is GPT-NeoX's
 TABLES = ("embed_tokens.weight", "word_embeddings.weight", "wte.weight", "embed_in.weight")  # and of embeddings end
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf", ".index.json")
 
@@ -166,7 +167,7 @@ def find(folder: Path) -> Checkpoint:
 
 def has_head(names: Iterable[str]) -> bool:
     """Whether a checkpoint's tensors have a head beside the embeddings, plain or quantized (as EXL3's is)."""
-    return any(name.startswith(HEADS) for name in names)
+    return any(head in f".{name}" for name in names for head in HEADS)
 
 
 def bytes_read(sizes: Mapping[str, int], config: Mapping[str, Any]) -> int:
@@ -180,7 +181,13 @@ def bytes_read(sizes: Mapping[str, int], config: Mapping[str, Any]) -> int:
 def bytes_per_token(folder: Path) -> int:
     """`bytes_read` of a folder's safetensors."""
     tensors = [item for file in sorted(folder.glob("*.safetensors")) for item in safetensors_file.read(file).items()]
-    return bytes_read({name: tensor.nbytes for name, tensor in tensors}, read_json(folder / "config.json"))
+    return bytes_read({name: tensor.nbytes for name, tensor in tensors}, of_text(read_json(folder / "config.json")))
+
+
+def text_parameters(folder: Path) -> int:
+    """How many weights of a model's folder are of the language model, which is all that some formats hold."""
+    tensors = find(folder).tensors().values()
+    return sum(tensor.numel for tensor in tensors if tensor.is_weight and not reads_more_than_text(tensor.name))
 
 
 def check_inside(folder: Path, path: Path) -> Path:

@@ -46,6 +46,13 @@ class Tensor:
         return math.prod(self.shape)
 
     @property
+    def is_weight(self) -> bool:
+        """Whether it may be a weight. Older checkpoints keep causal masks [1, 1, n, n] and constants beside them, which
+        no library loads (GPT-2, GPT-NeoX)."""
+        mask = len(self.shape) == 4 and self.shape[:2] == (1, 1) and self.shape[2] == self.shape[3]
+        return bool(self.shape) and not mask and "F" in self.dtype
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the tensor's own elements, laid out without gaps."""
         return self.numel * DTYPE_BYTES[self.dtype]

@@ -1,6 +1,15 @@
 """Token ids as configs name them."""
 
+from collections.abc import Mapping
 from typing import Any
+
+from common.text_config import of_text
+
+
+def ends(config: Mapping[str, Any]) -> list[int]:
+    """The ids that end a sequence, by a model's config.json."""
+    words = of_text(config)
+    return select(words.get("eos_token_id"), words.get("vocab_size"))
 
 
 def select(value: Any, vocab_size: Any) -> list[int]:

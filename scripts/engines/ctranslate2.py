@@ -13,7 +13,8 @@ from typing import ClassVar
 import numpy as np
 
 import engines
-from checkpoint import ctranslate2_bin
+from checkpoint import ctranslate2_bin, shards
+from common import token_ids
 from common.program import UserError, first_line
 from devices import cpu
 
@@ -71,7 +72,11 @@ class Engine(engines.Engine):
         # generation takes tokens as strings; position in this list is the id
         self.vocabulary: list[str] = json.loads((artifact / "vocabulary.json").read_text(encoding="utf-8"))
         stop = json.loads((artifact / "config.json").read_text(encoding="utf-8")).get("eos_token")
-        self.stop_ids = [self.vocabulary.index(stop)] if stop in self.vocabulary else []
+        own = [self.vocabulary.index(stop)] if stop in self.vocabulary else []
+        # its config.json knows one; others come from the model's, by way of build_ct2.py
+        said = artifact / "generation_config.json"
+        more = shards.read_json(said).get("eos_token_id") if said.is_file() else None
+        self.stop_ids = list(dict.fromkeys([*own, *token_ids.select(more, len(self.vocabulary))]))
 
     def decode(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
         tokens: list[tuple[int, int, float]] = []
@@ -84,6 +89,7 @@ class Engine(engines.Engine):
         # to another thread through a queue, where they wait while the decoding threads hold the cores: the first came
         # late, and others in bursts. min_length forbids the end-of-sequence token until n tokens are there.
         options = {"max_length": n, "min_length": n, "beam_size": 1, "sampling_topk": 1}
+        options |= {"end_token": self.stop_ids} if self.stop_ids else {}
         options |= {"min_length": 0, "return_end_token": True} if self.may_end else {}
         texts = [[self.vocabulary[token] for token in ids] for ids in prompts]
         self.generator.generate_batch(texts, include_prompt_in_result=False, callback=keep, **options)
@@ -106,8 +112,7 @@ class Engine(engines.Engine):
         return True
 
     def weight_bytes(self) -> int:
-        float_bytes = 2 if self.compute_type.endswith("16") else 4
-        return ctranslate2_bin.bytes_per_token(ctranslate2_bin.read(self.artifact / "model.bin"), float_bytes)
+        return ctranslate2_bin.bytes_per_token(ctranslate2_bin.read(self.artifact / "model.bin"), self.compute_type)
 
     def versions(self) -> dict[str, str]:
         rough = self.generator.device == "cpu" and self.compute_type.startswith("int8") and not cpu.has_vnni()

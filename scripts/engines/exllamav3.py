@@ -13,6 +13,7 @@ import engines
 from checkpoint import shards
 from common import own_code, token_ids
 from common.program import UserError
+from common.text_config import of_text
 from exllama import decodes_in_int8, library
 
 own_code.forbid()
@@ -49,8 +50,8 @@ class Engine(engines.Engine):
             raise UserError("engine exllamav3: runs on NVIDIA GPUs alone")
         torch.set_num_threads(threads)
         content = shards.read_config(artifact / "config.json")
-        self.artifact, self.vocab_size = artifact, content["vocab_size"]
-        self.stop_ids = token_ids.select(content.get("eos_token_id"), self.vocab_size)
+        self.artifact, self.vocab_size = artifact, of_text(content)["vocab_size"]
+        self.stop_ids = token_ids.ends(content)
         self.model = exllamav3.Model.from_config(exllamav3.Config.from_directory(str(artifact)))
         self.tokenizer = exllamav3.Tokenizer.from_config(self.model.config)
         self.generator: Any = None

@@ -81,7 +81,8 @@ class Engine(engines.Engine):
             config.return_dict = True  # what a model returns is no part of it, and read by name here
         self.vocab_size = text_config.vocab_size
         self.device = device
-        self.stop_ids = token_ids.select(getattr(model.config, "eos_token_id", None), self.vocab_size)
+        ends = [getattr(each, "eos_token_id", None) for each in (model.config, text_config)]
+        self.stop_ids = token_ids.select(ends[1] if ends[0] is None else ends[0], self.vocab_size)
         self.modes = self._modes()
         self.mode = self.modes[0]
         self.static: Any = None

@@ -42,7 +42,7 @@ class Engine(engines.Engine):
 
     def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
         config = shards.read_json(artifact / "config.json")
-        self.stop_ids = token_ids.select(config.get("eos_token_id"), config.get("vocab_size"))
+        self.stop_ids = token_ids.ends(config)
         self.artifact, self.requests = artifact, 0
         cards = torch.cuda.device_count() if device == "cuda" else 0
         own = sorted(cpu.processors())[:threads]

@@ -101,4 +101,7 @@ def stop_ids(folder: Path, config: Any) -> set[int]:
     """Tokens that end a sequence: as generation_config.json says, which transformers asks first, else config.json."""
     path = folder / "generation_config.json"
     said = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.exists() else None
-    return set(token_ids.select(config.eos_token_id if said is None else said, config.get_text_config().vocab_size))
+    text = config.get_text_config()
+    named = getattr(config, "eos_token_id", None)
+    said = next((each for each in (said, named) if each is not None), text.eos_token_id)
+    return set(token_ids.select(said, text.vocab_size))

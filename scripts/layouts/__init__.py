@@ -24,7 +24,7 @@ import numpy as np
 
 from checkpoint import portable, safetensors_file, sharding
 from checkpoint.copying import copy, write_all
-from checkpoint.float16 import CAST, as_float
+from checkpoint.float16 import CAST, as_float, fits
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import Tensor
 from common.publish import place
@@ -105,8 +105,13 @@ def write_model(folder: Path, source: Checkpoint, reading: Reading | None, dtype
             place(file, folder / file.name)
         return
 
+    # the engine sees weights that float16 has no number for, and takes bfloat16
+    wide = {each.name for each in tensors.values() if dtype == "F16" and each.is_weight and not fits(each)}
+
     def stored_dtype(tensor: Tensor) -> str:
-        return dtype if tensor.dtype in FLOATS else tensor.dtype
+        if tensor.dtype not in FLOATS:
+            return tensor.dtype
+        return "F32" if tensor.name in wide else dtype
 
     def write_weights(tensor: Tensor, target: io.FileIO) -> None:
         if tensor.dtype not in FLOATS:  # buffers of integers
@@ -115,7 +120,9 @@ def write_model(folder: Path, source: Checkpoint, reading: Reading | None, dtype
         weights = reading(tensor)
         if weights.shape != tensor.shape:
             raise Unread(f"{tensor.name} has shape {list(weights.shape)}, not {list(tensor.shape)}")
-        write_all(target, memoryview(np.ascontiguousarray(weights, NUMPY[dtype]).reshape(-1).view(np.uint8)))
+        write_all(
+            target, memoryview(np.ascontiguousarray(weights, NUMPY[stored_dtype(tensor)]).reshape(-1).view(np.uint8))
+        )
 
     write_file = partial(safetensors_file.write, dtype=stored_dtype, copy=write_weights)
     sharding.write(folder, "safetensors", sharding.group_by_file(list(tensors.values())), write_file)

@@ -11,6 +11,7 @@ MODEL = "model.gguf"
 CARRIED = ("config.json", "generation_config.json", "tokenizer", "special_tokens", "vocab.json", "merges.txt")
 FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 EMBEDDINGS, HEAD = "token_embd.weight", "output.weight"
+ROWS = "per_layer_token_embd.weight"  # a table of which each token reads a row, too
 
 
 def first(artifact: Path) -> Path:
@@ -45,7 +46,7 @@ def bytes_per_token(content: Gguf) -> int:
     total = 0  # whoever wrote the file may have written anything
     for name, record in content.tensors.items():
         nbytes = record.nbytes
-        if name == EMBEDDINGS and HEAD in content.tensors:
+        if name == ROWS or (name == EMBEDDINGS and HEAD in content.tensors):
             nbytes //= max(1, record.shape[0])
         elif "_exps." in name and record.shape and type(used) is int and 0 < used < record.shape[0]:
             nbytes = nbytes * used // record.shape[0]

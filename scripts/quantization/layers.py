@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from checkpoint import reads_more_than_text
 from checkpoint.tensor import Tensor
 from common.program import UserError
 from quantization import GROUP_SIZES
-
-OTHERS = ("vision", "visual", "audio", "projector")  # parts of a model that reads more than text: no tool takes these
 
 
 def linear_layers(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
@@ -16,7 +15,7 @@ def linear_layers(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
         name.removesuffix(".weight"): (tensor.shape[0], tensor.shape[1])
         for name, tensor in tensors.items()
         if len(tensor.shape) == 2 and name.endswith(".weight") and any(part.isdigit() for part in name.split("."))
-        if not any(other in name for other in OTHERS)
+        if not reads_more_than_text(name)  # no tool takes these
     }
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from checkpoint import shards
 from common import token_ids
 from common.program import UserError
+from common.text_config import of_text
 from engines import Engine
 from metrics import perplexity
 from scoring.teacher_forcing import to_host
@@ -59,9 +60,7 @@ def added_token(artifact: Path, ids: Sequence[int]) -> int:
     One that the vocabulary lacks is none: an engine would read what is not there.
     """
     path = artifact / "config.json"
-    config = shards.read_json(path) if path.exists() else {}
-    inner = config.get("text_config")
-    config = inner | config if isinstance(inner, dict) else config
+    config = of_text(shards.read_json(path) if path.exists() else {})
     return next(iter(token_ids.select(config.get("bos_token_id"), config.get("vocab_size"))), ids[0])
 
 

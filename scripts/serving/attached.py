@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from checkpoint import gguf_file, shards
 from common import token_ids
 from common.program import UserError
+from common.text_config import of_text
 from devices import processes
 from llamacpp import files
 from serving import client, lifecycle, stream
@@ -48,8 +49,8 @@ class Attached(Served):
             raise UserError(f"engine {self.name}: is a server that somebody else runs; say where with url")
         self.artifact, self.threads = artifact, threads
         config = shards.read_json(artifact / "config.json")
-        self.stop_ids = token_ids.select(config.get("eos_token_id"), config.get("vocab_size"))
-        self.vocabulary = config.get("vocab_size")
+        self.stop_ids = token_ids.ends(config)
+        self.vocabulary = of_text(config).get("vocab_size")
         self.target = client.Target(
             options["url"], token=_token(options.get("token_variable")), authority=_authority(options.get("authority"))
         )

@@ -40,7 +40,7 @@ class Started(Served):
         options = underscored(options)
         self.check_ours(options)
         config = shards.read_json(artifact / "config.json")
-        self.stop_ids = token_ids.select(config.get("eos_token_id"), config.get("vocab_size"))
+        self.stop_ids = token_ids.ends(config)
         self.artifact = artifact
         before = os.sched_getaffinity(0)
         port, (mine, theirs) = lifecycle.free_port(), lifecycle.divide_processors()

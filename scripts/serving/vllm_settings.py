@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint import shards
+from common.text_config import of_text
 from devices import cpu
 from serving.vllm_options import value
 
@@ -27,9 +28,10 @@ def settings(artifact: Path, options: Mapping[str, Any], cards: int) -> dict[str
     tokens; a window of the whole context can be scored.
     """
     found: dict[str, Any] = {"enable_prefix_caching": False, "seed": 0, "generation_config": "vllm"}
-    context = shards.read_json(artifact / "config.json").get("max_position_embeddings")
+    context = of_text(shards.read_json(artifact / "config.json")).get("max_position_embeddings")
     if isinstance(context, int):
-        found["max_model_len"] = context + 1  # a prompt is followed by one token at least
+        # a window of the whole context with its last target, which one token at least has to follow
+        found["max_model_len"] = context + 2
     if cards > 1:
         others = value(options, "pipeline_parallel_size", 1) * value(options, "data_parallel_size", 1)
         found["tensor_parallel_size"] = max(1, cards // others)

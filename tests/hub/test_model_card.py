@@ -132,7 +132,7 @@ def test_each_engine_that_was_measured_has_its_command(study: Study) -> None:
     assert "python3 -m vllm.entrypoints.openai.api_server --model=gptq-int4 " in shell
     assert "--max-num-seqs 64" in shell
     assert " VLLM_CPU_KVCACHE_SPACE=4 'A=b c' python3 -m " in shell  # the run's, not Quantmill's own
-    assert "--max-model-len 513" in shell  # of the artifact's own config.json
+    assert "--max-model-len 514" in shell  # of the artifact's own config.json
     assert "--speculative-config '{" in shell  # quoted for the shell
     assert "Measured in tgi. Its own manual says" in card
 
@@ -152,7 +152,7 @@ def test_options_of_a_library_are_its_arguments(study: Study) -> None:
     assert 'from_pretrained("acme/demo", dtype="float32").to("cpu")' in parts[0]
     assert 'from_pretrained("acme/demo", dtype="bfloat16", attn_implementation=\'eager\').to("cpu")' in parts[1]
     assert 'LLM("acme/demo", enable_prefix_caching=False, seed=0' in parts[2]  # as Quantmill measured it
-    assert "max_model_len=513, max_num_seqs=8)" in parts[2]
+    assert "max_model_len=514, max_num_seqs=8)" in parts[2]
     assert "Measured with `VLLM_CPU_INT4_W4A8=0 A='b c'` in the environment.\n\n```python" in card
 
 
