@@ -41,7 +41,10 @@ def bytes_read(serving: dict[str, Any], load: dict[str, Any], row: dict[str, Any
     """What decoding reads under a load that keeps a number of requests in flight; None where it does not, or where
     weights, cache or throughput are not known."""
     weights, keys = serving["artifact"].get("weight_bytes_per_token"), serving.get("kv_bytes_per_token")
-    throughput, step = (load["figures"].get(name) for name in ("output_tokens_per_second", "tokens_per_event"))
+    figures = load["figures"]
+    throughput = figures.get("output_tokens_per_second")
+    # without speculation an event of several tokens is of several steps: the server was slow to send them
+    step = 1 if figures.get("acceptance") is None else figures.get("tokens_per_event")
     # of a server elsewhere the row tells no share: its device is not the one whose bandwidth is known
     if None in (weights, keys, throughput, step, load["slots"], row["bandwidth_fraction"]):
         return None

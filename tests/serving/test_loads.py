@@ -21,9 +21,10 @@ from common import manifest
 from devices import processes
 from loading import result
 from loading.plan import PER_SLOT
+from metrics import serving
 from metrics.goodput import LargestRate
 from reporting import loads, results
-from reporting.load_columns import LOAD_COLUMNS
+from reporting.load_columns import LOAD_COLUMNS, bytes_read
 
 DISTURBED = {"slow_reader", "schedule_lag", "stall"}  # what a busy machine does to a client, which is refused
 
@@ -224,6 +225,20 @@ def test_a_load_reads_its_weights_once_a_step_and_each_users_cache(load: Callabl
         read_bytes = row["output_tokens_per_second"] * (5e7 / 2 + 18 * bytes_a_token)
         assert row["bandwidth_fraction"] == pytest.approx(read_bytes / 1e9, rel=1e-9)
         assert row["reads_most"] == most
+
+
+def read_of(artifact: dict[str, Any] | None = None, slots: int = 4, **figures: float) -> serving.Reads | None:
+    """What decoding reads of 100 bytes of weights and 2 a token of the cache, at 60 tokens a second."""
+    protocol = {"prompt_tokens": 8, "new_tokens": 4}
+    found = {"artifact": {"weight_bytes_per_token": 100} | (artifact or {}), "kv_bytes_per_token": 2}
+    found |= {"protocol": {"serving": protocol}}
+    load = {"slots": slots, "figures": {"output_tokens_per_second": 60.0} | figures}
+    return bytes_read(found, load, {"bandwidth_fraction": 0.5})
+
+
+def test_an_event_of_several_tokens_is_a_step_where_tokens_are_drafted_alone() -> None:
+    assert read_of(tokens_per_event=1.5) == read_of(tokens_per_event=1.0) == (60 / 4 * 100, 60 * 10 * 2)
+    assert read_of(tokens_per_event=1.5, acceptance=0.5) == (40 / 4 * 100, 40 * 10 * 2)
 
 
 def test_rows_hold_the_figures_or_the_reason(load: Callable, tmp_path: Path) -> None:
