@@ -13,6 +13,8 @@ from serving.checks import Finding
 
 # faults of single requests: a rate at which they come is not met, and is no reason to doubt the others
 MISSES = {"rejected", "failed", "cut", "error_inside"}
+# faults of tokens: the search compares none, so the loads before it speak for its server
+OF_TOKENS = {"batch_dependent", "unlike_predictions"}
 
 
 def join(loads: Sequence[Loaded], alone: Sequence[Finding], limits: Mapping[str, float]) -> dict[str, Any]:
@@ -61,10 +63,14 @@ def largest_rate(start: Start) -> dict[str, Any] | None:
         return None
     found: LargestRate = start.largest_rate
     findings = [
-        finding
-        for each in start.searched
-        for finding in each.findings
-        if finding.refuses and finding.fault not in MISSES
+        *(finding for finding in start.findings if finding.refuses),
+        *(finding for each in start.loads for finding in each.findings if finding.fault in OF_TOKENS),
+        *(
+            finding
+            for each in start.searched
+            for finding in each.findings
+            if finding.refuses and finding.fault not in MISSES
+        ),
     ]
     trials = [trial._asdict() for trial in found.trials]
     interference = _reasons(start.searched)

@@ -21,10 +21,11 @@ from common import manifest
 from devices import processes
 from loading import result
 from loading.plan import PER_SLOT
-from metrics import serving
 from metrics.goodput import LargestRate
+from metrics.serving import Reads
 from reporting import loads, results
 from reporting.load_columns import LOAD_COLUMNS, bytes_read
+from serving.checks import Finding
 
 DISTURBED = {"slow_reader", "schedule_lag", "stall"}  # what a busy machine does to a client, which is refused
 
@@ -135,11 +136,27 @@ def test_the_largest_rate_is_searched_for(load: Callable, tmp_path: Path) -> Non
 def test_what_disturbed_the_search_for_the_largest_rate_is_said(load: Callable, tmp_path: Path) -> None:
     busy, noisy = "other programs took 62% of the processors' time", "the card was 20 degrees hotter"
     loaded = [SimpleNamespace(findings=[], interference=each) for each in ([busy], [], [noisy, busy])]
-    start = SimpleNamespace(largest_rate=LargestRate(2.0, 2.1, None, None, []), searched=loaded)
+    start = SimpleNamespace(largest_rate=LargestRate(2.0, 2.1, None, None, []), findings=[], loads=[], searched=loaded)
     found = result.largest_rate(start)
     assert load({}, concurrency=[1], requests=4).returncode == 0
     (tmp_path / "out.json").write_text(json.dumps(read(tmp_path) | {"largest_rate": found}))
     assert collect(tmp_path)[-1]["interference"] == [busy, noisy]
+
+
+def test_what_refuses_a_servers_tokens_refuses_its_largest_rate() -> None:
+    """The search compares no tokens."""
+
+    def loaded(*faults: str) -> SimpleNamespace:
+        return SimpleNamespace(findings=[Finding(fault, "") for fault in faults], interference=[])
+
+    start = SimpleNamespace(
+        largest_rate=LargestRate(2.0, 2.1, None, None, []),
+        findings=[Finding("sampling", ""), Finding("noted", "", refuses=False)],
+        loads=[loaded("batch_dependent", "stall"), loaded("unlike_predictions")],
+        searched=[loaded("rejected", "serial")],
+    )
+    found = {each["fault"] for each in result.largest_rate(start)["findings"]}
+    assert found == {"sampling", "batch_dependent", "unlike_predictions", "serial"}
 
 
 def test_a_context_without_room_is_told_before_the_first_load(load: Callable, tmp_path: Path) -> None:
@@ -227,7 +244,7 @@ def test_a_load_reads_its_weights_once_a_step_and_each_users_cache(load: Callabl
         assert row["reads_most"] == most
 
 
-def read_of(artifact: dict[str, Any] | None = None, slots: int = 4, **figures: float) -> serving.Reads | None:
+def read_of(artifact: dict[str, Any] | None = None, slots: int = 4, **figures: float) -> Reads | None:
     """What decoding reads of 100 bytes of weights and 2 a token of the cache, at 60 tokens a second."""
     protocol = {"prompt_tokens": 8, "new_tokens": 4}
     found = {"artifact": {"weight_bytes_per_token": 100} | (artifact or {}), "kv_bytes_per_token": 2}
