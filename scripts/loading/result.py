@@ -53,7 +53,7 @@ def join(loads: Sequence[Loaded], alone: Sequence[Finding], limits: Mapping[str,
         "client": [each.client for each in loads],
         "counters": [each.counters for each in loads],
         "conditions": [each.conditions for each in loads],
-        "quantiles": _quantiles(runs),
+        "quantiles": _quantiles(runs, planned.slots),
     }
 
 
@@ -142,9 +142,10 @@ def _range(values: Sequence[int]) -> list[int]:
     return [min(values), max(values)]
 
 
-def _quantiles(runs: Sequence[Sequence[serving.Timeline]]) -> dict[str, list[float]]:
-    """Of TTFT and of the gaps between events, in ms, at `serving.LEVELS`; without those that have none."""
-    good = [each for run in runs for each in run if each.outcome == "ok"]
+def _quantiles(runs: Sequence[Sequence[serving.Timeline]], slots: int | None) -> dict[str, list[float]]:
+    """Of TTFT and of the gaps between events, in ms, at `serving.LEVELS`, of the requests that `serving.summary` takes;
+    without those that have none."""
+    good = serving.answered_within(runs, serving.windows(runs, slots))
     gaps = [(later - earlier) * 1000 for each in good for earlier, later in pairwise(each.times)]
     values = {"ttft_ms": serving.samples(good)["ttft_ms"], "gap_ms": gaps}
     return {name: np.quantile(found, serving.LEVELS).tolist() for name, found in values.items() if found}

@@ -110,6 +110,25 @@ def burst(timelines: Sequence[Timeline]) -> bool:
     return len({each.intended for each in timelines}) == 1
 
 
+def windows(runs: Sequence[Sequence[Timeline]], concurrency: int | None = None) -> list[Window]:
+    """The window of each restart; of a burst, which has none, all of it and its end."""
+    spans = [window(run, concurrency) for run in runs]
+    return [
+        Window(span.start, max(each.end for each in run), None) if burst(run) else span
+        for run, span in zip(runs, spans, strict=True)
+    ]
+
+
+def answered_within(runs: Sequence[Sequence[Timeline]], spans: Sequence[Window]) -> list[Timeline]:
+    """The requests that latencies are of: they were answered, and were to be sent in the window."""
+    return [
+        each
+        for run, span in zip(runs, spans, strict=True)
+        for each in run
+        if each.outcome == "ok" and span.start <= each.intended <= span.end
+    ]
+
+
 def _first_time_of(timelines: Sequence[Timeline], number: int) -> float:
     """When so many requests were in flight for the first time; infinity where they never were."""
     changes = sorted([(each.intended, 1) for each in timelines] + [(each.end, -1) for each in timelines])
@@ -164,17 +183,9 @@ def summary(runs: Sequence[Sequence[Timeline]], concurrency: int | None = None) 
     """Figures of one load, of all restarts of a server under it. Latencies are those of requests that were answered and
     were to be sent in the window; tokens and requests a second are what came in it. A burst has no window: all of it
     counts, and its end. Counts are sums, and `makespan_s` is a median."""
-    spans = [window(each, concurrency) for each in runs]
-    finishes = [max(each.end for each in run) for run in runs]
-    spans = [
-        Window(span.start, finish, None) if burst(run) else span
-        for run, span, finish in zip(runs, spans, finishes, strict=True)
-    ]
+    spans = windows(runs, concurrency)
     good = [[each for each in run if each.outcome == "ok"] for run in runs]
-    inside = [
-        each for run, span in zip(good, spans, strict=True) for each in run if span.start <= each.intended <= span.end
-    ]
-    makespans = [finish - run[0].intended for finish, run in zip(finishes, runs, strict=True)]
+    makespans = [max(each.end for each in run) - run[0].intended for run in runs]
     every = [each for run in runs for each in run]
     values: dict[str, float] = {"requests": len(every), "makespan_s": float(np.median(makespans))}
     values |= {name: sum(each.outcome == name for each in every) for name in ("failed", "rejected", "unfinished")}
@@ -189,7 +200,7 @@ def summary(runs: Sequence[Sequence[Timeline]], concurrency: int | None = None) 
             missing[name] = short
         else:
             values[name] = count / seconds
-    for name, known in samples(inside).items():
+    for name, known in samples(answered_within(runs, spans)).items():
         for percent in (50, 90, 99):
             if not known:
                 missing[f"{name}_p{percent}"] = "no request gave one"

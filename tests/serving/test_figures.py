@@ -12,8 +12,12 @@ from fake_server import Server
 from timeline import Engine, Job
 from virtual import Loop, send
 
+from loading import result
+from loading.plan import Planned
+from loading.start import Loaded
 from metrics import serving
 from serving import stream
+from serving.checks import Asked, Counters
 from serving.client import Recording, Target
 from serving.dialects import DIALECTS
 from serving.schedule import Closed, Load, Open, Poisson, burst
@@ -188,3 +192,27 @@ def test_a_schedule_needs_a_time_for_each_request() -> None:
         run(Open((0.0, 0.1, 0.2)), 2)
     with pytest.raises(ValueError, match="not in order"):
         Open((0.2, 0.1))
+
+
+@pytest.mark.parametrize(("load", "slots"), [(Closed(4), 4), (burst(86), None)])
+def test_distributions_are_of_the_requests_that_the_latencies_are_of(load: Load, slots: int | None) -> None:
+    """Without the first of each slot, which waited for a second here; of a burst, of all."""
+    timelines, _, _, _ = run(load, 86)
+    late = [replace(each, times=tuple(time + 1 for time in each.times), end=each.end + 1) for each in timelines[:4]]
+    asked = [Asked(prompt(place), NEW) for place in range(86)]
+    loaded = Loaded(
+        planned=Planned("load", asked, load, slots),
+        timelines=[*late, *timelines[4:]],
+        findings=[],
+        client={"cpu_fraction": 0.0, "schedule_lag_ms_p99": 0.0},
+        counters=vars(Counters()),
+        events=86 * NEW,
+        span=(0.0, 1.0),
+        host=None,
+        own=[],
+        conditions={"decode_joules": None},
+    )
+    joined = result.join([loaded], [], {"ttft_ms": 500.0, "tpot_ms": 100.0})
+    figures, at = joined["figures"], dict(zip(serving.LEVELS, joined["quantiles"]["ttft_ms"], strict=True))
+    assert (at[0.5], at[0.9]) == (figures["ttft_ms_p50"], figures["ttft_ms_p90"])
+    assert (at[0.99] > 1000) == (slots is None)
