@@ -20,9 +20,11 @@ import numpy as np
 
 import devices
 import engines
+from checkpoint import is_mixture, shards
 from common import manifest
 from common.program import UserError, parser, run, start_child
 from common.publish import publish, publish_json, work_folder
+from common.text_config import of_text
 from devices import cpu
 from devices.monitor import Monitor
 from loading import cache, process, result
@@ -57,6 +59,12 @@ def run_job(job: Job, folder: Path) -> Came:
         seen = monitor.describe(each.host, each.span, [each.span], each.own)
         each.conditions, each.interference = seen["conditions"], seen["interference"]
     return came
+
+
+def mixes_experts(artifact: Path) -> bool:
+    """Whether the artifact is a mixture of experts, as far as a config.json tells."""
+    path = artifact / "config.json"
+    return path.is_file() and is_mixture(of_text(shards.read_config(path)))
 
 
 def main() -> None:
@@ -119,6 +127,7 @@ def main() -> None:
             "kv_bytes_per_token": cache.bytes_per_token(
                 options.artifact, first.compute_type, first.versions.get("kv cache", cache.AUTO)
             ),
+            "mixture": mixes_experts(options.artifact),
             "loads": loads,
             "largest_rate": result.largest_rate(starts[0]),
             "client_ceiling": limit,

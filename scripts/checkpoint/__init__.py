@@ -21,6 +21,11 @@ def reads_more_than_text(name: str) -> bool:
     return any(part in name for part in OTHER_PARTS)
 
 
+def is_mixture(config: Mapping[str, Any]) -> bool:
+    """Whether a model has several experts, of which a token is sent to some. `config`: that of the text."""
+    return any(config.get(name) not in (None, 0, 1) for name in EXPERTS)
+
+
 def share_read(name: str, config: Mapping[str, Any]) -> float:
     """How much of a model's tensor `name` a token of a text reads: all; of a mixture's experts those that it is sent
     to; nothing of parts that see or hear, and a row of a table, which is not counted. `config`: that of the text."""

@@ -12,7 +12,10 @@ UNTOLD = "the server does not tell it"
 SEARCH = "of the search for the largest rate alone"
 
 
-UNREAD = "known of loads that keep a number of requests in flight, where the engine tells its weights and its cache"
+UNREAD = (
+    "known of loads that keep a number of requests in flight (of a mixture of experts, one), where the engine tells "
+    "its weights and its cache"
+)
 
 
 def of_load(name: str, text: str, kind: Any = "number", **more: Any) -> Column:
@@ -39,7 +42,7 @@ def limits(length: int | list[int]) -> list[int]:
 
 def bytes_read(serving: dict[str, Any], load: dict[str, Any], row: dict[str, Any]) -> Reads | None:
     """What decoding reads under a load that keeps a number of requests in flight; None where it does not, or where
-    weights, cache or throughput are not known."""
+    weights, cache or throughput are not known, or how many of its experts a mixture reads for several users."""
     weights, keys = serving["artifact"].get("weight_bytes_per_token"), serving.get("kv_bytes_per_token")
     figures = load["figures"]
     throughput = figures.get("output_tokens_per_second")
@@ -47,6 +50,8 @@ def bytes_read(serving: dict[str, Any], load: dict[str, Any], row: dict[str, Any
     step = 1 if figures.get("acceptance") is None else figures.get("tokens_per_event")
     # of a server elsewhere the row tells no share: its device is not the one whose bandwidth is known
     if None in (weights, keys, throughput, step, load["slots"], row["bandwidth_fraction"]):
+        return None
+    if serving.get("mixture") and load["slots"] > 1:  # the weights are counted with the experts of one token
         return None
     prompt, new = (mean(limits(serving["protocol"]["serving"][name])) for name in ("prompt_tokens", "new_tokens"))
     return reads(throughput, load["slots"], step, prompt + new / 2, weights, keys)

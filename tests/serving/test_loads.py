@@ -244,10 +244,10 @@ def test_a_load_reads_its_weights_once_a_step_and_each_users_cache(load: Callabl
         assert row["reads_most"] == most
 
 
-def read_of(artifact: dict[str, Any] | None = None, slots: int = 4, **figures: float) -> Reads | None:
+def read_of(slots: int = 4, mixture: bool = False, **figures: float) -> Reads | None:
     """What decoding reads of 100 bytes of weights and 2 a token of the cache, at 60 tokens a second."""
     protocol = {"prompt_tokens": 8, "new_tokens": 4}
-    found = {"artifact": {"weight_bytes_per_token": 100} | (artifact or {}), "kv_bytes_per_token": 2}
+    found = {"artifact": {"weight_bytes_per_token": 100}, "kv_bytes_per_token": 2, "mixture": mixture}
     found |= {"protocol": {"serving": protocol}}
     load = {"slots": slots, "figures": {"output_tokens_per_second": 60.0} | figures}
     return bytes_read(found, load, {"bandwidth_fraction": 0.5})
@@ -256,6 +256,18 @@ def read_of(artifact: dict[str, Any] | None = None, slots: int = 4, **figures: f
 def test_an_event_of_several_tokens_is_a_step_where_tokens_are_drafted_alone() -> None:
     assert read_of(tokens_per_event=1.5) == read_of(tokens_per_event=1.0) == (60 / 4 * 100, 60 * 10 * 2)
     assert read_of(tokens_per_event=1.5, acceptance=0.5) == (40 / 4 * 100, 40 * 10 * 2)
+
+
+def test_how_many_experts_several_users_read_is_not_known(load: Callable, tmp_path: Path) -> None:
+    assert read_of(1, mixture=True) == read_of(1)
+    assert read_of(2, mixture=True) is None
+    for experts in (1, 8):
+        config = {"vocab_size": VOCAB, "eos_token_id": EOS, "text_config": {"num_experts": experts}}
+        (tmp_path / "model/fake/config.json").write_text(json.dumps(config))
+        assert load({}, concurrency=[2], requests=4, new_tokens=2).returncode == 0
+        assert read(tmp_path)["mixture"] is (experts == 8)
+    why = collect(tmp_path)[0]["missing"]["bandwidth_fraction"]
+    assert "(of a mixture of experts, one)" in why or why.startswith("refused: ")
 
 
 def test_rows_hold_the_figures_or_the_reason(load: Callable, tmp_path: Path) -> None:
