@@ -8,6 +8,20 @@ from checkpoint import ggml_types, shards
 NAMED = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "fp8": 1.0, "fp8_e4m3": 1.0, "fp8_e5m2": 1.0}
 VALUE_BYTES = NAMED | {each.name.lower(): each.nbytes / each.block for each in ggml_types.TYPES.values()}
 AUTO = "auto"  # the type that the server multiplies in
+# keys of models whose layers keep another cache: Falcon, Jamba, Bamba, RecurrentGemma, Llama 4, Gemma 3n
+OTHER_CACHES = (
+    "multi_query",
+    "num_kv_heads",
+    "attn_layer_period",
+    "attn_layer_indices",
+    "block_types",
+    "layers_block_type",
+    "attention_window_size",
+    "attention_chunk_size",
+    "num_kv_shared_layers",
+    "kv_lora_rank",
+)
+OTHER_LAYERS = ("mamba", "hybrid")  # parts of such keys
 
 
 def bytes_per_token(artifact: Path, compute_type: str, kind: str = AUTO) -> int | None:
@@ -35,4 +49,7 @@ def _looks_elsewhere(config: dict) -> bool:
     """Whether some layer keeps something else than keys and values of all tokens, by transformers' names."""
     window = config.get("sliding_window") is not None and config.get("use_sliding_window", True)
     layers = set(map(str, config.get("layer_types") or ()))
-    return bool(window or config.get("kv_lora_rank") or layers - {"full_attention"})
+    other = any(
+        value and (key in OTHER_CACHES or any(part in key for part in OTHER_LAYERS)) for key, value in config.items()
+    )
+    return bool(window or other or layers - {"full_attention"})

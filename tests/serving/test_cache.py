@@ -55,6 +55,17 @@ def test_what_the_server_multiplies_in_is_its_type_unless_it_says_another(tmp_pa
         {"layer_types": ["linear_attention"]},
         {"sliding_window": 4096},
         {"kv_lora_rank": 512},
+        {"multi_query": True},  # Falcon 7B
+        {"num_kv_heads": 8},  # Falcon 40B
+        {"attn_layer_period": 8},  # Jamba
+        {"attn_layer_indices": [9, 18, 27]},  # Bamba
+        {"block_types": ["recurrent", "recurrent", "attention"]},  # RecurrentGemma
+        {"layers_block_type": ["mamba", "attention"]},
+        {"attention_window_size": 2048},
+        {"attention_chunk_size": 8192},  # Llama 4
+        {"num_kv_shared_layers": 15},  # Gemma 3n
+        {"mamba_d_state": 16},
+        {"hybrid_override_pattern": "M-M*"},  # Nemotron-H
         {"num_hidden_layers": 0},
         {"hidden_size": "4096"},
     ],
@@ -63,4 +74,5 @@ def test_it_is_unknown_of_other_layers(tmp_path: Path, more: dict[str, Any]) -> 
     assert of(tmp_path, LLAMA_3_8B | more) is None
     assert of(tmp_path, LLAMA_3_8B, "a type of next year") is None
     assert of(tmp_path, LLAMA_3_8B | {"sliding_window": 4096, "use_sliding_window": False}) == 131072
+    assert of(tmp_path, LLAMA_3_8B | {"multi_query": False, "attention_chunk_size": None}) == 131072
     assert of(tmp_path, LLAMA_3_8B | {"sliding_window": None, "layer_types": ["full_attention"] * 32}) == 131072
