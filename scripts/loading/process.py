@@ -8,6 +8,7 @@ is a `loading.job.Job` as JSON; what came is a `Came`, pickled into the pipe wit
 import json
 import os
 import pickle
+import resource
 import sys
 from pathlib import Path
 
@@ -23,6 +24,12 @@ from serving.engine import Served
 COMMAND = [sys.executable, "-m", "loading.process"]  # and a job's file
 
 
+def raise_file_limit() -> None:
+    """Let this process open as many files as it may: each request in flight has a connection, and 1,024 are usual."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def load(job: Job) -> Came:
     """Start the server, and put it under every load. Raises `UserError` for an engine that is none."""
     cpus = cpu.processors()
@@ -30,6 +37,7 @@ def load(job: Job) -> Came:
     engine = engines.load(job.engine, Path(job.artifact), job.device, job.threads, job.gpus, **job.options)
     if not isinstance(engine, Served):
         raise UserError(f"engine {job.engine} is no server; loads are for servers")
+    raise_file_limit()  # after the server's start: it keeps the limit that its users would give it
     try:
         loader = Loader(engine, plan, job.ceiling, cpus)
         say = lambda name: print(f"start {job.number + 1}: {name}", file=sys.stderr)  # noqa: E731

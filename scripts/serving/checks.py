@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from serving.connection import NO_FILES
 from serving.dialects import Prompt
 from serving.stream import REJECTED, Reply
 
@@ -84,10 +85,14 @@ def check_replies(replies: Sequence[Reply], asked: Sequence[Asked]) -> list[Find
 def _check_failures(replies: Sequence[Reply]) -> list[Finding]:
     found = []
     rejected = [reply for reply in replies if reply.status in REJECTED]
-    rest = [reply for reply in replies if not reply.ok and reply.status not in REJECTED]
+    unsent = [reply for reply in replies if reply.failure == NO_FILES]
+    rest = [reply for reply in replies if not reply.ok and reply.status not in REJECTED and reply.failure != NO_FILES]
     if rejected:
         statuses = " and ".join(str(status) for status in sorted({reply.status for reply in rejected}))
         found.append(Finding("rejected", f"{_of(rejected, replies)} were rejected with status {statuses}"))
+    if unsent:
+        message = f"{NO_FILES} for {len(unsent)} of {len(replies)} requests; raise its limit (ulimit -Hn)"
+        found.append(Finding("open_files", message))
     cut = [reply for reply in rest if reply.status == 200 and not reply.error]
     inside = [reply for reply in rest if reply.status == 200 and reply.error]
     for fault, wrong, words in (

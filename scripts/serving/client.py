@@ -5,6 +5,7 @@ times what a client can that reads each event. One loop, one thread; serving.str
 """
 
 import asyncio
+import errno
 import gc
 import http.client
 import json
@@ -21,12 +22,13 @@ from urllib.parse import urlsplit
 
 from common.program import UserError, printable
 from common.urls import wrong_url
-from serving.connection import LOST, Connection, Exchange
+from serving.connection import LOST, NO_FILES, Connection, Exchange
 from serving.schedule import Closed, Load, Open
 from serving.timer import new_event_loop
 
 TICK = 0.01  # seconds between looks at how late the loop is
 LATE = 0.001  # seconds that are no stall
+FILES_OUT = (errno.EMFILE, errno.ENFILE)  # a connection is a file: the process, or the host, has no more of them
 STALE = 1.0  # seconds after which a connection that waits is not used again: servers close theirs after some
 
 
@@ -272,7 +274,8 @@ class _Client:
             try:
                 connection = self.take() or await self.new_connection()
             except (OSError, TimeoutError) as error:
-                exchange.failure = f"no connection: {_reason(error, self.target.connect_timeout)}"
+                reason = f"no connection: {_reason(error, self.target.connect_timeout)}"
+                exchange.failure = NO_FILES if getattr(error, "errno", None) in FILES_OUT else reason
                 exchange.finished = self.clock()
                 return exchange
             again = connection.used

@@ -14,6 +14,7 @@ from serving.http1 import Head, read_head, skip_chunks
 
 LOST = "the connection was lost"
 TIMED_OUT = "not complete in"  # how the failure begins of what was given up
+NO_FILES = "no connection: the client may open no more files"  # of what was never sent
 BUFFER = memoryview(bytearray(256 * 1024))  # of all connections: what came is copied before the loop goes on
 
 
