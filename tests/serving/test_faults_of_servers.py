@@ -60,6 +60,18 @@ def test_a_fault_of_the_answers_is_named(fault: str) -> None:
     assert message in next(finding.message for finding in found if finding.fault == name)
 
 
+@pytest.mark.parametrize(("told", "faults"), [(13, {"short"}), (14, set()), (18, set()), (19, {"long"}), (None, set())])
+def test_tokens_of_a_server_that_tells_no_ids_are_as_many_as_were_asked_for(told: int | None, faults: set[str]) -> None:
+    """By its own count, which may be two off: text-generation-webui counts the tokens of its text again."""
+    asked = [Asked(prompt(place), NEW) for place in range(4)]
+    _, replies = Study("cumulative").send(asked, Closed(SLOTS))
+    for reply in replies:
+        reply.usage = reply.usage._replace(new_tokens=told)
+    found = checks.check_replies(replies, asked)
+    assert names(found) == faults
+    assert "no_ids" in notes(found)
+
+
 def test_few_answers_in_one_event_are_a_server_that_does_not_keep_up() -> None:
     asked = [Asked(prompt(place), NEW) for place in range(100)]
     healthy, whole = (Study(*faults).send(asked, Closed(SLOTS))[1] for faults in ((), ("one_chunk",)))
