@@ -18,6 +18,7 @@ from reporting.load_columns import LOAD_COLUMNS
 from serving import checks, load_checks, prompts, stream, vllm_settings
 from serving.checks import Asked, Counters, Finding
 from serving.client import Recording
+from serving.connection import TIMED_OUT
 from serving.schedule import Closed, Poisson, burst
 
 
@@ -294,6 +295,15 @@ def test_counts_of_the_server_that_differ_are_refused() -> None:
     cached = Counters(generated_tokens=64, cached_tokens=32)
     assert checks.check_counters(cached, replies, cache_off=False) == []
     assert names(checks.check_counters(cached, replies, cache_off=True)) == {"cached"}
+
+
+def test_what_a_server_wrote_of_an_answer_that_was_given_up_is_no_fault_of_its_counters() -> None:
+    study = Study("speculation")
+    _, replies = study.send([Asked(prompt(place), NEW) for place in range(4)], Closed(1))
+    wrote = Counters(generated_tokens=70, drafted=200, accepted=100)
+    assert names(checks.check_counters(wrote, replies, cache_off=True)) == {"counter_differs", "acceptance"}
+    replies[3].failure = f"{TIMED_OUT} 600 s"
+    assert checks.check_counters(wrote, replies, cache_off=True) == []
 
 
 def test_a_draft_that_was_right_beyond_an_answers_end_may_be_counted_whole() -> None:
