@@ -233,7 +233,11 @@ LOAD_COLUMNS = [
         why_missing="the device does not tell its energy",
     ),
     of_load("client_cpu_fraction", "Of a core, what the client took; the most of any start.", limits=NOT_NEGATIVE),
-    of_load("schedule_lag_ms_p99", "How late requests left, 99th percentile; the most of any start.", unit="ms"),
+    of_load(
+        "schedule_lag_ms_p99",
+        "How late the client took requests up, 99th percentile; the most of any start.",
+        unit="ms",
+    ),
     Column(
         name="startup_s",
         kind="number",

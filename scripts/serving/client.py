@@ -117,8 +117,9 @@ class Recording:
 
     @property
     def lags(self) -> list[float]:
-        """Seconds from when each request was to be sent to when it was."""
-        return [each.sent - each.intended for each in self.exchanges if each.sent is not None]
+        """Seconds from when each request was to be sent to when the client took it up: a connection that is made after
+        that waits for the server."""
+        return [each.taken - each.intended for each in self.exchanges if each.taken is not None]
 
     @property
     def arrivals(self) -> int:
@@ -269,7 +270,7 @@ class _Client:
 
     async def exchange(self, number: int, intended: float) -> Exchange:
         """Send one request, over a connection that is free or a new one."""
-        exchange = self.exchanges[number] = Exchange(number, intended)
+        exchange = self.exchanges[number] = Exchange(number, intended, taken=self.clock())
         while True:
             try:
                 connection = self.take() or await self.new_connection()

@@ -30,6 +30,7 @@ class Exchange:
         stamps, ends: when each arrival came, and where in `data` it ends.
         finished: when the response was complete, or had failed.
         failure: why there is no complete response, in a few words.
+        taken: when the client took it up, before a connection for it was made.
     """
 
     number: int
@@ -40,6 +41,7 @@ class Exchange:
     ends: array = field(default_factory=lambda: array("Q"))
     finished: float | None = None
     failure: str | None = None
+    taken: float | None = None
 
 
 class Connection(asyncio.BufferedProtocol):

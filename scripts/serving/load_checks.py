@@ -138,7 +138,9 @@ def check_client(
         tpots = [each.tpot for each in timelines if each.tpot]
         limit = min([MAX_LAG, *([MAX_LAG_OF_TPOT * median(tpots)] if tpots else [])])
         if lag > limit:
-            message = f"requests left {lag * 1000:.2f} ms late (p99), of at most {limit * 1000:.2f}: the client lags"
+            message = (
+                f"requests were taken up {lag * 1000:.2f} ms late (p99), of at most {limit * 1000:.2f}: the client lags"
+            )
             found.append(Finding("schedule_lag", message))
     if abs(recording.clock_step) > MAX_CLOCK_STEP + recording.seconds / 1000:
         message = f"the host's clock was set by {recording.clock_step:+.1f} s meanwhile; no figure is taken from it"

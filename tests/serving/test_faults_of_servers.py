@@ -192,7 +192,7 @@ def test_a_client_at_its_limits_is_refused() -> None:
     def check(ceiling: float | None = 1e6, late: float = 0.0, **changes: float) -> list[Finding]:
         exchanges = recording.exchanges
         for exchange in exchanges:
-            exchange.intended = exchange.sent - late
+            exchange.intended = exchange.taken - late
         made = Recording(exchanges, recording.start, recording.end, **told | changes)
         return load_checks.check_client(made, timelines, ceiling, scheduled=True)
 
@@ -202,7 +202,7 @@ def test_a_client_at_its_limits_is_refused() -> None:
     (ceiling,) = check(ceiling=1.9 * recording.arrivals / recording.seconds)
     assert "more than half of the" in ceiling.message
     (lag,) = check(late=0.0005)  # TPOT is 6 ms, of which 5% are 0.3
-    assert lag.message == "requests left 0.50 ms late (p99), of at most 0.30: the client lags"
+    assert lag.message == "requests were taken up 0.50 ms late (p99), of at most 0.30: the client lags"
     assert check(late=0.0002) == []
 
 
