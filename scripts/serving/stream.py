@@ -129,8 +129,8 @@ def read(exchange: Exchange, dialect: Dialect, token: str | None = None) -> Repl
         _read_stream(reply, body, dialect, complete=exchange.failure is None, events=read_lines)
     else:
         _read_whole(reply, body, dialect, complete=exchange.failure is None)
-    if reply.error and token:
-        reply.error = reply.error.replace(token, "***")
+    if reply.error:  # cut last: a part of a token is no token that could be replaced
+        reply.error = (reply.error.replace(token, "***") if token else reply.error)[:MAX_ERROR]
     return reply
 
 
@@ -289,8 +289,8 @@ def _message(content: bytes) -> str:
 def _words(error: Any) -> str:
     if isinstance(error, dict):
         error = error.get("message") or error.get("detail") or error
-    return str(error)[:MAX_ERROR]
+    return str(error)
 
 
 def _short(content: bytes) -> str:
-    return content[:MAX_ERROR].decode("utf-8", errors="replace").strip()
+    return content.decode("utf-8", errors="replace").strip()

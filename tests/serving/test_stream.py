@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from serving import stream
 from serving.connection import Connection, Exchange
 from serving.dialects import DIALECTS
+from serving.stream import MAX_ERROR
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 PLAIN = HEAD.replace(b"Transfer-Encoding: chunked\r\n", b"")
@@ -137,6 +138,17 @@ def test_a_status_other_than_200_is_no_answer(status: int, outcome: str) -> None
     reply = stream.read(exchange(data), COMPLETIONS, token="sk-123")
     assert (reply.status, reply.error) == (status, "no key *** here")
     assert stream.timeline(reply).outcome == outcome
+
+
+@pytest.mark.parametrize("status", [200, 500])
+@pytest.mark.parametrize("form", ["%s", '{"error": {"message": "%s"}}'])
+def test_no_part_of_a_token_is_left_where_a_long_error_is_cut(status: int, form: str) -> None:
+    for at in range(MAX_ERROR - 80, MAX_ERROR):
+        body = (form % ("." * at + "sk-123456 and more")).encode()
+        data = b"HTTP/1.1 %d No\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body)
+        error = stream.read(exchange(data), COMPLETIONS, token="sk-123456").error
+        assert len(error) <= MAX_ERROR
+        assert "s" not in error.partition("....")[2].partition("and")[0]
 
 
 def test_a_whole_answer_without_a_stream() -> None:
