@@ -147,6 +147,24 @@ def test_bitsandbytes_without_a_state(plain: Checkpoint, tmp_path: Path) -> None
             bitsandbytes.read(folder, plain)(plain.tensors()[NAME])
 
 
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (state(shape=7), "weight says that it is 7"),
+        (state(shape="big"), "weight says that it is big"),
+        (state(more=" " * 2**16), "is over 64 KiB"),
+        (np.frombuffer(b"[" * 60_000, np.uint8), "that is JSON"),
+    ],
+)
+def test_a_strangers_state_of_bitsandbytes_is_no_traceback(
+    plain: Checkpoint, tmp_path: Path, said: np.ndarray, message: str
+) -> None:
+    parts = {"weight": np.zeros((64, 1), np.uint8), "weight.absmax": np.ones(4, np.float32)}
+    folder = artifact(tmp_path / "bnb", {}, **parts, **{"weight.quant_state.bitsandbytes__nf4": said})
+    with pytest.raises(Unread, match=message):
+        bitsandbytes.read(folder, plain)(plain.tensors()[NAME])
+
+
 def test_int8_of_bitsandbytes_and_torchao(plain: Checkpoint, tmp_path: Path) -> None:
     folder = artifact(tmp_path / "bnb", {}, weight=BYTES, SCB=ROWS[:, 0])
     check(bitsandbytes.read(folder, plain), plain, BYTES * ROWS / 127)

@@ -8,7 +8,6 @@ the shape, the offset, the dtype that a weight is rounded to) is JSON in `weight
 int8: `weight` times its row's `SCB` / 127.
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,11 +18,13 @@ import numpy as np
 from checkpoint import shards
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import Tensor
+from common import bounded_json
 from layouts import Reading, Shapes, Unread, find
 
 STATE_KEYS = ("blocksize", "nested_blocksize", "nested_offset", "dtype", "shape")
 BLOCK_SIZES = tuple(2**power for power in range(5, 13))  # 32 to 4096
 STATE = "quant_state.bitsandbytes__"
+MAX_STATE = 2**16  # bytes of one; they take 200
 OUTLIER = 6.0  # llm_int8_threshold: columns with a larger activation are multiplied without rounding
 
 
@@ -50,7 +51,7 @@ def check(stored: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> No
     for size, numbers, scales in sizes:
         if type(size) is not int or size not in BLOCK_SIZES or -(-numbers // size) != scales:
             raise Unread(f"{name} has {scales} scales of {size!s:.20} numbers each, and is {numbers} numbers")
-    if tuple(state.get("shape", ())) != tuple(shape):
+    if state.get("shape") != list(shape):
         raise Unread(f"{name} says that it is {state.get('shape')!s:.60}")
 
 
@@ -83,7 +84,9 @@ def read(artifact: Path, source: Checkpoint) -> Reading:
 def _state(stored: Mapping[str, Tensor], name: str) -> dict[str, Any]:
     found = [each for each in stored if each.startswith(f"{name}.{STATE}")]
     try:
-        state = json.loads(find(stored, found[0]).tobytes())
+        if stored[found[0]].nbytes > MAX_STATE:  # before it is read
+            raise Unread(f"{found[0]} is over {MAX_STATE >> 10} KiB")
+        state = bounded_json.loads(find(stored, found[0]).tobytes(), MAX_STATE)
         return {key: state[key] for key in STATE_KEYS if key in state}
     except (IndexError, ValueError, TypeError):
         raise Unread(f"{name} has no {STATE}TYPE that is JSON") from None
