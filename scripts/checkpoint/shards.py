@@ -21,6 +21,7 @@ SHARDS = {
     for form, name in SINGLES.items()
 }
 MAX_CONFIG = 4 * 2**20  # bytes of a config.json; those with a name for each of 20,000 classes take 1 MB
+MAX_LEVELS = 100  # of values in one another in a config.json
 MAX_TENSORS = 200_000  # of a model; the largest have 90,000
 READERS = {"safetensors": safetensors_file.read, "bin": torch_zip.read}
 HEADS = (".lm_head.", ".embed_out.")  # parts of names of a head's tensors; the second is GPT-NeoX's
@@ -95,20 +96,19 @@ def refuse_quantized(folder: Path, config: Mapping[str, Any]) -> None:
 def read_config(path: Path) -> dict:
     """A model's config.json.
 
-    Raises `UserError` where `read_json` does, and where it has an `attribute_map`: transformers reads every key by it,
-    and what we looked at would not be what a library sees.
+    Raises `UserError` where `read_json` does, where it is nested too deep for programs that recurse, and where it has
+    an `attribute_map`: transformers reads every key by it, and what we looked at would not be what a library sees.
     """
     config = read_json(path)
-    inner: list[Any] = [config]
-    while inner:
-        each = inner.pop()
-        if isinstance(each, dict):
-            if "attribute_map" in each:
-                raise UserError(f"{path}: has an attribute_map, which gives keys other names; remove it")
-            inner += each.values()
-        elif isinstance(each, list):
-            inner += each
-    return config
+    level: list[Any] = [config]
+    for _ in range(MAX_LEVELS):
+        if any(isinstance(each, dict) and "attribute_map" in each for each in level):
+            raise UserError(f"{path}: has an attribute_map, which gives keys other names; remove it")
+        parts = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = [each for part in parts for each in part]
+        if not level:
+            return config
+    raise UserError(f"{path}: is nested more than {MAX_LEVELS} deep, which no model's is; refused")
 
 
 def read_json(path: Path, limit: int = MAX_CONFIG, values: int = bounded_json.MAX_VALUES) -> dict:

@@ -10,7 +10,7 @@ import pytest
 from conftest import MEMORY, REPO, RUN
 from forge import safetensors_with
 
-from checkpoint import shards
+from checkpoint import portable, shards
 from common.program import UserError
 
 ONE = b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
@@ -220,6 +220,17 @@ def test_programs_of_a_models_folder_are_not_carried_along(tmp_path: Path) -> No
     for name in ("config.json", "tokenizer.json", "modeling_evil.py"):
         (tmp_path / name).write_text("{}")
     assert [path.name for path in shards.find(tmp_path).others()] == ["config.json", "tokenizer.json"]
+
+
+@pytest.mark.parametrize(("opens", "closes"), [('{"a":', "}"), ("[", "]")])
+def test_a_config_that_is_nested_too_deep_is_refused(tmp_path: Path, opens: str, closes: str) -> None:
+    safetensors_with(tmp_path / "model.safetensors", ONE, b"12345678")
+    for levels in (98, 600):
+        (tmp_path / "config.json").write_text('{"b":' + opens * levels + "1" + closes * levels + "}")
+        if levels == 98:
+            portable.config(shards.find(tmp_path).config())
+    with pytest.raises(UserError, match=r"config\.json: is nested more than 100 deep, which no model's is; refused$"):
+        shards.find(tmp_path).config()
 
 
 @pytest.mark.parametrize(
