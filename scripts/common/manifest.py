@@ -71,7 +71,8 @@ def write(
         tool: what built it; `tool_version`: its version, asked of the tool.
         parameters: everything that was passed to the tool.
         source: where the weights came from (`read(...)["source"]` of the artifact that this one was built from).
-        parameter_count: number of weights of the model, whatever their dtype.
+        parameter_count: number of weights of the model, whatever their dtype; of the language model where the format
+            holds nothing else.
         weight_files: names of the files that hold weights.
         weight_bytes_per_token: bytes of weights that one decoded token reads (the embedding table, of which it reads
             one row, left out), as stored.
