@@ -159,6 +159,11 @@ def report_command(option):
     return [python("tools"), program("report.py")[0], option, study, study.parent]
 
 
+def files_to_come():
+    """What this run has still to make."""
+    return [str(file) for job in workflow.dag.needrun_jobs() for file in job.output]
+
+
 def asked_for_page(**finished):
     """Whether this run is to make the page, or with exclude_finished=False has made it."""
     return any(job.rule.name == "page" for job in workflow.dag.needrun_jobs(**finished))
@@ -170,9 +175,8 @@ def report_while_running():
     if not asked_for_page() or workflow.touch:
         return
     if workflow.local_exec:
-        pending = [str(file) for job in workflow.dag.needrun_jobs() for file in job.output]
         log = Path("artifacts/logs/live-page.log")
-        logger.addHandler(LivePage(report_command("--running"), can_report, rows(), pending, log))
+        logger.addHandler(LivePage(report_command("--running"), can_report, rows(), files_to_come(), log))
     else:
         logger.info("The page is made once at the end, since jobs run on other machines.")
 
@@ -183,7 +187,8 @@ def report_the_rest():
     for page in [each for each in logger.handlers if isinstance(each, LivePage)]:
         page.wait()  # two cannot write the same files
     if asked_for_page() and can_report():
-        made = subprocess.run(report_command("--incomplete"), capture_output=True, text=True)
+        told = {"input": json.dumps(files_to_come()), "capture_output": True, "text": True}
+        made = subprocess.run(report_command("--incomplete"), **told)
         said = made.stdout if not made.returncode else made.stderr.strip().split("\n")[-1]
         print(said.strip(), file=sys.stderr)
 

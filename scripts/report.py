@@ -40,7 +40,8 @@ def main() -> None:
     arguments.add_argument(
         "--incomplete",
         action="store_true",
-        help="jobs failed: name them, and date the files before what they are made of",
+        help="jobs failed: name them; standard input is a JSON list of the files that were still to be made, which may "
+        "be there of before an edit; date the files before what they are made of",
     )
     arguments.add_argument(
         "--running",
@@ -51,9 +52,10 @@ def main() -> None:
     dst, old = options.dst, options.incomplete or options.running
 
     study = json.loads(options.study.read_text(encoding="utf-8"))
-    pending = set(json.load(sys.stdin)) if options.running else set()
+    to_come = set(json.load(sys.stdin)) if old else set()
     for cell in study["cells"]:
-        cell["pending"] = [name for name in (*results.PARTS, "serving", "tasks") if cell.get(name) in pending]
+        parts = [name for name in (*results.PARTS, "serving", "tasks") if cell.get(name) in to_come]
+        cell["pending" if options.running else "outdated"] = parts
     collected = results.collect(study)
     rows = collected["rows"]
     if served := loads.collect(study, rows):

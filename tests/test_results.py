@@ -173,6 +173,17 @@ def test_what_was_measured_before_an_edit_is_no_figure_of_the_row(tmp_path: Path
     assert (row["noise_floor"] is None) == (edited == "evaluation text")
 
 
+def test_what_was_still_to_be_made_again_is_no_figure_of_the_row(tmp_path: Path) -> None:
+    """It is there, and of the artifact that is there."""
+    made = cell(tmp_path, "reference", 10, window_losses(0))
+    assert results.row(made, {})["tokens_per_second"] == 10
+    row = results.row(made | {"outdated": ["latency"]}, {})
+    assert (row["tokens_per_second"], row["perplexity"]) == (None, 2)
+    assert results.failures(row) == ["is of before the last edit; run again"]
+    Path(made["logs"]["latency"][0]).write_text("error: the card fell off\n")
+    assert results.failures(results.row(made | {"outdated": ["latency"]}, {})) == ["failed: the card fell off"]
+
+
 def test_pareto_front_counts_ties_as_equal(tmp_path: Path) -> None:
     rows = collect(
         tmp_path,

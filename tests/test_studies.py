@@ -118,10 +118,27 @@ def test_a_page_of_an_incomplete_study_is_still_to_be_made(
 ) -> None:
     report = random_study / "artifacts/report"
     with keep_files(*report.iterdir()):
-        made = call(tools_python, "scripts/report.py", "--incomplete", report / "study.json", report, cwd=random_study)
+        command = [tools_python, "scripts/report.py", "--incomplete", report / "study.json", report]
+        made = subprocess.run(command, cwd=random_study, input="[]", capture_output=True, text=True)
         assert made.returncode == 0, made.stderr
         for target in ("report", "artifacts/report/index.html"):
             assert plan_jobs(call, random_study, target, *STUDY_OPTIONS) == ["page artifacts/report/index.html"]
+
+
+def test_after_an_edit_and_a_failure_no_row_of_before_is_shown_as_current(
+    random_study: Path, call: Callable, tmp_path: Path
+) -> None:
+    """Its weights cannot be made, and what was built and measured of the others lies there."""
+    root = shutil.copytree(random_study, tmp_path / "edited", symlinks=True)
+    (root / "shape.json").write_text('{"model_type": "nothing that is known"}')
+    result = call(SNAKEMAKE, "report", *STUDY_OPTIONS, cwd=root)
+    assert result.returncode == 1
+    assert "Not complete: 2 of 2 formats failed." in result.stderr.splitlines()
+    found = json.loads((root / "artifacts/report/results.json").read_text())
+    assert [row["tokens_per_second"] for row in found["rows"]] == [None, None]
+    assert {row["missing"]["size_bytes"].split(": ")[0] for row in found["rows"]} == {"failed"}
+    assert (root / "artifacts/shape/latency/fp16.json").exists()
+    assert len(data(root / "artifacts/report/index.html")["unfinished"]) == 3
 
 
 def test_where_addresses_are_limited_the_page_has_no_plots_and_says_why(

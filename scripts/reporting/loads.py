@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from reporting.load_columns import LARGEST_RATE, LOAD_COLUMNS
-from reporting.results import PENDING, failure, mismatch, read
+from reporting.results import absence, mismatch, read
 
 # what a refused load still tells
 KEPT = {"model", "format", "run", "engine", "device", "gpus", "load", "slots", "refused", "notes", "interference"}
@@ -21,13 +21,9 @@ def collect(study: Mapping[str, Any], alone: Sequence[Mapping[str, Any]]) -> lis
 
 
 def _rows(cell: Mapping[str, Any], config: Mapping[str, Any], alone: Mapping[str, Any]) -> list[dict[str, Any]]:
-    path = Path(cell["serving"])
-    if "serving" in cell.get("pending", ()):
-        why: str | None = PENDING
-    elif not path.exists():
-        why = failure(cell["logs"]["serving"])
-    else:
-        result = read(path, "serving")
+    why = absence(cell, "serving")
+    if not why:
+        result = read(Path(cell["serving"]), "serving")
         why = mismatch(cell, config, result)
     if why:
         known = [column for column in LOAD_COLUMNS if column.parts == ("cell",)]

@@ -38,6 +38,7 @@ TOTALS = ("total_nll", "scored_tokens", "tokens", "words", "bytes")
 PENDING = "still to come: the study is running"
 # how reasons begin and end that another run can take away
 FAILED, AGAIN = "failed", "; run again"
+OUTDATED = f"is of before the last edit{AGAIN}"
 EXCEPTION = re.compile(r"[\w.]+(Error|Exception)\b")  # the last line of a traceback
 
 
@@ -55,15 +56,31 @@ def read(path: Path, kind: str) -> dict[str, Any]:
     return result
 
 
-def failure(logs: Sequence[str]) -> str:
-    """Why a job left nothing: the error of the first of its logs that ends with one, ours or a library's, upstream
-    first."""
+def last_error(logs: Sequence[str]) -> str | None:
+    """The error of the first of a job's logs that ends with one, ours or a library's, upstream first; None where none
+    does."""
     for log in logs:
         lines = Path(log).read_text(encoding="utf-8", errors="replace").split("\n") if Path(log).exists() else []
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         if last.startswith("error: ") or EXCEPTION.match(last):
             return f"{FAILED}: {last.removeprefix('error: ')}"
-    return f"{FAILED}, or never ran: see {logs[-1]}"
+    return None
+
+
+def failure(logs: Sequence[str]) -> str:
+    """Why a job left nothing."""
+    return last_error(logs) or f"{FAILED}, or never ran: see {logs[-1]}"
+
+
+def absence(cell: Mapping[str, Any], name: str) -> str | None:
+    """Why a cell has not what one of its jobs leaves; None where it has. What lies there of before an edit counts for
+    nothing until the job has run again: no other file may tell that it is old."""
+    path = Path(cell[name])
+    if name in cell.get("pending", ()):
+        return PENDING
+    if not (path / manifest.NAME if name == "artifact" else path).exists():
+        return failure(cell["logs"][name])
+    return (last_error(cell["logs"][name]) or OUTDATED) if name in cell.get("outdated", ()) else None
 
 
 def mismatch(cell: Mapping[str, Any], config: Mapping[str, Any], result: Mapping[str, Any]) -> str | None:
@@ -108,11 +125,9 @@ def read_part(
     """What one job of a cell left, or None and why there is nothing."""
     if cell[name] is None:
         return None, cell["absent"].get(name)
-    if name in cell.get("pending", ()):
-        return None, PENDING
+    if why := absence(cell, name):
+        return None, why
     path = Path(cell[name])
-    if not (path / manifest.NAME if name == "artifact" else path).exists():
-        return None, failure(cell["logs"][name])
     if name == "artifact":
         return manifest.read(path), None
     found = read(path, name.replace("_", " "))
