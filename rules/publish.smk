@@ -53,7 +53,6 @@ rule push:
         env=environment("tools"),
         artifacts=lambda wc: [f"artifacts/{wc.model}/{name}" for name in publication(wc).artifacts],
         results="artifacts/report/results.json",
-        plot="artifacts/report/quality-speed.png",
         source=licence_source,
     output:
         "artifacts/{model}/published/{publication}.json",
@@ -70,4 +69,4 @@ rule push:
         options=push_options,
     shell:
         ASK_THE_HUB + "{params.python:q} {params.program[0]} {output} {input.artifacts} --results {input.results}"
-        " --plot {input.plot} {params.options:q} 2> {log}"
+        " {params.options:q} 2> {log}"

@@ -2,7 +2,7 @@
 """Publish artifacts of a model to a repository of the Hugging Face Hub, with their card, figures and hashes.
 
     python scripts/push.py RECEIPT --repository ORG/NAME --model MODEL --layout gptq --results results.json
-        --plot quality-speed.png [--source FOLDER] [--license ID] [--base-model ORG/NAME] [--public] [--overwrite]
+        [--source FOLDER] [--license ID] [--base-model ORG/NAME] [--public] [--overwrite]
         ARTIFACT …
 
 ARTIFACT is a folder of the workflow's; of layout gguf there may be several. SOURCE, the checkpoint as its author
@@ -16,7 +16,7 @@ from pathlib import Path
 from common.program import UserError, parser, run
 from common.publish import MANIFEST, publish_json
 from publishing import card, contents, licence, public, remote
-from reporting import page
+from reporting import axes, drawing, page
 
 
 def main() -> None:
@@ -27,7 +27,6 @@ def main() -> None:
     arguments.add_argument("--model", required=True, help="its name in the study")
     arguments.add_argument("--layout", required=True)
     arguments.add_argument("--results", type=Path, required=True, help="the report's results.json")
-    arguments.add_argument("--plot", type=Path, required=True)
     arguments.add_argument("--source", type=Path, help="folder of the checkpoint, for its licence")
     arguments.add_argument("--license", help="instead of the source's")
     arguments.add_argument("--base-model", help="of the hub; default: the source's repository")
@@ -45,7 +44,8 @@ def main() -> None:
     if missing := set(names) - {row["format"] for row in shown["rows"]}:
         raise UserError(f"{options.results}: has no row of {', '.join(sorted(missing))}; make the report again")
     files: dict[str, Path | bytes] = {name: path for each in artifacts for name, path in each.files.items()}
-    files |= contents.beside(shown, options.source, options.plot)
+    measured = [row for row in results["rows"] if row["model"] == options.model]
+    files |= contents.beside(shown, options.source, drawing.draw(axes.points(measured)).png)
     hashes = contents.hashes(artifacts, files)
     files[contents.CARD] = card.render(
         options.repository,

@@ -80,11 +80,11 @@ def facts(artifact: Artifact) -> dict[str, Any]:
     return kept | {"files": list(artifact.files)}
 
 
-def beside(results: Mapping[str, Any], source: Path | None, plot: Path) -> dict[str, Path | bytes]:
+def beside(results: Mapping[str, Any], source: Path | None, plot: bytes) -> dict[str, Path | bytes]:
     """What lies beside artifacts, but for the card: their rows, the study that makes them, the plot, the terms.
 
     Args:
-        results: what `public.results` gave.
+        results: what `public.results` gave. plot: drawn of this model alone, since the report's shows the others too.
     """
     return {
         **(licence.texts(source) if source else {}),

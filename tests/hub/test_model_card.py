@@ -84,7 +84,7 @@ def test_the_text_says_what_was_measured_and_how_to_make_it(study: Study) -> Non
     assert f"[acme/base](https://huggingface.co/acme/base) at commit `{'c' * 40}`" in card
     assert f"SHA-256 `{row['artifact']['calibration_sha256']}`, 16 samples, 512 tokens each" in card
     assert "snakemake --cores 8 artifacts/demo/gptq-int4 --configfile study.yaml" in card
-    assert "![Quality over speed of all formats of the study](quality-speed.png)" in card
+    assert "![Quality over speed of all formats of this model](quality-speed.png)" in card
     for name, words in json.loads(files["quantmill.json"])["files"].items():
         if name != "README.md":
             assert f"| `{name}` | {words['bytes']} | `{words['sha256']}` |" in card

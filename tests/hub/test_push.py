@@ -77,8 +77,22 @@ def test_a_second_time_sends_nothing_and_a_changed_card_alone(hub: Hub, study: S
     study.row("gptq-int4")["perplexity"] = 51.25
     study.write()
     assert study.push("gptq-int4").returncode == 0
-    assert sorted(hub.storage.commits[1]) == ["README.md", "quantmill.json", "results.json"]
+    assert sorted(hub.storage.commits[1]) == ["README.md", "quality-speed.png", "quantmill.json", "results.json"]
     assert "51.25" in hub.repositories[NAME].files["README.md"].decode()
+
+
+def test_the_plot_shows_this_model_alone(hub: Hub, study: Study) -> None:
+    assert study.push("gptq-int4").returncode == 0
+    plot = hub.repositories[NAME].files["quality-speed.png"]
+    assert plot.startswith(b"\x89PNG")
+    assert plot != (REPO / "scripts/reporting/page_files/no-plot.png").read_bytes()
+    study.add_row("fp16", model="of which nobody is to know")
+    study.write()
+    assert "nothing to send" in study.push("gptq-int4").stdout
+    study.row("gptq-int4")["tokens_per_second"] *= 2
+    study.write()
+    assert study.push("gptq-int4").returncode == 0
+    assert hub.repositories[NAME].files["quality-speed.png"] != plot
 
 
 def test_a_killed_upload_goes_on_with_what_is_missing(hub: Hub, study: Study) -> None:
