@@ -56,6 +56,7 @@ rule prebuilt:
         python=python("tools"),
         device=lambda wc: STUDY["device"],
         options=prebuilt_options,
+        files=lambda wc: state(prebuilt_files(wc)),
         gate=prebuilt_gate,
     shell:
         ASK_THE_HUB + "{params.python:q} {params.program[0]} {params.options:q} {output} --model {input.source}"

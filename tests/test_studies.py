@@ -187,6 +187,28 @@ def test_a_local_folder_of_safetensors(root: Path, call: Callable, tools_python:
     assert (root / "artifacts/mine/source/model.safetensors.index.json").exists()
 
 
+def test_a_link_that_is_turned_to_older_files_leads_to_others(
+    random_study: Path, call: Callable, tmp_path: Path
+) -> None:
+    root = shutil.copytree(random_study, tmp_path / "linked", symlinks=True)
+    for link, folder in (("weights", "demo"), ("theirs", "artifacts/shape/ct2-int8")):
+        for number in (1, 2):
+            copy = shutil.copytree(root / folder, root / f"{link}-{number}")
+            os.utime(copy / "config.json", (number, number))  # seconds since 1970
+        (root / link).symlink_to(f"{link}-1")
+    models = "linked: {source: {path: weights}}, "
+    models += "shape: {source: {random: shape.json}, prebuilt: {theirs: {layout: ct2, path: theirs}}}"
+    study(root, f"models: {{{models}}}\nformats: [fp16]\n" + LATENCY)
+    targets = [*STUDY_OPTIONS, "--", "artifacts/linked/source", "artifacts/shape/theirs"]
+    result = call(SNAKEMAKE, *targets, cwd=root)
+    assert result.returncode == 0, result.stderr
+    assert plan_jobs(call, root, *targets) == []
+    for link in ("weights", "theirs"):
+        (root / link).unlink()
+        (root / link).symlink_to(f"{link}-2")
+    assert plan_jobs(call, root, *targets) == ["prebuilt artifacts/shape/theirs", "source artifacts/linked/source"]
+
+
 def test_a_gpu_that_is_not_there_is_one_line_and_leaves_no_result(root: Path, call: Callable) -> None:
     if Path("/dev/nvidiactl").exists():
         pytest.skip("this machine has a GPU")
