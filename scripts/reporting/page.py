@@ -211,6 +211,7 @@ def load_data(rows: Sequence[Mapping[str, Any]], pool: Pool) -> dict[str, Any]:
             for row in rows
         ],
         "trials": [row.get("trials") for row in rows],
+        "defaults": [label({"format": row["format"], "run": row.get("default_run")}) for row in rows],
         "levels": LEVELS,
     }
 

@@ -30,11 +30,14 @@ def merge(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]
 
 
 def rename(content: Mapping[str, Any], when: str) -> dict[str, list[dict[str, Any]]]:
-    """Rows, tasks and loads, with runs that say of which of the two they are."""
+    """Rows, tasks and loads, with runs that say of which of the two they are; loads also say what the default run is
+    called now, which has the loss of a server that tells none."""
     found = {name: deepcopy(list(content.get(name, ()))) for name in ("rows", "tasks", "loads")}
     for entry in (entry for entries in found.values() for entry in entries):
         entry["run"] = f"{entry['run']}, {when}" if entry["run"] else when
         entry["missing"].pop("run", None)
+    for load in found["loads"]:
+        load["default_run"] = when
     return found
 
 

@@ -2,18 +2,24 @@
 
 import json
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import METRICS_VERSION, build, write_cell
+from conftest import METRICS_VERSION, REPO, TOOLS, build, write_cell
 from playwright.sync_api import Page, expect
 
 SERVING = {"limits": {"ttft_ms": 500.0, "tpot_ms": 20.0}}
 # users -> tokens/s of all, TTFT and TPOT in ms, for 90% of the requests
 QUICK = {1: (100, 20, 10), 8: (640, 100, 12), 32: (1280, 400, 25)}
 SLOW = {1: (50, 20, 20), 8: (200, 700, 40)}
+BOTH = """
+import json, sys
+from reporting import side_by_side
+print(side_by_side.page(*(json.load(open(name)) for name in sys.argv[1:])))
+"""
 SHORT = "3 of 8 answers have fewer tokens than were asked for: 7 of 8 in one of them"
 
 
@@ -128,6 +134,32 @@ def test_the_verdict_takes_a_servers_loss_from_its_artifact(tmp_path: Path, visi
     )
     page.fill("#budget", "9")
     expect(said).to_have_text(f"Most users within {limits} 9%: poor@server, 32 at once, 900 tokens/s together.")
+
+
+def side_by_side(before: Path, after: Path, page: Path) -> Path:
+    """The page of two runs, by their pages: as compare.py makes it, which takes whole results alone."""
+    files = [each.with_name("results.json") for each in (before, after)]
+    made = subprocess.run([TOOLS, "-c", BOTH, *files], cwd=REPO / "scripts", capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    page.write_text(made.stdout)
+    return page
+
+
+def test_on_the_page_of_two_runs_a_server_has_the_loss_of_its_artifact(tmp_path: Path, visit: Callable) -> None:
+    cells = [
+        write_cell(tmp_path, "m", *each, 10**6, [[1]], seen=False) for each in (("reference", 9, 1), ("poor", 9, 1.08))
+    ]
+    told_nothing = tmp_path / "nothing.json"
+    result = json.loads(Path(cells[1]["quality"]).read_text())
+    told_nothing.write_text(json.dumps(result | {"summary": None, "windows": None, "reason": "tells none"}))
+    cells.append(serve(cells[1], "server", [load(8, 900, 20, 10)]) | {"quality": str(told_nothing)})
+    run = build(tmp_path, ["m"], cells, serving=SERVING)
+    page = visit(side_by_side(run, run, tmp_path / "both.html"))
+    said = page.locator("#verdict li").last
+    limits = "TTFT 500 ms and TPOT 20 ms, of those within"
+    expect(said).to_have_text(f"No server keeps a user within {limits} 1%, as far as it was measured.")
+    page.fill("#budget", "9")
+    expect(said).to_have_text(f"Most users within {limits} 9%: poor@server, before, 8 at once, 900 tokens/s together.")
 
 
 def test_limits_begin_as_the_config_has_them(page: Page) -> None:

@@ -5,6 +5,7 @@ const LOADS = (DATA.loads?.rows ?? []).map((values, i) => ({
   missing: Object.fromEntries(Object.entries(DATA.loads.missing[i]).flatMap(([number, names]) => names.map((name) => [name, DATA.pool[number]]))),
   quantiles: DATA.loads.quantiles[i],
   trials: DATA.loads.trials[i],
+  default: DATA.loads.defaults[i], // the row of its artifact
 }));
 const SHORTEST = 0.01; // ms, on an axis that has no zero: tokens that came together
 const serverOf = (row) => (MODELS.length > 1 ? `${row.model}/` : "") + `${row.format}@${row.run}`;
@@ -37,7 +38,7 @@ function mostUsers(model, budget) {
   const rows = LOADS.filter((row) => row.model === model && row.slots !== null && row.ttft_ms_p90 !== null && row.tpot_ms_p90 !== null);
   if (!rows.length) return null;
   const { ttft_ms: ttft, tpot_ms: tpot } = DATA.config.serving.limits;
-  const scored = (row) => [`${row.format}@${row.run}`, row.format].map((label) => ROWS.find((each) => each.model === model && each.label === label && each.ratio)).find(Boolean);
+  const scored = (row) => [`${row.format}@${row.run}`, row.default].map((label) => ROWS.find((each) => each.model === model && each.label === label && each.ratio)).find(Boolean);
   const allowed = rows.filter((row) => !scored(row) || within(scored(row), budget));
   const steady = (row) => !disturbed(row) && !row.notes.some((note) => note.startsWith("the load is not steady"));
   const kept = allowed.filter((row) => row.ttft_ms_p90 <= ttft && row.tpot_ms_p90 <= tpot && steady(row));
