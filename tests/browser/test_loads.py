@@ -88,6 +88,29 @@ def test_who_serves_so_many_users(page: Page) -> None:
     assert "slow@server: not known (no load of 20 users or more)." in sentences(page)
 
 
+def test_loads_that_were_disturbed_or_are_not_steady_are_not_ranked(tmp_path: Path, visit: Callable) -> None:
+    """Another load of the server with more users counts where it keeps the limits: then fewer users are served too."""
+    cells = [
+        write_cell(tmp_path, "m", name, 9, 1, 10**6, [[1]], seen=False) for name in ("reference", "a", "b", "c", "d")
+    ]
+    loud, unsteady = load(8, 900, 20, 10), load(8, 800, 20, 10)
+    loud["interference"] = ["a neighbour"]
+    unsteady["findings"] = [{"fault": "steady", "message": "the load is not steady: TTFT grows", "refuses": False}]
+    served = [[loud], [unsteady], [load(8, 200, 20, 10)], [loud, load(32, 100, 20, 10)]]
+    served = [serve(cell, "server", loads) for cell, loads in zip(cells[1:], served, strict=True)]
+    page = visit(build(tmp_path, ["m"], [cells[0], *served], serving=SERVING))
+    page.fill("#users", "8")
+    best, second, *others = sentences(page)
+    assert best.startswith("8 users are served best within these limits by c@server (concurrency-8)")
+    assert second.startswith("So does d@server (concurrency-32)")
+    assert others == [
+        "a@server: not known (concurrency-8 was disturbed: a neighbour).",
+        "b@server: not known (concurrency-8: the load is not steady: TTFT grows).",
+    ]
+    page.fill("#limit-tpot", "5")
+    assert "d@server: not known (concurrency-8 was disturbed: a neighbour)." in sentences(page)
+
+
 def test_the_verdict_says_who_keeps_most_users(page: Page) -> None:
     said = page.locator("#verdict li").last
     expect(said).to_have_text(

@@ -16,15 +16,26 @@ const LOAD_PLOTS = {
   gap_ms: ["How long the pauses between tokens are", "The time between two events that brought tokens. Where a curve has a long foot, text comes in bursts."],
 };
 
-/** The servers that keep a number of users within limits, those that do not, and those of which nothing is known. */
+/** Why a load is not ranked: it was disturbed, or its latencies changed while it lasted; null where it is. */
+function unranked(row) {
+  if (disturbed(row)) return `${row.load} was disturbed: ${row.interference.join("; ")}`;
+  const note = row.notes.find((each) => each.startsWith("the load is not steady"));
+  return note ? `${row.load}: ${note}` : null;
+}
+
+/** The servers that keep a number of users within limits, those that do not, and those of which nothing is known. Only
+ *  loads are ranked that nothing disturbed; that one of more users fails says nothing of fewer. */
 function serving(users, ttft, tpot) {
   const groups = { yes: [], no: [], unknown: [] };
   for (const server of new Set(LOADS.map(serverOf))) {
     const rows = LOADS.filter((row) => serverOf(row) === server && row.slots !== null);
     const asked = rows.filter((row) => row.slots >= users).sort((a, b) => a.slots - b.slots);
-    const row = asked.find((each) => each.ttft_ms_p90 !== null && each.tpot_ms_p90 !== null);
-    if (!row) groups.unknown.push({ server, why: asked[0]?.missing.ttft_ms_p90 ?? `no load of ${users} users or more` });
-    else groups[row.ttft_ms_p90 <= ttft && row.tpot_ms_p90 <= tpot ? "yes" : "no"].push({ server, row });
+    const told = asked.filter((each) => each.ttft_ms_p90 !== null && each.tpot_ms_p90 !== null);
+    const row = told.find((each) => !unranked(each));
+    const kept = row && row.ttft_ms_p90 <= ttft && row.tpot_ms_p90 <= tpot;
+    if (!told.length) groups.unknown.push({ server, why: asked[0]?.missing.ttft_ms_p90 ?? `no load of ${users} users or more` });
+    else if (!kept && row !== told[0]) groups.unknown.push({ server, why: unranked(told[0]) });
+    else groups[kept ? "yes" : "no"].push({ server, row });
   }
   const total = ({ row }) => row.output_tokens_per_second ?? 0;
   for (const name of ["yes", "no"]) groups[name].sort((a, b) => total(b) - total(a));
@@ -40,8 +51,7 @@ function mostUsers(model, budget) {
   const { ttft_ms: ttft, tpot_ms: tpot } = DATA.config.serving.limits;
   const scored = (row) => [`${row.format}@${row.run}`, row.default].map((label) => ROWS.find((each) => each.model === model && each.label === label && each.ratio)).find(Boolean);
   const allowed = rows.filter((row) => !scored(row) || within(scored(row), budget));
-  const steady = (row) => !disturbed(row) && !row.notes.some((note) => note.startsWith("the load is not steady"));
-  const kept = allowed.filter((row) => row.ttft_ms_p90 <= ttft && row.tpot_ms_p90 <= tpot && steady(row));
+  const kept = allowed.filter((row) => row.ttft_ms_p90 <= ttft && row.tpot_ms_p90 <= tpot && !unranked(row));
   const limits = `TTFT ${figure(ttft)} ms and TPOT ${figure(tpot)} ms${rows.some(scored) ? `, of those within ${percent(budget)}` : ""}`;
   if (!kept.length) return `No server keeps a user within ${limits}, as far as it was measured.`;
   const first = best(kept, (a, b) => a.slots > b.slots || (a.slots === b.slots && (a.output_tokens_per_second ?? 0) > (b.output_tokens_per_second ?? 0)));
