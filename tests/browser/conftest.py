@@ -144,6 +144,7 @@ def build(
     """The page of a study; `addresses`: bytes of them that making it may use; `pending`: files that are still to come,
     while jobs run; `more` of its config."""
     config = {"models": {model: {} for model in models}, "reference": reference, "perplexity": "gptq-2048"} | more
+    folder.mkdir(exist_ok=True)
     (folder / "study.json").write_text(json.dumps({"config": config, "cells": cells, "options": "--cores 8"}))
     command = [
         TOOLS,

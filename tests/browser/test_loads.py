@@ -185,6 +185,24 @@ def test_on_the_page_of_two_runs_a_server_has_the_loss_of_its_artifact(tmp_path:
     expect(said).to_have_text(f"Most users within {limits} 9%: poor@server, before, 8 at once, 900 tokens/s together.")
 
 
+def test_two_runs_have_the_limits_of_the_one_with_loads(tmp_path: Path, visit: Callable) -> None:
+    """Where neither has any, every load is within them."""
+    cell = write_cell(tmp_path, "m", "reference", 9, 1, 10**6, [[1]], seen=False)
+    bare = build(tmp_path / "bare", ["m"], [cell])
+    served = build(tmp_path / "served", ["m"], [serve(cell, "server", [load(8, 900, 20, 10)])], serving=SERVING)
+    page = visit(side_by_side(bare, served, tmp_path / "both.html"))
+    assert [page.input_value(f"#limit-{name}") for name in ("ttft", "tpot")] == ["500", "20"]
+    results = served.with_name("results.json")
+    content = json.loads(results.read_text())
+    del content["config"]["serving"]
+    results.write_text(json.dumps(content))
+    page = visit(side_by_side(bare, served, tmp_path / "neither.html"))
+    assert [page.input_value(f"#limit-{name}") for name in ("ttft", "tpot")] == ["", ""]
+    page.fill("#users", "8")
+    (said,) = sentences(page)
+    assert said.startswith("8 users are served best within these limits by reference@server, after")
+
+
 def test_limits_begin_as_the_config_has_them(page: Page) -> None:
     values = [page.input_value(f"#{name}") for name in ("users", "limit-ttft", "limit-tpot")]
     assert values == ["32", "500", "20"]

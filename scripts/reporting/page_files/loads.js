@@ -7,6 +7,7 @@ const LOADS = (DATA.loads?.rows ?? []).map((values, i) => ({
   trials: DATA.loads.trials[i],
   default: DATA.loads.defaults[i], // the row of its artifact
 }));
+const LIMITS = DATA.config.serving?.limits; // a page of several runs may have none
 const SHORTEST = 0.01; // ms, on an axis that has no zero: tokens that came together
 const serverOf = (row) => (MODELS.length > 1 ? `${row.model}/` : "") + `${row.format}@${row.run}`;
 const LOAD_PLOTS = {
@@ -44,11 +45,11 @@ function serving(users, ttft, tpot) {
 
 /** The sentence on which server keeps most users within the config's limits, of those whose loss the reader allows or
  *  nobody knows, and of loads that nothing disturbed and whose latencies did not change while they lasted; null of a
- *  model without such loads. A server that tells no probabilities has the loss of its artifact. */
+ *  model without such loads, or where no config says limits. A server that tells no probabilities has the loss of its artifact. */
 function mostUsers(model, budget) {
   const rows = LOADS.filter((row) => row.model === model && row.slots !== null && row.ttft_ms_p90 !== null && row.tpot_ms_p90 !== null);
-  if (!rows.length) return null;
-  const { ttft_ms: ttft, tpot_ms: tpot } = DATA.config.serving.limits;
+  if (!rows.length || !LIMITS) return null;
+  const { ttft_ms: ttft, tpot_ms: tpot } = LIMITS;
   const scored = (row) => [`${row.format}@${row.run}`, row.default].map((label) => ROWS.find((each) => each.model === model && each.label === label && each.ratio)).find(Boolean);
   const allowed = rows.filter((row) => !scored(row) || within(scored(row), budget));
   const kept = allowed.filter((row) => row.ttft_ms_p90 <= ttft && row.tpot_ms_p90 <= tpot && !unranked(row));
@@ -66,7 +67,7 @@ function serves({ server, row }) {
 }
 
 function showServers() {
-  const [users, ttft, tpot] = ["users", "limit-ttft", "limit-tpot"].map((id) => Number(find(id).value));
+  const [users, ttft, tpot] = ["users", "limit-ttft", "limit-tpot"].map((id) => (find(id).value === "" ? Infinity : Number(find(id).value)));
   const { yes, no, unknown } = serving(users, ttft, tpot);
   const lines = [];
   for (const [place, each] of yes.entries()) lines.push([place ? "So does " : `${users} user${users > 1 ? "s are" : " is"} served best within these limits by `, ...serves(each), "."]);
@@ -133,8 +134,8 @@ function showLoads() {
   find("load-model-label").hidden = MODELS.length === 1;
   find("distribution-label").hidden = loads.length < 2;
   find("users").value = Math.max(1, ...LOADS.map((row) => row.slots ?? 1));
-  find("limit-ttft").value = DATA.config.serving.limits.ttft_ms;
-  find("limit-tpot").value = DATA.config.serving.limits.tpot_ms;
+  find("limit-ttft").value = LIMITS?.ttft_ms ?? "";
+  find("limit-tpot").value = LIMITS?.tpot_ms ?? "";
   for (const id of ["users", "limit-ttft", "limit-tpot"]) find(id).addEventListener("input", showServers);
   for (const id of ["distribution", "load-model"]) find(id).addEventListener("change", showLoadPlots);
   showServers();
