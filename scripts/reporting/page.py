@@ -182,10 +182,11 @@ def commands(study: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dic
 
 
 def of_models(study: Mapping[str, Any], room: int) -> dict[str, Any]:
-    """Details of as many models as there is room for, in bytes, in the study's order; None for the others."""
+    """Details of as many models as there is room for, in bytes, in the study's order; None for the others. A page of
+    several runs or studies has none: it knows no files."""
     config = study["config"]
     found: dict[str, Any] = {}
-    for model in config["models"]:
+    for model in config["models"] if study["cells"] else ():
         cells = [cell for cell in study["cells"] if cell["model"] == model]
         each = details.of_model(cells, config) if cells and room > 0 else None
         room -= len(json.dumps(each))

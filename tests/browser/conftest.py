@@ -20,6 +20,11 @@ REPO = Path(__file__).resolve().parents[2]
 TOOLS = REPO / "envs/tools/bin/python"
 WINDOWS, TOKENS = 8, 100  # tokens scored in each window
 NEW_TOKENS = 4
+BOTH = """
+import json, sys
+from reporting import side_by_side
+print(side_by_side.page(*(json.load(open(name)) for name in sys.argv[1:])))
+"""
 HOSTILE = '</script><img src=x onerror="document.title=1"><b>&amp;'
 LATENCY = [
     "ttft_ms_p50",
@@ -158,6 +163,15 @@ def build(
     result = subprocess.run(command, cwd=REPO, preexec_fn=limit, **pipes)
     assert result.returncode == 0, result.stderr
     return folder / "report" / "index.html"
+
+
+def side_by_side(before: Path, after: Path, page: Path) -> Path:
+    """The page of two runs, by their pages: as compare.py makes it, which takes whole results alone."""
+    files = [each.with_name("results.json") for each in (before, after)]
+    made = subprocess.run([TOOLS, "-c", BOTH, *files], cwd=REPO / "scripts", capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    page.write_text(made.stdout)
+    return page
 
 
 METRICS_VERSION = int((REPO / "scripts/metrics/__init__.py").read_text().split("METRICS_VERSION = ")[1].split()[0])

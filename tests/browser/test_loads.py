@@ -2,24 +2,18 @@
 
 import json
 import re
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import METRICS_VERSION, REPO, TOOLS, build, write_cell
+from conftest import METRICS_VERSION, build, side_by_side, write_cell
 from playwright.sync_api import Page, expect
 
 SERVING = {"limits": {"ttft_ms": 500.0, "tpot_ms": 20.0}}
 # users -> tokens/s of all, TTFT and TPOT in ms, for 90% of the requests
 QUICK = {1: (100, 20, 10), 8: (640, 100, 12), 32: (1280, 400, 25)}
 SLOW = {1: (50, 20, 20), 8: (200, 700, 40)}
-BOTH = """
-import json, sys
-from reporting import side_by_side
-print(side_by_side.page(*(json.load(open(name)) for name in sys.argv[1:])))
-"""
 SHORT = "3 of 8 answers have fewer tokens than were asked for: 7 of 8 in one of them"
 
 
@@ -157,15 +151,6 @@ def test_the_verdict_takes_a_servers_loss_from_its_artifact(tmp_path: Path, visi
     )
     page.fill("#budget", "9")
     expect(said).to_have_text(f"Most users within {limits} 9%: poor@server, 32 at once, 900 tokens/s together.")
-
-
-def side_by_side(before: Path, after: Path, page: Path) -> Path:
-    """The page of two runs, by their pages: as compare.py makes it, which takes whole results alone."""
-    files = [each.with_name("results.json") for each in (before, after)]
-    made = subprocess.run([TOOLS, "-c", BOTH, *files], cwd=REPO / "scripts", capture_output=True, text=True)
-    assert made.returncode == 0, made.stderr
-    page.write_text(made.stdout)
-    return page
 
 
 def test_on_the_page_of_two_runs_a_server_has_the_loss_of_its_artifact(tmp_path: Path, visit: Callable) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import HOSTILE, build, write_cell
+from conftest import HOSTILE, build, side_by_side, write_cell
 from playwright.sync_api import Locator, Page, expect
 
 Visit = Callable[..., Page]
@@ -277,6 +277,17 @@ def test_where_a_row_comes_from(study: Path, visit: Visit) -> None:
     expect(entry).to_contain_text("a processor")
     page.select_option("#model", HOSTILE)
     expect(page.locator("#provenance details").first).to_contain_text(f"{HOSTILE}/reference")
+
+
+def test_two_runs_have_no_closer_look_and_say_where_all_rows_come_from(
+    study: Path, visit: Visit, tmp_path: Path
+) -> None:
+    page = visit(side_by_side(study, study, tmp_path / "both.html"))
+    expect(page.locator("#details-section")).to_be_hidden()
+    assert "no room" not in page.inner_text("body")
+    rows = page.locator("#table tbody tr").count()
+    assert page.locator("#provenance > details > summary", has_text="/").count() == rows
+    expect(page.locator("#provenance details", has_text=f"{HOSTILE}/broken@after")).to_have_count(1)
 
 
 @pytest.mark.parametrize("width", [400, 1280, 3840])

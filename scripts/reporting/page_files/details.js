@@ -50,6 +50,8 @@ function texts(model, detail) {
 function showDetails() {
   const model = find("model").value;
   const detail = DATA.details[model];
+  find("details-section").hidden = detail === undefined;
+  if (detail === undefined) return;
   if (!detail) {
     find("details").replaceChildren(element("p", { class: "note" }, `There was no room in this page for ${model}: its values of each position, times and texts are in artifacts/${model}/.`));
     return;
@@ -105,7 +107,8 @@ function origin(row) {
 }
 
 function showProvenance() {
-  const rows = ROWS.filter((row) => row.model === find("model").value);
+  const all = find("details-section").hidden; // and the choice of a model with it
+  const rows = ROWS.filter((row) => all || row.model === find("model").value);
   find("provenance").replaceChildren(...[
     DATA.differences.map((line) => element("p", { class: "warning" }, line)),
     DATA.differences.length ? null : element("p", { class: "note" }, "All rows of a model come from one device, one driver and the same versions of the libraries that they share."),
