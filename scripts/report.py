@@ -87,7 +87,7 @@ def main() -> None:
     if options.incomplete:
         print(
             "\n".join(
-                map(printable, [*page.failure_lines([*rows, *served]), f"What was measured: {dst / 'index.html'}"])
+                map(printable, [*page.failure_lines([*wide, *served]), f"What was measured: {dst / 'index.html'}"])
             )
         )
         print(f"To go on: {page.commands(study, rows)['resume']}")

@@ -2,11 +2,13 @@
 
 import csv
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import REPO
 from test_schema import errors
 from whole_results import whole_cell, window_losses
 
@@ -188,3 +190,16 @@ def test_the_csv_and_the_page_have_them(study: Callable, tmp_path: Path, call: C
     assert "task_quiz_score" in data["axes"]["quality"] and "task_quiz_score" in data["axes"]["more is better"]
     assert "task_quiz_score/tokens_per_second" in data["plots"]
     assert data["details"]["m"]["formats"]["worse"]["tasks"]["quiz"]["flips"][0]["prompt"].startswith("What of ")
+
+
+def test_the_terminal_names_a_row_whose_tasks_alone_failed(study: Callable, tmp_path: Path, tools_python: Path) -> None:
+    whole = study(reference={"quiz": result(RIGHT), "my-pages": pages(0)}, unasked=None)
+    Path(whole["cells"][1]["logs"]["tasks"][0]).write_text("error: no answer\n")
+    (tmp_path / "study.json").write_text(json.dumps(whole))
+    command = [tools_python, "scripts/report.py", tmp_path / "study.json", tmp_path / "report", "--incomplete"]
+    made = subprocess.run(command, cwd=REPO, input="[]", capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    assert made.stdout.splitlines()[:2] == [
+        "Not complete: 1 of 2 formats failed.",
+        "m/unasked: failed: no answer",
+    ]
