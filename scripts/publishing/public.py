@@ -47,10 +47,14 @@ def row(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def study(config: Mapping[str, Any], model: str, artifacts: Sequence[str]) -> dict[str, Any]:
-    """A study that builds and measures one model's artifacts again, in the words of config/README.md."""
-    formats = list(dict.fromkeys([config["reference"], *artifacts]))
-    variants = {name: words for name, words in config["variants"].items() if name in formats}
-    formats = list(dict.fromkeys(variants.get(name, {"format": name})["format"] for name in formats))
+    """A study that builds and measures one model's artifacts again, in the words of config/README.md. Tasks of its
+    author's own, whose files are not published, are left out."""
+    wanted = list(dict.fromkeys([config["reference"], *artifacts]))
+    variants = {name: words for name, words in config["variants"].items() if name in wanted}
+    bases = (variants.get(name, {"format": name})["format"] for name in artifacts)
+    formats = list(
+        dict.fromkeys([config["reference"], *bases])
+    )  # the reference is to be named, also where a variant is
     runs = {
         name: words | {"formats": [each for each in words["formats"] if each in artifacts]}
         for name, words in config["runs"].items()
@@ -61,7 +65,8 @@ def study(config: Mapping[str, Any], model: str, artifacts: Sequence[str]) -> di
         origin = {"path": CHECKPOINT}
     texts = {kind: text for kind, text in config["models"][model]["texts"].items() if text != TEXTS[kind][0]}
     texts = {kind: f"{kind}.txt" if isinstance(text, str) else text for kind, text in texts.items()}
-    kept = {key: value for key, value in config.items() if key not in OF_MACHINES}
+    left_out = OF_MACHINES + (("tasks",) if "include" in config.get("tasks", {}) else ())
+    kept = {key: value for key, value in config.items() if key not in left_out}
     changed = {"models": {model: {"source": origin}}, "formats": formats, "variants": variants, "runs": runs}
     return scrub(deepcopy(kept | changed | {"texts": texts}))
 

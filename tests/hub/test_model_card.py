@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from conftest import REPO
 from hub_server import Hub, serve
 from published_study import HEAD, TOKEN, Study
@@ -306,6 +307,21 @@ import json, sys
 from publishing import public
 print(json.dumps([public.scrub(each) for each in json.load(sys.stdin)]))
 """
+
+
+def test_a_published_study_is_one(study: Study) -> None:
+    """Its reference is a variant, and its tasks its author's own."""
+    config = study.results["config"]
+    config |= {"reference": "ct2-mine", "variants": {"ct2-mine": {"format": "ct2-int8", "parameter": 1}}}
+    config["tasks"] = {"include": "mine", "names": ["quiz"], "chat_template": False, "metrics": {}}
+    study.write()
+    found = yaml.safe_load(push_files(study, "gptq-int4")["study.yaml"])
+    assert found["formats"] == ["ct2-mine", "gptq-int4"]
+    assert found["variants"].keys() == {found["reference"]}
+    assert "tasks" not in found
+    del config["tasks"]["include"]
+    study.write()
+    assert yaml.safe_load(push_files(study, "gptq-int4")["study.yaml"])["tasks"] == config["tasks"]
 
 
 def test_absolute_paths_become_words_and_nothing_else_does(tools_python: Path) -> None:
