@@ -52,9 +52,8 @@ def study(config: Mapping[str, Any], model: str, artifacts: Sequence[str]) -> di
     wanted = list(dict.fromkeys([config["reference"], *artifacts]))
     variants = {name: words for name, words in config["variants"].items() if name in wanted}
     bases = (variants.get(name, {"format": name})["format"] for name in artifacts)
-    formats = list(
-        dict.fromkeys([config["reference"], *bases])
-    )  # the reference is to be named, also where a variant is
+    # the reference is named, also where it is a variant
+    formats = list(dict.fromkeys([config["reference"], *bases]))
     runs = {
         name: words | {"formats": [each for each in words["formats"] if each in artifacts]}
         for name, words in config["runs"].items()
