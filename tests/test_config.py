@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from config_registry import ENGINES, FORMATS, REGISTRY, SCHEMA, check, folders  # noqa: F401
+from config_registry import ENGINES, FORMATS, REGISTRY, SCHEMA, check, folders, run  # noqa: F401
 from conftest import REPO
 
 from planning.config import complete
@@ -45,6 +45,17 @@ def test_a_format_whose_environment_wants_another_python() -> None:
 def test_a_default_that_is_written_out_is_the_same_study() -> None:
     written = {"seed": 0, "quality_gate": 1, "latency": {"processes": 3.0, "new_tokens": 200}, "gptq": {"sym": True}}
     assert repr(check(**written)) == repr(check(quality_gate=1.0))
+
+
+def test_whole_numbers_are_integers_in_lists_too() -> None:
+    runs = {"x": {"engine": "slots", "formats": ["fp16"], "options": {"parallel": 4}}}
+    serving = {"concurrency": [1, 4.0], "rates": [2], "prompt_tokens": 64.0, "new_tokens": [8.0, 16]}
+    written = {"latency": {"batch_sizes": [4.0]}, "serving": serving, "runs": runs}
+    found = check(**written)
+    assert repr(found["latency"]["batch_sizes"]) == "[4]"
+    as_found = {name: repr(found["serving"][name]) for name in serving}
+    assert as_found == {"concurrency": "[1, 4]", "rates": "[2.0]", "prompt_tokens": "64", "new_tokens": "[8, 16]"}
+    assert written["latency"]["batch_sizes"] == [4.0]  # the config itself stays
 
 
 def test_a_key_without_a_value_has_its_default() -> None:
@@ -94,11 +105,18 @@ def test_texts_of_a_model_of_the_hub() -> None:
         ({"gptq": {"group_size": "128"}}, "gptq.group_size: '128' is not possible; did you mean '128'?"),
         (
             {"interpreters": {1: "/bin/true"}},
-            "interpreters: no environment is called 1; known: mlc_llm, old, tools",
+            "interpreters: the name 1 is no text to YAML; put it in quotes",
         ),
         ({"quality_gate": 1e300}, "quality_gate: 1e+300 is greater than the maximum of 1000000"),
         ({"mlc": {"tool": "mlc_llm"}}, "mlc.tool: mlc_llm is not built here; name a python that has it"),
         ({"models": {7: {"source": "demo"}}}, "models: the name 7 is no text to YAML"),
+        (run(options={1: "x"}), "runs.x.options: the name 1 is no text to YAML; put it in quotes"),
+        (run(engine="many", options={"a": {True: 1}}), "runs.x.options.a: the name True is no text to YAML"),
+        ({"variants": {"v": {"format": "gptq-int4", 4: 4}}}, "variants.v: the name 4 is no text to YAML"),
+        (
+            {"variants": {"v": {"format": "gptq-int4", "group_size": 32}}},
+            "variants.v: no model has gptq-int4; add it to formats",
+        ),
         (
             {"models": {"a": {"source": {"path": "adapter"}}}},
             "models.a.source: adapter holds a config.json but no weig",
@@ -178,6 +196,7 @@ def test_tasks_are_a_list_of_names_or_have_options() -> None:
         ({"names": ["mmlu"], "limit": 0}, "tasks.limit: 0 is less than the minimum of 1"),
         ({"names": ["mmlu"], "limits": 2}, "tasks: unknown key 'limits'; did you mean 'limit'?"),
         (["../mmlu"], "tasks.names.0: a task's name is letters, digits"),
+        (["my-task", "my_task"], "tasks.names: my-task and my_task would share their columns; leave one out"),
         (["mmlu", "mmlu"], "tasks.names: ['mmlu', 'mmlu'] has non-unique elements"),
         ({"include": "nowhere"}, "tasks.include: there is no folder nowhere"),
         ({"include": "demo"}, "tasks.include: demo holds no .yaml, so no task"),

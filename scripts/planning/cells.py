@@ -115,6 +115,8 @@ def check_variants(study: Mapping[str, Any], schema: Mapping[str, Any], registry
             error = next(jsonschema.Draft202012Validator(properties[each]).iter_errors(value), None)
             if error:
                 raise ConfigError(f"{where}.{each}: {error.message}")
+        if not any(name in artifacts(study, model) for model in study["models"].values()):
+            raise ConfigError(f"{where}: no model has {base}; add it to formats")
 
 
 def check_engine(where: str, name: str, registry: Registry) -> Engine:

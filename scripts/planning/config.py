@@ -16,6 +16,7 @@ from planning.cells import Registry
 from planning.registry import suggestion, unknown_format
 from planning.sources import CHECKOUT, source
 from planning.values import ConfigError, check_values
+from reporting.task_columns import column_name
 
 WEIGHT_FILES = (
     *("model.safetensors", "model.safetensors.index.json"),
@@ -50,7 +51,6 @@ def complete(config: Mapping[str, Any], schema: Mapping[str, Any], registry: Reg
     """The config with the schema's defaults filled in. Raises `ConfigError` for the first thing that cannot be."""
     check_values(config)
     present = {key: value for key, value in config.items() if value is not None}  # `key:` alone means its default
-    check_names(present)
     if isinstance(present.get("tasks"), list):
         present["tasks"] = {"names": present["tasks"]}
     filled = with_defaults(deepcopy(present), schema, schema)
@@ -109,25 +109,10 @@ def complete(config: Mapping[str, Any], schema: Mapping[str, Any], registry: Reg
     return filled
 
 
-def check_names(config: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` for a name that YAML takes for a number, say: schemas speak of text alone."""
-    models = config.get("models")
-    named = {key: config.get(key) for key in ("models", "variants", "runs")}
-    if isinstance(models, dict):
-        named |= {
-            f"models.{name}.prebuilt": model.get("prebuilt")
-            for name, model in models.items()
-            if isinstance(model, dict)
-        }
-    for where, names in named.items():
-        for name in names if isinstance(names, dict) else ():
-            if not isinstance(name, str):
-                raise ConfigError(f"{where}: the name {name!r} is no text to YAML; put it in quotes")
-
-
 def with_defaults(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any]) -> Any:
     """Fill a mapping's missing keys from the `default`s of its schema, in place, deep; all in the schema's order and
-    numbers of its type, so that a default that is written out is no other parameter of a job."""
+    numbers of its type, so that a default that is written out is no other parameter of a job, and 4.0 is 4 where a
+    program wants an integer."""
     if "$ref" in schema:
         schema = root["$defs"][schema["$ref"].rsplit("/", 1)[1]]
     if isinstance(value, dict):
@@ -136,6 +121,10 @@ def with_defaults(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any]
                 value[key] = deepcopy(child["default"])
             if key in value:
                 value[key] = with_defaults(value.pop(key), child, root)
+    if isinstance(value, list) and "items" in schema:
+        value = [with_defaults(each, schema["items"], root) for each in value]
+    for either in schema.get("oneOf", ()) if isinstance(value, float | list) else ():
+        value = with_defaults(value, either, root)
     kind = schema.get("type")
     if kind == "integer" and isinstance(value, float) and value.is_integer():
         return int(value)
@@ -173,14 +162,18 @@ def check_text(key: str, path: Path) -> None:
 
 
 def check_tasks(tasks: Mapping[str, Any]) -> None:
-    """A folder of one's own tasks must hold some, and a metric be of a task that is named. Which names there are only
-    lm-evaluation-harness knows, which the first job asks."""
+    """A folder of one's own tasks must hold some, each task have columns of its own, and a metric be of a task that is
+    named. Which names there are only lm-evaluation-harness knows, which the first job asks."""
     if "include" in tasks:
         folder = Path(tasks["include"])
         if not folder.is_dir():
             raise ConfigError(f"tasks.include: there is no folder {folder}; name one with your own task YAMLs")
         if not any(folder.glob("**/*.yaml")):
             raise ConfigError(f"tasks.include: {folder} holds no .yaml, so no task")
+    columns: dict[str, str] = {}
+    for name in tasks["names"]:
+        if (other := columns.setdefault(column_name(name, "score"), name)) != name:
+            raise ConfigError(f"tasks.names: {other} and {name} would share their columns; leave one out")
     for name in tasks["metrics"]:
         if name not in tasks["names"]:
             raise ConfigError(f"tasks.metrics: {name!r} is not among the names{suggestion(name, tasks['names'])}")

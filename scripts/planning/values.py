@@ -40,9 +40,10 @@ def check_values(config: Any) -> None:
             )
         if isinstance(value, dict):
             for key in value:
-                if isinstance(key, str):
-                    _check_text(key, f"{where}: the key {key!r:.60}")
-            waiting += [((*path, f"{key:.60}" if isinstance(key, str) else "?"), each) for key, each in value.items()]
+                if not isinstance(key, str):  # a number, say
+                    raise ConfigError(f"{where}: the name {key!r:.60} is no text to YAML; put it in quotes")
+                _check_text(key, f"{where}: the key {key!r:.60}")
+            waiting += [((*path, f"{key:.60}"), each) for key, each in value.items()]
         elif isinstance(value, list):
             waiting += [((*path, str(number)), each) for number, each in enumerate(value)]
         elif isinstance(value, float) and not math.isfinite(value):
