@@ -26,8 +26,11 @@ def logs(cell):
     """Where each result of a cell says why it failed: the logs of what it is made from, upstream first."""
     folder, format = f"artifacts/logs/{cell.model}", FORMATS.get(base(cell.format))
     made = ["source", "safetensors", STUDY["reference"], "expected-predictions", "tokens-prompts", "tokens-evaluation"]
+    made += ["fp16"] if format and format.quantizer else []
     envs = {"tools", ENGINES[REFERENCE_ENGINE].env, ENGINES[cell.engine].env, *([format.env] if format else [])}
     built = [f"artifacts/logs/envs/{env}.log" for env in sorted(envs - INTERPRETERS.keys())]
+    compiled = [Path(file).name for env in sorted(envs) for file in COMPILED.get(env, ())]
+    built += [f"artifacts/logs/libraries/{name}.log" for name in compiled]
     built += [f"{folder}/{name}.log" for name in (*made, *(format.logs if format else ()), cell.format)]
     scored = [*built, f"{folder}/reference-logits.log"]
     documents = [f"artifacts/logs/envs/{HARNESS}.log"] if python(HARNESS) != INTERPRETERS.get(HARNESS) else []

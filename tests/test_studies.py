@@ -26,6 +26,21 @@ def root(checkout: Callable[[], Path], torch_python: Path, tools_python: Path) -
     return checkout()
 
 
+def test_a_row_knows_the_logs_of_all_that_it_is_made_from(checkout: Callable[[], Path], call: Callable) -> None:
+    """Upstream first, so that the first error that is found is the reason."""
+    root = checkout()
+    formats = "reference: ct2-int8\nformats: [ct2-int8, bnb-nf4, gguf-q8_0]\ndevice: cpu\n"
+    (root / "study.yaml").write_text("models: {demo: {source: demo}}\n" + formats)
+    result = call(SNAKEMAKE, "artifacts/report/study.json", *STUDY_OPTIONS, cwd=root)
+    assert result.returncode == 0, result.stderr
+    cells = json.loads((root / "artifacts/report/study.json").read_text())["cells"]
+    logs = {cell["format"]: [Path(log).stem for log in cell["logs"]["artifact"]] for cell in cells}
+    assert logs["bnb-nf4"][-1] == "bnb-nf4" and "fp16" in logs["bnb-nf4"]
+    assert "fp16" not in logs["ct2-int8"] and "llama.cpp" not in logs["ct2-int8"]
+    places = [logs["gguf-q8_0"].index(name) for name in ("llama.cpp", "tokens-calibration", "gguf-f16", "imatrix")]
+    assert places == sorted(places)
+
+
 @pytest.fixture(scope="module")
 def random_study(checkout: Callable[[], Path], call: Callable, torch_python: Path, tools_python: Path) -> Path:
     """A study of a model of random weights in two formats, finished; whoever changes it mends it again."""

@@ -45,7 +45,7 @@ for type_, bits in (GGUF_CONVERTED | GGUF_QUANTIZED).items():
         engine="llama_cpp",
         env="llama_cpp",
         parameters="gguf" if type_ in GGUF_QUANTIZED else None,
-        logs=("imatrix", "tokens-calibration") if type_ in GGUF_QUANTIZED else (),
+        logs=("tokens-calibration", "gguf-f16", "imatrix") if type_ in GGUF_QUANTIZED else (),
         costs=Costs(Size(bits / 8, files=300_000), GGUF_MEMORY, GGUF_MEMORY, quantized=type_ in GGUF_QUANTIZED),
     )
 FORMATS["gguf-mixed"] = Format(
@@ -53,7 +53,7 @@ FORMATS["gguf-mixed"] = Format(
     engine="llama_cpp",
     env="llama_cpp",
     parameters="gguf_mixed",
-    logs=("imatrix", "gguf-sensitivity", "tokens-calibration"),
+    logs=("tokens-calibration", "gguf-f16", "imatrix", "gguf-sensitivity"),
     costs=Costs(Size(GGUF_QUANTIZED["q4_k_m"] / 8, files=300_000), GGUF_MEMORY, GGUF_MEMORY, bits=GGUF_QUANTIZED),
 )
 
