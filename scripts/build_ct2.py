@@ -7,6 +7,7 @@ The quantization is what CTranslate2's own converter calls it. The converter hol
 plus half a gigabyte, so a machine with less free memory is refused before any work.
 """
 
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from ctranslate2.converters import TransformersConverter
 from ctranslate2.specs.attention_spec import RotaryScalingType
 
 from checkpoint import ctranslate2_bin, shards
-from common import manifest, own_code
+from common import manifest, own_code, token_ids
 from common.program import UserError, first_line, parser, run
 from common.publish import publish
 from scoring import quality_gate
@@ -158,6 +159,9 @@ def main() -> None:
             raise UserError(f"{options.src}: CTranslate2 cannot convert it ({first_line(error)})") from None
         for path in carried:
             shutil.copy(path, folder / path.name)
+        ends, said = token_ids.ends(source.config()), folder / "generation_config.json"
+        if len(ends) > 1 and not said.exists():  # CTranslate2's own config.json has room for one
+            said.write_text(json.dumps({"eos_token_id": ends}) + "\n", encoding="utf-8")
         layout = "ct2" if options.quantization.startswith("int8") else "source"
         gate = quality_gate.check(folder, "ctranslate2", layout, options.device, options)
         manifest.write(
