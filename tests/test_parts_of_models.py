@@ -1,6 +1,7 @@
 """What a checkpoint holds beside the language model's weights: towers, tables, experts, masks. Sizes known by hand."""
 
 import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import layouts
 from checkpoint import ctranslate2_bin, shards
 from checkpoint.ctranslate2_bin import Variable
 from common import token_ids
+from common.program import UserError
 from serving import vllm_settings
 
 MIXTURE = {"num_experts": 8, "num_experts_per_tok": 2}
@@ -143,6 +145,15 @@ def test_ctranslate2_turns_weights_into_what_it_multiplies(stored: str, compute_
         ctranslate2_bin.HEAD: Variable("int32", (), 0, 0),
     }
     assert ctranslate2_bin.bytes_per_token(variables, compute_type) == read
+
+
+def test_a_file_that_tells_of_more_variables_than_a_model_has(tmp_path: Path) -> None:
+    name = b"TransformerDecoderModelSpec\0"
+    head = struct.pack(f"<IH{len(name)}s", ctranslate2_bin.VERSION, len(name), name)
+    for count, said in ((10**9, "tells of 1000000000 variables"), (2, "cut off")):
+        (tmp_path / "model.bin").write_bytes(head + struct.pack("<II", 7, count))
+        with pytest.raises(UserError, match=said):
+            ctranslate2_bin.read(tmp_path / "model.bin")
 
 
 def test_no_end_of_a_model_is_chosen_by_ctranslate2(demo: Path, torch_python: Path, call: Callable) -> None:

@@ -16,6 +16,7 @@ from common.program import UserError
 VERSION = 6
 DTYPES = {0: "float32", 1: "int8", 2: "int16", 3: "int32", 4: "float16", 5: "bfloat16"}
 BYTES = {"float32": 4, "int8": 1, "int16": 2, "int32": 4, "float16": 2, "bfloat16": 2}
+MAX_VARIABLES = 200_000  # of a model; the largest have some 10,000
 EMBEDDINGS = "decoder/embeddings/"
 HEAD = "decoder/projection/weight"
 
@@ -36,7 +37,8 @@ class Variable:
 
 
 def read(path: Path) -> dict[str, Variable]:
-    """Name -> `Variable`. Raises `UserError` where the file has another version, is cut off, or contradicts itself."""
+    """Name -> `Variable`. Raises `UserError` where the file has another version, is cut off, contradicts itself, or
+    tells of more variables than a model has."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -47,6 +49,8 @@ def read(path: Path) -> dict[str, Variable]:
                 )
             _string(file)
             _, count = _unpack(file, "<II")
+            if count > MAX_VARIABLES:  # a header of each is 20 bytes, and takes 300 here
+                raise UserError(f"{path}: tells of {count} variables, which no model has; refused")
             variables = {}
             for _ in range(count):
                 name = _string(file)
