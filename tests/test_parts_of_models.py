@@ -57,7 +57,7 @@ def test_a_head_and_the_experts_of_a_model_that_sees(tmp_path: Path) -> None:
     assert shards.text_parameters(folder) == 10 * 4 + 8 * 4 * 4 + 10 * 4
 
 
-def masked(folder: Path, constant: np.ndarray) -> Path:
+def model_with_masks(folder: Path, constant: np.ndarray) -> Path:
     """GPT-NeoX's, as it was published: a mask and a constant beside the weights."""
     tensors = {
         "gpt_neox.embed_in.weight": np.ones((10, 4), np.float16),
@@ -71,7 +71,7 @@ def masked(folder: Path, constant: np.ndarray) -> Path:
 
 def test_masks_are_no_weights(tmp_path: Path, call: Callable, tools_python: Path) -> None:
     """They are neither counted, nor do their infinities refuse the model."""
-    source = masked(tmp_path / "m", np.array(-np.inf, np.float16))
+    source = model_with_masks(tmp_path / "m", np.array(-np.inf, np.float16))
     out = tmp_path / "out"
     result = call(tools_python, "scripts/bin_to_safetensors.py", source, out, "--verify", "--finite")
     assert result.returncode == 0, result.stderr
@@ -81,7 +81,7 @@ def test_masks_are_no_weights(tmp_path: Path, call: Callable, tools_python: Path
 def test_a_constant_beyond_float16_leaves_the_weights_in_float16(
     tmp_path: Path, call: Callable, tools_python: Path
 ) -> None:
-    source = masked(tmp_path / "m", np.array(-1e9, np.float32))
+    source = model_with_masks(tmp_path / "m", np.array(-1e9, np.float32))
     out = tmp_path / "out"
     assert call(tools_python, "scripts/bin_to_safetensors.py", source, out, "--finite").returncode == 0
     result = call(tools_python, "scripts/build_fp16.py", out, tmp_path / "fp16")

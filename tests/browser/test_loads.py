@@ -128,14 +128,20 @@ def test_the_verdict_leaves_out_large_losses_and_loads_that_are_not_steady(tmp_p
     expect(said).to_have_text(f"Most users within {limits} 6%: q@server, 1 at once, 100 tokens/s together.")
 
 
+def quality_that_is_not_told(folder: Path, cell: dict[str, Any]) -> Path:
+    """The result of a server of this artifact that tells no probabilities."""
+    result = json.loads(Path(cell["quality"]).read_text())
+    path = folder / "nothing.json"
+    path.write_text(json.dumps(result | {"summary": None, "windows": None, "reason": "tells none"}))
+    return path
+
+
 def test_the_verdict_takes_a_servers_loss_from_its_artifact(tmp_path: Path, visit: Callable) -> None:
     """Of a server that tells no probabilities, as llama-server. One whose artifact has no quality either is named so;
     a load that was disturbed counts for none."""
     names = (("reference", 9, 1), ("poor", 9, 1.08), ("good", 9, 1.001), ("bare", 9, 1))
     cells = [write_cell(tmp_path, "m", *each, 10**6, [[1]], seen=False) for each in names]
-    told_nothing = tmp_path / "nothing.json"
-    result = json.loads(Path(cells[1]["quality"]).read_text())
-    told_nothing.write_text(json.dumps(result | {"summary": None, "windows": None, "reason": "tells none"}))
+    told_nothing = quality_that_is_not_told(tmp_path, cells[1])
     cells[3]["quality"] = str(told_nothing)
     served = [[load(32, 900, 20, 10)], [load(1, 100, 20, 10), load(8, 200, 20, 10)], [load(4, 150, 20, 10)]]
     served[1][1]["interference"] = ["other programs took 40% of the processors"]
@@ -157,9 +163,7 @@ def test_on_the_page_of_two_runs_a_server_has_the_loss_of_its_artifact(tmp_path:
     cells = [
         write_cell(tmp_path, "m", *each, 10**6, [[1]], seen=False) for each in (("reference", 9, 1), ("poor", 9, 1.08))
     ]
-    told_nothing = tmp_path / "nothing.json"
-    result = json.loads(Path(cells[1]["quality"]).read_text())
-    told_nothing.write_text(json.dumps(result | {"summary": None, "windows": None, "reason": "tells none"}))
+    told_nothing = quality_that_is_not_told(tmp_path, cells[1])
     cells.append(serve(cells[1], "server", [load(8, 900, 20, 10)]) | {"quality": str(told_nothing)})
     run = build(tmp_path, ["m"], cells, serving=SERVING)
     page = visit(side_by_side(run, run, tmp_path / "both.html"))

@@ -1,7 +1,6 @@
 """The client over real sockets. Tests that hold its times against the server's run alone (`timing`)."""
 
 import asyncio
-import errno
 import json
 import os
 import socket
@@ -12,18 +11,13 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 import pytest
-from conftest import REPO
 from fake_model import VOCAB, Model
 
-from common.program import UserError
-from loading import result
 from metrics import serving
-from serving import checks, client, stream, timer
-from serving.checks import Asked
+from serving import client, stream, timer
 from serving.client import Target
 from serving.dialects import DIALECTS
 from serving.schedule import Closed, Open, Poisson, burst
@@ -125,33 +119,6 @@ def test_a_server_that_is_not_there_fails_every_request() -> None:
     assert failures(target, 2, Open((0.0, 0.01))) == ["no connection: connection refused"] * 2
     with pytest.raises(client.Unreachable, match=r"no answer \(connection refused\)"):
         client.get(target, "/health")
-
-
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
-def test_files_that_the_client_may_not_open_are_no_fault_of_the_server(number: int) -> None:
-    async def connect(_: object) -> NoReturn:
-        raise OSError(number, os.strerror(number))
-
-    target = Target("http://127.0.0.1:1")
-    recording = asyncio.run(client.send(target, [target.request("/", {})] * 2, Closed(2), connect))
-    replies = [stream.read(each, COMPLETIONS) for each in recording.exchanges]
-    (found,) = checks.check_replies(replies, [Asked([1], 1)] * 2)
-    assert found.refuses
-    assert found.fault not in result.MISSES
-    assert found.message.startswith("no connection: the client may open no more files for 2 of 2 requests; ")
-
-
-def test_the_client_may_open_as_many_files_as_its_hosts_limit_allows() -> None:
-    script = """
-import resource
-from loading import process
-_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-resource.setrlimit(resource.RLIMIT_NOFILE, (min(64, most), most))
-process.raise_file_limit()
-assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most)
-"""
-    environment = os.environ | {"PYTHONPATH": str(REPO / "scripts")}
-    subprocess.run([sys.executable, "-c", script], check=True, env=environment)
 
 
 def test_a_server_that_says_nothing_is_given_up(script: Callable) -> None:
@@ -272,18 +239,6 @@ def test_a_server_behind_tls_is_verified_and_given_its_token(
     assert failures(stranger) == ["no connection: self-signed certificate"] * 2
     with pytest.raises(client.Unreachable, match=r"no answer \(self-signed certificate\)"):
         client.get(stranger, "/health")
-
-
-@pytest.mark.parametrize(
-    "url", ["127.0.0.1:8000", "ftp://host", "http://", "http://me:sk-1@host", "http://host?key=sk-1"]
-)
-def test_what_is_no_url_of_a_server_is_refused(url: str) -> None:
-    with pytest.raises(UserError, match="is no URL of a server; write http://HOST:PORT") as error:
-        Target(url)
-    assert "sk-1" not in str(error.value)
-    with pytest.raises(UserError, match="its token holds what no header can") as error:
-        Target("http://host", token="sk-1\r\nX: y")
-    assert "sk-1" not in str(error.value)
 
 
 def test_timers_of_the_loop_work_beside_sockets() -> None:

@@ -146,14 +146,14 @@ def test_what_disturbed_the_search_for_the_largest_rate_is_said(load: Callable, 
 def test_what_refuses_a_servers_tokens_refuses_its_largest_rate() -> None:
     """The search compares no tokens."""
 
-    def loaded(*faults: str) -> SimpleNamespace:
+    def load_with(*faults: str) -> SimpleNamespace:
         return SimpleNamespace(findings=[Finding(fault, "") for fault in faults], interference=[])
 
     start = SimpleNamespace(
         largest_rate=LargestRate(2.0, 2.1, None, None, []),
         findings=[Finding("sampling", ""), Finding("noted", "", refuses=False)],
-        loads=[loaded("batch_dependent", "stall"), loaded("unlike_predictions")],
-        searched=[loaded("rejected", "serial")],
+        loads=[load_with("batch_dependent", "stall"), load_with("unlike_predictions")],
+        searched=[load_with("rejected", "serial")],
     )
     found = {each["fault"] for each in result.largest_rate(start)["findings"]}
     assert found == {"sampling", "batch_dependent", "unlike_predictions", "serial"}

@@ -1,0 +1,45 @@
+"""Each request in flight has a connection, and a connection is an open file."""
+
+import asyncio
+import errno
+import os
+import subprocess
+import sys
+from typing import NoReturn
+
+import pytest
+from conftest import REPO
+
+from loading import result
+from serving import checks, client, stream
+from serving.checks import Asked
+from serving.client import Target
+from serving.dialects import DIALECTS
+from serving.schedule import Closed
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_files_that_the_client_may_not_open_are_no_fault_of_the_server(number: int) -> None:
+    async def connect(_: object) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    target = Target("http://127.0.0.1:1")
+    recording = asyncio.run(client.send(target, [target.request("/", {})] * 2, Closed(2), connect))
+    replies = [stream.read(each, DIALECTS["completions"]) for each in recording.exchanges]
+    (found,) = checks.check_replies(replies, [Asked([1], 1)] * 2)
+    assert found.refuses
+    assert found.fault not in result.MISSES
+    assert found.message.startswith("no connection: the client may open no more files for 2 of 2 requests; ")
+
+
+def test_the_client_may_open_as_many_files_as_its_hosts_limit_allows() -> None:
+    script = """
+import resource
+from loading import process
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(64, most), most))
+process.raise_file_limit()
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most)
+"""
+    environment = os.environ | {"PYTHONPATH": str(REPO / "scripts")}
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment)
