@@ -34,7 +34,8 @@ def main() -> None:
             loaded = harness.load(options.name, options.include)
             sizes = {name: len(task.eval_docs) for name, task in loaded.tasks.items()}
         facts = {"name": options.name, "local": loaded.local, "documents": sizes, "data": origins}
-        facts |= {"files": harness.name_files(loaded.files, options.include)}
+        named = harness.name_files(loaded.files, options.include)
+        facts |= {"files": named, "sha256": dict(zip(named, map(manifest.sha256, loaded.files), strict=True))}
         (folder / "documents.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
         manifest.write(
             folder,

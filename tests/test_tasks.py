@@ -182,7 +182,15 @@ doc_to_target: right
         (('"{{beginning}}"', "\"{{''.__class__.__mro__[1].__subclasses__()}}\""), "tasks: mine: cannot be made (Sec"),
         (("endings.jsonl", "gone.jsonl"), "tests/data/tasks/gone.jsonl: is not there; data_files are relative"),
         (("test_split: test", "test_split: other"), "tasks: mine: cannot be made (KeyError: 'other')"),
-        (("dataset_path: json", "dataset_path: acme/none"), "acme/none: revision main is not in the cache"),
+        (
+            (": json\ndataset_kwargs: {data_files: {test: tests/data/tasks/endings.jsonl}}", ": acme/none"),
+            "acme/none: revision main is not in the cache",
+        ),
+        (("{data_files", "{cache_dir: outside, data_files"), "json: dataset_kwargs.cache_dir is not passed on; use"),
+        (
+            ('"{{beginning}}"', "\"{{ 'a' }}\"\nuse_prompt: prompts.yaml:mine"),
+            "use_prompt names prompts of another file",
+        ),
         (
             ("doc_to_target", "metric_list: [{metric: bleurt, hf_evaluate: true}]\ndoc_to_target"),
             "a program on the hub",

@@ -6,18 +6,26 @@ is fetched by one that asks the hub for the commit first and keeps what came, el
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import datasets
 from datasets import Dataset, DatasetDict, load_from_disk
+from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
 
 from common import hub, manifest
 from common.program import UserError, first_line
 
 PACKAGED = ("json", "csv", "text", "parquet", "arrow")  # readers of files that data_files names
+REPOSITORY = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)  # a data set's name on the hub
+FILES = ("data_files", "data_dir")
+# What may be told to load_dataset. Others write elsewhere (cache_dir), send a token, or start processes
+WORDS = (*FILES, "column_names", "delimiter", "features", "field", "header", "revision", "sep", "split", "streaming")
+WORDS += ("verification_mode",)
+WILD = re.compile(r"[*?\[\]{}]")  # of a pattern, which finds more files than are hashed
 load_dataset = datasets.load_dataset
 datasets.disable_progress_bars()  # a log is no place for them
 
@@ -29,25 +37,57 @@ def key(path: str, name: str | None, words: Mapping[str, Any]) -> str:
 
 
 def local_files(data_files: Any) -> list[Path]:
-    """The files that `data_files` names in any of its forms."""
+    """The files that `data_files` names in any of its forms. Raises `UserError` for another form."""
     if isinstance(data_files, str):
         return [Path(data_files)]
-    parts = data_files.values() if isinstance(data_files, Mapping) else data_files or ()
+    parts = data_files.values() if isinstance(data_files, Mapping) else data_files
+    if not isinstance(parts, Iterable):
+        raise UserError(f"data_files: {data_files!r:.60} names no files; give one, a list, or one for each split")
     return [file for part in parts for file in local_files(part)]
+
+
+def check_question(path: str, name: str | None, words: Mapping[str, Any]) -> None:
+    """Check what a task asks `load_dataset` for: a repository of the hub with files of its own, or files of the folder
+    that Snakemake runs in. Raises `UserError` for anything else."""
+    if not isinstance(path, str) or not (name is None or isinstance(name, str)):
+        raise UserError(f"dataset_path: {path!r:.60} with {name!r:.60} is not a data set's name; name one")
+    if strange := sorted(set(words) - {*WORDS}):
+        raise UserError(f"{path}: dataset_kwargs.{strange[0]} is not passed on; use {', '.join(WORDS)}")
+    if path in PACKAGED:
+        if words.get("data_dir") is not None or not words.get("data_files"):
+            raise UserError(f"{path}: wants data_files, which names each file; correct dataset_kwargs")
+        for file in local_files(words["data_files"]):
+            check_file(file)
+        return
+    if path in _PACKAGED_DATASETS_MODULES or Path(path).exists() or not REPOSITORY.fullmatch(path):
+        raise UserError(
+            f"{path}: is not a data set of the hub; for files of yours, dataset_path is one of {', '.join(PACKAGED)} "
+            "and data_files names them"
+        )
+    for file in local_files([words[name] for name in FILES if words.get(name) is not None]):
+        if ":" in str(file) or file.is_absolute() or ".." in file.parts or str(file).startswith("~"):
+            raise UserError(f"{path}: {file} is not a file of that repository; name one by its path in it")
+
+
+def check_file(file: Path) -> None:
+    """Raise `UserError` where a data file of the user's is not a plain file in the folder that Snakemake runs in."""
+    if ":" in str(file):
+        raise UserError(f"{file}: is an address, whose content no commit keeps; name a file, or another task")
+    if WILD.search(str(file)):
+        raise UserError(f"{file}: is a pattern; data_files names each file")
+    if file.is_absolute() or not file.resolve().is_relative_to(Path.cwd().resolve()):
+        raise UserError(f"{file}: lies outside of the folder that Snakemake runs in; copy it there, name it from there")
+    if not file.is_file():
+        raise UserError(f"{file}: is not there; data_files are relative to the folder that Snakemake runs in")
 
 
 def describe(path: str, words: Mapping[str, Any]) -> dict[str, Any]:
     """Where a data set comes from: a repository at its commit, or files by their hashes. Raises `UserError` where it is
-    not to be had, or is not kept anywhere by a name that stays."""
-    if path not in PACKAGED and not Path(path).exists():
+    not to be had."""
+    if path not in PACKAGED:
         repository = hub.resolve(path, words.get("revision") or "main", "dataset")
         return {"hub": path, "revision": words.get("revision") or "main", "commit": repository.commit}
     files = local_files(words.get("data_files"))
-    for file in files:
-        if ":/" in str(file):
-            raise UserError(f"{file}: is an address, whose content no commit keeps; name a file, or another task")
-        if not file.is_file():
-            raise UserError(f"{file}: is not there; data_files are relative to the folder that Snakemake runs in")
     return {"path": path, "sha256": {str(file): manifest.sha256(file) for file in files}}
 
 
@@ -58,6 +98,7 @@ def fetch_data(folder: Path) -> Iterator[list[dict[str, Any]]]:
 
     def fetch(path: str, name: str | None = None, **words: Any) -> Any:
         words.pop("trust_remote_code", None)
+        check_question(path, name, words)
         mine = key(path, name, words)
         if mine not in found:
             origin = describe(path, words)

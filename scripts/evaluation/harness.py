@@ -21,8 +21,9 @@ from lm_eval.tasks._index import TaskIndex
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from common.program import UserError, first_line
+from evaluation import own_tasks
+from evaluation.own_tasks import OWN
 
-OWN = Path(_yaml_loader.__file__).parent
 refused: list[str] = []  # metrics
 FEWSHOT_SEED = 1234  # lm-evaluation-harness' own default
 KINDS = ("multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until")
@@ -79,6 +80,8 @@ def index(files: Sequence[Path]) -> Mapping[str, Any]:
 def load(name: str, include: Path | None, files: Sequence[Path] | None = None) -> Loaded:
     """A task or group by its name, from a folder of one's own or from lm-evaluation-harness; `files`: what is known to
     define it. Raises `UserError` where there is none, or it cannot be used."""
+    if include:
+        own_tasks.check(include)
     local = TaskIndex.build([include]) if include else {}
     manager = TaskManager(include_path=include, include_defaults=files is None and name not in local)
     if files is not None:
