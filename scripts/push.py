@@ -11,9 +11,10 @@ is here before anything is sent, and every hash afterwards. RECEIPT is written l
 """
 
 import json
+import sys
 from pathlib import Path
 
-from common.program import UserError, parser, run
+from common.program import UserError, parser, printable, run
 from common.publish import MANIFEST, publish_json
 from publishing import card, contents, licence, public, remote
 from reporting import axes, drawing, page
@@ -40,7 +41,8 @@ def main() -> None:
     artifacts = [contents.read(options.model, folder) for folder in options.artifacts]
     results = json.loads(options.results.read_text(encoding="utf-8"))
     names = [each.name for each in artifacts]
-    shown = public.results(results, options.model, names)
+    allowed = public.of_study(results)
+    shown = public.results(results, options.model, names, allowed)
     if missing := set(names) - {row["format"] for row in shown["rows"]}:
         raise UserError(f"{options.results}: has no row of {', '.join(sorted(missing))}; make the report again")
     files: dict[str, Path | bytes] = {name: path for each in artifacts for name, path in each.files.items()}
@@ -57,11 +59,14 @@ def main() -> None:
         options.base_model or artifacts[0].manifest["source"].get("hub"),
         page.commit(),
         hashes,
+        allowed,
     ).encode()
     hashes[contents.CARD] = contents.entry(files[contents.CARD])
-    files[MANIFEST] = contents.describe(options.model, options.layout, artifacts, hashes)
+    files[MANIFEST] = contents.describe(options.model, options.layout, artifacts, hashes, allowed)
     hashes[MANIFEST] = contents.entry(files[MANIFEST])
     public.check(files)
+    for each in dict.fromkeys(allowed.withheld):
+        print(f"not published: {printable(each)}", file=sys.stderr)
     pushed = remote.push(options.repository, files, hashes, not options.public, options.overwrite)
     publish_json(options.receipt, remote.receipt(options.repository, pushed, hashes))
     done = f"{len(pushed.sent)} of {len(files)} files sent" if pushed.sent or pushed.removed else "nothing to send"

@@ -8,7 +8,8 @@ import jinja2
 from huggingface_hub import EvalResult, ModelCardData
 
 from common.program import printable
-from publishing import public, usage
+from common.publish import MANIFEST
+from publishing import contents, public, usage
 from publishing.contents import PLOT, STUDY, Artifact
 from reporting import facts
 from reporting.column import Column
@@ -38,12 +39,13 @@ def render(
     base_model: str | None,
     commit: str | None,
     hashes: Mapping[str, Mapping[str, Any]],
+    shown: public.Public,
 ) -> str:
     """The card of a repository.
 
     Args:
         results: what `public.results` gave. licence: what `licence.find` gave. base_model: of the hub, where known.
-        commit: Quantmill's. hashes: each file's size and SHA-256.
+        commit: Quantmill's. hashes: each file's size and SHA-256. shown: what copies manifests.
     """
     rows, config = results["rows"], results["config"]
     head = ModelCardData(
@@ -68,7 +70,7 @@ def render(
         repository=repository,
         model=model,
         base_model=base_model,
-        artifacts=[about(each) for each in artifacts],
+        artifacts=[about(each, shown) for each in artifacts],
         tables=tables(rows, config["reference"], config),
         loads=load_lines(results.get("loads", ())),
         reference=config["reference"],
@@ -76,7 +78,7 @@ def render(
         usages=usages(rows, artifacts, repository),
         missing=reasons(rows),
         warnings=[(label(row), escape(each)) for row in rows for each in row["warnings"]],
-        source=artifacts[0].manifest["source"],
+        source=shown.value(public.source(artifacts[0].manifest["source"]), MANIFEST, "source"),
         calibration=calibrations(artifacts, config),
         texts=[f"`{text}`" for text in config["texts"].values() if isinstance(text, str)],
         hashes=hashes,
@@ -91,9 +93,9 @@ def escape(text: str) -> str:
     return printable(text).replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
 
 
-def about(artifact: Artifact) -> dict[str, Any]:
+def about(artifact: Artifact, shown: public.Public) -> dict[str, Any]:
     """What the card says of how an artifact was made."""
-    found = public.scrub(dict(artifact.manifest))
+    found = contents.facts(artifact, shown)
     words = {name: value for name, value in found["parameters"].items() if not isinstance(value, dict | list)}
     said = ", ".join(f"{name} {value}" for name, value in words.items()) or "no parameters"
     return {

@@ -11,6 +11,7 @@ import yaml
 
 from common import manifest
 from common.program import UserError
+from common.publish import MANIFEST
 from llamacpp import files as gguf_files
 from publishing import licence, public
 
@@ -62,22 +63,29 @@ def entry(content: Path | bytes) -> dict[str, Any]:
     return {"bytes": content.stat().st_size, "sha256": manifest.sha256(content)}
 
 
-def describe(model: str, layout: str, artifacts: Sequence[Artifact], files: Mapping[str, Mapping[str, Any]]) -> bytes:
+def describe(
+    model: str,
+    layout: str,
+    artifacts: Sequence[Artifact],
+    files: Mapping[str, Mapping[str, Any]],
+    shown: public.Public,
+) -> bytes:
     """quantmill.json of a repository: what made each artifact, and each file's size and SHA-256."""
     content = {
         "model": model,
         "layout": layout,
-        "source": public.source(artifacts[0].manifest["source"]),
-        "artifacts": {each.name: facts(each) for each in artifacts},
+        "source": shown.value(public.source(artifacts[0].manifest["source"]), MANIFEST, "source"),
+        "artifacts": {each.name: facts(each, shown) | {"files": list(each.files)} for each in artifacts},
         "files": dict(sorted(files.items())),
     }
-    return (json.dumps(public.scrub(content), indent=2) + "\n").encode()
+    return (json.dumps(content, indent=2) + "\n").encode()
 
 
-def facts(artifact: Artifact) -> dict[str, Any]:
-    """What a manifest says of how an artifact was made."""
-    kept = {key: value for key, value in artifact.manifest.items() if key not in ("files", "source")}
-    return kept | {"files": list(artifact.files)}
+def facts(artifact: Artifact, shown: public.Public) -> dict[str, Any]:
+    """What a manifest says of how an artifact was made, as strangers may read it."""
+    known = {*public.fields("artifact")}
+    kept = {key: value for key, value in artifact.manifest.items() if key in known and key != "source"}
+    return shown.value(kept, MANIFEST, artifact.name)
 
 
 def beside(results: Mapping[str, Any], source: Path | None, plot: bytes) -> dict[str, Path | bytes]:

@@ -10,7 +10,6 @@ from typing import Any
 import engines
 from common.program import printable
 from llamacpp import files
-from publishing import public
 from publishing.contents import Artifact
 from serving import vllm_settings
 from serving.deployment import PORT, command_line
@@ -75,9 +74,9 @@ OTHERS = {
 
 
 def text(row: Mapping[str, Any], artifact: Artifact, repository: str) -> str:
-    """Markdown that says how to run an artifact in the engine of a row that was measured."""
+    """Markdown that says how to run an artifact in the engine of a row that was measured, as `public.row` gave it."""
     options = dict(row["options"])
-    environment = public.scrub(options.pop("environment", {}))
+    environment = options.pop("environment", {})
     row = {**row, "options": options}
     device = (row["device_details"] or {}).get("device", "cpu")
     if row["engine"] in SERVERS:
@@ -97,7 +96,7 @@ def by_library(row: Mapping[str, Any], artifact: Artifact, repository: str, devi
         "file": next(iter(artifact.files)),
         "device": device,
         "dtype": row["compute_type"] or "auto",
-        "options": "".join(f", {name}={value!r}" for name, value in public.scrub(said).items()),
+        "options": "".join(f", {name}={value!r}" for name, value in said.items()),
         "layers": -1 if device == "cuda" else 0,
     }
     if engine in PYTHON:
@@ -143,7 +142,7 @@ def server_command(
     words = [word.replace(f"{artifact.name}/{files.MODEL}", f"{artifact.name}/{name}") for word in words]
     ours = vllm_settings.environment(cards) if row["engine"] == "vllm-serve" else {}
     program, *rest = SERVERS[row["engine"]]
-    return public.scrub(command_line(program, [*rest, *words], {**ours, **environment}))
+    return command_line(program, [*rest, *words], {**ours, **environment})
 
 
 def block(language: str, content: str) -> str:
