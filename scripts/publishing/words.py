@@ -55,7 +55,7 @@ def is_sentence(text: str, names: Iterable[str] = ()) -> bool:
 
 def is_name(text: str) -> bool:
     """Whether a text is names alone, as options of engines and tools are, and none of them is this machine's."""
-    parts = re.split(r", ?| ", text)
+    parts = re.split(r"[,;]? |,", text)
     return all(NAME.fullmatch(part) and not ADDRESS.fullmatch(part) and not _is_private(part) for part in parts)
 
 
