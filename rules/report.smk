@@ -141,8 +141,9 @@ rule page:
     params:
         program=program("report.py", *PAGE_FILES),
         python=python("tools"),
+        folder=lambda wc, output: Path(output.page).parent,
     shell:
-        "{params.python:q} {params.program[0]} {input.study} $(dirname {output.page:q}) 2> {log}"
+        "{params.python:q} {params.program[0]:q} {input.study:q} {params.folder:q} 2> {log:q}"
 
 
 def can_report():
