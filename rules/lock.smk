@@ -12,8 +12,9 @@ if workflow.is_main_process and Path(workflow.basedir).samefile(CHECKOUT):
 
 
 def work_alone():
-    """Hold the lock where jobs will write artifacts; Snakemake ends with one line where another workflow holds it."""
-    if any(Path(file).is_relative_to(ARTIFACTS) for job in workflow.dag.needrun_jobs() for file in job.output):
+    """Hold the lock where jobs will write something; Snakemake ends with one line where another workflow holds it. Its
+    own lock is off (profiles/default), because it outlives a run that was killed."""
+    if any(job.output for job in workflow.dag.needrun_jobs()):
         try:
             workflow_lock.hold(ARTIFACTS, LAST)
             workflow_lock.share_records(ARTIFACTS, RECORDS, begin=True)
