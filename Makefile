@@ -19,6 +19,12 @@ IN_BROWSER := envs/browser/bin/python -P -m pytest --confcutdir tests/browser te
 unexport $(filter-out PYTHON,$(filter PYTHON%,$(.VARIABLES)))
 export PYTHONNOUSERSITE := 1
 
+# Snakemake wants a cache folder, which the home of some users cannot hold.
+CACHE := $(shell folder="$${XDG_CACHE_HOME:-$${HOME:-/proc}/.cache}"; mkdir -p "$$folder" 2>&- && test -w "$$folder" || echo "$$PWD/.snakemake")
+ifneq ($(CACHE),)
+export XDG_CACHE_HOME := $(CACHE)
+endif
+
 # One word of a command, whatever characters it has.
 quoted = '$(subst ','\'',$(1))'
 STUDY = $(if $(CONFIG),$(call quoted,$(value CONFIG)))
@@ -28,6 +34,7 @@ STUDY = $(if $(CONFIG),$(call quoted,$(value CONFIG)))
 # The demo, or a study: make report CONFIG=my-study.yaml. At a terminal, steps and progress instead of Snakemake's log,
 # which is in .snakemake/log.
 report: $(BOOTSTRAP)
+	@$(if $(CONFIG),$(BIN)/python scripts/check_config.py $(STUDY))
 	@PYTHONPATH=scripts/terminal $(BIN)/snakemake $$(test -t 2 && echo --logger quantmill) $(if $(CONFIG),--configfile $(STUDY)) --cores $(CORES) report
 	@echo "The report: artifacts/report/index.html"
 

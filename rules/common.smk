@@ -51,7 +51,6 @@ ASK_THE_HUB = "HF_HUB_OFFLINE=$ASKED_OFFLINE "
 
 
 wildcard_constraints:
-    model=r"[A-Za-z0-9][A-Za-z0-9._-]*",
     format=registry.NAME,
     cell=f"{registry.NAME}(@{registry.NAME})?",
     env="|".join(map(re.escape, ENVS)),

@@ -54,8 +54,9 @@ def leave_at_once() -> None:
 def run(main: Callable[[], None]) -> None:
     """Call `main`; what the user can mend (or an interrupt) ends the program with one line instead of a traceback.
 
-    SIGTERM is an interrupt as Ctrl-C is: schedulers send it, and what was begun is removed before the program ends. A
-    fault of ours has its traceback above that line: a report and another program of ours quote the last one.
+    SIGTERM, which schedulers send, and SIGHUP, which a closed terminal sends, are interrupts as Ctrl-C is: what was
+    begun is removed before the program ends. A fault of ours has its traceback above that line: a report and another
+    program of ours quote the last one.
     """
     status: Any = None
     try:
@@ -77,6 +78,8 @@ def run(main: Callable[[], None]) -> None:
 def _call(main: Callable[[], None]) -> None:
     """Call `main`; raises SystemExit with the line of what went wrong."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # after nohup it means nothing
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
     os.environ["PYTHONSAFEPATH"] = "1"  # for what libraries start
     try:
         main()
