@@ -3,14 +3,16 @@
 import ast
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from conftest import REPO
-from workflows import LATENCY, SHORT, SNAKEMAKE, study
+from workflows import LATENCY, SHORT, study
 
 from common import surroundings
 
@@ -20,8 +22,6 @@ NAMES = [
     *("runpy", "venv", "pip", "yaml", "numpy", "torch", "tqdm", "transformers", "tokenizers", "snakemake"),
     *("common", "timing", "loading", "serving", "reporting", "engines", "sitecustomize", "usercustomize"),
 ]
-# Snakemake's own Python, which runs before anything of ours, imports these from PYTHONPATH
-SNAKEMAKES = {"sitecustomize", *NAMES[:12], "yaml", "snakemake"}
 SETTINGS = {
     "PYTHONSAFEPATH": "1",
     "PYTHONOPTIMIZE": "2",
@@ -29,6 +29,9 @@ SETTINGS = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONBREAKPOINT": "timing.stop",
     "PYTHONSTARTUP": "timing.py",
+    "PYTHONHOME": "/nonexistent",
+    "PYTHONWARNINGS": "error",
+    "PYTHONINSPECT": "1",
     "LC_ALL": "C",
     "VIRTUAL_ENV": "/nonexistent",
 }
@@ -40,7 +43,7 @@ def traps(folder: Path, names: list[str]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     caught = folder / "caught"
     for name in names:
-        line = f"open({str(caught)!r}, 'a').write({name!r} + ' ' + ' '.join(__import__('sys').orig_argv) + chr(10))"
+        line = f"open({str(caught)!r}, 'a').write({name!r} + ' ' + ascii(__import__('sys').orig_argv) + chr(10))"
         (folder / f"{name}.py").write_text(f"{line}\nraise SystemExit('a trap')\n")
     return caught
 
@@ -50,87 +53,101 @@ def sites(python: Path) -> list[Path]:
     return list((python.parent.parent / "lib").glob("python3*/site-packages"))
 
 
+class Trapped(NamedTuple):
+    """A clone at an odd path, an environment, and what was caught: traps in the clone, in PYTHONPATH, in the home."""
+
+    clone: Path
+    environment: dict[str, str]
+    caught: Callable[[], str]
+
+
 @pytest.fixture
-def trapped(tmp_path: Path) -> tuple[Path, dict[str, str], Callable[[], str]]:
-    """A folder to work in, an environment, and what was caught: traps in that folder, in PYTHONPATH and in the home."""
-    home, paths, here = tmp_path / "home", tmp_path / "paths", tmp_path / "here"
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    caught = [
-        traps(home / f".local/lib/python{version}/site-packages", NAMES),
-        traps(paths, [name for name in NAMES if name not in SNAKEMAKES]),
-        traps(here, NAMES),
-    ]
-    environment = os.environ | SETTINGS | {"HOME": str(home), "PYTHONPATH": str(paths)}
-    environment.pop("PYTHONNOUSERSITE", None)
-    return here, environment, lambda: "".join(file.read_text() for file in caught if file.exists())
-
-
-def test_a_clone_at_an_odd_path_measures_among_traps_what_it_measures_elsewhere(
-    trapped: tuple[Path, dict[str, str], Callable[[], str]],
-    checkout: Callable[..., Path],
-    torch_python: Path,
-    tools_python: Path,
-    tmp_path: Path,
-) -> None:
-    """The packages of torch's environment come from a wrapper script that sets PYTHONPATH over another Python."""
-    here, environment, caught = trapped
+def trapped(checkout: Callable[..., Path], tmp_path: Path) -> Trapped:
     clone = checkout(tmp_path / ODD)
-    wrapper = here / "my python"
-    base = torch_python.resolve()
-    wrapper.write_text(f'#!/bin/sh\nexport PYTHONPATH={sites(torch_python)[0]}\nexec {base} "$@"\n')
+    (clone / ".venv").symlink_to(REPO / ".venv")
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    home, paths = tmp_path / "home", tmp_path / "paths"
+    folders = [home / f".local/lib/python{version}/site-packages", paths, clone]
+    caught = [traps(folder, NAMES) for folder in folders]
+    environment = os.environ | SETTINGS | {"HOME": str(home), "PYTHONPATH": str(paths), "HF_HUB_OFFLINE": "1"}
+    environment.pop("PYTHONNOUSERSITE", None)
+    return Trapped(clone, environment, lambda: "".join(file.read_text() for file in caught if file.exists()))
+
+
+def make(trapped: Trapped, *words: str) -> subprocess.CompletedProcess[str]:
+    """`make`, in the clone."""
+    command = ["make", "--assume-old=.venv/.complete", *words]
+    pipes = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    return subprocess.run(command, cwd=trapped.clone, env=trapped.environment, **pipes)
+
+
+def test_a_clone_at_an_odd_path_measures_among_traps(trapped: Trapped, torch_python: Path, tools_python: Path) -> None:
+    """The packages of torch's environment come from a wrapper script that sets PYTHONPATH over another Python."""
+    clone = trapped.clone
+    wrapper = clone / "my python"
+    packages = next((torch_python.parent.parent / "lib").glob("python3*/site-packages"))
+    wrapper.write_text(f'#!/bin/sh\nexport PYTHONPATH={packages}\nexec {torch_python.resolve()} "$@"\n')
     wrapper.chmod(0o755)
-    (here / "config").symlink_to(clone / "config")
-    study(
-        here,
-        "models: {small: {source: {random: " + json.dumps(str(clone / "demo/config.json")) + "}}}\n"
-        "formats: [fp16]\ndevice: cpu\n" + SHORT + LATENCY,
-    )
-    config = here / "my study.yaml"
-    config.write_text((here / "study.yaml").read_text().replace(str(torch_python), str(wrapper)))
-    command = [SNAKEMAKE, "--snakefile", clone / "Snakefile", "--configfile", config.name, "--cores", "2"]
-    done = subprocess.run(command, cwd=here, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr + caught()
-    assert caught() == ""
-    found = json.loads((here / "artifacts/small/latency/fp16.json").read_text())
-    assert found["versions"]["torch"] == json.loads(version_of_torch(torch_python))
-    assert (here / "artifacts/report/index.html").is_file()
+    text = "models: {small: {source: {random: demo/config.json}}}\nformats: [fp16]\ndevice: cpu\n"
+    study(clone, text + SHORT + LATENCY)
+    config = clone / "my study.yaml"
+    config.write_text((clone / "study.yaml").read_text().replace(str(torch_python), "./my python"))
+    done = make(trapped, "report", f"CONFIG={config.name}", "CORES=2")
+    assert done.returncode == 0, done.stdout + done.stderr + trapped.caught()
+    assert trapped.caught() == ""
+    found = json.loads((clone / "artifacts/small/latency/fp16.json").read_text())
+    assert found["versions"]["torch"] == version_of_torch(torch_python)
+    assert (clone / "artifacts/report/index.html").is_file()
 
 
 def version_of_torch(python: Path) -> str:
-    """As JSON."""
-    code = "import importlib.metadata, json; print(json.dumps(importlib.metadata.version('torch')))"
-    return subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True).stdout
+    code = "import importlib.metadata; print(importlib.metadata.version('torch'))"
+    return subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_an_environment_is_built_among_traps(
-    trapped: tuple[Path, dict[str, str], Callable[[], str]], tmp_path: Path
-) -> None:
-    here, environment, caught = trapped
+def test_an_environment_is_built_among_traps(trapped: Trapped, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("")
     command = [sys.executable, REPO / "scripts/create_env.py", tmp_path / "empty.txt", tmp_path / "env"]
-    del environment["PYTHONSAFEPATH"], environment["PYTHONPATH"]  # which the workflow and make have removed
-    built = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True)
+    # without what make and the workflow remove
+    environment = {name: value for name, value in trapped.environment.items() if name[:6] != "PYTHON"}
+    built = subprocess.run(command, cwd=trapped.clone, env=environment, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
-    assert caught() == ""
+    assert trapped.caught() == ""
     assert (tmp_path / "env/bin/python").exists()
 
 
-def test_make_starts_snakemake_among_traps(
-    trapped: tuple[Path, dict[str, str], Callable[[], str]], checkout: Callable[..., Path], tmp_path: Path
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["report", "CONFIG=no study.yaml"], "config error: models"),
+        (["serve-command", "CELL=$a 'b'", "CONFIG=no study.yaml"], "config error: models"),
+        (["report", "CONFIG=none.yaml"], "error: config: none.yaml: No such file or directory; name a study's YAML"),
+        (["report", "CONFIG=demo"], "error: config: demo: Is a directory; name a study's YAML"),
+        (["report", "CONFIG=latin.yaml"], "error: config: latin.yaml: is no YAML ('utf-8' codec can't decode"),
+        (["serve-command", "CELL=x", "CONFIG=none.yaml"], "error: config: none.yaml: No such file or directory"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_make_says_in_one_line_among_traps_what_is_wrong_with_a_study(
+    trapped: Trapped, words: list[str], line: str
 ) -> None:
-    """And with what breaks any Python: `make report` of a study that is done but for the file that Snakemake writes."""
-    _, environment, caught = trapped
-    clone = checkout(tmp_path / ODD)
-    everything = traps(tmp_path / "all", NAMES)
-    (clone / ".venv").symlink_to(REPO / ".venv")
-    environment |= {"PYTHONPATH": str(tmp_path / "all"), "PYTHONHOME": "/nonexistent", "PYTHONWARNINGS": "error"}
-    environment["PYTHONINSPECT"] = "1"
-    (clone / "no study.yaml").write_text("models: {}\n")
-    command = ["make", "report", "--assume-old=.venv/.complete", "CONFIG=no study.yaml", "CORES=1"]
-    done = subprocess.run(command, cwd=clone, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    assert "config error: models" in done.stderr, done.stderr
+    (trapped.clone / "no study.yaml").write_text("models: {}\n")
+    (trapped.clone / "latin.yaml").write_bytes(b"models: {d\xe9: {source: demo}}\n")
+    done = make(trapped, *words, "CORES=1")
     assert done.returncode == 2
-    assert caught() == "" and not everything.exists()
+    assert "Traceback" not in done.stderr
+    assert [each for each in done.stderr.splitlines() if "error: " in each and line in each], done.stderr
+    assert trapped.caught() == ""
+
+
+@pytest.mark.parametrize("target", ["report", "plan", "serve-command"])
+def test_make_hands_on_a_study_and_a_cell_as_one_word(target: str) -> None:
+    config, cell = 'my $study\'s "own" é.yaml', "m/$a b'c"
+    words = ["make", "--dry-run", "--assume-old=.venv/.complete", target, f"CONFIG={config}", f"CELL={cell}"]
+    shown = subprocess.run(words, cwd=REPO, capture_output=True, text=True, check=True).stdout
+    commands = [shlex.split(line) for line in shown.splitlines()]
+    assert any(config in command for command in commands)
+    assert any(cell in command for command in commands) == (target == "serve-command")
 
 
 def test_the_same_interpreter_keeps_what_a_wrapper_told_it_and_another_is_told_nothing() -> None:
