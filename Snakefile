@@ -27,6 +27,10 @@ STUDY = check_study(config)
 CELLS = {(each.model, each.name): each for each in cells.of_study(STUDY, REGISTRY)}
 
 
+wildcard_constraints:
+    model="|".join(map(re.escape, STUDY["models"])),  # no rule makes what the study does not name
+
+
 # `priority` in the rules: rows become whole early, the cheap ones first. 1000: what scores an artifact that is there.
 # 100: its speed, the reference's first. 20: the reference's build. 10: other builds without calibration, and what all
 # builds need. 1: MLC and the noise floor. 0: calibration and quantizers. Steps of ten: Snakemake adds them up.

@@ -124,19 +124,19 @@ def main() -> None:
     options = arguments.parse_args()
     os.chdir(REPO)
     source, target, middle = (options.folder / name for name in ("source", "target", "safetensors"))
-    run([TORCH, "-c", MAKE, source, options.gigabytes])
+    run([TORCH, "-P", "-c", MAKE, source, options.gigabytes])
     to_safetensors = [TOOLS, "scripts/bin_to_safetensors.py"]
     run([*to_safetensors, source, middle])
     to_bin = [TOOLS, "scripts/safetensors_to_bin.py", middle, target]
     commands: dict[str, list[object]] = {
         "cp": ["cp", "-r", source, target],
         "to safetensors": [*to_safetensors, source, target],
-        "  CRC": [TOOLS, "-c", PARTLY, "CRC", source, target],
-        "  CRC, compare, flush": [TOOLS, "-c", PARTLY, "CRC, compare, flush", source, target],
+        "  CRC": [TOOLS, "-P", "-c", PARTLY, "CRC", source, target],
+        "  CRC, compare, flush": [TOOLS, "-P", "-c", PARTLY, "CRC, compare, flush", source, target],
         "  --verify (and SHA-256)": [*to_safetensors, source, target, "--verify"],
         "to .bin": to_bin,
         "  --verify": [*to_bin, "--verify"],
-        "torch + safetensors": [TORCH, "-c", OFFICIAL, source, target],
+        "torch + safetensors": [TORCH, "-P", "-c", OFFICIAL, source, target],
     }
     results = defaultdict(list)
     for _ in range(options.runs):

@@ -35,7 +35,7 @@ model=llama-$size
 speed=artifacts/$model/latency load=artifacts/$model/serving
 
 make_all() { # make_all TARGET…
-    python3 -m snakemake --snakefile "$repository/Snakefile" --directory . --cores "$cores" --resources gpu=1 hub=1 \
+    python3 -P -m snakemake --snakefile "$repository/Snakefile" --directory . --cores "$cores" --resources gpu=1 hub=1 \
         --keep-going --rerun-incomplete --rerun-triggers mtime --quiet all --configfile study.yaml -- "$@"
 }
 

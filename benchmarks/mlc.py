@@ -61,7 +61,7 @@ def main() -> None:
         "cp": ["cp", "-r", source, target],
         "build_mlc.py": program,
         "  on one core": ["taskset", "--cpu-list", "0", *program],
-        "  its weights alone": [TOOLS, "-c", WEIGHTS, source, target],
+        "  its weights alone": [TOOLS, "-P", "-c", WEIGHTS, source, target],
     }
     results = defaultdict(list)
     for _ in range(options.runs):

@@ -15,12 +15,15 @@ RULES = Path(workflow.current_basedir.get_path_or_uri(secret_free=True))
 if not RULES.is_dir():
     sys.exit(f"error: {RULES}: is no folder of this machine; clone Quantmill, and name its Snakefile by a path")
 sys.path.insert(0, str(RULES.parent / "scripts"))
+from common import surroundings
 from common.program import printable
 from common.sources import closure, digest
 from planning import cells, jobs, registry, shape
 from planning.config import CHECKOUT, TEXTS, complete, source
 from planning.costs import CUDA_BUILD, Costs, EngineCosts, Memory, Size
 from planning.values import ConfigError, check_file, is_plain
+
+os.environ["PYTHONSAFEPATH"] = "1"  # for `python -m snakemake`, by which Snakemake runs a cluster's jobs
 
 FORMATS = {}  # name -> planning.registry.Format; filled by rules/formats/*.smk
 ENGINES = {}  # name -> planning.registry.Engine; filled by rules/engines/*.smk
@@ -37,17 +40,17 @@ REGISTRY = cells.Registry(FORMATS, ENGINES, ENVS)
 
 # Only what downloads may ask the hub: whatever another job needs is among its inputs.
 # Libraries that look for a GPU when imported must not start CUDA before devices.card has chosen one.
-# Without bytecode, which images often forbid, each job compiles what it imports of torch: half of its start.
+# What a user tells Python reaches no job, nor do packages in the home; a wrapper script that `interpreters` names says
+# what it wants after that.
 shell.prefix(
     "set -euo pipefail; "
-    "unset PYTHONDONTWRITEBYTECODE; "
+    f"unset ${{{{!{surroundings.PREFIX}@}}}}; export {' '.join(map('='.join, surroundings.OURS.items()))}; "
     "export ASKED_OFFLINE=${{HF_HUB_OFFLINE:-0}} HF_HUB_OFFLINE=1 PYTORCH_NVML_BASED_CUDA_CHECK=1; "
 )
 ASK_THE_HUB = "HF_HUB_OFFLINE=$ASKED_OFFLINE "
 
 
 wildcard_constraints:
-    model=r"[A-Za-z0-9][A-Za-z0-9._-]*",
     format=registry.NAME,
     cell=f"{registry.NAME}(@{registry.NAME})?",
     env="|".join(map(re.escape, ENVS)),

@@ -18,4 +18,4 @@ rule environment:
     threads: 4  # uv unpacks and compiles with several; and on two cores no environment delays what the first rows need
     # no parameter: another checkout's Python is no reason to build its environments, and all artifacts, anew
     shell:
-        "{sys.executable:q} {input.script} {input.pins} {output} 2> {log}"
+        "{sys.executable:q} {input.script:q} {input.pins:q} {output:q} 2> {log:q}"

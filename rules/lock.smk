@@ -1,5 +1,7 @@
 """One workflow at a time in artifacts/, which may be a link to a folder that others work in too."""
 
+import signal
+
 from common import workflow_lock
 from common.program import UserError
 
@@ -7,13 +9,21 @@ ARTIFACTS, RECORDS = Path("artifacts"), Path(".snakemake")
 
 # jobs of a cluster read this file too; another workflow that uses this one as a module has hooks and records of its own
 if workflow.is_main_process and Path(workflow.basedir).samefile(CHECKOUT):
+    if not os.access(RECORDS if RECORDS.exists() else ".", os.W_OK):
+        sys.exit(
+            f"error: {Path.cwd()}: cannot be written, and Snakemake keeps its records there; work in another folder"
+        )
     LAST = workflow_lock.read(ARTIFACTS)
     workflow_lock.share_records(ARTIFACTS, RECORDS)
 
 
 def work_alone():
-    """Hold the lock where jobs will write artifacts; Snakemake ends with one line where another workflow holds it."""
-    if any(Path(file).is_relative_to(ARTIFACTS) for job in workflow.dag.needrun_jobs() for file in job.output):
+    """Hold the lock where jobs will write something; Snakemake ends with one line where another workflow holds it. Its
+    own lock is off (profiles/default), because it outlives a run that was killed."""
+    # a terminal that is closed is a Ctrl-C; after nohup it means nothing
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
+    if any(job.output for job in workflow.dag.needrun_jobs()):
         try:
             workflow_lock.hold(ARTIFACTS, LAST)
             workflow_lock.share_records(ARTIFACTS, RECORDS, begin=True)

@@ -2,7 +2,10 @@
 
 REFERENCE_ENGINE = FORMATS[base(STUDY["reference"])].engine
 # What every program that scores is told
-SCORING = " --protocol {params.protocol} --evaluation {input.evaluation} --device {params.device} --threads {threads} 2> {log}"
+SCORING = (
+    " --protocol {params.protocol:q} --evaluation {input.evaluation:q} --device {params.device:q} --threads {threads}"
+    " 2> {log:q}"
+)
 
 
 def model_shape(wildcards, input):
@@ -78,11 +81,11 @@ rule latency:
         device=STUDY["device"],
         protocol=STUDY["latency"],
     shell:
-        "{params.run[python]:q} {params.run[program]} {input.artifact} {output} {params.run[arguments]:q}"
-        " --prompts {input.prompts} --evaluation {input.evaluation} --device {params.device} --threads {threads}"
-        " --new-tokens {params.protocol[new_tokens]} --repeats {params.protocol[repeats]}"
-        " --processes {params.protocol[processes]} --decode {params.protocol[decode]}"
-        " --prompt-tokens {params.protocol[prompt_tokens]} --batch-sizes {params.protocol[batch_sizes]} 2> {log}"
+        "{params.run[python]:q} {params.run[program]:q} {input.artifact:q} {output:q} {params.run[arguments]:q}"
+        " --prompts {input.prompts:q} --evaluation {input.evaluation:q} --device {params.device:q} --threads {threads}"
+        " --new-tokens {params.protocol[new_tokens]:q} --repeats {params.protocol[repeats]:q}"
+        " --processes {params.protocol[processes]:q} --decode {params.protocol[decode]:q}"
+        " --prompt-tokens {params.protocol[prompt_tokens]:q} --batch-sizes {params.protocol[batch_sizes]:q} 2> {log:q}"
 
 
 rule reference_logits:
@@ -105,7 +108,8 @@ rule reference_logits:
         device=STUDY["device"],
         protocol=STUDY["perplexity"],
     shell:
-        "{params.run[python]:q} {params.run[program]} {input.artifact} {output} {params.run[arguments]:q}" + SCORING
+        "{params.run[python]:q} {params.run[program]:q} {input.artifact:q} {output:q} {params.run[arguments]:q}"
+        + SCORING
 
 
 rule expected_predictions:
@@ -130,7 +134,7 @@ rule expected_predictions:
         device=STUDY["device"],
         protocol=STUDY["perplexity"],
     shell:
-        "{params.python:q} {params.program} {input.source} {output}" + SCORING
+        "{params.python:q} {params.program:q} {input.source:q} {output:q}" + SCORING
 
 
 def reference_options(wildcards, input):
@@ -177,8 +181,8 @@ rule quality:
         reference=reference_options,
         made_of=REFERENCE_MADE_OF,
     shell:
-        "{params.run[python]:q} {params.run[program]} {input.artifact} {output[0]} {params.run[arguments]:q}"
-        " {params.reference:q} --gate {input.gate}" + SCORING
+        "{params.run[python]:q} {params.run[program]:q} {input.artifact:q} {output[0]:q} {params.run[arguments]:q}"
+        " {params.reference:q} --gate {input.gate:q}" + SCORING
 
 
 rule noise_floor:
@@ -204,5 +208,6 @@ rule noise_floor:
         reference=reference_options,
         made_of=REFERENCE_MADE_OF,
     shell:
-        "{params.run[python]:q} {params.run[program]} {input.artifact} {output} {params.run[arguments]:q} --noise-floor"
+        "{params.run[python]:q} {params.run[program]:q} {input.artifact:q} {output:q} {params.run[arguments]:q}"
+        " --noise-floor"
         " {params.reference:q}" + SCORING

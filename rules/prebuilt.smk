@@ -59,5 +59,5 @@ rule prebuilt:
         files=lambda wc: state(prebuilt_files(wc)),
         gate=prebuilt_gate,
     shell:
-        ASK_THE_HUB + "{params.python:q} {params.program[0]} {params.options:q} {output} --model {input.source}"
-        " --device {params.device} {params.gate:q} 2> {log}"
+        ASK_THE_HUB + "{params.python:q} {params.program[0]:q} {params.options:q} {output:q} --model {input.source:q}"
+        " --device {params.device:q} {params.gate:q} 2> {log:q}"

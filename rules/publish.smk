@@ -68,5 +68,6 @@ rule push:
         python=python("tools"),
         options=push_options,
     shell:
-        ASK_THE_HUB + "{params.python:q} {params.program[0]} {output} {input.artifacts} --results {input.results}"
-        " {params.options:q} 2> {log}"
+        ASK_THE_HUB
+        + "{params.python:q} {params.program[0]:q} {output:q} {input.artifacts:q} --results {input.results:q}"
+        " {params.options:q} 2> {log:q}"

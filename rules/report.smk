@@ -5,6 +5,7 @@ import shlex
 import shutil
 import subprocess
 
+from common.program import run_child
 from reporting import summary
 from reporting.live_page import LivePage
 from snakemake.logging import logger
@@ -86,13 +87,17 @@ rule study:
         "artifacts/report/study.json",
     priority: 1000
     params:
-        study={
-            "config": STUDY,
-            "cells": rows(),
-            "options": f"--cores 8 {configfiles()}".strip(),  # of Snakemake, for the commands that the page shows
-        },
-    script:
-        "../scripts/write_study.py"
+        program=program("write_study.py"),
+        study=json.dumps(
+            {
+                "config": STUDY,
+                "cells": rows(),
+                "options": f"--cores 8 {configfiles()}".strip(),  # of Snakemake, for the commands that the page shows
+            },
+            indent=2,
+        ),
+    shell:
+        "echo {params.study:q} | {sys.executable:q} {params.program[0]:q} {output:q}"
 
 
 rule page:
@@ -141,8 +146,9 @@ rule page:
     params:
         program=program("report.py", *PAGE_FILES),
         python=python("tools"),
+        folder=lambda wc, output: Path(output.page).parent,
     shell:
-        "{params.python:q} {params.program[0]} {input.study} $(dirname {output.page:q}) 2> {log}"
+        "{params.python:q} {params.program[0]:q} {input.study:q} {params.folder:q} 2> {log:q}"
 
 
 def can_report():
@@ -190,8 +196,7 @@ def report_the_rest():
     for page in [each for each in logger.handlers if isinstance(each, LivePage)]:
         page.wait()  # two cannot write the same files
     if asked_for_page() and can_report():
-        told = {"input": json.dumps(files_to_come()), "capture_output": True, "text": True}
-        made = subprocess.run(report_command("--incomplete"), **told)
+        made = run_child(report_command("--incomplete"), stdin=json.dumps(files_to_come()), stdout=subprocess.PIPE)
         said = made.stdout if not made.returncode else made.stderr.strip().split("\n")[-1]
         print(said.strip(), file=sys.stderr)
 

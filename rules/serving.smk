@@ -42,6 +42,6 @@ rule serving:
         seed=STUDY["seed"],
         burst=lambda wc, input: [f"--burst={file}" for file in [input.burst] if file],
     shell:
-        "{params.run[python]:q} {params.run[program]} {input.artifact} {output[0]} {params.run[arguments]:q}"
-        " --serving {params.serving:q} --evaluation {input.evaluation} {params.burst:q} --seed {params.seed}"
-        " --device {params.device} --threads {threads} 2> {log}"
+        "{params.run[python]:q} {params.run[program]:q} {input.artifact:q} {output[0]:q} {params.run[arguments]:q}"
+        " --serving {params.serving:q} --evaluation {input.evaluation:q} {params.burst:q} --seed {params.seed:q}"
+        " --device {params.device:q} --threads {threads} 2> {log:q}"

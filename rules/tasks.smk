@@ -60,7 +60,8 @@ rule task_documents:
         python=python(HARNESS),
         include=[f"--include={TASKS['include']}"] if "include" in TASKS else [],
     shell:
-        ASK_THE_HUB + "{params.python:q} {params.program[0]} {wildcards.task} {output} {params.include:q} 2> {log}"
+        ASK_THE_HUB
+        + "{params.python:q} {params.program[0]:q} {wildcards.task:q} {output:q} {params.include:q} 2> {log:q}"
 
 
 rule tasks:
@@ -89,6 +90,7 @@ rule tasks:
         seed=STUDY["seed"],
         texts=lambda wc: ["--texts"] if wc.cell == STUDY["reference"] else [],
     shell:
-        "{params.python:q} {params.program[0]} {input.artifact} {output} {params.run[arguments]:q}"
-        " --python {params.run[python]:q} --model {input.model} --tasks {params.tasks:q} --documents {input.documents}"
-        " --seed {params.seed} {params.texts} --device {params.device} --threads {threads} 2> {log}"
+        "{params.python:q} {params.program[0]:q} {input.artifact:q} {output:q} {params.run[arguments]:q}"
+        " --python {params.run[python]:q} --model {input.model:q} --tasks {params.tasks:q}"
+        " --documents {input.documents:q} --seed {params.seed:q} {params.texts:q} --device {params.device:q}"
+        " --threads {threads} 2> {log:q}"

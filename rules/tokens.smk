@@ -9,8 +9,8 @@ def text_of(model, kind):
 
 def hub_text(kind):
     """The text of a kind that comes from the hub; all models that take one take the same."""
-    texts = (model["texts"][kind] for model in STUDY["models"].values())
-    return next(text for text in texts if isinstance(text, dict))
+    texts = [model["texts"][kind] for model in STUDY["models"].values() if isinstance(model["texts"][kind], dict)]
+    return texts[0] if texts else refuse(f"artifacts/texts/{kind}: the study takes no {kind} text from the hub")
 
 
 localrules:
@@ -38,8 +38,8 @@ rule text:
             if key in hub_text(wc.text)
         ],
     shell:
-        ASK_THE_HUB + "{params.python:q} {params.program[0]} {params.repository:q} {params.file:q} {output}"
-        " {params.options:q} 2> {log}"
+        ASK_THE_HUB + "{params.python:q} {params.program[0]:q} {params.repository:q} {params.file:q} {output:q}"
+        " {params.options:q} 2> {log:q}"
 
 
 rule tokens:
@@ -59,4 +59,5 @@ rule tokens:
         python=python("torch"),
         kind=lambda wc: {"calibration": "document", "burst": "prompts"}.get(wc.text, wc.text),
     shell:
-        "{params.python:q} {params.program[0]} {input.model} {input.text:q} {output} --as {params.kind} 2> {log}"
+        "{params.python:q} {params.program[0]:q} {input.model:q} {input.text:q} {output:q} --as {params.kind:q}"
+        " 2> {log:q}"

@@ -54,8 +54,8 @@ rule download:
         repository=lambda wc: source(STUDY["models"][wc.model])[1],
         revision=lambda wc: STUDY["models"][wc.model]["source"]["revision"],
     shell:
-        ASK_THE_HUB + "{params.python:q} {params.program[0]} {params.repository:q} {output}"
-        " --revision {params.revision:q} 2> {log}"
+        ASK_THE_HUB + "{params.python:q} {params.program[0]:q} {params.repository:q} {output:q}"
+        " --revision {params.revision:q} 2> {log:q}"
 
 
 rule source:
@@ -76,12 +76,12 @@ rule source:
         # the demo's files have the times of their clone, and another clone of Quantmill is no reason to build anew
         files=lambda wc: [] if STUDY["models"][wc.model]["source"] == "demo" else state(source_files(wc)),
         options=lambda wc: (
-            f"--seed {STUDY['seed']}"
+            f"--seed={STUDY['seed']}"
             if source_env(wc) == "torch"
-            else f"--kind {source(STUDY['models'][wc.model])[0]}"
+            else f"--kind={source(STUDY['models'][wc.model])[0]}"
         ),
     shell:
-        "{params.python:q} {params.program[0]} {params.path:q} {output} {params.options} 2> {log}"
+        "{params.python:q} {params.program[0]:q} {params.path:q} {output:q} {params.options:q} 2> {log:q}"
 
 
 rule safetensors:
@@ -102,7 +102,7 @@ rule safetensors:
         program=program("bin_to_safetensors.py"),
         python=python("tools"),
     shell:
-        "{params.python:q} {params.program[0]} {input.source} {output} --verify --finite 2> {log}"
+        "{params.python:q} {params.program[0]:q} {input.source:q} {output:q} --verify --finite 2> {log:q}"
 
 
 rule bin:
@@ -122,4 +122,4 @@ rule bin:
         program=program("safetensors_to_bin.py"),
         python=python("tools"),
     shell:
-        "{params.python:q} {params.program[0]} {input.source} {output} --verify 2> {log}"
+        "{params.python:q} {params.program[0]:q} {input.source:q} {output:q} --verify 2> {log:q}"

@@ -31,7 +31,7 @@ from common.manifest import NAME, sha256
 from common.program import UserError, parser, run, start_child
 from common.publish import publish, work_folder
 from compile_llama_cpp import fetch_sources
-from create_env import find_uv, pip_config, uv_environment
+from create_env import find_uv, pip_config, pip_listing, uv_environment
 
 UNPACK = Path(__file__).with_name("unpack_bundle.py")
 SUMS = "SHA256SUMS"
@@ -156,7 +156,7 @@ def fetch(requirements: Pins, target: Target, folder: Path) -> list[Path]:
         name, version = path.name.split("-")[:2]
         if sha256(path) in requirements.get((canonical(name), version), []):
             del lines[canonical(name), version]
-    pip = [sys.executable, "-m", "pip"]
+    pip = [sys.executable, "-P", "-m", "pip"]
     if target.native:
         command = [*pip, "wheel", "--wheel-dir", str(folder)]
     else:
@@ -240,8 +240,7 @@ def main() -> None:
         raise UserError(f"{options.pins}: no such file of pins; there are: {known or 'none'}")
     target = find_target(options.python_version, options.platform)
 
-    listing = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True)
-    environment = uv_environment(pip_config(listing.stdout), os.environ)
+    environment = uv_environment(pip_config(pip_listing()), os.environ)
     with publish(options.out) as folder, work_folder(options.out) as work:
         requirements = resolve(options.pins, target, work, environment)
         downloads = work.with_name(f".{options.out.name}.wheels")

@@ -70,7 +70,7 @@ def compile_kernels(about: dict[str, str], home: Path, threads: int) -> Path:
                 "CUDA_HOME": str(home),
                 "PATH": paths,  # of ninja, too
             }
-            status = run_compiler([sys.executable, "-c", "import exllamav3.ext"], environment)
+            status = run_compiler([sys.executable, "-P", "-c", "import exllamav3.ext"], environment)
             if status or not find(target):
                 raise UserError(
                     f"exl3: the kernels of exllamav3 {about['exllamav3']} did not compile (exit code "

@@ -24,7 +24,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-from common import manifest
+from common import manifest, surroundings
 from common.cached import cache, lock
 from common.program import UserError, parser, run, run_compiler
 from common.publish import publish
@@ -121,8 +121,9 @@ def fetch_sources(pins: Path) -> Path:
     target = cache() / f"{match[1]}-{match[2]}-{match[3][:12]}"
     with lock(target):
         if not (target / "ready").exists():
-            command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:", "--require-hashes"]
-            result = subprocess.run([*command, "--dest", str(target), "-r", str(pins)], stdout=sys.stderr, check=False)
+            command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--no-binary", ":all:"]
+            command += ["--require-hashes", "--dest", str(target), "-r", str(pins)]
+            result = subprocess.run(command, env=surroundings.of_child(command), stdout=sys.stderr)
             archives = list(target.glob("*.tar.gz"))
             if result.returncode or not archives:
                 raise UserError(

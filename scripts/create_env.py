@@ -17,7 +17,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from common.program import UserError, parser, run
+from common import surroundings
+from common.program import UserError, parser, run, run_child
 
 # pip's option -> (uv's variable, what separates several values there)
 SETTINGS = {
@@ -31,6 +32,11 @@ SETTINGS = {
     "default-timeout": ("UV_HTTP_TIMEOUT", " "),
     "timeout": ("UV_HTTP_TIMEOUT", " "),
 }
+
+
+def pip_listing() -> str:
+    """What `pip config list` prints; nothing where this Python has no pip."""
+    return run_child([sys.executable, "-P", "-m", "pip", "config", "list"], stdout=subprocess.PIPE).stdout
 
 
 def pip_config(listing: str) -> dict[str, str]:
@@ -74,7 +80,7 @@ def find_uv(pins: Path) -> list[str]:
     with (folder.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # environments are built several at a time, and only one job fetches uv
         if not ready.exists():
-            call([sys.executable, "-m", "venv", "--clear", str(folder)], os.environ)
+            call([sys.executable, "-P", "-m", "venv", "--clear", str(folder)], os.environ)
             call([str(folder / "bin" / "pip"), "install", "--quiet", f"uv=={version[1]}"], os.environ)
             ready.touch()
     return [str(folder / "bin" / "uv")]
@@ -83,7 +89,7 @@ def find_uv(pins: Path) -> list[str]:
 def call(command: list[str], environment: Mapping[str, str]) -> None:
     """Run a command and print its errors. Raises `UserError` with the last of them where it fails."""
     whole = {**environment, "UV_NO_WRAP": "1"}  # the last line is shown, not the rest of a broken one
-    result = subprocess.run(command, env=whole, stderr=subprocess.PIPE, text=True)
+    result = subprocess.run(command, env=surroundings.of_child(command, whole), stderr=subprocess.PIPE, text=True)
     sys.stderr.write(result.stderr)
     if result.returncode:
         lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]
@@ -102,8 +108,7 @@ def main() -> None:
     if not options.pins.is_file():
         raise UserError(f"{options.pins}: no such file of pins")
 
-    listing = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True)
-    environment = uv_environment(pip_config(listing.stdout), os.environ)
+    environment = uv_environment(pip_config(pip_listing()), os.environ)
     environment.setdefault("DISABLE_CUDA", "1")  # HQQ's setup.py compiles kernels, by whatever Python is on the PATH
     uv = find_uv(options.pins)
     try:

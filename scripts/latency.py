@@ -34,8 +34,6 @@ from scoring import alignment
 from timing import process, variants
 from timing.process import Job, Measurement, Refusal, Trial
 
-SCRIPTS = str(Path(__file__).resolve().parent)
-
 
 @dataclass(frozen=True)
 class Observation:
@@ -65,7 +63,6 @@ def run_job(job: Job, folder: Path) -> dict[str, Any]:
     path = folder / "job.json"
     path.write_text(json.dumps(asdict(job)), encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if name not in cpu.THREAD_VARIABLES}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (SCRIPTS, os.environ.get("PYTHONPATH"))))
     with start_child([*process.COMMAND, path], env=environment) as child:
         status = child.wait()
     if status < 0:

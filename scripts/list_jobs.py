@@ -19,14 +19,18 @@ from snakemake.settings.enums import Quietness
 from snakemake.settings.types import ConfigSettings, DAGSettings, OutputSettings, ResourceSettings
 from snakemake_interface_common.exceptions import WorkflowError
 
+from check_config import check
 from common.program import UserError, parser, run
 
 
 def describe(config: Path | None) -> dict[str, Any]:
     """`left`: the outputs of jobs that are left; `jobs`: how many there are, by rule; and what the module says.
 
-    A mistake in the config ends the program as it ends Snakemake, with one line.
+    A mistake in the config ends the program as it ends Snakemake, with one line. Raises `UserError` for a file that is
+    none.
     """
+    if config:
+        check(config)
     output = OutputSettings(quiet={Quietness.ALL}, enable_file_logging=False)
     with SnakemakeApi(output) as api, contextlib.redirect_stdout(io.StringIO()):
         settings = ConfigSettings(configfiles=[config] if config else [])

@@ -32,20 +32,17 @@ from loading.job import Came, Job
 from metrics import METRICS_VERSION
 from serving import ceiling
 
-SCRIPTS = str(Path(__file__).resolve().parent)
-
 
 def run_job(job: Job, folder: Path) -> Came:
     """One start of the server, watched from outside. Where it fails, its own line says why."""
     path = folder / "job.json"
     path.write_text(json.dumps(asdict(job)), encoding="utf-8")
-    paths = os.pathsep.join(filter(None, (SCRIPTS, os.environ.get("PYTHONPATH"))))
     environment = {name: value for name, value in os.environ.items() if name not in cpu.THREAD_VARIABLES}
     answer, told = os.pipe()  # what comes back is pickled: no file, which others might write, is read as that
     with (
         Monitor(job.device) as monitor,
         os.fdopen(answer, "rb") as pipe,
-        start_child([*process.COMMAND, path, told], env=environment | {"PYTHONPATH": paths}, pass_fds=[told]) as child,
+        start_child([*process.COMMAND, path, told], env=environment, pass_fds=[told]) as child,
     ):
         os.close(told)
         pickled = pipe.read()

@@ -21,7 +21,7 @@ from typing import Any
 from huggingface_hub import constants
 
 import devices
-from common.program import UserError, parser, printable, run
+from common.program import UserError, parser, printable, run, run_child
 from planning import jobs
 from planning.config import source
 from planning.costs import MB, EngineCosts, costs_of
@@ -49,7 +49,7 @@ class Row:
 def ask_snakemake(python: Path, config: Path | None) -> dict[str, Any]:
     """What scripts/list_jobs.py prints. Raises `UserError` with its last line where it fails."""
     command = [python, Path(__file__).with_name("list_jobs.py"), *([config] if config else [])]
-    result = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    result = run_child(command, stdout=subprocess.PIPE)
     if result.returncode:
         lines = result.stderr.strip().splitlines() or ["it says nothing"]
         raise UserError(lines[-1].removeprefix("error: "))

@@ -1,18 +1,23 @@
-"""Write what the report is to hold (run by Snakemake's `script:`): the checked config and a cell a model and format."""
+#!/usr/bin/env python3
+"""Write what the report is to hold, which comes as JSON on standard input: the checked config, and a cell for each row.
 
-import json
+python scripts/write_study.py OUT < STUDY
+"""
+
+import sys
 from pathlib import Path
-from typing import Any
 
-from common.program import run
+from common.program import parser, run
 from common.publish import publish
-
-snakemake: Any = globals()["snakemake"]  # put there by Snakemake
 
 
 def main() -> None:
-    with publish(Path(snakemake.output[0])) as partial:
-        partial.write_text(json.dumps(snakemake.params.study, indent=2) + "\n", encoding="utf-8")
+    arguments = parser(__doc__)
+    arguments.add_argument("out", type=Path)
+    options = arguments.parse_args()
+    with publish(options.out) as partial:
+        partial.write_text(sys.stdin.read(), encoding="utf-8")
 
 
-run(main)
+if __name__ == "__main__":
+    run(main)

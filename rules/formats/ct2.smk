@@ -43,5 +43,5 @@ rule ct2:
         device=lambda wc: STUDY["device"],
         gate=gate_options,
     shell:
-        "{params.python:q} {params.program[0]} {input.source} {output} --quantization {params.quantization}"
-        " --device {params.device} {params.gate:q} 2> {log}"
+        "{params.python:q} {params.program[0]:q} {input.source:q} {output:q} --quantization {params.quantization:q}"
+        " --device {params.device:q} {params.gate:q} 2> {log:q}"

@@ -41,4 +41,4 @@ rule exllamav3:
         program=program("compile_exllamav3.py"),
         python=python("exllamav3"),
     shell:
-        "{params.python:q} {params.program[0]} {output} --threads {threads} > {log} 2>&1"
+        "{params.python:q} {params.program[0]:q} {output:q} --threads {threads} > {log:q} 2>&1"

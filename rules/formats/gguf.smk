@@ -75,7 +75,7 @@ rule llama_cpp:
         tools=Path(shutil.which(python("llama_cpp")) or python("llama_cpp")).parent,
         build=[f"--build={config['llama_cpp']}"] if config.get("llama_cpp") else [],
     shell:
-        "{sys.executable:q} {params.program[0]} {output} --tools {params.tools:q} {params.build:q} 2> {log}"
+        "{sys.executable:q} {params.program[0]:q} {output:q} --tools {params.tools:q} {params.build:q} 2> {log:q}"
 
 
 def gguf_type(wildcards):
@@ -119,9 +119,9 @@ rule gguf:
         device=lambda wc: STUDY["device"],
         gate=gguf_options,
     shell:
-        "{params.python:q} {params.program[0]} {input.source} {output} --type {params.type} --format {wildcards.format}"
-        " --name {wildcards.model} --evaluation {input.evaluation} --text {input.text:q} --device {params.device}"
-        " {params.gate:q} 2> {log}"
+        "{params.python:q} {params.program[0]:q} {input.source:q} {output:q} --type {params.type:q}"
+        " --format {wildcards.format:q} --name {wildcards.model:q} --evaluation {input.evaluation:q}"
+        " --text {input.text:q} --device {params.device:q} {params.gate:q} 2> {log:q}"
 
 
 rule imatrix:
@@ -144,9 +144,9 @@ rule imatrix:
         device=lambda wc: STUDY["device"],
         options=lambda wc: [f"--{key.replace('_', '-')}={value}" for key, value in STUDY["calibration"].items()],
     shell:
-        "{params.python:q} {params.program[0]} {input.base} {output} --text {input.text:q}"
-        " --calibration {input.calibration} --evaluation {input.evaluation} --threads {threads} --device {params.device}"
-        " {params.options:q} 2> {log}"
+        "{params.python:q} {params.program[0]:q} {input.base:q} {output:q} --text {input.text:q}"
+        " --calibration {input.calibration:q} --evaluation {input.evaluation:q} --threads {threads}"
+        " --device {params.device:q} {params.options:q} 2> {log:q}"
 
 
 def imatrix(wildcards):
@@ -191,9 +191,9 @@ rule gguf_sensitivity:
         seed=lambda wc: STUDY["seed"],
         device=lambda wc: STUDY["device"],
     shell:
-        "{params.python:q} {params.program[0]} {input.source} {output} --base {input.base} --imatrix {input.imatrix}"
-        " --calibration {input.calibration} --evaluation {input.evaluation} --seed {params.seed} --threads {threads}"
-        " --device {params.device} 2> {log}"
+        "{params.python:q} {params.program[0]:q} {input.source:q} {output:q} --base {input.base:q}"
+        " --imatrix {input.imatrix:q} --calibration {input.calibration:q} --evaluation {input.evaluation:q}"
+        " --seed {params.seed:q} --threads {threads} --device {params.device:q} 2> {log:q}"
 
 
 def sensitivity(wildcards):
@@ -238,5 +238,6 @@ rule quantize_gguf:
         device=lambda wc: STUDY["device"],
         gate=gguf_options,
     shell:
-        "{params.python:q} {params.program[0]} {input.source} {output} --type {params.type} --format {wildcards.format}"
-        " --base {input.base} {params.imatrix:q} {params.mixture:q} --threads {threads} --device {params.device} {params.gate:q} 2> {log}"
+        "{params.python:q} {params.program[0]:q} {input.source:q} {output:q} --type {params.type:q}"
+        " --format {wildcards.format:q} --base {input.base:q} {params.imatrix:q} {params.mixture:q} --threads {threads}"
+        " --device {params.device:q} {params.gate:q} 2> {log:q}"

@@ -27,8 +27,8 @@ rule mlc_library:
         python=python("mlc"),
         device=lambda wc: STUDY["device"],
     shell:
-        "{params.python:q} {params.program[0]} {input.source} {output} --device {params.device}"
-        " --cache artifacts/libraries 2> {log}"
+        "{params.python:q} {params.program[0]:q} {input.source:q} {output:q} --device {params.device:q}"
+        " --cache artifacts/libraries 2> {log:q}"
 
 
 rule mlc:
@@ -59,5 +59,5 @@ rule mlc:
         ],
         gate=gate_options,
     shell:
-        "{params.python:q} {params.program[0]} {input.source} {output} --library {input.library}"
-        " --device {params.device} {params.tool:q} {params.gate:q} 2> {log}"
+        "{params.python:q} {params.program[0]:q} {input.source:q} {output:q} --library {input.library:q}"
+        " --device {params.device:q} {params.tool:q} {params.gate:q} 2> {log:q}"

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from common import surroundings
+
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MAX_LINE = 2000  # characters of an error
 PR_SET_PDEATHSIG = 1  # of prctl(2)
@@ -52,8 +54,9 @@ def leave_at_once() -> None:
 def run(main: Callable[[], None]) -> None:
     """Call `main`; what the user can mend (or an interrupt) ends the program with one line instead of a traceback.
 
-    SIGTERM is an interrupt as Ctrl-C is: schedulers send it, and what was begun is removed before the program ends. A
-    fault of ours has its traceback above that line: a report and another program of ours quote the last one.
+    SIGTERM, which schedulers send, and SIGHUP, which a closed terminal sends, are interrupts as Ctrl-C is: what was
+    begun is removed before the program ends. A fault of ours has its traceback above that line: a report and another
+    program of ours quote the last one.
     """
     status: Any = None
     try:
@@ -75,6 +78,9 @@ def run(main: Callable[[], None]) -> None:
 def _call(main: Callable[[], None]) -> None:
     """Call `main`; raises SystemExit with the line of what went wrong."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # after nohup it means nothing
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
+    os.environ["PYTHONSAFEPATH"] = "1"  # for what libraries start
     try:
         main()
     except UserError as error:
@@ -103,9 +109,11 @@ def _call(main: Callable[[], None]) -> None:
 
 
 @contextmanager
-def start_child(command: Sequence[Any], **options: Any) -> Iterator[subprocess.Popen]:
+def start_child(
+    command: Sequence[Any], env: Mapping[str, str] | None = None, **options: Any
+) -> Iterator[subprocess.Popen]:
     """Run a program for as long as the block lasts. It ends with this one, also where this one is killed: on Linux its
-    kernel sees to it."""
+    kernel sees to it. Its environment is `surroundings.of_child`'s."""
     mine = os.getpid()
 
     def end_with_parent() -> None:
@@ -114,21 +122,32 @@ def start_child(command: Sequence[Any], **options: Any) -> Iterator[subprocess.P
             os._exit(1)
 
     prepare = {"preexec_fn": end_with_parent} if sys.platform == "linux" else {}
-    with subprocess.Popen([str(part) for part in command], **prepare, **options) as process:
+    told = surroundings.of_child(command, env)
+    with subprocess.Popen([str(part) for part in command], env=told, **prepare, **options) as process:
         try:
             yield process
         finally:
             process.kill()  # after an interrupt, say, nobody waits for it any more
 
 
-def run_child(command: Sequence[Any], *, stdout: int = subprocess.DEVNULL) -> subprocess.CompletedProcess[str]:
+def run_child(
+    command: Sequence[Any],
+    *,
+    stdin: str | None = None,
+    stdout: int = subprocess.DEVNULL,
+    timeout: float | None = None,
+    **options: Any,
+) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, as `start_child` does; its exit code, and what it said on standard error.
 
     Args:
+        stdin: what it reads; this program's own standard input where it is None.
         stdout: what becomes of its standard output, in subprocess's words.
+        timeout: seconds after which it is ended, and `subprocess.TimeoutExpired` raised.
     """
-    with start_child(command, stdout=stdout, stderr=subprocess.PIPE, text=True) as process:
-        printed, said = process.communicate()
+    pipe = {} if stdin is None else {"stdin": subprocess.PIPE}
+    with start_child(command, stdout=stdout, stderr=subprocess.PIPE, text=True, **pipe, **options) as process:
+        printed, said = process.communicate(stdin, timeout)
     return subprocess.CompletedProcess(process.args, process.returncode, printed, said)
 
 

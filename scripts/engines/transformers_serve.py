@@ -31,7 +31,7 @@ class Engine(Started):
         # float16 on a CPU is many times slower there, and other engines calculate in float32
         settings = {"dtype": "float16" if device == "cuda" else "float32"} | options
         self.compute_type = str(settings["dtype"])
-        argv = [*python(), "-m", "transformers.cli.transformers", "serve", self.model, "--host", "127.0.0.1"]
+        argv = [*python(), "-P", "-m", "transformers.cli.transformers", "serve", self.model, "--host", "127.0.0.1"]
         argv += ["--port", str(port), "--device", device, *flags(settings)]
         return argv, {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 

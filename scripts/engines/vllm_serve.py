@@ -52,7 +52,7 @@ class Engine(Started):
     @staticmethod
     def words(artifact: Path, place: Place, cards: int, threads: int, options: Mapping[str, Any]) -> list[str]:
         """What a Python that has vLLM is called with, to serve the artifact there on so many cards (0: a CPU)."""
-        argv = ["-m", "vllm.entrypoints.openai.api_server", f"--model={place.folder}"]
+        argv = ["-P", "-m", "vllm.entrypoints.openai.api_server", f"--model={place.folder}"]
         argv += [f"--served-model-name={place.name}", f"--host={place.host}", f"--port={place.port}"]
         argv += [f"--max-logprobs={TOP}", "--disable-uvicorn-access-log", "--no-enable-log-requests"]
         return argv + flags(vllm_settings.settings(artifact, options, cards))

@@ -21,7 +21,7 @@ from loading.job import Came, Job
 from loading.start import Loader
 from serving.engine import Served
 
-COMMAND = [sys.executable, "-m", "loading.process"]  # and a job's file
+COMMAND = [sys.executable, "-P", "-m", "loading.process"]  # and a job's file
 
 
 def raise_file_limit() -> None:

@@ -22,13 +22,8 @@ def why_not(python: Path) -> str | None:
     Asked for the help of what is needed: packages of that name exist that can be imported and do nothing.
     """
     try:
-        result = subprocess.run(
-            [python, "-m", "mlc_llm", "convert_weight", "--help"],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-            check=False,
-        )
+        asked = [python, "-P", "-m", "mlc_llm", "convert_weight", "--help"]
+        result = run_child(asked, stdout=subprocess.PIPE, timeout=TIMEOUT)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"it does not run ({error!s:.200})"
     if result.returncode:
@@ -38,7 +33,7 @@ def why_not(python: Path) -> str | None:
 
 def version(python: Path) -> str:
     """Its version."""
-    return _run(python, "-c", VERSION).strip().splitlines()[-1]
+    return _run(python, "-P", "-c", VERSION).strip().splitlines()[-1]
 
 
 def convert(
@@ -56,10 +51,10 @@ def convert(
     normalised_copy(source, config, copy)
     options = ["--quantization", quantization, "--output"]
     # a GPU rounds otherwise
-    _run(python, "-m", "mlc_llm", "convert_weight", copy, "--device", "cpu", *options, folder)
-    _run(python, "-m", "mlc_llm", "gen_config", copy, "--conv-template", TEMPLATE, *options, folder)
+    _run(python, "-P", "-m", "mlc_llm", "convert_weight", copy, "--device", "cpu", *options, folder)
+    _run(python, "-P", "-m", "mlc_llm", "gen_config", copy, "--conv-template", TEMPLATE, *options, folder)
     if device:
-        _run(python, "-m", "mlc_llm", "compile", folder, "--device", device, *options, folder / "mlc_llm.so")
+        _run(python, "-P", "-m", "mlc_llm", "compile", folder, "--device", device, *options, folder / "mlc_llm.so")
     shutil.rmtree(copy)
 
 
@@ -81,5 +76,5 @@ def _run(python: Path, *arguments: object) -> str:
     result = run_child(command, stdout=subprocess.PIPE)  # alive, it would write into the next run's folder
     if result.returncode:
         last = (result.stderr.strip().splitlines() or ["it says nothing"])[-1]
-        raise UserError(f"`{' '.join(command[:4])}` failed: {last[:300]}; --tool builtin does without it")
+        raise UserError(f"`{' '.join(command[:5])}` failed: {last[:300]}; --tool builtin does without it")
     return result.stdout

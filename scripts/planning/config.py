@@ -74,6 +74,8 @@ def complete(config: Mapping[str, Any], schema: Mapping[str, Any], registry: Reg
             raise ConfigError(f"interpreters: no environment is called {name!r}{suggestion(name, envs)}")
         if shutil.which(interpreter) is None:
             raise ConfigError(f"interpreters.{name}: {interpreter} is no program; name a python that is there")
+    if not Path(filled.get("llama_cpp", "")).is_dir():
+        raise ConfigError(f"llama_cpp: there is no folder {filled['llama_cpp']}; name a build of llama.cpp")
     device = registry.device if filled["device"] == "auto" else filled["device"]
     registry = replace(registry, interpreters=filled["interpreters"], device=device)
     if filled["mlc"]["tool"] == "mlc_llm" and "mlc_llm" not in filled["interpreters"]:

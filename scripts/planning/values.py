@@ -84,10 +84,13 @@ def _is_encodable(text: str) -> bool:
 
 
 def check_file(path: Path) -> None:
-    """Raises `ConfigError` where a config file, which Snakemake has read already, has a key twice: the last one wins
-    there in silence, and a model is lost. JSON first, as Snakemake reads it; in YAML, what `<<` merges may be replaced.
+    """Raises `ConfigError` where a config file cannot be read, and where it has a key twice: in Snakemake, the last one
+    wins in silence, and a model is lost. JSON first, as Snakemake reads it; in YAML, what `<<` merges may be replaced.
     """
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; name a study's YAML") from None
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{path}: over {MAX_BYTES >> 20} MiB, which no study is")
     try:

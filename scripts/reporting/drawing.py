@@ -1,7 +1,7 @@
 """The plots and what draws them in a browser, made in a process of its own: V8, which vl-convert runs, reserves some
 68 GB of addresses, and where a limit (`ulimit -v`, as batch systems set it) forbids that it ends its whole process.
 
-    python -m reporting.drawing FOLDER [loads] < ROWS
+    python -P -m reporting.drawing FOLDER [loads] < ROWS
 
 ROWS: JSON, of `axes.points`. In FOLDER: plots.json, vega.js, quality-speed.svg and .png, quality-size.svg.
 """
@@ -9,7 +9,6 @@ ROWS: JSON, of `axes.points`. In FOLDER: plots.json, vega.js, quality-speed.svg 
 import json
 import resource
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -18,8 +17,9 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
+from common.program import run_child
+
 FILES = Path(__file__).with_name("page_files")
-SCRIPTS = Path(__file__).parent.parent
 NO_PICTURE = FILES / "no-plot.png"  # a text that says so
 
 
@@ -43,8 +43,8 @@ def draw(rows: Sequence[Mapping[str, Any]], loads: bool = False) -> Drawing:
     """Draw the rows of `axes.points`, and compile the plots that the page fills with them, and with `loads`."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        command = [sys.executable, "-m", "reporting.drawing", name, *(["loads"] if loads else [])]
-        made = subprocess.run(command, cwd=SCRIPTS, input=json.dumps(rows), capture_output=True, text=True)
+        command = [sys.executable, "-P", "-m", "reporting.drawing", name, *(["loads"] if loads else [])]
+        made = run_child(command, stdin=json.dumps(rows))
         if made.returncode:
             why = refusal(made.returncode, made.stderr)
             told = placeholder(why)

@@ -12,8 +12,8 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 
+from common import surroundings
 from devices import processes
 
 # what the pipe says: all has started; nothing is to be ended. Its end without that is the word to kill
@@ -26,13 +26,13 @@ class Guard:
     loads, up to `close`. Of what starts after `settle` only what those processes start."""
 
     def __init__(self) -> None:
-        scripts = str(Path(__file__).parents[1])
+        command = [sys.executable, "-P", "-m", "serving.guard", str(os.getpid())]
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "serving.guard", str(os.getpid())],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
-            env=os.environ | {"PYTHONPATH": scripts},
+            env=surroundings.of_child(command),
         )
         assert self.process.stdin is not None
         os.register_at_fork(after_in_child=self.process.stdin.close)  # a pipe ends when nobody holds it

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from common import bounded_json
+from common import bounded_json, surroundings
 from common.program import UserError, printable
 from common.publish import publish_json
 from devices import card, cpu, processes
@@ -138,13 +138,14 @@ def start(
     log.parent.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
     with log.open("wb") as file:
+        words = [sys.executable, "-P", SUPERVISOR, str(grace), *command]
         supervisor = subprocess.Popen(
-            [sys.executable, SUPERVISOR, str(grace), *command],
+            words,
             stdin=subprocess.PIPE,
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=os.environ | dict(environment or {}),
+            env=surroundings.of_child(words) | dict(environment or {}),
             preexec_fn=None if processors is None else partial(os.sched_setaffinity, 0, set(processors)),
         )
     try:

@@ -24,7 +24,7 @@ from scoring import alignment
 from timing import variants
 from timing.decoding import time_tokens
 
-COMMAND = [sys.executable, "-m", "timing.process"]  # and a job's file
+COMMAND = [sys.executable, "-P", "-m", "timing.process"]  # and a job's file
 WARM_UP_TOKENS = 2  # after each prompt
 TRIAL_TOKENS = 64  # tokens of one trial of a number of threads
 TRIALS = 3

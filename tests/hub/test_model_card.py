@@ -130,9 +130,9 @@ def test_each_engine_that_was_measured_has_its_command(study: Study) -> None:
         card.partition("`gptq-int4@served`, as measured in vllm 0.32.0")[2].partition("```sh\n")[2].partition("```")[0]
     )
     assert "hf download acme/demo --local-dir gptq-int4\n" in shell
-    assert "python3 -m vllm.entrypoints.openai.api_server --model=gptq-int4 " in shell
+    assert "python3 -P -m vllm.entrypoints.openai.api_server --model=gptq-int4 " in shell
     assert "--max-num-seqs 64" in shell
-    assert " VLLM_CPU_KVCACHE_SPACE=4 'A=b c' python3 -m " in shell  # the run's, not Quantmill's own
+    assert " VLLM_CPU_KVCACHE_SPACE=4 'A=b c' python3 -P -m " in shell  # the run's, not Quantmill's own
     assert "--max-model-len 514" in shell  # of the artifact's own config.json
     assert "--speculative-config '{" in shell  # quoted for the shell
     assert "Measured in tgi. Its own manual says" in card

@@ -16,6 +16,7 @@ if kind == "missing":
     sys.exit(f"{sys.argv[0]}: No module named mlc_llm")
 if kind == "placeholder":
     sys.exit()
+assert arguments.pop(0) == "-P"
 if arguments[0] == "-c":
     assert "mlc_llm.__version__" in arguments[1]
     print("0.0.stand-in")

@@ -117,7 +117,7 @@ def test_the_words_are_those_that_the_engine_starts(folder: Path) -> None:
         "/opt/my vllm/bin/python",
     ]
     assert line[len(environment) + 2 :] == words
-    words[2] = "--model=/model"
+    words[3] = "--model=/model"
     assert service["command"] == run[-len(words) :] == words
     assert service["environment"] == environment
 

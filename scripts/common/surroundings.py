@@ -1,0 +1,46 @@
+"""What an interpreter that we start reads: neither the folder that its user works in, nor what the user tells Python.
+
+The workflow clears the variables PYTHON* before each job's command (rules/common.smk). What a job finds of them was set
+after that, by a wrapper script that `interpreters` names, and holds for this interpreter alone. Programs of ours are
+started by their path, or by `-P -m` as modules; `-P` and PYTHONSAFEPATH keep the current folder out of `sys.path`, also
+in processes that libraries start.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+SCRIPTS = Path(__file__).resolve().parents[1]
+PREFIX = "PYTHON"  # of all variables that an interpreter reads
+OURS = {"PYTHONNOUSERSITE": "1"}
+
+
+def clear(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what the user tells Python, and without the packages in the user's home."""
+    return {name: value for name, value in environment.items() if not name.startswith(PREFIX)} | OURS
+
+
+def of_child(command: Sequence[Any], environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a program that this one starts.
+
+    This interpreter is told again what a wrapper script told it; another one has a wrapper of its own, or none.
+
+    Args:
+        environment: what to begin with; this process's own, without it.
+    """
+    program, *words = map(str, command)
+    told = dict(os.environ if environment is None else environment)
+    if program != sys.executable:
+        told = clear(told)
+    # an empty entry, as `PYTHONPATH=/packages:$PYTHONPATH` leaves, is the current folder
+    paths = [path for path in told.pop("PYTHONPATH", "").split(os.pathsep) if path and Path(path) != SCRIPTS]
+    if words[:2] == ["-P", "-m"] and (SCRIPTS / words[2].replace(".", "/")).with_suffix(".py").is_file():
+        paths.insert(0, str(SCRIPTS))
+    if paths:
+        told["PYTHONPATH"] = os.pathsep.join(paths)
+    told["PYTHONSAFEPATH"] = "1"
+    if words and Path(words[0]).resolve().is_relative_to(SCRIPTS):
+        del told["PYTHONSAFEPATH"]  # its modules lie beside it
+    return told
