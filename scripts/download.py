@@ -4,7 +4,8 @@
     python scripts/download.py ORGANISATION/NAME DST [--revision main]
 
 Weights come in one form, safetensors where there are any, else .bin. Files land in the hub's own cache, where a later
-run finds them, and DST links to them. A token is taken from HF_TOKEN or from `hf auth login`.
+run finds them, and DST gets copies: reflinks where the file system has them. A token is taken from HF_TOKEN or from
+`hf auth login`.
 """
 
 from pathlib import Path
@@ -14,7 +15,7 @@ import huggingface_hub
 from checkpoint import shards
 from checkpoint.selection import select
 from common import hub, manifest
-from common.program import parser, run
+from common.program import UserError, parser, run
 from common.publish import place, publish
 
 
@@ -32,10 +33,13 @@ def main() -> None:
     files = hub.fetch(repository, names)
     with publish(options.dst) as folder:
         folder.mkdir()
-        for name, path in files.items():
-            place(path, folder / name)
+        hashes = {name: place(path, folder / name) for name, path in files.items()}
+        for name, digest in hashes.items():
+            if repository.files[name].sha256 not in (None, digest):
+                raise UserError(
+                    f"{files[name]}: has other bytes than {repository.name} says; remove it from the hub's cache"
+                )
         weights = [name for name in files if name.endswith((".safetensors", ".bin"))]
-        hashes = {name: repository.files[name].sha256 or manifest.sha256(folder / name) for name in weights}
         manifest.write(
             folder,
             format="source",
@@ -46,7 +50,7 @@ def main() -> None:
                 "hub": repository.name,
                 "revision": options.revision,
                 "commit": repository.commit,
-                "sha256": hashes,
+                "sha256": {name: hashes[name] for name in weights},
             },
             weight_files=weights,
             hashes=hashes,

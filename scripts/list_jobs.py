@@ -19,7 +19,9 @@ from snakemake.settings.enums import Quietness
 from snakemake.settings.types import ConfigSettings, DAGSettings, OutputSettings, ResourceSettings
 from snakemake_interface_common.exceptions import WorkflowError
 
+from common import plain_file
 from common.program import UserError, parser, run
+from planning.values import MAX_BYTES
 
 
 def describe(config: Path | None) -> dict[str, Any]:
@@ -27,6 +29,8 @@ def describe(config: Path | None) -> dict[str, Any]:
 
     A mistake in the config ends the program as it ends Snakemake, with one line.
     """
+    if config and plain_file.is_there(config) and config.stat().st_size > MAX_BYTES:
+        raise UserError(f"{config}: over {MAX_BYTES >> 20} MiB, which no study is")  # before Snakemake reads all of it
     output = OutputSettings(quiet={Quietness.ALL}, enable_file_logging=False)
     with SnakemakeApi(output) as api, contextlib.redirect_stdout(io.StringIO()):
         settings = ConfigSettings(configfiles=[config] if config else [])

@@ -29,4 +29,4 @@ rule fp16:
         device=lambda wc: STUDY["device"],
         gate=gate_options,
     shell:
-        "{params.python:q} {params.program[0]} {input.source} {output} --device {params.device} {params.gate:q} 2> {log}"
+        "{params.python:q} {params.program[0]} {input.source} {output} --share --device {params.device} {params.gate:q} 2> {log}"

@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from common import plain_file
+
 MAX_VALUES = 10_000  # of a config; YAML's aliases make billions of a few lines
 MAX_DEPTH = 20
 MAX_BYTES = 2**20  # of a file
@@ -87,7 +89,7 @@ def check_file(path: Path) -> None:
     """Raises `ConfigError` where a config file, which Snakemake has read already, has a key twice: the last one wins
     there in silence, and a model is lost. JSON first, as Snakemake reads it; in YAML, what `<<` merges may be replaced.
     """
-    data = path.read_bytes()
+    data = plain_file.read(path, MAX_BYTES)
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{path}: over {MAX_BYTES >> 20} MiB, which no study is")
     try:
