@@ -12,10 +12,9 @@ from pathlib import Path
 
 import huggingface_hub
 
-from checkpoint import shards
-from checkpoint.selection import select
+from checkpoint import selection, shards
 from common import hub, manifest
-from common.program import UserError, parser, run
+from common.program import UserError, parser, printable, run
 from common.publish import place, publish
 
 
@@ -27,10 +26,11 @@ def main() -> None:
     options = arguments.parse_args()
 
     repository = hub.resolve(options.repository, options.revision)
-    names = select(repository.name, repository.files)
+    names = selection.select(repository.name, repository.files)
     config = hub.fetch(repository, ["config.json"])["config.json"]  # before any weights
     shards.refuse_quantized(Path(repository.name), shards.read_config(config))
     files = hub.fetch(repository, names)
+    left_out = sorted(map(printable, repository.files.keys() - {*names}))
     with publish(options.dst) as folder:
         folder.mkdir()
         hashes = {name: place(path, folder / name) for name, path in files.items()}
@@ -45,6 +45,7 @@ def main() -> None:
             format="source",
             tool="download",
             tool_version=f"huggingface_hub {huggingface_hub.__version__}",
+            parameters=selection.report(repository.name, left_out),
             source={
                 "kind": "hub",
                 "hub": repository.name,

@@ -8,16 +8,13 @@ is written to it later reaches DST. The copies are reflinks where the file syste
 does not belong to the model is left out, and the manifest names it.
 """
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from checkpoint import selection, shards
 from common import manifest
-from common.program import parser, printable, run
+from common.program import parser, run
 from common.publish import place, publish
-
-NAMED = 20  # files that are left out, in the manifest
 
 
 def main() -> None:
@@ -33,10 +30,7 @@ def main() -> None:
     shards.refuse_quantized(options.src, source.config())
     source.tensors()  # headers that do not fit their files are found before a byte is copied
     files = [*source.files, *filter(None, [source.index()]), *source.others()]
-    left_out = selection.left_out(options.src, {file.name for file in files})
-    if left_out:
-        named = ", ".join(left_out[:NAMED]) + (f" and {len(left_out) - NAMED} more" if left_out[NAMED:] else "")
-        print(printable(f"{options.src}: not part of the model, so left out: {named}"), file=sys.stderr)
+    parameters = selection.report(str(options.src), selection.left_out(options.src, {file.name for file in files}))
     with publish(options.dst, source=options.src) as folder, ThreadPoolExecutor(manifest.HASHERS) as workers:
         folder.mkdir()
         digests = workers.map(place, files, (folder / file.name for file in files))
@@ -47,7 +41,7 @@ def main() -> None:
             format="source",
             tool="link_source",
             tool_version="1",
-            parameters={"left_out": left_out[:NAMED]} if left_out else {},
+            parameters=parameters,
             source={
                 "kind": options.kind,
                 "path": str(options.src),

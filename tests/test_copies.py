@@ -134,6 +134,31 @@ def test_shared_weights_that_were_written_to_stop_the_next_build(
     assert not (tmp_path / "third").exists()
 
 
+def test_what_is_measured_is_read_again_only_where_it_was_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = tmp_path / "fp16"
+    artifact.mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (artifact / name).write_text("weights")
+    manifest.write(artifact, format="fp16", tool="x", tool_version="1", source={})
+    read = []
+    monkeypatch.setattr(manifest, "_digest", lambda path: read.append(path.name) or manifest.sha256(path))
+    assert manifest.read_unchanged(artifact)["format"] == "fp16"
+    assert read == []
+    later = (artifact / manifest.NAME).stat().st_mtime_ns + 10**9
+    os.utime(artifact / "tokenizer.json", ns=(later, later))  # as after a copy to another disk
+    manifest.read_unchanged(artifact)
+    assert read == ["tokenizer.json"]
+    for content in ("WEIGHTS", "more weights"):
+        (artifact / "model.safetensors").write_text(content)
+        os.utime(artifact / "model.safetensors", ns=(later, later))
+        with pytest.raises(
+            UserError, match=r"model\.safetensors: is not what quantmill\.json beside it names any more"
+        ):
+            manifest.read_unchanged(artifact)
+
+
 def test_a_strangers_manifest_is_no_reason_to_share(tmp_path: Path, call: Callable, tools_python: Path) -> None:
     model = tmp_path / "model"
     assert call(tools_python, "scripts/bin_to_safetensors.py", REPO / "demo", model, "--verify").returncode == 0

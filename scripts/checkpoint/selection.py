@@ -5,11 +5,13 @@ name of these is neither read, counted, copied into artifacts nor uploaded.
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from common import plain_file
-from common.program import UserError
+from common.program import UserError, printable
 
 INDEXES = {"safetensors": "model.safetensors.index.json", "bin": "pytorch_model.bin.index.json"}
 SINGLES = {"safetensors": "model.safetensors", "bin": "pytorch_model.bin"}
@@ -37,6 +39,7 @@ BUILT = re.compile(
     r"|tensor-cache\.json|ndarray-cache\.json|\w[\w.-]*\.gguf",
     re.ASCII,
 )
+NAMED = 20  # files that are left out
 MAX_BYTES = 64 * 2**20  # of a file that holds no weights; a tokenizer of 262,144 tokens has 33 MB
 
 
@@ -79,8 +82,19 @@ def parts(folder: Path) -> list[Path]:
 
 
 def left_out(folder: Path, taken: Collection[str]) -> list[str]:
-    """What else lies in a folder, folders with a slash."""
-    return sorted(f"{each.name}{'/' * each.is_dir()}" for each in folder.iterdir() if each.name not in taken)
+    """What else lies in a folder, folders with a slash; names as a terminal can show them."""
+    others = (each for each in folder.iterdir() if each.name not in taken)
+    return sorted(f"{printable(each.name)}{'/' * each.is_dir()}" for each in others)
+
+
+def report(place: str, left_out: Sequence[str]) -> dict[str, Any]:
+    """Say once, on standard error, what was left out; the same as parameters for a manifest, at most `NAMED`."""
+    if not left_out:
+        return {}
+    more = f" and {len(left_out) - NAMED} more" if left_out[NAMED:] else ""
+    named = ", ".join(left_out[:NAMED])
+    print(printable(f"{place}: not part of the model, so left out: {named}{more}"), file=sys.stderr)
+    return {"left_out": list(left_out[:NAMED])}
 
 
 def select(repository: str, files: Iterable[str]) -> list[str]:

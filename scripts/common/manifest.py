@@ -139,6 +139,20 @@ def read_checked(folder: Path, left_out: Collection[str] = ()) -> dict[str, Any]
     return content
 
 
+def read_unchanged(folder: Path) -> dict[str, Any]:
+    """The manifest of an artifact that is to be measured, after each file was held against it that has another size, or
+    was written to after the manifest, which is written last: the others are not read for that. Raises `UserError` where
+    `read` and `check` do."""
+    content, then = read(folder), (folder / NAME).stat().st_mtime_ns
+    suspects = []
+    for name in recorded(folder, content):
+        found = (folder / name).stat() if plain_file.is_there(folder / name) else None
+        if found is None or found.st_size != content["files"][name].get("bytes") or found.st_mtime_ns > then:
+            suspects.append(name)
+    check(folder, content, {name: _digest(folder / name) for name in suspects})
+    return content
+
+
 def check(folder: Path, content: Mapping[str, Any], found: Mapping[str, str | None]) -> None:
     """Raises `UserError` where files of an artifact, by their names, have not the SHA-256 of its manifest any more.
 
@@ -152,9 +166,10 @@ def check(folder: Path, content: Mapping[str, Any], found: Mapping[str, str | No
 
 def recorded(folder: Path, content: Mapping[str, Any]) -> dict[str, str]:
     """The files that a manifest has a SHA-256 of. Raises `UserError` where it names none as ours do."""
-    files = content.get("files")
-    entries = files if isinstance(files, dict) else {"": None}
-    if not all(name == Path(name).name and isinstance(entry, dict) for name, entry in entries.items()):
+    entries = content.get("files", {})
+    if not isinstance(entries, dict) or not all(
+        name == Path(name).name and isinstance(entry, dict) for name, entry in entries.items()
+    ):
         raise UserError(f"{folder / NAME}: names no files with their hashes; build the artifact again")
     return {name: entry["sha256"] for name, entry in entries.items() if entry.get("sha256")}
 

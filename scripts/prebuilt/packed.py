@@ -23,7 +23,7 @@ PARAMETERS = (
 
 def local(path: Path) -> dict[str, Path]:
     """See `prebuilt`."""
-    found = shards.find(path)
+    found = find(path)
     found.tensors()
     files = [*found.files, *filter(None, [found.index()]), *found.others()]
     files += [each for each in [path / QUANTIZE_CONFIG] if plain_file.is_there(each)]
@@ -46,9 +46,7 @@ def check(folder: Path, model: Path, layout: str) -> dict[str, Any]:
     theirs, ours = (same_model.tokens(each / same_model.TOKENIZER) for each in (folder, model))
     if theirs and ours:
         same_model.check_tokens(folder, theirs, ours)
-    found = shards.find(folder)
-    if found.form != "safetensors":
-        raise UserError(f"{folder}: its weights are pickled ({found.form}); name an artifact with safetensors")
+    found = find(folder)
     words = quantization(folder, layout)
     sizes = {name: tensor.nbytes for name, tensor in check_packed(folder, layout, words, shards.find(model)).items()}
     return {
@@ -57,6 +55,14 @@ def check(folder: Path, model: Path, layout: str) -> dict[str, Any]:
         "weight_files": [file.name for file in found.files],
         "weight_bytes_per_token": shards.bytes_read(sizes, shards.read_config(folder / "config.json")),
     }
+
+
+def find(folder: Path) -> Checkpoint:
+    """`shards.find`. Raises `UserError` also for weights that are pickled."""
+    found = shards.find(folder)
+    if found.form != "safetensors":
+        raise UserError(f"{folder}: its weights are pickled ({found.form}); name an artifact with safetensors")
+    return found
 
 
 def gate_layout(folder: Path, layout: str) -> str:
