@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 import shutil
+import struct
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -157,6 +158,32 @@ def test_what_is_measured_is_read_again_only_where_it_was_written_to(
             UserError, match=r"model\.safetensors: is not what quantmill\.json beside it names any more"
         ):
             manifest.read_unchanged(artifact)
+
+
+def test_a_weight_beyond_float16_in_a_later_file_writes_over_nothing_that_is_shared(
+    tmp_path: Path, call: Callable, tools_python: Path
+) -> None:
+    """The files before it are shared by then, and written once more."""
+    source = tmp_path / "safetensors"
+    source.mkdir()
+    (source / "config.json").write_text(json.dumps({"dtype": "float32", "vocab_size": 2}))
+    files = {f"model-0000{number}-of-00002.safetensors": number for number in (1, 2)}
+    for name, number in files.items():
+        kind, data = [("F16", bytes(4)), ("F32", struct.pack("<2f", 1e6, 1))][number - 1]
+        header = {f"t{number}": {"dtype": kind, "shape": [2], "data_offsets": [0, len(data)]}}
+        encoded = json.dumps(header).encode()
+        (source / name).write_bytes(struct.pack("<Q", len(encoded)) + encoded + data)
+    index = {"metadata": {}, "weight_map": {f"t{number}": name for name, number in files.items()}}
+    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+    manifest.write(source, format="safetensors", tool="x", tool_version="1", source={}, parameter_count=4)
+    before = digests(source)
+    result = call(tools_python, "scripts/build_fp16.py", source, tmp_path / "fp16", "--share")
+    assert result.returncode == 0, result.stderr
+    made = digests(tmp_path / "fp16")
+    assert digests(source) == before
+    first, second = files
+    assert made[first] == before[first]
+    assert (tmp_path / "fp16" / second).read_bytes().endswith(struct.pack("<2f", 1e6, 1))
 
 
 def test_a_strangers_manifest_is_no_reason_to_share(tmp_path: Path, call: Callable, tools_python: Path) -> None:

@@ -51,6 +51,7 @@ def read(model: str, folder: Path) -> Artifact:
     for name in names.values():
         if not (folder / name).is_file() or (folder / name).stat().st_size != found["files"][name]["bytes"]:
             raise UserError(f"{folder / name}: is not what {manifest.NAME} beside it names; build the artifact again")
+    manifest.read_unchanged(folder)
     files = {ours: folder / theirs for ours, theirs in names.items()}
     return Artifact(folder.name, folder, found, files, sorted(found["files"].keys() - {*names.values(), CARD}))
 
