@@ -259,6 +259,32 @@ def test_a_reflink_is_taken_where_the_file_system_has_them(tmp_path: Path, monke
         assert not (tmp_path / name).samefile(tmp_path / "a")
 
 
+@pytest.mark.parametrize("kind", ["btrfs", "xfs"])
+def test_a_copy_takes_no_disk_where_there_are_reflinks(tmp_path: Path, kind: str) -> None:
+    if os.geteuid() or not shutil.which(f"mkfs.{kind}"):
+        pytest.skip(f"needs root and mkfs.{kind}")
+    disk, image = tmp_path / "disk", tmp_path / "image"
+    disk.mkdir()
+    image.touch()
+    os.truncate(image, 600_000_000)
+    subprocess.run([f"mkfs.{kind}", "-q", str(image)], check=True)
+    if subprocess.run(["mount", "-o", "loop", str(image), str(disk)], check=False).returncode:
+        pytest.skip(f"{kind} in a file cannot be mounted here")
+    try:
+        assert can_clone(disk)
+        (disk / "a").write_bytes(os.urandom(50_000_000))
+        os.sync()
+        used = shutil.disk_usage(disk).used
+        digest = place(disk / "a", disk / "b")
+        share(disk / "a", disk / "c")
+        os.sync()
+        assert shutil.disk_usage(disk).used - used < 1_000_000
+        write_mapped(disk / "a")
+        assert digest == manifest.sha256(disk / "b") == manifest.sha256(disk / "c") != manifest.sha256(disk / "a")
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
 def test_artifacts_share_what_does_not_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.EOPNOTSUPP, "no reflinks here")
