@@ -227,6 +227,12 @@ def test_a_file_that_grows_while_it_is_copied_is_refused(tmp_path: Path, monkeyp
         place(source, tmp_path / "b")
 
 
+def test_a_file_without_an_end_is_refused(tmp_path: Path) -> None:
+    """The size that the kernel tells of is 0."""
+    with pytest.raises(UserError, match="/proc/self/status: was written to while it was copied"):
+        place(Path("/proc/self/status"), tmp_path / "b")
+
+
 def test_what_has_no_room_is_refused_before_it_is_copied(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     size = 2**43

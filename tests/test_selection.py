@@ -17,7 +17,7 @@ from common.program import UserError
 
 JUNK = {
     *("last.ckpt", "backup.zip", "optimizer.pt", "training_args.bin", "consolidated.00.pth", "notes.txt", ".gitignore"),
-    *("token.json", ".env", "service-account.json", "results.json", "something.txt", "adapter_model.safetensors"),
+    *("token.json", ".env", "service-account.json", "results.json", "something.txt", "draft.safetensors"),
     *("tokenizer_config.json.bak", "modeling_own.py", "vocab.json~", "license.key", "readme.zip", "rng_state.pth"),
     *("tf_model.h5", "tokenizer.json.swp", "credentials.txt", "events.out.tfevents.1", "quantize_config.json"),
 }
@@ -96,7 +96,7 @@ def test_a_folder_and_a_repository_of_the_same_files_make_the_same_model(tmp_pat
     local = {path.name for path in [*found.files, found.index(), *found.others()]}
     assert set(select("acme/m", names(model))) == local
     assert {path.name for path in selection.carried(model)} == KEPT
-    assert {path.name for path in selection.parts(model)} == local | {"training_args.bin", "adapter_model.safetensors"}
+    assert {path.name for path in selection.parts(model)} == local | {"training_args.bin", "draft.safetensors"}
 
 
 def test_a_tokenizer_of_ten_gigabytes_is_refused_by_its_size(

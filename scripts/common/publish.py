@@ -153,21 +153,22 @@ def place(source: Path, target: Path) -> str:
     Never a symbolic link: artifacts are read as if a stranger had made them, and links that lead out are refused.
     Raises `UserError` where it is no plain file, or was written to meanwhile.
     """
-    digest = hashlib.sha256()
+    digest, copied = hashlib.sha256(), 0
     buffer = memoryview(bytearray(COPIED))
     with open_plain(source, buffering=0) as read, target.open("xb+", buffering=0) as written:
         before = os.fstat(read.fileno())
         cloned = _clone(read, written)
         if not cloned:
             _check_room(written, before.st_size)
-        while count := (written if cloned else read).readinto(buffer):
+        while copied <= before.st_size and (count := (written if cloned else read).readinto(buffer)):
+            copied += count
             digest.update(buffer[:count])
             left = buffer[: 0 if cloned else count]
             while left:
                 left = left[written.write(left) :]
         after = os.fstat(read.fileno())
         same = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
-        if not same or os.fstat(written.fileno()).st_size != before.st_size:
+        if not same or copied != before.st_size:
             raise UserError(f"{source}: was written to while it was copied; run again when that is done")
     return digest.hexdigest()
 
