@@ -2,6 +2,8 @@
 
 import re
 
+from checkpoint import selection
+
 SOURCE_PROGRAMS = {"demo": "link_source.py", "path": "link_source.py", "random": "random_weights.py"}
 
 
@@ -11,9 +13,8 @@ HUB_MODELS = [name for name, model in STUDY["models"].items() if source(model)[0
 def source_files(wildcards):
     """The files that a source is made of: when one changes, what was built from it is built again."""
     kind, path = source(STUDY["models"][wildcards.model])
-    files = path.iterdir() if path.is_dir() else [path]
-    named = (file for file in files if file.is_file() and not file.name.startswith("."))
-    return sorted(name for name in map(str, named) if is_plain(name))  # Snakemake cannot take the others
+    files = selection.parts(path) if path.is_dir() else [path]
+    return sorted(name for name in map(str, files) if is_plain(name))  # Snakemake cannot take the others
 
 
 def state(files):
@@ -102,7 +103,7 @@ rule safetensors:
         program=program("bin_to_safetensors.py"),
         python=python("tools"),
     shell:
-        "{params.python:q} {params.program[0]:q} {input.source:q} {output:q} --verify --finite 2> {log:q}"
+        "{params.python:q} {params.program[0]:q} {input.source:q} {output:q} --verify --finite --share 2> {log:q}"
 
 
 rule bin:
@@ -122,4 +123,4 @@ rule bin:
         program=program("safetensors_to_bin.py"),
         python=python("tools"),
     shell:
-        "{params.python:q} {params.program[0]:q} {input.source:q} {output:q} --verify 2> {log:q}"
+        "{params.python:q} {params.program[0]:q} {input.source:q} {output:q} --verify --share 2> {log:q}"

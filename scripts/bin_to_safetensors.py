@@ -5,7 +5,7 @@
 
 SRC is a model's folder, DST the new one. Every shard becomes one .safetensors shard with the same tensors, the index is
 rewritten, and config, tokenizer and generation files are carried along. Weights that already are safetensors are
-linked. Memory stays constant, whatever the size of the model.
+copied. Memory stays constant, whatever the size of the model.
 """
 
 from checkpoint import shards

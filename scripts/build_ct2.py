@@ -148,7 +148,7 @@ def main() -> None:
 
     own_code.forbid()
     source = shards.find(options.src)
-    origin = manifest.read(options.src)
+    origin = manifest.read_checked(options.src)
     check_memory(source, options.quantization)
     carried = [path for path in source.others() if path.name.startswith(("token", "special_tokens", "generation"))]
     with publish(options.dst) as folder:

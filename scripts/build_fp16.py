@@ -3,8 +3,9 @@
 
     python scripts/build_fp16.py SRC DST
 
-Weights that are float16 already are linked. float32 and bfloat16 are rounded to the nearest float16; a tensor that
-float16 cannot hold (beyond 65,504) stays as it is, because it would become infinite. Memory stays constant.
+Files whose weights are all float16 already are copied, or with --share shared. float32 and bfloat16 are rounded to the
+nearest float16; a tensor that float16 cannot hold (beyond 65,504) stays as it is, because it would become infinite.
+Memory stays constant.
 """
 
 import io
@@ -24,7 +25,7 @@ from checkpoint.shards import Checkpoint
 from checkpoint.tensor import DTYPE_BYTES, Tensor
 from common import manifest
 from common.program import UserError, parser, run
-from common.publish import place, publish
+from common.publish import place, publish, share
 from scoring import quality_gate
 
 OUTSIDE = ("rope_theta", "partial_rotary_factor")  # of rope_parameters: beside rope_scaling in transformers 4's words
@@ -71,9 +72,12 @@ def dtype_of(tensor: Tensor, kept: Collection[str]) -> str:
 
 
 def write_weights(
-    folder: Path, source: Checkpoint, groups: Mapping[str, Sequence[Tensor]], kept: Collection[str]
+    folder: Path, source: Checkpoint, groups: Mapping[str, Sequence[Tensor]], kept: Collection[str], shared: bool
 ) -> None:
-    """Write the weight files. Raises `BeyondFloat16` for a tensor that float16 cannot hold and that is not `kept`."""
+    """Write the weight files; `shared`: those that stay as they are share their bytes with the source's.
+
+    Raises `BeyondFloat16` for a tensor that float16 cannot hold and that is not `kept`.
+    """
 
     def write(tensor: Tensor, target: io.FileIO) -> None:
         (copy if tensor.name in kept else write_float16)(tensor, target)
@@ -85,29 +89,32 @@ def write_weights(
             if any(tensor.dtype in CAST for tensor in group):
                 safetensors_file.write(folder / name, group, dtype=dtype, copy=write, progress=bar.update)
             else:
-                place(source.folder / name, folder / name)
+                (share if shared else place)(source.folder / name, folder / name)
 
 
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("src", type=Path, help="folder of the canonical safetensors")
     arguments.add_argument("dst", type=Path, help="folder to write")
+    arguments.add_argument("--share", action="store_true", help="SRC is a workflow's own: share its bytes with DST")
     arguments.add_argument("--device", default="auto", help="auto, cpu or cuda: where the quality gate runs it")
     quality_gate.add_arguments(arguments)
     options = arguments.parse_args()
 
     source = shards.find(options.src)
-    origin = manifest.read(options.src)
+    origin = manifest.read_checked(options.src)
     tensors = source.tensors()
     with publish(options.dst, source=options.src) as folder:
         folder.mkdir()
         groups = {file.name: [tensor for tensor in tensors.values() if tensor.path == file] for file in source.files}
         kept: set[str] = set()
         try:
-            write_weights(folder, source, groups, kept)
+            write_weights(folder, source, groups, kept, options.share)
         except BeyondFloat16:
             kept = {tensor.name for tensor in tensors.values() if not fits(tensor)}
-            write_weights(folder, source, groups, kept)
+            for name in groups:
+                (folder / name).unlink(missing_ok=True)  # never written over: it may be shared
+            write_weights(folder, source, groups, kept, options.share)
         sizes = {name: tensor.numel * DTYPE_BYTES[dtype_of(tensor, kept)] for name, tensor in tensors.items()}
         total = sum(sizes.values())
         if (options.src / shards.INDEXES["safetensors"]).exists():

@@ -107,7 +107,9 @@ def main() -> None:
     if options.sensitivity and not (options.base and options.imatrix):
         raise UserError("--sensitivity: was measured with a --base and an --imatrix; name them too")
 
-    origin = manifest.read(options.src)
+    origin = manifest.read_checked(options.src)
+    if options.base:
+        manifest.read_checked(options.base)
     threads = min(options.threads, cpu.available_threads())
     parameters, calibration = {"type": options.type}, None
     with publish(options.dst) as folder:

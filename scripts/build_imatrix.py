@@ -40,7 +40,7 @@ def main() -> None:
     options = arguments.parse_args()
 
     device = devices.resolve(options.device)
-    origin = manifest.read(options.base)
+    origin = manifest.read_checked(options.base)
     file = files.first(options.base).absolute()
     content = json.loads(options.calibration.read_text(encoding="utf-8"))
     ids = content["ids"]

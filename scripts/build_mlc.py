@@ -86,7 +86,7 @@ def main() -> None:
     if options.library and not options.library.is_file():
         raise UserError(f"{options.library}: no such file; compile_mlc.py writes a model library")
     config = source_config.read(source.config(), options.src / "config.json")
-    origin = manifest.read(options.src)
+    origin = manifest.read_checked(options.src)
     tool = choose_tool(options.tool, options.mlc_llm_python)
     with publish(options.dst, source=options.src) as folder:
         folder.mkdir()

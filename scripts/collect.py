@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet as files
 
-from common import hub, manifest
+from common import hub, manifest, plain_file
 from common.program import UserError, parser, run
 from common.publish import publish
 from compare import read
@@ -45,7 +45,7 @@ def find(text: str) -> tuple[str, Path]:
         path = path.parent
     if path.is_dir():
         path = path / RESULTS
-    if path.is_file():
+    if plain_file.is_there(path):
         return (path.parent.resolve().name if path.name == RESULTS else path.stem), path
     repository = REPOSITORY.fullmatch(text)
     if not repository or path.parent.is_dir():

@@ -18,7 +18,7 @@ from typing import Any
 
 import jsonschema
 
-from common import bounded_json
+from common import bounded_json, plain_file
 from common.program import UserError, parser, printable, run
 from common.publish import publish
 from metrics import METRICS_VERSION
@@ -49,8 +49,7 @@ def refuse(constant: str) -> float:
 def read(path: Path) -> dict[str, Any]:
     """A results.json. Raises `UserError` where it is none, or its figures are of another version of the metrics."""
     try:
-        with path.open("rb") as file:
-            content = bounded_json.loads(file.read(MAX_BYTES + 1), MAX_BYTES, MAX_VALUES, refuse)
+        content = bounded_json.loads(plain_file.read(path, MAX_BYTES), MAX_BYTES, MAX_VALUES, refuse)
     except ValueError as error:
         raise UserError(f"{path}: is no JSON ({error!s:.80}); name a results.json") from None
     version = content.get("metrics_version") if isinstance(content, dict) else None

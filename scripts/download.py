@@ -4,17 +4,17 @@
     python scripts/download.py ORGANISATION/NAME DST [--revision main]
 
 Weights come in one form, safetensors where there are any, else .bin. Files land in the hub's own cache, where a later
-run finds them, and DST links to them. A token is taken from HF_TOKEN or from `hf auth login`.
+run finds them, and DST gets copies: reflinks where the file system has them. A token is taken from HF_TOKEN or from
+`hf auth login`.
 """
 
 from pathlib import Path
 
 import huggingface_hub
 
-from checkpoint import shards
-from checkpoint.selection import select
+from checkpoint import selection, shards
 from common import hub, manifest
-from common.program import parser, run
+from common.program import UserError, parser, printable, run
 from common.publish import place, publish
 
 
@@ -26,27 +26,32 @@ def main() -> None:
     options = arguments.parse_args()
 
     repository = hub.resolve(options.repository, options.revision)
-    names = select(repository.name, repository.files)
+    names = selection.select(repository.name, repository.files)
     config = hub.fetch(repository, ["config.json"])["config.json"]  # before any weights
     shards.refuse_quantized(Path(repository.name), shards.read_config(config))
     files = hub.fetch(repository, names)
+    left_out = sorted(map(printable, repository.files.keys() - {*names}))
     with publish(options.dst) as folder:
         folder.mkdir()
-        for name, path in files.items():
-            place(path, folder / name)
+        hashes = {name: place(path, folder / name) for name, path in files.items()}
+        for name, digest in hashes.items():
+            if repository.files[name].sha256 not in (None, digest):
+                raise UserError(
+                    f"{files[name]}: has other bytes than {repository.name} says; remove it from the hub's cache"
+                )
         weights = [name for name in files if name.endswith((".safetensors", ".bin"))]
-        hashes = {name: repository.files[name].sha256 or manifest.sha256(folder / name) for name in weights}
         manifest.write(
             folder,
             format="source",
             tool="download",
             tool_version=f"huggingface_hub {huggingface_hub.__version__}",
+            parameters=selection.report(repository.name, left_out),
             source={
                 "kind": "hub",
                 "hub": repository.name,
                 "revision": options.revision,
                 "commit": repository.commit,
-                "sha256": hashes,
+                "sha256": {name: hashes[name] for name in weights},
             },
             weight_files=weights,
             hashes=hashes,

@@ -19,6 +19,7 @@ import devices
 import engines
 import layouts
 from checkpoint import shards
+from common import manifest
 from common.program import UserError, parser, run
 from common.publish import publish_json
 from devices import cpu
@@ -73,6 +74,8 @@ def main() -> None:
     options = arguments.parse_args()
 
     source = shards.find(options.source)
+    if not options.artifact and (options.source / manifest.NAME).exists():
+        manifest.read_checked(options.source)
     device = devices.resolve(options.device)
     text = teacher_forcing.read_text(options.evaluation, options.protocol)
     text = text.first(fidelity.WINDOWS if options.artifact else WINDOWS)

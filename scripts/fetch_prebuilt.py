@@ -5,17 +5,19 @@
         --layout gptq --format NAME --engine gptqmodel [--engine-python PYTHON]
 
 MODEL is the folder of this model's safetensors. Layouts are those of `LAYOUTS`; PATH is a folder or a .gguf file.
-Local files are linked, those of the hub fetched at one commit, with their hashes checked; those that a quantmill.json
-beside them names are checked as well. Nothing of it is changed, and no code of it is run. The quality gate
-then runs it like any other.
+Files are copied: reflinks where the file system has them. Those of the hub come from one commit, with their hashes
+checked; those that a quantmill.json beside them names are checked as well. Nothing of it is changed, and no code of it
+is run. The quality gate then runs it like any other.
 """
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from checkpoint import shards
-from common import hub, manifest
+from common import hub, manifest, plain_file
 from common.program import UserError, parser, run
 from common.publish import MANIFEST, place, publish
 from prebuilt import PACKED, ct2, gguf, packed
@@ -26,38 +28,43 @@ LAYOUTS = {"ct2": ct2, "gguf": gguf} | dict.fromkeys(PACKED, packed)
 
 
 class Found(NamedTuple):
-    """An artifact's files by their names in ours, what the user calls each, and its source for the manifest."""
+    """An artifact's files by their names in ours, what the user calls each, and its source for the manifest.
+
+    names: by the same, those that a quantmill.json in the folder `beside` has for them, where there is one; `place` is
+    what errors call that folder.
+    """
 
     files: dict[str, Path]
     origins: dict[str, str]
     source: dict[str, Any]
+    names: dict[str, str]
+    beside: Path | None
+    place: str
 
 
-def check_hashes(folder: Path, files: Mapping[str, Path], place: str) -> None:
+def check_hashes(found: Found, digests: Mapping[str, str]) -> None:
     """Raises `UserError` where a quantmill.json that lies beside an artifact names other hashes than its files have.
 
     A model card may have been edited since, and no engine reads it.
-
-    Args:
-        files: by the names that the manifest has for them. place: what errors call the folder.
     """
-    if not (folder / MANIFEST).is_file():
+    if not found.beside or not plain_file.is_there(found.beside / MANIFEST):
         return
-    recorded = manifest.read(folder).get("files")
+    recorded = manifest.read(found.beside).get("files")
     if not isinstance(recorded, dict) or not all(isinstance(each, dict) for each in recorded.values()):
-        raise UserError(f"{place}/{MANIFEST}: names no files with their hashes; remove it")
-    for name, file in files.items():
-        if name in recorded and name != CARD and manifest.sha256(file) != recorded[name].get("sha256"):
-            raise UserError(f"{place}/{name}: has not the SHA-256 that {MANIFEST} beside it names; fetch it again")
+        raise UserError(f"{found.place}/{MANIFEST}: names no files with their hashes; remove it")
+    for ours, name in found.names.items():
+        if name in recorded and name != CARD and digests[ours] != recorded[name].get("sha256"):
+            raise UserError(
+                f"{found.place}/{name}: has not the SHA-256 that {MANIFEST} beside it names; fetch it again"
+            )
 
 
 def of_path(path: Path, layout: str) -> Found:
-    """A local artifact. Raises `UserError` where files are missing or hashes differ."""
+    """A local artifact. Raises `UserError` where files are missing."""
     files = LAYOUTS[layout].local(path)
     folder = path if path.is_dir() else path.parent
-    check_hashes(folder, {file.name: file for file in files.values()}, str(folder))
-    origins = {name: str(file) for name, file in files.items()}
-    return Found(files, origins, {"kind": "path", "path": str(path), "commit": None})
+    origins, names = ({name: kind(file) for name, file in files.items()} for kind in (str, attrgetter("name")))
+    return Found(files, origins, {"kind": "path", "path": str(path), "commit": None}, names, folder, str(folder))
 
 
 def of_hub(name: str, revision: str, layout: str, file: str | None) -> Found:
@@ -65,12 +72,11 @@ def of_hub(name: str, revision: str, layout: str, file: str | None) -> Found:
     repository = hub.resolve(name, revision)
     names = LAYOUTS[layout].remote(repository.name, repository.files, file)
     fetched = hub.fetch(repository, [*names.values(), *({MANIFEST} & repository.files.keys())])
-    if MANIFEST in fetched:  # as scripts/push.py leaves it beside what it uploads
-        check_hashes(fetched[MANIFEST].parent, {name: fetched[name] for name in names.values()}, repository.name)
     source = {"kind": "hub", "hub": repository.name, "revision": revision, "commit": repository.commit}
     files = {ours: fetched[theirs] for ours, theirs in names.items()}
     origins = {ours: f"{repository.name}/{theirs}" for ours, theirs in names.items()}
-    return Found(files, origins, source | ({"file": file} if file else {}))
+    beside = fetched[MANIFEST].parent if MANIFEST in fetched else None  # as scripts/push.py leaves it
+    return Found(files, origins, source | ({"file": file} if file else {}), names, beside, repository.name)
 
 
 def main() -> None:
@@ -94,10 +100,15 @@ def main() -> None:
         found = of_hub(options.artifact, options.revision, options.layout, options.file)
     else:
         found = of_path(Path(options.artifact), options.layout)
+    model = manifest.read_checked(options.model)
     with publish(options.dst) as folder:
         folder.mkdir()
-        for name, path in [*found.files.items(), *((path.name, path) for path in layout.beside(options.model))]:
-            place(path, folder / name)
+        with ThreadPoolExecutor(manifest.HASHERS) as workers:
+            digests = workers.map(place, found.files.values(), (folder / name for name in found.files))
+            placed = dict(zip(found.files, digests, strict=True))
+        check_hashes(found, placed)
+        for path in layout.beside(options.model):
+            place(path, folder / path.name)
         try:
             facts = layout.check(folder, options.model, options.layout)
         except UserError as error:  # where it came from: this folder is gone when the line is read
@@ -105,11 +116,11 @@ def main() -> None:
             for name, origin in found.origins.items():
                 said = said.replace(str(folder / name), origin)
             raise UserError(said.replace(str(folder), options.artifact)) from None
-        whole = manifest.read(options.model)["parameter_count"]
+        whole = model["parameter_count"]
         weights = whole if options.layout in PACKED else shards.text_parameters(options.model)
         gate_layout = layout.gate_layout(folder, options.layout)
         gate = quality_gate.check(folder, options.engine, gate_layout, options.device, options, options.engine_python)
-        hashes = {name: manifest.sha256(folder / name) for name in facts["weight_files"]}
+        hashes = {name: placed[name] for name in facts["weight_files"]}
         manifest.write(
             folder,
             format=options.format,

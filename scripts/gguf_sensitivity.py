@@ -107,6 +107,8 @@ def main() -> None:
     options = arguments.parse_args()
 
     started = time.monotonic()
+    origin = manifest.read_checked(options.src)
+    manifest.read_checked(options.base)
     device = devices.resolve(options.device)
     threads = min(options.threads, cpu.available_threads())
     base = gguf_file.read_all(files.first(options.base))
@@ -133,7 +135,7 @@ def main() -> None:
     wrong = [abs(check["estimate"] / check["measured"] - 1) for check in checks if check["measured"]]
     content = {
         "kind": "sensitivity",
-        "source": manifest.read(options.src)["source"],
+        "source": origin["source"],
         "imatrix_sha256": manifest.read(options.imatrix)["files"][quantizer.IMATRIX]["sha256"],
         "calibration_sha256": windows.sha256,
         "tokens": sum(map(len, windows.samples)),

@@ -261,7 +261,7 @@ def main() -> None:
     options = arguments.parse_args()
 
     device = devices.resolve(options.device, gpus=options.gpus)
-    manifest.read(options.artifact)  # refuses what is no artifact before any work
+    manifest.read_unchanged(options.artifact)  # refuses what is no artifact before any work
     check_length(options)
     # of the device, not of the threads that will turn out best; first, so that a fault here costs no measurement
     threads = min(options.threads, cpu.available_threads())

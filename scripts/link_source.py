@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""Take a local checkpoint as it is: link its files to the artifacts and record their hashes.
+"""Take a local checkpoint as it is: copy its files to the artifacts and record their hashes.
 
     python scripts/link_source.py SRC DST --kind path
 
-SRC must hold config.json and weights (safetensors or .bin, sharded or not); nothing is copied or changed.
+SRC must hold config.json and weights (safetensors or .bin, sharded or not). Nothing in it is changed, and nothing that
+is written to it later reaches DST. The copies are reflinks where the file system has them, which cost no disk. What
+does not belong to the model is left out, and the manifest names it.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from checkpoint import shards
+from checkpoint import selection, shards
 from common import manifest
 from common.program import parser, run
 from common.publish import place, publish
@@ -25,26 +28,30 @@ def main() -> None:
 
     source = shards.find(options.src)
     shards.refuse_quantized(options.src, source.config())
+    source.tensors()  # headers that do not fit their files are found before a byte is copied
     files = [*source.files, *filter(None, [source.index()]), *source.others()]
-    hashes = {file.name: manifest.sha256(file) for file in source.files}
-    with publish(options.dst, source=options.src) as folder:
+    parameters = selection.report(str(options.src), selection.left_out(options.src, {file.name for file in files}))
+    with publish(options.dst, source=options.src) as folder, ThreadPoolExecutor(manifest.HASHERS) as workers:
         folder.mkdir()
-        for file in files:
-            place(file, folder / file.name)
+        digests = workers.map(place, files, (folder / file.name for file in files))
+        hashes = {file.name: digest for file, digest in zip(files, digests, strict=True)}
+        weights = {file.name: hashes[file.name] for file in source.files}
         manifest.write(
             folder,
             format="source",
             tool="link_source",
             tool_version="1",
+            parameters=parameters,
             source={
                 "kind": options.kind,
                 "path": str(options.src),
                 "commit": None,
-                "sha256": hashes,
+                "sha256": weights,
             },
-            weight_files=list(hashes),
+            weight_files=list(weights),
             hashes=hashes,
         )
+        shards.find(folder)  # what was copied, should it have changed meanwhile
 
 
 if __name__ == "__main__":

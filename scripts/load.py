@@ -75,7 +75,7 @@ def main() -> None:
     arguments.add_argument("--seed", type=int, default=0, help="of lengths, places of the text, and arrivals")
     options = arguments.parse_args()
 
-    artifact = manifest.read(options.artifact)  # refuses what is no artifact before any work
+    artifact = manifest.read_unchanged(options.artifact)  # refuses what is no artifact before any work
     device = devices.resolve(options.device, gpus=options.gpus)
     limit = ceiling.measure()["events_per_core_second"]
     with work_folder(options.out) as folder:

@@ -5,8 +5,9 @@
 
 Snakemake's own Python says which jobs are left and what formats and engines take (scripts/list_jobs.py). The rest
 follows from each model's config.json, which of a model of the hub is all that is fetched. Disk counts weights and
-reference logits; files that will be hard links take none. Times are from recorded results of the same format, engine
-and kind of device. What nobody said or recorded is unknown. The status is 1 where the disk cannot hold it.
+reference logits. A user's files and those of the hub's cache are copied, which takes no disk where the file system has
+reflinks; artifacts share bytes that do not change. Times are from recorded results of the same format, engine and kind
+of device. What nobody said or recorded is unknown. The status is 1 where the disk cannot hold it.
 """
 
 import json
@@ -22,7 +23,9 @@ from huggingface_hub import constants
 
 import devices
 from common.program import UserError, parser, printable, run, run_child
+from common.publish import can_clone
 from planning import jobs
+from planning.cells import prebuilt_files
 from planning.config import source
 from planning.costs import MB, EngineCosts, costs_of
 from planning.jobs import Ask, Jobs
@@ -61,6 +64,17 @@ def nearest_folder(folder: Path) -> Path:
     return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
 
 
+def copied(place: Path, nbytes: int | None) -> int | None:
+    """Bytes that a copy takes of so many that lie at a place: none where the file system has reflinks, which is tried
+    where artifacts lie."""
+    if not same_disk(place, ARTIFACTS):
+        return nbytes
+    try:
+        return 0 if can_clone(nearest_folder(ARTIFACTS)) else nbytes
+    except OSError:  # may not be written, or is full
+        return nbytes
+
+
 def same_disk(one: Path, other: Path) -> bool:
     return nearest_folder(one).stat().st_dev == nearest_folder(other).stat().st_dev
 
@@ -75,6 +89,12 @@ def hub_artifacts(model: Mapping[str, Any]) -> list[str]:
     return [name for name, words in model["prebuilt"].items() if "hub" in words]
 
 
+def prebuilt_bytes(words: Mapping[str, Any]) -> int | None:
+    """Bytes that somebody else's artifact takes here; None for one of the hub."""
+    files = [file for file in prebuilt_files(words) if file.is_file()]
+    return copied(Path(words["path"]), sum(file.stat().st_size for file in files)) if "path" in words else None
+
+
 def tokens(text: str | Mapping[str, Any]) -> int | None:
     """Tokens of a text of the config, at most; None where it is of the hub and not known."""
     nbytes = text_bytes(text)
@@ -82,13 +102,13 @@ def tokens(text: str | Mapping[str, Any]) -> int | None:
 
 
 def weights_rows(name: str, model: dict[str, Any], found: Origin, left: set[str]) -> list[Row]:
-    """The source and the canonical safetensors: links where they can be."""
+    """The source, which is a copy, and the canonical safetensors, which share its bytes where it is such already."""
     kind, path = source(model)
     place = Path(constants.HF_HUB_CACHE) if kind == "hub" else path
-    linked = kind != "random" and same_disk(place, ARTIFACTS)
+    disk = found.weight_bytes if kind == "random" else copied(place, found.weight_bytes)
     mb = {"random": jobs.RANDOM_WEIGHTS, "hub": jobs.DOWNLOADING}.get(kind, jobs.STREAMING)
     rows = [
-        Row(name, "source", 0 if linked else found.weight_bytes, jobs.job_mb(mb)),
+        Row(name, "source", disk, jobs.job_mb(mb)),
         Row(name, "safetensors", 0 if found.form == "safetensors" else found.weight_bytes, jobs.job_mb(jobs.STREAMING)),
     ]
     return [row for row in rows if f"artifacts/{name}/{row.name}" in left]
@@ -119,7 +139,8 @@ def cell_row(cell: dict[str, Any], model: dict[str, Any], found: Origin, left: s
         left.remove(cell["artifact"])  # other runs of it come after
         gated = source(model)[0] != "random"
         asks.append(costs.build(format, engine, found.shape, gated, tokens(texts["calibration"])))
-        size = costs.artifact_bytes(format, found.shape)
+        prebuilt = model["prebuilt"].get(format)
+        size = prebuilt_bytes(prebuilt) if prebuilt else costs.artifact_bytes(format, found.shape)
         beside = max(0, (asks[0].disk_mb - jobs.SMALL) * MB - size) if asks[0].known else 0
         size = 0 if format == jobs.SOURCE_FORMAT and found.dtype == "float16" else size
     if "latency" in kinds:

@@ -14,10 +14,13 @@ import json
 import sys
 from pathlib import Path
 
+from common import plain_file
 from common.program import UserError, parser, printable, run
 from common.publish import MANIFEST, publish_json
 from publishing import card, contents, licence, public, remote
 from reporting import axes, drawing, page
+
+MAX_RESULTS = 32 * 2**20  # bytes of a results.json
 
 
 def main() -> None:
@@ -39,7 +42,10 @@ def main() -> None:
 
     terms = licence.find(options.source, options.license)
     artifacts = [contents.read(options.model, folder) for folder in options.artifacts]
-    results = json.loads(options.results.read_text(encoding="utf-8"))
+    results = json.loads(plain_file.read(options.results, MAX_RESULTS))
+    for each in artifacts:
+        if each.left_out:
+            print(printable(f"{each.folder}: not uploaded, as no engine needs it: {', '.join(each.left_out)}"))
     names = [each.name for each in artifacts]
     allowed = public.of_study(results)
     shown = public.results(results, options.model, names, allowed)

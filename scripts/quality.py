@@ -177,7 +177,7 @@ def main() -> None:
 
     device = devices.resolve(options.device, gpus=options.gpus)
     threads = min(options.threads, cpu.available_threads())
-    artifact = manifest.read(options.artifact)
+    artifact = manifest.read_unchanged(options.artifact)
     text = teacher_forcing.read_text(options.evaluation, options.protocol)
     result = {
         "kind": "noise floor" if options.noise_floor else "quality",

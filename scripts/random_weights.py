@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tqdm import tqdm
 
-from checkpoint import safetensors_file, sharding, shards
+from checkpoint import safetensors_file, selection, sharding, shards
 from checkpoint.copying import write_all
 from checkpoint.tensor import Tensor, row_major
 from common import manifest, own_code
@@ -31,7 +31,6 @@ from common.publish import place, publish
 
 SHARD_BYTES = 5 * 10**9  # as transformers shards
 PERIOD = 2**22 - 3  # values until the noise repeats; prime
-VOCABULARIES = ("vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json")  # and token*
 STEP = 1_000_003  # prime, so that thousands of tensors start at different places
 
 
@@ -104,8 +103,8 @@ def main() -> None:
             names = list(sharding.write(folder, "safetensors", sharding.split(tensors, SHARD_BYTES), write_file))
         dtypes = {"torch_dtype": "float16", "dtype": "float16"}
         (folder / "config.json").write_text(json.dumps(config | dtypes, indent=2) + "\n", encoding="utf-8")
-        lying = sorted(options.config.iterdir()) if options.config.is_dir() else []
-        given = [path for path in lying if path.name.startswith("token") or path.name in VOCABULARIES]
+        lying = selection.carried(options.config) if options.config.is_dir() else []
+        given = [path for path in lying if selection.is_tokenizer(path.name)]
         for path in given:
             place(path, folder / path.name)
         if not given:

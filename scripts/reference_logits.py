@@ -12,6 +12,7 @@ import sys
 
 import devices
 import engines
+from common import manifest
 from common.program import UserError, parser, run
 from common.publish import publish
 from devices import cpu
@@ -23,6 +24,7 @@ def main() -> None:
     teacher_forcing.add_arguments(arguments)
     options = arguments.parse_args()
 
+    manifest.read_unchanged(options.artifact)  # before any work
     device = devices.resolve(options.device, gpus=options.gpus)
     text = teacher_forcing.read_text(options.evaluation, options.protocol)
     to_stdout = str(options.out) == "-"

@@ -74,7 +74,7 @@ def main() -> None:
     options = arguments.parse_args()
 
     asked, include = options.tasks, options.tasks.get("include")
-    artifact = manifest.read(options.artifact)
+    artifact = manifest.read_unchanged(options.artifact)
     scripts = Path(__file__).parent
     module = scripts / "engines" / f"{options.engine.replace('-', '_')}.py"
     made_of = sources.digest(*sources.closure(PROGRAM, scripts), *sources.closure(module, scripts))

@@ -1,5 +1,6 @@
 """A small registry of formats and engines, and a folder with what studies name: for tests of the config."""
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,10 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "config.json").write_text("{}")
     (tmp_path / "adapter" / "adapter_model.safetensors").write_text("")
+    for pipe in ("pipe", "piped/config.json", "piped-weights/model.safetensors"):
+        (tmp_path / pipe).parent.mkdir(exist_ok=True)
+        os.mkfifo(tmp_path / pipe, 0o755)
+    (tmp_path / "piped-weights" / "config.json").write_text("{}")
     (tmp_path / "empty.txt").write_text("\n \n")
     (tmp_path / "latin1.txt").write_bytes("déjà vu".encode("latin-1"))
     monkeypatch.chdir(tmp_path)

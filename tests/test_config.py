@@ -101,6 +101,19 @@ def test_texts_of_a_model_of_the_hub() -> None:
         ),
         ({"reference": "fp61"}, "reference: unknown format 'fp61'; did you mean 'fp16'?"),
         ({"interpreters": {"torch": "/nope/python"}}, "interpreters.torch: /nope/python is no program"),
+        ({"interpreters": {"torch": "./pipe"}}, "interpreters.torch: ./pipe is no program"),
+        ({"texts": {"prompts": "pipe"}}, "texts.prompts: pipe: is a pipe, not a file"),
+        ({"texts": {"calibration": "/dev/zero"}}, "texts.calibration: /dev/zero: is a device, not a file"),
+        (
+            {"texts": {"evaluation": "/proc/self/status"}},
+            "texts.evaluation: /proc/self/status: its size is not that of",
+        ),
+        ({"models": {"a": {"source": {"path": "piped"}}}}, "models.a: piped/config.json: is a pipe, not a file"),
+        ({"models": {"a": {"source": {"random": "pipe"}}}}, "models.a: pipe: is a pipe, not a file"),
+        (
+            {"models": {"a": {"source": {"path": "piped-weights"}}}},
+            "models.a: piped-weights/model.safetensors: is a pipe, not a file",
+        ),
         ({"texts": {"evaluation": "latin1.txt"}}, "texts.evaluation: latin1.txt is not UTF-8 at byte 1"),
         ({"gptq": {"group_size": "128"}}, "gptq.group_size: '128' is not possible; did you mean '128'?"),
         (

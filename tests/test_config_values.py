@@ -271,6 +271,9 @@ def test_snakemake_reads_the_file_again_and_sources_hold_files_of_any_name(
     os.mkfifo(root / "demo/fifo")
     result = call(SNAKEMAKE, *options, cwd=root)
     assert result.returncode == 0, result.stderr
-    carried = {os.fsencode(path.name) for path in (root / "artifacts/a/safetensors").iterdir()}
-    assert carried & set(names) == set(names) - {b"\xff\xfe.txt", b"a\nb.json"}
+    for folder in ("source", "safetensors"):
+        assert not {os.fsencode(path.name) for path in (root / "artifacts/a" / folder).iterdir()} & set(names)
+    left_out = json.loads((root / "artifacts/a/source/quantmill.json").read_text())["parameters"]["left_out"]
+    assert len(left_out) == len(names) + 2
+    assert {r"\udcff\udcfe.txt", r"a\nb.json", "-rf", "loop", "fifo"} <= set(left_out)
     assert not (root / "x").exists()

@@ -1,7 +1,9 @@
 """`make plan`: what a study will take, before any of it is done."""
 
+import json
 import os
 import re
+import struct
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,7 @@ from conftest import REPO
 from hub_server import Repository, serve
 from recorded_rows import jobs_of, of_file
 
+from common.publish import can_clone
 from planning.jobs import HARNESS, UNKNOWN_MINUTES, Jobs
 
 
@@ -57,7 +60,27 @@ def test_the_plan_leaves_out_what_is_there(plan: Callable) -> None:
     second = plan("--disk", "1")
     assert not re.search(r"demo +s", second.stdout)
     peaks = [float(re.search(r"peak: ([\d.]+) MB", result.stdout)[1]) for result in (first, second)]
-    assert peaks[0] - peaks[1] == pytest.approx(11.8, abs=0.11)
+    copy = float(re.search(r"demo +source +([\d.]+) MB", first.stdout)[1])
+    assert copy == pytest.approx(0 if can_clone(plan.root) else 11.8, abs=0.06)
+    assert peaks[0] - peaks[1] == pytest.approx(copy + 11.8, abs=0.16)
+
+
+def test_copies_of_a_users_files_are_counted_and_what_artifacts_share_is_not(plan: Callable, tmp_path: Path) -> None:
+    for name in ("model", "theirs"):
+        (tmp_path / name).mkdir()
+        config = json.loads((REPO / "demo/config.json").read_text()) | {"dtype": "float16"}
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        header = b'{"a":{"dtype":"U8","shape":[4000000],"data_offsets":[0,4000000]}}'
+        (tmp_path / name / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4_000_000))
+        (tmp_path / name / "optimizer.pt").write_bytes(bytes(9_000_000))
+    prebuilt = {"theirs": {"path": str(tmp_path / "theirs"), "layout": "gptq", "engine": "gptqmodel"}}
+    model = {"source": {"path": str(tmp_path / "model")}, "formats": ["fp16"], "prebuilt": prebuilt}
+    (plan.root / "study.yaml").write_text(json.dumps({"models": {"m": model}}))
+    said = plan("study.yaml", "--disk", "10").stdout
+    names = ("source", "safetensors", "fp16", "theirs")
+    disk = {name: re.search(rf"^m +{name} +(\S+ \S+)", said, re.M)[1] for name in names}
+    copied = "0.0 MB" if can_clone(plan.root) else "4.0 MB"
+    assert disk == {"source": copied, "safetensors": "0.0 MB", "fp16": "0.0 MB", "theirs": copied}
 
 
 def test_a_mistake_in_the_config_is_one_line(plan: Callable) -> None:

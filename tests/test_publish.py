@@ -1,7 +1,6 @@
 """Publishing: nothing half-written under a final name, nothing of the user's lost, one writer at a time."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -90,19 +89,6 @@ def test_a_manifest_is_never_written_through_a_link(tmp_path: Path) -> None:
         place(tmp_path / "victim", folder / "quantmill.json")
         manifest.write(folder, format="x", tool="x", tool_version="1")
     assert (tmp_path / "victim").read_text() == "precious"
-
-
-def test_no_link_no_copy_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a filesystem knows no hard links, files are copied."""
-
-    def refuse(*_: object) -> None:
-        raise OSError(1, "no links here")
-
-    (tmp_path / "a").write_text("a")
-    monkeypatch.setattr(os, "link", refuse)
-    place(tmp_path / "a", tmp_path / "b")
-    assert not (tmp_path / "b").is_symlink()
-    assert (tmp_path / "b").read_text() == "a"
 
 
 def test_hashes_are_of_the_bytes_and_not_of_what_a_manifest_claims(

@@ -29,5 +29,5 @@ rule fp16:
         device=lambda wc: STUDY["device"],
         gate=gate_options,
     shell:
-        "{params.python:q} {params.program[0]:q} {input.source:q} {output:q} --device {params.device:q} {params.gate:q}"
-        " 2> {log:q}"
+        "{params.python:q} {params.program[0]:q} {input.source:q} {output:q} --share --device {params.device:q}"
+        " {params.gate:q} 2> {log:q}"

@@ -16,7 +16,7 @@ from checkpoint.shards import Checkpoint
 from checkpoint.tensor import Tensor
 from common import manifest, program
 from common.program import UserError
-from common.publish import fsync_path, place, publish
+from common.publish import fsync_path, place, publish, share
 
 WRITERS = {"safetensors": safetensors_file.write, "bin": torch_zip.write}
 
@@ -38,6 +38,11 @@ def parser(doc: str) -> argparse.ArgumentParser:
         action="store_true",
         help="check the CRCs of the source, compare every byte that was written, hash it and flush it to the disk",
     )
+    arguments.add_argument(
+        "--share",
+        action="store_true",
+        help="SRC is an artifact of a workflow: hold its files against its manifest, and share their bytes with DST",
+    )
     arguments.add_argument("--max-shard-size", type=size, help="cut the weights anew, e.g. 5GB; default: as they are")
     return arguments
 
@@ -55,7 +60,7 @@ def publish_converted(
     """Publish a folder with these tensors of a checkpoint in a form, and its other files as they are.
 
     Args:
-        tool: the program's name; linked: the weight files need no change, and are linked.
+        tool: the program's name; linked: the weight files need no change, and are copied or shared.
         only_finite: refuse NaN and infinity, in safetensors.
     """
     ordered = list(tensors.values())
@@ -69,13 +74,17 @@ def publish_converted(
                 f"{options.src}: {len(group)} tensors would come into one file, and {torch_zip.MAX_TENSORS_A_FILE} is "
                 "the most; cut the weights with --max-shard-size"
             )
+    read_here = {file.name for file in source.files} if linked and only_finite else set()
+    recorded = manifest.read_checked(options.src, read_here) if options.share else {}
     with publish(options.dst, source=options.src, sync=options.verify) as folder:
         folder.mkdir()
         if linked:
             for file in (*source.files, source.index()):
                 if file:
-                    place(file, folder / file.name)
+                    (share if options.share else place)(file, folder / file.name)
             hashes: dict[str, str | None] = hash_files(groups, folder) if only_finite else {}
+            if options.share:
+                manifest.check(options.src, recorded, hashes)
         else:
             total = sum(tensor.nbytes for tensor in ordered)
             with tqdm(total=total, unit="B", unit_scale=True, desc=f"to {form}", disable=None) as bar:

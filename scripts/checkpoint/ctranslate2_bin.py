@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from common.plain_file import open_plain
 from common.program import UserError
 
 VERSION = 6
@@ -40,7 +41,7 @@ def read(path: Path) -> dict[str, Variable]:
     """Name -> `Variable`. Raises `UserError` where the file has another version, is cut off, contradicts itself, or
     tells of more variables than a model has."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
             (version,) = _unpack(file, "<I")
             if version != VERSION:

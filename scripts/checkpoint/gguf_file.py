@@ -15,6 +15,8 @@ from typing import Any
 from checkpoint.ggml_types import TYPES
 from checkpoint.gguf_header import Header
 from checkpoint.gguf_names import split_names
+from common import plain_file
+from common.plain_file import open_plain
 from common.program import UserError
 
 MAGIC = b"GGUF"
@@ -66,7 +68,7 @@ def read(path: Path) -> Gguf:
     Raises `UserError` where it is no GGUF file of version 2 or 3, is big-endian, cut off or damaged, or goes beyond the
     bounds of this module and of gguf_header.
     """
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         header = Header(path, file)
         version, tensors, keys = _counts(header)
         metadata: dict[str, Any] = {}
@@ -148,7 +150,7 @@ def parts(path: Path) -> list[Path]:
     """All files of the model of which `path` is one. Raises `UserError` where one is missing."""
     found = [path.with_name(name) for name in split_names(path.name)]
     for each in found:
-        if not each.is_file():
+        if not plain_file.is_there(each):
             what = f"is missing, one of {len(found)} files" if len(found) > 1 else "there is no such file"
             raise UserError(f"{each}: {what}; download it")
     return found

@@ -5,8 +5,6 @@ from typing import Any
 
 # auto_map names Python, which is not carried along; the others a kernel of somebody's machine, or of the hub's
 NOT_CARRIED = ("auto_map", "attn_implementation", "_attn_implementation", "experts_implementation", "use_kernels")
-# what quantizers and adapters leave beside weights; tools read them in place of config.json
-OTHERS_FILES = ("quantize_config.json", "quant_config.json", "adapter_config.json")
 
 
 def config(content: Any) -> Any:

@@ -7,6 +7,7 @@ by falling dtype and then by name, and the header is padded with spaces to a mul
 
 import io
 import json
+import os
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from checkpoint.copying import copy, write_all
 from checkpoint.tensor import DTYPE_BYTES, Tensor, check_name, is_valid_shape, row_major
 from common import bounded_json
+from common.plain_file import open_plain
 from common.program import UserError
 
 
@@ -24,8 +26,8 @@ def read(path: Path) -> dict[str, Tensor]:
 
     Raises `UserError` where the header is cut off, is no JSON, names an unknown dtype, or disagrees with the file.
     """
-    size = path.stat().st_size
-    with path.open("rb") as file:
+    with open_plain(path) as file:
+        size = os.fstat(file.fileno()).st_size
         prefix = file.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
         if prefix == b"version ":
@@ -53,7 +55,7 @@ def read(path: Path) -> dict[str, Tensor]:
 
 def notes(path: Path) -> dict[str, str]:
     """What a safetensors file, which `read` has found good, says beside its tensors and the form of its framework."""
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         header = bounded_json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
     found = header.get("__metadata__", {})
     return {key: value for key, value in found.items() if isinstance(value, str) and key != "format"}

@@ -1,32 +1,23 @@
 """Read checkpoint folders: one file or many shards, with an index that says which shard holds which tensor."""
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from checkpoint import portable, reads_more_than_text, safetensors_file, share_read, torch_zip
+from checkpoint import reads_more_than_text, safetensors_file, share_read, torch_zip
+from checkpoint.selection import INDEXES, SHARDS, SINGLES, carried
 from checkpoint.tensor import MAX_NAME, Tensor
-from common import bounded_json
+from common import bounded_json, plain_file
 from common.program import UserError
-from common.publish import MANIFEST
 from common.text_config import of_text
 
-INDEXES = {"safetensors": "model.safetensors.index.json", "bin": "pytorch_model.bin.index.json"}
-SINGLES = {"safetensors": "model.safetensors", "bin": "pytorch_model.bin"}
-# such as model-00001-of-00002.safetensors; some repositories write model.safetensors-00001-of-00002.safetensors
-SHARDS = {
-    form: re.compile(rf"{Path(name).stem}(\{Path(name).suffix})?-\d+-of-\d+\{Path(name).suffix}")
-    for form, name in SINGLES.items()
-}
 MAX_CONFIG = 4 * 2**20  # bytes of a config.json; those with a name for each of 20,000 classes take 1 MB
 MAX_LEVELS = 100  # of values in one another in a config.json
 MAX_TENSORS = 200_000  # of a model; the largest have 90,000
 READERS = {"safetensors": safetensors_file.read, "bin": torch_zip.read}
 HEADS = (".lm_head.", ".embed_out.")  # parts of names of a head's tensors; the second is GPT-NeoX's
 TABLES = ("embed_tokens.weight", "word_embeddings.weight", "wte.weight", "embed_in.weight")  # and of embeddings end
-WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf", ".index.json")
 
 
 @dataclass(frozen=True)
@@ -67,16 +58,8 @@ class Checkpoint:
         return found
 
     def others(self) -> list[Path]:
-        """Config, tokenizer, generation and licence files: what holds no weights, is no manifest and not hidden, has a
-        name that can be printed, and is neither a program, which nothing of ours may run, nor a quantizer's."""
-        skipped = (MANIFEST, ".py", *WEIGHT_SUFFIXES, *portable.OTHERS_FILES)
-        files = (path for path in sorted(self.folder.iterdir()) if path.is_file())
-        kept = [
-            path
-            for path in files
-            if path.name.isprintable() and not path.name.startswith(".") and not path.name.endswith(skipped)
-        ]
-        return [check_inside(self.folder, path) for path in kept]
+        """Config, tokenizer and terms: the folder's other files that make the model (see checkpoint.selection)."""
+        return [check_inside(self.folder, path) for path in carried(self.folder)]
 
     def index(self) -> Path | None:
         """The index's file, where there is one."""
@@ -113,11 +96,10 @@ def read_config(path: Path) -> dict:
 
 def read_json(path: Path, limit: int = MAX_CONFIG, values: int = bounded_json.MAX_VALUES) -> dict:
     """A JSON object of a model's folder. Raises `UserError` where it is missing, damaged or over `limit` bytes."""
-    if not path.is_file():
+    if not plain_file.is_there(path):
         raise UserError(f"{path} is missing; a model's folder holds it beside the weights")
     try:
-        with path.open("rb") as file:
-            content = bounded_json.loads(file.read(limit + 1), limit, values)
+        content = bounded_json.loads(plain_file.read(path, limit), limit, values)
     except ValueError as error:
         raise UserError(f"{path}: no valid JSON ({error!s:.120}); download it again") from None
     if not isinstance(content, dict):
@@ -128,8 +110,7 @@ def read_json(path: Path, limit: int = MAX_CONFIG, values: int = bounded_json.MA
 def read_list(path: Path, limit: int) -> list[Any]:
     """A JSON array of a model's folder. Raises `UserError` where it is damaged or over `limit` bytes."""
     try:
-        with path.open("rb") as file:
-            content = bounded_json.loads(file.read(limit + 1), limit)
+        content = bounded_json.loads(plain_file.read(path, limit), limit)
     except ValueError as error:
         raise UserError(f"{path}: no valid JSON ({error!s:.120}); download it again") from None
     if not isinstance(content, list):
@@ -147,10 +128,10 @@ def find(folder: Path) -> Checkpoint:
         raise UserError(f"{folder}: no such folder")
     for form in ("safetensors", "bin"):
         index, single = folder / INDEXES[form], folder / SINGLES[form]
-        if index.is_file():
+        if plain_file.is_there(index):
             weight_map = _weight_map(check_inside(folder, index))
             found = Checkpoint(folder, form, _indexed_files(index, form, weight_map), weight_map)
-        elif single.is_file():
+        elif plain_file.is_there(single):
             found = Checkpoint(folder, form, (check_inside(folder, single),))
         else:
             continue
@@ -224,7 +205,7 @@ def _indexed_files(index: Path, form: str, weight_map: dict[str, str]) -> tuple[
         suffix = Path(SINGLES[form]).suffix
         if not name.endswith(suffix) or name.startswith("."):
             raise UserError(f"{index}: names the shard {name!r:.80}, which is no {suffix} file; refused")
-        if not (index.parent / name).is_file():
+        if not plain_file.is_there(index.parent / name):
             raise UserError(f"{index.parent / name}: is missing, though {index.name} names it; download it again")
         files.append(check_inside(index.parent, index.parent / name))
     return tuple(files)

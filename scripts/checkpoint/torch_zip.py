@@ -18,6 +18,7 @@ from checkpoint.copying import copy, write_all
 from checkpoint.tensor import DTYPE_BYTES, Tensor, check_name, is_valid_shape, row_major
 from checkpoint.zip_directory import Member, crc32
 from checkpoint.zip_writer import ZipWriter
+from common.plain_file import open_plain
 from common.program import UserError
 
 MAX_EXPANSION = 64  # bytes of all tensors over those of the file: strides of zero make terabytes of nothing
@@ -76,7 +77,7 @@ def check(path: Path) -> None:
 
 def _instead_of_a_zip(path: Path) -> str:
     """What a file that is no zip is, and what to do about it."""
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         begin = file.read(40)
     if begin.startswith(b"version https://git-lfs"):
         return "only git-lfs's pointer to the weights; run `git lfs pull` in its repository"
@@ -93,7 +94,7 @@ def _bytes(path: Path, member: Member) -> bytes:
     if member.size > MAX_PICKLE:
         raise UserError(f"{path}: {member.name:.80} is over {MAX_PICKLE >> 20} MiB, which no checkpoint's is; refused")
     zip_directory.check_crc(path, member)
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         file.seek(member.start)
         return file.read(member.size)
 

@@ -5,12 +5,13 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from common import bounded_json
+from common import bounded_json, plain_file
+from common.plain_file import open_plain
 from common.program import UserError
 from common.publish import MANIFEST, fsync_path
 
@@ -21,8 +22,8 @@ _STARTED = time.monotonic()
 
 
 def sha256(path: Path) -> str:
-    """Hexadecimal SHA-256 of a file's bytes."""
-    with path.open("rb") as file:
+    """Hexadecimal SHA-256 of a plain file's bytes."""
+    with open_plain(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -117,13 +118,62 @@ def write(
 def read(folder: Path) -> dict[str, Any]:
     """The manifest of an artifact. Raises `UserError` where there is none, or it is none of ours."""
     path = folder / NAME
-    if not path.is_file():
+    if not plain_file.is_there(path):
         raise UserError(f"{path} is missing: {folder} is not a finished artifact; build it again")
     try:
-        with path.open("rb") as file:
-            content = bounded_json.loads(file.read(MAX_BYTES + 1), MAX_BYTES)
+        content = bounded_json.loads(plain_file.read(path, MAX_BYTES), MAX_BYTES)
     except ValueError as error:
         raise UserError(f"{path}: is damaged ({error!s:.80}); build the artifact again") from None
     if not isinstance(content, dict) or not isinstance(content.get("source"), dict):
         raise UserError(f"{path}: is no manifest of Quantmill's; remove it, or build the artifact again")
     return content
+
+
+def read_checked(folder: Path, left_out: Collection[str] = ()) -> dict[str, Any]:
+    """The manifest of an artifact that something is to be made of, after each of its files was held against it, but for
+    those `left_out`, which the caller reads and gives to `check`. Raises `UserError` where `read` and `check` do."""
+    content = read(folder)
+    names = [name for name in recorded(folder, content) if name not in left_out]
+    with ThreadPoolExecutor(HASHERS) as workers:
+        check(folder, content, dict(zip(names, workers.map(_digest, (folder / name for name in names)), strict=True)))
+    return content
+
+
+def read_unchanged(folder: Path) -> dict[str, Any]:
+    """The manifest of an artifact that is to be measured, after each file was held against it that has another size, or
+    was written to after the manifest, which is written last: the others are not read for that. Raises `UserError` where
+    `read` and `check` do."""
+    content, then = read(folder), (folder / NAME).stat().st_mtime_ns
+    suspects = []
+    for name in recorded(folder, content):
+        found = (folder / name).stat() if plain_file.is_there(folder / name) else None
+        if found is None or found.st_size != content["files"][name].get("bytes") or found.st_mtime_ns > then:
+            suspects.append(name)
+    check(folder, content, {name: _digest(folder / name) for name in suspects})
+    return content
+
+
+def check(folder: Path, content: Mapping[str, Any], found: Mapping[str, str | None]) -> None:
+    """Raises `UserError` where files of an artifact, by their names, have not the SHA-256 of its manifest any more.
+
+    What was made of them would bear the name of another model.
+    """
+    for name, digest in recorded(folder, content).items():
+        if name in found and found[name] != digest:
+            what = "is not there any more" if found[name] is None else f"is not what {NAME} beside it names any more"
+            raise UserError(f"{folder / name}: {what}; remove the folder {folder}, and it is made again")
+
+
+def recorded(folder: Path, content: Mapping[str, Any]) -> dict[str, str]:
+    """The files that a manifest has a SHA-256 of. Raises `UserError` where it names none as ours do."""
+    entries = content.get("files", {})
+    if not isinstance(entries, dict) or not all(
+        name == Path(name).name and isinstance(entry, dict) for name, entry in entries.items()
+    ):
+        raise UserError(f"{folder / NAME}: names no files with their hashes; build the artifact again")
+    return {name: entry["sha256"] for name, entry in entries.items() if entry.get("sha256")}
+
+
+def _digest(path: Path) -> str | None:
+    """The SHA-256 of a file; None where there is none."""
+    return sha256(path) if plain_file.is_there(path) else None

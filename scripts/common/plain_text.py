@@ -2,6 +2,10 @@
 
 from pathlib import Path
 
+from common import plain_file
+
+MAX_BYTES = 64 * 2**20  # of a text: 16 million tokens, of which nobody measures so many
+
 
 class NotPlain(ValueError):
     """Bytes that are no text: what they are, where, and what to do; the file's name is to precede it."""
@@ -13,8 +17,11 @@ def normalise(text: str) -> str:
 
 
 def read(path: Path) -> str:
-    """A text file, through `normalise`. Raises `NotPlain` where it is not UTF-8, holds a NUL, or only white space."""
-    raw = path.read_bytes()
+    """A text file, through `normalise`. Raises `NotPlain` where it is not UTF-8, holds a NUL, only white space, or more
+    than `MAX_BYTES`, and `UserError` where it is no file."""
+    raw = plain_file.read(path, MAX_BYTES)
+    if len(raw) > MAX_BYTES:
+        raise NotPlain(f"is larger than {MAX_BYTES >> 20} MiB; name a part of it")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:

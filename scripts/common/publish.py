@@ -1,6 +1,8 @@
 """Nothing appears under its final name before it is whole: write beside, fsync, rename."""
 
+import errno
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -8,10 +10,13 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from common.plain_file import open_plain
 from common.program import UserError
 
+FICLONE = 0x40049409  # of ioctl(2): linux/fs.h
+COPIED = 2**20  # bytes at a time
 MANIFEST = "quantmill.json"
 SNAKEMAKE = ".snakemake_timestamp"  # what Snakemake leaves in a folder that is an output
 
@@ -141,13 +146,65 @@ def publish_json(final: Path, content: Any) -> None:
         partial.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def place(source: Path, target: Path) -> None:
-    """Give a file a second name: a hard link, or a copy where there can be none (across filesystems, of strangers).
+def place(source: Path, target: Path) -> str:
+    """Copy somebody's file; the SHA-256 of what was copied. A reflink where the file system can, which costs no disk:
+    in neither case does a later writer to one change the other, as with a hard link.
 
     Never a symbolic link: artifacts are read as if a stranger had made them, and links that lead out are refused.
+    Raises `UserError` where it is no plain file, or was written to meanwhile.
     """
+    digest, copied = hashlib.sha256(), 0
+    buffer = memoryview(bytearray(COPIED))
+    with open_plain(source, buffering=0) as read, target.open("xb+", buffering=0) as written:
+        before = os.fstat(read.fileno())
+        cloned = _clone(read, written)
+        if not cloned:
+            _check_room(written, before.st_size)
+        while copied <= before.st_size and (count := (written if cloned else read).readinto(buffer)):
+            copied += count
+            digest.update(buffer[:count])
+            left = buffer[: 0 if cloned else count]
+            while left:
+                left = left[written.write(left) :]
+        after = os.fstat(read.fileno())
+        same = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
+        if not same or copied != before.st_size:
+            raise UserError(f"{source}: was written to while it was copied; run again when that is done")
+    return digest.hexdigest()
+
+
+def share(source: Path, target: Path) -> None:
+    """Give a file of an artifact of ours a second name in another: a reflink where the file system can, else a hard
+    link, since only Quantmill writes there and never to what is finished; a copy where there can be neither."""
     source = source.resolve(strict=True)
+    with open_plain(source) as read, target.open("xb") as written:
+        if _clone(read, written):
+            return
+    target.unlink()
     try:
         os.link(source, target)
     except OSError:
-        shutil.copyfile(source, target)
+        place(source, target)
+
+
+def can_clone(folder: Path) -> bool:
+    """Whether a folder's file system has reflinks, which is tried."""
+    with tempfile.TemporaryFile(dir=folder) as one, tempfile.TemporaryFile(dir=folder) as other:
+        one.write(b"1")
+        one.flush()
+        return _clone(one, other)
+
+
+def _clone(source: IO[bytes], target: IO[bytes]) -> bool:
+    try:
+        fcntl.ioctl(target.fileno(), FICLONE, source.fileno())
+    except OSError:  # another file system, or one without reflinks
+        return False
+    return True
+
+
+def _check_room(target: IO[bytes], size: int) -> None:
+    """Raises OSError where a file cannot have that many bytes: a sparse one may be larger than any disk."""
+    found = os.fstatvfs(target.fileno())
+    if found.f_blocks and found.f_bavail * found.f_frsize < size:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target.name)

@@ -27,7 +27,7 @@ from checkpoint.copying import copy, write_all
 from checkpoint.float16 import CAST, as_float, fits
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import Tensor
-from common.publish import place
+from common.publish import share
 
 FLOATS = CAST | {"F16"}
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -89,7 +89,7 @@ def step_round(x: Any, steps: int) -> Any:
 
 def write_model(folder: Path, source: Checkpoint, reading: Reading | None, dtype: str, own_head: bool = False) -> None:
     """Write a model's folder that transformers loads: a source's config.json, and its weights as an artifact holds
-    them, stored as `dtype` (F32 or F16), or where there is no `reading` the source's own files under second names.
+    them, stored as `dtype` (F32 or F16), or where there is no `reading` the source's own files, shared.
     `own_head`: the artifact has a head besides the embeddings, which is written too.
 
     Raises `Unread` where the artifact's weights cannot be read.
@@ -102,7 +102,7 @@ def write_model(folder: Path, source: Checkpoint, reading: Reading | None, dtype
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     if reading is None:
         for file in filter(None, (*source.files, source.index())):
-            place(file, folder / file.name)
+            share(file, folder / file.name)
         return
 
     # the engine sees weights that float16 has no number for, and takes bfloat16

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from checkpoint.shards import Checkpoint
 from common.program import UserError, run_child
-from common.publish import place
+from common.publish import share
 from mlc.chat_config import TEMPLATE, TOKENIZER_FILES
 from mlc.source_config import SourceConfig
 
@@ -61,7 +61,7 @@ def convert(
 def normalised_copy(source: Checkpoint, config: SourceConfig, folder: Path) -> None:
     """A folder that MLC-LLM may write to (it adds an index), with the one spelling of RoPE that it reads."""
     for path in source.files:
-        place(path, folder / path.name)
+        share(path, folder / path.name)
     for path in (source.index(), *(source.folder / name for name in TOKENIZER_FILES), source.folder / GENERATION):
         if path and path.is_file():
             shutil.copyfile(path, folder / path.name)

@@ -11,6 +11,8 @@ from typing import Any
 import jsonschema
 
 from checkpoint.gguf_names import split_names
+from checkpoint.selection import is_artifacts
+from common.publish import MANIFEST
 from common.urls import wrong_url
 from planning.registry import TAKEN, Engine, Format, suggestion, unknown_format
 from planning.values import ConfigError
@@ -248,11 +250,14 @@ def check_prebuilt(name: str, model: Mapping[str, Any], study: Mapping[str, Any]
 
 
 def prebuilt_files(prebuilt: Mapping[str, Any]) -> list[Path]:
-    """The files of a prebuilt artifact that is here: all of a folder, or a file with the others of its model."""
+    """The files of a prebuilt artifact that is here: those of a folder, or a file with the others of its model."""
     path = Path(prebuilt.get("path", ""))
     if "path" not in prebuilt:
         return []
-    return [*path.iterdir()] if path.is_dir() else [path.with_name(name) for name in split_names(path.name)]
+    if not path.is_dir():
+        return [path.with_name(name) for name in split_names(path.name)]
+    files = [each for each in path.iterdir() if is_artifacts(each.name) or each.suffix == ".safetensors"]
+    return [*files, path / MANIFEST]
 
 
 def artifacts(study: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:

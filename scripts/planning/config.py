@@ -10,7 +10,8 @@ from typing import Any
 
 import jsonschema
 
-from common import plain_text
+from common import plain_file, plain_text
+from common.program import UserError
 from planning import cells, parallelism, publications
 from planning.cells import Registry
 from planning.registry import suggestion, unknown_format
@@ -18,6 +19,7 @@ from planning.sources import CHECKOUT, source
 from planning.values import ConfigError, check_values
 from reporting.task_columns import column_name
 
+MAX_TASK = 2**20  # bytes of a task's YAML
 WEIGHT_FILES = (
     *("model.safetensors", "model.safetensors.index.json"),
     *("pytorch_model.bin", "pytorch_model.bin.index.json"),
@@ -72,7 +74,7 @@ def complete(config: Mapping[str, Any], schema: Mapping[str, Any], registry: Reg
     for name, interpreter in filled["interpreters"].items():
         if name not in envs:
             raise ConfigError(f"interpreters: no environment is called {name!r}{suggestion(name, envs)}")
-        if shutil.which(interpreter) is None:
+        if not Path(shutil.which(interpreter) or "").is_file():
             raise ConfigError(f"interpreters.{name}: {interpreter} is no program; name a python that is there")
     if not Path(filled.get("llama_cpp", "")).is_dir():
         raise ConfigError(f"llama_cpp: there is no folder {filled['llama_cpp']}; name a build of llama.cpp")
@@ -91,6 +93,8 @@ def complete(config: Mapping[str, Any], schema: Mapping[str, Any], registry: Reg
         try:
             check_model(name, model, filled, registry)
             cells.check_prebuilt(name, model, filled, registry)
+        except UserError as error:  # a pipe where a file is to be
+            raise ConfigError(f"models.{name}: {error}") from None
         except OSError as error:  # a folder that may not be read, a name that is too long
             raise ConfigError(f"models.{name}.source: {error.filename}: {error.strerror}") from None
         from_hub = source(model)[0] == "hub"
@@ -154,9 +158,11 @@ def describe(error: jsonschema.ValidationError) -> str:
 def check_text(key: str, path: Path) -> None:
     """A text file of the config must be there and hold something that can be tokenised."""
     try:
-        if not path.is_file():
+        if not plain_file.is_there(path):
             raise ConfigError(f"{key}: {path} is not there; name a text file")
         plain_text.read(path)
+    except UserError as error:
+        raise ConfigError(f"{key}: {error}") from None
     except plain_text.NotPlain as error:
         raise ConfigError(f"{key}: {path} {error}") from None
     except OSError as error:
@@ -170,8 +176,15 @@ def check_tasks(tasks: Mapping[str, Any]) -> None:
         folder = Path(tasks["include"])
         if not folder.is_dir():
             raise ConfigError(f"tasks.include: there is no folder {folder}; name one with your own task YAMLs")
-        if not any(folder.glob("**/*.yaml")):
+        found = [*folder.glob("**/*.yaml")]
+        if not found:
             raise ConfigError(f"tasks.include: {folder} holds no .yaml, so no task")
+        try:
+            sizes = {file: file.stat().st_size for file in found if plain_file.is_there(file)}
+        except UserError as error:
+            raise ConfigError(f"tasks.include: {error}") from None
+        if large := next((file for file, size in sizes.items() if size > MAX_TASK), None):
+            raise ConfigError(f"tasks.include: {large} is larger than {MAX_TASK >> 20} MiB, which no task's YAML is")
     columns: dict[str, str] = {}
     for name in tasks["names"]:
         if (other := columns.setdefault(column_name(name, "score"), name)) != name:
@@ -199,7 +212,7 @@ def check_model(name: str, model: Mapping[str, Any], study: Mapping[str, Any], r
         )
     if kind == "random":
         file = path / "config.json" if path.is_dir() else path
-        if not file.is_file():
+        if not plain_file.is_there(file):
             raise ConfigError(f"models.{name}.source.random: {file} is not there; name a model's config.json")
     elif kind == "hub":
         return
@@ -207,9 +220,9 @@ def check_model(name: str, model: Mapping[str, Any], study: Mapping[str, Any], r
         raise ConfigError(f"models.{name}.source: there is no folder {path}")
     elif not os.access(path, os.R_OK | os.X_OK):
         raise ConfigError(f"models.{name}.source: {path} may not be read; change its permissions")
-    elif not (path / "config.json").is_file():
+    elif not plain_file.is_there(path / "config.json"):
         raise ConfigError(f"models.{name}.source: {path} holds no config.json, so it is no model's folder")
-    elif not any((path / file).is_file() for file in WEIGHT_FILES):
+    elif not any(plain_file.is_there(path / file) for file in WEIGHT_FILES):
         raise ConfigError(
             f"models.{name}.source: {path} holds a config.json but no weights ({', '.join(WEIGHT_FILES)}); "
             f"download them, or measure its speed alone with source: {{random: {path}}}"

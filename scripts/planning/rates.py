@@ -10,6 +10,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from common import plain_file
+
+MAX_RESULTS = 32 * 2**20  # bytes of a results.json
+
 START = 15.0  # seconds until a process has its libraries and a small model; most of it the import of torch
 SERVER_START = 90.0  # seconds until a server of a small model answers, and is warmed up and looked at alone
 REQUESTS_A_SLOT = 23  # loading.plan.PER_SLOT
@@ -25,7 +29,7 @@ def load_rows(files: Iterable[Path]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for file in files:
         if file.is_file():
-            rows += json.loads(file.read_text(encoding="utf-8"))["rows"]
+            rows += json.loads(plain_file.read(file, MAX_RESULTS))["rows"]
     measured = (row for row in rows if row.get("artifact") and row.get("device_details"))
     return [row | {"engine": RENAMED.get(row["engine"], row["engine"])} for row in measured]
 

@@ -1,7 +1,6 @@
 """How many weights a model has, and in which matrices, from its config.json alone."""
 
 import errno
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint import EXPERTS
+from common import bounded_json, plain_file
+from common.program import UserError
+from planning.sources import MAX_CONFIG
 
 LARGEST = 2**32  # of any size: what is beyond was not meant
 
@@ -115,8 +117,8 @@ def of_config(folder: Path) -> Shape | None:
     """What a folder's config.json tells; None where it tells nothing or there is none: some formats have their own."""
     path = folder / "config.json"
     try:
-        return of(json.loads(path.read_bytes())) if path.is_file() else None
-    except (ValueError, RecursionError):  # the job that reads it says so, in a line
+        return of(bounded_json.loads(plain_file.read(path, MAX_CONFIG), MAX_CONFIG)) if path.is_file() else None
+    except (ValueError, UserError):  # the job that reads it says so, in a line
         return None
 
 

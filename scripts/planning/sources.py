@@ -1,10 +1,14 @@
 """Where a model of the config comes from, and what its config.json says where it is here."""
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from common import bounded_json, plain_file
+from common.program import UserError
+
+MAX_CONFIG = 4 * 2**20  # bytes, as in checkpoint.shards
 
 # This checkout, as the working directory sees it: `.` but where another workflow uses this one as a module
 CHECKOUT = Path(os.path.relpath(Path(__file__).resolve().parents[2]))
@@ -27,8 +31,8 @@ def local_config(model: Mapping[str, Any]) -> dict[str, Any]:
 def read_config(file: Path) -> dict[str, Any]:
     """What a config.json says, of its text model where it has several; empty where there is none, or it is damaged."""
     try:
-        found = json.loads(file.read_bytes())
+        found = bounded_json.loads(plain_file.read(file, MAX_CONFIG), MAX_CONFIG)
         found = found.get("text_config") or found
-    except (OSError, ValueError, RecursionError, AttributeError):
+    except (UserError, OSError, ValueError, AttributeError):
         return {}
     return found if isinstance(found, dict) else {}

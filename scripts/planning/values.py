@@ -9,6 +9,9 @@ from typing import Any
 
 import yaml
 
+from common import plain_file
+from common.program import UserError
+
 MAX_VALUES = 10_000  # of a config; YAML's aliases make billions of a few lines
 MAX_DEPTH = 20
 MAX_BYTES = 2**20  # of a file
@@ -88,7 +91,9 @@ def check_file(path: Path) -> None:
     wins in silence, and a model is lost. JSON first, as Snakemake reads it; in YAML, what `<<` merges may be replaced.
     """
     try:
-        data = path.read_bytes()
+        data = plain_file.read(path, MAX_BYTES)
+    except UserError as error:
+        raise ConfigError(str(error)) from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; name a study's YAML") from None
     if len(data) > MAX_BYTES:

@@ -2,7 +2,8 @@
 
 A module of a layout, which the table in fetch_prebuilt.py names, has
 
-- `local(path)`: the files of what the config names; the name of each in the artifact -> its path.
+- `local(path)`: the files of what the config names; the name of each in the artifact -> its path. Headers that do not
+  fit their files are found here, before a byte is copied.
 - `remote(repository, names, file)`: the same of a repository's files: the name in the artifact -> the one there.
 - `check(folder, model, layout)`: hold the files, which lie in a folder now, against the folder of the model's
   safetensors; what the manifest says of them (`parameters`, `weight_files`, `weight_bytes_per_token`, maybe `tool`).

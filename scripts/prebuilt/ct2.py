@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint import ctranslate2_bin, same_model, shards
+from common import plain_file
 from common.program import UserError
 
 VOCABULARY = "vocabulary.json"  # the engine takes tokens by it; older converters wrote others
@@ -13,7 +14,10 @@ FILES = ("model.bin", "config.json", VOCABULARY)
 
 def local(path: Path) -> dict[str, Path]:
     """See `prebuilt`."""
-    return {name: shards.check_inside(path, path / name) for name in FILES if (path / name).is_file()}
+    found = {name: shards.check_inside(path, path / name) for name in FILES if plain_file.is_there(path / name)}
+    if FILES[0] in found:
+        ctranslate2_bin.read(found[FILES[0]])
+    return found
 
 
 def remote(repository: str, names: Iterable[str], file: str | None) -> dict[str, str]:

@@ -62,8 +62,9 @@ def local(path: Path) -> dict[str, Path]:
             found = f"{len(models)} models ({', '.join(model[0] for model in models)})" if models else "no .gguf file"
             raise UserError(f"{path}: holds {found}; name a .gguf file as path")
         path = path / models[0][0]
-    parts = gguf_file.parts(path)
-    return dict(zip(_names(parts), (shards.check_inside(folder, part) for part in parts), strict=True))
+    parts = [shards.check_inside(folder, part) for part in gguf_file.parts(path)]
+    gguf_file.read_all(path)
+    return dict(zip(_names(parts), parts, strict=True))
 
 
 def remote(repository: str, names: Iterable[str], file: str | None) -> dict[str, str]:

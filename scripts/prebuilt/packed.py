@@ -9,6 +9,7 @@ from checkpoint import same_model, shards
 from checkpoint.selection import select
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import Tensor
+from common import plain_file
 from common.program import UserError, printable
 from prebuilt import MAX_WORD, plain
 
@@ -22,15 +23,16 @@ PARAMETERS = (
 
 def local(path: Path) -> dict[str, Path]:
     """See `prebuilt`."""
-    found = shards.find(path)
+    found = find(path)
+    found.tensors()
     files = [*found.files, *filter(None, [found.index()]), *found.others()]
-    files += [each for each in [path / QUANTIZE_CONFIG] if each.is_file()]
+    files += [each for each in [path / QUANTIZE_CONFIG] if plain_file.is_there(each)]
     return {file.name: file for file in files}
 
 
 def remote(repository: str, names: Iterable[str], file: str | None) -> dict[str, str]:
     """See `prebuilt`."""
-    return {name: name for name in select(repository, names)}
+    return {name: name for name in [*select(repository, names), *({QUANTIZE_CONFIG} & {*names})]}
 
 
 def beside(model: Path) -> list[Path]:
@@ -44,9 +46,7 @@ def check(folder: Path, model: Path, layout: str) -> dict[str, Any]:
     theirs, ours = (same_model.tokens(each / same_model.TOKENIZER) for each in (folder, model))
     if theirs and ours:
         same_model.check_tokens(folder, theirs, ours)
-    found = shards.find(folder)
-    if found.form != "safetensors":
-        raise UserError(f"{folder}: its weights are pickled ({found.form}); name an artifact with safetensors")
+    found = find(folder)
     words = quantization(folder, layout)
     sizes = {name: tensor.nbytes for name, tensor in check_packed(folder, layout, words, shards.find(model)).items()}
     return {
@@ -55,6 +55,14 @@ def check(folder: Path, model: Path, layout: str) -> dict[str, Any]:
         "weight_files": [file.name for file in found.files],
         "weight_bytes_per_token": shards.bytes_read(sizes, shards.read_config(folder / "config.json")),
     }
+
+
+def find(folder: Path) -> Checkpoint:
+    """`shards.find`. Raises `UserError` also for weights that are pickled."""
+    found = shards.find(folder)
+    if found.form != "safetensors":
+        raise UserError(f"{folder}: its weights are pickled ({found.form}); name an artifact with safetensors")
+    return found
 
 
 def gate_layout(folder: Path, layout: str) -> str:
@@ -69,7 +77,7 @@ def quantization(folder: Path, layout: str) -> dict[str, Any]:
         raise UserError(
             f"{folder}: its config.json has no quantization_config; where {QUANTIZE_CONFIG} says it, put that there"
         )
-    if (folder / QUANTIZE_CONFIG).is_file():
+    if plain_file.is_there(folder / QUANTIZE_CONFIG):
         other = shards.read_json(folder / QUANTIZE_CONFIG)
         if wrong := [name for name in PARAMETERS if name in found and name in other and found[name] != other[name]]:
             raise UserError(

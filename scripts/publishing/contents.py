@@ -9,7 +9,9 @@ from typing import Any
 
 import yaml
 
-from common import manifest
+from checkpoint import shards
+from checkpoint.selection import INDEXES, is_artifacts
+from common import manifest, plain_file
 from common.program import UserError
 from common.publish import MANIFEST
 from llamacpp import files as gguf_files
@@ -17,17 +19,18 @@ from publishing import licence, public
 
 CARD, RESULTS, STUDY, PLOT = "README.md", "results.json", "study.yaml", "quality-speed.png"
 GGUF = ".gguf"
-COMPILED = ".so"  # for one processor, and a stranger's machine code to whoever downloads it
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """An artifact of the study: its folder, its manifest, and its files by their names in the repository."""
+    """An artifact of the study: its folder, its manifest, and its files by their names in the repository. `left_out`
+    are those of its files that are not uploaded."""
 
     name: str
     folder: Path
     manifest: Mapping[str, Any]
     files: Mapping[str, Path]
+    left_out: Sequence[str] = ()
 
 
 def published_name(model: str, artifact: str) -> str:
@@ -42,12 +45,16 @@ def read(model: str, folder: Path) -> Artifact:
     if (folder / gguf_files.MODEL).is_file():
         names = {published_name(model, folder.name): gguf_files.MODEL}
     else:
-        ours = (CARD, RESULTS, STUDY, PLOT)
-        names = {name: name for name in found["files"] if name not in ours and not name.endswith(COMPILED)}
+        indexed = plain_file.is_there(folder / INDEXES["safetensors"])
+        weights = {file.name for file in shards.find(folder).files} if indexed else set()  # under whatever names
+        taken = (name for name in found["files"] if name in weights or is_artifacts(name))
+        names = {name: name for name in taken if name != CARD}
     for name in names.values():
         if not (folder / name).is_file() or (folder / name).stat().st_size != found["files"][name]["bytes"]:
             raise UserError(f"{folder / name}: is not what {manifest.NAME} beside it names; build the artifact again")
-    return Artifact(folder.name, folder, found, {ours: folder / theirs for ours, theirs in names.items()})
+    manifest.read_unchanged(folder)
+    files = {ours: folder / theirs for ours, theirs in names.items()}
+    return Artifact(folder.name, folder, found, files, sorted(found["files"].keys() - {*names.values(), CARD}))
 
 
 def hashes(artifacts: Sequence[Artifact], files: Mapping[str, Path | bytes]) -> dict[str, dict[str, Any]]:

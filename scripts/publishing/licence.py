@@ -6,6 +6,7 @@ from typing import Any
 
 from huggingface_hub.repocard import metadata_load
 
+from checkpoint.selection import is_carried
 from common.program import UserError
 
 README = "README.md"
@@ -49,4 +50,5 @@ def metadata(source: Path) -> dict[str, Any]:
 
 def texts(source: Path) -> dict[str, Path]:
     """The files of a checkpoint that hold its terms, by name."""
-    return {path.name: path for path in sorted(source.iterdir()) if path.is_file() and path.name.startswith(TEXTS)}
+    terms = (path for path in sorted(source.iterdir()) if path.name.startswith(TEXTS) and is_carried(path.name))
+    return {path.name: path for path in terms if path.is_file()}

@@ -125,6 +125,7 @@ def build(
     Raises `UserError` where the group size or the calibration does not fit, and for whatever the tool raises.
     """
     source = shards.find(options.src)
+    manifest.read_checked(options.src)
     linear = layers.linear_layers(source.tensors())
     if group_size:
         parameters |= {group_size: layers.group_size(str(parameters[group_size]), linear, options.src)}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from common import bounded_json
+from common import bounded_json, plain_file
 from common.program import UserError
 from common.publish import publish_json
 
@@ -82,7 +82,7 @@ class Poisson:
     def read(cls, path: Path) -> "Poisson":
         """A stored schedule. Raises `UserError` where the file is not what `write` wrote."""
         try:
-            content = bounded_json.loads(path.read_bytes())
+            content = bounded_json.loads(plain_file.read(path, bounded_json.MAX_BYTES))
             schedule = cls(content["rate"], content["seed"], tuple(content["times"]))
             Open(schedule.times)
             same = schedule.sha256 == content["sha256"]

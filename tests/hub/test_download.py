@@ -12,6 +12,7 @@ from conftest import REPO
 from hub_server import Fault, Hub, Repository, serve
 
 from checkpoint.selection import select
+from common import manifest
 from common.program import UserError
 
 NAME = "acme/tiny"
@@ -59,7 +60,10 @@ def test_a_model_arrives_at_a_commit_with_its_hashes(hub: Hub, download: Downloa
     result = download()
     assert result.returncode == 0, result.stderr
     got = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    source = json.loads(got.pop("quantmill.json"))["source"]
+    said = json.loads(got.pop("quantmill.json"))
+    source = said["source"]
+    assert set(said["parameters"]["left_out"]) >= {"onnx/model.onnx", "pic.png", "tf_model.h5", "training_args.bin"}
+    assert result.stderr.count("not part of the model, so left out:") == 1
     assert got == {name: repository.files[name] for name in got}
     assert {"config.json", "tokenizer.json", "pytorch_model.bin.index.json"} <= set(got)
     assert not {"onnx", "model.onnx", "tf_model.h5", "training_args.bin", "pic.png"} & set(got)
@@ -89,6 +93,20 @@ def test_safetensors_win_over_bin() -> None:
     for missing in (["config.json"], ["model.safetensors"], ["config.json", "model.gguf"]):
         with pytest.raises(UserError, match="holds no"):
             select("x", missing)
+
+
+def test_a_write_into_the_hubs_cache_changes_no_artifact(download: Download, tmp_path: Path) -> None:
+    result = download()
+    assert result.returncode == 0, result.stderr
+    blobs = [path for path in (tmp_path / "home").rglob("blobs/*") if path.is_file()]
+    assert blobs
+    for path in blobs:
+        with path.open("r+b") as file:
+            file.write(b"another")
+    files = json.loads((tmp_path / "out/quantmill.json").read_text())["files"]
+    assert {path.name: manifest.sha256(path) for path in (tmp_path / "out").iterdir() if path.name in files} == {
+        name: entry["sha256"] for name, entry in files.items()
+    }
 
 
 def test_a_dropped_connection_is_resumed_where_it_broke(hub: Hub, download: Download, tmp_path: Path) -> None:
