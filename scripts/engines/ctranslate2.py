@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 import engines
-from checkpoint import ctranslate2_bin, shards
+from checkpoint import ctranslate2_bin, ctranslate2_model, shards
 from common import token_ids
 from common.program import UserError, first_line
 from devices import cpu
@@ -60,6 +60,7 @@ class Engine(engines.Engine):
             check_cublas()
         if not (artifact / "model.bin").exists():
             raise UserError(f"{artifact}: holds no model.bin, so it is no CTranslate2 artifact; build it again")
+        self.variables = ctranslate2_model.check(artifact)  # the engine itself believes every shape
         try:
             self.generator = ctranslate2.Generator(
                 str(artifact), device=device, intra_threads=threads, compute_type=compute_type
@@ -112,7 +113,7 @@ class Engine(engines.Engine):
         return True
 
     def weight_bytes(self) -> int:
-        return ctranslate2_bin.bytes_per_token(ctranslate2_bin.read(self.artifact / "model.bin"), self.compute_type)
+        return ctranslate2_bin.bytes_per_token(self.variables, self.compute_type)
 
     def versions(self) -> dict[str, str]:
         rough = self.generator.device == "cpu" and self.compute_type.startswith("int8") and not cpu.has_vnni()
