@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 
 from common import bounded_json
-from common.program import UserError
+from common.program import UserError, printable
 from metrics import METRICS_VERSION
 from reporting.columns import COLUMNS, SCHEMA, schema
 from reporting.results import upgrade
@@ -66,7 +66,7 @@ def read(path: Path) -> dict[str, Any]:
             _complete(row, content["config"]["models"])
         check_together({str(path): content})
     except _Wrong as error:
-        raise UserError(f"{path}: {error!s:.400} (see {SCHEMA.name}); make the report again") from None
+        raise UserError(f"{path}: {printable(str(error)):.400} (see {SCHEMA.name}); make the report again") from None
     return content
 
 
@@ -134,6 +134,8 @@ _Validator = jsonschema.validators.extend(
 def _check_schema(content: Any) -> None:
     wrong = next(_Validator(schema()).iter_errors(content), None)
     if wrong is not None:
+        while wrong.context:  # of several schemas the one that fits best: an object's, where null was allowed too
+            wrong = max(wrong.context, key=lambda each: (len(each.absolute_path), each.validator != "type"))
         raise _Wrong(list(wrong.absolute_path), f"{wrong.message:.200}")
 
 
