@@ -28,7 +28,7 @@ from reporting import drawing  # noqa: E402
 
 STUDIES = {"demo": (0, 1, 3), "smollm2-tasks": (0, 1), "h200-served": (0, 2), "smollm2-h100": (0, 1, 12, 28)}
 WINDOWS = 6
-NUMBERS = [0, -1, 1, 5, 10**6, 2**63 - 1, 2**63, 10**400, 1e308, -1e308, 5e-324, 1e-60, 1e60, 0.5, -0.5, 1.0]
+NUMBERS = [0, -1, 1, 5, 10**6, 2**53, 2**63 - 1, 2**63, 10**400, 1e308, -1e308, 5e-324, 1e-60, 1e60, 0.5, -0.5, 1.0]
 TEXTS = ["", "\ud800", "x\x00y", "a" * 30_000, "</script>", "\x1b[2J\n", "gptq-2048", "fp16"]
 LISTS: list[Any] = [[], [[]], [None] * WINDOWS, [0] * WINDOWS, [1e60] * WINDOWS, ["x"], [1, 2]]
 OBJECTS: list[Any] = [{}, {"a": 1}, {"\udfff": 1}, {"texts": {"evaluation": None}}, {"gate": {"faithful": 3}}]

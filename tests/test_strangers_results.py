@@ -37,8 +37,12 @@ def figures(**values: Any) -> Change:
 
 
 WRONG: dict[str, tuple[Change, str]] = {
-    "a number of 401 digits": (figures(perplexity=10**400), "rows.1.perplexity: is a whole number beyond 64 bits"),
-    "a size beyond 64 bits": (figures(size_bytes=2**63), "rows.1.size_bytes: is a whole number beyond 64 bits"),
+    "a number of 401 digits": (figures(perplexity=10**400), "rows.1.perplexity: is a whole number beyond 2^53"),
+    "a size beyond what float64 holds": (
+        figures(size_bytes=2**53 + 1),
+        "rows.1.size_bytes: is a whole number beyond 2^53",
+    ),
+    "a rate that float64 rounds": (figures(tokens_per_second=2**63 - 1), "beyond 2^53"),
     "1e308": (figures(perplexity=1e308), "rows.1.perplexity: is 1e+308, and no figure is above 1e+60"),
     "-1e308": (windows("nll", [-1e308] * 30), "rows.1.quality_windows.nll.0: is -1e+308"),
     "a rate of nothing": (figures(tokens_per_second_low=5e-324), "0.0 is less than or equal to the minimum of 0"),

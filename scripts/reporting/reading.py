@@ -23,7 +23,7 @@ MAX_TEXT, MAX_NAME = 20_000, 500  # characters of a text and of a key
 LARGEST, SMALLEST = 1e60, 1e-60  # of figures: ratios of these, and their squares, are float64; below it is zero
 MOST_NATS = 300  # of a window, over what they are divided by: exp of a difference of two such is a float64
 UNTOLD = "the file does not say why"
-INTEGERS = range(-(2**63), 2**63)
+INTEGERS = range(-(2**53), 2**53 + 1)  # which float64 holds, and the page's scripts
 QUALITY = ("perplexity", "quality_summary", "quality_windows", "quality_totals", "headline", "normalised")
 SPEED = (
     *("device", "device_details", "interference", "latency_summary"),
@@ -105,7 +105,7 @@ def _clean(content: Any, where: tuple[Any, ...] = ()) -> Any:
     if isinstance(content, str):
         _check_text(content, where, MAX_TEXT)
     elif isinstance(content, int) and content not in INTEGERS:
-        raise _Wrong(where, "is a whole number beyond 64 bits")
+        raise _Wrong(where, "is a whole number beyond 2^53")
     elif isinstance(content, float):
         if not math.isfinite(content) or (abs(content) > LARGEST and WIDE not in where):
             raise _Wrong(where, f"is {content:g}, and no figure is above {LARGEST:g}")
