@@ -3,6 +3,7 @@
 Valgrind proves what the engine does with one that is let through: it reads memory that is not the model's.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 import ct2_model
 import numpy as np
 import pytest
+from conftest import REPO
 from ct2_model import CONFIG, Arrays
 
 from checkpoint import ctranslate2_model
@@ -255,3 +257,24 @@ def test_what_is_refused_makes_the_engine_read_foreign_memory(torch_python: Path
         folder = tmp_path / place.replace("/", "-")
         assert "should be" in judge(folder, ct2_model.pack(arrays.items()), {})
         assert foreign_accesses(torch_python, folder) > 0
+
+
+DECODE = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import engines
+engine = engines.load("ctranslate2", Path(sys.argv[2]), "cpu", 1)
+print([token for _, token, _ in engine.decode([[5, 6], [3, 4], [7, 8]], 3)])
+"""
+
+
+def test_an_end_that_no_vocabulary_holds_forbids_no_token(torch_python: Path, call: Callable, tmp_path: Path) -> None:
+    """The engine takes it for token 40 of 40, whose place is that of token 0 of the next sequence, which it forbade."""
+    arrays = ct2_model.variables()
+    arrays["decoder/projection/bias"] = np.array([1000] + [0] * 39, np.float32)
+    folder = ct2_model.write(tmp_path / "model", ct2_model.pack(arrays.items()))
+    words = {"bos_token": "", "eos_token": "no such token", "unk_token": "", "layer_norm_epsilon": 1e-6}
+    (folder / "config.json").write_text(json.dumps(words))
+    result = call(torch_python, "-c", DECODE, REPO / "scripts", folder)
+    assert result.stdout == f"{[0] * 9}\n", result.stderr

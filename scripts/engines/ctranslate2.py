@@ -90,7 +90,8 @@ class Engine(engines.Engine):
         # to another thread through a queue, where they wait while the decoding threads hold the cores: the first came
         # late, and others in bursts. min_length forbids the end-of-sequence token until n tokens are there.
         options = {"max_length": n, "min_length": n, "beam_size": 1, "sampling_topk": 1}
-        options |= {"end_token": self.stop_ids} if self.stop_ids else {}
+        # by itself it takes a token that no vocabulary holds for one beyond the last, and writes behind the logits
+        options["end_token"] = self.stop_ids
         options |= {"min_length": 0, "return_end_token": True} if self.may_end else {}
         texts = [[self.vocabulary[token] for token in ids] for ids in prompts]
         self.generator.generate_batch(texts, include_prompt_in_result=False, callback=keep, **options)
