@@ -20,7 +20,7 @@ import torch
 from ctranslate2.converters import TransformersConverter
 from ctranslate2.specs.attention_spec import RotaryScalingType
 
-from checkpoint import ctranslate2_bin, shards
+from checkpoint import ctranslate2_bin, ctranslate2_model, shards
 from common import manifest, own_code, token_ids
 from common.program import UserError, first_line, parser, run
 from common.publish import publish
@@ -157,6 +157,7 @@ def main() -> None:
             converter.convert(str(folder), quantization=options.quantization, force=True)
         except Exception as error:  # whatever transformers and CTranslate2 raise for models that they do not know
             raise UserError(f"{options.src}: CTranslate2 cannot convert it ({first_line(error)})") from None
+        variables = ctranslate2_model.check(folder, source.config())
         for path in carried:
             shutil.copy(path, folder / path.name)
         ends, said = token_ids.ends(source.config()), folder / "generation_config.json"
@@ -175,7 +176,7 @@ def main() -> None:
             parameter_count=shards.text_parameters(options.src),
             weight_files=["model.bin"],
             gate=gate,
-            weight_bytes_per_token=ctranslate2_bin.bytes_per_token(ctranslate2_bin.read(folder / "model.bin")),
+            weight_bytes_per_token=ctranslate2_bin.bytes_per_token(variables),
         )
 
 

@@ -22,8 +22,8 @@ from pyarrow import parquet as files
 from common import hub, manifest, plain_file
 from common.program import UserError, parser, run
 from common.publish import publish
-from compare import read
 from reporting import axes, collected, drawing, page, parquet, summary, tasks
+from reporting.reading import check_together, read
 
 RESULTS, CARD = "results.json", "README.md"
 REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
@@ -90,6 +90,7 @@ def main() -> None:
     options = arguments.parse_args()
 
     studies = read_all(options.studies)
+    check_together({str(each.path): each.content for each in studies})
     merged, origins = collected.merge({each.name: each.content for each in studies})
     rows = table(studies, merged, origins)
     shown = {"config": merged["config"], "cells": [], "options": ""}

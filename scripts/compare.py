@@ -16,19 +16,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jsonschema
-
-from common import bounded_json, plain_file
 from common.program import UserError, parser, printable, run
 from common.publish import publish
-from metrics import METRICS_VERSION
 from reporting import side_by_side
 from reporting.column import Column
-from reporting.columns import COLUMNS, SCHEMA, schema
+from reporting.columns import COLUMNS
 from reporting.comparison import REGRESSIONS, Change, Limits, Pair, figures, pairs
 from reporting.labels import label
 from reporting.numbers import MISSING, number, size
-from reporting.results import upgrade
+from reporting.reading import check_together, read
 
 WORDS = {
     "worse": "WORSE",
@@ -38,32 +34,6 @@ WORDS = {
     "better": "better",
     "new": "new",
 }  # the gravest first
-MAX_BYTES, MAX_VALUES = 32 * 2**20, 2_000_000  # of results.json; with 29 rows it has 0.5 MB and 27,000 values
-
-
-def refuse(constant: str) -> float:
-    """NaN and infinity are no JSON, and no figure."""
-    raise ValueError(f"{constant} stands where a figure is to be")
-
-
-def read(path: Path) -> dict[str, Any]:
-    """A results.json. Raises `UserError` where it is none, or its figures are of another version of the metrics."""
-    try:
-        content = bounded_json.loads(plain_file.read(path, MAX_BYTES), MAX_BYTES, MAX_VALUES, refuse)
-    except ValueError as error:
-        raise UserError(f"{path}: is no JSON ({error!s:.80}); name a results.json") from None
-    version = content.get("metrics_version") if isinstance(content, dict) else None
-    if version is not None and version != METRICS_VERSION:
-        raise UserError(f"{path}: is of metrics version {version}, not {METRICS_VERSION}; measure again")
-    try:
-        content = upgrade(content) if isinstance(content, dict) else content
-    except (KeyError, TypeError, AttributeError):  # what the schema says of it is of today's version
-        raise UserError(f"{path}: does not fit its schema version; make the report again") from None
-    wrong = next(jsonschema.Draft202012Validator(schema()).iter_errors(content), None)
-    if wrong is not None:
-        where = ".".join(map(str, wrong.absolute_path)) or "the file"
-        raise UserError(f"{path}: {where}: {wrong.message:.200} (see {SCHEMA.name}); make the report again")
-    return content
 
 
 def column_of(change: Change) -> Column:
@@ -181,13 +151,9 @@ def main() -> None:
     options = arguments.parse_args()
 
     before, after = read(options.before), read(options.after)
-    limits = Limits(options.tolerance, options.quality_tolerance, options.count_disturbed)
-    try:
-        found = pairs(before, after, limits)
-        lines = [*table(found), "", *map(printable, details(found))]
-    except (KeyError, TypeError, ValueError, IndexError) as error:  # of files that someone has changed
-        said = f"{type(error).__name__}: {error!s:.80}"
-        raise UserError(f"the two do not fit together ({said}); make the reports again") from None
+    check_together({str(options.before): before, str(options.after): after})
+    found = pairs(before, after, Limits(options.tolerance, options.quality_tolerance, options.count_disturbed))
+    lines = [*table(found), "", *map(printable, details(found))]
     if not any(pair.before and pair.after for pair in found):
         raise UserError(f"{options.before} and {options.after}: no row in common{devices(before, after)}")
     if options.page:

@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 
 import build_ct2  # noqa: E402
 import engines  # noqa: E402
+from checkpoint import ctranslate2_model, shards  # noqa: E402
 from common.program import UserError, first_line  # noqa: E402
 from metrics.windows import Window  # noqa: E402
 from scoring import fidelity, teacher_forcing  # noqa: E402
@@ -123,6 +124,7 @@ def distance(folder: Path, text: teacher_forcing.Text) -> dict[str, Any]:
     except Exception as error:  # as build_ct2.py catches it
         return {"refused": first_line(error)}
     try:
+        ctranslate2_model.check(folder / "ct2", shards.find(folder).config())
         engine = engines.load("ctranslate2", folder / "ct2", "cpu", 1)
         return fidelity.check(words, fidelity.Predictions(engine, text, words), text, engine.compute_type)
     except UserError as error:

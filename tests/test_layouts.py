@@ -117,7 +117,7 @@ def model_bin(folder: Path, matrices: list[np.ndarray]) -> Path:
         name = f"layer_{number}/weight\0".encode()
         data += struct.pack("<H", len(name)) + name + struct.pack("<BIIBI", 2, *matrix.shape, 1, matrix.nbytes)
         data += matrix.tobytes()
-    (folder / "model.bin").write_bytes(data)
+    (folder / "model.bin").write_bytes(data + bytes(4))  # and no aliases
     return folder
 
 

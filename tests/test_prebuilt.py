@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ct2_model
 import numpy as np
 import pytest
 from conftest import REPO
@@ -255,61 +256,60 @@ def test_an_artifact_of_the_hub(tools_python: Path, call: Callable, model: Path,
     assert not (tmp_path / "again").exists()
 
 
-def text(word: str) -> bytes:
-    return struct.pack("<H", len(word) + 1) + word.encode() + b"\0"
-
-
-def variable(name: str, shape: tuple[int, ...], dtype: int, nbytes: int) -> bytes:
-    """An array of zeros as CTranslate2's model.bin holds it."""
-    head = text(name) + struct.pack(f"<B{len(shape)}I", len(shape), *shape)
-    return head + struct.pack("<BI", dtype, nbytes) + bytes(nbytes)
-
-
-def write_ct2(tmp_path: Path, weights: bytes, **files: str) -> Path:
-    """A CTranslate2 folder of this model, whose one layer holds `weights`."""
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
-    embeddings = variable("decoder/embeddings/weight", (VOCABULARY, INPUTS), 0, VOCABULARY * INPUTS * 4)
-    head = struct.pack("<I", 6) + text("x") + struct.pack("<II", 1, 2)
-    (theirs / "model.bin").write_bytes(head + embeddings + weights)
-    for name, content in ({"config": "{}", "vocabulary": '["a", "b", "c", "d", "e"]'} | files).items():
-        if content:
-            (theirs / f"{name}.json").write_text(content)
+def write_ct2(tmp_path: Path, change: Callable[[bytes], bytes] = bytes, int8: bool = True, **files: str) -> Path:
+    """A CTranslate2 folder of this model, `change`d; `files`: what others hold instead, nothing where there is none."""
+    content = ct2_model.pack(ct2_model.variables(CONFIG, int8).items())
+    theirs = ct2_model.write(tmp_path / "theirs", change(content))
+    for name, text in ({"config": "{}", "vocabulary": '["a", "b", "c", "d", "e"]'} | files).items():
+        (theirs / f"{name}.json").unlink(missing_ok=True)
+        if text:
+            (theirs / f"{name}.json").write_text(text)
     return theirs
 
 
-INT8 = variable("decoder/layer_0/w", (8, 8), 1, 64)
-
-
 def test_ctranslate2_of_this_model(fetch: Callable, tmp_path: Path) -> None:
-    fetch(write_ct2(tmp_path, INT8), "ct2", good=True)
+    fetch(write_ct2(tmp_path), "ct2", good=True)
+
+
+def shorten_norm(_: bytes) -> bytes:
+    """A last norm of 63 for 64, which CTranslate2 would load."""
+    arrays = ct2_model.variables(CONFIG, int8=True)
+    arrays["decoder/layer_norm/gamma"] = arrays["decoder/layer_norm/gamma"][:63]
+    return ct2_model.pack(arrays.items())
+
+
+def lie_of_size(content: bytes) -> bytes:
+    """A matrix that is larger than its bytes."""
+    name = b"decoder/layer_0/ffn/linear_0/weight\0\2"
+    return content.replace(name + struct.pack("<II", 16, 64), name + struct.pack("<II", 2**31, 2**31))
 
 
 @pytest.mark.parametrize(
-    ("weights", "files", "message"),
+    ("change", "files", "message"),
     [
-        (INT8, {"vocabulary": "", "shared_vocabulary": '["a"]'}, "theirs: holds no vocabulary.json; convert the model"),
-        (INT8, {"vocabulary": '{"a": 1}'}, "vocabulary.json: should hold a JSON array"),
-        (INT8, {"config": ""}, "config.json is missing"),
-        (INT8, {"config": "[1]"}, "config.json: should hold a JSON object"),
-        (INT8[:-1], {}, "model.bin: cut off, or no CTranslate2 model"),
+        (bytes, {"vocabulary": "", "shared_vocabulary": '["a"]'}, "theirs: holds no vocabulary.json; convert the"),
+        (bytes, {"vocabulary": '{"a": 1}'}, "vocabulary.json: should hold a JSON array"),
+        (bytes, {"config": ""}, "config.json is missing"),
+        (bytes, {"config": "[1]"}, "config.json: should hold a JSON object"),
+        (lambda content: content[:-1], {}, "model.bin: cut off, or no CTranslate2 model"),
         (
-            variable("decoder/layer_0/w", (2**31, 2**31), 1, 64),
+            lie_of_size,
             {},
-            "model.bin: 'decoder/layer_0/w' has 64 bytes for [2147483648, 2147483648] of int8; build it again",
+            "model.bin: 'decoder/layer_0/ffn/linear_0/weight' has 1024 bytes for [2147483648, 2147483648] of int8",
         ),
+        (shorten_norm, {}, "theirs/model.bin: decoder/layer_norm/gamma should be [64] of float32"),
     ],
 )
 def test_ctranslate2_that_its_engine_could_not_load(
-    fetch: Callable, tmp_path: Path, weights: bytes, files: dict[str, str], message: str
+    fetch: Callable, tmp_path: Path, change: Callable[[bytes], bytes], files: dict[str, str], message: str
 ) -> None:
-    assert message in fetch(write_ct2(tmp_path, weights, **files), "ct2")
+    assert message in fetch(write_ct2(tmp_path, change, **files), "ct2")
 
 
 def test_ctranslate2_of_a_model_with_other_names_for_its_sizes(fetch: Callable, model: Path, tmp_path: Path) -> None:
     """GPT-2 says n_embd and n_layer."""
     (model / "config.json").write_text(json.dumps({"model_type": "gpt2", "vocab_size": VOCABULARY}))
-    fetch(write_ct2(tmp_path, INT8), "ct2", good=True)
+    fetch(write_ct2(tmp_path), "ct2", good=True)
 
 
 def test_integers_that_are_not_read_are_not_held_against_the_source(
@@ -317,10 +317,12 @@ def test_integers_that_are_not_read_are_not_held_against_the_source(
 ) -> None:
     ask = "import sys; from pathlib import Path; from prebuilt import ct2"
     ask += "; print([ct2.gate_layout(Path(each), 'ct2') for each in sys.argv[1:]])"
+    arrays = ct2_model.variables(CONFIG)
+    shorts = {name: each.astype(np.int16) if each.ndim == 2 else each for name, each in arrays.items()}
     folders = []
-    for dtype, nbytes in ((1, 64), (2, 128), (4, 128)):  # int8, int16, float16
-        (tmp_path / str(dtype)).mkdir()
-        folders.append(write_ct2(tmp_path / str(dtype), variable("decoder/layer_0/w", (8, 8), dtype, nbytes)))
+    for name, change in (("int8", bytes), ("int16", lambda _: ct2_model.pack(shorts.items()))):
+        folders.append(write_ct2(tmp_path / name, change))
+    folders.append(write_ct2(tmp_path / "floats", int8=False))
     result = call(tools_python, "-c", ask, *folders, PYTHONPATH=str(REPO / "scripts"))
     assert result.stdout == "['ct2', None, 'source']\n", result.stderr
 

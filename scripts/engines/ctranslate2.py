@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 import engines
-from checkpoint import ctranslate2_bin, shards
+from checkpoint import ctranslate2_bin, ctranslate2_model, shards
 from common import token_ids
 from common.program import UserError, first_line
 from devices import cpu
@@ -60,6 +60,7 @@ class Engine(engines.Engine):
             check_cublas()
         if not (artifact / "model.bin").exists():
             raise UserError(f"{artifact}: holds no model.bin, so it is no CTranslate2 artifact; build it again")
+        self.variables = ctranslate2_model.check(artifact)  # the engine itself believes every shape
         try:
             self.generator = ctranslate2.Generator(
                 str(artifact), device=device, intra_threads=threads, compute_type=compute_type
@@ -89,7 +90,8 @@ class Engine(engines.Engine):
         # to another thread through a queue, where they wait while the decoding threads hold the cores: the first came
         # late, and others in bursts. min_length forbids the end-of-sequence token until n tokens are there.
         options = {"max_length": n, "min_length": n, "beam_size": 1, "sampling_topk": 1}
-        options |= {"end_token": self.stop_ids} if self.stop_ids else {}
+        # by itself it takes a token that no vocabulary holds for one beyond the last, and writes behind the logits
+        options["end_token"] = self.stop_ids
         options |= {"min_length": 0, "return_end_token": True} if self.may_end else {}
         texts = [[self.vocabulary[token] for token in ids] for ids in prompts]
         self.generator.generate_batch(texts, include_prompt_in_result=False, callback=keep, **options)
@@ -112,7 +114,7 @@ class Engine(engines.Engine):
         return True
 
     def weight_bytes(self) -> int:
-        return ctranslate2_bin.bytes_per_token(ctranslate2_bin.read(self.artifact / "model.bin"), self.compute_type)
+        return ctranslate2_bin.bytes_per_token(self.variables, self.compute_type)
 
     def versions(self) -> dict[str, str]:
         rough = self.generator.device == "cpu" and self.compute_type.startswith("int8") and not cpu.has_vnni()

@@ -46,7 +46,7 @@ def row_hashes(rows: np.ndarray) -> np.ndarray:
 def read(artifact: Path, source: Checkpoint) -> Reading:
     """See `layouts`. Raises `UserError` where a matrix is stored, but not as the source's is quantized: the conversion
     changed it."""
-    variables = ctranslate2_bin.read(artifact / MODEL)
+    variables = ctranslate2_bin.read(artifact / MODEL).variables
     matrices = (each for each in variables.values() if each.dtype == "int8" and len(each.shape) == 2)
     stored = [np.memmap(artifact / MODEL, np.int8, "r", each.start, each.shape) for each in matrices]
     hashes = np.unique(np.concatenate([row_hashes(matrix) for matrix in stored]))

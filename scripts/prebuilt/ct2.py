@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from checkpoint import ctranslate2_bin, same_model, shards
+from checkpoint import ctranslate2_bin, ctranslate2_model, same_model, shards
 from common import plain_file
 from common.program import UserError
 
@@ -32,7 +32,7 @@ def beside(model: Path) -> list[Path]:
 
 def check(folder: Path, model: Path, layout: str) -> dict[str, Any]:
     """See `prebuilt`. Its config.json tells nothing of the model's sizes."""
-    variables = ctranslate2_bin.read(folder / "model.bin")
+    variables = ctranslate2_bin.read(folder / "model.bin").variables
     config = shards.read_config(model / "config.json")
     embeddings = variables.get("decoder/embeddings/weight")
     layers = {name.split("/")[1] for name in variables if name.startswith("decoder/layer_")} - {"layer_norm"}
@@ -45,6 +45,7 @@ def check(folder: Path, model: Path, layout: str) -> dict[str, Any]:
     shards.read_json(folder / "config.json")  # the engine reads it
     if not (folder / VOCABULARY).is_file():
         raise UserError(f"{folder}: holds no {VOCABULARY}; convert the model with CTranslate2 4")
+    ctranslate2_model.check(folder, config)
     words = shards.read_list(folder / VOCABULARY, same_model.MAX_TOKENIZER)
     ours = same_model.tokens(model / same_model.TOKENIZER)
     if ours:
@@ -59,6 +60,6 @@ def check(folder: Path, model: Path, layout: str) -> dict[str, Any]:
 
 def gate_layout(folder: Path, layout: str) -> str | None:
     """See `prebuilt`. None of integers that we do not read."""
-    variables = ctranslate2_bin.read(folder / "model.bin").values()
+    variables = ctranslate2_bin.read(folder / "model.bin").variables.values()
     integers = {variable.dtype for variable in variables if len(variable.shape) == 2 and "int" in variable.dtype}
     return "source" if not integers else layout if integers == {"int8"} else None

@@ -89,7 +89,7 @@ def differences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     for model in dict.fromkeys(row["model"] for row in rows):
         seen: dict[str, dict[str, list[str]]] = {}
         for row in rows:
-            if row["model"] != model or row["versions"] is None:
+            if row["model"] != model or row["versions"] is None or row["device_details"] is None:
                 continue
             device = {name: row["device_details"].get(name) for name in ("name", "driver")}
             versions = {name: text for name, text in row["versions"].items() if str(text)[:1].isdigit()}
