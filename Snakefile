@@ -47,6 +47,7 @@ include: "rules/publish.smk"
 
 
 onstart:
+    heed_signals()
     work_alone()
     report_while_running()
 

@@ -1,5 +1,6 @@
 """One workflow at a time in artifacts/, which may be a link to a folder that others work in too."""
 
+import _thread
 import signal
 
 from common import workflow_lock
@@ -17,12 +18,19 @@ if workflow.is_main_process and Path(workflow.basedir).samefile(CHECKOUT):
     workflow_lock.share_records(ARTIFACTS, RECORDS)
 
 
+def heed_signals():
+    """End as after Ctrl-C where the terminal is closed (after nohup it means nothing), and never wait for SIGTERM's
+    handler: Snakemake's waits for a lock that what it has interrupted may hold."""
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
+    finish = signal.getsignal(signal.SIGTERM)
+    if callable(finish):
+        signal.signal(signal.SIGTERM, lambda number, frame: _thread.start_new_thread(finish, (number, None)))
+
+
 def work_alone():
     """Hold the lock where jobs will write something; Snakemake ends with one line where another workflow holds it. Its
     own lock is off (profiles/default), because it outlives a run that was killed."""
-    # a terminal that is closed is a Ctrl-C; after nohup it means nothing
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
-        signal.signal(signal.SIGHUP, signal.default_int_handler)
     if any(job.output for job in workflow.dag.needrun_jobs()):
         try:
             workflow_lock.hold(ARTIFACTS, LAST)

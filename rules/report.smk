@@ -196,7 +196,8 @@ def report_the_rest():
     for page in [each for each in logger.handlers if isinstance(each, LivePage)]:
         page.wait()  # two cannot write the same files
     if asked_for_page() and can_report():
-        made = run_child(report_command("--incomplete"), stdin=json.dumps(files_to_come()), stdout=subprocess.PIPE)
+        told = {"stdin": json.dumps(files_to_come()), "stdout": subprocess.PIPE, "env": surroundings.clear(os.environ)}
+        made = run_child(report_command("--incomplete"), **told)
         said = made.stdout if not made.returncode else made.stderr.strip().split("\n")[-1]
         print(said.strip(), file=sys.stderr)
 

@@ -1,6 +1,7 @@
 """How a run of Snakemake ends: in one line for what its user can mend, and always so that the same command goes on."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -110,6 +111,20 @@ def test_a_clone_at_an_odd_path_is_run_from_elsewhere(
     done = subprocess.run(command, cwd=here, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert check_artifacts(here / "artifacts") == {"source", "safetensors", "bin"}
+
+
+def test_every_word_of_a_shell_command_is_quoted() -> None:
+    commands = 0
+    for file in [REPO / "Snakefile", *(REPO / "rules").rglob("*.smk")]:
+        text = file.read_text()
+        for command in [
+            *re.findall(r"^ +shell:\n(.*?)\n(?:\n|\Z)", text, re.M | re.S),
+            *re.findall(r"^SCORING.*?^\)", text, re.M | re.S),
+        ]:
+            fields = set(re.findall(r"\{[^{}]*\}", command)) - {"{threads}"}
+            assert fields and all(field.endswith(":q}") for field in fields), f"{file}: {command}"
+            commands += 1
+    assert commands > 20
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,16 @@ def test_looking_needs_no_lock(roots: list[Path], tmp_path: Path) -> None:
     holder.communicate()
 
 
+def test_an_environment_is_not_built_while_another_workflow_works(roots: list[Path], tmp_path: Path) -> None:
+    holder = hold(tmp_path / "shared")
+    assert holder.stdout.readline() == "held\n"
+    code, told = run(roots[0], "envs/tools")
+    assert code == 1
+    assert re.match(HELD, told.splitlines()[-1]), told
+    assert not (roots[0] / "envs/tools").exists()
+    holder.communicate()
+
+
 def hold(folder: Path, *later: str) -> subprocess.Popen[str]:
     """A program that holds the lock until its input ends; `later`: it takes it a line of input after it has planned."""
     command = [sys.executable, "-c", LOCK, str(folder), *later]

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
@@ -11,6 +12,7 @@ from typing import Any
 from snakemake.logging import logger
 from snakemake_interface_logger_plugins.common import LogEvent
 
+from common import surroundings
 from common.program import start_child
 
 ALONE = ("latency", "serving", "page")  # rules whose jobs wait until the page is made
@@ -70,7 +72,9 @@ class LivePage(logging.Handler):
         try:
             with self.log.open("w") as log:
                 pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": log, "text": True}
-                self.child = self.children.enter_context(start_child(self.command, **pipes))
+                self.child = self.children.enter_context(
+                    start_child(self.command, surroundings.clear(os.environ), **pipes)
+                )
             with self.child.stdin as stdin:
                 json.dump(sorted(self.pending), stdin)
         except OSError as error:
