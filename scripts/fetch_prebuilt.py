@@ -100,7 +100,6 @@ def main() -> None:
         found = of_hub(options.artifact, options.revision, options.layout, options.file)
     else:
         found = of_path(Path(options.artifact), options.layout)
-    model = manifest.read_checked(options.model)
     with publish(options.dst) as folder:
         folder.mkdir()
         with ThreadPoolExecutor(manifest.HASHERS) as workers:
@@ -116,7 +115,7 @@ def main() -> None:
             for name, origin in found.origins.items():
                 said = said.replace(str(folder / name), origin)
             raise UserError(said.replace(str(folder), options.artifact)) from None
-        whole = model["parameter_count"]
+        whole = manifest.read_checked(options.model)["parameter_count"]
         weights = whole if options.layout in PACKED else shards.text_parameters(options.model)
         gate_layout = layout.gate_layout(folder, options.layout)
         gate = quality_gate.check(folder, options.engine, gate_layout, options.device, options, options.engine_python)
