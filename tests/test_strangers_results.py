@@ -69,6 +69,10 @@ WRONG: dict[str, tuple[Change, str]] = {
     "a text without an end": (figures(mode="a" * 20_001), "rows.1.mode: is a text of 20001 characters, and 20000"),
     "no models": (lambda content: content["config"].update(models={}), "config.models: {} "),
     "no rows": (lambda content: content.update(rows=[]), "rows: [] "),
+    "more pairs than can be compared": (
+        lambda content: content.update(rows=[row(content)] * 300),
+        "rows: 300 rows of 'm', of 30 windows, are too many to compare",
+    ),
     "a text from nowhere": (
         lambda content: content["config"]["models"]["m"].update(texts={"evaluation": {"hub": "a/b"}}),
         "config.models.m.texts.evaluation: 'file' is a required property",
