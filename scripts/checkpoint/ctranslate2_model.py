@@ -79,14 +79,15 @@ class _Decoder:
             self.left[alias] = contents.variables[target]
             if (scale := f"{target}_scale") in contents.variables:  # the engine gives the alias the scale too
                 self.left.setdefault(f"{alias}_scale", contents.variables[scale])
+        self.scopes = {name.rpartition("/")[0] for name in self.left}
         self.vocabulary = 0
 
     def refuse(self, name: str, what: str) -> UserError:
         return UserError(f"{self.path}: decoder/{name!s:.120} {what}; convert the model again")
 
     def has(self, scope: str) -> bool:
-        """Whether there is a variable of this scope."""
-        return any(name.startswith(f"decoder/{scope}/") for name in self.left)
+        """Whether there is a variable right in this scope."""
+        return f"decoder/{scope}" in self.scopes
 
     def told(self, size: str, value: int, name: str) -> int:
         """A size that variable `name` has. Raises `UserError` where config.json has others alone."""
