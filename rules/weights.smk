@@ -84,10 +84,35 @@ rule source:
         "{params.python:q} {params.program[0]} {params.path:q} {output} {params.options} 2> {log}"
 
 
+def further_layers(wildcards):
+    """Whether a run of the study speculates with layers of the model's own, which are then kept."""
+    return ["--further-layers"] if any(parallelism.speculates_by_itself(run) for run in STUDY["runs"].values()) else []
+
+
+rule tensors:
+    input:
+        env=environment("torch"),
+        source="artifacts/{model}/source",
+    output:
+        "artifacts/{model}/tensors.json",
+    log:
+        "artifacts/logs/{model}/tensors.log",
+    priority: 10
+    resources:
+        mem_mb=jobs.job_mb(jobs.NAMING),
+    params:
+        program=program("name_tensors.py"),
+        python=python("torch"),
+        options=further_layers,
+    shell:
+        "{params.python:q} {params.program[0]} {input.source} {output} {params.options} 2> {log}"
+
+
 rule safetensors:
     input:
         env=environment("tools"),
         source="artifacts/{model}/source",
+        tensors="artifacts/{model}/tensors.json",
     output:
         intermediate(directory("artifacts/{model}/safetensors")),
     log:
@@ -102,7 +127,7 @@ rule safetensors:
         program=program("bin_to_safetensors.py"),
         python=python("tools"),
     shell:
-        "{params.python:q} {params.program[0]} {input.source} {output} --verify --finite 2> {log}"
+        "{params.python:q} {params.program[0]} {input.source} {output} --tensors {input.tensors} --verify --finite 2> {log}"
 
 
 rule bin:

@@ -82,13 +82,14 @@ def tokens(text: str | Mapping[str, Any]) -> int | None:
 
 
 def weights_rows(name: str, model: dict[str, Any], found: Origin, left: set[str]) -> list[Row]:
-    """The source and the canonical safetensors: links where they can be."""
+    """The source, what of it is used, and the canonical safetensors: links where they can be."""
     kind, path = source(model)
     place = Path(constants.HF_HUB_CACHE) if kind == "hub" else path
     linked = kind != "random" and same_disk(place, ARTIFACTS)
     mb = {"random": jobs.RANDOM_WEIGHTS, "hub": jobs.DOWNLOADING}.get(kind, jobs.STREAMING)
     rows = [
         Row(name, "source", 0 if linked else found.weight_bytes, jobs.job_mb(mb)),
+        Row(name, "tensors.json", 0, jobs.job_mb(jobs.NAMING)),
         Row(name, "safetensors", 0 if found.form == "safetensors" else found.weight_bytes, jobs.job_mb(jobs.STREAMING)),
     ]
     return [row for row in rows if f"artifacts/{name}/{row.name}" in left]
