@@ -216,6 +216,17 @@ def test_an_artifact_that_nobody_checked_is_a_warning_and_old_gates_are_none(tmp
     assert rows["checked"]["artifact"]["gate"] == gates["checked"]
 
 
+def test_an_artifact_that_nobody_checked_is_on_no_front_and_dominates_none(tmp_path: Path) -> None:
+    losses = window_losses(0)
+    fast = manifest(cell(tmp_path, "fast", 99, losses), gate={"faithful": {"unchecked": "no engine reads them"}})
+    rows = collect(cell(tmp_path, "reference", 10, losses), fast)
+    assert {name: (row["pareto"], row["dominated_by"]) for name, row in rows.items()} == {
+        "reference": (True, []),
+        "fast": (None, None),
+    }
+    assert rows["fast"]["missing"]["pareto"].endswith("so it is not compared: no engine reads them")
+
+
 def test_the_group_size_is_what_the_tool_was_given_and_empty_with_a_reason_elsewhere(tmp_path: Path) -> None:
     parameters = {
         "gptq": {"group_size": 64},

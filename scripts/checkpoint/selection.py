@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from checkpoint.shards import INDEXES, SHARDS, SINGLES
+from checkpoint.shards import ADAPTERS, INDEXES, SHARDS, SINGLES
 from common.program import UserError
 from common.publish import MANIFEST
 
@@ -14,9 +14,14 @@ KEPT_NAMES = ("LICENSE", "LICENCE", "NOTICE", "README", "USE_POLICY")
 def select(repository: str, names: Iterable[str]) -> list[str]:
     """The weights in one form, safetensors before .bin, and what belongs to them; only what lies at the top.
 
-    Raises `UserError` where there are no weights or no config.json.
+    Raises `UserError` where there are no weights or no config.json, or an adapter beside them.
     """
     names = [name for name in sorted(names) if "/" not in name]
+    if adapter := next((name for name in ADAPTERS if name in names), None):
+        raise UserError(
+            f"{repository}: holds {adapter}, an adapter; name a repository with the merged weights, or download the "
+            "model and merge or remove it"
+        )
     weights = _weights(names)
     if not weights or "config.json" not in names:
         missing = "config.json" if weights else "weights in safetensors or .bin"

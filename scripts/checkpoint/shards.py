@@ -26,6 +26,7 @@ MAX_TENSORS = 200_000  # of a model; the largest have 90,000
 READERS = {"safetensors": safetensors_file.read, "bin": torch_zip.read}
 HEADS = (".lm_head.", ".embed_out.")  # parts of names of a head's tensors; the second is GPT-NeoX's
 TABLES = ("embed_tokens.weight", "word_embeddings.weight", "wte.weight", "embed_in.weight")  # and of embeddings end
+ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")  # weights that peft adds to those of the model
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf", ".index.json")
 
 
@@ -140,11 +141,17 @@ def read_list(path: Path, limit: int) -> list[Any]:
 def find(folder: Path) -> Checkpoint:
     """The checkpoint in a folder, safetensors before .bin.
 
-    Raises `UserError` where it is missing or incomplete, where files lie outside the folder, and where there is a shard
-    that the index does not name: which of the two is meant?
+    Raises `UserError` where it is missing or incomplete, where files lie outside the folder, where there is a shard
+    that the index does not name, or an adapter beside the weights: which of the two is meant?
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
+    for name in ADAPTERS:
+        if (folder / name).exists():
+            raise UserError(
+                f"{folder / name}: is an adapter beside a model; merge it into the model's weights (merge_and_unload "
+                "of peft), or remove it to have the model without it"
+            )
     for form in ("safetensors", "bin"):
         index, single = folder / INDEXES[form], folder / SINGLES[form]
         if index.is_file():

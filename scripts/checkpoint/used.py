@@ -13,6 +13,7 @@ from typing import Any
 
 from checkpoint import reads_more_than_text
 from checkpoint.tensor import Tensor
+from common import manifest
 from common.program import UserError
 
 # rotary embeddings' frequencies and tables, positions, and what a mask puts where nothing is to be seen
@@ -60,6 +61,12 @@ def read(path: Path, tensors: Mapping[str, Tensor]) -> Used:
     if listed != shapes.keys() or any(shapes[name] != shape for name, shape in found.used.items()):
         raise UserError(f"{path}: is of other weights than these; delete it and run again")
     return found
+
+
+def beside(folder: Path) -> set[str]:
+    """Names of the tensors in a folder of ours that its model does not use, though they stay there."""
+    origin = manifest.read(folder)["source"] if (folder / manifest.NAME).exists() else {}
+    return {*origin.get("beside", ())}
 
 
 def is_buffer(tensor: Tensor) -> bool:

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from checkpoint import portable, safetensors_file, sharding
+from checkpoint import portable, safetensors_file, sharding, used
 from checkpoint.copying import copy, write_all
 from checkpoint.float16 import CAST, as_float, fits
 from checkpoint.shards import Checkpoint
@@ -90,12 +90,14 @@ def step_round(x: Any, steps: int) -> Any:
 def write_model(folder: Path, source: Checkpoint, reading: Reading | None, dtype: str, own_head: bool = False) -> None:
     """Write a model's folder that transformers loads: a source's config.json, and its weights as an artifact holds
     them, stored as `dtype` (F32 or F16), or where there is no `reading` the source's own files under second names.
-    `own_head`: the artifact has a head besides the embeddings, which is written too.
+    `own_head`: the artifact has a head besides the embeddings, which is written too. What the source's manifest says to
+    be beside what its model uses is not asked for.
 
     Raises `Unread` where the artifact's weights cannot be read.
     """
     folder.mkdir()
-    config, tensors = portable.config(source.config()), source.tensors()
+    config, beside = portable.config(source.config()), used.beside(source.folder)
+    tensors = {name: tensor for name, tensor in source.tensors().items() if name not in beside}
     if own_head and HEAD not in tensors:
         config |= {"tie_word_embeddings": False}
         tensors |= {HEAD: replace(tensors[EMBEDDINGS], name=HEAD)}

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import devices
-from checkpoint import safetensors_file, sharding, shards
+from checkpoint import reads_more_than_text, safetensors_file, sharding, shards
 from checkpoint.conversion import drop_tied
 from checkpoint.copying import copy
 from checkpoint.float16 import BeyondFloat16, stored_dtype, write_float16
@@ -255,13 +255,15 @@ def write_artifact(
         "samples": len(job.calibration.samples),
         "sequence_length": job.calibration.sequence_length,
     }
+    towers = any(map(reads_more_than_text, tensors))
     run = {"seed": options.seed, "device": job.device, "threads": options.threads}
     manifest.write(
         folder,
         **job.facts,
         parameters={**job.parameters, **run, **(calibrated or {})},
         source=origin["source"],
-        parameter_count=origin["parameter_count"],
+        # a tool that loads the language model alone saves nothing else
+        parameter_count=origin["parameter_count"] if towers else shards.text_parameters(source.folder),
         weight_files=list(names),
         weight_bytes_per_token=shards.bytes_read(stored, config),
         calibration_sha256=job.calibration.sha256 if job.calibration else None,

@@ -27,10 +27,16 @@ def origin_warning(row: Mapping[str, Any]) -> str | None:
     return "not built here: somebody else's artifact" if row["prebuilt"] else None
 
 
+def unchecked(row: Mapping[str, Any]) -> str | None:
+    """Why the gate could not compare the artifact with its own weights; None where it did. Such a row is ranked
+    nowhere: its engine may calculate another model."""
+    gate = (row["artifact"] or {}).get("gate") or {}
+    return (gate.get("faithful") or {}).get("unchecked")
+
+
 def gate_warning(row: Mapping[str, Any]) -> str | None:
     """That nobody compared the artifact with the weights that it was made from."""
-    gate = (row["artifact"] or {}).get("gate") or {}
-    reason = (gate.get("faithful") or {}).get("unchecked")
+    reason = unchecked(row)
     return f"not checked against its own weights: {reason}" if reason else None
 
 
