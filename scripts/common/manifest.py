@@ -60,6 +60,7 @@ def write(
     gate: Mapping[str, Any] | None = None,
     hashes: Mapping[str, str | None] | None = None,
     prebuilt: bool = False,
+    experts: Mapping[str, Any] | None = None,
     peak_memory_bytes: int | None = None,
 ) -> None:
     """Write the manifest, as the last file of an artifact.
@@ -80,6 +81,7 @@ def write(
         gate: what the quality gate found, where it was asked; its `seconds` do not count as building.
         hashes: SHA-256 of files that is known already, or None for a file that is not to be hashed.
         prebuilt: somebody else built it.
+        experts: of a mixture that was calibrated, how many there are and which of them no text reached.
         peak_memory_bytes: of building, where that is not what this program held.
     """
     files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file() and path.name[0] != "."}
@@ -101,6 +103,7 @@ def write(
         "source": dict(source or {}),
         "calibration_sha256": calibration_sha256,
         "gate": dict(gate) if gate else None,
+        **({"experts": dict(experts)} if experts else {}),
         "parameter_count": parameter_count,
         "weight_bytes": weight_bytes,
         "bits_per_weight": weight_bytes * 8 / parameter_count if parameter_count else None,
