@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from checkpoint import portable, safetensors_file, sharding, used
+from checkpoint import portable, safetensors_file, sharding, shards, used
 from checkpoint.copying import copy, write_all
 from checkpoint.float16 import CAST, as_float, fits
 from checkpoint.shards import Checkpoint
@@ -67,6 +67,23 @@ def array(tensor: Tensor) -> np.ndarray:
     if tensor.dtype not in NUMPY:
         raise Unread(f"{tensor.name} is {tensor.dtype}")
     return np.frombuffer(data, NUMPY[tensor.dtype]).reshape(tensor.shape)
+
+
+# How Mixtral's tensors were called when it came out, and how tools call them that have them from transformers 5
+OLDER = ((".mlp.", ".block_sparse_moe."), (".gate_proj.", ".w1."), (".down_proj.", ".w2."), (".up_proj.", ".w3."))
+
+
+def stored_tensors(artifact: Path, source: Checkpoint) -> dict[str, Tensor]:
+    """The tensors of an artifact's folder, by the names that its source has for them."""
+    found = shards.find(artifact).tensors()
+    if not any(OLDER[0][1] in name for name in source.tensors()):
+        return found
+    older = {}
+    for name, tensor in found.items():
+        for new, old in OLDER if ".mlp." in name else ():
+            name = name.replace(new, old)
+        older[name] = tensor
+    return older
 
 
 def find(stored: Mapping[str, Tensor], name: str) -> np.ndarray:

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from checkpoint import shards
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import Tensor
-from layouts import Reading, Shapes, Unread, find
+from layouts import Reading, Shapes, Unread, find, stored_tensors
 
 
 def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shapes:
@@ -30,7 +29,7 @@ def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shap
 
 def read(artifact: Path, source: Checkpoint) -> Reading:
     """See `layouts`. Raises `Unread` for other bits, and for groups along the outputs."""
-    stored = shards.find(artifact).tensors()
+    stored = stored_tensors(artifact, source)
 
     def weights(tensor: Tensor) -> np.ndarray:
         layer = tensor.name.removesuffix(".weight")
