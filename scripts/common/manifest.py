@@ -55,6 +55,7 @@ def write(
     source: Mapping[str, Any] | None = None,
     parameter_count: int | None = None,
     weight_files: list[str] | None = None,
+    unread_bytes: int = 0,
     weight_bytes_per_token: int | None = None,
     calibration_sha256: str | None = None,
     gate: Mapping[str, Any] | None = None,
@@ -75,6 +76,7 @@ def write(
         parameter_count: number of weights of the model, whatever their dtype; of the language model where the format
             holds nothing else.
         weight_files: names of the files that hold weights.
+        unread_bytes: of these files, what holds nothing that the model uses; it counts as no weights.
         weight_bytes_per_token: bytes of weights that one decoded token reads (the embedding table, of which it reads
             one row, left out), as stored.
         calibration_sha256: hash of the calibration text, where one was used.
@@ -92,7 +94,7 @@ def write(
         known |= zip(missing, workers.map(sha256, (files[name] for name in missing)), strict=True)
         for each in flushes:
             each.result()
-    weight_bytes = sum(files[name].stat().st_size for name in weight_files or [])
+    weight_bytes = sum(files[name].stat().st_size for name in weight_files or []) - unread_bytes
     content = {
         "format": format,
         "engine": engine,

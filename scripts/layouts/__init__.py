@@ -6,8 +6,8 @@ tensor's shape, that the artifact holds in its place. Reading is numpy alone: no
 Where an engine rounds activations too, the module has `rounding(artifact)`, which returns a function: a layer's name
 and the tensor of torch's that it is given -> the same rounded; or None where this artifact's are not. Where an artifact
 can have a head of its own though its model ties it to the embeddings, `own_head(artifact)` says whether it does. Of
-layouts that somebody else may have built, `packed` says what is stored (see `Shapes`), and `check`, where there is one,
-refuses what its library could not read safely.
+layouts that somebody else may have built, `packed` says what is stored (see `Shapes`), PARTS is a pattern of all that
+a layer may have besides, and `check`, where there is one, refuses what its library could not read safely.
 """
 
 import importlib

@@ -16,6 +16,7 @@ from checkpoint.tensor import Tensor
 from layouts import Reading, Shapes, Unread, find, nibbles, stored_tensors
 
 PLACES = np.argsort([0, 2, 4, 6, 1, 3, 5, 7])  # of each output among a word's nibbles
+PARTS = r"qweight|qzeros|scales"  # of a layer: see `layouts`
 
 
 def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shapes:

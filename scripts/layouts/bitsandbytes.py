@@ -26,6 +26,8 @@ BLOCK_SIZES = tuple(2**power for power in range(5, 13))  # 32 to 4096
 STATE = "quant_state.bitsandbytes__"
 MAX_STATE = 2**16  # bytes of one; they take 200
 OUTLIER = 6.0  # llm_int8_threshold: columns with a larger activation are multiplied without rounding
+# of a layer: see `layouts`
+PARTS = r"SCB|weight_format|weight\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\..+)"
 
 
 def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shapes:

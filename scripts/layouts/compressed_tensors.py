@@ -52,6 +52,10 @@ def quantization(artifact: Path) -> dict[str, Any]:
     return scheme(shards.read_json(artifact / "config.json").get("quantization_config") or {})
 
 
+# of a layer: see `layouts`
+PARTS = r"weight_(packed|scale|shape|zero_point|global_scale|g_idx)|(input|output)_(scale|zero_point|global_scale)"
+
+
 def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shapes:
     """See `layouts.Shapes`."""
     outputs, inputs = shape

@@ -16,6 +16,8 @@ from checkpoint.shards import Checkpoint
 from checkpoint.tensor import Tensor
 from layouts import Reading, Shapes, Unread, find, nibbles, stored_tensors
 
+PARTS = r"qweight|qzeros|scales|g_idx"  # of a layer: see `layouts`
+
 
 def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shapes:
     """See `layouts.Shapes`."""

@@ -16,6 +16,12 @@ from checkpoint.shards import Checkpoint
 from checkpoint.tensor import Tensor
 from layouts import Reading, Shapes, Unread, find, stored_tensors
 
+# of a layer: see `layouts`
+PARTS = (
+    r"W_q|nbits|group_size|shape|scale|zero|axis|packing|unpack_view_dtype|view_as_float|quant_scale|quant_zero|"
+    r"compute_dtype|offload_meta|encoded_state_dict|stores_quant_config|channel_wise|optimize|round_zero"
+)
+
 
 def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shapes:
     """See `layouts.Shapes`. Raises `Unread` where the config does not name the groups' size."""

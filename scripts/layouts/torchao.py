@@ -14,6 +14,7 @@ from layouts import Reading, Shapes, Unread, find, stored_tensors
 # What a quantization_config of these may name. The library makes an object of whatever else its modules hold.
 INT8 = "Int8WeightOnlyConfig"
 KNOWN = {INT8, "Float8WeightOnlyConfig", "PerRow", "torch.dtype"}
+PARTS = r"_weight_(qdata|scale|zero_point)"  # of a layer: see `layouts`
 
 
 def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shapes:
