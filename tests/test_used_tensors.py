@@ -1,12 +1,20 @@
 """What of a checkpoint its model uses: buffers are dropped by name, and whatever else nobody reads is refused."""
 
 import json
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import REPO
+from raw_tensor import write_tensor
+
+from checkpoint import safetensors_file, shards
+from checkpoint.selection import select
+from common.program import UserError
+from planning import parallelism
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +104,80 @@ def test_a_study_that_speculates_with_them_keeps_them(facts: dict[str, Any]) -> 
     found = facts["deepseek's predictor, used"]
     assert found["dropped"] == []
     assert found["used"] == len(facts["deepseek's predictor"]["dropped"])
+
+
+@pytest.mark.parametrize(("name", "layers"), [("mixtral", (0, 1)), ("qwen3_moe", (0, 1)), ("deepseek", (1,))])
+def test_each_token_is_counted_once_for_each_expert_that_it_is_sent_to(
+    facts: dict[str, Any], name: str, layers: tuple[int, ...]
+) -> None:
+    """20 tokens, to two experts of each layer that has four; DeepSeek's first layer is dense."""
+    found = facts["experts"][name]
+    assert found["sums"] == {f"model.layers.{layer}.mlp.experts": 20 * 2 for layer in layers}
+    assert found["said"]["count"] == 4 * len(layers)
+
+
+def test_a_model_whose_routers_nobody_saw_is_not_called_whole(facts: dict[str, Any]) -> None:
+    assert facts["experts"]["dense"] == {"unknown": "its routers do not say where they send a token"}
+
+
+def test_all_that_is_made_of_a_model_leaves_its_buffers_out(
+    torch_python: Path, tools_python: Path, call: Callable, tmp_path: Path
+) -> None:
+    """The demo with a buffer in each of its seven layers, as libraries wrote it until 2023."""
+    demo = shards.find(REPO / "demo")
+    names = [f"model.layers.{number}.self_attn.rotary_emb.inv_freq" for number in range(7)]
+    model = tmp_path / "model"
+    model.mkdir()
+    for path in demo.others():
+        shutil.copy(path, model)
+    buffers = {name: replace(write_tensor(tmp_path / name, bytes(128), "F32", 32), name=name) for name in names}
+    safetensors_file.write(model / "model.safetensors", [*demo.tensors().values(), *buffers.values()])
+    steps = [
+        (tools_python, "link_source.py", model, tmp_path / "source"),
+        (torch_python, "name_tensors.py", tmp_path / "source", tmp_path / "tensors.json"),
+        (tools_python, "bin_to_safetensors.py", tmp_path / "source", tmp_path / "safetensors", "--tensors"),
+        (tools_python, "build_fp16.py", tmp_path / "safetensors", tmp_path / "fp16"),
+    ]
+    for python, program, *arguments in steps:
+        listed = [tmp_path / "tensors.json"] if arguments[-1] == "--tensors" else []
+        result = call(python, f"scripts/{program}", *arguments, *listed)
+        assert result.returncode == 0, result.stderr
+    for name in ("safetensors", "fp16"):
+        assert shards.find(tmp_path / name).tensors().keys() == demo.tensors().keys()
+        found = json.loads((tmp_path / name / "quantmill.json").read_text())
+        assert sorted(found["source"]["dropped"]) == names
+        assert found["parameter_count"] == sum(tensor.numel for tensor in demo.tensors().values())
+    # weights that came after the list was made
+    (tmp_path / "source/model.safetensors").unlink()
+    safetensors_file.write(tmp_path / "source/model.safetensors", demo.tensors().values())
+    again = [tmp_path / "source", tmp_path / "again", "--tensors", tmp_path / "tensors.json"]
+    result = call(tools_python, "scripts/bin_to_safetensors.py", *again)
+    assert "tensors.json: is of other weights than these; delete it and run again" in result.stderr
+
+
+@pytest.mark.parametrize("name", shards.ADAPTERS)
+def test_an_adapter_beside_a_model_is_refused(tools_python: Path, call: Callable, tmp_path: Path, name: str) -> None:
+    """transformers adds it to the model where peft is installed, and not where it is not."""
+    model = shutil.copytree(REPO / "demo", tmp_path / "model")
+    (model / name).write_bytes(b"weights")
+    result = call(tools_python, "scripts/link_source.py", model, tmp_path / "source")
+    assert f"{model / name}: is an adapter beside a model; merge it into" in result.stderr
+    assert not (tmp_path / "source").exists()
+    files = ["config.json", "model.safetensors", name]
+    with pytest.raises(UserError, match=f"someone/model: holds {name}, an adapter; name a repository"):
+        select("someone/model", files)
+
+
+def test_a_study_that_speculates_with_the_models_own_layers_says_so() -> None:
+    own = {"engine": "vllm", "options": {"speculative_config": {"method": "deepseek_mtp"}}}
+    other = {"engine": "vllm", "options": {"speculative_config": {"method": "ngram"}}}
+    assert [
+        parallelism.speculates_by_itself(run) for run in (own, other, {"engine": "ctranslate2", "options": {}})
+    ] == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_what_a_text_never_reaches_stays_beside(facts: dict[str, Any]) -> None:

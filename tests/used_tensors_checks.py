@@ -21,6 +21,7 @@ from checkpoint import shards  # noqa: E402
 from common import own_code  # noqa: E402
 from common.program import UserError  # noqa: E402
 from name_tensors import name_tensors  # noqa: E402
+from quantization.experts import Counts  # noqa: E402
 
 work = Path(sys.argv[1])
 SHAPE = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -130,4 +131,14 @@ look("mtp", "qwen3_moe", lambda tensors, config: tensors.update({"mtp.layers.0.m
 tower = {"model.visual.blocks.0.attn.qkv.weight": torch.ones(8, 8)}
 look("a tower", "qwen3_5", lambda tensors, config: tensors.update(tower))
 look("a model that nobody knows", "llama", lambda tensors, config: config.update(model_type="nobodys"))
+# a text of 20 tokens through the mixtures
+facts["experts"] = {}
+for name in ("mixtral", "qwen3_moe", "deepseek"):
+    model = transformers.AutoModelForCausalLM.from_pretrained(work / "models" / name, dtype=torch.float32)
+    counts = Counts(model)
+    model(input_ids=torch.arange(20)[None])
+    sums = {path: int(tokens.sum()) for path, tokens in counts.tokens.items()}
+    facts["experts"][name] = {"sums": sums, "said": counts.as_json()}
+dense = transformers.AutoModelForCausalLM.from_config(MODELS["llama"])
+facts["experts"]["dense"] = Counts(dense).as_json()
 print(json.dumps(facts))
