@@ -100,6 +100,7 @@ rule tensors:
     priority: 10
     resources:
         mem_mb=jobs.job_mb(jobs.NAMING),
+        runtime=jobs.LEAST,
     params:
         program=program("name_tensors.py"),
         python=python("torch"),

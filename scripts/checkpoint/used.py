@@ -17,7 +17,9 @@ from common import manifest
 from common.program import UserError
 
 # rotary embeddings' frequencies and tables, positions, and what a mask puts where nothing is to be seen
-BUFFERS = re.compile(r"(^|\.)(inv_freq|original_inv_freq|cos_cached|sin_cached|position_ids|masked_bias)$")
+BUFFERS = re.compile(
+    r"(^|\.)(inv_freq|original_inv_freq|cos_cached|sin_cached|position_ids|masked_bias|embed_positions\.weights)$"
+)
 MASKS = re.compile(r"att\w*\.(bias|mask|attn_mask|causal_mask|attention_mask)$")  # where their shape is a mask's
 NEXT = re.compile(r"(^|\.)mtp\w*\.")  # layers that guess further tokens (multi-token prediction), by their own name
 # and those that are numbered on after the model's own, which have these besides (DeepSeek, GLM)
