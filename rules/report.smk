@@ -26,7 +26,15 @@ def configfiles():
 def logs(cell):
     """Where each result of a cell says why it failed: the logs of what it is made from, upstream first."""
     folder, format = f"artifacts/logs/{cell.model}", FORMATS.get(base(cell.format))
-    made = ["source", "safetensors", STUDY["reference"], "expected-predictions", "tokens-prompts", "tokens-evaluation"]
+    made = [
+        "source",
+        "tensors",
+        "safetensors",
+        STUDY["reference"],
+        "expected-predictions",
+        "tokens-prompts",
+        "tokens-evaluation",
+    ]
     made += ["fp16"] if format and format.quantizer else []
     envs = {"tools", ENGINES[REFERENCE_ENGINE].env, ENGINES[cell.engine].env, *([format.env] if format else [])}
     built = [f"artifacts/logs/envs/{env}.log" for env in sorted(envs - INTERPRETERS.keys())]

@@ -85,10 +85,36 @@ rule source:
         "{params.python:q} {params.program[0]:q} {params.path:q} {output:q} {params.options:q} 2> {log:q}"
 
 
+def further_layers(wildcards):
+    """Whether a run of the study speculates with layers of the model's own, which are then kept."""
+    return ["--further-layers"] if any(parallelism.speculates_by_itself(run) for run in STUDY["runs"].values()) else []
+
+
+rule tensors:
+    input:
+        env=environment("torch"),
+        source="artifacts/{model}/source",
+    output:
+        "artifacts/{model}/tensors.json",
+    log:
+        "artifacts/logs/{model}/tensors.log",
+    priority: 10
+    resources:
+        mem_mb=jobs.job_mb(jobs.NAMING),
+        runtime=jobs.LEAST,
+    params:
+        program=program("name_tensors.py"),
+        python=python("torch"),
+        options=further_layers,
+    shell:
+        "{params.python:q} {params.program[0]:q} {input.source:q} {output:q} {params.options:q} 2> {log:q}"
+
+
 rule safetensors:
     input:
         env=environment("tools"),
         source="artifacts/{model}/source",
+        tensors="artifacts/{model}/tensors.json",
     output:
         intermediate(directory("artifacts/{model}/safetensors")),
     log:
@@ -103,7 +129,8 @@ rule safetensors:
         program=program("bin_to_safetensors.py"),
         python=python("tools"),
     shell:
-        "{params.python:q} {params.program[0]:q} {input.source:q} {output:q} --verify --finite --share 2> {log:q}"
+        "{params.python:q} {params.program[0]:q} {input.source:q} {output:q} --tensors {input.tensors:q} --verify --finite"
+        " --share 2> {log:q}"
 
 
 rule bin:

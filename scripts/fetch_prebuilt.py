@@ -119,6 +119,7 @@ def main() -> None:
         weights = whole if options.layout in PACKED else shards.text_parameters(options.model)
         gate_layout = layout.gate_layout(folder, options.layout)
         gate = quality_gate.check(folder, options.engine, gate_layout, options.device, options, options.engine_python)
+        unread = facts.pop("unread", {})
         hashes = {name: placed[name] for name in facts["weight_files"]}
         manifest.write(
             folder,
@@ -126,8 +127,9 @@ def main() -> None:
             engine=options.engine,
             tool=facts.pop("tool", "unknown"),
             tool_version="unknown",
-            source=found.source | {"sha256": hashes},
+            source=found.source | {"sha256": hashes} | ({"unread": [*unread]} if unread else {}),
             parameter_count=weights,
+            unread_bytes=sum(unread.values()),
             gate=gate,
             hashes=hashes,
             prebuilt=True,

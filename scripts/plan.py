@@ -102,13 +102,15 @@ def tokens(text: str | Mapping[str, Any]) -> int | None:
 
 
 def weights_rows(name: str, model: dict[str, Any], found: Origin, left: set[str]) -> list[Row]:
-    """The source, which is a copy, and the canonical safetensors, which share its bytes where it is such already."""
+    """The source, which is a copy, what of it is used, and the canonical safetensors, which share its bytes where it is
+    such already."""
     kind, path = source(model)
     place = Path(constants.HF_HUB_CACHE) if kind == "hub" else path
     disk = found.weight_bytes if kind == "random" else copied(place, found.weight_bytes)
     mb = {"random": jobs.RANDOM_WEIGHTS, "hub": jobs.DOWNLOADING}.get(kind, jobs.STREAMING)
     rows = [
         Row(name, "source", disk, jobs.job_mb(mb)),
+        Row(name, "tensors.json", 0, jobs.job_mb(jobs.NAMING)),
         Row(name, "safetensors", 0 if found.form == "safetensors" else found.weight_bytes, jobs.job_mb(jobs.STREAMING)),
     ]
     return [row for row in rows if f"artifacts/{name}/{row.name}" in left]

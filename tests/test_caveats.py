@@ -216,6 +216,36 @@ def test_an_artifact_that_nobody_checked_is_a_warning_and_old_gates_are_none(tmp
     assert rows["checked"]["artifact"]["gate"] == gates["checked"]
 
 
+def test_experts_that_no_text_reached_are_a_warning(tmp_path: Path) -> None:
+    found = {
+        "dense": None,
+        "all": {"count": 8, "unreached": []},
+        "some": {"count": 1024, "unreached": [f"model.layers.3.mlp.experts.{number}" for number in (7, 9)]},
+        "unknown": {"unknown": "memory short"},
+    }
+    made = {name: cell(tmp_path, name, 10, None) for name in found}
+    rows = collect(
+        *(manifest(each, **({"experts": found[name]} if found[name] else {})) for name, each in made.items())
+    )
+    assert {name: row["warnings"] for name, row in rows.items() if row["warnings"]} == {
+        "some": [
+            "its calibration text never reached 2 of 1024 experts, the first model.layers.3.mlp.experts.7",
+        ],
+        "unknown": ["whether its calibration text reached every expert is unknown: memory short"],
+    }
+
+
+def test_an_artifact_that_nobody_checked_is_on_no_front_and_dominates_none(tmp_path: Path) -> None:
+    losses = window_losses(0)
+    fast = manifest(cell(tmp_path, "fast", 99, losses), gate={"faithful": {"unchecked": "no engine reads them"}})
+    rows = collect(cell(tmp_path, "reference", 10, losses), fast)
+    assert {name: (row["pareto"], row["dominated_by"]) for name, row in rows.items()} == {
+        "reference": (True, []),
+        "fast": (None, None),
+    }
+    assert rows["fast"]["missing"]["pareto"].endswith("so it is not compared: no engine reads them")
+
+
 def test_the_group_size_is_what_the_tool_was_given_and_empty_with_a_reason_elsewhere(tmp_path: Path) -> None:
     parameters = {
         "gptq": {"group_size": 64},

@@ -211,6 +211,7 @@ def row(format: str, speed: float, ratio: float, **others: Any) -> dict[str, Any
     ends = {"tokens_per_second_low": speed * 0.99, "tokens_per_second_high": speed * 1.01}
     figures = {"perplexity": 40 * ratio, "kld_mean": 0.01, "bits_per_weight": 8.0, "size_bytes": 12_000_000}
     state = {"model": "m", "device": "cpu", "interference": [], "pareto": True, "above_noise_floor": True}
+    state |= {"artifact": None}
     return {
         "format": format,
         "tokens_per_second": speed,
@@ -236,6 +237,10 @@ REFERENCE = row("fp16", 100.0, 1.0, above_noise_floor=False)
         ),
         (
             [row("int8", 200.0, 1.005, interference=["other programs"])],
+            "fastest at no more than 1% loss: fp16, 100 tokens/s; the reference",
+        ),
+        (
+            [row("int8", 200.0, 1.005, artifact={"gate": {"faithful": {"unchecked": "nothing reads it"}}})],
             "fastest at no more than 1% loss: fp16, 100 tokens/s; the reference",
         ),
     ],

@@ -30,7 +30,16 @@ def test_a_dry_run_plans_the_whole_demo(folder: Path, call: Callable) -> None:
     said = result.stdout + result.stderr
     planned = Counter(re.findall(r"^(?:local)?rule (\w+):$", said, re.MULTILINE))
     planned.pop("quantmill_environment", None)  # those that this checkout has not built yet
-    once = ("source", "safetensors", "fp16", "mlc_library", "mlc", "expected_predictions", "reference_logits")
+    once = (
+        "source",
+        "tensors",
+        "safetensors",
+        "fp16",
+        "mlc_library",
+        "mlc",
+        "expected_predictions",
+        "reference_logits",
+    )
     jobs = Counter({"latency": 6, "quality": 6, "tokens": 3, "ct2": 2, "quantize": 2})
     jobs.update([*once, "noise_floor", "study", "page"])
     assert planned == {"all": 1, "count_prompts": 1} | {f"quantmill_{name}": count for name, count in jobs.items()}

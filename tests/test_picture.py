@@ -51,6 +51,12 @@ def test_the_front_holds_what_no_smaller_row_of_the_model_beats_on_whichever_dev
     ]
     joined = [each["format"] for each, front in zip(content, axes.smallest(content, *PAIR), strict=True) if front]
     assert joined == ["reference", "small", "smallest", "of another model"]
+    unchecked = [each | {"unchecked": each["format"] == "smallest"} for each in content]
+    assert [each["format"] for each, front in zip(content, axes.smallest(unchecked, *PAIR), strict=True) if front] == [
+        "reference",
+        "small",
+        "of another model",
+    ]
     answers = [row("worse", 4, None, task_quiz_score=0.5), row("better", 4, None, task_quiz_score=0.6)]
     assert axes.smallest(answers, "task_quiz_score", PAIR[1]) == [False, True]
 

@@ -101,6 +101,45 @@ def test_an_artifact_of_this_model(fetch: Callable, tmp_path: Path, layout: str)
     assert set(content["files"]) == {"config.json", "tokenizer.json", "model.safetensors"}
 
 
+UNREAD = [
+    ("model.layers.0.self_attn.rotary_emb.inv_freq", np.ones(8, np.float32)),
+    (f"{LAYER}.bias", np.zeros(OUTPUTS, np.float16)),  # as early versions of auto-gptq wrote for every layer
+    ("model.layers.1.enorm.weight", halves(INPUTS)),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), UNREAD)
+def test_what_nothing_reads_and_harms_nobody_is_named(
+    fetch: Callable, tmp_path: Path, name: str, value: np.ndarray
+) -> None:
+    """It counts neither as weights nor as what a token reads."""
+    tensors = pack()
+    fetch(
+        write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, tensors | {name: value}), good=True
+    )
+    content = json.loads((tmp_path / "out/quantmill.json").read_text())
+    assert content["source"]["unread"] == [name]
+    assert content["weight_bytes_per_token"] == sum(each.nbytes for each in tensors.values())
+    size = (tmp_path / "theirs/model.safetensors").stat().st_size
+    assert content["weight_bytes"] == size - value.nbytes
+    assert content["bits_per_weight"] == 8 * content["weight_bytes"] / 1408
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (f"{LAYER}.bias", np.ones(OUTPUTS, np.float16)),
+        (f"{LAYER}.lora_A.weight", halves(4, INPUTS)),
+        (f"{LAYER}.weight_scale", halves(OUTPUTS, 1)),  # of another layout
+        ("model.layers.1.mlp.up_proj.qweight", np.ones((8, OUTPUTS), np.int32)),
+        ("lm_head.weight", halves(VOCABULARY, INPUTS)),  # of a model that ties it
+    ],
+)
+def test_what_this_model_has_no_place_for(fetch: Callable, tmp_path: Path, name: str, value: np.ndarray) -> None:
+    said = refusal(fetch, tmp_path, {}, pack() | {name: value})
+    assert f"this model has no place for {name}; name an artifact of this model, or take them out" in said
+
+
 def refusal(fetch: Callable, tmp_path: Path, config: dict[str, Any], tensors: Any = None, **more: Any) -> str:
     words = {"quantization_config": QUANTIZATION} | config
     layout = more.pop("layout", "gptq")

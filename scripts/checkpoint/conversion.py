@@ -56,12 +56,14 @@ def publish_converted(
     tool: str,
     linked: bool = False,
     only_finite: bool = False,
+    left_out: Mapping[str, list[str]] | None = None,
 ) -> None:
     """Publish a folder with these tensors of a checkpoint in a form, and its other files as they are.
 
     Args:
         tool: the program's name; linked: the weight files need no change, and are copied or shared.
         only_finite: refuse NaN and infinity, in safetensors.
+        left_out: tensors that the model does not use, as the manifest names them.
     """
     ordered = list(tensors.values())
     origin = manifest.read(options.src)["source"] if (options.src / manifest.NAME).exists() else {}
@@ -102,7 +104,7 @@ def publish_converted(
             tool="link" if linked else tool,
             tool_version=f"python {platform.python_version()}",
             parameters={"verify": options.verify, "max_shard_size": options.max_shard_size, "finite": only_finite},
-            source=origin,
+            source=origin | dict(left_out or {}),
             parameter_count=sum(tensor.numel for tensor in ordered if tensor.is_weight),
             weight_files=[file.name for file in source.files] if linked else list(hashes),
             hashes=hashes,

@@ -20,6 +20,7 @@ SHARDS = {
     form: re.compile(rf"{Path(name).stem}(\{Path(name).suffix})?-\d+-of-\d+\{Path(name).suffix}")
     for form, name in SINGLES.items()
 }
+ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")  # weights that peft adds to those of the model
 CONFIGS = ("config.json", "generation_config.json")
 TOKENIZER = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -100,12 +101,17 @@ def report(place: str, left_out: Sequence[str]) -> dict[str, Any]:
 def select(repository: str, files: Iterable[str]) -> list[str]:
     """The weights in one form, safetensors before .bin, and what belongs to them; only what lies at the top.
 
-    Raises `UserError` where there are no weights or no config.json, and for a file that is too large.
+    Raises `UserError` without weights or config.json, for an adapter beside them, and for a file that is too large.
 
     Args:
         files: names; where they are a mapping, to what has their `size` in bytes.
     """
     names = [name for name in sorted(files) if "/" not in name]
+    if adapter := next((name for name in ADAPTERS if name in names), None):
+        raise UserError(
+            f"{repository}: holds {adapter}, an adapter; name a repository with the merged weights, or download the "
+            "model and merge or remove it"
+        )
     weights = _weights(names)
     if not weights or "config.json" not in names:
         missing = "config.json" if weights else "weights in safetensors or .bin"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint import reads_more_than_text, safetensors_file, share_read, torch_zip
-from checkpoint.selection import INDEXES, SHARDS, SINGLES, carried
+from checkpoint.selection import ADAPTERS, INDEXES, SHARDS, SINGLES, carried
 from checkpoint.tensor import MAX_NAME, Tensor
 from common import bounded_json, plain_file
 from common.program import UserError
@@ -121,11 +121,17 @@ def read_list(path: Path, limit: int) -> list[Any]:
 def find(folder: Path) -> Checkpoint:
     """The checkpoint in a folder, safetensors before .bin.
 
-    Raises `UserError` where it is missing or incomplete, where files lie outside the folder, and where there is a shard
-    that the index does not name: which of the two is meant?
+    Raises `UserError` where it is missing or incomplete, where files lie outside the folder, where there is a shard
+    that the index does not name, or an adapter beside the weights: which of the two is meant?
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
+    for name in ADAPTERS:
+        if (folder / name).exists():
+            raise UserError(
+                f"{folder / name}: is an adapter beside a model; merge it into the model's weights (merge_and_unload "
+                "of peft), or remove it to have the model without it"
+            )
     for form in ("safetensors", "bin"):
         index, single = folder / INDEXES[form], folder / SINGLES[form]
         if plain_file.is_there(index):

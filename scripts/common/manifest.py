@@ -56,11 +56,13 @@ def write(
     source: Mapping[str, Any] | None = None,
     parameter_count: int | None = None,
     weight_files: list[str] | None = None,
+    unread_bytes: int = 0,
     weight_bytes_per_token: int | None = None,
     calibration_sha256: str | None = None,
     gate: Mapping[str, Any] | None = None,
     hashes: Mapping[str, str | None] | None = None,
     prebuilt: bool = False,
+    experts: Mapping[str, Any] | None = None,
     peak_memory_bytes: int | None = None,
 ) -> None:
     """Write the manifest, as the last file of an artifact.
@@ -75,12 +77,14 @@ def write(
         parameter_count: number of weights of the model, whatever their dtype; of the language model where the format
             holds nothing else.
         weight_files: names of the files that hold weights.
+        unread_bytes: of these files, what holds nothing that the model uses; it counts as no weights.
         weight_bytes_per_token: bytes of weights that one decoded token reads (the embedding table, of which it reads
             one row, left out), as stored.
         calibration_sha256: hash of the calibration text, where one was used.
         gate: what the quality gate found, where it was asked; its `seconds` do not count as building.
         hashes: SHA-256 of files that is known already, or None for a file that is not to be hashed.
         prebuilt: somebody else built it.
+        experts: of a mixture that was calibrated, how many there are and which of them no text reached.
         peak_memory_bytes: of building, where that is not what this program held.
     """
     files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file() and path.name[0] != "."}
@@ -91,7 +95,7 @@ def write(
         known |= zip(missing, workers.map(sha256, (files[name] for name in missing)), strict=True)
         for each in flushes:
             each.result()
-    weight_bytes = sum(files[name].stat().st_size for name in weight_files or [])
+    weight_bytes = sum(files[name].stat().st_size for name in weight_files or []) - unread_bytes
     content = {
         "format": format,
         "engine": engine,
@@ -102,6 +106,7 @@ def write(
         "source": dict(source or {}),
         "calibration_sha256": calibration_sha256,
         "gate": dict(gate) if gate else None,
+        **({"experts": dict(experts)} if experts else {}),
         "parameter_count": parameter_count,
         "weight_bytes": weight_bytes,
         "bits_per_weight": weight_bytes * 8 / parameter_count if parameter_count else None,

@@ -6,8 +6,8 @@ tensor's shape, that the artifact holds in its place. Reading is numpy alone: no
 Where an engine rounds activations too, the module has `rounding(artifact)`, which returns a function: a layer's name
 and the tensor of torch's that it is given -> the same rounded; or None where this artifact's are not. Where an artifact
 can have a head of its own though its model ties it to the embeddings, `own_head(artifact)` says whether it does. Of
-layouts that somebody else may have built, `packed` says what is stored (see `Shapes`), and `check`, where there is one,
-refuses what its library could not read safely.
+layouts that somebody else may have built, `packed` says what is stored (see `Shapes`), PARTS is a pattern of all that
+a layer may have besides, and `check`, where there is one, refuses what its library could not read safely.
 """
 
 import importlib
@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from checkpoint import portable, safetensors_file, sharding
+from checkpoint import portable, safetensors_file, sharding, shards, used
 from checkpoint.copying import copy, write_all
 from checkpoint.float16 import CAST, as_float, fits
 from checkpoint.shards import Checkpoint
@@ -69,6 +69,23 @@ def array(tensor: Tensor) -> np.ndarray:
     return np.frombuffer(data, NUMPY[tensor.dtype]).reshape(tensor.shape)
 
 
+# How Mixtral's tensors were called when it came out, and how tools call them that have them from transformers 5
+OLDER = ((".mlp.", ".block_sparse_moe."), (".gate_proj.", ".w1."), (".down_proj.", ".w2."), (".up_proj.", ".w3."))
+
+
+def stored_tensors(artifact: Path, source: Checkpoint) -> dict[str, Tensor]:
+    """The tensors of an artifact's folder, by the names that its source has for them."""
+    found = shards.find(artifact).tensors()
+    if not any(OLDER[0][1] in name for name in source.tensors()):
+        return found
+    older = {}
+    for name, tensor in found.items():
+        for new, old in OLDER if ".mlp." in name else ():
+            name = name.replace(new, old)
+        older[name] = tensor
+    return older
+
+
 def find(stored: Mapping[str, Tensor], name: str) -> np.ndarray:
     """A stored tensor by its name. Raises `Unread` where there is none."""
     if name not in stored:
@@ -90,12 +107,14 @@ def step_round(x: Any, steps: int) -> Any:
 def write_model(folder: Path, source: Checkpoint, reading: Reading | None, dtype: str, own_head: bool = False) -> None:
     """Write a model's folder that transformers loads: a source's config.json, and its weights as an artifact holds
     them, stored as `dtype` (F32 or F16), or where there is no `reading` the source's own files, shared.
-    `own_head`: the artifact has a head besides the embeddings, which is written too.
+    `own_head`: the artifact has a head besides the embeddings, which is written too. What the source's manifest says to
+    be beside what its model uses is not asked for.
 
     Raises `Unread` where the artifact's weights cannot be read.
     """
     folder.mkdir()
-    config, tensors = portable.config(source.config()), source.tensors()
+    config, beside = portable.config(source.config()), used.beside(source.folder)
+    tensors = {name: tensor for name, tensor in source.tensors().items() if name not in beside}
     if own_head and HEAD not in tensors:
         config |= {"tie_word_embeddings": False}
         tensors |= {HEAD: replace(tensors[EMBEDDINGS], name=HEAD)}

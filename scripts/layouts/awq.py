@@ -13,9 +13,10 @@ import numpy as np
 from checkpoint import shards
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import Tensor
-from layouts import Reading, Shapes, Unread, find, nibbles
+from layouts import Reading, Shapes, Unread, find, nibbles, stored_tensors
 
 PLACES = np.argsort([0, 2, 4, 6, 1, 3, 5, 7])  # of each output among a word's nibbles
+PARTS = r"qweight|qzeros|scales"  # of a layer: see `layouts`
 
 
 def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shapes:
@@ -28,7 +29,7 @@ def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shap
 
 def read(artifact: Path, source: Checkpoint) -> Reading:
     """See `layouts`. Raises `Unread` for another number of bits or another packing."""
-    stored = shards.find(artifact).tensors()
+    stored = stored_tensors(artifact, source)
     config = shards.read_json(artifact / "config.json")["quantization_config"]
     if config.get("bits", config.get("w_bit")) != 4 or str(config.get("version", "gemm")).lower() != "gemm":
         raise Unread(f"{config.get('bits')} bits, version {config.get('version')}")

@@ -19,13 +19,15 @@ from checkpoint import shards
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import Tensor
 from common import bounded_json
-from layouts import Reading, Shapes, Unread, find
+from layouts import Reading, Shapes, Unread, find, stored_tensors
 
 STATE_KEYS = ("blocksize", "nested_blocksize", "nested_offset", "dtype", "shape")
 BLOCK_SIZES = tuple(2**power for power in range(5, 13))  # 32 to 4096
 STATE = "quant_state.bitsandbytes__"
 MAX_STATE = 2**16  # bytes of one; they take 200
 OUTLIER = 6.0  # llm_int8_threshold: columns with a larger activation are multiplied without rounding
+# of a layer: see `layouts`
+PARTS = r"SCB|weight_format|weight\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\..+)"
 
 
 def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shapes:
@@ -57,7 +59,7 @@ def check(stored: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> No
 
 def read(artifact: Path, source: Checkpoint) -> Reading:
     """See `layouts`. Raises `Unread` where a layer's quant_state is not as above."""
-    stored = shards.find(artifact).tensors()
+    stored = stored_tensors(artifact, source)
 
     def weights(tensor: Tensor) -> np.ndarray:
         layer = tensor.name.removesuffix(".weight")

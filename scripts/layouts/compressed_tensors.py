@@ -22,7 +22,7 @@ import numpy as np
 from checkpoint import shards
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import Tensor
-from layouts import E4M3, Reading, Shapes, Unread, array, find, nibbles, step_round
+from layouts import E4M3, Reading, Shapes, Unread, array, find, nibbles, step_round, stored_tensors
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 E2M1 = np.concatenate([E2M1, -E2M1])
@@ -52,6 +52,10 @@ def quantization(artifact: Path) -> dict[str, Any]:
     return scheme(shards.read_json(artifact / "config.json").get("quantization_config") or {})
 
 
+# of a layer: see `layouts`
+PARTS = r"weight_(packed|scale|shape|zero_point|global_scale|g_idx)|(input|output)_(scale|zero_point|global_scale)"
+
+
 def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shapes:
     """See `layouts.Shapes`."""
     outputs, inputs = shape
@@ -66,7 +70,7 @@ def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shap
 
 def read(artifact: Path, source: Checkpoint) -> Reading:
     """See `layouts`. Raises `Unread` for layers that are packed in another way."""
-    stored = shards.find(artifact).tensors()
+    stored = stored_tensors(artifact, source)
     format = quantization(artifact)["format"]
 
     def weights(tensor: Tensor) -> np.ndarray:

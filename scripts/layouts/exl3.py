@@ -26,6 +26,7 @@ from layouts import EMBEDDINGS, HEAD, Reading, Shapes, Unread, find
 BLOCK, TILE = 128, 16
 RATES = (1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8)  # bits a weight
 HALVES = np.float64(np.array([0x1EEE, 0xC931], "<u2").view("<f2"))  # of mul1: what the sum is multiplied by, and added
+PARTS = r"trellis|suh|svh|su|sv|mcg|mul1"  # of a layer: see `layouts`
 
 
 def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shapes:

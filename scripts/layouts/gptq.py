@@ -14,7 +14,9 @@ import numpy as np
 from checkpoint import shards
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import Tensor
-from layouts import Reading, Shapes, Unread, find, nibbles
+from layouts import Reading, Shapes, Unread, find, nibbles, stored_tensors
+
+PARTS = r"qweight|qzeros|scales|g_idx"  # of a layer: see `layouts`
 
 
 def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shapes:
@@ -27,7 +29,7 @@ def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shap
 
 def read(artifact: Path, source: Checkpoint) -> Reading:
     """See `layouts`. Raises `Unread` for another number of bits."""
-    stored = shards.find(artifact).tensors()
+    stored = stored_tensors(artifact, source)
     config = shards.read_json(artifact / "config.json")["quantization_config"]
     if config.get("bits") != 4:
         raise Unread(f"{config.get('bits')} bits")

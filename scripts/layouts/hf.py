@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-from checkpoint import shards
 from checkpoint.shards import Checkpoint
-from layouts import Reading, find
+from layouts import Reading, find, stored_tensors
 
 
 def read(artifact: Path, source: Checkpoint) -> Reading:
     """See `layouts`."""
-    stored = shards.find(artifact).tensors()
+    stored = stored_tensors(artifact, source)
     return lambda tensor: find(stored, tensor.name)

@@ -12,10 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from checkpoint import shards
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import Tensor
-from layouts import Reading, Shapes, Unread, find
+from layouts import Reading, Shapes, Unread, find, stored_tensors
+
+# of a layer: see `layouts`
+PARTS = (
+    r"W_q|nbits|group_size|shape|scale|zero|axis|packing|unpack_view_dtype|view_as_float|quant_scale|quant_zero|"
+    r"compute_dtype|offload_meta|encoded_state_dict|stores_quant_config|channel_wise|optimize|round_zero"
+)
 
 
 def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shapes:
@@ -30,7 +35,7 @@ def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shap
 
 def read(artifact: Path, source: Checkpoint) -> Reading:
     """See `layouts`. Raises `Unread` for other bits, and for groups along the outputs."""
-    stored = shards.find(artifact).tensors()
+    stored = stored_tensors(artifact, source)
 
     def weights(tensor: Tensor) -> np.ndarray:
         layer = tensor.name.removesuffix(".weight")

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from checkpoint import shards
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import Tensor
-from layouts import Reading, Shapes, Unread, find
+from layouts import Reading, Shapes, Unread, find, stored_tensors
 
 # What a quantization_config of these may name. The library makes an object of whatever else its modules hold.
 INT8 = "Int8WeightOnlyConfig"
 KNOWN = {INT8, "Float8WeightOnlyConfig", "PerRow", "torch.dtype"}
+PARTS = r"_weight_(qdata|scale|zero_point)"  # of a layer: see `layouts`
 
 
 def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shapes:
@@ -37,7 +37,7 @@ def types(content: Any) -> Iterator[Any]:
 
 def read(artifact: Path, source: Checkpoint) -> Reading:
     """See `layouts`."""
-    stored = shards.find(artifact).tensors()
+    stored = stored_tensors(artifact, source)
 
     def weights(tensor: Tensor) -> np.ndarray:
         layer = tensor.name.removesuffix(".weight")

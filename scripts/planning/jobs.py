@@ -29,6 +29,7 @@ HARNESS = 1300  # MB of lm-evaluation-harness with torch, of which small tasks t
 DOCUMENTS = 1500  # MB of the same, while the library `datasets` writes what it fetched
 DOCUMENT = 2000  # positions that an engine reads for a document of a task, at most: four endings, five examples
 ANSWER = 0.05  # seconds a document of a task besides: small batches, tokens that are written
+NAMING = 450 + CUDA_BUILD  # MB of transformers with a model without weights, and 90,000 tensors' names
 RANDOM_WEIGHTS = 1000  # MB of torch, transformers and a buffer of noise
 BANDWIDTH = 600  # MB: two buffers of 256 MiB, with which latency.py measures how fast a CPU's memory is
 KEPT = 0.8  # of a tool's libraries, while the gate runs what it built

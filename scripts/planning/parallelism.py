@@ -174,6 +174,12 @@ def speculation(where: str, options: Mapping[str, Any]) -> dict[str, Any] | None
     return None if given is None and not found else found
 
 
+def speculates_by_itself(run: Mapping[str, Any]) -> bool:
+    """Whether a run's draft lies in its target's own checkpoint: in layers that nothing else uses."""
+    words = speculation("options", run["options"]) if run["engine"] in ENGINES else None
+    return bool(words) and words.get("method") in IN_THE_TARGET
+
+
 def own(draft: str, run: Mapping[str, Any], study: Mapping[str, Any]) -> str | None:
     """What of a target a draft is: its source, or an artifact that the run serves; None where it is another model."""
     for name, model in study["models"].items():

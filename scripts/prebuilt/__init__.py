@@ -6,7 +6,8 @@ A module of a layout, which the table in fetch_prebuilt.py names, has
   fit their files are found here, before a byte is copied.
 - `remote(repository, names, file)`: the same of a repository's files: the name in the artifact -> the one there.
 - `check(folder, model, layout)`: hold the files, which lie in a folder now, against the folder of the model's
-  safetensors; what the manifest says of them (`parameters`, `weight_files`, `weight_bytes_per_token`, maybe `tool`).
+  safetensors; what the manifest says of them (`parameters`, `weight_files`, `weight_bytes_per_token`, maybe `tool`,
+  and `unread`, the names and bytes of tensors that nothing reads).
 - `gate_layout(folder, layout)`: the module of scripts/layouts that reads the weights; `source` where they are the
   model's own; None where we do not read them.
 - `beside(model)`: files of the model's folder that belong into the artifact, which brings none of its own.

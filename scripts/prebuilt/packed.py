@@ -1,16 +1,19 @@
 """GPTQ, AWQ and the like: a model's folder of safetensors with packed matrices, and a quantization_config."""
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import layouts
-from checkpoint import same_model, shards
+from checkpoint import reads_more_than_text, same_model, shards, used
+from checkpoint.copying import equal_bytes
 from checkpoint.selection import select
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import Tensor
 from common import plain_file
 from common.program import UserError, printable
+from layouts import EMBEDDINGS, HEAD
 from prebuilt import MAX_WORD, plain
 
 QUANTIZE_CONFIG = "quantize_config.json"  # where auto-gptq reads what the others have in config.json
@@ -47,9 +50,12 @@ def check(folder: Path, model: Path, layout: str) -> dict[str, Any]:
     if theirs and ours:
         same_model.check_tokens(folder, theirs, ours)
     found = find(folder)
-    words = quantization(folder, layout)
-    sizes = {name: tensor.nbytes for name, tensor in check_packed(folder, layout, words, shards.find(model)).items()}
+    words, source = quantization(folder, layout), shards.find(model)
+    stored = check_packed(folder, layout, words, source)
+    unread = left_over(folder, layout, stored, source)
+    sizes = {name: tensor.nbytes for name, tensor in stored.items() if name not in unread}
     return {
+        "unread": {name: stored[name].nbytes for name in unread},
         "tool": tool(words),
         "parameters": plain({name: words[name] for name in PARAMETERS if name in words}),
         "weight_files": [file.name for file in found.files],
@@ -135,6 +141,44 @@ def check_packed(folder: Path, layout: str, words: Mapping[str, Any], source: Ch
                 made = f"{said or 'its config '}make{'s' if not said else ''} {list(shape)} of this model's layer"
                 raise UserError(f"{folder}: its {part} is {found and list(found.shape)}; {made}")
     return stored
+
+
+def left_over(folder: Path, layout: str, stored: Mapping[str, Tensor], source: Checkpoint) -> list[str]:
+    """Names of the tensors of an artifact that nothing reads, and that harm nobody: buffers, layers that guess further
+    tokens, parts that see or hear, biases of zeros where the model has none, and a tied head once more.
+
+    Raises `UserError` with the first of those that nothing explains.
+    """
+    ours, parts = source.tensors(), re.compile(layouts.module(layout).PARTS)
+    layers = {name.removesuffix(".weight") for name, tensor in ours.items() if len(tensor.shape) == 2}
+    layers |= {HEAD.removesuffix(".weight")} if layout == "exl3" else set()
+
+    def is_part(name: str) -> bool:
+        places = [place for place, letter in enumerate(name) if letter == "."]
+        return any(name[:place] in layers and parts.fullmatch(name[place + 1 :]) for place in places)
+
+    left = [name for name in stored if name not in ours and not is_part(name)]
+    further = used.further_layers(left)
+    harmless = {name for name in left if name in further or reads_more_than_text(name) or used.is_buffer(stored[name])}
+    for name in left:
+        tensor, layer = stored[name], name.removesuffix(".bias")
+        if layer in layers and layer != name and len(tensor.shape) == 1 and not layouts.array(tensor).any():
+            harmless.add(name)  # as early versions of auto-gptq wrote for every layer
+        if name == HEAD and EMBEDDINGS in stored and is_same(tensor, stored[EMBEDDINGS]):
+            harmless.add(name)
+    unread = [name for name in left if name not in harmless]
+    if unread:
+        more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
+        raise UserError(
+            f"{folder}: this model has no place for {unread[0]}{more}; name an artifact of this model, or take them "
+            "out if nothing is to read them"
+        )
+    return left
+
+
+def is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same."""
+    return (one.dtype, one.shape) == (other.dtype, other.shape) and equal_bytes(one, other)
 
 
 def tool(words: Mapping[str, Any]) -> str:

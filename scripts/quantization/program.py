@@ -18,15 +18,16 @@ from typing import Any
 import torch
 
 import devices
-from checkpoint import safetensors_file, sharding, shards
+from checkpoint import is_mixture, reads_more_than_text, safetensors_file, sharding, shards
 from checkpoint.conversion import drop_tied
 from checkpoint.copying import copy
 from checkpoint.float16 import BeyondFloat16, stored_dtype, write_float16
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import DTYPE_BYTES, Tensor
 from common import manifest, own_code, program
-from common.program import UserError, first_line
+from common.program import UserError, first_line, printable, run_child
 from common.publish import place, publish, work_folder
+from common.text_config import of_text
 from devices import cpu
 from quantization import calibration, layers
 from quantization.calibration import Calibration
@@ -82,6 +83,8 @@ class Job:
     """What a tool is to do: quantize `src` as `parameters` say, on `calibration` where the format has one, and save to
     `saved`.
 
+    `experts`: of a mixture, which of them the calibration reaches (see quantization.experts).
+
     What it writes to `resume` while it works is there again when the job is started again after it was killed. `facts`
     are those of the manifest, whose `tool` and `tool_version` may be set where there are several.
     """
@@ -94,6 +97,7 @@ class Job:
     device: str
     dtype: torch.dtype
     facts: dict[str, str]
+    experts: dict[str, Any] | None = None
 
     def sample_inputs(self) -> list[dict[str, torch.Tensor]]:
         """The calibration samples as a model takes them; [1, length] each."""
@@ -152,7 +156,8 @@ def build(
         folder.mkdir()
         dtype = torch.float32 if device == "cpu" else torch.float16
         facts = {"format": options.format or format, "engine": engine, "tool": tool, "tool_version": tool_version}
-        job = Job(options.src, saved, resume, parameters, samples, device, dtype, facts)
+        experts = count_experts(options, saved) if samples and is_mixture(of_text(source.config())) else None
+        job = Job(options.src, saved, resume, parameters, samples, device, dtype, facts, experts)
         try:
             quantize(job)
         except Exception as error:  # whatever transformers and the tools raise for models that they do not know
@@ -167,6 +172,21 @@ def build(
             torch.cuda.empty_cache()
         write_artifact(folder, job, source, options, cast)
     shutil.rmtree(resume, ignore_errors=True)
+
+
+def count_experts(options: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """Which experts of a mixture the calibration reaches, found in a process whose memory is free again before a tool
+    starts; why that is unknown, where it cannot be found."""
+    out = work / "experts.json"
+    words = ("calibration", "evaluation", "samples", "sequence_length", "seed", "device", "threads")
+    flags = [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in words]
+    result = run_child([options.gate_python, quality_gate.SCRIPTS / "count_experts.py", options.src, out, *flags])
+    if result.returncode:
+        last = (result.stderr.strip().splitlines() or ["it was killed; memory short?"])[-1]
+        return {"unknown": printable(last.removeprefix("error: "))}
+    found = json.loads(out.read_text(encoding="utf-8"))
+    out.unlink()
+    return found
 
 
 def resume_folder(
@@ -256,15 +276,18 @@ def write_artifact(
         "samples": len(job.calibration.samples),
         "sequence_length": job.calibration.sequence_length,
     }
+    towers = any(map(reads_more_than_text, tensors))
     run = {"seed": options.seed, "device": job.device, "threads": options.threads}
     manifest.write(
         folder,
         **job.facts,
         parameters={**job.parameters, **run, **(calibrated or {})},
         source=origin["source"],
-        parameter_count=origin["parameter_count"],
+        # a tool that loads the language model alone saves nothing else
+        parameter_count=origin["parameter_count"] if towers else shards.text_parameters(source.folder),
         weight_files=list(names),
         weight_bytes_per_token=shards.bytes_read(stored, config),
         calibration_sha256=job.calibration.sha256 if job.calibration else None,
         gate=gate,
+        experts=job.experts,
     )

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from reporting import caveats
 from reporting.labels import label
 
 # column -> title and scale: of costs ratios matter, and zero is a divergence too
@@ -53,6 +54,7 @@ def points(rows: Sequence[Mapping[str, Any]], tasks: Sequence[str] = ()) -> list
         value = {name: row.get(name) for name in names}
         value["cell"] = label(row)
         value["disturbed"] = bool(row["interference"])
+        value["unchecked"] = caveats.unchecked(row) is not None
         value["label"] = f"{row['model']}: {label(row)}" if several else label(row)
         paired = row["perplexity_ratio"]
         if paired:  # the reference's perplexity as it is, and only what the format changes with its uncertainty
@@ -66,10 +68,15 @@ def points(rows: Sequence[Mapping[str, Any]], tasks: Sequence[str] = ()) -> list
 
 
 def smallest(rows: Sequence[Mapping[str, Any]], quality: str, size: str) -> list[bool]:
-    """Which rows of `points` no other of their model equals or beats in quality and size, intervals left aside."""
+    """Which rows of `points` no other of their model equals or beats in quality and size, intervals left aside. Rows
+    that were not checked have no place."""
     sign = -1 if quality in MORE_IS_BETTER or is_task(quality) else 1
     found, best = [False] * len(rows), {}
-    drawn = [(row[size], sign * row[quality], i) for i, row in enumerate(rows) if None not in (row[size], row[quality])]
+    drawn = [
+        (row[size], sign * row[quality], i)
+        for i, row in enumerate(rows)
+        if None not in (row[size], row[quality]) and not row.get("unchecked")
+    ]
     for _, loss, i in sorted(drawn):
         if loss < best.get(rows[i]["model"], math.inf):
             best[rows[i]["model"]] = loss

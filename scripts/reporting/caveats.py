@@ -13,7 +13,8 @@ LOOPS = "falls into a loop"
 def all_of(row: Mapping[str, Any], reference: str) -> list[str]:
     """The warnings of a row, the gravest first. `reference`: the format whose default run all others are related to."""
     about_losses = (*products_warnings(row["versions"]), loss_warning(row, reference), loop_warning(row, reference))
-    return [text for text in (origin_warning(row), gate_warning(row), *about_losses) if text]
+    about_origin = (origin_warning(row), gate_warning(row), experts_warning(row))
+    return [text for text in (*about_origin, *about_losses) if text]
 
 
 def for_verdict(row: Mapping[str, Any]) -> list[str]:
@@ -27,11 +28,28 @@ def origin_warning(row: Mapping[str, Any]) -> str | None:
     return "not built here: somebody else's artifact" if row["prebuilt"] else None
 
 
+def unchecked(row: Mapping[str, Any]) -> str | None:
+    """Why the gate could not compare the artifact with its own weights; None where it did. Such a row is ranked
+    nowhere: its engine may calculate another model."""
+    gate = (row["artifact"] or {}).get("gate") or {}
+    return (gate.get("faithful") or {}).get("unchecked")
+
+
 def gate_warning(row: Mapping[str, Any]) -> str | None:
     """That nobody compared the artifact with the weights that it was made from."""
-    gate = (row["artifact"] or {}).get("gate") or {}
-    reason = (gate.get("faithful") or {}).get("unchecked")
+    reason = unchecked(row)
     return f"not checked against its own weights: {reason}" if reason else None
+
+
+def experts_warning(row: Mapping[str, Any]) -> str | None:
+    """That no text told a tool how to round some of a mixture's experts, or that nobody knows."""
+    found = (row["artifact"] or {}).get("experts") or {}
+    if "unknown" in found:
+        return f"whether its calibration text reached every expert is unknown: {found['unknown']}"
+    names = found.get("unreached")
+    if not names:
+        return None
+    return f"its calibration text never reached {len(names)} of {found['count']} experts, the first {names[0]}"
 
 
 def products_warnings(versions: Mapping[str, str] | None) -> list[str]:

@@ -174,7 +174,8 @@ COLUMNS = [
         name="pareto",
         kind="boolean",
         text="Whether no other row of the model and device is significantly better in quality or speed and "
-        "significantly worse in neither; null where the speed was disturbed (METHODS.md, The Pareto front).",
+        "significantly worse in neither; null where the speed was disturbed or the artifact not checked (METHODS.md, "
+        "The Pareto front).",
         parts=("latency", "quality"),
         source=set_later,
         title="Pareto front",

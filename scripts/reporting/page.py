@@ -134,6 +134,7 @@ def row_data(row: Mapping[str, Any], drawn: Mapping[str, Any], pool: Pool, table
         ],
         "differs": row["differs"],
         "dominated by": row["dominated_by"] or [],
+        "unchecked": caveats.unchecked(row),
         "warnings": row["warnings"],
         "verdict warnings": caveats.for_verdict(row),
         "bandwidth disturbed": bool(row["device_bandwidth"] and row["device_bandwidth"]["disturbed"]),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from metrics import perplexity
+from reporting import caveats
 from reporting.labels import label
 
 # set of a row beside its model's reference, when all rows are there
@@ -69,13 +70,15 @@ def quality_order(one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
 
 
 DISTURBED = "its speed was disturbed while it was measured, so it is not compared; measure it again"
+UNCHECKED = "its artifact was not checked against its own weights, so it is not compared"
 
 
 def mark_pareto(rows: Sequence[dict[str, Any]]) -> None:
-    """Set `pareto` and `dominated_by` of every row with a quality and an undisturbed speed: dominated by the other rows
-    of its model and device that are significantly better in one of them and significantly worse in neither.
+    """Set `pareto` and `dominated_by` of every checked row with a quality and an undisturbed speed: dominated by the
+    other rows of its model and device that are significantly better in one of them and significantly worse in neither.
 
-    A disturbed speed says too little: such a row has no place, neither on the front nor behind it, and dominates none.
+    A disturbed speed says too little, and an artifact that was not checked may be another model: such a row has no
+    place, neither on the front nor behind it, and dominates none.
     """
     weighed = ("perplexity", "tokens_per_second")
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -85,6 +88,8 @@ def mark_pareto(rows: Sequence[dict[str, Any]]) -> None:
             each["missing"]["pareto"] = each["missing"][lacks[0]]
         elif each["interference"]:
             each["missing"]["pareto"] = DISTURBED
+        elif reason := caveats.unchecked(each):
+            each["missing"]["pareto"] = f"{UNCHECKED}: {reason}"
         else:
             each |= {"pareto": True, "dominated_by": []}
             groups.setdefault((each["model"], each["device"]), []).append(each)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common.program import printable
+from reporting import caveats
 from reporting.labels import label
 from reporting.numbers import MISSING, number, size
 
@@ -40,7 +41,10 @@ def verdict(rows: Sequence[Row], reference: str) -> str:
     measured = [row for row in rows if row["tokens_per_second"] is not None]
     if not measured:
         return "nothing was measured; the page says why"
-    quiet = [row for row in measured if not row["interference"]]
+    checked = [row for row in measured if not caveats.unchecked(row)]
+    if not checked:
+        return "nothing that was measured was checked against its own weights, so none is called the fastest"
+    quiet = [row for row in checked if not row["interference"]]
     if not quiet:
         return "other programs disturbed every measurement of speed, so none is called the fastest"
     if len({row["device"] for row in quiet}) > 1:
@@ -65,6 +69,13 @@ def over_reference(row: Row, reference: str) -> str:
     return f"{number(row['perplexity'])} ({round(ratio['ratio'] - 1, 3) + 0.0:+.1%})"  # no -0.0
 
 
+def mark(row: Row) -> str:
+    """Why a row is not ranked, in a word."""
+    if row["interference"]:
+        return "disturbed"
+    return MISSING if row["tokens_per_second"] is None else "unchecked" if caveats.unchecked(row) else ""
+
+
 def table(rows: Sequence[Row], reference: str) -> list[str]:
     """Aligned lines: names to the left, figures to the right."""
     several = len({row["model"] for row in rows}) > 1
@@ -76,7 +87,7 @@ def table(rows: Sequence[Row], reference: str) -> list[str]:
             number(row["kld_mean"], 3),
             number(row["bits_per_weight"], 3),
             size(row["size_bytes"]),
-            "disturbed" if row["interference"] else MISSING if row["tokens_per_second"] is None else "",
+            mark(row),
         )
         for row in rows
     ]

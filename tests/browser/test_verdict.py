@@ -296,15 +296,28 @@ def test_an_interval_that_reaches_beyond_the_budget_is_said(sentences: Callable)
 UNCHECKED = {"faithful": {"unchecked": "nothing reads it"}}
 
 
-@rows({"fp16": Row(100), "wreck": Row(900, 1.8, gate=UNCHECKED), "slow": Row(10, 1.9)})
-def test_a_large_loss_and_a_missing_check_are_warned_of_where_a_row_is_named(sentences: Callable) -> None:
+@rows({"fp16": Row(100), "wreck": Row(900, 1.8), "slow": Row(10, 1.9)})
+def test_a_large_loss_is_warned_of_where_a_row_is_named(sentences: Callable) -> None:
     said = sentences()
     assert "The Pareto front, whatever the loss: fp16, wreck." in said
-    assert said[-1] == (
-        "Warning, wreck: not checked against its own weights: nothing reads it; a large loss: its perplexity is 1.8 "
-        "times fp16's."
-    )
+    assert said[-1] == "Warning, wreck: a large loss: its perplexity is 1.8 times fp16's."
     assert not any("Warning, slow" in line for line in said)  # which no sentence names
+
+
+LEFT_OUT = "Not checked against its own weights, so in no sentence here and on no front: other (nothing reads it)."
+
+
+@rows(
+    {"fp16": Row(100), "other": Row(900, 1.001, size=1, gate=UNCHECKED), "slow": Row(50, 1.002, size=5)},
+    {"other": Row(900, gate=UNCHECKED)},
+)
+def test_an_artifact_that_was_not_checked_is_neither_named_the_fastest_nor_on_the_front(sentences: Callable) -> None:
+    said = sentences()
+    assert said[0].startswith("fp16 is the fastest of those within 1%")
+    assert "The smallest of those within 1%: slow, 5 MB (perplexity +0.2%, 95% interval +0.2% to +0.2%)." in said
+    assert any(line.startswith("The Pareto front, whatever the loss: fp16") and "other" not in line for line in said)
+    assert said[-1] == LEFT_OUT
+    assert sentences(number=1) == [LEFT_OUT]
 
 
 @rows(

@@ -17,8 +17,10 @@ const LOAD_PLOTS = {
   gap_ms: ["How long the pauses between tokens are", "The time between two events that brought tokens. Where a curve has a long foot, text comes in bursts."],
 };
 
-/** Why a load is not ranked: it was disturbed, or its latencies changed while it lasted; null where it is. */
+/** Why a load is not ranked: it was disturbed, its latencies changed while it lasted, or its artifact was not checked; null where it is. */
 function unranked(row) {
+  const artifact = ROWS.find((each) => each.model === row.model && each.format === row.format && each.unchecked);
+  if (artifact) return `its artifact was not checked against its own weights: ${artifact.unchecked}`;
   if (disturbed(row)) return `${row.load} was disturbed: ${row.interference.join("; ")}`;
   const note = row.notes.find((each) => each.startsWith("the load is not steady"));
   return note ? `${row.load}: ${note}` : null;

@@ -43,10 +43,10 @@ const frontOf = (row, cost) => (sized(cost) ? row.model : `${row.model} on ${row
 /** Whether a front is the measured one, which minds intervals. */
 const weighed = (quality, cost) => quality.startsWith("perplexity") && cost === "tokens_per_second";
 
-/** Whether no other row of the model is at least as good on both axes, or only a later one as good; what was disturbed is not asked. */
+/** Whether no other row of the model is at least as good on both axes, or only a later one as good; what was disturbed or not checked is not asked. */
 function onFront(row, quality, cost) {
   if (weighed(quality, cost)) return row.pareto === true;
-  const counts = (each) => sized(cost) || !disturbed(each);
+  const counts = (each) => !each.unchecked && (sized(cost) || !disturbed(each));
   if (!counts(row)) return false;
   const signs = [quality, cost].map((name) => (DATA.axes["more is better"].includes(name) ? 1 : -1));
   const place = (each) => [quality, cost].map((name, i) => signs[i] * each[name]);

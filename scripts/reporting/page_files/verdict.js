@@ -75,7 +75,16 @@ function speeds(rows, base, where, told, named) {
 
 /** The sentences of one model, those of each device apart: strings, or elements. */
 function sentences(model, budget) {
-  const all = ROWS.filter((row) => row.model === model);
+  const every = ROWS.filter((row) => row.model === model);
+  const unchecked = every.filter((row) => row.unchecked && (row.tokens_per_second !== null || row.ratio));
+  const left = unchecked.length ? [`Not checked against ${unchecked.length === 1 ? "its" : "their"} own weights, so in no sentence here and on no front: ${unchecked.map((row) => `${row.label} (${row.unchecked})`).join(", ")}.`] : [];
+  const all = every.filter((row) => !row.unchecked);
+  if (!all.some((row) => row.tokens_per_second !== null || row.ratio) && left.length) return left;
+  return [...checked(all, budget), ...left];
+}
+
+/** Those of a model's rows that were checked. */
+function checked(all, budget) {
   const rows = all.filter((row) => row.tokens_per_second !== null);
   const untimed = all.filter((row) => row.tokens_per_second === null && row.ratio && row.size_bytes !== null);
   if (!rows.length && !untimed.length) return ["Nothing was measured; the table says why."];
