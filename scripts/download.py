@@ -11,7 +11,7 @@ from pathlib import Path
 
 import huggingface_hub
 
-from checkpoint import shards
+from checkpoint import headers, shards
 from checkpoint.selection import select
 from common import hub, manifest
 from common.program import parser, run
@@ -51,7 +51,7 @@ def main() -> None:
             weight_files=weights,
             hashes=hashes,
         )
-        shards.find(folder)  # an index that names a shard that was not there
+        headers.read(folder)
 
 
 if __name__ == "__main__":

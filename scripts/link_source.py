@@ -3,12 +3,13 @@
 
     python scripts/link_source.py SRC DST --kind path
 
-SRC must hold config.json and weights (safetensors or .bin, sharded or not); nothing is copied or changed.
+SRC must hold config.json and weights (safetensors or .bin, sharded or not) that fit each other; nothing is copied or
+changed.
 """
 
 from pathlib import Path
 
-from checkpoint import shards
+from checkpoint import headers, shards
 from common import manifest
 from common.program import parser, run
 from common.publish import place, publish
@@ -25,6 +26,7 @@ def main() -> None:
 
     source = shards.find(options.src)
     shards.refuse_quantized(options.src, source.config())
+    headers.read(options.src)
     files = [*source.files, *filter(None, [source.index()]), *source.others()]
     hashes = {file.name: manifest.sha256(file) for file in source.files}
     with publish(options.dst, source=options.src) as folder:

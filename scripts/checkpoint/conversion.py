@@ -51,12 +51,13 @@ def publish_converted(
     tool: str,
     linked: bool = False,
     only_finite: bool = False,
+    dropped: str = "",
 ) -> None:
     """Publish a folder with these tensors of a checkpoint in a form, and its other files as they are.
 
     Args:
         tool: the program's name; linked: the weight files need no change, and are linked.
-        only_finite: refuse NaN and infinity, in safetensors.
+        only_finite: refuse NaN and infinity, in safetensors. dropped: what was taken off the tensors' names.
     """
     ordered = list(tensors.values())
     origin = manifest.read(options.src)["source"] if (options.src / manifest.NAME).exists() else {}
@@ -72,9 +73,9 @@ def publish_converted(
     with publish(options.dst, source=options.src, sync=options.verify) as folder:
         folder.mkdir()
         if linked:
-            for file in (*source.files, source.index()):
-                if file:
-                    place(file, folder / file.name)
+            for file in source.files:
+                place(file, folder / file.name)
+            sharding.place_index(source, ordered, folder)
             hashes: dict[str, str | None] = hash_files(groups, folder) if only_finite else {}
         else:
             total = sum(tensor.nbytes for tensor in ordered)
@@ -87,12 +88,13 @@ def publish_converted(
                 (folder / path.name).write_text(json.dumps(portable.config(config), indent=2) + "\n", encoding="utf-8")
             else:
                 place(path, folder / path.name)
+        parameters = {"verify": options.verify, "max_shard_size": options.max_shard_size, "finite": only_finite}
         manifest.write(
             folder,
             format=form,
             tool="link" if linked else tool,
             tool_version=f"python {platform.python_version()}",
-            parameters={"verify": options.verify, "max_shard_size": options.max_shard_size, "finite": only_finite},
+            parameters=parameters | ({"dropped_of_names": dropped} if dropped else {}),
             source=origin,
             parameter_count=sum(tensor.numel for tensor in ordered if tensor.is_weight),
             weight_files=[file.name for file in source.files] if linked else list(hashes),
