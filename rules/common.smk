@@ -17,7 +17,7 @@ if not RULES.is_dir():
 sys.path.insert(0, str(RULES.parent / "scripts"))
 from common.program import printable
 from common.sources import closure, digest
-from planning import cells, jobs, registry, shape
+from planning import cells, jobs, lengths, registry, shape
 from planning.config import CHECKOUT, TEXTS, complete, source
 from planning.costs import CUDA_BUILD, Costs, EngineCosts, Memory, Size
 from planning.values import ConfigError, check_file, is_plain

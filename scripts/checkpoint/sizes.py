@@ -90,8 +90,9 @@ def check(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor] |
 
 
 def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """Every key of a config and of its parts: with its place, its own name and its value."""
-    waiting: list[tuple[str, Any]] = [("", config)]
+    """Every key of a config and of its parts: with its place, its own name and its value. How weights are quantized is
+    no size of the model's, and is for the reader of that layout."""
+    waiting: list[tuple[str, Any]] = [("", {key: config[key] for key in config if key != "quantization_config"})]
     while waiting:
         where, value = waiting.pop()
         if isinstance(value, dict):

@@ -25,8 +25,8 @@ def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shap
     groups = -(-inputs // group) if group > 0 else 1
     return {
         f"{layer}.qweight": (inputs, outputs * bits // 32),
-        f"{layer}.qzeros": (groups, outputs * bits // 32),
         f"{layer}.scales": (groups, outputs),
+        f"{layer}.qzeros": (groups, outputs * bits // 32),
     }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 
 from common import plain_text
-from planning import cells, parallelism, publications
+from planning import cells, lengths, parallelism, publications
 from planning.cells import Registry
 from planning.registry import suggestion, unknown_format
 from planning.sources import CHECKOUT, source
@@ -89,6 +89,7 @@ def complete(config: Mapping[str, Any], schema: Mapping[str, Any], registry: Reg
         try:
             check_model(name, model, filled, registry)
             cells.check_prebuilt(name, model, filled, registry)
+            lengths.check(name, model, filled)
         except OSError as error:  # a folder that may not be read, a name that is too long
             raise ConfigError(f"models.{name}.source: {error.filename}: {error.strerror}") from None
         from_hub = source(model)[0] == "hub"
