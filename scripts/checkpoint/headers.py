@@ -57,6 +57,8 @@ def check(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
             f"{empty.path}: {empty.name} is empty (its shape is {list(empty.shape)}); save the model again with all "
             "of its weights gathered"
         )
+    if config.get("text_config") is not None and config.get("model_type") in (*layer_shapes.KNOWN,):
+        raise UserError(f"{path}: has a text_config, and a {config['model_type']} is of text alone; remove it")
     sizes.check(path, config, tensors)
     for tensor, due in layer_shapes.mismatches(sizes.text_words(config), tensors):
         raise UserError(

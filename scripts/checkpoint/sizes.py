@@ -35,7 +35,7 @@ SIZES = re.compile(
     r"|codebooks|units|model|ff|kv|conv)$"
 )
 NO_SIZES = re.compile(r"(window|chunk|block|batch|image|patch|grid)_sizes?$")  # of texts and pictures
-LEAST_LAYERS, LEAST_EXPERTS, LEAST_SIZE, MOST_POSITIONS = 2**10, 2**12, 2**16, 2**24
+LEAST_LAYERS, LEAST_EXPERTS, LEAST_SIZE, MOST_POSITIONS = 2**10, 2**16, 2**16, 2**24
 UNKNOWN_SIZE = 2**20  # the most where there are no weights yet; the largest vocabulary has 262,144 tokens
 # texts' tables: of embeddings, and of positions, which may have some rows more
 VOCABULARIES = ("embed_tokens.weight", "word_embeddings.weight", "wte.weight", "embed_in.weight")
@@ -84,7 +84,8 @@ def check(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor] |
                     raise UserError(f"{path}: {where} is {number!r:.60}, which {what} ({limit}); {WRONG}")
     if tensors:
         words = text_words(config)
-        _check_layers(path, words, counts)
+        for level in (words, config):  # some classes read the one, and some the other
+            _check_layers(path, level, counts)
         _check_experts(path, words, tensors)
         _check_tables(path, words, tensors)
 
@@ -164,19 +165,18 @@ def _check_experts(path: Path, words: Mapping[str, Any], tensors: Mapping[str, T
 
 def _check_tables(path: Path, words: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """The embeddings have a row for each token of the vocabulary, and a table of positions for each position."""
-    tables = [
-        tensor
+    tables = {
+        tensor.shape[0]: tensor.name
         for tensor in tensors.values()
         if tensor.name.endswith(VOCABULARIES) and len(tensor.shape) == 2 and not reads_more_than_text(tensor.name)
-    ]
-    said = words.get("vocab_size")
-    exact = len(tables) == 1 and words.get("model_type") not in MORE_ROWS
-    if type(said) is int and exact and tables[0].shape[0] != said:
-        rows = tables[0].shape[0]
+    }
+    said, exact = words.get("vocab_size"), len(tables) == 1 and words.get("model_type") not in MORE_ROWS
+    if type(said) is int and exact and said not in tables:
+        ((rows, name),) = tables.items()
         relation = "below" if said < rows else "above"
         raise UserError(
-            f"{path}: vocab_size is {said}, {relation} the {rows} rows of {tables[0].name}; "
-            "resize the embeddings, or correct config.json"
+            f"{path}: vocab_size is {said}, {relation} the {rows} rows of {name}; resize the embeddings, or correct "
+            "config.json"
         )
     for tensor in tensors.values():
         key = next((key for key in ("n_positions", "max_position_embeddings") if type(words.get(key)) is int), None)

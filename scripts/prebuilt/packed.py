@@ -134,6 +134,8 @@ def check_packed(folder: Path, layout: str, words: Mapping[str, Any], source: Ch
             found = stored.get(part)
             if found is None:
                 raise UserError(f"{folder}: lacks {part}, without which {layer} is no weights")
+            if said and found.dtype not in (layouts.FLOATS if part.endswith(".scales") else {"I32"}):
+                raise UserError(f"{folder}: its {part} is {found.dtype}, which no {layout} artifact's is")
             if found.shape != shape:
                 made = f"{said or 'its config '}make{'s' if not said else ''} {list(shape)} of this model's layer"
                 raise UserError(f"{folder}: its {part} is {list(found.shape)}; {made}")

@@ -45,7 +45,10 @@ WRONG = {
     "labels of a part": ({"vision_config": {"num_labels": 10**9}}, "vision_config.num_labels is 1000000000, which"),
     "layers of a part": ({"vision_config": {"num_hidden_layers": 10**9}}, "vision_config.num_hidden_layers is 10000"),
     "layers of a part in a list": ({"parts": [{"depth": 10**9}]}, "depth is 1000000000, which is more than its"),
-    "layers of the text": ({"text_config": {"num_hidden_layers": 2}}, "num_hidden_layers is 2, and its weights have 3"),
+    "layers of the text": (
+        {"model_type": "new", "text_config": {"num_hidden_layers": 2}},
+        "num_hidden_layers is 2, and its weights have 3",
+    ),
     "heads": (
         {"num_attention_heads": 10**6},
         "num_attention_heads is 1000000, which is more than its weights can have",
@@ -70,7 +73,15 @@ WRONG = {
         {"vocab_size": VOCAB - 1},
         "vocab_size is 47, below the 48 rows of model.embed_tokens.weight; re",
     ),
-    "a text's vocabulary": ({"text_config": {"vocab_size": 40}}, "vocab_size is 40, below the 48 rows of model.embed"),
+    "layers beside those of the text": (
+        {"model_type": "new", "num_hidden_layers": 900, "text_config": {"num_hidden_layers": LAYERS}},
+        "num_hidden_layers is 900, and its weights have 3",
+    ),
+    "sizes of a text that is all there is": ({"text_config": {}}, "has a text_config, and a llama is of text alone"),
+    "a text's vocabulary": (
+        {"model_type": "new", "text_config": {"vocab_size": 40}},
+        "vocab_size is 40, below the 48 rows of model.embed",
+    ),
     "types of tokens": ({"type_vocab_size": 10**12}, "type_vocab_size is 1000000000000, which is more than its weigh"),
     "positions": ({"max_position_embeddings": 10**12}, "max_position_embeddings is 1000000000000, which is more than"),
     "an unknown size": (
@@ -145,7 +156,7 @@ def test_sizes_of_the_text_and_of_a_tower_are_told_apart(tmp_path: Path) -> None
             headers.read(write(tmp_path / "m", wrong, tensors | zeros(tower)))
 
 
-@pytest.mark.parametrize("experts", [EXPERTS - 1, EXPERTS + 1, 2 * EXPERTS, 4000])
+@pytest.mark.parametrize("experts", [EXPERTS - 1, EXPERTS + 1, 2 * EXPERTS, 4000, 60_000])
 def test_experts_are_those_of_the_weights(tmp_path: Path, experts: int) -> None:
     headers.read(write(tmp_path / "m", MIXTURE, mixture()))
     with pytest.raises(UserError, match=rf"num_local_experts is {experts}, and its weights have {EXPERTS}; correct"):
@@ -184,7 +195,7 @@ def test_a_model_without_weights_is_bounded_by_what_any_model_has() -> None:
     path = Path("m/config.json")
     for file in sorted((REPO / "config/examples").glob("*.json")):
         sizes.check(path, json.loads(file.read_text()), None)
-    for key, value in (("num_hidden_layers", 10**4), ("vocab_size", 10**8), ("num_experts", 10**6), ("head_dim", -1)):
+    for key, value in (("num_hidden_layers", 10**4), ("vocab_size", 10**8), ("num_experts", 10**7), ("head_dim", -1)):
         with pytest.raises(UserError, match=f"{key} is "):
             sizes.check(path, LLAMA | {key: value}, None)
 
