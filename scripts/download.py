@@ -37,7 +37,8 @@ def main() -> None:
     config = hub.fetch(repository, ["config.json"])["config.json"]  # before any weights
     words = shards.read_config(config)
     shards.refuse_quantized(Path(repository.name), words)
-    sizes.check(Path(repository.name, "config.json"), words, None)
+    for check in (sizes.check, headers.check_ids):  # the weights' own headers are asked when they are here
+        check(Path(repository.name, "config.json"), words)
     context = context_of(words)
     if context is not None and context < options.most_tokens:
         raise UserError(
@@ -66,7 +67,7 @@ def main() -> None:
             weight_files=weights,
             hashes=hashes,
         )
-        headers.read(folder)
+        shards.find(folder)  # an index that names a shard that was not there
 
 
 if __name__ == "__main__":

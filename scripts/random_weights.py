@@ -96,7 +96,7 @@ def main() -> None:
     config_path = options.config / "config.json" if options.config.is_dir() else options.config
     config = shards.read_config(config_path)
     config.pop("quantization_config", None)  # of weights that are not these
-    sizes.check(config_path, config, None)
+    sizes.check(config_path, config)
     headers.check_ids(config_path, config)
     expected = shape.of(config)
     check_room(config_path, 2 * expected.parameters // MARGIN if expected else 0, options.dst)

@@ -59,7 +59,7 @@ def text_words(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, **(inner if isinstance(inner, dict) else {})}
 
 
-def check(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None) -> None:
+def check(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
     """Raises `UserError` for the first size in a config.json that its weights do not have.
 
     Args:
@@ -150,7 +150,7 @@ def _check_layers(path: Path, words: Mapping[str, Any], counts: Mapping[str, int
 
 
 def _check_experts(path: Path, words: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """As many experts as are numbered, or as the tensors that hold all of a layer's have."""
+    """As many experts as are numbered, or as the tensors of all of them have; a token is sent to no more."""
     counts = {len(numbers) for numbers in _numbers_of(EXPERT, tensors).values()}
     stacked = {size for name, each in tensors.items() if ".experts." in name for size in each.shape[:1]}
     possible = counts or stacked
@@ -161,6 +161,10 @@ def _check_experts(path: Path, words: Mapping[str, Any], tensors: Mapping[str, T
         wrong = [each for each in said if each > 1 and each not in possible]
         if possible and wrong and sum(said) not in possible:
             raise UserError(f"{path}: {key} is {wrong[0]}, and its weights have {max(possible)}; {WRONG}")
+    most = max((each for key in EXPERTS for each in _numbers(words.get(key))), default=None)
+    for key in SENT_TO:
+        if most and (more := [each for each in _numbers(words.get(key)) if each > most]):
+            raise UserError(f"{path}: {key} is {more[0]}, of {most} experts; {WRONG}")
 
 
 def _check_tables(path: Path, words: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

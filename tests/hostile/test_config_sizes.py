@@ -163,6 +163,12 @@ def test_experts_are_those_of_the_weights(tmp_path: Path, experts: int) -> None:
         headers.read(write(tmp_path / "m", MIXTURE | {"num_local_experts": experts}, mixture()))
 
 
+def test_a_token_is_sent_to_no_more_experts_than_there_are(tmp_path: Path) -> None:
+    headers.read(write(tmp_path / "m", MIXTURE | {"num_experts_per_tok": EXPERTS}, mixture()))
+    with pytest.raises(UserError, match=r"num_experts_per_tok is 5, of 4 experts"):
+        headers.read(write(tmp_path / "m", MIXTURE | {"num_experts_per_tok": EXPERTS + 1}, mixture()))
+
+
 def test_experts_in_one_tensor_are_counted_in_it(tmp_path: Path) -> None:
     config = MIXTURE | {"model_type": "new"}
     stacked = llama() | zeros({"model.layers.0.mlp.experts.gate_up_proj": (EXPERTS, HIDDEN, INNER)})

@@ -235,10 +235,17 @@ def test_a_context_that_is_too_short_is_told_before_any_weights(hub: Hub, downlo
     assert download("--most-tokens", "512").returncode == 0
 
 
-def test_a_model_that_does_not_hold_together_is_told_as_it_arrives(
-    hub: Hub, download: Download, tmp_path: Path
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, which is more than any model has (1024)"),
+        ({"pad_token_id": 2048}, "pad_token_id is 2048, and the vocabulary ends at 2047"),
+    ],
+)
+def test_a_config_that_no_weights_can_fit_is_told_before_any_weights(
+    hub: Hub, download: Download, tmp_path: Path, change: dict[str, int], message: str
 ) -> None:
     files = hub.repositories[f"models/{NAME}"].files
-    config = json.loads(files["config.json"])
-    files["config.json"] = json.dumps(config | {"num_hidden_layers": 10**9}).encode()
-    assert "num_hidden_layers is 1000000000, which is more than" in refusal(download(), tmp_path / "out")
+    files["config.json"] = json.dumps(json.loads(files["config.json"]) | change).encode()
+    assert refusal(download(), tmp_path / "out").startswith(f"error: {NAME}/config.json: {message}")
+    assert not any("pytorch_model" in path for _, path, _ in hub.log)
