@@ -11,7 +11,7 @@ from pathlib import Path
 
 import huggingface_hub
 
-from checkpoint import headers, shards, sizes
+from checkpoint import headers, shards
 from checkpoint.selection import select
 from common import hub, manifest
 from common.program import UserError, parser, run
@@ -37,8 +37,7 @@ def main() -> None:
     config = hub.fetch(repository, ["config.json"])["config.json"]  # before any weights
     words = shards.read_config(config)
     shards.refuse_quantized(Path(repository.name), words)
-    for check in (sizes.check, headers.check_ids):  # the weights' own headers are asked when they are here
-        check(Path(repository.name, "config.json"), words)
+    headers.check(Path(repository.name, "config.json"), words)
     context = context_of(words)
     if context is not None and context < options.most_tokens:
         raise UserError(

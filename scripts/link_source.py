@@ -3,8 +3,7 @@
 
     python scripts/link_source.py SRC DST --kind path
 
-SRC must hold config.json and weights (safetensors or .bin, sharded or not) that fit each other; nothing is copied or
-changed.
+SRC must hold config.json and weights (safetensors or .bin, sharded or not); nothing is copied or changed.
 """
 
 from pathlib import Path
@@ -26,8 +25,10 @@ def main() -> None:
 
     source = shards.find(options.src)
     shards.refuse_quantized(options.src, source.config())
-    headers.read(options.src)
+    headers.check(options.src / "config.json", source.config())
     files = [*source.files, *filter(None, [source.index()]), *source.others()]
+    for file in files:
+        shards.refuse_pointer(file)
     hashes = {file.name: manifest.sha256(file) for file in source.files}
     with publish(options.dst, source=options.src) as folder:
         folder.mkdir()

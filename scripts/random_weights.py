@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tqdm import tqdm
 
-from checkpoint import headers, safetensors_file, sharding, shards, sizes
+from checkpoint import headers, safetensors_file, sharding, shards
 from checkpoint.copying import write_all
 from checkpoint.tensor import Tensor, row_major
 from common import manifest, own_code
@@ -96,8 +96,7 @@ def main() -> None:
     config_path = options.config / "config.json" if options.config.is_dir() else options.config
     config = shards.read_config(config_path)
     config.pop("quantization_config", None)  # of weights that are not these
-    sizes.check(config_path, config)
-    headers.check_ids(config_path, config)
+    headers.check(config_path, config)
     expected = shape.of(config)
     check_room(config_path, 2 * expected.parameters // MARGIN if expected else 0, options.dst)
     shapes, vocab_size = parameter_shapes(config_path)

@@ -44,15 +44,19 @@ def read(folder: Path) -> Model:
         shards.refuse_pointer(path)
     config = found.config()
     tensors, dropped = own_names(folder, config, found.tensors())
-    check(folder, config, tensors)
+    check(folder / "config.json", config, tensors)
     return Model(found, config, tensors, dropped)
 
 
-def check(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Raises `UserError` for an empty tensor, for sizes that the config.json and the tensors' shapes do not share, and
-    for ids that are none."""
-    path = folder / "config.json"
-    if empty := next((each for each in tensors.values() if not each.numel), None):
+def check(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
+    """Raises `UserError` for an empty tensor, for sizes of a config.json that its tensors do not have, and for ids that
+    are none.
+
+    Args:
+        path: of the config.json. tensors: of the model; None where they are not looked at yet: then only what no model
+            has is refused.
+    """
+    if empty := next((each for each in (tensors or {}).values() if not each.numel), None):
         raise UserError(
             f"{empty.path}: {empty.name} is empty (its shape is {list(empty.shape)}); save the model again with all "
             "of its weights gathered"
@@ -60,7 +64,7 @@ def check(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
     if config.get("text_config") is not None and config.get("model_type") in (*layer_shapes.KNOWN,):
         raise UserError(f"{path}: has a text_config, and a {config['model_type']} is of text alone; remove it")
     sizes.check(path, config, tensors)
-    for tensor, due in layer_shapes.mismatches(sizes.text_words(config), tensors):
+    for tensor, due in layer_shapes.mismatches(sizes.text_words(config), tensors or {}):
         raise UserError(
             f"{tensor.path}: {tensor.name} is {list(tensor.shape)}, and config.json makes it {list(due)}; one of the "
             "two is another model's"
