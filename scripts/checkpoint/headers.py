@@ -61,8 +61,12 @@ def check(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor] |
             f"{empty.path}: {empty.name} is empty (its shape is {list(empty.shape)}); save the model again with all "
             "of its weights gathered"
         )
-    if config.get("text_config") is not None and config.get("model_type") in (*layer_shapes.KNOWN,):
-        raise UserError(f"{path}: has a text_config, and a {config['model_type']} is of text alone; remove it")
+    if config.get("model_type") in (*layer_shapes.KNOWN,):
+        kind, listed = config["model_type"], (key for key in config if key in sizes.WHOLE)
+        if config.get("text_config") is not None:
+            raise UserError(f"{path}: has a text_config, and a {kind} is of text alone; remove it")
+        if key := next((key for key in listed if isinstance(config[key], list)), None):
+            raise UserError(f"{path}: {key} is a list, and all layers of a {kind} are alike; {sizes.WRONG}")
     sizes.check(path, config, tensors)
     for tensor, due in layer_shapes.mismatches(sizes.text_words(config), tensors or {}):
         raise UserError(

@@ -18,7 +18,8 @@ from common.program import UserError
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 MORE_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")  # that predict further tokens
-POSITIVE = (*LAYERS, "vocab_size", "hidden_size", "n_embd", "d_model", "num_attention_heads", "n_head", "n_heads")
+ALONE = (*LAYERS, "vocab_size", "hidden_size", "n_embd", "d_model")  # one number, whatever the architecture
+POSITIVE = (*ALONE, "num_attention_heads", "n_head", "n_heads", "num_key_value_heads", "head_dim")
 WHOLE = frozenset(
     (
         *(*POSITIVE, *EXPERTS, *SENT_TO, "num_heads", "num_key_value_heads", "head_dim", "type_vocab_size"),
@@ -116,7 +117,8 @@ def _numbers(value: Any) -> Iterator[int | float]:
 def _check_whole(path: Path, where: str, key: str, value: Any) -> None:
     """A size is a whole number, or a list of one for each layer; null means the class's default."""
     least = 1 if key in POSITIVE else 0
-    if wrong := [each for each in (value if isinstance(value, list) else [value]) if not _is_size(each, least)]:
+    each_layer = isinstance(value, list) and key not in ALONE
+    if wrong := [each for each in (value if each_layer else [value]) if not _is_size(each, least)]:
         raise UserError(f"{path}: {where} is {wrong[0]!r:.60}, where a whole number from {least} on is due; {WRONG}")
 
 

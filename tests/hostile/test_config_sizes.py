@@ -95,7 +95,19 @@ WRONG = {
     "no number": ({"hidden_size": float("nan")}, "hidden_size is nan, where a whole number from 1 on is due"),
     "infinity": ({"expert_dim": float("inf")}, "expert_dim is inf, which is more than its weights can have"),
     "a mapping": ({"num_labels": {"a": 1}}, "num_labels is {'a': 1}, where a whole number from 0 on is due"),
-    "lists in lists": ({"num_key_value_heads": [[2]]}, "num_key_value_heads is [2], where a whole number from 0 on is"),
+    "heads of no width": ({"head_dim": 0}, "head_dim is 0, where a whole number from 1 on is due"),
+    "a list for a Llama": (
+        {"intermediate_size": [INNER] * 3},
+        "intermediate_size is a list, and all layers of a llama",
+    ),
+    "a list of widths": (
+        {"model_type": "new", "hidden_size": [16]},
+        "hidden_size is [16], where a whole number from 1",
+    ),
+    "lists in lists": (
+        {"model_type": "new", "num_key_value_heads": [[2]]},
+        "num_key_value_heads is [2], where a whole number from 1 on is",
+    ),
     "a long integer": ({"intermediate_size": 10**400}, "intermediate_size is 100000000000000000000000000000000000"),
 }
 
