@@ -18,7 +18,7 @@ sys.path.insert(0, str(RULES.parent / "scripts"))
 from common import surroundings
 from common.program import printable
 from common.sources import closure, digest
-from planning import cells, jobs, parallelism, registry, shape
+from planning import cells, jobs, lengths, parallelism, registry, shape
 from planning.config import CHECKOUT, TEXTS, complete, source
 from planning.costs import CUDA_BUILD, Costs, EngineCosts, Memory, Size
 from planning.values import ConfigError, check_file, is_plain

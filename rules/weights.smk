@@ -54,9 +54,11 @@ rule download:
         python=python("tools"),
         repository=lambda wc: source(STUDY["models"][wc.model])[1],
         revision=lambda wc: STUDY["models"][wc.model]["source"]["revision"],
+        # Snakemake records no parameter that may follow from `threads`: another length is no reason to fetch anew
+        most_tokens=lambda wc, threads: lengths.most(STUDY),
     shell:
         ASK_THE_HUB + "{params.python:q} {params.program[0]:q} {params.repository:q} {output:q}"
-        " --revision {params.revision:q} 2> {log:q}"
+        " --revision {params.revision:q} --most-tokens {params.most_tokens:q} 2> {log:q}"
 
 
 rule source:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import huggingface_hub
 
-from checkpoint import selection, shards
+from checkpoint import headers, selection, shards
 from common import hub, manifest
 from common.program import UserError, parser, printable, run
 from common.publish import place, publish
+from common.text_config import context_of
 
 
 def main() -> None:
@@ -23,12 +24,26 @@ def main() -> None:
     arguments.add_argument("repository")
     arguments.add_argument("dst", type=Path, help="folder to write")
     arguments.add_argument("--revision", default="main", help="branch, tag or commit")
+    arguments.add_argument(
+        "--most-tokens",
+        type=int,
+        default=0,
+        help="of a prompt and its answer: a model with a shorter context is refused",
+    )
     options = arguments.parse_args()
 
     repository = hub.resolve(options.repository, options.revision)
     names = selection.select(repository.name, repository.files)
     config = hub.fetch(repository, ["config.json"])["config.json"]  # before any weights
-    shards.refuse_quantized(Path(repository.name), shards.read_config(config))
+    words = shards.read_config(config)
+    shards.refuse_quantized(Path(repository.name), words)
+    headers.check(Path(repository.name, "config.json"), words)
+    context = context_of(words)
+    if context is not None and context < options.most_tokens:
+        raise UserError(
+            f"{repository.name}: its context is {context} tokens, and the study asks for {options.most_tokens}, a "
+            "prompt and its answer; lower latency.new_tokens, or serving's lengths"
+        )
     files = hub.fetch(repository, names)
     left_out = sorted(map(printable, repository.files.keys() - {*names}))
     with publish(options.dst) as folder:

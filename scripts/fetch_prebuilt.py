@@ -6,7 +6,8 @@
 
 MODEL is the folder of this model's safetensors. Layouts are those of `LAYOUTS`; PATH is a folder or a .gguf file.
 Files are copied: reflinks where the file system has them. Those of the hub come from one commit, with their hashes
-checked; those that a quantmill.json beside them names are checked as well. Nothing of it is changed, and no code of it
+checked; those that a quantmill.json beside them names are checked as well. Nothing of it is changed but an index that
+lacks its metadata, and no code of it
 is run. The quality gate then runs it like any other.
 """
 
@@ -100,6 +101,8 @@ def main() -> None:
         found = of_hub(options.artifact, options.revision, options.layout, options.file)
     else:
         found = of_path(Path(options.artifact), options.layout)
+    for path in found.files.values():
+        shards.refuse_pointer(path)
     with publish(options.dst) as folder:
         folder.mkdir()
         with ThreadPoolExecutor(manifest.HASHERS) as workers:

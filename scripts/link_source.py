@@ -11,7 +11,7 @@ does not belong to the model is left out, and the manifest names it.
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from checkpoint import selection, shards
+from checkpoint import headers, selection, shards
 from common import manifest
 from common.program import parser, run
 from common.publish import place, publish
@@ -28,8 +28,11 @@ def main() -> None:
 
     source = shards.find(options.src)
     shards.refuse_quantized(options.src, source.config())
-    source.tensors()  # headers that do not fit their files are found before a byte is copied
+    headers.check(options.src / "config.json", source.config())
     files = [*source.files, *filter(None, [source.index()]), *source.others()]
+    for file in files:
+        shards.refuse_pointer(file)
+    source.tensors()  # headers that do not fit their files are found before a byte is copied
     parameters = selection.report(str(options.src), selection.left_out(options.src, {file.name for file in files}))
     with publish(options.dst, source=options.src) as folder, ThreadPoolExecutor(manifest.HASHERS) as workers:
         folder.mkdir()

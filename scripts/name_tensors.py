@@ -24,7 +24,7 @@ from transformers.core_model_loading import (
 )
 from transformers.modeling_utils import LoadStateDictConfig, PreTrainedModel
 
-from checkpoint import shards, used
+from checkpoint import headers, used
 from checkpoint.tensor import Tensor
 from common import own_code
 from common.program import UserError, first_line, parser, run
@@ -61,13 +61,12 @@ def build(folder: Path) -> PreTrainedModel:
         return transformers.AutoModelForCausalLM.from_config(config, dtype=FLOAT, trust_remote_code=False)
 
 
-def name_tensors(source: shards.Checkpoint, further: bool) -> used.Used:
-    """Sort the tensors of a checkpoint; see `used.sort`. Raises `UserError` as the functions there do, and where
-    transformers knows no such model."""
-    place, tensors = str(source.folder), source.tensors()
-    shards.read_config(source.folder / "config.json")  # bounds first
+def name_tensors(source: headers.Model, further: bool) -> used.Used:
+    """Sort the tensors of a checkpoint, whose config.json its headers bear out; see `used.sort`. Raises `UserError` as
+    the functions there do, and where transformers knows no such model."""
+    place, tensors = str(source.checkpoint.folder), source.tensors
     try:
-        model = build(source.folder)
+        model = build(source.checkpoint.folder)
         integers = integer_buffers(model)
         taken, ignored, loaded = ask(model, tensors)
     except Exception as error:  # whatever its many config and model classes raise
@@ -124,7 +123,7 @@ def main() -> None:
     own_code.forbid()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    found = name_tensors(shards.find(options.source), options.further_layers)
+    found = name_tensors(headers.read(options.source), options.further_layers)
     with publish(options.out) as partial:
         found.write(partial)
 

@@ -12,6 +12,7 @@ weights from the cache.
 
 import io
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -22,13 +23,15 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tqdm import tqdm
 
-from checkpoint import safetensors_file, selection, sharding, shards
+from checkpoint import headers, safetensors_file, selection, sharding, shards
 from checkpoint.copying import write_all
 from checkpoint.tensor import Tensor, row_major
 from common import manifest, own_code
 from common.program import UserError, first_line, parser, run
 from common.publish import place, publish
+from planning import shape
 
+MARGIN = 8  # times what a model of Llama's layers takes; others share layers, or have fewer experts
 SHARD_BYTES = 5 * 10**9  # as transformers shards
 PERIOD = 2**22 - 3  # values until the noise repeats; prime
 STEP = 1_000_003  # prime, so that thousands of tensors start at different places
@@ -49,6 +52,17 @@ def parameter_shapes(config_path: Path) -> tuple[dict[str, tuple[int, ...]], int
         raise UserError(f"{config_path}: transformers makes no language model of it ({first_line(error)})") from None
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     return shapes, config.get_text_config().vocab_size
+
+
+def check_room(config_path: Path, nbytes: int, folder: Path) -> None:
+    """Raises `UserError` where so many bytes of weights have no room on the disk that a folder will lie on."""
+    there = next(parent for parent in folder.absolute().parents if parent.exists())
+    free = shutil.disk_usage(there).free
+    if nbytes > free:
+        raise UserError(
+            f"{config_path}: a model of its sizes has {nbytes / 1e9:,.0f} GB of weights, and {there} has "
+            f"{free / 1e9:,.0f} GB free; correct its sizes, or free some space"
+        )
 
 
 def random_tensors(shapes: dict[str, tuple[int, ...]]) -> list[Tensor]:
@@ -79,10 +93,14 @@ def main() -> None:
     options = arguments.parse_args()
 
     config_path = options.config / "config.json" if options.config.is_dir() else options.config
-    config = shards.read_json(config_path)
+    config = shards.read_config(config_path)
     config.pop("quantization_config", None)  # of weights that are not these
+    headers.check(config_path, config)
+    expected = shape.of(config)
+    check_room(config_path, 2 * expected.parameters // MARGIN if expected else 0, options.dst)
     shapes, vocab_size = parameter_shapes(config_path)
     tensors = random_tensors(shapes)
+    check_room(config_path, sum(tensor.nbytes for tensor in tensors), options.dst)
     deviation = float(config.get("initializer_range", 0.02))
     noise = np.random.default_rng(options.seed).normal(0, deviation, PERIOD).astype(np.float16)
 
@@ -95,6 +113,10 @@ def main() -> None:
         for left in range(tensor.numel, 0, -PERIOD):
             write_all(target, memoryview(block[: min(left, PERIOD)].view(np.uint8)))
 
+    lying = selection.carried(options.config) if options.config.is_dir() else []
+    given = [path for path in lying if selection.is_tokenizer(path.name)]
+    for path in given:
+        shards.refuse_pointer(path)
     with publish(options.dst) as folder:
         folder.mkdir()
         total = sum(tensor.nbytes for tensor in tensors)
@@ -103,8 +125,6 @@ def main() -> None:
             names = list(sharding.write(folder, "safetensors", sharding.split(tensors, SHARD_BYTES), write_file))
         dtypes = {"torch_dtype": "float16", "dtype": "float16"}
         (folder / "config.json").write_text(json.dumps(config | dtypes, indent=2) + "\n", encoding="utf-8")
-        lying = selection.carried(options.config) if options.config.is_dir() else []
-        given = [path for path in lying if selection.is_tokenizer(path.name)]
         for path in given:
             place(path, folder / path.name)
         if not given:

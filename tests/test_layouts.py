@@ -87,6 +87,17 @@ def test_gptq(plain: Checkpoint, tmp_path: Path, variant: str, less: int) -> Non
     check(gptq.read(folder, plain), plain)
 
 
+@pytest.mark.parametrize("size", [GROUP, -1])
+def test_gptq_without_an_order_of_inputs_has_the_usual_one(tmp_path: Path, plain: Checkpoint, size: int) -> None:
+    groups = np.zeros(INPUTS, int) if size < 0 else GROUPS
+    zeros, scales = (ZEROS, SCALES) if size > 0 else (ZEROS[:1], SCALES[:1])
+    packed = [[word(NUMBERS[low : low + 8, out]) for out in range(OUTPUTS)] for low in range(0, INPUTS, 8)]
+    stored = {"qweight": np.array(packed, np.int32), "qzeros": np.array([[word(row - 1)] for row in zeros], np.int32)}
+    folder = artifact(tmp_path / "gptq", {"bits": 4, "group_size": size}, **stored, scales=scales)
+    found = gptq.read(folder, plain)(plain.tensors()[f"{LAYER}.weight"])
+    assert found == pytest.approx(((NUMBERS - zeros[groups]) * scales.astype(np.float32)[groups]).T, abs=1e-7)
+
+
 def test_awq(plain: Checkpoint, tmp_path: Path) -> None:
     order = [0, 2, 4, 6, 1, 3, 5, 7]
     stored = {name: np.array([[word(row[order])] for row in rows], np.int32) for name, rows in

@@ -190,6 +190,97 @@ def test_missing_weights(fetch: Callable, tmp_path: Path) -> None:
     assert "lacks model.norm.weight, which this model has" in refusal(fetch, tmp_path, {}, part)
 
 
+ZEROS = np.zeros((INPUTS // GROUP, OUTPUTS * 4 // 32), np.int32)
+ORDER = np.arange(INPUTS, dtype=np.int32) // GROUP
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        ("g_idx", ORDER + 1, f"model.safetensors: {LAYER}.g_idx names group 2, and its layer has 2; download it again"),
+        (
+            "g_idx",
+            ORDER - 7,
+            f"model.safetensors: {LAYER}.g_idx names group -7, and its layer has 2; download it again",
+        ),
+        ("g_idx", ORDER[:-1], f"{LAYER}.g_idx is I32 [63], where I32 [64] is due, the group of each input"),
+        (
+            "g_idx",
+            ORDER.astype(np.float32),
+            f"{LAYER}.g_idx is F32 [64], where I32 [64] is due, the group of each input",
+        ),
+        (
+            "qzeros",
+            ZEROS[:1],
+            f"its {LAYER}.qzeros is [1, 2]; 4 bits and groups of 32, its config's, make [2, 2] of this",
+        ),
+        (
+            "qzeros",
+            ZEROS.T.copy()[:1],
+            f"its {LAYER}.qzeros is [1, 2]; 4 bits and groups of 32, its config's, make [2,",
+        ),
+        ("qzeros", ZEROS.astype(np.float32), f"its {LAYER}.qzeros is F32, which no gptq artifact's is"),
+        ("qzeros", None, f"lacks {LAYER}.qzeros, without which {LAYER} is no weights"),
+        ("scales", None, f"lacks {LAYER}.scales, without which {LAYER} is no weights"),
+        ("scales", ZEROS, f"its {LAYER}.scales is I32, which no gptq artifact's is"),
+    ],
+)
+def test_parts_of_a_layer_that_do_not_fit_are_named(
+    fetch: Callable, tmp_path: Path, part: str, value: np.ndarray | None, message: str
+) -> None:
+    """Kernels read a scale by the group that g_idx names, whether there is one or not."""
+    tensors = pack() | {f"{LAYER}.g_idx": ORDER, f"{LAYER}.{part}": value}
+    said = refusal(fetch, tmp_path, {}, {name: each for name, each in tensors.items() if each is not None})
+    assert message in said
+    assert str(tmp_path / "theirs") in said
+
+
+def test_an_order_of_inputs_is_taken(fetch: Callable, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    write(theirs, CONFIG | {"quantization_config": QUANTIZATION}, pack() | {f"{LAYER}.g_idx": ORDER[::-1].copy()})
+    fetch(theirs, good=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"num_labels": 10**9}, "config.json: num_labels is 1000000000, which is more than its weights can have"),
+        ({"n_layers": 10**7}, "config.json: n_layers is 10000000, which is more than its weights can have"),
+        ({"text_config": {"num_hidden_layers": 10**6}}, "num_hidden_layers is 1000000, which is more than its weights"),
+        ({"vision_config": {"num_hidden_layers": 10**9}}, "vision_config.num_hidden_layers is 1000000000, which is"),
+        ({"pad_token_id": VOCABULARY}, "config.json: pad_token_id is 5, and the vocabulary ends at 4; set it to null"),
+    ],
+)
+def test_sizes_that_this_model_does_not_have(
+    fetch: Callable, tmp_path: Path, config: dict[str, Any], message: str
+) -> None:
+    said = refusal(fetch, tmp_path, config)
+    assert message in said
+    assert str(tmp_path / "theirs") in said
+
+
+def test_names_with_a_prefix(fetch: Callable, tmp_path: Path) -> None:
+    tensors = {f"module.{name}": value for name, value in pack().items()}
+    assert "its names have module. before the model's own" in refusal(fetch, tmp_path, {}, tensors)
+
+
+def test_a_pointer_in_place_of_a_file(fetch: Callable, tmp_path: Path) -> None:
+    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, pack())
+    (theirs / "generation_config.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    assert f"{theirs}/generation_config.json: only git-lfs's pointer to the file; run `git lfs pull`" in fetch(theirs)
+
+
+def test_an_index_without_metadata_is_completed_in_the_artifact_alone(fetch: Callable, tmp_path: Path) -> None:
+    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, pack())
+    shard, index = "model-00001-of-00001.safetensors", "model.safetensors.index.json"
+    (theirs / "model.safetensors").rename(theirs / shard)
+    (theirs / index).write_text(json.dumps({"weight_map": dict.fromkeys(pack(), shard)}))
+    fetch(theirs, good=True)
+    whole = json.loads((tmp_path / "out" / index).read_text())
+    assert whole["metadata"] == {"total_size": sum(value.nbytes for value in pack().values())}
+    assert json.loads((theirs / index).read_text()) == {"weight_map": whole["weight_map"]}
+
+
 def test_another_vocabulary(fetch: Callable, tmp_path: Path) -> None:
     other = {"model": {"vocab": {token: number for number, token in enumerate("abdce")}}}
     said = refusal(fetch, tmp_path, {}, tokenizer=other)

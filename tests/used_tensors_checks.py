@@ -17,7 +17,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from checkpoint import shards  # noqa: E402
+from checkpoint import headers  # noqa: E402
 from common import own_code  # noqa: E402
 from common.program import UserError  # noqa: E402
 from name_tensors import name_tensors  # noqa: E402
@@ -60,7 +60,7 @@ def look(name: str, model: str, change: Callable[[dict[str, Any], dict[str, Any]
     (folder / "config.json").write_text(json.dumps(config))
     save_file({key: value.clone().contiguous() for key, value in tensors.items()}, folder / "model.safetensors")
     try:
-        found = name_tensors(shards.find(folder), further)
+        found = name_tensors(headers.read(folder), further)
     except UserError as error:
         facts[name] = {"error": str(error).removeprefix(f"{folder}: ")}
         return

@@ -56,13 +56,14 @@ def publish_converted(
     tool: str,
     linked: bool = False,
     only_finite: bool = False,
+    wrapper: str = "",
     left_out: Mapping[str, list[str]] | None = None,
 ) -> None:
     """Publish a folder with these tensors of a checkpoint in a form, and its other files as they are.
 
     Args:
         tool: the program's name; linked: the weight files need no change, and are copied or shared.
-        only_finite: refuse NaN and infinity, in safetensors.
+        only_finite: refuse NaN and infinity, in safetensors. wrapper: what was taken off the tensors' names.
         left_out: tensors that the model does not use, as the manifest names them.
     """
     ordered = list(tensors.values())
@@ -81,9 +82,9 @@ def publish_converted(
     with publish(options.dst, source=options.src, sync=options.verify) as folder:
         folder.mkdir()
         if linked:
-            for file in (*source.files, source.index()):
-                if file:
-                    (share if options.share else place)(file, folder / file.name)
+            for file in source.files:
+                (share if options.share else place)(file, folder / file.name)
+            sharding.place_index(source, ordered, folder)
             hashes: dict[str, str | None] = hash_files(groups, folder) if only_finite else {}
             if options.share:
                 manifest.check(options.src, recorded, hashes)
@@ -98,12 +99,13 @@ def publish_converted(
                 (folder / path.name).write_text(json.dumps(portable.config(config), indent=2) + "\n", encoding="utf-8")
             else:
                 place(path, folder / path.name)
+        parameters = {"verify": options.verify, "max_shard_size": options.max_shard_size, "finite": only_finite}
         manifest.write(
             folder,
             format=form,
             tool="link" if linked else tool,
             tool_version=f"python {platform.python_version()}",
-            parameters={"verify": options.verify, "max_shard_size": options.max_shard_size, "finite": only_finite},
+            parameters=parameters | ({"dropped_of_names": wrapper} if wrapper else {}),
             source=origin | dict(left_out or {}),
             parameter_count=sum(tensor.numel for tensor in ordered if tensor.is_weight),
             weight_files=[file.name for file in source.files] if linked else list(hashes),

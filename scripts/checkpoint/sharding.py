@@ -7,8 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from checkpoint.shards import INDEXES, SINGLES
+from checkpoint.shards import INDEXES, SINGLES, Checkpoint, read_json
 from checkpoint.tensor import Tensor
+from common.bounded_json import MAX_BYTES
+from common.publish import place
 from devices.cpu import available_threads
 
 Written = TypeVar("Written")
@@ -69,6 +71,22 @@ def index_json(files: Mapping[str, Sequence[Tensor]], total_size: int) -> str:
     return (
         json.dumps({"metadata": {"total_size": total_size}, "weight_map": weight_map}, indent=2, sort_keys=True) + "\n"
     )
+
+
+def place_index(source: Checkpoint, tensors: Sequence[Tensor], folder: Path) -> None:
+    """Put a checkpoint's index, where it has one, into a folder with the same files (or its own): as it is, or written
+    anew where it lacks the metadata that transformers insists on."""
+    if (index := source.index()) is None:
+        return
+    metadata = read_json(index, MAX_BYTES).get("metadata")
+    if isinstance(metadata, dict) and isinstance(metadata.get("total_size"), int | float):
+        if folder != source.folder:
+            place(index, folder / index.name)
+        return
+    files = {group[0].path.name: group for group in group_by_file(tensors)}
+    total = sum(tensor.nbytes for tensor in tensors)
+    (folder / index.name).unlink(missing_ok=True)
+    (folder / index.name).write_text(index_json(files, total), encoding="utf-8")
 
 
 def parse_size(text: str) -> int:

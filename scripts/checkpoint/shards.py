@@ -18,6 +18,7 @@ MAX_TENSORS = 200_000  # of a model; the largest have 90,000
 READERS = {"safetensors": safetensors_file.read, "bin": torch_zip.read}
 HEADS = (".lm_head.", ".embed_out.")  # parts of names of a head's tensors; the second is GPT-NeoX's
 TABLES = ("embed_tokens.weight", "word_embeddings.weight", "wte.weight", "embed_in.weight")  # and of embeddings end
+POINTER = b"version https://git-lfs"
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ def read_json(path: Path, limit: int = MAX_CONFIG, values: int = bounded_json.MA
     """A JSON object of a model's folder. Raises `UserError` where it is missing, damaged or over `limit` bytes."""
     if not plain_file.is_there(path):
         raise UserError(f"{path} is missing; a model's folder holds it beside the weights")
+    refuse_pointer(path)
     try:
         content = bounded_json.loads(plain_file.read(path, limit), limit, values)
     except ValueError as error:
@@ -116,6 +118,13 @@ def read_list(path: Path, limit: int) -> list[Any]:
     if not isinstance(content, list):
         raise UserError(f"{path}: should hold a JSON array; download it again")
     return content
+
+
+def refuse_pointer(path: Path) -> None:
+    """Raises `UserError` where a file of a model is only what git-lfs left in its place."""
+    with path.open("rb") as file:
+        if file.read(len(POINTER)) == POINTER:
+            raise UserError(f"{path}: only git-lfs's pointer to the file; run `git lfs pull` in its repository")
 
 
 def find(folder: Path) -> Checkpoint:

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from checkpoint import portable, safetensors_file, sharding, shards, used
+from checkpoint import conversion, headers, portable, safetensors_file, sharding, shards, used
 from checkpoint.copying import copy, write_all
 from checkpoint.float16 import CAST, as_float, fits
 from checkpoint.shards import Checkpoint
@@ -120,8 +120,14 @@ def write_model(folder: Path, source: Checkpoint, reading: Reading | None, dtype
         tensors |= {HEAD: replace(tensors[EMBEDDINGS], name=HEAD)}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     if reading is None:
-        for file in filter(None, (*source.files, source.index())):
+        model = headers.read(source.folder)
+        if model.dropped:  # which transformers would not take off: it would begin at random
+            groups = sharding.group_by_file(list(model.tensors.values()))
+            conversion.convert(groups, folder, "safetensors", verify=False, hash=False)
+            return
+        for file in source.files:
             share(file, folder / file.name)
+        sharding.place_index(source, list(tensors.values()), folder)
         return
 
     # the engine sees weights that float16 has no number for, and takes bfloat16

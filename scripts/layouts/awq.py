@@ -24,7 +24,11 @@ def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shap
     outputs, inputs = shape
     bits, group = words.get("bits", words.get("w_bit")), words.get("group_size", words.get("q_group_size", -1))
     groups = -(-inputs // group) if group > 0 else 1
-    return {f"{layer}.qweight": (inputs, outputs * bits // 32), f"{layer}.scales": (groups, outputs)}
+    return {
+        f"{layer}.qweight": (inputs, outputs * bits // 32),
+        f"{layer}.scales": (groups, outputs),
+        f"{layer}.qzeros": (groups, outputs * bits // 32),
+    }
 
 
 def read(artifact: Path, source: Checkpoint) -> Reading:

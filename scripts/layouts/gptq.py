@@ -14,7 +14,8 @@ import numpy as np
 from checkpoint import shards
 from checkpoint.shards import Checkpoint
 from checkpoint.tensor import Tensor
-from layouts import Reading, Shapes, Unread, find, nibbles, stored_tensors
+from common.program import UserError
+from layouts import Reading, Shapes, Unread, array, find, nibbles, stored_tensors
 
 PARTS = r"qweight|qzeros|scales|g_idx"  # of a layer: see `layouts`
 
@@ -24,7 +25,29 @@ def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shap
     outputs, inputs = shape
     bits, group = words["bits"], words.get("group_size", -1)
     groups = -(-inputs // group) if group > 0 else 1
-    return {f"{layer}.qweight": (inputs * bits // 32, outputs), f"{layer}.scales": (groups, outputs)}
+    return {
+        f"{layer}.qweight": (inputs * bits // 32, outputs),
+        f"{layer}.scales": (groups, outputs),
+        f"{layer}.qzeros": (groups, outputs * bits // 32),
+    }
+
+
+def check(stored: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> None:
+    """Raises `UserError` where an input's group is none of its layer's: kernels would read a scale beyond their end."""
+    layer = name.removesuffix(".weight")
+    order, scales = stored.get(f"{layer}.g_idx"), stored.get(f"{layer}.scales")
+    if order is None or scales is None or not scales.shape:
+        return
+    if order.dtype not in ("I32", "I64") or order.shape != shape[1:]:
+        raise UserError(
+            f"{order.path}: {order.name} is {order.dtype} {list(order.shape)}, where I32 {list(shape[1:])} is due, the "
+            "group of each input; download it again"
+        )
+    groups, named = scales.shape[0], array(order)
+    if (wrong := named[(named < 0) | (named >= groups)]).size:
+        raise UserError(
+            f"{order.path}: {order.name} names group {wrong[0]}, and its layer has {groups}; download it again"
+        )
 
 
 def read(artifact: Path, source: Checkpoint) -> Reading:
@@ -43,7 +66,9 @@ def read(artifact: Path, source: Checkpoint) -> Reading:
         outputs = packed.shape[1]
         values = nibbles(packed).transpose(0, 2, 1).reshape(-1, outputs)
         points = nibbles(zeros).reshape(len(zeros), -1)[:, :outputs] + less
-        group = find(stored, f"{layer}.g_idx")
+        inputs, size = tensor.shape[1], config.get("group_size", -1)
+        named = f"{layer}.g_idx" in stored  # some leave the usual order out
+        group = find(stored, f"{layer}.g_idx") if named else np.arange(inputs) // (size if size > 0 else inputs)
         return ((values - points[group]) * scales.astype(np.float32)[group]).T
 
     return weights

@@ -12,7 +12,7 @@ import jsonschema
 
 from common import plain_file, plain_text
 from common.program import UserError
-from planning import cells, parallelism, publications
+from planning import cells, lengths, parallelism, publications
 from planning.cells import Registry
 from planning.registry import suggestion, unknown_format
 from planning.sources import CHECKOUT, source
@@ -93,6 +93,7 @@ def complete(config: Mapping[str, Any], schema: Mapping[str, Any], registry: Reg
         try:
             check_model(name, model, filled, registry)
             cells.check_prebuilt(name, model, filled, registry)
+            lengths.check(name, model, filled)
         except UserError as error:  # a pipe where a file is to be
             raise ConfigError(f"models.{name}: {error}") from None
         except OSError as error:  # a folder that may not be read, a name that is too long

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import layouts
-from checkpoint import reads_more_than_text, same_model, shards, used
+from checkpoint import headers, reads_more_than_text, same_model, sharding, shards, sizes, used
 from checkpoint.copying import equal_bytes
 from checkpoint.selection import select
 from checkpoint.shards import Checkpoint
@@ -46,20 +46,24 @@ def beside(model: Path) -> list[Path]:
 def check(folder: Path, model: Path, layout: str) -> dict[str, Any]:
     """See `prebuilt`."""
     same_model.check_config(folder, model)
+    config, source = shards.read_config(folder / "config.json"), shards.find(model)
+    sizes.check(folder / "config.json", config, source.tensors())
+    headers.check_ids(folder / "config.json", config)
     theirs, ours = (same_model.tokens(each / same_model.TOKENIZER) for each in (folder, model))
     if theirs and ours:
         same_model.check_tokens(folder, theirs, ours)
     found = find(folder)
-    words, source = quantization(folder, layout), shards.find(model)
+    words = quantization(folder, layout)
     stored = check_packed(folder, layout, words, source)
     unread = left_over(folder, layout, stored, source)
-    sizes = {name: tensor.nbytes for name, tensor in stored.items() if name not in unread}
+    sharding.place_index(found, [*stored.values()], folder)
+    nbytes = {name: tensor.nbytes for name, tensor in stored.items() if name not in unread}
     return {
         "unread": {name: stored[name].nbytes for name in unread},
         "tool": tool(words),
         "parameters": plain({name: words[name] for name in PARAMETERS if name in words}),
         "weight_files": [file.name for file in found.files],
-        "weight_bytes_per_token": shards.bytes_read(sizes, shards.read_config(folder / "config.json")),
+        "weight_bytes_per_token": shards.bytes_read(nbytes, config),
     }
 
 
@@ -102,6 +106,10 @@ def check_packed(folder: Path, layout: str, words: Mapping[str, Any], source: Ch
     size that the config names are not those of the weights.
     """
     stored, reader = shards.find(folder).tensors(), layouts.module(layout)
+    if dropped := headers.own_names(folder, source.config(), stored)[1]:
+        raise UserError(
+            f"{folder}: its names have {dropped} before the model's own, which no engine takes off; save it again"
+        )
     said = ""
     if layout in ("gptq", "awq"):
         bits = words.get("bits", words.get("w_bit"))
@@ -137,9 +145,13 @@ def check_packed(folder: Path, layout: str, words: Mapping[str, Any], source: Ch
             continue
         for part, shape in parts.items():
             found = stored.get(part)
-            if found is None or found.shape != shape:
+            if found is None:
+                raise UserError(f"{folder}: lacks {part}, without which {layer} is no weights")
+            if said and found.dtype not in (layouts.FLOATS if part.endswith(".scales") else {"I32"}):
+                raise UserError(f"{folder}: its {part} is {found.dtype}, which no {layout} artifact's is")
+            if found.shape != shape:
                 made = f"{said or 'its config '}make{'s' if not said else ''} {list(shape)} of this model's layer"
-                raise UserError(f"{folder}: its {part} is {found and list(found.shape)}; {made}")
+                raise UserError(f"{folder}: its {part} is {list(found.shape)}; {made}")
     return stored
 
 

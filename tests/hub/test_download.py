@@ -241,3 +241,29 @@ def test_a_full_disk_is_known_before_the_first_byte(hub: Hub, download: Download
     repository.files["pytorch_model-00001-of-00003.bin"] = Huge(real)
     assert "1000000000.0 GB are to be downloaded" in refusal(download(), tmp_path / "out")
     assert not hub.bytes_sent or not any(path.startswith("/cdn") for path in hub.bytes_sent)
+
+
+def test_a_context_that_is_too_short_is_told_before_any_weights(hub: Hub, download: Download, tmp_path: Path) -> None:
+    """The demo's is 512 tokens."""
+    assert refusal(download("--most-tokens", "513"), tmp_path / "out") == (
+        f"error: {NAME}: its context is 512 tokens, and the study asks for 513, a prompt and its answer; "
+        "lower latency.new_tokens, or serving's lengths"
+    )
+    assert not any("pytorch_model" in path for _, path, _ in hub.log)
+    assert download("--most-tokens", "512").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, which is more than any model has (1024)"),
+        ({"pad_token_id": 2048}, "pad_token_id is 2048, and the vocabulary ends at 2047"),
+    ],
+)
+def test_a_config_that_no_weights_can_fit_is_told_before_any_weights(
+    hub: Hub, download: Download, tmp_path: Path, change: dict[str, int], message: str
+) -> None:
+    files = hub.repositories[f"models/{NAME}"].files
+    files["config.json"] = json.dumps(json.loads(files["config.json"]) | change).encode()
+    assert refusal(download(), tmp_path / "out").startswith(f"error: {NAME}/config.json: {message}")
+    assert not any("pytorch_model" in path for _, path, _ in hub.log)
