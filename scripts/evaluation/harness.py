@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import evaluate
-from jinja2 import StrictUndefined
+from jinja2 import StrictUndefined, Template
 from jinja2.sandbox import SandboxedEnvironment
 from lm_eval import utils
 from lm_eval.api.group import Group
@@ -20,11 +20,14 @@ from lm_eval.tasks import TaskManager, _yaml_loader
 from lm_eval.tasks._index import TaskIndex
 from lm_eval.tasks._yaml_loader import load_yaml
 
+from common import limited
 from common.program import UserError, first_line
 
 OWN = Path(_yaml_loader.__file__).parent
 refused: list[str] = []  # metrics
 FEWSHOT_SEED = 1234  # lm-evaluation-harness' own default
+RENDERING = {"megabytes": 512, "seconds": 20}  # limits of one text of a task
+MAX_TEXT = 2**24  # characters of it
 KINDS = ("multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until")
 
 
@@ -45,10 +48,36 @@ class Loaded:
         return {task.task_name: task for task in found}
 
 
+class Limited(SandboxedEnvironment):
+    """Templates that end, with a text of a size that is allowed. Run them in a child (`limited.supervise`)."""
+
+    def from_string(self, source: Any, *arguments: Any, **options: Any) -> Template:
+        with limited.step(name_template(source), **RENDERING):  # constants are calculated already
+            template = super().from_string(source, *arguments, **options)
+        render = template.render
+
+        def render_limited(*arguments: Any, **words: Any) -> str:
+            with limited.step(name_template(source), **RENDERING):
+                text = render(*arguments, **words)
+            if len(text) > MAX_TEXT:
+                raise UserError(
+                    f"{name_template(source)}: makes {len(text):,} characters, and {MAX_TEXT:,} are the most"
+                )
+            return text
+
+        template.render = render_limited
+        return template
+
+
+def name_template(source: Any) -> str:
+    """What an error calls a template of a task."""
+    return f"tasks: the template {' '.join(str(source)[:80].split())!r:.60}"
+
+
 def restrain() -> None:
-    """Let no code run that comes with data or with somebody's own task."""
+    """Let no code run that comes with data or with somebody's own task, and no template without end."""
     filters = utils.env.filters
-    utils.env = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+    utils.env = Limited(undefined=StrictUndefined, keep_trailing_newline=True)
     utils.env.filters |= filters
     import_function = _yaml_loader._import_func_in_yml
 

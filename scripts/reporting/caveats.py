@@ -10,10 +10,14 @@ LARGE_LOSS = 1.5  # times the reference's perplexity
 LOOPS = "falls into a loop"
 
 
-def all_of(row: Mapping[str, Any], reference: str) -> list[str]:
-    """The warnings of a row, the gravest first. `reference`: the format whose default run all others are related to."""
+def all_of(row: Mapping[str, Any], reference: str, tokens: str | None = None) -> list[str]:
+    """The warnings of a row, the gravest first.
+
+    `reference`: the format whose default run all others are related to. `tokens`: how others read the model's texts
+    otherwise (tokenize_texts.py).
+    """
     about_losses = (*products_warnings(row["versions"]), loss_warning(row, reference), loop_warning(row, reference))
-    return [text for text in (origin_warning(row), gate_warning(row), *about_losses) if text]
+    return [text for text in (origin_warning(row), gate_warning(row), tokens, *about_losses) if text]
 
 
 def for_verdict(row: Mapping[str, Any]) -> list[str]:
