@@ -79,6 +79,8 @@ def step(what: str, *, megabytes: int, seconds: int) -> Iterator[None]:
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # pyo3's; it is not an Exception
             raise
+        if "memory allocation" in str(error):
+            raise UserError(_out_of_memory(what, megabytes)) from None
         raise UserError(f"{what}: its library fails ({first_line(error)}); download it again") from None
     finally:
         for each, limit in before.items():
@@ -97,6 +99,7 @@ def call(work: Callable[[], Any]) -> Any:
     pid = _fork(board)
     if pid == 0:
         os.dup2(error, 2)
+        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
         _answer(work, answer)
     os.close(answer)
     os.close(error)

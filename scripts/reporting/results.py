@@ -114,13 +114,13 @@ def other_protocol(cell: Mapping[str, Any], config: Mapping[str, Any], result: M
 
 
 @cache
-def of_tokens(tokens: Path, changed: int) -> tuple[str, str | None]:
+def of_tokens(tokens: Path, changed: int) -> tuple[str | None, str | None]:
     """SHA-256 of the text that a file of tokens was cut from, and how others read that text otherwise, in words.
 
     `changed`: when the file was, so that it is read once.
     """
     content = json.loads(tokens.read_text(encoding="utf-8"))
-    return content["text_sha256"], content.get("tokenizer_differs")
+    return content.get("text_sha256"), content.get("tokenizer_differs")
 
 
 def other_tokens(cell: Mapping[str, Any]) -> str | None:
