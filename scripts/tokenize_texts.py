@@ -76,17 +76,22 @@ def read_ids(model: Path, texts: Texts, path: Path) -> dict[str, Any]:
         theirs = load_class(model)
         try:
             others = [theirs(text, add_special_tokens=special).input_ids for text, special in texts]
+            named = {each: getattr(theirs, f"{each}_token") for each in ROLES}
+            known = {each: own.token_to_id(token) if token else None for each, token in named.items()}
+            roles = {
+                each: getattr(theirs, f"{each}_token_id") if token is None else token for each, token in known.items()
+            }
+        except MemoryError:
+            raise
         except Exception as error:  # whatever its many tokenizer classes raise
             raise UserError(f"{model}: its tokenizer fails on {path} ({first_line(error)})") from None
-        named = {each: getattr(theirs, f"{each}_token") for each in ROLES}
-        known = {each: own.token_to_id(token) if token else None for each, token in named.items()}
-        roles = {each: getattr(theirs, f"{each}_token_id") if known[each] is None else known[each] for each in ROLES}
     kind, differs = type(theirs).__name__, None
     if not (model / tokenizer.FILE).exists():
         ids, put = others, prove_byte_level(model, ids, others, texts, kind)
     elif others != ids:
         differs = describe_difference(ids, others, kind)
-    differs = differs or contradiction(model, put, ids[0], roles)
+    else:
+        differs = contradiction(model, put, ids[0], roles)
     return {"ids": ids, "before": put, "class": kind, "differs": differs, **roles}
 
 

@@ -25,7 +25,8 @@ for folder in map(Path, sys.argv[2:]):
         chat = None
         if model.tokenizer.chat_template:
             chat = model.apply_chat_template([{"role": "user", "content": "x"}])
-        return {"one": one, "many": many, "text": model.tok_decode(one), "chat": chat}
+        ends = [model.prefix_token_id, model.eot_token_id]
+        return {"one": one, "many": many, "text": model.tok_decode(one), "chat": chat, "ends": ends}
     try:
         found = limited.call(work)
     except UserError as error:
@@ -35,8 +36,9 @@ for folder in map(Path, sys.argv[2:]):
 """
 TEXT = "The first line, and more words: don't (2,000)."
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-CONFIGS = {
+CONFIGS: dict[str, dict[str, str] | None] = {
     "as it is": {},
+    "no tokenizer_config.json": None,
     "Llama's class": {"tokenizer_class": "LlamaTokenizerFast"},
     "a token that the config adds": {"additional_special_tokens": ["first"]},
     "a template": {"chat_template": "{{ messages[0]['content'] }}!"},
@@ -55,7 +57,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
         (folder / name).mkdir()
         for file in ("config.json", "tokenizer.json"):
             shutil.copy(REPO / "demo" / file, folder / name)
-        (folder / name / "tokenizer_config.json").write_text(json.dumps(words | changed))
+        if changed is not None:
+            (folder / name / "tokenizer_config.json").write_text(json.dumps(words | changed))
     command = [interpreter("lm-eval"), "-c", PROGRAM, TEXT, *(folder / name for name in CONFIGS)]
     environment = {"PYTHONPATH": str(REPO / "scripts"), "PATH": "/bin", "HF_HUB_OFFLINE": "1"}
     result = subprocess.run([*map(str, command)], capture_output=True, text=True, env=environment)
@@ -67,6 +70,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
 def test_prompts_of_tasks_are_read_as_tokenizer_json_says(found: dict[str, dict[str, Any]], name: str) -> None:
     assert found[name]["one"] == found[name]["many"] == found[name]["own"]
     assert found[name]["text"] == TEXT
+    assert found[name]["ends"] == [0, 1]
 
 
 def test_a_chat_template_is_applied(found: dict[str, dict[str, Any]]) -> None:

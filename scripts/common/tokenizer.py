@@ -11,8 +11,9 @@ from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from common import limited
+from common import bounded_json, limited, token_ids
 from common.program import UserError, first_line
+from common.text_config import of_text
 
 FILE = "tokenizer.json"
 BYTE_LEVEL = ("vocab.json", "merges.txt")  # GPT-2's files, from before there was tokenizer.json
@@ -118,6 +119,14 @@ def follow(found: Any, folder: Path) -> Any:
             "tokenizer_config.json"
         )
     found._tokenizer = load(folder)
+    for role, token in dict(found.special_tokens_map).items():
+        if isinstance(token, str) and found._tokenizer.token_to_id(token) is None:  # a class has names of its own
+            setattr(found, role, None)
+    if not (folder / "tokenizer_config.json").is_file():  # nothing but config.json names the ends of a sequence
+        config = of_text(bounded_json.loads((folder / "config.json").read_bytes()))
+        for role in ("bos", "eos"):
+            for number in token_ids.select(config.get(f"{role}_token_id"), config.get("vocab_size"))[:1]:
+                setattr(found, f"{role}_token", found._tokenizer.id_to_token(number))
     return found
 
 

@@ -27,7 +27,11 @@ OWN = Path(_yaml_loader.__file__).parent
 refused: list[str] = []  # metrics
 FEWSHOT_SEED = 1234  # lm-evaluation-harness' own default
 RENDERING = {"megabytes": 512, "seconds": 20}  # limits of one text of a task
-MAX_TEXT = 2**24  # characters of it
+MAX_TEXT = 2**22  # characters of it
+SCORING = {
+    "megabytes": 2048,
+    "seconds": 60,
+}  # limits of what a task makes of one answer, and for a hundred of its filters
 KINDS = ("multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until")
 
 
@@ -152,6 +156,23 @@ def prepare(task: Task, num_fewshot: int | None) -> None:
     elif task.get_config("num_fewshot") is None:
         task.set_config(key="num_fewshot", value=0)
     task.set_fewshot_seed(seed=FEWSHOT_SEED)
+    limit(task)
+
+
+def limit(task: Task) -> None:
+    """Let a task's filters and metrics, which may be regular expressions of somebody's own, end within limits."""
+    name, process, filters = f"tasks: {task.task_name}", task.process_results, task.apply_filters
+
+    def process_limited(*arguments: Any, **words: Any) -> Any:
+        with limited.step(f"{name}: its metrics", **SCORING):
+            return process(*arguments, **words)
+
+    def filters_limited() -> Any:
+        seconds = SCORING["seconds"] * (1 + len(task.instances) // 100)
+        with limited.step(f"{name}: its filters", megabytes=SCORING["megabytes"], seconds=seconds):
+            return filters()
+
+    task.process_results, task.apply_filters = process_limited, filters_limited
 
 
 def name_files(files: Sequence[Path], include: Path | None) -> list[str]:
