@@ -10,6 +10,7 @@ from conftest import REPO, interpreter
 
 PROGRAM = """
 import json, sys
+from pathlib import Path
 from types import SimpleNamespace
 import tokenizers
 from common import limited
