@@ -12,8 +12,9 @@ from importlib.metadata import version
 import torch
 from auto_round import AutoRound
 from auto_round.algorithms.quantization.sign_round.config import SignRoundConfig
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
+from common import tokenizer
 from common.program import run
 from quantization.program import Job, boolean, build, parser
 
@@ -28,7 +29,7 @@ def quantize(job: Job) -> None:
     samples = [torch.tensor([ids]) for ids in job.calibration.samples] if job.calibration else []
     tool = AutoRound(
         AutoModelForCausalLM.from_pretrained(job.src, dtype=job.dtype),
-        AutoTokenizer.from_pretrained(job.src, trust_remote_code=False),
+        tokenizer.for_transformers(job.src),
         alg_configs=SignRoundConfig(**words),
         dataset=samples,
         nsamples=len(samples),

@@ -11,9 +11,10 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import GenerationConfig
 
 from checkpoint import shards
+from common import tokenizer
 from common.program import run
 from quantization.by_gptqmodel import load_gptqmodel, save_gptqmodel
 from quantization.program import Job, boolean, build, parser
@@ -68,7 +69,7 @@ def by_autoawq(job: Job) -> None:
         str(job.src), torch_dtype=job.dtype, device_map=job.device, safetensors=True, trust_remote_code=False
     )
     model.quantize(
-        AutoTokenizer.from_pretrained(job.src, trust_remote_code=False),
+        tokenizer.for_transformers(job.src),
         quant_config=job.parameters,
         calib_data=job.calibration.samples,
         max_calib_samples=len(job.calibration.samples),

@@ -21,7 +21,7 @@ from ctranslate2.converters import TransformersConverter
 from ctranslate2.specs.attention_spec import RotaryScalingType
 
 from checkpoint import ctranslate2_bin, ctranslate2_model, shards
-from common import manifest, own_code, token_ids
+from common import manifest, own_code, token_ids, tokenizer
 from common.program import UserError, first_line, parser, run
 from common.publish import publish
 from scoring import quality_gate
@@ -46,7 +46,7 @@ class Converter(TransformersConverter):
         return self.model
 
     def load_tokenizer(self, tokenizer_class: Any, path: str, **options: Any) -> Any:
-        self.tokenizer = super().load_tokenizer(tokenizer_class, path, **options)
+        self.tokenizer = tokenizer.follow(super().load_tokenizer(tokenizer_class, path, **options), Path(path))
         return self.tokenizer
 
     def _load(self) -> Any:
@@ -100,9 +100,9 @@ def check_support(config: Any) -> None:
         raise ValueError(f"its {config.model_type} has no hidden_act {config.hidden_act}, only silu")
 
 
-def vocabulary(tokenizer: Any, size: int) -> list[str]:
+def vocabulary(found: Any, size: int) -> list[str]:
     """A token for each id below `size`: the tokenizer's, else one of its own, since tokens are found by their place."""
-    named = {number: token for token, number in tokenizer.get_vocab().items()}
+    named = {number: token for token, number in found.get_vocab().items()}
     return [named.get(number, f"<extra_id_{number}>") for number in range(size)]
 
 

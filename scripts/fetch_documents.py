@@ -14,7 +14,7 @@ from pathlib import Path
 import datasets
 import lm_eval
 
-from common import manifest
+from common import limited, manifest
 from common.program import parser, run
 from common.publish import publish
 from evaluation import documents, harness
@@ -27,6 +27,7 @@ def main() -> None:
     arguments.add_argument("--include", type=Path, help="a folder of one's own task YAMLs")
     options = arguments.parse_args()
 
+    limited.supervise()  # templates are a stranger's
     harness.restrain()
     with publish(options.dst) as folder:
         folder.mkdir()

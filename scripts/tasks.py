@@ -27,7 +27,7 @@ from lm_eval.evaluator import evaluate
 from transformers import AutoConfig
 
 import engines
-from common import manifest, own_code, sources
+from common import limited, manifest, own_code, sources
 from common.program import parser, run
 from common.publish import publish_json
 from evaluation import answers, documents, harness, records
@@ -73,6 +73,7 @@ def main() -> None:
     arguments.add_argument("--texts", action="store_true", help="keep what was asked, for the page")
     options = arguments.parse_args()
 
+    limited.supervise()  # templates and tokenizers are a stranger's
     asked, include = options.tasks, options.tasks.get("include")
     artifact = manifest.read_unchanged(options.artifact)
     scripts = Path(__file__).parent

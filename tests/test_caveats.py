@@ -265,3 +265,24 @@ def test_the_group_size_is_what_the_tool_was_given_and_empty_with_a_reason_elsew
         "",
         "",
     ]
+
+
+@pytest.mark.parametrize("text", ["evaluation", "prompts", "calibration"])
+def test_tokens_that_others_read_otherwise_are_a_warning_of_every_row(tmp_path: Path, text: str) -> None:
+    made = [cell(tmp_path, name, 10, window_losses(0)) for name in ("reference", "other")]
+    tokens = tmp_path / "tokens"
+    tokens.mkdir()
+    for name in ("evaluation", "prompts", "calibration"):
+        said = {"tokenizer_differs": "transformers reads a text as 6 tokens where tokenizer.json makes 5"}
+        (tokens / f"{name}.json").write_text(json.dumps(said if name == text else {}))
+    rows = collect(*(each | {"evaluation": str(tokens / "evaluation.json")} for each in made))
+    for row in rows.values():
+        assert "transformers reads a text as 6 tokens where tokenizer.json makes 5" in row["warnings"]
+    assert not any("tokens where" in said for row in collect(*made).values() for said in row["warnings"])
+
+
+def test_a_server_that_does_not_tell_how_it_reads_prompts_has_a_warning(tmp_path: Path) -> None:
+    made = cell(tmp_path, "reference", 10, window_losses(0))
+    edit(made["latency"], lambda content: content["versions"].update({"prompts' ids": "not told"}))
+    said = "its server does not tell as how many tokens it reads a prompt's text"
+    assert said in collect(made)["reference"]["warnings"]

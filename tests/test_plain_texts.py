@@ -66,6 +66,10 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, torch_python: Path) -> di
         "plain": {},
         "bos beyond": {"tokenizer.json": tokenizer_with({"post_processor": beyond})},
         "names beyond": {"tokenizer_config.json": json.dumps(named)},
+        "names beyond, and none added": {
+            "tokenizer.json": tokenizer_with({"post_processor": None}),
+            "tokenizer_config.json": json.dumps(named),
+        },
         "nothing left": {"tokenizer.json": tokenizer_with({"normalizer": NOTHING_LEFT, "post_processor": None})},
         "size": {"config.json": json.dumps(json.loads((REPO / "demo/config.json").read_text()) | {"vocab_size": -3})},
     }
@@ -128,8 +132,13 @@ def test_a_token_before_the_text_that_the_vocabulary_lacks(outcomes: dict[str, A
     assert "its tokenizer makes token 99999, and the model has 2048" in end
 
 
-def test_a_token_before_documents_that_the_vocabulary_lacks_is_none(outcomes: dict[str, Any]) -> None:
+def test_a_text_begins_with_what_tokenizer_json_puts_there_whatever_names_say(outcomes: dict[str, Any]) -> None:
     found = outcomes["names beyond text of lf evaluation"]
+    assert found["written"]["ids"][0] == found["written"]["bos_id"] == found["written"]["prefix_id"] == 0
+
+
+def test_a_token_before_documents_that_the_vocabulary_lacks_is_none(outcomes: dict[str, Any]) -> None:
+    found = outcomes["names beyond, and none added text of lf evaluation"]
     assert found["end"] is None
     assert "note: the token before documents, 2048, is beyond the vocabulary" in found["printed"]
     assert found["written"]["prefix_id"] is found["written"]["bos_id"] is None

@@ -11,7 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from transformers import AutoTokenizer
+
 from checkpoint import shards
+from common import own_code, tokenizer
+from common.program import UserError
 from serving.dialects import Prompt
 from serving.started import Started, flags, python
 from serving.texts import Texts
@@ -28,6 +32,8 @@ class Engine(Started):
         self, artifact: Path, device: str, threads: int, port: int, options: Mapping[str, Any]
     ) -> tuple[list[str], dict[str, str]]:
         self.texts, self.model = Texts(artifact), str(artifact.absolute())
+        own_code.forbid()
+        self.reader = AutoTokenizer.from_pretrained(artifact)  # as the server does
         # float16 on a CPU is many times slower there, and other engines calculate in float32
         settings = {"dtype": "float16" if device == "cuda" else "float32"} | options
         self.compute_type = str(settings["dtype"])
@@ -36,7 +42,16 @@ class Engine(Started):
         return argv, {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
     def prompt(self, ids: list[int]) -> Prompt:
-        return self.texts.text(ids)
+        """The text of ids. Raises `UserError` where the server would not read it as tokenizer.json says."""
+        text = self.texts.text(ids)
+        with tokenizer.limits(self.texts.file, len(text.encode())):
+            read = list(self.reader(text).input_ids)
+        if read != self.texts.encode(text):
+            raise UserError(
+                f"{self.texts.file}: transformers' server reads prompts by {type(self.reader).__name__}, as other "
+                "tokens than this file says; leave its runs out, or correct tokenizer_class in tokenizer_config.json"
+            )
+        return text
 
     def more(self, n: int) -> dict[str, Any]:
         wanted = {"min_new_tokens": n, "max_new_tokens": n, "do_sample": False, "eos_token_id": self.stop_ids or None}

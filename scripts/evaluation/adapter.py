@@ -16,11 +16,13 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, po
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from common import own_code, token_ids
+from common import limited, own_code, token_ids, tokenizer
 from common.program import UserError, first_line
 from evaluation.answers import Answers
 
 WINDOWS = 4096  # of rolling texts that are asked for together
+MAX_PROMPT = 2**24  # characters of a conversation that a chat template wrote
+RENDERING = {"megabytes": 512, "seconds": 20}  # limits of one conversation
 ROOM = 1  # tokens that an engine without logits reads beyond what it is asked about: see answer.py
 
 Request = tuple[tuple[str, str] | None, list[int], list[int]]
@@ -30,13 +32,19 @@ class Adapter(HFLM):
     """A causal model whose answers come from `answers`."""
 
     def __init__(self, folder: Path, answers: Answers) -> None:
-        """`folder`: config.json and a tokenizer. Raises `UserError` where transformers cannot read them."""
+        """`folder`: config.json and a tokenizer, whose ids are tokenizer.json's, as those of the evaluation text are.
+        Raises `UserError` where transformers cannot read them."""
         own_code.forbid()
+        self.file = folder / tokenizer.FILE
         try:
             config = AutoConfig.from_pretrained(folder)
             with torch.device("meta"):  # no weight is made
                 model = AutoModelForCausalLM.from_config(config)
-            super().__init__(pretrained=model, tokenizer=str(folder), backend="causal", batch_size=WINDOWS)
+            with tokenizer.limits(self.file):
+                words = tokenizer.for_transformers(folder)
+            super().__init__(pretrained=model, tokenizer=words, backend="causal", batch_size=WINDOWS)
+        except UserError:
+            raise
         except Exception as error:  # whatever transformers raises
             raise UserError(
                 f"{folder}: lm-evaluation-harness cannot use its config or tokenizer ({first_line(error)})"
@@ -45,6 +53,36 @@ class Adapter(HFLM):
         if "logits" not in answers.facts["capabilities"]:
             self._max_length = self.max_length - ROOM
         self.stop_ids = stop_ids(folder, config)
+
+    def tok_encode(self, string: str, *arguments: Any, **options: Any) -> list[int]:
+        with tokenizer.limits(self.file, len(string.encode(errors="replace"))):
+            return super().tok_encode(string, *arguments, **options)
+
+    def tok_batch_encode(
+        self, strings: list[str], *arguments: Any, **options: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        with tokenizer.limits(self.file, sum(len(each.encode(errors="replace")) for each in strings)):
+            return super().tok_batch_encode(strings, *arguments, **options)
+
+    def tok_decode(self, tokens: Any, *arguments: Any, **options: Any) -> str:
+        with tokenizer.limits(self.file):
+            return super().tok_decode(tokens, *arguments, **options)
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], *arguments: Any, **options: Any) -> str:
+        """A conversation as text. Raises `UserError` where the model's template fails or goes on and on."""
+        with limited.step(f"the chat template of {self.file.parent}", **RENDERING):
+            try:
+                text = super().apply_chat_template(chat_history, *arguments, **options)
+            except (MemoryError, UserError):
+                raise
+            except Exception as error:  # whatever a template raises
+                raise UserError(f"{self.file.parent}: its chat template fails ({first_line(error)})") from None
+        if len(text) > MAX_PROMPT:
+            raise UserError(
+                f"{self.file.parent}: its chat template makes {len(text):,} characters of a conversation, and "
+                f"{MAX_PROMPT:,} are the most"
+            )
+        return text
 
     def _loglikelihood_tokens(
         self, requests: Sequence[Request], disable_tqdm: bool = False, override_bs: int | None = None

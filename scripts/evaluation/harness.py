@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import evaluate
-from jinja2 import StrictUndefined
+from jinja2 import StrictUndefined, Template
 from jinja2.sandbox import SandboxedEnvironment
 from lm_eval import utils
 from lm_eval.api.group import Group
@@ -20,12 +20,19 @@ from lm_eval.tasks import TaskManager, _yaml_loader
 from lm_eval.tasks._index import TaskIndex
 from lm_eval.tasks._yaml_loader import load_yaml
 
+from common import limited
 from common.program import UserError, first_line
 from evaluation import own_tasks
 from evaluation.own_tasks import OWN
 
 refused: list[str] = []  # metrics
 FEWSHOT_SEED = 1234  # lm-evaluation-harness' own default
+RENDERING = {"megabytes": 512, "seconds": 20}  # limits of one text of a task
+MAX_TEXT = 2**22  # characters of it
+SCORING = {
+    "megabytes": 2048,
+    "seconds": 60,
+}  # limits of what a task makes of one answer, and for a hundred of its filters
 KINDS = ("multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until")
 
 
@@ -46,10 +53,36 @@ class Loaded:
         return {task.task_name: task for task in found}
 
 
+class Limited(SandboxedEnvironment):
+    """Templates that end, with a text of a size that is allowed. Run them in a child (`limited.supervise`)."""
+
+    def from_string(self, source: Any, *arguments: Any, **options: Any) -> Template:
+        with limited.step(name_template(source), **RENDERING):  # constants are calculated already
+            template = super().from_string(source, *arguments, **options)
+        render = template.render
+
+        def render_limited(*arguments: Any, **words: Any) -> str:
+            with limited.step(name_template(source), **RENDERING):
+                text = render(*arguments, **words)
+            if len(text) > MAX_TEXT:
+                raise UserError(
+                    f"{name_template(source)}: makes {len(text):,} characters, and {MAX_TEXT:,} are the most"
+                )
+            return text
+
+        template.render = render_limited
+        return template
+
+
+def name_template(source: Any) -> str:
+    """What an error calls a template of a task."""
+    return f"tasks: the template {' '.join(str(source)[:80].split())!r:.60}"
+
+
 def restrain() -> None:
-    """Let no code run that comes with data or with somebody's own task."""
+    """Let no code run that comes with data or with somebody's own task, and no template without end."""
     filters = utils.env.filters
-    utils.env = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+    utils.env = Limited(undefined=StrictUndefined, keep_trailing_newline=True)
     utils.env.filters |= filters
     import_function = _yaml_loader._import_func_in_yml
 
@@ -126,6 +159,23 @@ def prepare(task: Task, num_fewshot: int | None) -> None:
     elif task.get_config("num_fewshot") is None:
         task.set_config(key="num_fewshot", value=0)
     task.set_fewshot_seed(seed=FEWSHOT_SEED)
+    limit(task)
+
+
+def limit(task: Task) -> None:
+    """Let a task's filters and metrics, which may be regular expressions of somebody's own, end within limits."""
+    name, process, filters = f"tasks: {task.task_name}", task.process_results, task.apply_filters
+
+    def process_limited(*arguments: Any, **words: Any) -> Any:
+        with limited.step(f"{name}: its metrics", **SCORING):
+            return process(*arguments, **words)
+
+    def filters_limited() -> Any:
+        seconds = SCORING["seconds"] * (1 + len(task.instances) // 100)
+        with limited.step(f"{name}: its filters", megabytes=SCORING["megabytes"], seconds=seconds):
+            return filters()
+
+    task.process_results, task.apply_filters = process_limited, filters_limited
 
 
 def name_files(files: Sequence[Path], include: Path | None) -> list[str]:

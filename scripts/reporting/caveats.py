@@ -10,10 +10,19 @@ LARGE_LOSS = 1.5  # times the reference's perplexity
 LOOPS = "falls into a loop"
 
 
-def all_of(row: Mapping[str, Any], reference: str) -> list[str]:
-    """The warnings of a row, the gravest first. `reference`: the format whose default run all others are related to."""
-    about_losses = (*products_warnings(row["versions"]), loss_warning(row, reference), loop_warning(row, reference))
-    about_origin = (origin_warning(row), gate_warning(row), experts_warning(row))
+def all_of(row: Mapping[str, Any], reference: str, tokens: str | None = None) -> list[str]:
+    """The warnings of a row, the gravest first.
+
+    `reference`: the format whose default run all others are related to. `tokens`: how others read the model's texts
+    otherwise (tokenize_texts.py).
+    """
+    about_losses = (
+        *prompts_warning(row["versions"]),
+        *products_warnings(row["versions"]),
+        loss_warning(row, reference),
+        loop_warning(row, reference),
+    )
+    about_origin = (origin_warning(row), gate_warning(row), tokens, experts_warning(row))
     return [text for text in (*about_origin, *about_losses) if text]
 
 
@@ -58,6 +67,12 @@ def products_warnings(versions: Mapping[str, str] | None) -> list[str]:
     ends["float16"] = "dtype: bfloat16 may be several times as fast"
     found = {kind: (versions or {}).get(f"{kind} products") for kind in ends}
     return [f"its {kind} products {said}: {ends[kind]}" for kind, said in found.items() if said]
+
+
+def prompts_warning(versions: Mapping[str, str] | None) -> list[str]:
+    """That a server read texts, and did not tell as how many tokens."""
+    untold = "prompts' ids" in (versions or {})
+    return ["its server does not tell as how many tokens it reads a prompt's text"] if untold else []
 
 
 def loss_warning(row: Mapping[str, Any], reference: str) -> str | None:

@@ -8,6 +8,7 @@ from zipfile import BadZipFile
 import numpy as np
 from tokenizers import Tokenizer
 
+from common import limited, tokenizer
 from common.program import UserError
 from reporting import loops, tasks
 from reporting.labels import label
@@ -22,21 +23,20 @@ BEFORE, AFTER = 40, 12  # tokens around the worst ones
 APART = 32  # tokens that two of them lie apart at least
 
 
-def tokenizer(folder: Path) -> Tokenizer | None:
+def read_tokenizer(folder: Path) -> Tokenizer | None:
     """The tokenizer of an artifact's folder; None where it has no tokenizer.json that the tokenizers library reads.
 
     Some models have other kinds alone; their texts are shown as ids.
     """
-    path = folder / "tokenizer.json"
     try:
-        return Tokenizer.from_file(str(path)) if path.exists() else None
-    except Exception:  # the library raises nothing narrower
+        return tokenizer.load(folder) if (folder / tokenizer.FILE).exists() else None
+    except UserError:
         return None
 
 
 def decode(words: Tokenizer | None, ids: Sequence[int]) -> str:
     """Tokens as text, special ones too; without a tokenizer their ids."""
-    return words.decode(list(ids), skip_special_tokens=False) if words else " ".join(map(str, ids))
+    return tokenizer.decode(words, ids, tokenizer.FILE, special=True) if words else " ".join(map(str, ids))
 
 
 def divergence(cell: Mapping[str, Any], words: Tokenizer | None, protocol: str) -> dict[str, Any] | None:
@@ -118,9 +118,13 @@ def output(ids: Sequence[int], expected: Sequence[int] | None, words: Tokenizer 
 
 def of_model(cells: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> dict[str, Any]:
     """The details of one model's formats that were measured, and its prompts; whether its weights are random."""
+    return limited.call(lambda: _of_model(cells, config))  # tokenizers are a stranger's
+
+
+def _of_model(cells: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> dict[str, Any]:
     reference = config["reference"]
     speeds = {label(cell): speed for cell in cells if (speed := read_part(cell, config, "latency")[0])}
-    words = next(filter(None, (tokenizer(Path(cell["artifact"])) for cell in cells)), None)
+    words = next(filter(None, (read_tokenizer(Path(cell["artifact"])) for cell in cells)), None)
     expected = [prompt["output_ids"] for prompt in speeds[reference]["prompts"]] if reference in speeds else None
     formats, asked = {}, tasks.details(cells, config)
     for cell in cells:

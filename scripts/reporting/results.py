@@ -108,15 +108,28 @@ def other_protocol(cell: Mapping[str, Any], config: Mapping[str, Any], result: M
     other = [name for name, value in protocol.items() if asked.get(name, value) != value]
     for name, text in (("text_sha256", "evaluation"), ("prompts_sha256", "prompts")):
         path = Path(cell.get(text) or "")
-        if name in protocol and path.is_file() and text_hash(path, path.stat().st_mtime_ns) != protocol[name]:
+        if name in protocol and path.is_file() and of_tokens(path, path.stat().st_mtime_ns)[0] != protocol[name]:
             other.append(f"{text} text")
     return other
 
 
 @cache
-def text_hash(tokens: Path, changed: int) -> str:
-    """SHA-256 of the text that a file of tokens was cut from; `changed`: when it was, so that it is read once."""
-    return json.loads(tokens.read_text(encoding="utf-8"))["text_sha256"]
+def of_tokens(tokens: Path, changed: int) -> tuple[str | None, str | None]:
+    """SHA-256 of the text that a file of tokens was cut from, and how others read that text otherwise, in words.
+
+    `changed`: when the file was, so that it is read once.
+    """
+    content = json.loads(tokens.read_text(encoding="utf-8"))
+    return content.get("text_sha256"), content.get("tokenizer_differs")
+
+
+def other_tokens(cell: Mapping[str, Any]) -> str | None:
+    """How others read one of the model's texts otherwise, in words; None where all make the same tokens of them."""
+    folder = Path(cell.get("evaluation") or "").parent
+    paths = (folder / f"{text}.json" for text in ("evaluation", "prompts", "calibration", "burst"))
+    return next(
+        (said for path in paths if path.is_file() and (said := of_tokens(path, path.stat().st_mtime_ns)[1])), None
+    )
 
 
 def read_part(
@@ -242,11 +255,11 @@ def collect(study: Mapping[str, Any]) -> dict[str, Any]:
     mark_noise(rows, reference)
     mark_pareto(rows)
     by_key = {key(each): each for each in rows}
-    for each in rows:
+    for each, one in zip(rows, study["cells"], strict=True):
         against = by_key.get((each["model"], reference, None))
         relate(each, against)
         loops.relate(each, against)
-        each["warnings"] = caveats.all_of(each, reference)
+        each["warnings"] = caveats.all_of(each, reference, other_tokens(one))
     return {
         "schema_version": SCHEMA_VERSION,
         "metrics_version": METRICS_VERSION,

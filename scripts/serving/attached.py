@@ -42,6 +42,7 @@ class Attached(Served):
     cache_off: ClassVar[str] = "start it without a cache of prompts"
     compute_type = "unknown"
     startup_s = None
+    proved = True  # whether it told of every prompt as how many ids it read it
 
     def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
         self.name = type(self).__module__.rpartition(".")[2].replace("_", "-")
@@ -120,6 +121,7 @@ class Attached(Served):
                 words = f"ended with {reply.finish!r} after {reply.tokens} tokens where {n} were asked for"
                 raise UserError(f"{self.where()}: its server {words}: it does not ignore the end of sequence")
             read = reply.usage.prompt_tokens if reply.usage else None
+            self.proved &= read is not None
             if read not in (None, len(ids)):
                 words = f"it read {read} tokens where {len(ids)} were sent"
                 raise UserError(f"{self.where()}: {words}: it adds or cuts some, or has another model's tokenizer")
@@ -158,7 +160,8 @@ class Attached(Served):
         if not self.takes_ids:
             others = len(self.texts.reread)
             sent = "text" + (f", {others} of which it reads as other ids, as many" if others else "")
-        return {self.name: self.told_version(), "model": Path(self.model).name, "prompts": sent}  # without its places
+        found = {self.name: self.told_version(), "model": Path(self.model).name, "prompts": sent}  # without its places
+        return found | ({} if self.takes_ids or self.proved else {"prompts' ids": "not told"})
 
     def told_version(self) -> str:
         """Its version; `unknown` where it does not tell."""

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
-from common.program import UserError, first_line
+from common import limited, tokenizer
+from common.program import UserError
 
 TRIES = 5  # tokens that a text may lose or get
 
@@ -16,22 +15,20 @@ class Texts:
 
     def __init__(self, artifact: Path) -> None:
         """Raises `UserError` where the artifact has no tokenizer.json that can be read."""
-        path = artifact / "tokenizer.json"
-        if not path.is_file():
-            raise UserError(f"{path} is missing: this server takes text, and prompts cannot be written without it")
-        try:
-            self.tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing narrower
-            raise UserError(f"{path}: no tokenizer ({first_line(error)}); download it again") from None
+        self.file = artifact / tokenizer.FILE
+        if not self.file.is_file():
+            raise UserError(f"{self.file} is missing: this server takes text, and prompts cannot be written without it")
+        self.tokenizer = tokenizer.load(artifact)
         self.reread: set[tuple[int, ...]] = set()
+        self.texts: dict[tuple[int, ...], str] = {}
 
     def encode(self, text: str) -> list[int]:
         """The ids as which a server reads a text: with the special tokens that the tokenizer adds."""
-        return self.tokenizer.encode(text).ids
+        return limited.call(lambda: tokenizer.encode(self.tokenizer, [(text, True)], self.file)[0])
 
     def decode(self, ids: Sequence[int]) -> str:
         """Ids as text, without special tokens."""
-        return self.tokenizer.decode(list(ids))
+        return limited.call(lambda: tokenizer.decode(self.tokenizer, ids, self.file))
 
     def text(self, ids: Sequence[int]) -> str:
         """The text that is read as these ids; special tokens at its beginning are the server's affair.
@@ -40,14 +37,22 @@ class Texts:
         were cut put together anew. It then loses a few tokens in front, or gets a few behind, until it is as long as it
         was. Raises `UserError` where that fails.
         """
+        key = tuple(ids)
+        if key not in self.texts:
+            self.texts[key], same = limited.call(lambda: self._find(ids))
+            if not same:
+                self.reread.add(key)
+        return self.texts[key]
+
+    def _find(self, ids: Sequence[int]) -> tuple[str, bool]:
+        """The text, and whether it is read as these very ids."""
         for fewer, more in product(range(TRIES), range(TRIES)):
-            text = self.decode([*ids[fewer:], *ids[1 : 1 + more]])
-            read = self.encode(text)
+            text = tokenizer.decode(self.tokenizer, [*ids[fewer:], *ids[1 : 1 + more]], self.file)
+            (read,) = tokenizer.encode(self.tokenizer, [(text, True)], self.file)
             if len(read) == len(ids):
-                if read != list(ids):
-                    self.reread.add(tuple(ids))
-                return text
+                return text, read == list(ids)
+        begin = tokenizer.decode(self.tokenizer, ids, self.file)[:40]
         raise UserError(
             f"this server takes text alone, and no text is read as the {len(ids)} tokens of the prompt that begins "
-            f"with {self.decode(ids)[:40]!r}"
+            f"with {begin!r}"
         )

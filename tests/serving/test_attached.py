@@ -267,3 +267,32 @@ def test_transformers_serve_writes_what_transformers_does(demo: Path, call: Call
     ]
     assert told[0] == told[1]
     assert not (fp16.parent / ".servers").exists()
+
+
+def test_transformers_own_server_is_not_believed_to_read_as_tokenizer_json_says(
+    tmp_path: Path, torch_python: Path, call: Callable[..., Told]
+) -> None:
+    """Of two folders that differ in `tokenizer_class`, it would read one in another way."""
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from common.program import run\n"
+        "from engines.transformers_serve import Engine\n"
+        "def main():\n"
+        "    engine = Engine.__new__(Engine)\n"
+        "    engine.command(Path(sys.argv[1]), 'cpu', 1, 1, {})\n"
+        "    print(engine.prompt(engine.texts.encode('The first line, and more.')))\n"
+        "run(main)\n"
+    )
+    told = {}
+    for kind in ("PreTrainedTokenizerFast", "LlamaTokenizerFast"):
+        folder = tmp_path / kind
+        folder.mkdir()
+        for name in ("config.json", "tokenizer.json"):
+            shutil.copy(REPO / "demo" / name, folder)
+        words = json.loads((REPO / "demo/tokenizer_config.json").read_text()) | {"tokenizer_class": kind}
+        (folder / "tokenizer_config.json").write_text(json.dumps(words))
+        told[kind] = call(torch_python, "-c", program, folder, PYTHONPATH=str(REPO / "scripts"))
+    assert told["PreTrainedTokenizerFast"].stdout == "The first line, and more.\n"
+    refused = told["LlamaTokenizerFast"].stderr.splitlines()[-1]
+    assert "transformers' server reads prompts by LlamaTokenizer, as other tokens than this file says" in refused
