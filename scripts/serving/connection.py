@@ -87,6 +87,7 @@ class Connection(asyncio.BufferedProtocol):
             await self._waiter
         finally:
             expiry.cancel()
+            self._exchange = None  # where this wait was interrupted, what comes now changes nothing in it
 
     def close(self) -> None:
         """Close it at once."""

@@ -11,6 +11,7 @@ STATUS = re.compile(rb"HTTP/1\.[01] ([1-5]\d\d)(?: [^\r\n\0]*)?")
 FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n\0]*)")
 LENGTH = re.compile(rb"\d{1,15}")
 SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n\0]*)?")
+LINE_FEED = 10
 PLAIN = (b"", b"identity")
 
 
@@ -92,7 +93,7 @@ def skip_chunks(data: bytes | bytearray, at: int) -> tuple[int, int | None]:
     """
     size = len(data)
     while at < size:
-        if data[at - 2 : at] != b"\r\n":
+        if data[at - 1] != LINE_FEED:
             raise ValueError("no end of a chunk where its size says")
         end = data.find(b"\r\n", at, at + MAX_SIZE_LINE)
         if end < 0:

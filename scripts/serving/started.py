@@ -48,7 +48,7 @@ class Started(Served):
         port, (mine, theirs) = lifecycle.free_port(), lifecycle.divide_processors()
         self.threads = min(threads, len(theirs))
         self.argv, environment = self.command(artifact, device, self.threads, port, options)
-        said = " ".join(self.argv[1:])  # for results: without this machine's places
+        said = redaction.of().text(" ".join(self.argv[1:]))  # for results: without this machine's places
         self.arguments = said.replace(str(artifact.absolute()), artifact.name).replace(str(port), "PORT")
         # by what is served and how, and by whom: the next run of the same finds a server that was left behind
         name = f"{artifact.name}@{type(self).__module__.rpartition('.')[2]}"
