@@ -189,6 +189,7 @@ def ask(
     target: Target, path: str, body: dict[str, Any] | None, limit: int = 2**28, timeout: float | None = None
 ) -> bytes:
     """What a server answers to one question outside of loads: a POST of `body` as JSON, or a GET where that is None.
+    The bytes are as they came; `words.parse` takes secrets out of them.
 
     `timeout` is for all of it, however slowly it comes, and `limit` for its head too. No proxy is asked, and no
     redirection followed. Raises `Unreachable` unless the status is 200 and the answer is whole. May be called in

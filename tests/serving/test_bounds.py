@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import REPO
+from load_study import SERVING
 from raw_server import OK, answer, forever, serve
 
 from serving import client, connection, sse, stream
@@ -85,11 +86,18 @@ def test_an_answer_that_is_framed_wrongly_is_refused_by_name_everywhere(fault: s
 
 
 def test_an_answer_that_is_cut_is_none() -> None:
-    for data in (OK + b"Content-Length: 9\r\n\r\nok", CHUNKED + b"2\r\nok\r\n", CHUNKED + b"ffffffff\r\nok", b"HTTP/1."):
+    for data in (
+        OK + b"Content-Length: 9\r\n\r\nok",
+        CHUNKED + b"2\r\nok\r\n",
+        CHUNKED + b"ffffffff\r\nok",
+        b"HTTP/1.",
+    ):
         assert fails(answer(data)) == ("no answer (the connection was lost)", "the connection was lost")
 
 
-@pytest.mark.parametrize("begin", [OK + b"\r\n", OK + b"Content-Length: 999999999999\r\n\r\n", CHUNKED + b"ffffffff\r\n"])
+@pytest.mark.parametrize(
+    "begin", [OK + b"\r\n", OK + b"Content-Length: 999999999999\r\n\r\n", CHUNKED + b"ffffffff\r\n"]
+)
 def test_an_endless_answer_is_given_up_and_not_kept(begin: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection.Connection.__init__, "__defaults__", (None, 2**20, connection.BUFFER))
     asked, loaded = fails(forever(begin, b"x" * 65536))
@@ -168,7 +176,11 @@ def test_events_with_other_line_ends_are_the_same(end: str) -> None:
 
 
 def test_deep_and_crowded_json_is_an_error() -> None:
-    for body in (b"[" * 200_000, b'{"choices": [' + b"1," * 900_000 + b"1]}", b'{"choices": [{"text": "a", "text": "b"}]}'):
+    for body in (
+        b"[" * 200_000,
+        b'{"choices": [' + b"1," * 900_000 + b"1]}",
+        b'{"choices": [{"text": "a", "text": "b"}]}',
+    ):
         data = OK + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
         with serve(answer(data)) as url:
             target = Target(url, timeout=20.0)
@@ -252,13 +264,9 @@ def test_sigterm_ends_a_load_of_an_attached_server_that_hangs(tmp_path: Path) ->
     artifact.mkdir()
     for name in ("config.json", "tokenizer.json"):
         (artifact / name).write_bytes((REPO / "demo" / name).read_bytes())
-    manifest = {"format": "fp16", "files": {}, "tool": {"name": "t", "version": "1"}}
-    (artifact / "quantmill.json").write_text(json.dumps(manifest))
+    (artifact / "quantmill.json").write_text('{"source": {}}')
     evaluation = tmp_path / "evaluation.json"
     evaluation.write_text(json.dumps({"ids": [2 + n % 900 for n in range(4000)], "context": 512, "bos_id": None}))
-    sys.path.insert(0, str(REPO / "tests/serving"))
-    from load_study import SERVING
-
     asked = threading.Event()
 
     def handle(peer: socket.socket) -> None:
@@ -280,7 +288,8 @@ def test_sigterm_ends_a_load_of_an_attached_server_that_hangs(tmp_path: Path) ->
             list(map(str, command)), stderr=subprocess.PIPE, text=True, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}
         )
         try:
-            assert asked.wait(100), process.stderr.read()
+            while not asked.wait(0.1):
+                assert process.poll() is None, process.stderr.read()
             process.send_signal(signal.SIGTERM)
             _, said = process.communicate(timeout=30)
         finally:
