@@ -1,4 +1,5 @@
-"""What a server says is refused by its name where it cannot be true, and no fallback believes more than the main way."""
+"""What a server says is refused by its name where it cannot be true, and no fallback believes more than the main
+way."""
 
 import json
 from collections.abc import Callable
@@ -81,7 +82,7 @@ def test_a_log_probability_that_cannot_be_true_is_refused_by_name(lie: str) -> N
     assert message in str(found.value)
 
 
-@pytest.mark.parametrize("key", ["+5", "1_0", " 7", "７", "-1", "1.0"])
+@pytest.mark.parametrize("key", ["+5", "1_0", " 7", "\uff17", "-1", "1.0"])
 def test_a_key_that_python_reads_as_a_number_is_no_id(key: str) -> None:
     place = {"7": {"logprob": -0.5, "rank": 1}, key: {"logprob": -2.0, "rank": 2}}
     content = {"choices": [{"prompt_logprobs": [None, place]}]}
@@ -233,7 +234,7 @@ def test_a_text_that_hides_another_model_behind_a_refusal_of_ids_is_found(
     attach: Callable[..., Told],  # noqa: F811
     artifact: Path,  # noqa: F811
 ) -> None:
-    """It takes ids and tells text alone: ids prove nothing, so its tokenizer must count a text as the artifact's does."""
+    """It takes ids and tells text alone. Ids prove nothing, so it must count a text as the artifact's does."""
 
     def said(method: str, path: str, body: Any, headers: dict[str, str]) -> Exchange:
         def tell(content: Any, status: int = 200) -> Exchange:
