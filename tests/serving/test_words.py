@@ -144,11 +144,11 @@ def test_a_name_may_say_its_revision_and_an_answer_may_have_none() -> None:
     ("counts", "message"),
     [
         ((4, 2), "it counts 2 tokens so far, after 4, and told 2"),
-        ((1, 1), "it counts 1 tokens so far, after 1, and told 2"),
+        ((2, 2, 2), "it counts 2 tokens so far, after 2, and told 3"),
         ((2, 2), None),  # a draft of two, counted when it was accepted
     ],
 )
-def test_counts_that_go_backwards_or_are_too_few_are_named(counts: tuple[int, int], message: str | None) -> None:
+def test_counts_that_go_backwards_or_are_too_few_are_named(counts: tuple[int, ...], message: str | None) -> None:
     events = [{"content": "a", "tokens": [5], "tokens_predicted": so_far, "stop": False} for so_far in counts]
     body = b"".join(b"data: " + json.dumps(each).encode() + b"\n\n" for each in events)
     data = OK + b"Content-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
