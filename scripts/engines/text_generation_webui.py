@@ -19,8 +19,8 @@ class Engine(Attached):
     takes_ids = tells_ids = False
     health = models = "/v1/internal/model/info"  # /v1/models lists what could be loaded, too
 
-    def names(self, answer: Any) -> list[str]:
-        return [str(answer["model_name"])]
+    def names(self, answer: Any) -> list[Any]:
+        return [answer["model_name"]]
 
     def more(self, n: int) -> dict[str, Any]:
         return {"ban_eos_token": True, "do_sample": False}

@@ -24,5 +24,5 @@ class Engine(Attached):
         "generated_tokens": "tgi_request_generated_tokens_sum",
     }
 
-    def names(self, answer: Any) -> list[str]:
-        return [str(answer["model_id"])]
+    def names(self, answer: Any) -> list[Any]:
+        return [answer["model_id"]]

@@ -1,15 +1,15 @@
 """vLLM's server, asked over HTTP with token ids."""
 
 import importlib.metadata
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from checkpoint import shards
+from common import redaction
 from devices import cuda
-from serving import client, lifecycle, vllm_settings
+from serving import client, lifecycle, stream, vllm_settings, words
 from serving.place import Place
 from serving.started import MODEL, Started, flags, python
 from serving.vllm_settings import TOP
@@ -77,8 +77,8 @@ class Engine(Started):
 
     def versions(self) -> dict[str, str]:
         try:
-            version = json.loads(client.get(self.target, "/version"))["version"]
-        except (client.Unreachable, ValueError, KeyError):
+            version = str(words.parse(client.get(self.target, "/version"), redaction.of())["version"])
+        except (client.Unreachable, *stream.JSON_ERRORS):
             version = "unknown"
         torch = importlib.metadata.version("torch")
         return {"vllm": version, "torch": torch, **self.said, "arguments": self.arguments}

@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from loading.plan import Plan, Planned
 from metrics import goodput
 from metrics.serving import Timeline
 from scoring import alignment
-from serving import agreement, checks, client, load_checks, schedule, stream
+from serving import agreement, checks, client, load_checks, schedule, stream, together
 from serving.checks import Asked, Counters, Finding
 from serving.engine import Served
 
@@ -171,9 +170,8 @@ class Loader:
         size = min(WINDOW, self.plan.context or WINDOW, len(self.plan.ids) // SCORED)
         texts = [self.plan.ids[place * size : (place + 1) * size] for place in range(SCORED)]
         alone = [self.engine.target_logprobs(text).logprobs.mean() for text in texts]
-        with ThreadPoolExecutor(SCORED) as users:
-            together = [found.logprobs.mean() for found in users.map(self.engine.target_logprobs, texts)]
-        return float(np.abs(np.subtract(together, alone)).mean())
+        found = together.each(self.engine.target_logprobs, texts, SCORED)
+        return float(np.abs(np.subtract([each.logprobs.mean() for each in found], alone)).mean())
 
     def behind(self, prompt: Sequence[int], chosen: Sequence[int]) -> Sequence[float]:
         """How many nats each token lies behind the likeliest, as the server itself predicts one text at a time."""

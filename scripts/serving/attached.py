@@ -4,7 +4,6 @@ Nobody but its owner can say what it serves and how it was started. So it is ask
 and a few tokens after a short prompt, which must be those of the artifact's tokenizer.
 """
 
-import json
 import os
 import ssl
 from collections.abc import Sequence
@@ -14,15 +13,15 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from checkpoint import gguf_file, shards
-from common import token_ids
-from common.program import UserError
-from common.text_config import of_text
+from common import redaction, token_ids
+from common.program import UserError, printable
 from devices import processes
 from llamacpp import files
-from serving import client, lifecycle, stream
+from serving import client, lifecycle, stream, words
 from serving.dialects import Prompt
-from serving.engine import Served
+from serving.engine import Contradiction, Objection, Served, vocabulary
 from serving.texts import Texts
+from serving.words import Expected
 
 PROBES = ("One, two, three, four, five", "Monday, Tuesday", "red, green and blue", "north, east, south and west")
 PROBE_TOKENS = 8
@@ -51,12 +50,12 @@ class Attached(Served):
         self.artifact, self.threads = artifact, threads
         config = shards.read_json(artifact / "config.json")
         self.stop_ids = token_ids.ends(config)
-        self.vocabulary = of_text(config).get("vocab_size")
         self.target = client.Target(
             options["url"], token=_token(options.get("token_variable")), authority=_authority(options.get("authority"))
         )
         self.check()
-        self.model = self.find_model(options.get("model"))
+        self.listed, self.model = self.find_model(options.get("model"))
+        self.expected = Expected(vocabulary(config), self.model)
         self.probe()
 
     @cached_property
@@ -64,35 +63,38 @@ class Attached(Served):
         """The artifact's tokenizer."""
         return Texts(self.artifact)
 
-    def find_model(self, wanted: str | None) -> str:
-        """What the server calls what it serves. Raises `UserError` where it serves something else, or several.
+    def find_model(self, wanted: str | None) -> tuple[bool, str]:
+        """Whether the server lists what it serves, and what it calls that. Raises `UserError` where it serves something
+        else, or several.
 
-        Of a server that cannot list its models, the name is what the run says."""
+        Of a server that cannot list its models, the name is what the run says; then its answers must say it too."""
         try:
             answer = lifecycle.attach(self.target, self.models)
         except UserError:
             if wanted is None:
                 raise
-            return wanted
+            return False, wanted
         try:
-            names = self.names(json.loads(answer))
-        except (ValueError, KeyError, TypeError, RecursionError):
+            names = self.names(words.parse(answer, redaction.of(self.target.token)))
+            if not all(isinstance(each, str) and 0 < len(each) <= words.MAX_WORD for each in names):
+                raise TypeError
+        except stream.JSON_ERRORS:
             raise UserError(
                 f"{self.target.url}: {self.models} tells no models; is it a server of {self.name}?"
             ) from None
-        served = ", ".join(names)[:200] or "nothing"
+        served = printable(", ".join(names)[:200]) or "nothing"
         if wanted is None and len(names) != 1:
             raise UserError(f"{self.target.url}: it serves {served}; name one in the option model")
         if wanted is not None and wanted not in names:
             raise UserError(
                 f"{self.target.url}: it serves {served}, not {wanted}; correct the option model, or its url"
             )
-        return wanted or names[0]
+        return True, wanted or names[0]
 
-    def names(self, answer: Any) -> list[str]:
+    def names(self, answer: Any) -> list[Any]:
         """What the server says that it serves, of its answer on the path `models`. Raises KeyError or TypeError where
         it is none."""
-        return [str(each["id"]) for each in answer["data"]]
+        return [each["id"] for each in answer["data"]]
 
     def probe(self, number: int = 0) -> None:
         """Ask for a few tokens, after a prompt of this number: one that was sent before may be kept. Raises `UserError`
@@ -100,14 +102,14 @@ class Attached(Served):
         has_tokenizer = not self.takes_ids or (self.artifact / "tokenizer.json").is_file()
         ids = self.texts.encode(PROBES[number]) if has_tokenizer else list(range(2 + number, 10))
         (reply,) = self.ask([ids], PROBE_TOKENS)
-        if not self.tells_ids:
-            return
-        strange = [token for token in reply.ids or () if self.vocabulary is not None and token >= self.vocabulary]
-        if strange:
-            words = f"it writes token {strange[0]}, and the artifact's vocabulary has {self.vocabulary}"
-            raise UserError(f"{self.where()}: another model is served: {words}")
-        if has_tokenizer and reply.text and self.texts.decode(reply.ids).strip() != reply.text.strip():
-            raise UserError(
+        if not self.listed and reply.model is None:
+            raise Contradiction(
+                f"{self.where()}: it neither lists its models nor names one in an answer, so nothing shows that it "
+                f"serves {self.model}; use a server that does"
+            )
+        told = reply.ids if self.tells_ids else None
+        if told and has_tokenizer and reply.text and self.texts.decode(told).strip() != reply.text.strip():
+            raise Contradiction(
                 f"{self.where()}: another model is served: its text is not that of its ids by {self.artifact}"
             )
 
@@ -116,18 +118,16 @@ class Attached(Served):
 
     def ask(self, prompts: Sequence[list[int]], n: int) -> list[stream.Reply]:
         replies = super().ask(prompts, n)
-        for reply, ids in zip(replies, prompts, strict=True):
+        for reply in replies:
             if reply.finish != "length":
-                words = f"ended with {reply.finish!r} after {reply.tokens} tokens where {n} were asked for"
-                raise UserError(f"{self.where()}: its server {words}: it does not ignore the end of sequence")
-            read = reply.usage.prompt_tokens if reply.usage else None
-            self.proved &= read is not None
-            if read not in (None, len(ids)):
-                words = f"it read {read} tokens where {len(ids)} were sent"
-                raise UserError(f"{self.where()}: {words}: it adds or cuts some, or has another model's tokenizer")
+                said = f"ended with {reply.finish!r} after {reply.tokens} tokens where {n} were asked for"
+                raise Objection(f"{self.where()}: its server {said}: it does not ignore the end of sequence")
+            if reply.tokens != n:
+                raise Contradiction(f"{self.where()}: its server wrote {reply.tokens} tokens where {n} were asked for")
+            self.proved &= bool(reply.usage) and reply.usage.prompt_tokens is not None
             if reply.usage and reply.usage.cached_tokens:
-                words = f"{reply.usage.cached_tokens} tokens of a prompt came out of its cache"
-                raise UserError(f"{self.where()}: {words}; {self.cache_off}")
+                said = f"{reply.usage.cached_tokens} tokens of a prompt came out of its cache"
+                raise Objection(f"{self.where()}: {said}; {self.cache_off}")
         return replies
 
     def where(self) -> str:
@@ -169,9 +169,10 @@ class Attached(Served):
             return "unknown"
         path, key = self.version
         try:
-            return str(json.loads(client.get(self.target, path))[key])[:100]
-        except (client.Unreachable, ValueError, KeyError, TypeError, RecursionError):
+            said = words.parse(client.get(self.target, path), redaction.of(self.target.token))[key]
+        except (client.Unreachable, *stream.JSON_ERRORS):
             return "unknown"
+        return printable(said)[:100] if isinstance(said, str) else "unknown"
 
 
 def _token(variable: str | None) -> str | None:

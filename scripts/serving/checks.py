@@ -104,8 +104,10 @@ def _check_failures(replies: Sequence[Reply]) -> list[Finding]:
         message = f"{NO_FILES} for {len(unsent)} of {len(replies)} requests; raise its limit (ulimit -Hn)"
         found.append(Finding("open_files", message))
     cut = [reply for reply in rest if reply.status == 200 and not reply.error]
-    inside = [reply for reply in rest if reply.status == 200 and reply.error]
+    untrue = [reply for reply in rest if reply.untrue]
+    inside = [reply for reply in rest if reply.status == 200 and reply.error and not reply.untrue]
     for fault, wrong, words in (
+        ("untrue", untrue, "say what cannot be true"),
         ("cut", cut, "have a stream that was cut before its end"),
         ("error_inside", inside, "have status 200 and an error inside"),
         ("failed", [reply for reply in rest if reply.status != 200], "failed"),

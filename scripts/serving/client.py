@@ -7,9 +7,10 @@ times what a client can that reads each event. One loop, one thread; serving.str
 import asyncio
 import errno
 import gc
-import http.client
 import json
 import os
+import re
+import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -20,15 +21,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from common import redaction
 from common.program import UserError, printable
 from common.urls import wrong_url
-from serving.connection import LOST, NO_FILES, Connection, Exchange
+from serving import stream, words
+from serving.connection import LOST, NO_FILES, TIMED_OUT, TOO_LONG, Connection, Exchange, Room
 from serving.schedule import Closed, Load, Open
 from serving.timer import new_event_loop
 
 TICK = 0.01  # seconds between looks at how late the loop is
 LATE = 0.001  # seconds that are no stall
 FILES_OUT = (errno.EMFILE, errno.ENFILE)  # a connection is a file: the process, or the host, has no more of them
+ASK_BUFFER = 64 * 1024  # bytes that are read at once of what is asked outside of loads
+REDIRECTIONS = (301, 302, 303, 307, 308)
 STALE = 1.0  # seconds after which a connection that waits is not used again: servers close theirs after some
 
 
@@ -184,43 +189,58 @@ def ask(
     target: Target, path: str, body: dict[str, Any] | None, limit: int = 2**28, timeout: float | None = None
 ) -> bytes:
     """What a server answers to one question outside of loads: a POST of `body` as JSON, or a GET where that is None.
+    The bytes are as they came; `words.parse` takes secrets out of them.
 
-    No proxy is asked. Raises `Unreachable` unless the status is 200 and the answer has at most `limit` bytes.
+    `timeout` is for all of it, however slowly it comes, and `limit` for its head too. No proxy is asked, and no
+    redirection followed. Raises `Unreachable` unless the status is 200 and the answer is whole. May be called in
+    several threads.
     """
-    parts = urlsplit(target.url)
-    context, seconds = target.tls(), target.timeout if timeout is None else timeout
-    if context:
-        connection = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=seconds, context=context)
-    else:
-        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=seconds)
-    headers = {"Authorization": f"Bearer {target.token}"} if target.token else {}
-    content = None if body is None else json.dumps(body).encode()
-    headers |= {} if body is None else {"Content-Type": "application/json"}
+    seconds = target.timeout if timeout is None else timeout
+    target.tls()
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        exchange = runner.run(_ask(target, target.request(path, body), limit, seconds))
+    secrets = redaction.of(target.token)
+    if exchange.failure:
+        if exchange.failure.startswith(TOO_LONG):
+            raise Unreachable(f"{path} was answered with more than {limit:,} bytes")
+        raise Unreachable(f"no answer ({exchange.failure.replace(TIMED_OUT, 'none in')})")
     try:
-        connection.request("GET" if body is None else "POST", parts.path.rstrip("/") + path, content, headers)
-        answer = connection.getresponse()
-        found = answer.read(limit + 1)
-    except (OSError, http.client.HTTPException) as error:
-        raise Unreachable(f"no answer ({_reason(error, seconds)})") from None
+        head, content = stream.whole(exchange)
+    except ValueError as error:
+        raise Unreachable(f"no answer (broken HTTP: {error})") from None
+    if head.status in REDIRECTIONS:
+        raise Unreachable(f"{path} was answered with status {head.status}: it sends its users elsewhere", head.status)
+    if head.status != 200:
+        said = f"{path} was answered with status {head.status}{_said(content, secrets)}"
+        raise Unreachable(said, head.status)
+    return content
+
+
+async def _ask(target: Target, request: bytes, limit: int, seconds: float) -> Exchange:
+    """One exchange over a connection of its own; what fails is in its `failure`."""
+    exchange = Exchange(0, time.perf_counter())
+    buffer = memoryview(bytearray(ASK_BUFFER))
+    connection = None
+    try:
+        async with asyncio.timeout(seconds):
+            new = lambda: Connection(time.perf_counter, Room(limit), limit, buffer)  # noqa: E731
+            _, connection = await target.connect(new)
+            await connection.exchange(exchange, request, seconds)
+    except (OSError, TimeoutError) as error:
+        exchange.failure = _reason(error, min(seconds, target.connect_timeout) if connection is None else seconds)
     finally:
-        connection.close()
-    if answer.status != 200:
-        said = f"{path} was answered with status {answer.status}{_said(found, target.token)}"
-        raise Unreachable(said, answer.status)
-    if len(found) > limit:
-        raise Unreachable(f"{path} was answered with more than {limit:,} bytes")
-    return found
+        if connection:
+            connection.close()
+    return exchange
 
 
-def _said(content: bytes, token: str | None) -> str:
-    """The reason in a server's own words, where it gives one as OpenAI's API does; without its token."""
+def _said(content: bytes, secrets: redaction.Secrets) -> str:
+    """The reason in a server's own words, where it gives one as OpenAI's API does; without secrets."""
     try:
-        words = json.loads(content)["error"]["message"]
+        said = words.parse(content, secrets)["error"]["message"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return ""
-    if not isinstance(words, str):
-        return ""
-    return f" ({printable(words.replace(token, '***') if token else words)[:300]})"
+    return f" ({printable(secrets.text(said))[:300]})" if isinstance(said, str) else ""
 
 
 class _Client:
@@ -231,6 +251,7 @@ class _Client:
         self.free: list[Connection] = []
         self.stall_seconds = self.longest_stall = 0.0
         self.reusable = True
+        self.room = Room()
 
     async def open_connections(self, number: int) -> None:
         """Open connections for what is to leave at once. What fails here fails again where it is needed.
@@ -242,7 +263,7 @@ class _Client:
 
     async def new_connection(self) -> Connection:
         """Open one."""
-        _, connection = await self.connect(lambda: Connection(self.clock))
+        _, connection = await self.connect(lambda: Connection(self.clock, self.room))
         self.connections.append(connection)
         return connection
 
@@ -319,6 +340,10 @@ def _reason(error: BaseException, timeout: float) -> str:
         return f"none in {timeout:g} s"
     if isinstance(error, ssl.SSLCertVerificationError):
         return error.verify_message
+    if isinstance(error, socket.gaierror):
+        return (error.strerror or "no such host").lower()
+    if numbers := re.findall(r"\[Errno (\d+)\]", str(error)):  # of several addresses
+        return os.strerror(int(numbers[-1])).lower()
     if isinstance(error, OSError) and error.errno and not isinstance(error, ssl.SSLError):
         return os.strerror(error.errno).lower()
     return str(error)

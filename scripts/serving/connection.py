@@ -13,9 +13,19 @@ from typing import Any
 from serving.http1 import Head, read_head, skip_chunks
 
 LOST = "the connection was lost"
+TOO_LONG = "its answer has more than"
 TIMED_OUT = "not complete in"  # how the failure begins of what was given up
+MAX_ANSWER = 2**26  # bytes of one response: what repeats its text in each event takes 20 MB for 2,000 tokens
+MAX_KEPT = 2**31  # bytes of all responses that are kept at one time
 NO_FILES = "no connection: the client may open no more files"  # of what was never sent
-BUFFER = memoryview(bytearray(256 * 1024))  # of all connections: what came is copied before the loop goes on
+BUFFER = memoryview(bytearray(256 * 1024))  # of all connections of a load: what came is copied before the loop goes on
+
+
+@dataclass(slots=True)
+class Room:
+    """How many bytes of responses may still be kept, of all connections that share it."""
+
+    left: int = MAX_KEPT
 
 
 @dataclass(slots=True)
@@ -50,12 +60,19 @@ class Connection(asyncio.BufferedProtocol):
     `free_since` says since when it waits, and `used` whether it has had a request.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        room: Room | None = None,
+        limit: int = MAX_ANSWER,
+        buffer: memoryview = BUFFER,
+    ) -> None:
+        """`limit`: bytes of one response. `buffer`: another one where other threads have connections too."""
+        self._clock, self._room, self._limit, self._buffer = clock, room or Room(), limit, buffer
         self._exchange: Exchange | None = None
         self._head: Head | None = None
         self._at = 0  # where in the data the next chunk's size stands
-        self.usable = self.used = False
+        self.usable = self.used = self._more = False
         self.free_since = clock()
 
     async def exchange(self, exchange: Exchange, request: bytes, timeout: float) -> None:
@@ -70,6 +87,7 @@ class Connection(asyncio.BufferedProtocol):
             await self._waiter
         finally:
             expiry.cancel()
+            self._exchange = None  # where this wait was interrupted, what comes now changes nothing in it
 
     def close(self) -> None:
         """Close it at once."""
@@ -82,7 +100,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where asyncio puts what arrives."""
-        return BUFFER
+        return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         """So many bytes have come."""
@@ -91,11 +109,16 @@ class Connection(asyncio.BufferedProtocol):
         if exchange is None:  # nobody asked
             self.close()
             return
+        data = exchange.data
         exchange.stamps.append(now)
-        exchange.data += BUFFER[:nbytes]
-        exchange.ends.append(len(exchange.data))
+        data += self._buffer[:nbytes]
+        exchange.ends.append(len(data))
+        self._room.left -= nbytes
+        if len(data) > self._limit or self._room.left < 0:
+            self._give_up()
+            return
         try:
-            complete = self._is_complete(exchange.data)
+            complete = self._is_complete(data)
         except ValueError as error:
             self._end(f"broken HTTP: {error}")
         else:
@@ -120,9 +143,22 @@ class Connection(asyncio.BufferedProtocol):
                 return False
             self._at = head.body
         if head.chunked:
-            self._at, complete = skip_chunks(data, self._at)
-            return complete
-        return head.length is not None and len(data) >= head.body + head.length
+            self._at, end = skip_chunks(data, self._at)
+        else:
+            end = None if head.length is None else head.body + head.length
+        if end is None or len(data) < end:
+            return False
+        self._more = len(data) > end  # what nobody asked for: the next response would not be the next request's
+        return True
+
+    def _give_up(self) -> None:
+        """Of an exchange that is too large, keep nothing: whatever it holds is no answer."""
+        exchange = self._exchange
+        whole = len(exchange.data) > self._limit
+        words = f"{self._limit:,} bytes" if whole else f"{MAX_KEPT:,} bytes together with the other answers"
+        self._room.left += len(exchange.data)
+        exchange.data, exchange.stamps, exchange.ends = bytearray(), array("d"), array("Q")
+        self._end(f"{TOO_LONG} {words}")
 
     def _end(self, failure: str | None) -> None:
         exchange, self._exchange = self._exchange, None
@@ -130,7 +166,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         exchange.finished = self.free_since = exchange.stamps[-1] if failure is None else self._clock()
         exchange.failure = failure
-        if failure is not None or self._head is None or self._head.close:
+        if failure is not None or self._head is None or self._head.close or self._more:
             self.close()
         if not self._waiter.done():  # whoever waits may have been interrupted
             self._waiter.set_result(None)

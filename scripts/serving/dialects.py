@@ -5,36 +5,12 @@ Every body asks for the likeliest token each time, for exactly `new_tokens` of t
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from serving.likelihood import SGLANG, VLLM, Likelihood
+from serving.words import Piece, Untrue, Usage
 
 Prompt = str | list[int]
-
-
-class Usage(NamedTuple):
-    """What a server says that it counted; None where it does not say."""
-
-    prompt_tokens: int | None = None
-    new_tokens: int | None = None
-    cached_tokens: int | None = None
-
-
-class Piece(NamedTuple):
-    """What one event of a stream, or one whole answer, says.
-
-    `tokens_so_far` counts this event's too, where a server says it; `finish` is `length`, `stop` or the server's own
-    word; after `last` comes nothing, not even [DONE].
-    """
-
-    ids: list[int] | None = None
-    text: str = ""
-    tokens_so_far: int | None = None
-    finish: str | None = None
-    usage: Usage | None = None
-    model: str | None = None
-    prompt_ids: list[int] | None = None
-    last: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,8 +20,8 @@ class Dialect:
     Attributes:
         path: where requests go.
         body: of a request: (model, prompt, new tokens, whether to stream).
-        read: what one JSON object of the answer says. Raises KeyError, TypeError, IndexError or AttributeError where it
-            is none of this dialect.
+        read: what one JSON object of the answer says, to be checked by `words.check`. Raises KeyError, TypeError,
+            IndexError or AttributeError where it is none of this dialect.
         likelihood: how it is asked for the probabilities of a given text; None where it cannot be.
     """
 
@@ -126,6 +102,8 @@ def _read_openai(content: dict[str, Any], text: Callable[[dict[str, Any]], str |
     if counts:
         details = counts.get("prompt_tokens_details") or {}
         usage = Usage(counts.get("prompt_tokens"), counts.get("completion_tokens"), details.get("cached_tokens"))
+    if len(choices) > 1:
+        raise Untrue(f"it gives {len(choices)} answers to one prompt")
     choice = choices[0] if choices else {}  # the event with the usage has none
     prompt_ids = choice.get("prompt_token_ids") or content.get("prompt_token_ids")
     finish = choice.get("finish_reason")

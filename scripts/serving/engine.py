@@ -4,26 +4,40 @@ serving.started starts one with the artifact; serving.attached finds one that so
 or several at once, gives the row's headline figures; scripts/load.py sends loads.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
 import engines
-from common.program import UserError
-from serving import client, prometheus, schedule, stream
+from common import redaction
+from common.program import UserError, printable
+from common.text_config import of_text
+from serving import client, prometheus, schedule, stream, together, words
 from serving.checks import Counters
+from serving.connection import Exchange
 from serving.dialects import DIALECTS, Prompt
+from serving.vllm_settings import TOP
+from serving.words import ANYTHING, Expected, Untrue
 
 UNKNOWN = -1  # the id of a token that a server does not tell
 AT_ONCE = 16  # texts that are scored
+# of an answer that tells how likely a text is: for each token it may take so many bytes, and hold so many values
+TOKEN_BYTES, TOKEN_VALUES = 512 * (TOP + 2), 8 * (TOP + 2)
+ANSWER_BYTES, ANSWER_VALUES = 2**20, 10_000  # and besides
 REFUSALS = (400, 404, 405, 415, 422, 501)  # of a request that a server does not know
 
 
 class NotTold(UserError):
     """A server answers, but does not tell how likely a given text is."""
+
+
+class Objection(UserError):
+    """A server answers, and what it says speaks against its row, however else it may be asked."""
+
+
+class Contradiction(Objection):
+    """What it says cannot be true of the artifact."""
 
 
 class Served(engines.Engine):
@@ -33,6 +47,7 @@ class Served(engines.Engine):
         target: how it is reached.
         startup_s: seconds until it was ready; None where somebody else started it.
         model: what requests call what it serves.
+        expected: what all its words are held against.
     """
 
     modes = ("served",)
@@ -45,6 +60,7 @@ class Served(engines.Engine):
     target: client.Target
     startup_s: float | None
     model: str
+    expected: Expected = ANYTHING
 
     def more(self, n: int) -> dict[str, Any]:
         """What a request for n tokens says besides, so that no end-of-sequence token is chosen."""
@@ -67,7 +83,11 @@ class Served(engines.Engine):
             told = prometheus.read(client.get(self.target, "/metrics").decode(errors="replace"))
         except client.Unreachable:
             return Counters()
-        return Counters(**{name: told.get(metric) for name, metric in self.counted.items()})
+        counted = {name: told.get(metric) for name, metric in self.counted.items()}
+        for name, value in counted.items():
+            if value is not None and not 0 <= value < float("inf"):
+                raise Contradiction(f"{self.where()}: /metrics tells {self.counted[name]} {value:g}, which is no count")
+        return Counters(**counted)
 
     def decode(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
         yield from sorted(
@@ -87,33 +107,69 @@ class Served(engines.Engine):
         self.sent = recording.start
         replies = self.read(recording)
         for reply, ids in zip(replies, prompts, strict=True):
+            if reply.untrue:
+                raise Contradiction(f"{self.where()}: {reply.error}; start it with this artifact, or correct its url")
             if reply.error or reply.failure:
                 self.check()  # the better reason, where it has ended
                 raise UserError(f"{self.where()}: its server does not answer ({reply.error or reply.failure})")
             if reply.ids is None:
                 self._fill_in(reply, ids, n)
+            self.compare(reply, ids)
         self.text = None if self.tells_ids else replies[0].text
         return replies
 
+    def compare(self, reply: stream.Reply, prompt: list[int]) -> None:
+        """Hold a server's counts against what was sent and what came. Raises `Contradiction` where they differ."""
+        usage = reply.usage or words.Usage()
+        read = usage.prompt_tokens
+        if reply.prompt_ids is not None and list(reply.prompt_ids) != prompt and self.prompt(prompt) == prompt:
+            read = len(reply.prompt_ids)
+            if read == len(prompt):
+                raise Contradiction(f"{self.where()}: it read other tokens than were sent")
+        if read not in (None, len(prompt)):
+            said = f"it read {read} tokens where {len(prompt)} were sent"
+            raise Contradiction(f"{self.where()}: {said}: it adds or cuts some, or has another model's tokenizer")
+        whole = reply.finish == "length"  # an end of sequence is counted by some
+        if whole and None not in (usage.new_tokens, reply.tokens) and usage.new_tokens != reply.tokens:
+            said = f"it counts {usage.new_tokens} new tokens where {reply.tokens} came"
+            raise Contradiction(f"{self.where()}: {said}: its usage is not true")
+
     def many_target_logprobs(self, texts: list[list[int]]) -> Iterator[engines.Targets]:
-        with ThreadPoolExecutor(AT_ONCE) as users:
-            yield from users.map(self.target_logprobs, texts)
+        yield from together.each(self.target_logprobs, texts, AT_ONCE)
 
     def target_logprobs(self, ids: list[int]) -> engines.Targets:
         """Of servers whose dialect has a `likelihood`. Raises `NotTold` where it refuses the request or its answer
-        lacks the figures, `UserError` where it does not answer."""
+        lacks the figures, `Contradiction` where these cannot be true, `UserError` where it does not answer."""
         dialect = DIALECTS[self.dialect]
         if dialect.likelihood is None:
             raise NotImplementedError
+        body, size = dialect.likelihood.body(self.model, ids), ANSWER_BYTES + TOKEN_BYTES * len(ids)
         try:
-            content = json.loads(client.ask(self.target, dialect.path, dialect.likelihood.body(self.model, ids)))
-            return dialect.likelihood.read(content, ids)
+            answer = client.ask(self.target, dialect.path, body, size)
         except client.Unreachable as error:
             self.check()
             kind = NotTold if error.status in REFUSALS else UserError
             raise kind(f"{self.where()}: its server does not answer ({error})") from None
-        except (KeyError, TypeError, IndexError, AttributeError, ValueError, RecursionError):
-            raise NotTold(f"{self.where()}: its server does not tell how likely each token of a text is") from None
+        try:
+            secrets = redaction.of(self.target.token)
+            content = words.parse(answer, secrets, size, ANSWER_VALUES + TOKEN_VALUES * len(ids))
+            if (said := stream.message(content)) is not None:
+                raise NotTold(f"{self.where()}: its server does not answer ({printable(said)[: stream.MAX_ERROR]})")
+            told = dialect.likelihood.read(content, ids)
+            if told is None:
+                raise NotTold(f"{self.where()}: its server does not tell how likely each token of a text is")
+            piece = words.check(dialect.read(content), self.expected)
+            found = words.targets(told, ids, self.expected.vocabulary, TOP)
+        except Untrue as error:
+            said = f"{error}; its probabilities are no measure of this artifact"
+            raise Contradiction(f"{self.where()}: {said}; correct the server, or its url") from None
+        except stream.JSON_ERRORS:
+            said = "its answer to how likely each token of a text is cannot be read"
+            raise Contradiction(f"{self.where()}: {said}; is it a server of that kind?") from None
+        read = piece.usage.prompt_tokens if piece.usage else None
+        if read not in (None, len(ids)):
+            raise Contradiction(f"{self.where()}: it read {read} tokens where {len(ids)} were sent to be scored")
+        return found
 
     def request(self, ids: list[int], n: int) -> bytes:
         """One request for n tokens, streamed."""
@@ -121,7 +177,7 @@ class Served(engines.Engine):
 
     def read(self, recording: client.Recording) -> list[stream.Reply]:
         """What came back for each request."""
-        return [stream.read(each, DIALECTS[self.dialect], self.target.token) for each in recording.exchanges]
+        return [self._read(each) for each in recording.exchanges]
 
     def check(self) -> None:
         """Raises `UserError` where the server has ended, or another one answers in its place."""
@@ -129,6 +185,9 @@ class Served(engines.Engine):
     def where(self) -> str:
         """What errors begin with."""
         return str(self.artifact)
+
+    def _read(self, exchange: Exchange) -> stream.Reply:
+        return stream.read(exchange, DIALECTS[self.dialect], self.target.token, self.expected)
 
     def _body(self, ids: list[int], n: int, stream: bool) -> dict[str, Any]:
         return DIALECTS[self.dialect].body(self.model, self.prompt(ids), n, stream) | self.more(n)
@@ -143,17 +202,24 @@ class Served(engines.Engine):
         if not self.tells_ids:
             self.spread(reply, n)
             return
-        whole = None
-        if reply.oddities["withheld"]:
-            try:
-                answer = client.ask(self.target, DIALECTS[self.dialect].path, self._body(prompt, n, stream=False))
-            except client.Unreachable as error:
-                raise UserError(f"{self.where()}: its server does not answer ({error})") from None
-            whole = DIALECTS[self.dialect].read(json.loads(answer)).ids
-        if whole is None or len(whole) != reply.tokens:
+        if not reply.oddities["withheld"]:
             raise UserError(f"{self.where()}: its server does not tell the tokens that it chose")
-        ids = iter(whole)
-        reply.events = [each._replace(ids=tuple(islice(ids, each.tokens or 0))) for each in reply.events]
+        request = self.target.request(DIALECTS[self.dialect].path, self._body(prompt, n, stream=False))
+        (exchange,) = client.run(self.target, [request], schedule.burst(1)).exchanges
+        whole = self._read(exchange)
+        if whole.untrue or not whole.ok:
+            kind = Contradiction if whole.untrue else UserError
+            raise kind(f"{self.where()}: its server does not answer ({whole.error or whole.failure or 'no end'})")
+        self.compare(whole, prompt)
+        if whole.ids is None or len(whole.ids) != reply.tokens:
+            raise UserError(f"{self.where()}: its server does not tell the tokens that it chose")
+        ids = iter(whole.ids)
+        events = [each._replace(ids=tuple(islice(ids, each.tokens or 0))) for each in reply.events]
+        for old, new in zip(reply.events, events, strict=True):
+            rest = iter(new.ids or ())
+            if not all(token in rest for token in old.ids or ()):  # in their order
+                raise Contradiction(f"{self.where()}: it chooses other tokens when it is asked again: it samples")
+        reply.events = events
         reply.oddities["withheld"] = 0
 
     def spread(self, reply: stream.Reply, n: int) -> None:
@@ -171,3 +237,9 @@ class Served(engines.Engine):
             event._replace(tokens=count, ids=(UNKNOWN,) * count)
             for event, count in zip(reply.events, counts, strict=True)
         ]
+
+
+def vocabulary(config: Mapping[str, Any]) -> int | None:
+    """How many tokens a config.json says that the model has; None where it does not say."""
+    found = of_text(config).get("vocab_size")
+    return found if type(found) is int and found > 0 else None

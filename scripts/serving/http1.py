@@ -1,16 +1,23 @@
-"""What a client must know of HTTP/1.1 to find the end of a response, and its body. Bytes of a stranger: bounded."""
+"""What a client must know of HTTP/1.1 to find the end of a response, and its body. Bytes of a stranger: bounded, and
+no error shows them."""
 
 import re
 from typing import NamedTuple
 
-MAX_HEAD = 64 * 1024  # bytes
+MAX_HEAD = 64 * 1024  # bytes of a head, with all that is passed over before it; of a trailer
+MAX_FIELD = 16 * 1024  # bytes of one of its lines
 MAX_SIZE_LINE = 256  # bytes of a chunk's size and its extensions
-STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
-SIZE = re.compile(rb"[0-9A-Fa-f]{1,8}")  # then an extension or nothing
+STATUS = re.compile(rb"HTTP/1\.[01] ([1-5]\d\d)(?: [^\r\n\0]*)?")
+FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n\0]*)")
+LENGTH = re.compile(rb"\d{1,15}")
+SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n\0]*)?")
+LINE_FEED = 10
+PLAIN = (b"", b"identity")
 
 
 class Head(NamedTuple):
-    """Status and framing of a response. `body` is where its body begins; `length` is None unless it is told."""
+    """Status and framing of a response. `body` is where its body begins; `length` is None unless it is told; `packed`
+    says that the body is compressed, which nobody asked for."""
 
     status: int
     body: int
@@ -18,46 +25,76 @@ class Head(NamedTuple):
     chunked: bool
     close: bool
     content_type: str
+    packed: bool = False
 
 
 def read_head(data: bytes | bytearray) -> Head | None:
     """The head of a response; None while it is not whole. 100 Continue and its like are passed over.
 
-    Raises ValueError where this is no HTTP/1.1.
+    Raises ValueError where this is no HTTP/1.1, or too much of it.
     """
     start = 0
     while True:
-        end = data.find(b"\r\n\r\n", start, start + MAX_HEAD)
+        end = data.find(b"\r\n\r\n", start, MAX_HEAD)
         if end < 0:
-            if len(data) - start >= MAX_HEAD or not b"HTTP/1.".startswith(data[start : start + 7]):
+            if len(data) >= MAX_HEAD:
+                raise ValueError(f"a head of an HTTP response of more than {MAX_HEAD >> 10} KiB")
+            if not b"HTTP/1.".startswith(data[start : start + 7]):
                 raise ValueError("no head of an HTTP response")
             return None
         first, *lines = bytes(data[start:end]).split(b"\r\n")
-        match = STATUS.match(first)
+        match = STATUS.fullmatch(first)
         if not match:
             raise ValueError("no head of an HTTP response")
         status, start = int(match[1]), end + 4
-        if status >= 200:
+        if status >= 200 or status == 101:  # another protocol, which nobody asked for
             break
-    fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
-    chunked = b"chunked" in fields.get(b"transfer-encoding", b"").lower()
+    fields = _read_fields(lines)
+    codings = [each.strip() for each in fields.get(b"transfer-encoding", b"").lower().split(b",")]
+    chunked = codings[-1] == b"chunked"
     length = 0 if status in (204, 304) else None
-    if length is None and not chunked and b"content-length" in fields:
-        length = int(fields[b"content-length"][:15])
+    if b"transfer-encoding" in fields:
+        if not chunked or b"chunked" in codings[:-1]:
+            raise ValueError("a Transfer-Encoding that does not end in chunked")
+        if b"content-length" in fields:
+            raise ValueError("both Content-Length and Transfer-Encoding")
+    elif b"content-length" in fields:
+        if not LENGTH.fullmatch(fields[b"content-length"]):
+            raise ValueError("a Content-Length that is no number")
+        length = length if length is not None else int(fields[b"content-length"])
     old = first.startswith(b"HTTP/1.0")
     close = b"close" in fields.get(b"connection", b"close" if old else b"").lower()
+    packed = any(each not in PLAIN for each in (*codings[:-1], fields.get(b"content-encoding", b"").lower()))
     content_type = fields.get(b"content-type", b"").decode("latin-1").lower()
-    return Head(status, start, length, chunked, close, content_type)
+    return Head(status, start, length, chunked and status not in (204, 304), close, content_type, packed)
 
 
-def skip_chunks(data: bytes | bytearray, at: int) -> tuple[int, bool]:
-    """From where a chunk's size stands, pass over all chunks that have come.
+def _read_fields(lines: list[bytes]) -> dict[bytes, bytes]:
+    """Fields by their names in lower case; of one that comes again, all values. Raises ValueError where there is none,
+    or two lengths."""
+    fields: dict[bytes, bytes] = {}
+    for line in lines:
+        match = FIELD.fullmatch(line) if len(line) <= MAX_FIELD else None
+        if not match:
+            long = f" of more than {MAX_FIELD >> 10} KiB" if len(line) > MAX_FIELD else ""
+            raise ValueError(f"a line of its head{long} that is no field")
+        name, value = match[1].lower(), match[2].rstrip(b" \t")
+        if name in fields and not (name == b"content-length" and fields[name] == value):
+            value = fields[name] + b", " + value
+        fields[name] = value
+    return fields
 
-    Returns where the next size stands, and whether the last chunk and its trailer have come. Raises ValueError where
-    there is no size.
+
+def skip_chunks(data: bytes | bytearray, at: int) -> tuple[int, int | None]:
+    """From where a chunk's size stands, behind a line's end, pass over all chunks that have come.
+
+    Returns where the next size stands, and where the response ends: None until the last chunk and its trailer have
+    come. Raises ValueError where there is no size, or something else than a line's end after a chunk.
     """
     size = len(data)
     while at < size:
+        if data[at - 1] != LINE_FEED:
+            raise ValueError("no end of a chunk where its size says")
         end = data.find(b"\r\n", at, at + MAX_SIZE_LINE)
         if end < 0:
             if size - at >= MAX_SIZE_LINE:
@@ -65,14 +102,17 @@ def skip_chunks(data: bytes | bytearray, at: int) -> tuple[int, bool]:
             break
         length = chunk_size(data, at, end)
         if not length:
-            return at, data.find(b"\r\n\r\n", end, end + MAX_HEAD) >= 0
+            stop = data.find(b"\r\n\r\n", end, end + MAX_HEAD)
+            if stop < 0 and size - end >= MAX_HEAD:
+                raise ValueError(f"a trailer of more than {MAX_HEAD >> 10} KiB")
+            return at, stop + 4 if stop >= 0 else None
         at = end + length + 4
-    return at, False
+    return at, None
 
 
 def chunk_size(data: bytes | bytearray, at: int, end: int) -> int:
     """Bytes of the chunk whose size stands at data[at:end]."""
-    match = SIZE.match(data, at, end)
+    match = SIZE.fullmatch(data, at, end)
     if not match:
         raise ValueError("no size of a chunk")
-    return int(match[0], 16)
+    return int(match[1], 16)

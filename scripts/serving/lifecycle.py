@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from common import bounded_json, surroundings
+from common import bounded_json, redaction, surroundings
 from common.program import UserError, printable
 from common.publish import publish_json
 from devices import card, cpu, processes
@@ -159,6 +159,7 @@ def start(
     finally:
         _stop(supervisor, grace)
         record.unlink(missing_ok=True)
+        redaction.of().file(log)
 
 
 def attach(target: Target, health: str) -> bytes:
@@ -189,13 +190,16 @@ def wait_for_last(name: str, record: Path, seconds: float = GRACE + MARGIN) -> N
 def last_error(log: Path) -> str:
     """The last line of a log that tells an error, or its last line at all."""
     with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - TAIL))
-        text = file.read().decode("utf-8", errors="replace")
+        begin = max(0, log.stat().st_size - TAIL)
+        file.seek(begin)
+        raw = file.read(TAIL)
+    text = (raw.partition(b"\n")[2] if begin else raw).decode("utf-8", errors="replace")  # no part of a secret
     lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()]
     raised, errors = ([line for line in lines if kind.search(line)] for kind in (EXCEPTION, ERROR))
     telling = [line for line in raised if not POINTER.search(line)]
     others = [line for line in errors if not POINTER.search(line)]
-    return printable((telling or others or raised or errors or lines or ["it printed nothing"])[-1])
+    line = (telling or others or raised or errors or lines or ["it printed nothing"])[-1]
+    return printable(redaction.of().text(line))
 
 
 def _wait_until_ready(

@@ -3,14 +3,15 @@
 One way of asking a server for it, and of reading its answer, for each API that can.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from engines import Targets
 from serving.vllm_settings import TOP
+from serving.words import Told, Untrue
+
+NUMBER = re.compile(r"0|[1-9][0-9]*")
 
 
 @dataclass(frozen=True)
@@ -19,28 +20,41 @@ class Likelihood:
 
     Attributes:
         body: of a request: (model, ids of the text).
-        read: `Targets` of the answer and the same ids. Raises KeyError, TypeError, IndexError, AttributeError or
-            ValueError where it does not hold them.
+        read: what the answer tells of the same ids, to be checked by `words.targets`; None where it tells nothing of
+            the kind. Raises KeyError, TypeError, IndexError or AttributeError where it has another form, `Untrue` where
+            it is of other ids.
     """
 
     body: Callable[[str, list[int]], dict[str, Any]]
-    read: Callable[[dict[str, Any], list[int]], Targets]
+    read: Callable[[dict[str, Any], list[int]], Told | None]
 
 
 def _vllm_body(model: str, ids: list[int]) -> dict[str, Any]:
     return {"model": model, "prompt": ids, "max_tokens": 1, "temperature": 0, "prompt_logprobs": TOP}
 
 
-def _read_vllm(content: dict[str, Any], ids: list[int]) -> Targets:
-    places = content["choices"][0]["prompt_logprobs"][1:]
-    found = [place[str(token)]["logprob"] for token, place in zip(ids[1:], places, strict=True)]
+def _read_vllm(content: dict[str, Any], ids: list[int]) -> Told | None:
+    places = content["choices"][0].get("prompt_logprobs")
+    if places is None:
+        return None
+    found = [{_number(token): each for token, each in place.items()} for place in places[1:]]
+    for number, (token, place) in enumerate(zip(ids[1:], found, strict=False), 1):
+        if token not in place:
+            raise Untrue(f"prompt_logprobs tells nothing of token {token}, which is place {number} of the text")
     # a token that is not among the likeliest is told besides, with its rank
-    top = [sorted(place.items(), key=lambda each: each[1]["rank"])[:TOP] for place in places]
-    return Targets(
-        np.array(found, np.float64),
-        np.array([[int(token) for token, _ in place] for place in top]),
-        np.array([[each["logprob"] for _, each in place] for place in top], np.float64),
+    top = [sorted(place.items(), key=lambda each: each[1]["rank"])[:TOP] for place in found]
+    return Told(
+        "prompt_logprobs",
+        [place[token]["logprob"] for token, place in zip(ids[1:], found, strict=False)] + found[len(ids) - 1 :],
+        [[(token, each["logprob"]) for token, each in place] for place in top],
     )
+
+
+def _number(token: str) -> int:
+    """An id that is a key."""
+    if not NUMBER.fullmatch(token):
+        raise Untrue(f"prompt_logprobs has {token!r:.40} for a token's id")
+    return int(token)
 
 
 def _sglang_body(model: str, ids: list[int]) -> dict[str, Any]:
@@ -49,15 +63,18 @@ def _sglang_body(model: str, ids: list[int]) -> dict[str, Any]:
     return {"input_ids": ids, "sampling_params": sampling, **asked}
 
 
-def _read_sglang(content: dict[str, Any], ids: list[int]) -> Targets:
+def _read_sglang(content: dict[str, Any], ids: list[int]) -> Told | None:
     """Entries are (log-probability, id, text); nothing is said of the first token."""
-    entries, top = content["meta_info"]["input_token_logprobs"], content["meta_info"]["input_top_logprobs"][1:]
-    if [entry[1] for entry in entries] != ids or len(top) != len(ids) - 1:
-        raise ValueError("it tells other tokens than were sent")
-    return Targets(
-        np.array([entry[0] for entry in entries[1:]], np.float64),
-        np.array([[entry[1] for entry in place] for place in top], np.int64),
-        np.array([[entry[0] for entry in place] for place in top], np.float64),
+    meta = content["meta_info"]
+    entries, top = meta.get("input_token_logprobs"), meta.get("input_top_logprobs")
+    if entries is None or top is None:
+        return None
+    if [entry[1] for entry in entries] != ids:
+        raise Untrue("input_token_logprobs is of other tokens than were sent")
+    return Told(
+        "input_token_logprobs",
+        [entry[0] for entry in entries[1:]],
+        [[(entry[1], entry[0]) for entry in place] for place in top[1:]],
     )
 
 

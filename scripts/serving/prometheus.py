@@ -2,7 +2,8 @@
 
 import re
 
-LINE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{[^}]*\})? ([-+.\deE]+|NaN|[-+]?Inf)\s*")
+VALUE = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|NaN|[-+]?Inf"
+LINE = re.compile(rf"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{{[^}}]*\}})? ({VALUE})\s*")
 
 
 def read(text: str) -> dict[str, float]:

@@ -1,7 +1,10 @@
 """Server-sent events: fields a line, events between empty lines (the HTML standard, 9.2). Or JSON, a line an event."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator
+
+LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
 def read_events(content: bytes, complete: bool, oddities: Counter[str]) -> Iterator[tuple[int, int, bytes, bytes]]:
@@ -11,19 +14,10 @@ def read_events(content: bytes, complete: bool, oddities: Counter[str]) -> Itera
         complete: whether nothing more can come: then an event counts that no empty line ends.
     """
     name, data, start = b"", [], None
-    at = 3 if content.startswith(b"\xef\xbb\xbf") else 0
-    size = len(content)
-    while at < size:
-        begin, end = at, _line_end(content, at)
-        if end < 0:
-            if not complete:
-                return
-            end = size
-        line = content[begin:end]
-        at = end + (2 if content.startswith(b"\r\n", end) else 1)
+    for line, begin, after in _lines(content, 3 if content.startswith(b"\xef\xbb\xbf") else 0, complete):
         if not line:
             if data:
-                yield start, min(at, size), name, b"\n".join(data)
+                yield start, after, name, b"\n".join(data)
             name, data, start = b"", [], None
             continue
         if line.startswith(b":"):
@@ -40,7 +34,7 @@ def read_events(content: bytes, complete: bool, oddities: Counter[str]) -> Itera
             name = key
             data.append(value)
     if data and complete:
-        yield start, size, name, b"\n".join(data)
+        yield start, len(content), name, b"\n".join(data)
 
 
 def read_lines(content: bytes, complete: bool, oddities: Counter[str]) -> Iterator[tuple[int, int, bytes, bytes]]:
@@ -52,8 +46,10 @@ def read_lines(content: bytes, complete: bool, oddities: Counter[str]) -> Iterat
         at += len(line)
 
 
-def _line_end(content: bytes, at: int) -> int:
-    """Where the line ends: before the next carriage return or line feed; -1 where it does not."""
-    feed = content.find(b"\n", at)
-    back = content.find(b"\r", at, feed if feed >= 0 else len(content))
-    return back if back >= 0 else feed
+def _lines(content: bytes, begin: int, complete: bool) -> Iterator[tuple[bytes, int, int]]:
+    """Each line, where it begins, and where the next one does; the last without an end only where nothing can come."""
+    for end in LINE_END.finditer(content, begin):
+        yield content[begin : end.start()], begin, end.end()
+        begin = end.end()
+    if complete and begin < len(content):
+        yield content[begin:], begin, len(content)

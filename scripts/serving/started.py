@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from checkpoint import shards
-from common import token_ids
+from common import redaction, token_ids
 from common.program import UserError
 from serving import lifecycle
-from serving.engine import Served
+from serving.engine import Served, vocabulary
+from serving.words import Expected
 
 MODEL = "quantmill"  # what requests call it
 
@@ -41,12 +42,13 @@ class Started(Served):
         self.check_ours(options)
         config = shards.read_json(artifact / "config.json")
         self.stop_ids = token_ids.ends(config)
+        self.expected = Expected(vocabulary(config))
         self.artifact = artifact
         before = os.sched_getaffinity(0)
         port, (mine, theirs) = lifecycle.free_port(), lifecycle.divide_processors()
         self.threads = min(threads, len(theirs))
         self.argv, environment = self.command(artifact, device, self.threads, port, options)
-        said = " ".join(self.argv[1:])  # for results: without this machine's places
+        said = redaction.of().text(" ".join(self.argv[1:]))  # for results: without this machine's places
         self.arguments = said.replace(str(artifact.absolute()), artifact.name).replace(str(port), "PORT")
         # by what is served and how, and by whom: the next run of the same finds a server that was left behind
         name = f"{artifact.name}@{type(self).__module__.rpartition('.')[2]}"
@@ -77,11 +79,16 @@ class Started(Served):
 
     @classmethod
     def check_ours(cls, options: Mapping[str, Any]) -> None:
-        """Raises `UserError` for an option that Quantmill sets itself, also shortened, as argparse allows."""
-        for option in options:
+        """Raises `UserError` for an option that Quantmill sets itself, also shortened, as argparse allows, and for one
+        that holds a secret: options stand in results."""
+        engine = cls.__module__.rpartition(".")[2].replace("_", "-")
+        secrets = redaction.of()
+        for option, value in options.items():
             if any(name.startswith(option) for name in cls.ours):
-                name = cls.__module__.rpartition(".")[2].replace("_", "-")
-                raise UserError(f"engine {name}: option {option!r} is Quantmill's own affair; leave it out")
+                raise UserError(f"engine {engine}: option {option!r} is Quantmill's own affair; leave it out")
+            if (isinstance(value, str) and redaction.is_secret(option)) or secrets.value(value) != value:
+                words = "holds a secret, and options stand in results; name it in the server's environment instead"
+                raise UserError(f"engine {engine}: option {option!r} {words}")
 
     def check(self) -> None:
         """Raises `UserError` where the server has ended, or another one answers in its place."""

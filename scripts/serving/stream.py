@@ -4,7 +4,6 @@ An event's time is that of the arrival that completed it, however its bytes were
 that a server sends raises: what cannot be read is the reply's `error`.
 """
 
-import json
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
@@ -12,16 +11,20 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from common import bounded_json
+from common import redaction
+from common.redaction import Secrets
 from metrics.serving import Outcome, Timeline
+from serving import words
 from serving.connection import TIMED_OUT, Exchange
-from serving.dialects import Dialect, Piece, Usage
-from serving.http1 import chunk_size, read_head, skip_chunks
+from serving.dialects import Dialect
+from serving.http1 import MAX_SIZE_LINE, Head, chunk_size, read_head, skip_chunks
 from serving.sse import read_events, read_lines
+from serving.words import ANYTHING, Expected, Piece, Untrue, Usage
 
 REJECTED = (429, 503)
 MAX_EVENT = 2**22  # bytes of one event's JSON
 MAX_ERROR = 300  # characters of what a server says
+MAX_SHOWN = 2**16  # bytes of it in which secrets are looked for
 CUMULATIVE = 3  # events, each of which begins with all of the one before
 JSON_ERRORS = (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError)
 
@@ -44,6 +47,7 @@ class Reply:
         finish: the reason that the server gave: `length`, `stop`, or another word.
         error: what the server said instead of an answer, or what in its answer could not be read.
         failure: why no complete response came.
+        untrue: whether the error is that the server says what cannot be true.
         ended: whether the stream said that it was at its end.
         oddities: how often something was met that a client must bear: `pings` (comments), `empty` (events without text
             or tokens before the first token), `split` (events over several packets), `split_utf8` (a packet that ends
@@ -62,6 +66,7 @@ class Reply:
     model: str | None = None
     prompt_ids: tuple[int, ...] | None = None
     error: str | None = None
+    untrue: bool = False
     ended: bool = False
     oddities: Counter[str] = field(default_factory=Counter)
 
@@ -109,29 +114,47 @@ def timeline(reply: Reply, count: Callable[[str], int] | None = None) -> Timelin
     return Timeline(reply.number, reply.intended, reply.sent, end, times, tuple(counts), outcome)
 
 
-def read(exchange: Exchange, dialect: Dialect, token: str | None = None) -> Reply:
-    """Read a response. `token` is the secret of the server, which no error of its may show."""
+def read(exchange: Exchange, dialect: Dialect, token: str | None = None, expected: Expected = ANYTHING) -> Reply:
+    """Read a response.
+
+    Args:
+        token: the secret of the server, which nothing that is read here shows; nor does it show other secrets that this
+            process knows.
+        expected: what the server's words are held against.
+    """
     reply = Reply(exchange.number, exchange.intended, exchange.sent, exchange.finished, exchange.failure)
+    secrets = redaction.of(token)
     try:
         head = read_head(exchange.data)
         if head is None:
             return reply
         reply.status = head.status
         body = _body(exchange, head.body, head.chunked, head.length)
+        if head.packed:
+            raise ValueError("a compressed answer, which nobody asked for")
     except ValueError as error:
         reply.error = f"broken HTTP: {error}"
         return reply
+    reading = _Reading(reply, body, dialect, secrets, expected, complete=exchange.failure is None)
     if head.status != 200:
-        reply.error = _message(body.content) or f"status {head.status}"
+        reply.error = _message(body.content, secrets) or f"status {head.status}"
     elif "event-stream" in head.content_type or body.content.lstrip()[:5] in (b"data:", b"event"):
-        _read_stream(reply, body, dialect, complete=exchange.failure is None)
+        reading.stream(read_events)
     elif "ndjson" in head.content_type:
-        _read_stream(reply, body, dialect, complete=exchange.failure is None, events=read_lines)
+        reading.stream(read_lines)
     else:
-        _read_whole(reply, body, dialect, complete=exchange.failure is None)
+        reading.whole()
     if reply.error:  # cut last: a part of a token is no token that could be replaced
-        reply.error = (reply.error.replace(token, "***") if token else reply.error)[:MAX_ERROR]
+        reply.error = secrets.text(reply.error)[:MAX_ERROR]
     return reply
+
+
+def whole(exchange: Exchange) -> tuple[Head, bytes]:
+    """The head of a complete response and its body. Raises ValueError where it is broken, or compressed."""
+    head = read_head(exchange.data)
+    if head is None or head.packed:
+        raise ValueError("a compressed answer, which nobody asked for" if head else "no head of an HTTP response")
+    return head, _body(exchange, head.body, head.chunked, head.length).content
 
 
 class _Body(NamedTuple):
@@ -155,7 +178,7 @@ def _body(exchange: Exchange, start: int, chunked: bool, length: int | None) -> 
     parts, starts, places, at, total = [], [0], [start], start, 0
     stop, _ = skip_chunks(data, start)
     while at < min(stop, len(data)):
-        end = data.find(b"\r\n", at)
+        end = data.find(b"\r\n", at, at + MAX_SIZE_LINE)
         size = chunk_size(data, at, end)
         parts.append(bytes(data[end + 2 : end + 2 + size]))
         starts.append(total)
@@ -164,43 +187,63 @@ def _body(exchange: Exchange, start: int, chunked: bool, length: int | None) -> 
     return _Body(b"".join(parts), starts, places, exchange)
 
 
-def _read_stream(
-    reply: Reply, body: _Body, dialect: Dialect, complete: bool, events: Callable[..., Any] = read_events
-) -> None:
-    pieces: list[tuple[float, Piece]] = []
-    for start, end, name, value in events(body.content, complete, reply.oddities):
-        first, last = body.arrival(start), body.arrival(end - 1)
-        _count_splits(reply.oddities, body, first, last)
-        if value.strip() == b"[DONE]":
-            reply.ended = True
-            continue
+@dataclass
+class _Reading:
+    """A body on its way into a reply."""
+
+    reply: Reply
+    body: _Body
+    dialect: Dialect
+    secrets: Secrets
+    expected: Expected
+    complete: bool
+
+    def stream(self, events: Callable[..., Any]) -> None:
+        """Read events, as `events` finds them."""
+        reply, body, pieces = self.reply, self.body, []
+        for start, end, name, value in events(body.content, self.complete, reply.oddities):
+            first, last = body.arrival(start), body.arrival(end - 1)
+            _count_splits(reply.oddities, body, first, last)
+            if value.strip() == b"[DONE]":
+                reply.ended = True
+            elif piece := self.piece(value, name, "an event"):
+                reply.ended |= piece.last
+                pieces.append((body.exchange.stamps[last], piece))
+        self.take(pieces)
+
+    def whole(self) -> None:
+        """Read one JSON object for all tokens: they all came when it was complete."""
+        piece = self.piece(self.body.content, b"", "an answer")
+        if piece:
+            self.reply.ended = self.complete
+            self.take([(self.body.exchange.stamps[-1], piece)])
+
+    def piece(self, value: bytes, name: bytes, what: str) -> Piece | None:
+        """What one JSON object says; None where it cannot be read, which the reply then says."""
         try:
-            content = bounded_json.loads(value, MAX_EVENT)
-            if message := _error(content, name):
-                reply.error = reply.error or message
-                continue
-            piece = _check(dialect.read(content))
+            content = words.parse(value, self.secrets, MAX_EVENT)
+            if (error := message(content, name)) is None:
+                return words.check(self.dialect.read(content), self.expected)
+            untrue = False
+        except Untrue as found:
+            error, untrue = str(found), True
         except JSON_ERRORS:
-            reply.error = reply.error or f"an event that cannot be read: {_short(value)}"
-            continue
-        reply.ended |= piece.last
-        pieces.append((body.exchange.stamps[last], piece))
-    _take(reply, pieces)
+            error, untrue = f"{what} that cannot be read: {_short(value)}", False
+        if self.reply.error is None:
+            self.reply.error, self.reply.untrue = error, untrue
+        return None
 
-
-def _read_whole(reply: Reply, body: _Body, dialect: Dialect, complete: bool) -> None:
-    """One JSON object for all tokens: they all came when it was complete."""
-    try:
-        content = bounded_json.loads(body.content, MAX_EVENT)
-        if message := _error(content, b""):
-            reply.error = message
-            return
-        piece = _check(dialect.read(content))
-    except JSON_ERRORS:
-        reply.error = f"an answer that cannot be read: {_short(body.content)}"
-        return
-    reply.ended = complete
-    _take(reply, [(body.exchange.stamps[-1], piece)])
+    def take(self, pieces: list[tuple[float, Piece]]) -> None:
+        """Fill the reply from what its events say."""
+        reply = self.reply
+        try:
+            _take(reply, pieces)
+        except Untrue as found:
+            reply.error, reply.untrue = reply.error or str(found), True
+        text = reply.text
+        if (clean := self.secrets.text(text)) != text:  # a secret that came in parts
+            places = [clean, *[""] * (len(reply.events) - 1)]
+            reply.events = [each._replace(text=part) for each, part in zip(reply.events, places, strict=True)]
 
 
 def _count_splits(oddities: Counter[str], body: _Body, first: int, last: int) -> None:
@@ -212,19 +255,8 @@ def _count_splits(oddities: Counter[str], body: _Body, first: int, last: int) ->
         oddities["split_utf8"] += 1
 
 
-def _check(piece: Piece) -> Piece:
-    """The piece. Raises TypeError where its values have other types than they must."""
-    numbers = [*(piece.ids or []), *(piece.prompt_ids or []), *(piece.usage or ()), piece.tokens_so_far]
-    words = [piece.text, piece.finish, piece.model]
-    if not all(type(each) in (int, type(None)) for each in numbers) or None in (piece.ids or []):
-        raise TypeError("no numbers")
-    if not all(isinstance(each, str | None) for each in words):
-        raise TypeError("no text")
-    return piece
-
-
 def _take(reply: Reply, pieces: list[tuple[float, Piece]]) -> None:
-    """Fill the reply from what its events say."""
+    """Fill the reply from what its events say. Raises `Untrue` where they count fewer tokens than they tell."""
     for _, piece in pieces:
         reply.finish = piece.finish or reply.finish
         reply.usage = piece.usage or reply.usage
@@ -244,11 +276,14 @@ def _take(reply: Reply, pieces: list[tuple[float, Piece]]) -> None:
     lists, again = _differences([tuple(piece.ids or ()) for _, piece in full], repeats)
     reply.oddities["cumulative"] += many or again
     has_ids = any(piece.ids for _, piece in full)
-    before = 0
+    before = seen = 0
     for (time, piece), text, ids in zip(full, texts, lists, strict=True):
         tokens = len(ids) if has_ids else None
         if piece.tokens_so_far is not None:
-            tokens, before = piece.tokens_so_far - before, piece.tokens_so_far
+            tokens, seen = piece.tokens_so_far - before, seen + len(ids)
+            if tokens < 0 or piece.tokens_so_far < seen:  # llama-server counts all of a draft before it tells them
+                raise Untrue(f"it counts {piece.tokens_so_far} tokens so far, after {before}, and told {seen}")
+            before = piece.tokens_so_far
             reply.oddities["withheld"] += has_ids and tokens > len(ids)
         reply.events.append(Event(time, tokens, ids if has_ids else None, text))
 
@@ -269,7 +304,7 @@ def _differences(values: list[Any], repeats: bool) -> tuple[list[Any], bool]:
     return parts, True
 
 
-def _error(content: Any, name: bytes) -> str | None:
+def message(content: Any, name: bytes = b"") -> str | None:
     """What an answer says went wrong, in one of the usual places."""
     if isinstance(content, dict) and content.get("error"):
         return _words(content["error"])
@@ -278,12 +313,11 @@ def _error(content: Any, name: bytes) -> str | None:
     return None
 
 
-def _message(content: bytes) -> str:
+def _message(content: bytes, secrets: Secrets) -> str:
     try:
-        parsed = json.loads(content)
-    except (ValueError, RecursionError):
+        return message(words.parse(content, secrets), b"error") or _short(content)
+    except JSON_ERRORS:
         return _short(content)
-    return _error(parsed, b"error") or _short(content)
 
 
 def _words(error: Any) -> str:
@@ -293,4 +327,5 @@ def _words(error: Any) -> str:
 
 
 def _short(content: bytes) -> str:
-    return content.decode("utf-8", errors="replace").strip()
+    """The beginning, long enough that a secret in what is shown of it is whole."""
+    return content[:MAX_SHOWN].decode("utf-8", errors="replace").strip()
