@@ -155,11 +155,13 @@ def summarise(processes: Sequence[Observation], bandwidth: float, speculation: b
         for number in range(len(first.outputs))
     ]
     gaps = [each.largest_gaps for each in measured if each.largest_gaps]
+    unsteady = latency.unsteadiness(samples)
     return {
         "mode": first.mode,
         "summary": summary,
         "interference": [
-            f"{reason} (process {number})" for number, each in enumerate(processes) for reason in each.interference
+            *(f"{reason} (process {number})" for number, each in enumerate(processes) for reason in each.interference),
+            *([unsteady] if unsteady else []),
         ],
         "conditions": [each.conditions for each in processes],
         "memory_bytes": memory,
