@@ -27,7 +27,7 @@ import engines
 from common import manifest
 from common.program import UserError, parser, run, start_child
 from common.publish import publish_json, work_folder
-from devices import cpu
+from devices import cpu, listeners
 from devices.monitor import Monitor
 from metrics import METRICS_VERSION, latency
 from scoring import alignment
@@ -85,7 +85,7 @@ def try_threads(job: Job, candidates: list[int], folder: Path) -> int:
 
 def measure(job: Job, folder: Path) -> Observation | Refusal:
     """Run a process that measures, and watch the device meanwhile."""
-    with Monitor(job.device) as monitor:
+    with Monitor(job.device, listeners.of_options(job.options)) as monitor:
         found = run_job(job, folder)
     if "refused" in found:
         return Refusal(**found)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from devices.listeners import DISTURBANCE
 from reporting import loops
 from reporting.labels import label
 
@@ -13,7 +14,8 @@ LOOPS = "falls into a loop"
 def all_of(row: Mapping[str, Any], reference: str) -> list[str]:
     """The warnings of a row, the gravest first. `reference`: the format whose default run all others are related to."""
     about_losses = (*products_warnings(row["versions"]), loss_warning(row, reference), loop_warning(row, reference))
-    return [text for text in (origin_warning(row), gate_warning(row), *about_losses) if text]
+    found = (origin_warning(row), gate_warning(row), disturbance_warning(row["versions"]), *about_losses)
+    return [text for text in found if text]
 
 
 def for_verdict(row: Mapping[str, Any]) -> list[str]:
@@ -32,6 +34,11 @@ def gate_warning(row: Mapping[str, Any]) -> str | None:
     gate = (row["artifact"] or {}).get("gate") or {}
     reason = (gate.get("faithful") or {}).get("unchecked")
     return f"not checked against its own weights: {reason}" if reason else None
+
+
+def disturbance_warning(versions: Mapping[str, str] | None) -> str | None:
+    """That nobody knows what disturbed the row: its server's processes cannot be told from others."""
+    return (versions or {}).get(DISTURBANCE)
 
 
 def products_warnings(versions: Mapping[str, str] | None) -> list[str]:
