@@ -235,3 +235,13 @@ def test_the_group_size_is_what_the_tool_was_given_and_empty_with_a_reason_elsew
         "",
         "",
     ]
+
+
+def test_that_nobody_knows_what_disturbed_a_servers_row_is_said_once(tmp_path: Path) -> None:
+    words = "the server runs on another host, so whether other programs disturbed it is not known"
+    made = cell(tmp_path, "reference", 10, window_losses(0))
+    edit(made["latency"], lambda content: content.update(versions={"disturbance": words}))
+    row = collect(made)["reference"]
+    assert row["warnings"] == [words]
+    assert row["interference"] == [] and row["pareto"] is True
+    assert caveats.products_warnings({"disturbance": words}) == []  # what the notes of each of its loads begin with
