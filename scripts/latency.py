@@ -27,7 +27,7 @@ import engines
 from common import manifest
 from common.program import UserError, parser, run, start_child
 from common.publish import publish_json, work_folder
-from devices import cpu
+from devices import cpu, listeners
 from devices.monitor import Monitor
 from metrics import METRICS_VERSION, latency
 from scoring import alignment
@@ -82,7 +82,7 @@ def try_threads(job: Job, candidates: list[int], folder: Path) -> int:
 
 def measure(job: Job, folder: Path) -> Observation | Refusal:
     """Run a process that measures, and watch the device meanwhile."""
-    with Monitor(job.device) as monitor:
+    with Monitor(job.device, listeners.of_options(job.options)) as monitor:
         found = run_job(job, folder)
     if "refused" in found:
         return Refusal(**found)
@@ -152,11 +152,13 @@ def summarise(processes: Sequence[Observation], bandwidth: float, speculation: b
         for number in range(len(first.outputs))
     ]
     gaps = [each.largest_gaps for each in measured if each.largest_gaps]
+    unsteady = latency.unsteadiness(samples)
     return {
         "mode": first.mode,
         "summary": summary,
         "interference": [
-            f"{reason} (process {number})" for number, each in enumerate(processes) for reason in each.interference
+            *(f"{reason} (process {number})" for number, each in enumerate(processes) for reason in each.interference),
+            *([unsteady] if unsteady else []),
         ],
         "conditions": [each.conditions for each in processes],
         "memory_bytes": memory,

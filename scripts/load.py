@@ -25,7 +25,7 @@ from common import manifest
 from common.program import UserError, parser, run, start_child
 from common.publish import publish, publish_json, work_folder
 from common.text_config import of_text
-from devices import cpu
+from devices import cpu, listeners
 from devices.monitor import Monitor
 from loading import cache, process, result
 from loading.job import Came, Job
@@ -40,7 +40,7 @@ def run_job(job: Job, folder: Path) -> Came:
     environment = {name: value for name, value in os.environ.items() if name not in cpu.THREAD_VARIABLES}
     answer, told = os.pipe()  # what comes back is pickled: no file, which others might write, is read as that
     with (
-        Monitor(job.device) as monitor,
+        Monitor(job.device, listeners.of_options(job.options)) as monitor,
         os.fdopen(answer, "rb") as pipe,
         start_child([*process.COMMAND, path, told], env=environment, pass_fds=[told]) as child,
     ):

@@ -215,3 +215,32 @@ def test_an_artifact_that_cannot_be_profiled_is_one_line(tmp_path: Path, content
     assert_one_line(benchmark("step_profile.py", tmp_path / "out.json", tmp_path), words)
     assert_one_line(benchmark("step_profile.py", tmp_path / "out.json", tmp_path / "none"), "none")
     assert not (tmp_path / "out.json").exists()
+
+
+def repeated(rate: float, low: float, high: float, *interference: str) -> dict[str, object]:
+    summary = {"tokens_per_second": rate, "tokens_per_second_low": low, "tokens_per_second_high": high}
+    return summary | {"tokens": 100 * rate, "seconds": 100.0, "interference": list(interference)}
+
+
+def test_rows_that_were_repeated_are_held_against_the_pooled_quiet_ones(tmp_path: Path) -> None:
+    arms = {
+        "quiet": [repeated(100, 90, 110), repeated(104, 102, 106)],
+        "busy": [repeated(80, 70, 90, "not steady: x"), repeated(90, 80, 103)],
+    }
+    for name, rows in arms.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({"rows": rows}))
+    out = tmp_path / "rows.json"
+    assert benchmark("ten_rows.py", out, "--table", *(tmp_path / f"{name}.json" for name in arms)).returncode == 0
+    found = json.loads(out.read_text())
+    assert [(row["host"], row["the truth"], row["holds it"]) for row in found] == [
+        ("quiet", "104", "yes"),  # of the other quiet row
+        ("quiet", "100", "no"),
+        ("busy", "102", "no"),  # of both
+        ("busy", "102", "yes"),
+    ]
+    assert [row["the miss"] for row in found] == [
+        "-",
+        "faster by 2.0% beyond its end; nothing in the row says why",
+        "slower by 13.3% beyond its end; marked: it counts in no ranking",
+        "-",
+    ]

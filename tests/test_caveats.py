@@ -286,3 +286,13 @@ def test_a_server_that_does_not_tell_how_it_reads_prompts_has_a_warning(tmp_path
     edit(made["latency"], lambda content: content["versions"].update({"prompts' ids": "not told"}))
     said = "its server does not tell as how many tokens it reads a prompt's text"
     assert said in collect(made)["reference"]["warnings"]
+
+
+def test_that_nobody_knows_what_disturbed_a_servers_row_is_said_once(tmp_path: Path) -> None:
+    words = "the server runs on another host, so whether other programs disturbed it is not known"
+    made = cell(tmp_path, "reference", 10, window_losses(0))
+    edit(made["latency"], lambda content: content.update(versions={"disturbance": words}))
+    row = collect(made)["reference"]
+    assert row["warnings"] == [words]
+    assert row["interference"] == [] and row["pareto"] is True
+    assert caveats.products_warnings({"disturbance": words}) == []  # what the notes of each of its loads begin with

@@ -2,12 +2,12 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import reduce
 from operator import or_
 from typing import Any
 
-from devices.conditions import Sample
+from devices.conditions import Sample, count_others
 
 CONTEXT_BYTES = 256 * 2**20  # less than a process with a CUDA context takes on any board of today
 
@@ -41,12 +41,16 @@ class Gpus:
         mine = os.getpid()
         return found and tuple(frozenset(each.pid for each in board if each.pid != mine) for board in found)
 
-    def company(self) -> list[str]:
-        """Who is on the GPUs while none of our processes that measure is, in words; empty where they are free."""
-        count, used = len(frozenset().union(*(self.processes() or ()))), self.used_bytes()
-        if count:
+    def company(self, own: Collection[int] = ()) -> list[str]:
+        """Who is on the GPUs while none of our processes that measure is, in words; empty where they are free.
+
+        `own`: processes of a server that is measured and runs already. What memory is its own is then not known.
+        """
+        cards, used = self.processes() or (), self.used_bytes()
+        count = count_others(cards, own) if own else len(frozenset().union(*cards))
+        if count > 0:
             return [f"{count} other process{'es' if count > 1 else ''} on the GPU"]
-        if used and used > CONTEXT_BYTES * len(self.handles):
+        if not own and used and used > CONTEXT_BYTES * len(self.handles):
             return [f"somebody else held {used / 1e9:.2g} GB of the GPU's memory"]
         return []
 

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -10,6 +11,7 @@ from devices.conditions import Sample
 from devices.gpu_state import Gpus
 from devices.host_load import Load
 from devices.host_state import Host
+from devices.listeners import Answering
 
 PERIOD = 0.1  # seconds; a GPU's own counters change about as often
 
@@ -18,11 +20,16 @@ class Monitor:
     """Samples in a thread of this process, from `with` to its end. A CPU that tells nothing gets no thread.
 
     `company` is what was found on the GPU when no process of ours that measures was there, in words.
+
+    `server` is the one that is measured where somebody else runs it: its processes are no company. Where they are not
+    known, nobody is called company, and nothing that this machine's device tells is held to be of a server elsewhere.
     """
 
-    def __init__(self, device: str) -> None:
-        self.gpu = Gpus(*cuda.nvml_devices()) if device == "cuda" else None
-        host = None if self.gpu else Host()
+    def __init__(self, device: str, server: Answering | None = None) -> None:
+        self.server = server
+        here = server is None or server.place == "here"
+        self.gpu = Gpus(*cuda.nvml_devices()) if device == "cuda" and here else None
+        host = Host() if device == "cpu" and here else None
         self.source = self.gpu or (host if host and host.can_sample() else None)
         self.samples: list[Sample] = []
         self.company = [f"{found} before it started" for found in self._company()]
@@ -30,7 +37,9 @@ class Monitor:
         self.thread = threading.Thread(target=self._run, daemon=True)
 
     def _company(self) -> list[str]:
-        return self.gpu.company() if self.gpu else []
+        if self.gpu is None or (self.server and self.server.unknown):
+            return []
+        return self.gpu.company(self.server.processes() if self.server else ())
 
     def _run(self) -> None:
         while self.source and not self.ended.wait(PERIOD):
@@ -63,7 +72,13 @@ class Monitor:
             own: the processes that measured.
         """
         during = conditions.select(self.samples, *measured)
-        most = conditions.OTHERS_BESIDE_GPU if self.gpu else conditions.OTHERS
+        elsewhere = self.server is not None and self.server.place == "elsewhere"
+        most = conditions.OTHERS_BESIDE_GPU if self.gpu or elsewhere else conditions.OTHERS
+        beside, seen = Load(**load) if load else None, during
+        if self.server and self.server.unknown:
+            seen = [replace(sample, processes=None) for sample in during]
+            if beside and not elsewhere:
+                beside = replace(beside, others=0.0)  # the server is among them
         joules, source = conditions.decode_joules(self.samples, decode_phases) or (None, None)
         return {
             "conditions": {
@@ -72,5 +87,5 @@ class Monitor:
                 "decode_joules": joules,
                 "energy_from": source,
             },
-            "interference": conditions.interference(Load(**load) if load else None, during, self.company, most, own),
+            "interference": conditions.interference(beside, seen, self.company, most, own),
         }

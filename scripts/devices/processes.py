@@ -10,7 +10,7 @@ from common import manifest
 
 PROC = Path("/proc")
 # fields of /proc/PID/stat after the name: own time and that of ended children, in ticks; when it began, since the boot
-PARENT, TIMES, BEGAN = 1, slice(11, 15), 19
+PARENT, GROUP, SESSION, TERMINAL, TIMES, BEGAN = 1, 2, 3, 4, slice(11, 15), 19
 LISTENING = "0A"  # a state of /proc/net/tcp
 
 
@@ -18,8 +18,8 @@ def tree(pids: Iterable[int]) -> set[int]:
     """The processes and all that they started, directly or not, and that still run."""
     children: dict[int, list[int]] = {}
     for folder in PROC.glob("[0-9]*"):
-        if stat := _stat(int(folder.name)):
-            children.setdefault(int(stat[PARENT]), []).append(int(folder.name))
+        if fields := stat(int(folder.name)):
+            children.setdefault(int(fields[PARENT]), []).append(int(folder.name))
     found, waiting = set(), list(pids)
     while waiting:
         pid = waiting.pop()
@@ -34,7 +34,7 @@ def cpu_seconds(pids: Iterable[int]) -> float:
     subtracted from a later answer."""
     mine = os.getpid()
     ended = os.times()
-    ticks = sum(sum(map(int, stat[TIMES])) for pid in tree({mine, *pids}) - {mine} if (stat := _stat(pid)))
+    ticks = sum(sum(map(int, fields[TIMES])) for pid in tree({mine, *pids}) - {mine} if (fields := stat(pid)))
     return time.process_time() + ended.children_user + ended.children_system + ticks / os.sysconf("SC_CLK_TCK")
 
 
@@ -53,8 +53,8 @@ def peak_rss_bytes(pids: Iterable[int]) -> int | None:
 
 def began(pid: int) -> int | None:
     """When a process began, in ticks since the boot: with its number, a name for good. None where it has ended."""
-    stat = _stat(pid)
-    return int(stat[BEGAN]) if stat and stat[0] != "Z" else None
+    fields = stat(pid)
+    return int(fields[BEGAN]) if fields and fields[0] != "Z" else None
 
 
 def listeners(port: int) -> set[int]:
@@ -86,8 +86,9 @@ def _field(pid: int, file: str, name: str) -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), None)
 
 
-def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat from the state on: before it stands a name, which may hold anything."""
+def stat(pid: int) -> list[str] | None:
+    """Fields of /proc/PID/stat from the state on: before it stands a name, which may hold anything. None where the
+    process has ended."""
     try:
         return (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:

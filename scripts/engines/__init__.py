@@ -60,6 +60,7 @@ class Engine:
     compute_type: str  # what it really calculates in, asked of the library
     modes: tuple[str, ...]  # how it can decode this artifact on this device, the plain way first
     mode: str  # the one in use, `modes[0]` at first; setting it chooses another
+    here: bool = True  # whether it surely runs on this machine, so that the device here is its own
     stop_ids: list[int]  # tokens that end a sequence, which it never chooses
     environment: Mapping[str, str] = {}  # variables that the run sets, of its processes too
     threads: int | None = None  # CPU threads that it uses, where it takes another number than it is given

@@ -42,7 +42,9 @@ def load(job: Job) -> Came:
         loader = Loader(engine, plan, job.ceiling, cpus)
         say = lambda name: print(f"start {job.number + 1}: {name}", file=sys.stderr)  # noqa: E731
         found = start.run(loader, engine.startup_s, job.number == 0, job.serving["limits"], say)
-        memory = cuda.used_bytes() if job.device == "cuda" else processes.peak_rss_bytes(engine.processes())
+        memory = (
+            cuda.used_bytes() if job.device == "cuda" and engine.here else processes.peak_rss_bytes(engine.processes())
+        )
         return Came(found, memory, engine.compute_type, engine.versions(), engine.threads)
     finally:
         engine.close()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from loading.start import Loaded, Start
-from metrics import goodput, restarts, serving
+from metrics import goodput, restarts, serving, steadiness
 from metrics.goodput import LargestRate
 from serving.checks import Finding
 
@@ -49,7 +49,7 @@ def join(loads: Sequence[Loaded], alone: Sequence[Finding], limits: Mapping[str,
         "figures": figures,
         "missing": missing,
         "findings": [finding._asdict() for finding in findings],
-        "interference": _reasons(loads),
+        "interference": [*_reasons(loads), *unsteady(runs, planned.slots)],
         "client": [each.client for each in loads],
         "counters": [each.counters for each in loads],
         "conditions": [each.conditions for each in loads],
@@ -128,6 +128,15 @@ def _tokens(loads: Sequence[Loaded]) -> float:
 def _reasons(loads: Sequence[Loaded]) -> list[str]:
     """What disturbed the loads, each reason once."""
     return list(dict.fromkeys(reason for each in loads for reason in each.interference))
+
+
+def unsteady(runs: Sequence[Sequence[serving.Timeline]], slots: int | None) -> list[str]:
+    """What the load's own tokens say of the machine: that it was slower for a part of the time, in words."""
+    spans = serving.windows(runs, slots)
+    if slots is None or min(span.seconds for span in spans) <= 0:
+        return []
+    part = steadiness.uneven_tokens(runs, spans)
+    return [f"not steady: {str(part).replace('of its runs', 'of its time')}"] if part else []
 
 
 def _unique(findings: Sequence[Finding]) -> list[Finding]:

@@ -37,11 +37,15 @@ def interval(replicates: np.ndarray, n: int | None = None) -> tuple[float, float
     return float(low), float(high)
 
 
+@lru_cache
 def student_t(freedom: int) -> float:
-    """The upper 2.5% point of Student's t, to 0.3% from 4 degrees of freedom on.
+    """The upper 2.5% point of Student's t, to 0.3% from 4 degrees of freedom on and to 0.1% below.
 
-    The Cornish-Fisher expansion (Abramowitz and Stegun, 26.7.5).
+    The Cornish-Fisher expansion (Abramowitz and Stegun, 26.7.5); below 4, where that is too small, the inverse of the
+    distribution function in closed form (26.7.3 and 26.7.4).
     """
+    if freedom < 4:
+        return _few(freedom)
     z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     terms = (
         (z**3 + z) / 4,
@@ -49,3 +53,17 @@ def student_t(freedom: int) -> float:
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
     )
     return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
+
+
+def _few(freedom: int) -> float:
+    """The same of 1, 2 or 3 degrees of freedom, by halving: where the share of the middle is `CONFIDENCE`."""
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        angle = (low + high) / 2
+        middle = {
+            1: 2 * angle / math.pi,
+            2: math.sin(angle),
+            3: 2 / math.pi * (angle + math.sin(angle) * math.cos(angle)),
+        }
+        low, high = (angle, high) if middle[freedom] < CONFIDENCE else (low, angle)
+    return math.sqrt(freedom) * math.tan(low)

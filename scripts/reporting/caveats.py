@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from devices.listeners import DISTURBANCE
 from reporting import loops
 from reporting.labels import label
 
@@ -23,7 +24,8 @@ def all_of(row: Mapping[str, Any], reference: str, tokens: str | None = None) ->
         loop_warning(row, reference),
     )
     about_origin = (origin_warning(row), gate_warning(row), tokens, experts_warning(row))
-    return [text for text in (*about_origin, *about_losses) if text]
+    found = (*about_origin, disturbance_warning(row["versions"]), *about_losses)
+    return [text for text in found if text]
 
 
 def for_verdict(row: Mapping[str, Any]) -> list[str]:
@@ -59,6 +61,11 @@ def experts_warning(row: Mapping[str, Any]) -> str | None:
     if not names:
         return None
     return f"its calibration text never reached {len(names)} of {found['count']} experts, the first {names[0]}"
+
+
+def disturbance_warning(versions: Mapping[str, str] | None) -> str | None:
+    """That nobody knows what disturbed the row: its server's processes cannot be told from others."""
+    return (versions or {}).get(DISTURBANCE)
 
 
 def products_warnings(versions: Mapping[str, str] | None) -> list[str]:

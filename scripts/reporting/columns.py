@@ -139,7 +139,8 @@ COLUMNS = [
     ),
     of_speed(
         "tokens_per_second_low",
-        "Lower end of the 95% interval of tokens_per_second: bootstrap over prompts and processes, independently.",
+        "Lower end of the 95% interval of tokens_per_second: Student's t over processes, with the prompts' own error "
+        "(METHODS.md, The interval of tokens/s).",
         unit="1/s",
         title="tokens/s, low",
         limits=POSITIVE,

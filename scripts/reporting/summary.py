@@ -46,7 +46,7 @@ def verdict(rows: Sequence[Row], reference: str) -> str:
         return "nothing that was measured was checked against its own weights, so none is called the fastest"
     quiet = [row for row in checked if not row["interference"]]
     if not quiet:
-        return "other programs disturbed every measurement of speed, so none is called the fastest"
+        return "every measurement of speed was disturbed, so none is called the fastest"
     if len({row["device"] for row in quiet}) > 1:
         return "measured on several devices; the page compares those of each"
     scored = [row for row in quiet if row["perplexity_ratio"]]

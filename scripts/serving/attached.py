@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
 
 from checkpoint import gguf_file, shards
 from common import redaction, token_ids
 from common.program import UserError, printable
-from devices import processes
+from devices import listeners
 from llamacpp import files
 from serving import client, lifecycle, stream, words
 from serving.dialects import Prompt
@@ -25,8 +24,6 @@ from serving.words import Expected
 
 PROBES = ("One, two, three, four, five", "Monday, Tuesday", "red, green and blue", "north, east, south and west")
 PROBE_TOKENS = 8
-PASSAGES = ("docker-proxy", "rootlessport", "ssh", "kubectl")  # they pass on what others answer
-HERE = ("localhost", "127.0.0.1", "::1")
 
 
 class Attached(Served):
@@ -54,6 +51,9 @@ class Attached(Served):
             options["url"], token=_token(options.get("token_variable")), authority=_authority(options.get("authority"))
         )
         self.check()
+        answering = listeners.find(self.target.url)
+        self.here = answering is not None and answering.place == "here"
+        self.unknown = answering.unknown if answering else None
         self.listed, self.model = self.find_model(options.get("model"))
         self.expected = Expected(vocabulary(config), self.model)
         self.probe()
@@ -137,19 +137,13 @@ class Attached(Served):
         lifecycle.attach(self.target, self.health)
 
     def processes(self) -> set[int]:
-        """Those that answer on its port of this machine, so that they are no interference; empty where they run
-        elsewhere, or belong to somebody whose processes cannot be seen."""
-        parts = urlsplit(self.target.url)
-        if parts.hostname not in HERE:
-            return set()
-        found = processes.listeners(parts.port or (443 if parts.scheme == "https" else 80))
-        files = (Path(f"/proc/{pid}/comm") for pid in found)
-        names = {file.read_text(errors="replace").strip() for file in files if file.exists()}
-        return set() if names & set(PASSAGES) else found
+        """Those that answer at its url, so that they are no interference; empty where they are not known."""
+        found = listeners.find(self.target.url)
+        return set(found.pids) if found else set()
 
     def weight_bytes(self) -> int | None:
         """Of the artifact's files, where the server runs on this machine: they are compared with its bandwidth."""
-        if urlsplit(self.target.url).hostname not in HERE:
+        if not self.here:
             return None
         if any(self.artifact.glob("*.gguf")):
             return files.bytes_per_token(gguf_file.read_all(files.first(self.artifact)))
@@ -160,8 +154,9 @@ class Attached(Served):
         if not self.takes_ids:
             others = len(self.texts.reread)
             sent = "text" + (f", {others} of which it reads as other ids, as many" if others else "")
-        found = {self.name: self.told_version(), "model": Path(self.model).name, "prompts": sent}  # without its places
-        return found | ({} if self.takes_ids or self.proved else {"prompts' ids": "not told"})
+        told = {self.name: self.told_version(), "model": Path(self.model).name, "prompts": sent}  # without its places
+        told |= {} if self.takes_ids or self.proved else {"prompts' ids": "not told"}
+        return told | ({listeners.DISTURBANCE: self.unknown} if self.unknown else {})
 
     def told_version(self) -> str:
         """Its version; `unknown` where it does not tell."""

@@ -190,7 +190,7 @@ def memory_bytes(engine: engines.Engine, device: str) -> dict[str, int | None]:
     """Most resident memory of the engine's processes; of GPUs, memory in use, and the most that its allocator held."""
     return {
         "resident": processes.peak_rss_bytes(engine.processes()),
-        "device": cuda.used_bytes() if device == "cuda" else None,
+        "device": cuda.used_bytes() if device == "cuda" and engine.here else None,
         "allocated": engine.peak_allocated_bytes(),
     }
 

@@ -1,0 +1,154 @@
+#!/usr/bin/env python3
+"""Measure one row ten times, on a quiet host or beside a load that comes and goes: what its interval and its marks are
+worth. With --table, print what was recorded as rows of a table.
+
+    python benchmarks/ten_rows.py quiet.json envs/torch/bin/python artifacts/demo/fp16
+    python benchmarks/ten_rows.py busy.json envs/torch/bin/python artifacts/demo/fp16 --busy
+    python benchmarks/ten_rows.py rows.json --table quiet.json busy.json
+
+Each row is a run of scripts/latency.py by its engine's interpreter. The load is a process that keeps a processor busy
+for 2 to 8 seconds and then rests as long, at times that a seed draws. A row is right if its interval holds the speed of
+all quiet rows together, pooled; where there are none, that of the other rows of its file.
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+REPO = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPO / "scripts"))
+
+from common import bounded_json  # noqa: E402
+from common.program import UserError, run  # noqa: E402
+from common.publish import publish_json  # noqa: E402
+
+SPIN = "while True: pass"
+SPAN = 2.0, 8.0  # seconds for which the load is there, and then is not
+KEPT = ("tokens_per_second", "tokens_per_second_low", "tokens_per_second_high")
+
+
+@contextmanager
+def coming_and_going(seed: int) -> Iterator[None]:
+    """A load of one processor that comes and goes for as long as the block lasts."""
+    ended, draw = threading.Event(), random.Random(seed)
+
+    def spin() -> None:
+        while not ended.wait(draw.uniform(*SPAN)):
+            with subprocess.Popen([sys.executable, "-P", "-c", SPIN]) as process:
+                ended.wait(draw.uniform(*SPAN))
+                process.kill()
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def measure(python: Path, artifact: Path, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """One row: its speed with the interval, all that took what time, and what it says to have disturbed it."""
+    out = folder / "row.json"
+    command = [python, REPO / "scripts/latency.py", artifact, out, "--engine", "transformers", "--device", "cpu"]
+    command += ["--prompts", artifact.parent / "tokens/prompts.json", "--new-tokens", options.new_tokens]
+    command += ["--processes", options.processes, "--repeats", options.repeats]
+    if subprocess.run([str(word) for word in command], cwd=folder, env=os.environ).returncode:
+        raise UserError(f"{artifact}: the row could not be measured; its error stands above")
+    found = bounded_json.loads(out.read_bytes())
+    runs = found["runs"]
+    tokens, seconds = (
+        sum(len(each["token_seconds"]) for each in runs),
+        sum(each["token_seconds"][-1] for each in runs),
+    )
+    row = {name: found["summary"][name] for name in KEPT}
+    return row | {
+        "tokens": tokens,
+        "seconds": seconds,
+        "interference": found["interference"],
+        "protocol": found["protocol"],
+    }
+
+
+def pooled(rows: Sequence[dict[str, Any]]) -> float:
+    """Tokens a second of several rows together."""
+    return sum(row["tokens"] for row in rows) / sum(row["seconds"] for row in rows)
+
+
+def explain(row: dict[str, Any], truth: float) -> str:
+    """Why an interval does not hold the truth, as far as the row itself says."""
+    if row["tokens_per_second_low"] <= truth <= row["tokens_per_second_high"]:
+        return ""
+    side = "slower" if row["tokens_per_second_high"] < truth else "faster"
+    beyond = max(truth / row["tokens_per_second_high"], row["tokens_per_second_low"] / truth) - 1
+    why = "marked: it counts in no ranking" if row["interference"] else "nothing in the row says why"
+    return f"{side} by {beyond:.1%} beyond its end; {why}"
+
+
+def table(paths: Sequence[Path]) -> list[dict[str, str]]:
+    """Rows of a table: each measured row, and whether its interval holds the truth."""
+    arms = {path.stem: bounded_json.loads(path.read_bytes())["rows"] for path in paths}
+    found = []
+    for name, rows in arms.items():
+        for number, row in enumerate(rows, 1):
+            others = (
+                arms["quiet"] if name != "quiet" and "quiet" in arms else [each for each in rows if each is not row]
+            )
+            truth = pooled(others)
+            low, high = row["tokens_per_second_low"], row["tokens_per_second_high"]
+            found.append(
+                {
+                    "host": name,
+                    "row": str(number),
+                    "tokens/s": f"{row['tokens_per_second']:.4g}",
+                    "interval": f"{low:.4g} to {high:.4g}",
+                    "the truth": f"{truth:.4g}",
+                    "holds it": "yes" if low <= truth <= high else "no",
+                    "marked": "; ".join(row["interference"]) or "-",
+                    "the miss": explain(row, truth) or "-",
+                }
+            )
+    return found
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("out", type=Path)
+    arguments.add_argument("python", type=Path, nargs="?", help="the engine's interpreter")
+    arguments.add_argument("artifact", type=Path, nargs="?", help="beside it, tokens/prompts.json")
+    arguments.add_argument("--busy", action="store_true", help="beside a load that comes and goes")
+    arguments.add_argument("--rows", type=int, default=10)
+    arguments.add_argument("--processes", type=int, default=3)
+    arguments.add_argument("--repeats", type=int, default=3)
+    arguments.add_argument("--new-tokens", type=int, default=64)
+    arguments.add_argument("--table", type=Path, nargs="+", help="files of rows, of which OUT is to be the table")
+    options = arguments.parse_args()
+    if options.table:
+        publish_json(options.out, table(options.table))
+        return
+    if options.artifact is None:
+        arguments.error("name the engine's interpreter and the artifact, or --table")
+    rows: list[dict[str, Any]] = []
+    for number in range(options.rows):
+        with tempfile.TemporaryDirectory() as folder:
+            here = options.python.absolute(), options.artifact.absolute(), options, Path(folder)
+            if options.busy:
+                with coming_and_going(number):
+                    rows.append(measure(*here))
+            else:
+                rows.append(measure(*here))
+        publish_json(options.out, {"busy": options.busy, "rows": rows})  # what was measured stays, whatever ends it
+        print(json.dumps({name: rows[-1][name] for name in (*KEPT, "interference")}), flush=True)
+
+
+if __name__ == "__main__":
+    run(main)
