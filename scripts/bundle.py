@@ -6,7 +6,7 @@
 
 The wheels are those that create_env.py would install, by the same pins, overrides and settings of pip, and what torch's
 wheel asks for, which is not pinned. They are for this machine's Python if no other target is named. A package without a
-wheel is then built here; for another target it is refused, because it would have to be built there. The parts are one
+wheel is then built here; for another target it is refused, unless it holds Python alone (`PURE`). The parts are one
 tar file without dates, owners or compression, so that the same wheels give the same bytes. The wheels of a bundle that
 was broken off stay in a hidden folder beside OUT, and the next one downloads only the rest.
 """
@@ -40,6 +40,7 @@ SMALLEST_PART = 2**20  # bytes; smaller ones are a slip of the hand, and thousan
 REQUIREMENT = re.compile(r"^([a-z0-9][\w.-]*)(?:\[[^]]*\])?==([^\s;\\]+)(.*?)(?=^\S|\Z)", re.I | re.M | re.S)
 OLD_NAMES = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}  # and the glibc that they mean
 UV_KNOWS = (17, 28, *range(31, 41))  # uv's platforms x86_64-manylinux_2_*
+PURE = ("connection-pool",)  # of Snakemake's: it has no wheel, and one that is built here serves every Python
 BATCH = 10  # packages that pip downloads before it puts them down
 LONG_AGO = "315532800"  # 1980, the first year of a zip file
 
@@ -104,11 +105,43 @@ def call(command: list[str], environment: Mapping[str, str]) -> None:
         raise UserError(" ".join(lines[start:]).partition(":")[2].strip() or f"{command[0]} failed")
 
 
+def build_pure(pinned: Pins, folder: Path) -> Pins:
+    """Build the wheels of `PURE` that are among the pins, in `folder`; name and version with the SHA-256 of each wheel.
+
+    Raises `UserError` where a wheel is not for every Python.
+    """
+    found: Pins = {}
+    for (name, version), hashes in pinned.items():
+        if name in PURE:
+            listing = folder / f"{name}.txt"
+            listing.write_text(requirement(name, version, hashes), encoding="utf-8")
+            command = [sys.executable, "-m", "pip", "wheel", "--wheel-dir", str(folder), "--no-deps"]
+            call([*command, "--require-hashes", "--requirement", str(listing)], pip_environment())
+            (wheel,) = folder.glob(f"{name.replace('-', '_')}-{version}-*.whl")
+            if not wheel.name.endswith("-py3-none-any.whl"):
+                raise UserError(f"{name}=={version}: its wheel, {wheel.name}, is not for every Python; pack there")
+            found[name, version] = [sha256(wheel)]
+    return found
+
+
+def requirement(name: str, version: str, hashes: list[str]) -> str:
+    """A line of a requirements file."""
+    return " ".join([f"{name}=={version}", *(f"--hash=sha256:{digest}" for digest in hashes)]) + "\n"
+
+
+def pip_environment() -> dict[str, str]:
+    """What pip runs with, so that the same source gives the same wheel."""
+    return {**os.environ, "SOURCE_DATE_EPOCH": LONG_AGO, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
+
 def resolve(pins: Path, target: Target, work: Path, environment: Mapping[str, str]) -> Pins:
     """What an installation from `pins` takes on the target: markers are applied there, and what torch wants is added.
 
-    Raises `UserError` where a package has no wheel for the target, or the environment is not for it.
+    Wheels that are built for it lie in `work`. Raises `UserError` where a package has no wheel for the target, or the
+    environment is not for it.
     """
+    pinned = read_pins(pins)
+    pure = {} if target.native else build_pure(pinned, work)
     command = [*find_uv(pins), "pip", "compile", str(pins), "--generate-hashes", "--quiet", "--no-header"]
     command += ["--no-annotate", "--output-file", str(work / "resolved.txt")]
     override = pins.with_suffix(".override")
@@ -118,14 +151,14 @@ def resolve(pins: Path, target: Target, work: Path, environment: Mapping[str, st
     else:
         newest = max((minor for minor in UV_KNOWS if minor <= target.glibc[1]), default=UV_KNOWS[0])
         command += ["--python-platform", f"{target.machine}-manylinux_2_{newest}", "--python-version", target.python]
-        command += ["--no-build"]
+        command += ["--no-build", "--find-links", str(work)]
     call(command, {**environment, "UV_NO_WRAP": "1"})
-    resolved, pinned = read_pins(work / "resolved.txt"), read_pins(pins)
+    resolved = read_pins(work / "resolved.txt")
     asked = pins.with_suffix(".in").read_text(encoding="utf-8") if pins.with_suffix(".in").exists() else ""
     names = {canonical(name) for name in re.findall(r"^[a-z0-9][\w.-]*", asked, re.I | re.M)}
     if missing := names - {name for name, _ in resolved}:
         raise UserError(f"{pins}: is no environment for {target}: {', '.join(sorted(missing))} cannot be had there")
-    return {key: pinned.get(key) or hashes for key, hashes in resolved.items()}
+    return {key: pure.get(key) or pinned.get(key) or hashes for key, hashes in resolved.items()}
 
 
 def find_pip(pins: Path) -> Pins:
@@ -137,14 +170,13 @@ def find_pip(pins: Path) -> Pins:
     return found
 
 
-def fetch(requirements: Pins, target: Target, folder: Path) -> list[Path]:
+def fetch(requirements: Pins, target: Target, folder: Path, built: Path | None = None) -> list[Path]:
     """The wheels of `requirements` in `folder`, sorted by name, downloaded by pip, which checks their hashes.
 
-    Those that lie there already, from a bundle that was broken off, are not downloaded again.
+    Those that lie there already, from a bundle that was broken off, are not downloaded again, nor are those in `built`.
     """
     lines = {
-        (name, version): " ".join([f"{name}=={version}", *(f"--hash=sha256:{digest}" for digest in hashes)]) + "\n"
-        for (name, version), hashes in sorted(requirements.items())
+        (name, version): requirement(name, version, hashes) for (name, version), hashes in sorted(requirements.items())
     }
     record, listing = folder / "all.txt", folder / "next.txt"
     content = f"# {target}\n{''.join(lines.values())}"
@@ -152,6 +184,8 @@ def fetch(requirements: Pins, target: Target, folder: Path) -> list[Path]:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         record.write_text(content, encoding="utf-8")
+    for path in built.glob("*.whl") if built else ():
+        shutil.copyfile(path, folder / path.name)
     for path in folder.glob("*.whl"):
         name, version = path.name.split("-")[:2]
         if sha256(path) in requirements.get((canonical(name), version), []):
@@ -165,7 +199,7 @@ def fetch(requirements: Pins, target: Target, folder: Path) -> list[Path]:
         command += ["--python-version", target.python]
         command += [word for name in names for word in ("--platform", f"{name}_{target.machine}")]
     command += ["--no-deps", "--require-hashes", "--requirement", str(listing)]
-    environment = {**os.environ, "SOURCE_DATE_EPOCH": LONG_AGO, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    environment = pip_environment()
     for start in range(0, len(lines), BATCH):
         listing.write_text("".join(list(lines.values())[start : start + BATCH]), encoding="utf-8")
         call(command, environment)
@@ -244,7 +278,7 @@ def main() -> None:
     with publish(options.out) as folder, work_folder(options.out) as work:
         requirements = resolve(options.pins, target, work, environment)
         downloads = work.with_name(f".{options.out.name}.wheels")
-        wheels = fetch(find_pip(options.pins) | requirements, target, downloads)
+        wheels = fetch(find_pip(options.pins) | requirements, target, downloads, work)
         files = {f"wheels/{path.name}": path for path in wheels}
         if options.pins.stem == "llama_cpp":  # the environment is to compile these
             sources = fetch_sources(options.pins.with_name("llama-cpp-python.sdist"))
