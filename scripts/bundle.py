@@ -115,7 +115,7 @@ def build_pure(pinned: Pins, folder: Path) -> Pins:
         if name in PURE:
             listing = folder / f"{name}.txt"
             listing.write_text(requirement(name, version, hashes), encoding="utf-8")
-            command = [sys.executable, "-m", "pip", "wheel", "--wheel-dir", str(folder), "--no-deps"]
+            command = [sys.executable, "-P", "-m", "pip", "wheel", "--wheel-dir", str(folder), "--no-deps"]
             call([*command, "--require-hashes", "--requirement", str(listing)], pip_environment())
             (wheel,) = folder.glob(f"{name.replace('-', '_')}-{version}-*.whl")
             if not wheel.name.endswith("-py3-none-any.whl"):
