@@ -22,7 +22,7 @@ ALONE = (*LAYERS, "vocab_size", "hidden_size", "n_embd", "d_model")  # one numbe
 POSITIVE = (*ALONE, "num_attention_heads", "n_head", "n_heads", "num_key_value_heads", "head_dim")
 WHOLE = frozenset(
     (
-        *(*POSITIVE, *EXPERTS, *SENT_TO, "num_heads", "num_key_value_heads", "head_dim", "type_vocab_size"),
+        *(*POSITIVE, *EXPERTS, *SENT_TO, "num_heads", "type_vocab_size"),
         *("intermediate_size", "moe_intermediate_size", "n_inner", "d_ff", "ffn_dim", "num_labels"),
         *("max_position_embeddings", "n_positions"),
     )
@@ -30,25 +30,24 @@ WHOLE = frozenset(
 # endings of keys -> what they may be at least: parts that a config describes and that are not there have defaults
 MANY_LAYERS = re.compile(r"(^|_)(layers?|blocks?|depths?)$")
 MANY_EXPERTS = re.compile(r"(^|_)experts?$")
-POSITIONS = re.compile(r"(^|_)(position_embeddings|positions|ctx|seq_len|seq_length|sequence_length|context_length)$")
+POSITIONS = re.compile(
+    r"(^|_)(position_embeddings|positions|ctx|seq_len|seq_length|sequence_length|context_length"
+    r"|(window|chunk|block|batch)_sizes?)$"
+)
 SIZES = re.compile(
     r"(^|_)(sizes?|dims?|heads?|labels|classes|groups?|rank|embd|inner|channels|width|kernel|state|hidden|features"
     r"|codebooks|units|model|ff|kv|conv)$"
 )
-NO_SIZES = re.compile(r"(window|chunk|block|batch|image|patch|grid)_sizes?$")  # of texts and pictures
 LEAST_LAYERS, LEAST_EXPERTS, LEAST_SIZE, MOST_POSITIONS = 2**10, 2**16, 2**16, 2**24
 UNKNOWN_SIZE = 2**20  # the most where there are no weights yet; the largest vocabulary has 262,144 tokens
 # texts' tables: of embeddings, and of positions, which may have some rows more
 VOCABULARIES = ("embed_tokens.weight", "word_embeddings.weight", "wte.weight", "embed_in.weight")
 POSITION_TABLES = ("wpe.weight", "embed_positions.weight", "position_embeddings.weight", "position_embedding.weight")
 MORE_POSITIONS = 8
-MORE_ROWS = (
-    "mllama",
-    "mllama_text_model",
-    "moshi",
-)  # whose embeddings have rows for what is no token of the vocabulary
+# types whose embeddings have rows for what is no token of the vocabulary
+MORE_ROWS = ("mllama", "mllama_text_model", "moshi")
 IMAGES = re.compile(r"image|img")
-LOOPS = re.compile(r"cycle|loop|recur|repeat|share")  # keys of models that run their layers several times
+LOOPS = re.compile(r"(^|_)(cycles|loops)$")  # keys of models that run their layers several times
 NUMBERED = re.compile(r"^(?:(.*?)\.)?(\d{1,9})\.")  # up to the first number of a tensor's name
 EXPERT = re.compile(r"^(.*\bexperts)\.(\d{1,9})\.")
 WRONG = "correct config.json, or download the model again"
@@ -78,11 +77,10 @@ def check(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor] |
         if key in WHOLE:
             _check_whole(path, where, key, value)
         limit = next((limit for names, limit in limits if names.search(key)), None)
-        if limit is not None and not NO_SIZES.search(key):
-            for number in _numbers(value):
-                if not -limit <= number <= limit:
-                    what = "is more than its weights can have" if tensors else "is more than any model has"
-                    raise UserError(f"{path}: {where} is {number!r:.60}, which {what} ({limit}); {WRONG}")
+        for number in () if limit is None else _numbers(value):
+            if not -limit <= number <= limit:
+                what = "is more than its weights can have" if tensors else "is more than any model has"
+                raise UserError(f"{path}: {where} is {number!r:.60}, which {what} ({limit}); {WRONG}")
     if tensors:
         words = text_words(config)
         for level in (words, config):  # some classes read the one, and some the other

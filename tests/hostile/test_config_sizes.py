@@ -89,6 +89,14 @@ WRONG = {
         "memory_slots_dim is 100000000000, which is more than its weight",
     ),
     "unknown experts": ({"moe": {"shared_experts": [2, 10**8]}}, "moe.shared_experts is 100000000, which is more than"),
+    "a picture": (
+        {"vision_config": {"image_size": 10**9}},
+        "vision_config.image_size is 1000000000, which is more than",
+    ),
+    "layers beside experts that are shared": (
+        {"model_type": "deepseek_v2", "n_shared_experts": 2, "num_hidden_layers": 2},
+        "num_hidden_layers is 2, and its weights have 3",
+    ),
     "a text": ({"num_hidden_layers": "3"}, "num_hidden_layers is '3', where a whole number from 1 on is due"),
     "a fraction": ({"num_attention_heads": 4.0}, "num_attention_heads is 4.0, where a whole number from 1 on is due"),
     "a yes": ({"vocab_size": True}, "vocab_size is True, where a whole number from 1 on is due"),
