@@ -16,6 +16,7 @@ LOST = "the connection was lost"
 TOO_LONG = "its answer has more than"
 TIMED_OUT = "not complete in"  # how the failure begins of what was given up
 MAX_ANSWER = 2**26  # bytes of one response: what repeats its text in each event takes 20 MB for 2,000 tokens
+STEP = 2**16  # bytes that room is taken for at once
 MAX_KEPT = 2**31  # bytes of all responses that are kept at one time
 NO_FILES = "no connection: the client may open no more files"  # of what was never sent
 BUFFER = memoryview(bytearray(256 * 1024))  # of all connections of a load: what came is copied before the loop goes on
@@ -71,6 +72,7 @@ class Connection(asyncio.BufferedProtocol):
         self._clock, self._room, self._limit, self._buffer = clock, room or Room(), limit, buffer
         self._exchange: Exchange | None = None
         self._head: Head | None = None
+        self._paid = 0  # bytes that room is taken for
         self._at = 0  # where in the data the next chunk's size stands
         self.usable = self.used = self._more = False
         self.free_since = clock()
@@ -78,7 +80,7 @@ class Connection(asyncio.BufferedProtocol):
     async def exchange(self, exchange: Exchange, request: bytes, timeout: float) -> None:
         """Send a request and wait until its response is complete or has failed, which `exchange` then says."""
         loop = asyncio.get_running_loop()
-        self._exchange, self._head, self._waiter = exchange, None, loop.create_future()
+        self._exchange, self._head, self._waiter, self._paid = exchange, None, loop.create_future(), 0
         expiry = loop.call_later(timeout, self._end, f"{TIMED_OUT} {timeout:g} s")
         self.used = True
         exchange.sent = self._clock()
@@ -112,10 +114,9 @@ class Connection(asyncio.BufferedProtocol):
         data = exchange.data
         exchange.stamps.append(now)
         data += self._buffer[:nbytes]
-        exchange.ends.append(len(data))
-        self._room.left -= nbytes
-        if len(data) > self._limit or self._room.left < 0:
-            self._give_up()
+        size = len(data)
+        exchange.ends.append(size)
+        if size > self._paid and not self._pay(size):
             return
         try:
             complete = self._is_complete(data)
@@ -151,14 +152,22 @@ class Connection(asyncio.BufferedProtocol):
         self._more = len(data) > end  # what nobody asked for: the next response would not be the next request's
         return True
 
-    def _give_up(self) -> None:
-        """Of an exchange that is too large, keep nothing: whatever it holds is no answer."""
+    def _pay(self, size: int) -> bool:
+        """Take room for an answer of that size and what may follow. False where there is none: then nothing is kept of
+        it, since whatever it holds is no answer."""
+        most = min(self._limit, size + STEP)
+        self._room.left -= most - self._paid
+        self._paid = most
+        if size <= self._limit and self._room.left >= 0:
+            return True
+        words = (
+            f"{self._limit:,} bytes" if size > self._limit else f"{MAX_KEPT:,} bytes together with the other answers"
+        )
         exchange = self._exchange
-        whole = len(exchange.data) > self._limit
-        words = f"{self._limit:,} bytes" if whole else f"{MAX_KEPT:,} bytes together with the other answers"
-        self._room.left += len(exchange.data)
+        self._room.left += self._paid
         exchange.data, exchange.stamps, exchange.ends = bytearray(), array("d"), array("Q")
         self._end(f"{TOO_LONG} {words}")
+        return False
 
     def _end(self, failure: str | None) -> None:
         exchange, self._exchange = self._exchange, None
