@@ -26,11 +26,12 @@ from transformers.modeling_utils import LoadStateDictConfig, PreTrainedModel
 
 from checkpoint import headers, used
 from checkpoint.tensor import Tensor
-from common import own_code
+from common import limited, own_code
 from common.program import UserError, first_line, parser, run
 from common.publish import publish
 
 FLOAT = torch.float32  # of every weight here; what is stored matters to `used.check_dtypes` alone
+MEGABYTES, SECONDS = 4096, 600  # of building the class; 61 layers of 256 experts take 500 MB and 20 s
 
 
 class Stored:
@@ -120,10 +121,13 @@ def main() -> None:
     arguments.add_argument("--further-layers", action="store_true", help="layers that guess further tokens are used")
     options = arguments.parse_args()
 
+    limited.supervise()  # sizes of keys that nobody knows may be large, and modules are Python objects
     own_code.forbid()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    found = name_tensors(headers.read(options.source), options.further_layers)
+    source = headers.read(options.source)
+    with limited.step(str(options.source / "config.json"), megabytes=MEGABYTES, seconds=SECONDS):
+        found = name_tensors(source, options.further_layers)
     with publish(options.out) as partial:
         found.write(partial)
 
