@@ -41,6 +41,14 @@ def test_a_row_knows_the_logs_of_all_that_it_is_made_from(checkout: Callable[[],
     assert places == sorted(places)
 
 
+def test_a_build_without_a_gate_waits_for_tokens_too(root: Path, call: Callable) -> None:
+    """Tools load a tokenizer without limits; by then tokenize_texts.py has ended within its own."""
+    (root / "study.yaml").write_text("models: {m: {source: {random: demo/config.json}}}\nformats: [fp16, ct2-int8]\n")
+    result = call(SNAKEMAKE, "-n", "artifacts/m/ct2-int8", *STUDY_OPTIONS, cwd=root)
+    assert result.returncode == 0, result.stderr
+    assert "artifacts/m/tokens/evaluation.json" in result.stdout + result.stderr
+
+
 @pytest.fixture(scope="module")
 def random_study(checkout: Callable[[], Path], call: Callable, torch_python: Path, tools_python: Path) -> Path:
     """A study of a model of random weights in two formats, finished; whoever changes it mends it again."""
