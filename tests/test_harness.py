@@ -130,9 +130,10 @@ def test_a_busy_host_marks_the_row(harness: Callable, tmp_path: Path) -> None:
         for each in spinning:
             each.kill()
             each.wait()
-    assert len(found["interference"]) == 2
-    assert all("other programs took" in reason for reason in found["interference"])
-    assert found["interference"][1].endswith("(process 1)")
+    reasons = [each for each in found["interference"] if not each.startswith("not steady")]  # what takes it may vary
+    assert len(reasons) == 2
+    assert all("other programs took" in reason for reason in reasons)
+    assert reasons[1].endswith("(process 1)")
 
 
 @pytest.mark.parametrize(
