@@ -41,6 +41,6 @@ def of_child(command: Sequence[Any], environment: Mapping[str, str] | None = Non
     if paths:
         told["PYTHONPATH"] = os.pathsep.join(paths)
     told["PYTHONSAFEPATH"] = "1"
-    if words and Path(words[0]).resolve().is_relative_to(SCRIPTS):
+    if words and words[0].endswith(".py"):
         del told["PYTHONSAFEPATH"]  # its modules lie beside it
     return told

@@ -138,14 +138,13 @@ def start(
     log.parent.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
     with log.open("wb") as file:
-        words = [sys.executable, "-P", SUPERVISOR, str(grace), *command]
         supervisor = subprocess.Popen(
-            words,
+            [sys.executable, "-P", SUPERVISOR, str(grace), *command],
             stdin=subprocess.PIPE,
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=surroundings.of_child(words) | dict(environment or {}),
+            env=surroundings.of_child(command) | dict(environment or {}),
             preexec_fn=None if processors is None else partial(os.sched_setaffinity, 0, set(processors)),
         )
     try:
