@@ -151,7 +151,10 @@ def resolve(pins: Path, target: Target, work: Path, environment: Mapping[str, st
     else:
         newest = max((minor for minor in UV_KNOWS if minor <= target.glibc[1]), default=UV_KNOWS[0])
         command += ["--python-platform", f"{target.machine}-manylinux_2_{newest}", "--python-version", target.python]
-        command += ["--no-build", "--find-links", str(work)]
+        command += ["--no-build"]
+        # an option would replace what pip is told to find besides the index
+        links = [environment.get("UV_FIND_LINKS", ""), str(work)]
+        environment = {**environment, "UV_FIND_LINKS": ",".join(filter(None, links))}
     call(command, {**environment, "UV_NO_WRAP": "1"})
     resolved = read_pins(work / "resolved.txt")
     asked = pins.with_suffix(".in").read_text(encoding="utf-8") if pins.with_suffix(".in").exists() else ""

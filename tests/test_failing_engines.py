@@ -176,8 +176,15 @@ def run_out_of_memory() -> None:
     ],
 )
 def test_a_program_ends_with_one_line_below_the_traceback(
-    main: Callable[[], None], line: str, traced: bool, capsys: pytest.CaptureFixture[str]
+    main: Callable[[], None],
+    line: str,
+    traced: bool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv(
+        "PYTHONSAFEPATH", "1"
+    )  # which a program sets for those that it starts; here it ends with the test
     with pytest.raises(SystemExit) as caught:
         program.run(main)
     assert str(caught.value.code).startswith(line)

@@ -8,3 +8,4 @@ A result file carries METRICS_VERSION; the report refuses to put results of diff
 """
 
 METRICS_VERSION = 3
+COMPARABLE = (2, 3)  # versions of reports that stand side by side: each row has the interval of its own

@@ -257,7 +257,7 @@ def prebuilt_files(prebuilt: Mapping[str, Any]) -> list[Path]:
     if not path.is_dir():
         return [path.with_name(name) for name in split_names(path.name)]
     files = [each for each in path.iterdir() if is_artifacts(each.name) or each.suffix == ".safetensors"]
-    return [*files, path / MANIFEST]
+    return [*files, *([path / MANIFEST] if (path / MANIFEST).is_file() else [])]
 
 
 def artifacts(study: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ import jsonschema
 
 from common import bounded_json, plain_file
 from common.program import UserError, printable
-from metrics import METRICS_VERSION
+from metrics import COMPARABLE, METRICS_VERSION
 from reporting.columns import COLUMNS, SCHEMA, schema
 from reporting.results import upgrade
 
@@ -54,7 +54,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         content = _clean(content)
         version = content.get("metrics_version") if isinstance(content, dict) else None
-        if version is not None and version != METRICS_VERSION:
+        if version is not None and version not in COMPARABLE:
             raise UserError(f"{path}: is of metrics version {version!s:.20}, not {METRICS_VERSION}; measure again")
         try:
             content = upgrade(content) if isinstance(content, dict) else content
