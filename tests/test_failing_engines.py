@@ -182,9 +182,7 @@ def test_a_program_ends_with_one_line_below_the_traceback(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(
-        "PYTHONSAFEPATH", "1"
-    )  # which a program sets for those that it starts; here it ends with the test
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")  # which `run` sets for all that it starts; after this test nobody has it
     with pytest.raises(SystemExit) as caught:
         program.run(main)
     assert str(caught.value.code).startswith(line)

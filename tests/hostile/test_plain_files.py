@@ -183,9 +183,11 @@ def test_texts_configs_results_and_schedules_that_are_no_files(tmp_path: Path, k
     said = f"{path}: {kind(path)}"
     with pytest.raises(ConfigError, match=f"texts.evaluation: {said}"):
         config.check_text("texts.evaluation", path)
-    for read in (plain_text.read, values.check_file, read_results, Poisson.read, manifest.sha256):
+    for read in (plain_text.read, read_results, Poisson.read, manifest.sha256):
         with pytest.raises(UserError, match=said):
             read(path)
+    with pytest.raises(ConfigError, match=said):
+        values.check_file(path)
     assert sources.read_config(path) == {}  # the job that reads it says so
     (tmp_path / "artifact").mkdir()
     kind(tmp_path / "artifact/quantmill.json")
@@ -211,7 +213,7 @@ def test_a_study_that_is_no_file(
     words = [tools_python, "scripts/plan.py", *words] if program == "plan.py" else []
     words = words or [python, "scripts/serve_command.py", "demo/fp16", tmp_path / "study.yaml"]
     result = call("timeout", "60", *words)
-    assert result.stderr.splitlines() == [f"error: {tmp_path / 'study.yaml'}: {said}; put a file there"]
+    assert result.stderr.splitlines() == [f"error: config: {tmp_path / 'study.yaml'}: {said}; put a file there"]
 
 
 def test_sparse_texts_and_tasks_are_refused_by_their_size(tmp_path: Path) -> None:

@@ -199,12 +199,12 @@ def test_nothing_of_the_machine_is_uploaded(study: Study) -> None:
 @pytest.mark.parametrize("kind", ["path", "token"])
 def test_a_file_of_the_checkpoint_that_names_the_machine_is_not_uploaded(study: Study, kind: str) -> None:
     folder = study.build("gptq-int4", {"model.safetensors": 9})
-    (folder / "trainer_state.json").write_text({"path": f'"{study.root}/run"', "token": TOKEN}[kind])
+    (folder / "tokenizer_config.json").write_text({"path": f'"{study.root}/run"', "token": TOKEN}[kind])
     study.build("gptq-int4", {"model.safetensors": 9})
     result = study.push("gptq-int4")
     assert result.returncode == 1
     said = {"path": "a path of this machine", "token": "your token"}[kind]
-    assert result.stderr.startswith(f"error: trainer_state.json: holds {said}")
+    assert result.stderr.startswith(f"error: tokenizer_config.json: holds {said}")
     assert TOKEN not in result.stderr
     assert not study.hub.repositories
 
