@@ -13,7 +13,6 @@ all quiet rows together, pooled; where there are none, that of the other rows of
 
 import argparse
 import json
-import os
 import random
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO / "scripts"))
 
-from common import bounded_json  # noqa: E402
+from common import bounded_json, surroundings  # noqa: E402
 from common.program import UserError, run  # noqa: E402
 from common.publish import publish_json  # noqa: E402
 
@@ -62,7 +61,7 @@ def measure(python: Path, artifact: Path, options: argparse.Namespace, folder: P
     command = [python, REPO / "scripts/latency.py", artifact, out, "--engine", "transformers", "--device", "cpu"]
     command += ["--prompts", artifact.parent / "tokens/prompts.json", "--new-tokens", options.new_tokens]
     command += ["--processes", options.processes, "--repeats", options.repeats]
-    if subprocess.run([str(word) for word in command], cwd=folder, env=os.environ).returncode:
+    if subprocess.run([str(word) for word in command], cwd=folder, env=surroundings.of_child(command)).returncode:
         raise UserError(f"{artifact}: the row could not be measured; its error stands above")
     found = bounded_json.loads(out.read_bytes())
     runs = found["runs"]
