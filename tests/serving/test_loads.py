@@ -78,13 +78,21 @@ def test_a_server_is_put_under_every_load(load: Callable, tmp_path: Path) -> Non
     assert not (tmp_path / ".out.json.work").exists()
 
 
+def rewrite_config(artifact: Path, config: dict[str, Any]) -> None:
+    """Make an artifact one of another config.json, in its manifest too."""
+    (artifact / "config.json").write_text(json.dumps(config))
+    content = json.loads((artifact / "quantmill.json").read_text())
+    content["files"].pop("config.json", None)
+    (artifact / "quantmill.json").write_text(json.dumps(content))
+
+
 @pytest.mark.parametrize("rounds", [False, True])
 def test_the_mean_decides_about_tokens_of_a_format_that_rounds_activations(
     load: Callable, tmp_path: Path, rounds: bool
 ) -> None:
     groups = {"group_0": {"weights": {"num_bits": 8}, "input_activations": {"num_bits": 8} if rounds else None}}
     config = {"vocab_size": VOCAB, "eos_token_id": EOS, "quantization_config": {"config_groups": groups}}
-    (tmp_path / "model/fake/config.json").write_text(json.dumps(config))
+    rewrite_config(tmp_path / "model/fake", config)
     assert load({"fault": "batch"}, concurrency=[3]).returncode == 0
     (three,) = read(tmp_path)["loads"]
     about = {each["fault"]: each["refuses"] for each in three["findings"] if "nats behind" in each["message"]}
@@ -263,7 +271,7 @@ def test_how_many_experts_several_users_read_is_not_known(load: Callable, tmp_pa
     assert read_of(2, mixture=True) is None
     for experts in (1, 8):
         config = {"vocab_size": VOCAB, "eos_token_id": EOS, "text_config": {"num_experts": experts}}
-        (tmp_path / "model/fake/config.json").write_text(json.dumps(config))
+        rewrite_config(tmp_path / "model/fake", config)
         assert load({}, concurrency=[2], requests=4, new_tokens=2).returncode == 0
         assert read(tmp_path)["mixture"] is (experts == 8)
     why = collect(tmp_path)[0]["missing"]["bandwidth_fraction"]
