@@ -97,10 +97,17 @@ def test_the_plot_shows_this_model_alone(hub: Hub, study: Study) -> None:
 
 def test_a_killed_upload_goes_on_with_what_is_missing(hub: Hub, study: Study) -> None:
     study.build(
-        "gptq-int4", {"model-1.safetensors": 400_000, "model-2.safetensors": 30_000_000, "model.safetensors": 1}
+        "gptq-int4",
+        {
+            "model-00001-of-00002.safetensors": 400_000,
+            "model-00002-of-00002.safetensors": 30_000_000,
+            "model.safetensors": 1,
+        },
     )
     hub.storage.part = 10**9
-    large = hashlib.sha256((study.root / "artifacts/demo/gptq-int4/model-2.safetensors").read_bytes()).hexdigest()
+    large = hashlib.sha256(
+        (study.root / "artifacts/demo/gptq-int4/model-00002-of-00002.safetensors").read_bytes()
+    ).hexdigest()
     hub.faults = [Fault(f"PUT /lfs/{large}", delay=0.05, times=1)]
     command = [*study.command("gptq-int4"), "--license", "mit"]
     process = subprocess.Popen(command, cwd=study.root, env=study.environment(), stderr=subprocess.PIPE)
@@ -114,7 +121,7 @@ def test_a_killed_upload_goes_on_with_what_is_missing(hub: Hub, study: Study) ->
     result = study.push("gptq-int4", more=("--license", "mit"))
     assert result.returncode == 0, result.stderr
     assert {oid: hub.storage.received[oid] for oid in whole} == whole  # not one byte of these again
-    assert len(hub.repositories[NAME].files["model-2.safetensors"]) == 30_000_000
+    assert len(hub.repositories[NAME].files["model-00002-of-00002.safetensors"]) == 30_000_000
 
 
 @pytest.mark.parametrize(
@@ -150,9 +157,9 @@ def test_what_somebody_changed_since_is_not_lost(hub: Hub, study: Study) -> None
 
 
 def test_files_of_the_last_upload_that_are_gone_go(hub: Hub, study: Study) -> None:
-    study.build("gptq-int4", {"model-1.safetensors": 10, "model-2.safetensors": 10})
+    study.build("gptq-int4", {"model-00001-of-00002.safetensors": 10, "model-00002-of-00002.safetensors": 10})
     assert study.push("gptq-int4").returncode == 0
-    for name in ("model-1.safetensors", "model-2.safetensors"):
+    for name in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
         (study.root / "artifacts/demo/gptq-int4" / name).unlink()
     study.build("gptq-int4", {"model.safetensors": 20})
     assert study.push("gptq-int4").returncode == 0
