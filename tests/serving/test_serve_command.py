@@ -308,4 +308,4 @@ def test_make_serve_command(call: Callable, checkout: Callable[[], Path], tmp_pa
     # `make test-all` is a make itself: another one within it says which folder it enters and leaves.
     make = ("make", "--no-print-directory", "-n", "serve-command")
     said = call(*make, "CELL=demo/fp16@served", "CONFIG=study.yaml", cwd=root).stdout
-    assert said.splitlines()[-1] == ".venv/bin/python scripts/serve_command.py 'demo/fp16@served' study.yaml"
+    assert said.splitlines()[-1] == ".venv/bin/python scripts/serve_command.py 'demo/fp16@served' 'study.yaml'"
