@@ -136,7 +136,14 @@ def test_finite_weights_are_copied_and_converted_with_their_hashes(
 
 def test_the_workflow_asks_for_it(call: Callable, checkout: Callable, tools_python: Path, torch_python: Path) -> None:
     root = checkout()
-    model(root / "mine", (3, 4), np.inf)
+    assert call(tools_python, "scripts/bin_to_safetensors.py", "demo", root / "mine").returncode == 0
+    name = "model.embed_tokens.weight"
+    index = json.loads((root / "mine/model.safetensors.index.json").read_text())
+    with (root / "mine" / index["weight_map"][name]).open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        entry = json.loads(file.read(size))[name]
+        file.seek(8 + size + entry["data_offsets"][0] + 2 * (3 * entry["shape"][1] + 4))
+        file.write(np.float16(np.inf).tobytes())
     study(root, "models: {a: {source: {path: mine}}}\n")
     result = call(SNAKEMAKE, "--cores", "1", "artifacts/a/safetensors", "--configfile", "study.yaml", cwd=root)
     assert result.returncode == 1
