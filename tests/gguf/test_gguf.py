@@ -155,6 +155,9 @@ def with_tokenizer(
     content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
     path.unlink()
     path.write_text(json.dumps(content))
+    record = manifest(folder / "safetensors")
+    del record["files"]["tokenizer.json"]
+    (folder / "safetensors/quantmill.json").write_text(json.dumps(record))
     command = [torch_python, REPO / "scripts/tokenize_texts.py", folder / "safetensors", gguf_model / "evaluation.txt"]
     result = call(*command, folder / "evaluation.json", "--as", "evaluation")
     assert result.returncode == 0, result.stderr
