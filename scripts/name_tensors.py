@@ -9,9 +9,10 @@ library computes for itself, and layers that guess further tokens (but with --fu
 is made of the model. Anything else that is left over, missing, of another shape, or not scaled is refused.
 """
 
+import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import transformers
@@ -121,12 +122,18 @@ def main() -> None:
     arguments.add_argument("--further-layers", action="store_true", help="layers that guess further tokens are used")
     options = arguments.parse_args()
 
-    limited.supervise()  # sizes of keys that nobody knows may be large, and modules are Python objects
     own_code.forbid()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     source = headers.read(options.source)
-    with limited.step(str(options.source / "config.json"), megabytes=MEGABYTES, seconds=SECONDS):
+    config = options.source / "config.json"
+
+    def refuse(*_: Any) -> NoReturn:
+        raise UserError(f"{config}: its model was not built in {SECONDS} s of processor time; its sizes are wrong")
+
+    # sizes of keys that nobody knows may be large; modules are Python objects, so a signal interrupts their making
+    signal.signal(signal.SIGXCPU, refuse)
+    with limited.step(str(config), megabytes=MEGABYTES, seconds=SECONDS):
         found = name_tensors(source, options.further_layers)
     with publish(options.out) as partial:
         found.write(partial)

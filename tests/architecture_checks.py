@@ -25,6 +25,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 
 import engines  # noqa: E402
+from common import surroundings  # noqa: E402
 
 SHAPE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
 SHAPE |= {"num_key_value_heads": 2, "vocab_size": 2048, "max_position_embeddings": 256, "pad_token_id": 0}
@@ -50,7 +51,7 @@ def convert(source: Path) -> Path:
     """The fp16 artifact of a model's source, made beside it as the workflow does."""
     for program, read, out in (("bin_to_safetensors", "source", "safetensors"), ("build_fp16", "safetensors", "fp16")):
         command = [sys.executable, REPO / f"scripts/{program}.py", source.with_name(read), source.with_name(out)]
-        subprocess.run(list(map(str, command)), check=True, stdout=sys.stderr)
+        subprocess.run(list(map(str, command)), check=True, stdout=sys.stderr, env=surroundings.of_child(command))
     return source.with_name("fp16")
 
 

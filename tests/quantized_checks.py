@@ -21,6 +21,7 @@ from safetensors.numpy import load_file  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
 import engines  # noqa: E402
+from common import surroundings  # noqa: E402
 
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # which of eight outputs lies in nibble 0, 1, … of a word
 
@@ -69,7 +70,7 @@ def build(name: str, folder: Path, threads: int) -> Path:
     command = [sys.executable, REPO / "scripts" / FORMATS[name][0], artifacts / "fp16", folder, *OTHER_GPTQ]
     command += ["--calibration", artifacts / "tokens/calibration.json"]
     command += ["--evaluation", artifacts / "tokens/evaluation.json"]
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    environment = surroundings.of_child(command, os.environ | {"OMP_NUM_THREADS": str(threads)})
     subprocess.run(list(map(str, command)), check=True, stdout=sys.stderr, env=environment)
     return folder
 
