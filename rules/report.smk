@@ -1,9 +1,11 @@
 """All results on one page."""
 
+import base64
 import os
 import shlex
 import shutil
 import subprocess
+import zlib
 
 from common.program import run_child
 from reporting import summary
@@ -86,6 +88,11 @@ def rows():
     ]
 
 
+def packed(content):
+    """What write_study.py reads: JSON, compressed, in base64."""
+    return base64.b64encode(zlib.compress(json.dumps(content, indent=2).encode(), 9)).decode()
+
+
 localrules:
     study,
 
@@ -96,13 +103,13 @@ rule study:
     priority: 1000
     params:
         program=program("write_study.py"),
-        study=json.dumps(
+        # in one word without braces, which Snakemake would fill in; the kernel allows 128 KiB
+        study=packed(
             {
                 "config": STUDY,
                 "cells": rows(),
                 "options": f"--cores 8 {configfiles()}".strip(),  # of Snakemake, for the commands that the page shows
-            },
-            indent=2,
+            }
         ),
     shell:
         "echo {params.study:q} | {sys.executable:q} {params.program[0]:q} {output:q}"

@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
-"""Write what the report is to hold, which comes as JSON on standard input: the checked config, and a cell for each row.
+"""Write what the report is to hold: the checked config, and a cell for each row.
+
+It comes on standard input as JSON, compressed by zlib, in base64: a command has room for little else.
 
 python scripts/write_study.py OUT < STUDY
 """
 
+import base64
 import sys
+import zlib
 from pathlib import Path
 
 from common.program import parser, run
@@ -16,7 +20,7 @@ def main() -> None:
     arguments.add_argument("out", type=Path)
     options = arguments.parse_args()
     with publish(options.out) as partial:
-        partial.write_text(sys.stdin.read(), encoding="utf-8")
+        partial.write_bytes(zlib.decompress(base64.b64decode(sys.stdin.read())))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 docs/RELIABILITY.md says what was tried how often, and how FAULT_ROUNDS makes these longer.
 """
 
+import base64
 import os
 import random
 import re
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -118,7 +120,8 @@ def test_a_disk_without_a_byte_left(root: Path, tmp_path: Path) -> None:
             while True:
                 file.write(bytes(4096))
         command = [sys.executable, root / "scripts/write_study.py", disk / "report/study.json"]
-        result = subprocess.run(command, input="x" * 10_000, capture_output=True, text=True)
+        content = base64.b64encode(zlib.compress(b"x" * 10_000)).decode()
+        result = subprocess.run(command, input=content, capture_output=True, text=True)
         assert result.returncode == 1
         assert result.stderr == FULL
         assert (disk / "report/study.json").read_bytes() == whole

@@ -274,6 +274,9 @@ def test_a_broken_conversion_is_refused_before_it_has_its_name(
     data[-200_000:] = bytes(200_000)
     shard.unlink()
     shard.write_bytes(data)
+    record = json.loads((broken / "quantmill.json").read_text())
+    del record["files"][shard.name]  # as if it had been made so
+    (broken / "quantmill.json").write_text(json.dumps(record))
     gate = ("--gate-reference", artifacts / "gate.json", "--gate-evaluation", artifacts / "tokens/evaluation.json")
     program = (torch_python, "scripts/build_ct2.py", broken, tmp_path / "out", *gate, "--quantization")
     for quantization, reason in (("float32", "does not calculate what the weights say"), ("int8", "its perplexity is")):
