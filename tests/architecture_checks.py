@@ -93,6 +93,9 @@ def with_code(name: str, file: str, named: dict[str, Any]) -> Path:
     content.pop("tokenizer_class", None)
     (fp16 / file).unlink()
     (fp16 / file).write_text(json.dumps(content).replace("FOLDER", str(folder)))
+    record = json.loads((fp16 / "quantmill.json").read_text())
+    del record["files"][file]  # as if it had been made so
+    (fp16 / "quantmill.json").write_text(json.dumps(record))
     return fp16
 
 
