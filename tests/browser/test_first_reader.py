@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SUMMARY, build, write_cell
+from conftest import METRICS_VERSION, SUMMARY, build, write_cell
 from playwright.sync_api import Locator, Page, expect
 
 Visit = Callable[..., Page]
@@ -72,7 +72,7 @@ def test_the_header_says_under_which_conditions_the_figures_hold(study: Path, on
     dated = datetime.fromtimestamp(only.parent.stat().st_mtime, UTC)
     names, values = (page.locator(f".facts {part}").all_inner_texts() for part in ("dt", "dd"))
     found = dict(zip(names, values, strict=True))
-    assert found.pop("Quantmill").endswith(", metrics version 2")
+    assert found.pop("Quantmill").endswith(f", metrics version {METRICS_VERSION}")
     assert found == {
         "device": "a processor",
         "threads": "2",
