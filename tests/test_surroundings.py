@@ -154,11 +154,10 @@ def test_the_same_interpreter_keeps_what_a_wrapper_told_it_and_another_is_told_n
     here = {"PATH": "/bin", "PYTHONPATH": ":/packages:", "PYTHONHOME": "/home/python", "PYTHONSAFEPATH": "1"}
     module = [sys.executable, "-P", "-m", "pip"]
     assert surroundings.of_child(module, here) == here | {"PYTHONPATH": "/packages"}
-    assert surroundings.of_child(["/opt/python", *module[1:]], here) == {
-        "PATH": "/bin",
-        "PYTHONNOUSERSITE": "1",
-        "PYTHONSAFEPATH": "1",
-    }
+    nothing = {"PATH": "/bin", "PYTHONNOUSERSITE": "1", "PYTHONSAFEPATH": "1"}
+    assert surroundings.of_child(["/opt/python", *module[1:]], here) == nothing
+    # the same program by the name of another environment, which has no wrapper
+    assert surroundings.of_child([Path(sys.executable), *module[1:]], here) == nothing
 
 
 def test_modules_and_programs_of_ours_find_ours_and_nothing_else_does() -> None:

@@ -25,14 +25,15 @@ def clear(environment: Mapping[str, str]) -> dict[str, str]:
 def of_child(command: Sequence[Any], environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of a program that this one starts.
 
-    This interpreter is told again what a wrapper script told it; another one has a wrapper of its own, or none.
+    `sys.executable` itself is told again what a wrapper script told it. Any other word for an interpreter names another
+    environment, also where it is the same program: a system's Python may serve one as it is and one by a wrapper.
 
     Args:
         environment: what to begin with; this process's own, without it.
     """
     program, *words = map(str, command)
     told = dict(os.environ if environment is None else environment)
-    if program != sys.executable:
+    if command[0] is not sys.executable:
         told = clear(told)
     # an empty entry, as `PYTHONPATH=/packages:$PYTHONPATH` leaves, is the current folder
     paths = [path for path in told.pop("PYTHONPATH", "").split(os.pathsep) if path and Path(path) != SCRIPTS]
