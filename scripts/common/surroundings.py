@@ -31,7 +31,7 @@ def of_child(command: Sequence[Any], environment: Mapping[str, str] | None = Non
     Args:
         environment: what to begin with; this process's own, without it.
     """
-    program, *words = map(str, command)
+    words = [*map(str, command[1:])]
     told = dict(os.environ if environment is None else environment)
     if command[0] is not sys.executable:
         told = clear(told)
