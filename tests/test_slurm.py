@@ -34,7 +34,7 @@ texts: {evaluation: evaluation.txt, prompts: prompts.txt}
 """
 SCORED = ["fp16", "ct2-int8", "noise-floor"]
 ON_A_CARD = {"expected_predictions", "reference_logits", "fp16", "ct2", "quality", "noise_floor", "latency"}
-ELSEWHERE = {"source", "safetensors", "tokens", "page"}
+ELSEWHERE = {"source", "tensors", "safetensors", "tokens", "page"}
 
 
 def run(*command: str) -> str:
@@ -217,7 +217,7 @@ def test_jobs_never_share_a_card(study_run: Path) -> None:
         programs |= {(Path(program).stem, card == "none")}
         times.setdefault((card, process), {})[what] = float(when)
     measuring = {"latency", "quality", "expected_predictions", "gate", "reference_logits", "build_ct2"}
-    assert programs == {(name, False) for name in measuring} | {("tokenize_texts", True)}
+    assert programs == {(name, False) for name in measuring} | {("tokenize_texts", True), ("name_tensors", True)}
     spans = {card: sorted((t["begin"], t["end"]) for (c, _), t in times.items() if c == card) for card in ("0", "1")}
     for on_one_card in spans.values():
         assert len(on_one_card) > 1
