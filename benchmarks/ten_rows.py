@@ -84,7 +84,7 @@ def pooled(rows: Sequence[dict[str, Any]]) -> float:
 
 
 def explain(row: dict[str, Any], truth: float) -> str:
-    """Why an interval does not hold the truth, as far as the row itself says."""
+    """Return the reason why an interval misses the truth, as far as the row itself tells it."""
     if row["tokens_per_second_low"] <= truth <= row["tokens_per_second_high"]:
         return ""
     side = "slower" if row["tokens_per_second_high"] < truth else "faster"

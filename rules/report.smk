@@ -89,7 +89,7 @@ def rows():
 
 
 def packed(content):
-    """What write_study.py reads: JSON, compressed, in base64."""
+    """Return the input of write_study.py: JSON, compressed, in base64."""
     return base64.b64encode(zlib.compress(json.dumps(content, indent=2).encode(), 9)).decode()
 
 

@@ -130,7 +130,7 @@ def requirement(name: str, version: str, hashes: list[str]) -> str:
 
 
 def pip_environment() -> dict[str, str]:
-    """What pip runs with, so that the same source gives the same wheel."""
+    """Return pip's environment, by which the same source gives the same wheel."""
     return {**os.environ, "SOURCE_DATE_EPOCH": LONG_AGO, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 
