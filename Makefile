@@ -59,7 +59,7 @@ llama.cpp: $(BOOTSTRAP)
 bundle: $(BOOTSTRAP)
 	@$(BIN)/python scripts/bundle.py $(call quoted,envs/$(ENV).txt) $(call quoted,$(OUT)) $(OPTIONS)
 
-# What runs no workflow and no library of the environments: three minutes.
+# What runs no workflow and no library of the environments: about seven minutes.
 test-quick: $(BOOTSTRAP)
 	$(BIN)/snakemake --cores $(CORES) --quiet all -- envs/tools
 	$(PYTEST) $(SHARED) -m unit
