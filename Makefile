@@ -98,7 +98,7 @@ lint: $(BOOTSTRAP)
 	$(BIN)/python scripts/update_readme.py README.md results/smollm2 --short --check
 	for page in $(QUOTING); do $(BIN)/python scripts/update_readme.py $$page --check || exit 1; done
 	for run in $(RUNS); do $(BIN)/python scripts/update_readme.py $$run/README.md $$run $$(ls $$run/perplexities*.json $$run/by-hand*.json 2>/dev/null) --check || exit 1; done
-	test ! -f results/repeats/rows.json || $(BIN)/python scripts/update_readme.py results/repeats/README.md results/repeats/rows.json --check
+	$(BIN)/python scripts/update_readme.py results/repeats/README.md results/repeats/rows.json results/repeats/simulated.json --check
 
 format: $(BOOTSTRAP)
 	$(BIN)/ruff check --fix .
@@ -145,7 +145,7 @@ readme:
 	$(BIN)/python scripts/update_readme.py README.md results/smollm2 --short
 	for page in $(QUOTING); do $(BIN)/python scripts/update_readme.py $$page || exit 1; done
 	for run in $(RUNS); do $(BIN)/python scripts/update_readme.py $$run/README.md $$run $$(ls $$run/perplexities*.json $$run/by-hand*.json 2>/dev/null) || exit 1; done
-	test ! -f results/repeats/rows.json || $(BIN)/python scripts/update_readme.py results/repeats/README.md results/repeats/rows.json
+	$(BIN)/python scripts/update_readme.py results/repeats/README.md results/repeats/rows.json results/repeats/simulated.json
 
 clean:
 	rm -rf artifacts envs/*/ .snakemake
