@@ -34,18 +34,18 @@ STUDY = $(if $(CONFIG),$(call quoted,$(value CONFIG)))
 # The demo, or a study: make report CONFIG=my-study.yaml. At a terminal, steps and progress instead of Snakemake's log,
 # which is in .snakemake/log.
 report: $(BOOTSTRAP)
-	@$(if $(CONFIG),$(BIN)/python scripts/check_config.py $(STUDY))
+	@$(if $(CONFIG),$(BIN)/python scripts/quantmill plan.check_config $(STUDY))
 	@PYTHONPATH=scripts/terminal $(BIN)/snakemake $$(test -t 2 && echo --logger quantmill) $(if $(CONFIG),--configfile $(STUDY)) --cores $(CORES) report
 	@echo "The report: artifacts/report/index.html"
 
 # What a study takes, before any of it is done: make plan CONFIG=my-study.yaml; it fails where the disk is too small.
 plan: $(BOOTSTRAP)
 	@$(BIN)/snakemake --cores $(CORES) --quiet all -- envs/tools
-	@envs/tools/bin/python scripts/plan.py $(STUDY)
+	@envs/tools/bin/python scripts/quantmill plan.show $(STUDY)
 
 # What serves a row's artifact as it was measured: make serve-command CELL=demo/fp16@vllm CONFIG=my-study.yaml.
 serve-command: $(BOOTSTRAP)
-	@$(BIN)/python scripts/serve_command.py $(call quoted,$(value CELL)) $(STUDY)
+	@$(BIN)/python scripts/quantmill deploy.serve_command $(call quoted,$(value CELL)) $(STUDY)
 
 environments: $(BOOTSTRAP)
 	$(BIN)/snakemake --cores $(CORES) envs/tools envs/torch envs/gptqmodel envs/mlc envs/lm-eval envs/browser \
@@ -57,7 +57,7 @@ llama.cpp: $(BOOTSTRAP)
 
 # An environment for a machine without a network: make bundle ENV=vllm OPTIONS="--python-version 3.12".
 bundle: $(BOOTSTRAP)
-	@$(BIN)/python scripts/bundle.py $(call quoted,envs/$(ENV).txt) $(call quoted,$(OUT)) $(OPTIONS)
+	@$(BIN)/python scripts/quantmill environments.bundle $(call quoted,envs/$(ENV).txt) $(call quoted,$(OUT)) $(OPTIONS)
 
 # What runs no workflow and no library of the environments: about seven minutes.
 test-quick: $(BOOTSTRAP)
@@ -95,10 +95,10 @@ lint: $(BOOTSTRAP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile rules
-	$(BIN)/python scripts/update_readme.py README.md results/smollm2 --short --check
-	for page in $(QUOTING); do $(BIN)/python scripts/update_readme.py $$page --check || exit 1; done
-	for run in $(RUNS); do $(BIN)/python scripts/update_readme.py $$run/README.md $$run $$(ls $$run/perplexities*.json $$run/by-hand*.json 2>/dev/null) --check || exit 1; done
-	$(BIN)/python scripts/update_readme.py results/repeats/README.md results/repeats/rows.json results/repeats/simulated.json --check
+	$(BIN)/python scripts/quantmill report.update_readme README.md results/smollm2 --short --check
+	for page in $(QUOTING); do $(BIN)/python scripts/quantmill report.update_readme $$page --check || exit 1; done
+	for run in $(RUNS); do $(BIN)/python scripts/quantmill report.update_readme $$run/README.md $$run $$(ls $$run/perplexities*.json $$run/by-hand*.json 2>/dev/null) --check || exit 1; done
+	$(BIN)/python scripts/quantmill report.update_readme results/repeats/README.md results/repeats/rows.json results/repeats/simulated.json --check
 
 format: $(BOOTSTRAP)
 	$(BIN)/ruff check --fix .
@@ -108,7 +108,7 @@ format: $(BOOTSTRAP)
 # The bootstrap environment: Snakemake, uv and the test tools.
 $(BOOTSTRAP): envs/bootstrap.txt
 	@$(call quoted,$(PYTHON)) -I -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: $(PYTHON) is Python %d.%d; Quantmill wants 3.11 or newer: make PYTHON=python3.12" % sys.version_info[:2])'
-	$(call quoted,$(PYTHON)) scripts/create_env.py envs/bootstrap.txt .venv
+	$(call quoted,$(PYTHON)) scripts/quantmill environments.create envs/bootstrap.txt .venv
 	@touch $@
 
 # Resolve the pins again after an edit of envs/*.in. torch goes without hashes, so that a CPU build of the same version
@@ -136,16 +136,16 @@ record: report
 pictures: $(BOOTSTRAP)
 	$(BIN)/snakemake --cores $(CORES) --quiet all -- envs/tools
 	for run in results/demo results/h200 results/smollm2 results/smollm2-h100 results/smollm2-h200; do \
-		envs/tools/bin/python scripts/collect.py $$run --out artifacts/collected && \
+		envs/tools/bin/python scripts/quantmill report.collect $$run --out artifacts/collected && \
 		for picture in $$run/quality-*.svg; do cp artifacts/collected/$${picture##*/} $$picture || exit 1; done || exit 1; \
 	done
 
 readme:
-	$(BIN)/python scripts/write_schema.py
-	$(BIN)/python scripts/update_readme.py README.md results/smollm2 --short
-	for page in $(QUOTING); do $(BIN)/python scripts/update_readme.py $$page || exit 1; done
-	for run in $(RUNS); do $(BIN)/python scripts/update_readme.py $$run/README.md $$run $$(ls $$run/perplexities*.json $$run/by-hand*.json 2>/dev/null) || exit 1; done
-	$(BIN)/python scripts/update_readme.py results/repeats/README.md results/repeats/rows.json results/repeats/simulated.json
+	$(BIN)/python scripts/quantmill report.write_schema
+	$(BIN)/python scripts/quantmill report.update_readme README.md results/smollm2 --short
+	for page in $(QUOTING); do $(BIN)/python scripts/quantmill report.update_readme $$page || exit 1; done
+	for run in $(RUNS); do $(BIN)/python scripts/quantmill report.update_readme $$run/README.md $$run $$(ls $$run/perplexities*.json $$run/by-hand*.json 2>/dev/null) || exit 1; done
+	$(BIN)/python scripts/quantmill report.update_readme results/repeats/README.md results/repeats/rows.json results/repeats/simulated.json
 
 clean:
 	rm -rf artifacts envs/*/ .snakemake

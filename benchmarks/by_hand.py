@@ -5,10 +5,10 @@
 
 For rows of vLLM (its class LLM), of ExLlamaV3 (its Generator), of gptqmodel, which chooses its kernel itself, and of
 libraries that transformers loads (`generate` of the model). A row's artifact, engine and options are measured again
-(latency.py, one process), in turn with the library, so that a machine that changes changes both. By hand, the time for
-each token after the first is that of an answer less that of its first token alone; the row's is that of its tokens' own
-times, for decoding that Python drives where it has several modes. Medians over five prompts, then over the rounds; the
-range is over rounds.
+(latency.measure, one process), in turn with the library, so that a machine that changes changes both. By hand, the time
+for each token after the first is that of an answer less that of its first token alone; the row's is that of its tokens'
+own times, for decoding that Python drives where it has several modes. Medians over five prompts, then over the rounds;
+the range is over rounds.
 """
 
 import json
@@ -25,9 +25,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
-from common import bounded_json
-from common.program import UserError, parser, run
-from common.publish import publish_json
+from quantmill.common import bounded_json
+from quantmill.common.atomic import publish_json
+from quantmill.common.program import UserError, parser, run
 
 ENVIRONMENTS = {"transformers": "torch", "torchao": "quantizers", "bitsandbytes": "quantizers", "vllm": "vllm"}
 ENVIRONMENTS |= {"exllamav3": "exllamav3", "gptqmodel": "gptqmodel"}
@@ -36,7 +36,7 @@ RATES = ("tokens/s after the first", "by hand", "ratio")
 MODES = ("generate", "eager", "vLLM", "generator")
 FLOATS = ("float32", "float16", "bfloat16")
 OWN = "_shared_heads"  # Quantmill's own way to call an attention of transformers
-LATENCY = Path(__file__).resolve().parents[1] / "scripts/latency.py"
+LATENCY = [str(Path(__file__).resolve().parents[1] / "scripts/quantmill"), "latency.measure"]
 SAID = "by hand: "  # what libraries print goes to the same place
 
 Decode = Callable[[list[int], int], None]  # so many tokens after a prompt's
@@ -114,7 +114,7 @@ def by_exllamav3(artifact: Path, row: dict[str, Any]) -> Decode:
     """A job at a time of one generator. It keeps the pages of prompts that it has seen."""
     import torch
 
-    from exllama import library
+    from quantmill.exllamav3 import library
 
     library()
     from exllamav3 import Cache, Config, Generator, GreedySampler, Job, Model, Tokenizer
@@ -182,7 +182,7 @@ def measure_again(artifact: Path, row: dict[str, Any], python: str) -> tuple[str
         if device == "cpu":
             told["threads"] = row["device"]["threads"]
         words = [f"--{name}={value}" for name, value in told.items()]
-        result = subprocess.run([python, str(LATENCY), str(artifact), str(out), *words], stdout=subprocess.DEVNULL)
+        result = subprocess.run([python, *LATENCY, str(artifact), str(out), *words], stdout=subprocess.DEVNULL)
         return None if result.returncode else seconds_of_row(bounded_json.loads(out.read_bytes()))
 
 

@@ -65,9 +65,9 @@ for path in sorted(pathlib.Path(sys.argv[1]).glob('*.bin')):
 def make_sparse(folder: Path, gigabytes: float) -> None:
     """One .bin file that holds next to nothing but says that it is large."""
     sys.path.insert(0, str(REPO / "scripts"))
-    from checkpoint import torch_pickle
-    from checkpoint.zip_directory import crc32
-    from checkpoint.zip_writer import ZipWriter
+    from quantmill.checkpoint import torch_pickle
+    from quantmill.checkpoint.zip_directory import crc32
+    from quantmill.checkpoint.zip_writer import ZipWriter
 
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
@@ -125,9 +125,9 @@ def main() -> None:
     os.chdir(REPO)
     source, target, middle = (options.folder / name for name in ("source", "target", "safetensors"))
     run([TORCH, "-P", "-c", MAKE, source, options.gigabytes])
-    to_safetensors = [TOOLS, "scripts/bin_to_safetensors.py"]
+    to_safetensors = [TOOLS, "scripts/quantmill", "checkpoint.to_safetensors"]
     run([*to_safetensors, source, middle])
-    to_bin = [TOOLS, "scripts/safetensors_to_bin.py", middle, target]
+    to_bin = [TOOLS, "scripts/quantmill", "checkpoint.to_bin", middle, target]
     commands: dict[str, list[object]] = {
         "cp": ["cp", "-r", source, target],
         "to safetensors": [*to_safetensors, source, target],

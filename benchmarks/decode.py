@@ -24,7 +24,7 @@ from safetensors.torch import save_file  # noqa: E402
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel  # noqa: E402
 
-from engines import gptqmodel, transformers  # noqa: E402
+from quantmill.engines import gptqmodel, transformers  # noqa: E402
 
 NEW_TOKENS, PROMPT, GROUP = 200, 23, 128
 

@@ -28,9 +28,9 @@ os.environ.setdefault("QUANTMILL_LLAMA_CPP", str(REPO / "artifacts/libraries/lla
 import torch  # noqa: E402
 import transformers  # noqa: E402
 
-import engines  # noqa: E402
-from checkpoint import gguf_file  # noqa: E402
-from llamacpp import files  # noqa: E402
+from quantmill import engines  # noqa: E402
+from quantmill.checkpoint import gguf_file  # noqa: E402
+from quantmill.llamacpp import files  # noqa: E402
 
 MARKS = "<!-- architectures: by benchmarks/gguf_architectures.py -->", "<!-- end -->"
 NEW_TOKENS = 16
@@ -94,10 +94,10 @@ def write_model(name: str, folder: Path) -> None:
 def run(program: str, *arguments: object) -> None:
     """Run a program in this process, whose libraries take long to import. Raises `RuntimeError` with its last line."""
     errors, before = io.StringIO(), sys.argv
-    sys.argv = [program, *map(str, arguments)]
+    sys.argv = ["quantmill", program, *map(str, arguments)]
     try:
         with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(errors):
-            runpy.run_path(str(REPO / "scripts" / program), run_name="__main__")
+            runpy.run_path(str(REPO / "scripts/quantmill"), run_name="__main__")
     except SystemExit as end:
         if end.code:
             lines = [line for line in errors.getvalue().splitlines() if line.strip()]
@@ -111,19 +111,19 @@ def check(name: str, work: Path) -> dict[str, Any]:
     source, safe = work / "source", work / "safetensors"
     try:
         write_model(name, work / "published")
-        run("link_source.py", work / "published", source)
-        run("bin_to_safetensors.py", source, safe)
+        run("fetch.link", work / "published", source)
+        run("checkpoint.to_safetensors", source, safe)
         text = REPO / "config/evaluation.txt"
-        run("tokenize_texts.py", safe, text, work / "evaluation.json", "--as", "evaluation")
-        run("expected_predictions.py", source, work / "gate.json", "--evaluation", work / "evaluation.json")
+        run("tokens.tokenize_texts", safe, text, work / "evaluation.json", "--as", "evaluation")
+        run("gate.expected", source, work / "gate.json", "--evaluation", work / "evaluation.json")
     except Exception as error:  # whatever transformers raises for a config that it does not take
         return {"refused": f"transformers: {error}"}
     gate = ["--gate-reference", work / "gate.json", "--gate-evaluation", work / "evaluation.json", "--device", "cpu"]
     found: dict[str, Any] = {}
     try:
         texts = ["--evaluation", work / "evaluation.json", "--text", text]
-        run("build_gguf.py", safe, work / "f16", "--type", "f16", "--name", name, *texts, *gate)
-        run("build_gguf.py", safe, work / "q8_0", "--type", "q8_0", "--base", work / "f16", *gate)
+        run("build.gguf", safe, work / "f16", "--type", "f16", "--name", name, *texts, *gate)
+        run("build.gguf", safe, work / "q8_0", "--type", "q8_0", "--base", work / "f16", *gate)
         for kind in ("f16", "q8_0"):
             faithful = json.loads((work / kind / "quantmill.json").read_text())["gate"]["faithful"]
             found[kind] = faithful.get("divergence", faithful.get("unchecked"))

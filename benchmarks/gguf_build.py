@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
-from devices import processes
+from quantmill.devices import processes
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = Path(os.environ.get("QUANTMILL_LLAMA_CPP", ROOT / "artifacts/libraries/llama.cpp")).absolute()
@@ -69,8 +69,18 @@ def main() -> None:
     options = arguments.parse_args()
     threads = len(os.sched_getaffinity(0))
     base, file = options.folder / "f16", options.folder / "theirs.gguf"
-    ours = [PYTHON, ROOT / "scripts/build_gguf.py", options.source]
-    convert = [PYTHON, ROOT / "scripts/convert_gguf.py", "none", options.source, "--outfile", file, "--outtype", "f16"]
+    ours = [PYTHON, ROOT / "scripts/quantmill", "build.gguf", options.source]
+    convert = [
+        PYTHON,
+        ROOT / "scripts/quantmill",
+        "llamacpp.convert",
+        "none",
+        options.source,
+        "--outfile",
+        file,
+        "--outtype",
+        "f16",
+    ]
     quantize = [LIBRARY / "bin/llama-quantize", base / "model.gguf", file, options.type, threads]
     jobs = {
         "f16": ([*ours, base, "--type", "f16"], convert),

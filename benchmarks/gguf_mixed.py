@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 import numpy as np
 
-from checkpoint import gguf_file
-from llamacpp import mixture
-from metrics import bootstrap
+from quantmill.checkpoint import gguf_file
+from quantmill.llamacpp import mixture
+from quantmill.metrics import bootstrap
 
 HEADINGS = ("model", "type", "its bits", "bits of the mixture", "KL of the type", "KL of the mixture", "ratio")
 MORE = ("estimated", "tokens scored", "seconds to measure", "estimates off by", "ratio, rows of 256")

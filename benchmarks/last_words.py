@@ -16,8 +16,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
-from common.program import UserError, parser, run
-from common.publish import publish
+from quantmill.common.atomic import publish
+from quantmill.common.program import UserError, parser, run
 
 LEAST, MOST, LETTERS = 40, 80, 6
 TASK = """task: last_words

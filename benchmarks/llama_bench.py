@@ -8,7 +8,7 @@ after none, and reads a prompt of 512. It counts no prompt when it decodes, so a
 first (TPOT) is held against it, and its median step: on a GPU the first steps after each prompt are slower, and
 llama-bench has no prompt between its runs. Of the prompt it is the time to its first token, where the row has one of
 512.
-QUANTMILL_LLAMA_CPP names a folder of compile_llama_cpp.py.
+QUANTMILL_LLAMA_CPP names a folder of llamacpp.compile.
 """
 
 import argparse
@@ -20,9 +20,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
-import devices
-import llamacpp
-from llamacpp import files
+from quantmill import devices, llamacpp
+from quantmill.llamacpp import files
 
 PROMPT = 512
 FLAGS = {"type_k": "-ctk", "type_v": "-ctv", "flash_attn": "-fa", "n_batch": "-b", "n_ubatch": "-ub"}

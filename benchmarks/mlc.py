@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How long build_mlc.py takes beside `cp` of its input, in turn, as benchmarks/convert.py measures.
+"""How long build.mlc takes beside `cp` of its input, in turn, as benchmarks/convert.py measures.
 
     python3 benchmarks/mlc.py FOLDER [--layers 9] [--runs 7]
 
@@ -55,11 +55,11 @@ def main() -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
     source, target, config = (options.folder / name for name in ("safetensors", "target", "config.json"))
     config.write_text(json.dumps(SHAPE | {"num_hidden_layers": options.layers}))
-    run([TORCH, "scripts/random_weights.py", config, source])
-    program = [TOOLS, "scripts/build_mlc.py", source, target, "--weights-only"]
+    run([TORCH, "scripts/quantmill", "fetch.random_weights", config, source])
+    program = [TOOLS, "scripts/quantmill", "build.mlc", source, target, "--weights-only"]
     commands: dict[str, list[object]] = {
         "cp": ["cp", "-r", source, target],
-        "build_mlc.py": program,
+        "build.mlc": program,
         "  on one core": ["taskset", "--cpu-list", "0", *program],
         "  its weights alone": [TOOLS, "-P", "-c", WEIGHTS, source, target],
     }

@@ -22,13 +22,13 @@ from mlc_gpu_bench import RANDOM, Bench, error, random_matrix
 from mlc_gpu_products import many, matrices
 from tvm.runtime.vm import VirtualMachine
 
-from checkpoint.shards import read_json
-from devices import cuda as gpu
-from engines.quantmill_tvm import CudaSession
-from mlc import architecture, cuda_attention, cuda_products, cuda_vectors, library, source_config
-from mlc.cuda_matrices import Launch
-from mlc.cuda_products import Block
-from mlc.rope import frequencies
+from quantmill.checkpoint.shards import read_json
+from quantmill.devices import cuda as gpu
+from quantmill.engines.quantmill_tvm import CudaSession
+from quantmill.mlc import architecture, cuda_attention, cuda_products, cuda_vectors, library, source_config
+from quantmill.mlc.cuda_matrices import Launch
+from quantmill.mlc.cuda_products import Block
+from quantmill.mlc.rope import frequencies
 
 VARIANTS = ("16x2", "16x1", "8x3", "8x4", "8x2", "4x6")
 BLOCKS = ("2x2x2x2x8x4", "4x2x1x2x8x4", "4x2x1x2x8x3", "2x2x2x1x8x4", "2x2x2x1x4x4")

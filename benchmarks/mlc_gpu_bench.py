@@ -12,8 +12,8 @@ sys.path.insert(0, str(REPO / "scripts"))
 import numpy as np  # noqa: E402
 import tvm  # noqa: E402
 
-from engines.decoding.cuda_stream import Stream  # noqa: E402
-from mlc import library  # noqa: E402
+from quantmill.engines.decoding.cuda_stream import Stream  # noqa: E402
+from quantmill.mlc import library  # noqa: E402
 
 REPLAYS = 20
 EPSILON = 1e-5

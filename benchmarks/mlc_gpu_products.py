@@ -12,9 +12,9 @@ from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import op, spec
 from tvm.runtime.vm import VirtualMachine
 
-from mlc import architecture, cuda, cuda_matrices, cuda_products, library, model
-from mlc.cuda_matrices import Launch
-from mlc.cuda_products import Block
+from quantmill.mlc import architecture, cuda, cuda_matrices, cuda_products, library, model
+from quantmill.mlc.cuda_matrices import Launch
+from quantmill.mlc.cuda_products import Block
 
 BYTES = 400_000_000
 

@@ -5,7 +5,7 @@
 
 Results of `llamacpp-512` are held against llama.cpp's llama-perplexity, those of `lm-eval-word` against
 lm-evaluation-harness' task `wikitext` in envs/lm-eval. TEXT is the study's, in WikiText's form for the second.
-QUANTMILL_LLAMA_CPP names a folder of compile_llama_cpp.py.
+QUANTMILL_LLAMA_CPP names a folder of llamacpp.compile.
 """
 
 import json
@@ -18,11 +18,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
-import llamacpp
-from common import bounded_json, documents, manifest
-from common.program import UserError, parser, run
-from common.publish import publish_json
-from llamacpp import files
+from quantmill import llamacpp
+from quantmill.common import bounded_json, manifest
+from quantmill.common.atomic import publish_json
+from quantmill.common.program import UserError, parser, run
+from quantmill.llamacpp import files
+from quantmill.tokens import wikitext
 
 REPO = Path(__file__).resolve().parents[1]
 
@@ -56,7 +57,7 @@ def by_harness(artifact: Path, text: Path, _windows: int) -> float:
     """Word perplexity of the task `wikitext`, of all pages, in float32."""
     with tempfile.TemporaryDirectory() as folder:
         pages = Path(folder, "pages.jsonl")
-        rows = (json.dumps({"page": page}) for page in documents.pages(text.read_text(encoding="utf-8")))
+        rows = (json.dumps({"page": page}) for page in wikitext.pages(text.read_text(encoding="utf-8")))
         pages.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
         command = [REPO / "envs/lm-eval/bin/python", REPO / "benchmarks/lm_eval_wikitext.py", artifact, folder, pages]
         return json.loads(output(command).splitlines()[-1])[0]["word_perplexity"]

@@ -22,7 +22,7 @@ import torch
 from gptqmodel.utils import awq, marlin
 from gptqmodel.utils.marlin_scalar_type import scalar_types
 
-from engines.decoding import gemv
+from quantmill.engines.decoding import gemv
 
 GROUP, BYTES, RUNS = 128, 200_000_000, 7
 SHAPES = {  # inputs, outputs: q, k and v; o; gate and up; down

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 import torch
 from safetensors.torch import save_file
 
-import random_weights
+from quantmill.fetch import random_weights
 
 Tensors = dict[str, torch.Tensor]
 GROUP, BITS = 128, 4

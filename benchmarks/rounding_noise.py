@@ -7,7 +7,7 @@ Two ways to add the same sums, such as reading a text and decoding it, differ by
 transformers reads eight pieces of the evaluation text in float32, 256 tokens each: as they are, and with each input of
 a linear layer changed by up to 2**-11 of itself, at random. How many nats are the tokens that are the likeliest with
 the change behind without it, and how far does the mean log-probability of a piece's own tokens move? Loads of a server
-are judged by both (scripts/serving/agreement.py, scripts/loading/start.py).
+are judged by both (scripts/quantmill/loads/agreement.py, scripts/quantmill/loads/server_start.py).
 """
 
 import sys
@@ -18,11 +18,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
-import engines
-from checkpoint import shards
-from common import manifest
-from common.program import UserError, parser, run
-from common.publish import publish_json
+from quantmill import engines
+from quantmill.checkpoint import shards
+from quantmill.common import manifest
+from quantmill.common.atomic import publish_json
+from quantmill.common.program import UserError, parser, run
 
 THREADS, PIECES, TOKENS = 2, 8, 256
 ROUNDING = 2.0**-11  # of a value: half of float16's last place

@@ -31,13 +31,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 import numpy as np
 
-import devices
-import engines
-from checkpoint import shards
-from common import manifest
-from common.program import UserError, parser, run
-from common.publish import publish_json
-from metrics import bootstrap
+from quantmill import devices, engines
+from quantmill.checkpoint import shards
+from quantmill.common import manifest
+from quantmill.common.atomic import publish_json
+from quantmill.common.program import UserError, parser, run
+from quantmill.metrics import bootstrap
 
 THREADS, PROMPTS = 2, 3
 
@@ -120,7 +119,7 @@ def generate(model: Any, prepare: Callable[[], None] = lambda: None) -> Measure:
 
 def steps(engine: Any, prepare: Callable[[], None] = lambda: None) -> Measure:
     """Of a row's engine, by the times of its tokens."""
-    from timing.decoding import time_tokens
+    from quantmill.latency.decoding import time_tokens
 
     def measure(prompt: list[int], tokens: int) -> float:
         prepare()

@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import engines
-from common import manifest
-from metrics.windows import gptq_2048
-from quality import score
-from scoring import reference, teacher_forcing
+from quantmill import engines
+from quantmill.common import manifest
+from quantmill.metrics.windows import gptq_2048
+from quantmill.quality import reference, teacher_forcing
+from quantmill.quality.measure import score
 
 
 def make(folder: Path, options: argparse.Namespace) -> None:

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
-from common import manifest
-from common.program import UserError, parser, run
-from common.publish import publish_json
+from quantmill.common import manifest
+from quantmill.common.atomic import publish_json
+from quantmill.common.program import UserError, parser, run
 
 ANSWERS, LARGEST = 5, 4
 ENGINES = ("transformers", "bitsandbytes", "torchao", "hqq", "gptqmodel")
@@ -60,8 +60,7 @@ def profile(artifact: Path, tokens: int) -> dict[str, Any]:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
 
-    import devices
-    import engines
+    from quantmill import devices, engines
 
     if not torch.cuda.is_available():
         raise UserError("torch finds no GPU here, and this profiles one; run it where there is one")

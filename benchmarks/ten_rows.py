@@ -6,9 +6,9 @@ worth. With --table, print what was recorded as rows of a table.
     python benchmarks/ten_rows.py busy.json envs/torch/bin/python artifacts/demo/fp16 --busy
     python benchmarks/ten_rows.py rows.json --table quiet.json busy.json
 
-Each row is a run of scripts/latency.py by its engine's interpreter. The load is a process that keeps a processor busy
-for 2 to 8 seconds and then rests as long, at times that a seed draws. A row is right if its interval holds the speed of
-all quiet rows together, pooled; where there are none, that of the other rows of its file.
+Each row is a run of scripts/quantmill/latency/measure.py by its engine's interpreter. The load is a process that keeps
+a processor busy for 2 to 8 seconds and then rests as long, at times that a seed draws. A row is right if its interval
+holds the speed of all quiet rows together, pooled; where there are none, that of the other rows of its file.
 """
 
 import argparse
@@ -26,9 +26,9 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO / "scripts"))
 
-from common import bounded_json, surroundings  # noqa: E402
-from common.program import UserError, run  # noqa: E402
-from common.publish import publish_json  # noqa: E402
+from quantmill.common import bounded_json, surroundings  # noqa: E402
+from quantmill.common.atomic import publish_json  # noqa: E402
+from quantmill.common.program import UserError, run  # noqa: E402
 
 SPIN = "while True: pass"
 SPAN = 2.0, 8.0  # seconds for which the load is there, and then is not
@@ -58,7 +58,17 @@ def coming_and_going(seed: int) -> Iterator[None]:
 def measure(python: Path, artifact: Path, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """One row: its speed with the interval, all that took what time, and what it says to have disturbed it."""
     out = folder / "row.json"
-    command = [python, REPO / "scripts/latency.py", artifact, out, "--engine", "transformers", "--device", "cpu"]
+    command = [
+        python,
+        REPO / "scripts/quantmill",
+        "latency.measure",
+        artifact,
+        out,
+        "--engine",
+        "transformers",
+        "--device",
+        "cpu",
+    ]
     command += ["--prompts", artifact.parent / "tokens/prompts.json", "--new-tokens", options.new_tokens]
     command += ["--processes", options.processes, "--repeats", options.repeats]
     if subprocess.run([str(word) for word in command], cwd=folder, env=surroundings.of_child(command)).returncode:

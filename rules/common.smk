@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
@@ -15,18 +16,19 @@ RULES = Path(workflow.current_basedir.get_path_or_uri(secret_free=True))
 if not RULES.is_dir():
     sys.exit(f"error: {RULES}: is no folder of this machine; clone Quantmill, and name its Snakefile by a path")
 sys.path.insert(0, str(RULES.parent / "scripts"))
-from common import surroundings
-from common.program import printable
-from common.sources import closure, digest
-from planning import cells, jobs, lengths, parallelism, registry, shape
-from planning.config import CHECKOUT, TEXTS, complete, source
-from planning.costs import CUDA_BUILD, Costs, EngineCosts, Memory, Size
-from planning.values import ConfigError, check_file, is_plain
+from quantmill.common import surroundings
+from quantmill.common.program import printable
+from quantmill.common.code_hash import closure, digest
+from quantmill.plan import cells, jobs, lengths, registry, vllm_parallelism
+from quantmill.checkpoint import model_shape
+from quantmill.plan.config import CHECKOUT, TEXTS, complete, source
+from quantmill.plan.resources import CUDA_BUILD, Costs, EngineCosts, Memory, Size
+from quantmill.plan.config_values import ConfigError, check_file, is_plain
 
 os.environ["PYTHONSAFEPATH"] = "1"  # for `python -m snakemake`, by which Snakemake runs a cluster's jobs
 
-FORMATS = {}  # name -> planning.registry.Format; filled by rules/formats/*.smk
-ENGINES = {}  # name -> planning.registry.Engine; filled by rules/engines/*.smk
+FORMATS = {}  # name -> plan.registry.Format; filled by rules/formats/*.smk
+ENGINES = {}  # name -> plan.registry.Engine; filled by rules/engines/*.smk
 COMPILED = {}  # environment -> files that a rule compiles for it besides; filled by the files of its formats
 # formats' files ask for these before the config can be checked, which needs to know the formats
 INTERPRETERS = config["interpreters"] if isinstance(config.get("interpreters"), dict) else {}
@@ -35,6 +37,7 @@ VARIANTS = {
     for name, variant in (config["variants"] if isinstance(config.get("variants"), dict) else {}).items()
     if isinstance(name, str) and isinstance(variant, dict)
 }
+PACKAGE = CHECKOUT / "scripts/quantmill"
 ENVS = [pins.stem for pins in sorted((CHECKOUT / "envs").glob("*.txt"))]
 REGISTRY = cells.Registry(FORMATS, ENGINES, ENVS)
 
@@ -64,12 +67,12 @@ def refuse(reason):
 
 
 def Format(**words):
-    """What a format's file puts in FORMATS: see planning.registry.Format."""
+    """What a format's file puts in FORMATS: see plan.registry.Format."""
     return entry(registry.Format, words)
 
 
 def Engine(**words):
-    """What an engine's file puts in ENGINES: see planning.registry.Engine."""
+    """What an engine's file puts in ENGINES: see plan.registry.Engine."""
     return entry(registry.Engine, words)
 
 
@@ -109,7 +112,7 @@ def device_here():
 def check_study(config):
     """The config with its defaults; a mistake ends Snakemake with one line."""
     schema = yaml.safe_load((CHECKOUT / "config/config.schema.yaml").read_text())
-    modules = [file.stem for file in (CHECKOUT / "scripts/engines").glob("[!_]*.py")]
+    modules = [file.stem for file in (PACKAGE / "engines").glob("[!_]*.py")]
     try:
         registry.check_registry(FORMATS, ENGINES, ENVS, modules, makers)
     except ConfigError as error:
@@ -151,29 +154,41 @@ def find_cell(model, name):
     return CELLS.get((model, name)) or cells.Cell(model, name, None, FORMATS[name].engine)
 
 
+class Program(NamedTuple):
+    """A program of ours. command: what an interpreter is given. digest: a hash of every file of ours that it runs. It is
+    a parameter: Snakemake runs a job again when one changes, where so many inputs would take most of a plan's time."""
+
+    command: list[str]
+    digest: str
+
+
 @cache
 def program(name, *more):
-    """A program, and a hash of every file of ours that it runs and of `more`: a parameter, since Snakemake runs a job
-    again when one changes, where so many inputs would take most of a plan's time."""
-    scripts = CHECKOUT / "scripts"
-    if not (scripts / name).is_file():
-        refuse(f"the program {scripts / name} is missing")
-    return str(scripts / name), digest(*closure(scripts / name, scripts), *map(Path, more))
+    """The `Program` of a name such as `latency.measure`; `more` are files besides that it reads."""
+    return Program([str(PACKAGE), name], code_hash(name, *more))
+
+
+@cache
+def code_hash(module, *more):
+    """The digest of a module of ours and all that it imports, and of `more`."""
+    file = PACKAGE / f"{module.replace('.', '/')}.py"
+    if not file.is_file():
+        refuse(f"the program {file} is missing")
+    return digest(*closure(file, PACKAGE.parent), *map(Path, more))
 
 
 @cache
 def runner(name, engine, options="", gpus=1):
     """What a program that runs an engine is called with: its interpreter and its arguments. And a hash of what it is
     made of, the engine's module with it: that is imported by name, so that no import shows it."""
-    path, made_of = program(name)
     arguments = [f"--engine={engine}"]
     arguments += [f"--options={options}"] if options else []
     arguments += [f"--gpus={gpus}"] if gpus > 1 else []
     return {
         "python": python(ENGINES[engine].env),
-        "program": path,
+        "program": program(name).command,
         "arguments": arguments,
-        "made_of": [made_of, program(f"engines/{engine.replace('-', '_')}.py")[1]],
+        "made_of": [code_hash(name), code_hash(f"engines.{engine.replace('-', '_')}")],
     }
 
 
@@ -248,7 +263,7 @@ def local_path(file):
 
 @cache
 def study_jobs():
-    """What the study's jobs take: see planning.jobs."""
+    """What the study's jobs take: see plan.jobs."""
     built = {name: FORMATS[base(name)].costs for name in (*FORMATS, *VARIANTS)}
     formats = {name: costs and costs.with_parameters(parameters(name)) for name, costs in built.items()}
     reference = STUDY["reference"], FORMATS[base(STUDY["reference"])].engine
@@ -257,7 +272,7 @@ def study_jobs():
 
 def build_ask(wildcards, input):
     """What a job asks for that makes a folder of weights from input.source; a rule of no format copies them."""
-    model = shape.of_folder(local_path(input.source))
+    model = model_shape.of_folder(local_path(input.source))
     if "format" not in wildcards.keys():
         return study_jobs().copy(model)
     texts = [file for file in input if str(file).endswith("tokens/calibration.json")]

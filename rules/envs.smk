@@ -9,7 +9,7 @@ rule environment:
     input:
         pins=str(CHECKOUT / "envs/{env}.txt"),
         # an edit of the builder does not spoil an environment that it built
-        script=ancient(str(CHECKOUT / "scripts/create_env.py")),
+        script=ancient(str(PACKAGE / "environments/create.py")),
     output:
         directory(str(CHECKOUT / "envs/{env}")),
     log:
@@ -18,4 +18,4 @@ rule environment:
     threads: 4  # uv unpacks and compiles with several; and on two cores no environment delays what the first rows need
     # no parameter: another checkout's Python is no reason to build its environments, and all artifacts, anew
     shell:
-        "{sys.executable:q} {input.script:q} {input.pins:q} {output:q} 2> {log:q}"
+        "{sys.executable:q} {PACKAGE:q} environments.create {input.pins:q} {output:q} 2> {log:q}"

@@ -3,8 +3,8 @@
 import _thread
 import signal
 
-from common import workflow_lock
-from common.program import UserError
+from quantmill.common import workflow_lock
+from quantmill.common.program import UserError
 
 ARTIFACTS, RECORDS = Path("artifacts"), Path(".snakemake")
 

@@ -8,18 +8,18 @@ SCORING = (
 )
 
 
-def model_shape(wildcards, input):
+def shape_of_cell(wildcards, input):
     """The model's shape, from whatever tells it: who has cleaned up has artifacts alone, some without a config.json."""
     folder = Path(f"artifacts/{wildcards.model}")
     names = ("safetensors", "source", *cells.artifacts(STUDY, STUDY["models"][wildcards.model]))
-    found = next((found for name in names if (found := shape.of_config(folder / name))), None)
-    return found or shape.of_folder(local_path(input.artifact))
+    found = next((found for name in names if (found := model_shape.of_config(folder / name))), None)
+    return found or model_shape.of_folder(local_path(input.artifact))
 
 
 def scoring_ask(wildcards, input, positions):
     """What a job asks for that scores so many positions by a cell, the reference where it names none."""
     each = find_cell(wildcards.model, wildcards.get("cell", STUDY["reference"]))
-    return study_jobs().score(each.format, each.engine, model_shape(wildcards, input), positions)
+    return study_jobs().score(each.format, each.engine, shape_of_cell(wildcards, input), positions)
 
 
 def scoring_memory(wildcards, input):
@@ -34,18 +34,18 @@ def scoring_minutes(wildcards, input):
 
 def expected_memory(wildcards, input):
     """MB of the job that runs a model's source by transformers."""
-    return study_jobs().expect(shape.of_folder(local_path(input.source))).mb
+    return study_jobs().expect(model_shape.of_folder(local_path(input.source))).mb
 
 
 def expected_minutes(wildcards, input):
     """Minutes of the same, at most."""
-    return study_jobs().expect(shape.of_folder(local_path(input.source))).minutes
+    return study_jobs().expect(model_shape.of_folder(local_path(input.source))).minutes
 
 
 def latency_ask(wildcards, input, prompts):
     """What a latency job asks for, of so many prompts."""
     each = cell(wildcards)
-    return study_jobs().latency(each.format, each.engine, model_shape(wildcards, input), prompts)
+    return study_jobs().latency(each.format, each.engine, shape_of_cell(wildcards, input), prompts)
 
 
 def latency_memory(wildcards, input):
@@ -77,7 +77,7 @@ rule latency:
         mem_mb=latency_memory,
         runtime=latency_minutes,
     params:
-        run=lambda wc: cell_runner("latency.py", wc),
+        run=lambda wc: cell_runner("latency.measure", wc),
         device=STUDY["device"],
         protocol=STUDY["latency"],
     shell:
@@ -104,7 +104,7 @@ rule reference_logits:
         mem_mb=scoring_memory,
         runtime=scoring_minutes,
     params:
-        run=runner("reference_logits.py", REFERENCE_ENGINE),
+        run=runner("quality.reference_logits", REFERENCE_ENGINE),
         device=STUDY["device"],
         protocol=STUDY["perplexity"],
     shell:
@@ -129,7 +129,7 @@ rule expected_predictions:
         mem_mb=expected_memory,
         runtime=expected_minutes,
     params:
-        program=program("expected_predictions.py")[0],  # no hash: scoring anew is no reason to build anew
+        program=program("gate.expected").command,  # no hash: scoring anew is no reason to build anew
         python=python("torch"),
         device=STUDY["device"],
         protocol=STUDY["perplexity"],
@@ -141,7 +141,7 @@ def reference_options(wildcards, input):
     """What the reference's predictions come from: its logits, or what computes them anew."""
     if STUDY["reference_logits"] == "disk":
         return [f"--reference={input.reference}"]
-    python = runner("reference_logits.py", REFERENCE_ENGINE)["python"]
+    python = runner("quality.reference_logits", REFERENCE_ENGINE)["python"]
     engine = [f"--recompute-engine={REFERENCE_ENGINE}", f"--recompute-python={python}"]
     return [f"--recompute={input.reference[0]}", *engine]
 
@@ -151,7 +151,7 @@ if STUDY["reference_logits"] == "disk":
     REFERENCE_MADE_OF = None
 else:
     REFERENCE = [f"artifacts/{{model}}/{STUDY['reference']}", *environment(ENGINES[REFERENCE_ENGINE].env)]
-    REFERENCE_MADE_OF = runner("reference_logits.py", REFERENCE_ENGINE)["made_of"]
+    REFERENCE_MADE_OF = runner("quality.reference_logits", REFERENCE_ENGINE)["made_of"]
 
 
 rule quality:
@@ -175,7 +175,7 @@ rule quality:
         mem_mb=scoring_memory,
         runtime=scoring_minutes,
     params:
-        run=lambda wc: cell_runner("quality.py", wc),
+        run=lambda wc: cell_runner("quality.measure", wc),
         device=STUDY["device"],
         protocol=STUDY["perplexity"],
         reference=reference_options,
@@ -202,7 +202,7 @@ rule noise_floor:
         mem_mb=scoring_memory,
         runtime=scoring_minutes,
     params:
-        run=runner("quality.py", REFERENCE_ENGINE),
+        run=runner("quality.measure", REFERENCE_ENGINE),
         device=STUDY["device"],
         protocol=STUDY["perplexity"],
         reference=reference_options,

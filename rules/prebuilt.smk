@@ -52,12 +52,13 @@ rule prebuilt:
         disk_mb=build_disk,
         runtime=build_minutes,
     params:
-        program=program("fetch_prebuilt.py", *(CHECKOUT / "scripts/layouts").glob("*.py")),
+        program=program("fetch.prebuilt", *(PACKAGE / "layouts").glob("*.py")),
         python=python("tools"),
         device=lambda wc: STUDY["device"],
         options=prebuilt_options,
         files=lambda wc: state(prebuilt_files(wc)),
         gate=prebuilt_gate,
     shell:
-        ASK_THE_HUB + "{params.python:q} {params.program[0]:q} {params.options:q} {output:q} --model {input.source:q}"
+        ASK_THE_HUB
+        + "{params.python:q} {params.program.command:q} {params.options:q} {output:q} --model {input.source:q}"
         " --device {params.device:q} {params.gate:q} 2> {log:q}"

@@ -1,6 +1,6 @@
 """What a study publishes on the hub: never part of the report. `snakemake publish` asks for it."""
 
-from planning import publications
+from quantmill.plan import publications
 
 PUBLICATIONS = {(each.model, each.name): each for each in publications.of_study(STUDY, REGISTRY)}
 
@@ -64,10 +64,10 @@ rule push:
         hub=1,
         mem_mb=jobs.job_mb(jobs.PUBLISHING),
     params:
-        program=program("push.py", *(CHECKOUT / "scripts/publishing").glob("*.j2")),
+        program=program("publish.push", *(PACKAGE / "publish").glob("*.j2")),
         python=python("tools"),
         options=push_options,
     shell:
         ASK_THE_HUB
-        + "{params.python:q} {params.program[0]:q} {output:q} {input.artifacts:q} --results {input.results:q}"
+        + "{params.python:q} {params.program.command:q} {output:q} {input.artifacts:q} --results {input.results:q}"
         " {params.options:q} 2> {log:q}"

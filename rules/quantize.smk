@@ -51,5 +51,5 @@ rule quantize:
         options=quantizer_options,
         gate=gate_options,
     shell:
-        "{params.python:q} {params.program[0]:q} {input.source:q} {output:q} --device {params.device:q}"
+        "{params.python:q} {params.program.command:q} {input.source:q} {output:q} --device {params.device:q}"
         " --threads {threads} {params.options:q} {params.gate:q} > {log:q} 2>&1"

@@ -7,13 +7,13 @@ import shutil
 import subprocess
 import zlib
 
-from common.program import run_child
-from reporting import summary
-from reporting.live_page import LivePage
+from quantmill.common.program import run_child
+from quantmill.report import summary
+from quantmill.report.live_page import LivePage
 from snakemake.logging import logger
 
 RANDOM = "random weights: measured for speed only"
-PAGE_FILES = list((CHECKOUT / "scripts/reporting/page_files").glob("*"))
+PAGE_FILES = list((PACKAGE / "report/page_files").glob("*"))
 
 
 report: "captions/workflow.rst"
@@ -89,7 +89,7 @@ def rows():
 
 
 def packed(content):
-    """Return the input of write_study.py: JSON, compressed, in base64."""
+    """Return the input of report.write_study: JSON, compressed, in base64."""
     return base64.b64encode(zlib.compress(json.dumps(content, indent=2).encode(), 9)).decode()
 
 
@@ -102,7 +102,7 @@ rule study:
         "artifacts/report/study.json",
     priority: 1000
     params:
-        program=program("write_study.py"),
+        program=program("report.write_study"),
         # in one word without braces, which Snakemake would fill in; the kernel allows 128 KiB
         study=packed(
             {
@@ -112,7 +112,7 @@ rule study:
             }
         ),
     shell:
-        "echo {params.study:q} | {sys.executable:q} {params.program[0]:q} {output:q}"
+        "echo {params.study:q} | {sys.executable:q} {params.program.command:q} {output:q}"
 
 
 rule page:
@@ -159,11 +159,11 @@ rule page:
     log:
         "artifacts/logs/report.log",
     params:
-        program=program("report.py", *PAGE_FILES),
+        program=program("report.write", *PAGE_FILES),
         python=python("tools"),
         folder=lambda wc, output: Path(output.page).parent,
     shell:
-        "{params.python:q} {params.program[0]:q} {input.study:q} {params.folder:q} 2> {log:q}"
+        "{params.python:q} {params.program.command:q} {input.study:q} {params.folder:q} 2> {log:q}"
 
 
 def can_report():
@@ -180,7 +180,7 @@ def report_command(option):
     """Makes the page of what is there. Its files are dated before all that they are made of, so that Snakemake still
     has the page to make."""
     study = Path(rules.study.output[0])
-    return [python("tools"), program("report.py")[0], option, study, study.parent]
+    return [python("tools"), *program("report.write").command, option, study, study.parent]
 
 
 def files_to_come():

@@ -36,7 +36,7 @@ rule serving:
         mem_mb=lambda wc, input: load_ask(wc, input).mb,
         runtime=lambda wc, input: load_ask(wc, input).minutes,
     params:
-        run=lambda wc: cell_runner("load.py", wc),
+        run=lambda wc: cell_runner("loads.measure", wc),
         device=STUDY["device"],
         serving=json.dumps(STUDY["serving"], sort_keys=True),
         seed=STUDY["seed"],

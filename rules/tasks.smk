@@ -56,12 +56,12 @@ rule task_documents:
         hub=1,
         mem_mb=jobs.job_mb(jobs.DOCUMENTS),
     params:
-        program=program("fetch_documents.py"),
+        program=program("tasks.fetch_documents"),
         python=python(HARNESS),
         include=[f"--include={TASKS['include']}"] if "include" in TASKS else [],
     shell:
         ASK_THE_HUB
-        + "{params.python:q} {params.program[0]:q} {wildcards.task:q} {output:q} {params.include:q} 2> {log:q}"
+        + "{params.python:q} {params.program.command:q} {wildcards.task:q} {output:q} {params.include:q} 2> {log:q}"
 
 
 rule tasks:
@@ -82,15 +82,15 @@ rule tasks:
         mem_mb=task_memory,
         runtime=task_minutes,
     params:
-        program=program("tasks.py"),
+        program=program("tasks.measure"),
         python=python(HARNESS),
-        run=lambda wc: cell_runner("answer.py", wc),
+        run=lambda wc: cell_runner("tasks.worker", wc),
         device=STUDY["device"],
         tasks=json.dumps(TASKS, sort_keys=True),
         seed=STUDY["seed"],
         texts=lambda wc: ["--texts"] if wc.cell == STUDY["reference"] else [],
     shell:
-        "{params.python:q} {params.program[0]:q} {input.artifact:q} {output:q} {params.run[arguments]:q}"
+        "{params.python:q} {params.program.command:q} {input.artifact:q} {output:q} {params.run[arguments]:q}"
         " --python {params.run[python]:q} --model {input.model:q} --tasks {params.tasks:q}"
         " --documents {input.documents:q} --seed {params.seed:q} {params.texts:q} --device {params.device:q}"
         " --threads {threads} 2> {log:q}"

@@ -28,7 +28,7 @@ rule text:
     resources:
         hub=1,
     params:
-        program=program("fetch_text.py"),
+        program=program("fetch.text"),
         python=python("tools"),
         repository=lambda wc: hub_text(wc.text)["hub"],
         file=lambda wc: hub_text(wc.text)["file"],
@@ -38,7 +38,7 @@ rule text:
             if key in hub_text(wc.text)
         ],
     shell:
-        ASK_THE_HUB + "{params.python:q} {params.program[0]:q} {params.repository:q} {params.file:q} {output:q}"
+        ASK_THE_HUB + "{params.python:q} {params.program.command:q} {params.repository:q} {params.file:q} {output:q}"
         " {params.options:q} 2> {log:q}"
 
 
@@ -55,9 +55,9 @@ rule tokens:
     resources:
         mem_mb=jobs.job_mb(jobs.TOKENIZING),
     params:
-        program=program("tokenize_texts.py"),
+        program=program("tokens.tokenize_texts"),
         python=python("torch"),
         kind=lambda wc: {"calibration": "document", "burst": "prompts"}.get(wc.text, wc.text),
     shell:
-        "{params.python:q} {params.program[0]:q} {input.model:q} {input.text:q} {output:q} --as {params.kind:q}"
+        "{params.python:q} {params.program.command:q} {input.model:q} {input.text:q} {output:q} --as {params.kind:q}"
         " 2> {log:q}"

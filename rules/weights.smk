@@ -2,9 +2,9 @@
 
 import re
 
-from checkpoint import selection
+from quantmill.checkpoint import selection
 
-SOURCE_PROGRAMS = {"demo": "link_source.py", "path": "link_source.py", "random": "random_weights.py"}
+SOURCE_PROGRAMS = {"demo": "fetch.link", "path": "fetch.link", "random": "fetch.random_weights"}
 
 
 HUB_MODELS = [name for name, model in STUDY["models"].items() if source(model)[0] == "hub"]
@@ -50,14 +50,14 @@ rule download:
         hub=1,
         mem_mb=jobs.job_mb(jobs.DOWNLOADING),
     params:
-        program=program("download.py"),
+        program=program("fetch.model"),
         python=python("tools"),
         repository=lambda wc: source(STUDY["models"][wc.model])[1],
         revision=lambda wc: STUDY["models"][wc.model]["source"]["revision"],
         # Snakemake records no parameter that may follow from `threads`: another length is no reason to fetch anew
         most_tokens=lambda wc, threads: lengths.most(STUDY),
     shell:
-        ASK_THE_HUB + "{params.python:q} {params.program[0]:q} {params.repository:q} {output:q}"
+        ASK_THE_HUB + "{params.python:q} {params.program.command:q} {params.repository:q} {output:q}"
         " --revision {params.revision:q} --most-tokens {params.most_tokens:q} 2> {log:q}"
 
 
@@ -84,12 +84,16 @@ rule source:
             else f"--kind={source(STUDY['models'][wc.model])[0]}"
         ),
     shell:
-        "{params.python:q} {params.program[0]:q} {params.path:q} {output:q} {params.options:q} 2> {log:q}"
+        "{params.python:q} {params.program.command:q} {params.path:q} {output:q} {params.options:q} 2> {log:q}"
 
 
 def further_layers(wildcards):
     """Whether a run of the study speculates with layers of the model's own, which are then kept."""
-    return ["--further-layers"] if any(parallelism.speculates_by_itself(run) for run in STUDY["runs"].values()) else []
+    return (
+        ["--further-layers"]
+        if any(vllm_parallelism.speculates_by_itself(run) for run in STUDY["runs"].values())
+        else []
+    )
 
 
 rule tensors:
@@ -105,11 +109,11 @@ rule tensors:
         mem_mb=jobs.job_mb(jobs.NAMING),
         runtime=jobs.LEAST,
     params:
-        program=program("name_tensors.py"),
+        program=program("fetch.name_tensors"),
         python=python("torch"),
         options=further_layers,
     shell:
-        "{params.python:q} {params.program[0]:q} {input.source:q} {output:q} {params.options:q} 2> {log:q}"
+        "{params.python:q} {params.program.command:q} {input.source:q} {output:q} {params.options:q} 2> {log:q}"
 
 
 rule safetensors:
@@ -128,10 +132,10 @@ rule safetensors:
         disk_mb=build_disk,
         runtime=build_minutes,
     params:
-        program=program("bin_to_safetensors.py"),
+        program=program("checkpoint.to_safetensors"),
         python=python("tools"),
     shell:
-        "{params.python:q} {params.program[0]:q} {input.source:q} {output:q} --tensors {input.tensors:q} --verify --finite"
+        "{params.python:q} {params.program.command:q} {input.source:q} {output:q} --tensors {input.tensors:q} --verify --finite"
         " --share 2> {log:q}"
 
 
@@ -149,7 +153,7 @@ rule bin:
         disk_mb=build_disk,
         runtime=build_minutes,
     params:
-        program=program("safetensors_to_bin.py"),
+        program=program("checkpoint.to_bin"),
         python=python("tools"),
     shell:
-        "{params.python:q} {params.program[0]:q} {input.source:q} {output:q} --verify --share 2> {log:q}"
+        "{params.python:q} {params.program.command:q} {input.source:q} {output:q} --verify --share 2> {log:q}"

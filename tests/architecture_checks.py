@@ -24,8 +24,8 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 
-import engines  # noqa: E402
-from common import surroundings  # noqa: E402
+from quantmill import engines  # noqa: E402
+from quantmill.common import surroundings  # noqa: E402
 
 SHAPE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
 SHAPE |= {"num_key_value_heads": 2, "vocab_size": 2048, "max_position_embeddings": 256, "pad_token_id": 0}
@@ -49,8 +49,11 @@ texts += ["--samples", "8", "--sequence-length", "128"]
 
 def convert(source: Path) -> Path:
     """The fp16 artifact of a model's source, made beside it as the workflow does."""
-    for program, read, out in (("bin_to_safetensors", "source", "safetensors"), ("build_fp16", "safetensors", "fp16")):
-        command = [sys.executable, REPO / f"scripts/{program}.py", source.with_name(read), source.with_name(out)]
+    for program, read, out in (
+        ("checkpoint.to_safetensors", "source", "safetensors"),
+        ("build.fp16", "safetensors", "fp16"),
+    ):
+        command = [sys.executable, REPO / "scripts/quantmill", program, source.with_name(read), source.with_name(out)]
         subprocess.run(list(map(str, command)), check=True, stdout=sys.stderr, env=surroundings.of_child(command))
     return source.with_name("fp16")
 
@@ -71,11 +74,11 @@ def checkpoint(name: str) -> Path:
 
 def build(program: str, *arguments: object) -> str:
     """Run a program in this process, whose libraries take long to import; returns its last line of errors."""
-    sys.argv = [program, *map(str, arguments)]
+    sys.argv = ["quantmill", program, *map(str, arguments)]
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(sys.stderr):
-            runpy.run_path(str(REPO / "scripts" / program), run_name="__main__")
+            runpy.run_path(str(REPO / "scripts/quantmill"), run_name="__main__")
     except SystemExit as end:
         if end.code:
             return str(end.code)

@@ -65,7 +65,16 @@ def pack(envs: Path, call: Callable, tmp_path_factory: pytest.TempPathFactory) -
         """The line of a refusal, which may leave wheels for the next try; None where it went well."""
         settings = {"PIP_FIND_LINKS": str(envs / "wheels"), "PIP_NO_INDEX": "1", "PIP_CACHE_DIR": str(cache / "pip")}
         settings |= {"UV_CACHE_DIR": str(cache / "uv")} | environment
-        command = [sys.executable, "scripts/bundle.py", envs / f"{env}.txt", out, "--part-size", "1M", *options]
+        command = [
+            sys.executable,
+            "scripts/quantmill",
+            "environments.bundle",
+            envs / f"{env}.txt",
+            out,
+            "--part-size",
+            "1M",
+            *options,
+        ]
         result = call(*command, **settings)
         hidden = {path.name for path in out.parent.glob(f".{out.name}.*")}
         assert hidden <= ({f".{out.name}.wheels"} if result.returncode else set())

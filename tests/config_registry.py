@@ -9,9 +9,9 @@ import pytest
 import yaml
 from conftest import REPO
 
-from planning.cells import Registry
-from planning.config import complete
-from planning.registry import Engine, Format
+from quantmill.plan.cells import Registry
+from quantmill.plan.config import complete
+from quantmill.plan.registry import Engine, Format
 
 SCHEMA = yaml.safe_load((REPO / "config/config.schema.yaml").read_text())
 FORMATS = {

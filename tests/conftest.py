@@ -186,8 +186,8 @@ def hostile_model(tmp_path: Path) -> Path:
 def refusal(tmp_path: Path, tools_python: Path, hostile_model: Path) -> Callable[[], str]:
     def run() -> str:
         before = sorted(tmp_path.iterdir())
-        program = "scripts/bin_to_safetensors.py"
-        command = [tools_python, "-c", RUN, program, hostile_model, tmp_path / "out", "--verify"]
+        program = "scripts/quantmill", "checkpoint.to_safetensors"
+        command = [tools_python, "-c", RUN, *program, hostile_model, tmp_path / "out", "--verify"]
         result = subprocess.run([*map(str, command)], cwd=REPO, capture_output=True, text=True, timeout=60)
         assert result.returncode == 1, result.stdout + result.stderr
         # nothing converted, nothing half-done, nothing that a pickle made

@@ -20,12 +20,13 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
-import build_ct2  # noqa: E402
-import engines  # noqa: E402
-from checkpoint import ctranslate2_model, shards  # noqa: E402
-from common.program import UserError, first_line  # noqa: E402
-from metrics.windows import Window  # noqa: E402
-from scoring import fidelity, teacher_forcing  # noqa: E402
+from quantmill import engines  # noqa: E402
+from quantmill.build import ct2  # noqa: E402
+from quantmill.checkpoint import ctranslate2_model, shards  # noqa: E402
+from quantmill.common.program import UserError, first_line  # noqa: E402
+from quantmill.gate import fidelity  # noqa: E402
+from quantmill.metrics.windows import Window  # noqa: E402
+from quantmill.quality import teacher_forcing  # noqa: E402
 
 VOCAB, TOKENS = 2000, 200  # the demo's tokenizer has 2,048
 IDS = {"vocab_size": VOCAB, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1}
@@ -120,8 +121,8 @@ def distance(folder: Path, text: teacher_forcing.Text) -> dict[str, Any]:
     words = expected.as_json() | {"against": "the source's weights", "compared_perplexity": expected.perplexity}
     words |= {"compute_type": "float32"}
     try:
-        build_ct2.Converter(str(folder)).convert(str(folder / "ct2"), quantization="float32", force=True)
-    except Exception as error:  # as build_ct2.py catches it
+        ct2.Converter(str(folder)).convert(str(folder / "ct2"), quantization="float32", force=True)
+    except Exception as error:  # as build.ct2 catches it
         return {"refused": first_line(error)}
     try:
         ctranslate2_model.check(folder / "ct2", shards.find(folder).config())

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from checkpoint.ctranslate2_bin import DTYPES
+from quantmill.checkpoint.ctranslate2_bin import DTYPES
 
 CONFIG = {
     "model_type": "llama",

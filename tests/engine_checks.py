@@ -15,10 +15,10 @@ import torch  # noqa: E402
 from ctranslate2.converters import TransformersConverter  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
-import engines  # noqa: E402
-from common.program import UserError  # noqa: E402
-from engines.decoding import static_cache  # noqa: E402
-from engines.decoding.merged import Merged  # noqa: E402
+from quantmill import engines  # noqa: E402
+from quantmill.common.program import UserError  # noqa: E402
+from quantmill.engines.decoding import static_cache  # noqa: E402
+from quantmill.engines.decoding.merged import Merged  # noqa: E402
 
 artifacts = Path(sys.argv[1])
 ids = json.loads((artifacts / "tokens/prompts.json").read_text())["prompts"][3]["ids"]

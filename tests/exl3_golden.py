@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import numpy as np
 import torch
 
-from exllama import library
+from quantmill.exllamav3 import library
 
 library()
 from exllamav3.modules.quant.exl3 import LinearEXL3  # noqa: E402

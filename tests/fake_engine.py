@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-import engines
+from quantmill import engines
 
 VOCAB = 11
 

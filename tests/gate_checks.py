@@ -20,10 +20,10 @@ from typing import Any
 REPO = Path(__file__).parent.parent
 sys.path.insert(0, str(REPO / "scripts"))
 
-import engines  # noqa: E402
+from quantmill import engines  # noqa: E402
 
-os.environ[engines.EXACT] = "1"  # as gate.py says, which in this process is too late for the library
-importlib.import_module("engines.ctranslate2")
+os.environ[engines.EXACT] = "1"  # as gate.check says, which in this process is too late for the library
+importlib.import_module("quantmill.engines.ctranslate2")
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
@@ -38,10 +38,10 @@ CHARACTERS = 14_000
 
 def program(name: str, *arguments: object) -> str:
     """Run a program of ours; its error, if any."""
-    sys.argv = [name, *map(str, arguments)]
+    sys.argv = ["quantmill", name, *map(str, arguments)]
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
         try:
-            runpy.run_path(str(REPO / "scripts" / name), run_name="__main__")
+            runpy.run_path(str(REPO / "scripts/quantmill"), run_name="__main__")
         except SystemExit as end:
             return str(end.code or "")
     return ""
@@ -61,21 +61,21 @@ def prepare(folder: Path, model: Path = REPO / "demo", **changes: Any) -> list[o
         config.pop(key)
     (folder / "demo/config.json").write_text(json.dumps(config | changes))
     (folder / "text.txt").write_text((REPO / "config/evaluation.txt").read_text()[:CHARACTERS])
-    check_call("link_source.py", folder / "demo", folder / "source")
+    check_call("fetch.link", folder / "demo", folder / "source")
     if not (folder / "safetensors").exists():
-        check_call("bin_to_safetensors.py", folder / "source", folder / "safetensors")
+        check_call("checkpoint.to_safetensors", folder / "source", folder / "safetensors")
     evaluation = folder / "evaluation.json"
-    check_call("tokenize_texts.py", folder / "safetensors", folder / "text.txt", evaluation, "--as", "evaluation")
+    check_call("tokens.tokenize_texts", folder / "safetensors", folder / "text.txt", evaluation, "--as", "evaluation")
     text = ["--evaluation", evaluation, "--device", "cpu"]
-    check_call("expected_predictions.py", folder / "source", folder / "gate.json", *text)
+    check_call("gate.expected", folder / "source", folder / "gate.json", *text)
     return ["--reference", folder / "gate.json", *text]
 
 
 def gate(folder: Path, artifact: str, engine: str, options: list[object], *more: object) -> dict[str, Any]:
-    """What gate.py says of an artifact."""
+    """What gate.check says of an artifact."""
     out = folder / f"{artifact}.gate.json"
     out.unlink(missing_ok=True)
-    error = program("gate.py", folder / artifact, out, "--engine", engine, *options, *more)
+    error = program("gate.check", folder / artifact, out, "--engine", engine, *options, *more)
     return {"error": error, "found": json.loads(out.read_text()) if out.exists() else None}
 
 
@@ -89,13 +89,13 @@ def change_weights(folder: Path, name: str, change: Callable[[torch.Tensor], tor
         save_file(tensors | layers, file, metadata={"format": "pt"})
     weights = ["--artifact", folder / name, "--layout", "hf"]
     text = ["--evaluation", folder / "evaluation.json", "--device", "cpu"]
-    check_call("expected_predictions.py", folder / "safetensors", folder / f"{name}.json", *weights, *text)
+    check_call("gate.expected", folder / "safetensors", folder / f"{name}.json", *weights, *text)
 
 
 facts: dict[str, Any] = {}
 plain, scaled = work / "plain", work / "scaled"
 options = prepare(plain)
-check_call("build_fp16.py", plain / "safetensors", plain / "fp16")
+check_call("build.fp16", plain / "safetensors", plain / "fp16")
 facts["fp16"] = gate(plain, "fp16", "transformers", options)
 
 config = json.loads((plain / "fp16/config.json").read_text())
@@ -118,12 +118,12 @@ facts["another protocol"] = gate(plain, "fp16", "transformers", options, "--prot
 options = prepare(scaled, rope_parameters=LLAMA3)
 TransformersConverter(str(scaled / "safetensors")).convert(str(scaled / "theirs"), quantization="float32")
 facts["CTranslate2's converter"] = gate(scaled, "theirs", "ctranslate2", options)
-check_call("build_ct2.py", scaled / "safetensors", scaled / "ours", "--quantization", "float32")
+check_call("build.ct2", scaled / "safetensors", scaled / "ours", "--quantization", "float32")
 facts["our use of it"] = gate(scaled, "ours", "ctranslate2", options)
-check_call("build_ct2.py", scaled / "safetensors", scaled / "int8", "--quantization", "int8")
+check_call("build.ct2", scaled / "safetensors", scaled / "int8", "--quantization", "int8")
 text = ["--evaluation", scaled / "evaluation.json", "--device", "cpu"]
 int8 = ["--artifact", scaled / "int8", "--layout", "ct2"]
-check_call("expected_predictions.py", scaled / "safetensors", scaled / "int8.json", *int8, *text)
+check_call("gate.expected", scaled / "safetensors", scaled / "int8.json", *int8, *text)
 facts["int8"] = gate(scaled, "int8", "ctranslate2", options, "--expected", scaled / "int8.json")
 TransformersConverter(str(scaled / "safetensors")).convert(str(scaled / "their-int8"), quantization="int8")
 facts["their int8"] = gate(scaled, "their-int8", "ctranslate2", options, "--expected", scaled / "int8.json")
@@ -139,7 +139,7 @@ for file in (large / "safetensors").glob("*.safetensors"):
     file.unlink()
     save_file(tensors, file, metadata={"format": "pt"})
 options = prepare(large, large / "safetensors")
-check_call("build_fp16.py", large / "safetensors", large / "fp16")
+check_call("build.fp16", large / "safetensors", large / "fp16")
 facts["large"] = gate(large, "fp16", "transformers", options)
 facts["large"]["kept"] = json.loads((large / "fp16/quantmill.json").read_text())["parameters"]
 cast = engines.load("transformers", large / "fp16", "cpu", 1, dtype="float16")

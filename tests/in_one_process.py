@@ -15,9 +15,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
-from common.program import run
+from quantmill.common.program import run
 
-main = importlib.import_module(sys.argv[1]).main
+main = importlib.import_module(f"quantmill.{sys.argv[1]}").main
 for arguments in json.loads(sys.stdin.readline()):
     sys.argv[1:] = arguments
     code, printed = None, io.StringIO()

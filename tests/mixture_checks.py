@@ -26,9 +26,9 @@ CHARACTERS = 3_000
 
 def program(name: str, *arguments: object) -> None:
     """Run a program of ours."""
-    sys.argv = [name, *map(str, arguments)]
+    sys.argv = ["quantmill", name, *map(str, arguments)]
     with contextlib.redirect_stdout(sys.stderr):
-        runpy.run_path(str(REPO / "scripts" / name), run_name="__main__")
+        runpy.run_path(str(REPO / "scripts/quantmill"), run_name="__main__")
 
 
 torch.manual_seed(0)
@@ -43,13 +43,13 @@ with torch.no_grad():
 model.half().save_pretrained(work / "source")
 for file in (REPO / "demo").glob("token*"):
     shutil.copy(file, work / "source")
-program("name_tensors.py", work / "source", work / "tensors.json")
-program("bin_to_safetensors.py", work / "source", work / "safetensors", "--tensors", work / "tensors.json")
-program("build_fp16.py", work / "safetensors", work / "fp16")
+program("fetch.name_tensors", work / "source", work / "tensors.json")
+program("checkpoint.to_safetensors", work / "source", work / "safetensors", "--tensors", work / "tensors.json")
+program("build.fp16", work / "safetensors", work / "fp16")
 for kind in ("evaluation", "calibration"):
     (work / f"{kind}.txt").write_text((REPO / f"config/{kind}.txt").read_text()[:CHARACTERS])
     program(
-        "tokenize_texts.py",
+        "tokens.tokenize_texts",
         work / "safetensors",
         work / f"{kind}.txt",
         work / f"{kind}.json",
@@ -59,9 +59,9 @@ for kind in ("evaluation", "calibration"):
 texts = ["--calibration", work / "calibration.json", "--evaluation", work / "evaluation.json"]
 texts += ["--samples", "4", "--sequence-length", "128", "--device", "cpu"]
 text = ["--evaluation", work / "evaluation.json", "--device", "cpu"]
-program("expected_predictions.py", work / "safetensors", work / "gate.json", *text)
+program("gate.expected", work / "safetensors", work / "gate.json", *text)
 gate = ["--gate-reference", work / "gate.json", "--gate-evaluation", work / "evaluation.json", "--gate-factor", "1000"]
-program("build_gptq.py", work / "fp16", work / "gptq-int4", *texts, *gate)
+program("build.gptq", work / "fp16", work / "gptq-int4", *texts, *gate)
 found = json.loads((work / "gptq-int4/quantmill.json").read_text())
 print(
     json.dumps(

@@ -14,14 +14,14 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from checkpoint import share_read
-from engines import CannotDecode
-from engines.decoding import fused, merged
-from engines.decoding.attention import shared_heads
-from engines.decoding.merged import Part, merge
-from engines.decoding.static_cache import StaticDecode
-from expected_predictions import round_inputs
-from layouts import step_round
+from quantmill.checkpoint import share_read
+from quantmill.engines import CannotDecode
+from quantmill.engines.decoding import fused, merged
+from quantmill.engines.decoding.attention import shared_heads
+from quantmill.engines.decoding.merged import Part, merge
+from quantmill.engines.decoding.static_cache import StaticDecode
+from quantmill.gate.expected import round_inputs
+from quantmill.layouts import step_round
 
 SMALL = {"vocab_size": 90, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "bos_token_id": 0}
 GROUPED = SMALL | {"intermediate_size": 96, "num_key_value_heads": 2}

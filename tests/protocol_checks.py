@@ -19,10 +19,13 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
-import engines  # noqa: E402
-import quality  # noqa: E402
-from metrics import divergence  # noqa: E402
-from scoring import reference, teacher_forcing  # noqa: E402
+from quantmill import engines  # noqa: E402
+from quantmill.metrics import divergence  # noqa: E402
+from quantmill.quality import (  # noqa: E402
+    measure,
+    reference,
+    teacher_forcing,
+)
 
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32).eval()
 plain, *pages = map(Path, sys.argv[2:])
@@ -75,12 +78,12 @@ def whole_windows() -> tuple[float, int]:
 
 
 def score(path: Path, protocol: str) -> dict[str, Any]:
-    """What quality.py would write of the model, beside itself."""
+    """What quality.measure would write of the model, beside itself."""
     text = teacher_forcing.read_text(path, protocol)
     file = io.BytesIO()
     reference.write(engine, text, file, None)
     file.seek(0)
-    return quality.summarise(quality.score(engine, text, reference.Logits(file)), text, protocol)
+    return measure.summarise(measure.score(engine, text, reference.Logits(file)), text, protocol)
 
 
 def tensors() -> float:

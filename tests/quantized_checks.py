@@ -20,8 +20,8 @@ import torch  # noqa: E402
 from safetensors.numpy import load_file  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
-import engines  # noqa: E402
-from common import surroundings  # noqa: E402
+from quantmill import engines  # noqa: E402
+from quantmill.common import surroundings  # noqa: E402
 
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # which of eight outputs lies in nibble 0, 1, … of a word
 
@@ -54,11 +54,11 @@ def awq_weight(tensors: dict[str, np.ndarray], name: str) -> np.ndarray:
 
 
 FORMATS = {
-    "gptq-int4": ("build_gptq.py", "gptqmodel", gptq_weight),
-    "awq-int4": ("build_awq.py", "gptqmodel", awq_weight),
-    "autogptq-int4": ("build_autogptq.py", "autogptq", gptq_weight),
-    "autoround-int4": ("build_autoround.py", "gptqmodel", gptq_weight),
-    "autoround-awq-int4": ("build_autoround.py", "gptqmodel", awq_weight),
+    "gptq-int4": ("build.gptq", "gptqmodel", gptq_weight),
+    "awq-int4": ("build.awq", "gptqmodel", awq_weight),
+    "autogptq-int4": ("build.autogptq", "autogptq", gptq_weight),
+    "autoround-int4": ("build.autoround", "gptqmodel", gptq_weight),
+    "autoround-awq-int4": ("build.autoround", "gptqmodel", awq_weight),
 }
 OTHER_GPTQ = ["--sym", "false", "--desc-act", "true", "--group-size", "64", "--samples", "2"]
 THREADS = (1, 2)  # that torch may choose; the bytes are the same
@@ -67,7 +67,7 @@ ids = json.loads((artifacts / "tokens/evaluation.json").read_text())["ids"][:256
 
 def build(name: str, folder: Path, threads: int) -> Path:
     """Quantize the demo's fp16 to `folder`, by the other options."""
-    command = [sys.executable, REPO / "scripts" / FORMATS[name][0], artifacts / "fp16", folder, *OTHER_GPTQ]
+    command = [sys.executable, REPO / "scripts/quantmill", FORMATS[name][0], artifacts / "fp16", folder, *OTHER_GPTQ]
     command += ["--calibration", artifacts / "tokens/calibration.json"]
     command += ["--evaluation", artifacts / "tokens/evaluation.json"]
     environment = surroundings.of_child(command, os.environ | {"OMP_NUM_THREADS": str(threads)})
@@ -105,7 +105,7 @@ def kernels(name: str, folder: Path) -> dict[str, Any]:
 
 def one_position(name: str, folder: Path) -> dict[str, Any]:
     """What the GEMV kernel's words say the weights are, read as its source does, and what its layers do with it."""
-    from engines.decoding import gemv
+    from quantmill.engines.decoding import gemv
 
     stored, weight = load_file(folder / "model.safetensors"), FORMATS[name][2]
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
@@ -185,7 +185,7 @@ for name in sys.argv[2:]:
         facts[name]["same_bytes"] = built[0] == built[1]
         from auto_gptq.quantization.quantizer import Quantizer
 
-        import build_autogptq
+        from quantmill.build import autogptq
 
-        facts["spilled"] = {"theirs": measure_spill(Quantizer()), "ours": measure_spill(build_autogptq.Quantizer())}
+        facts["spilled"] = {"theirs": measure_spill(Quantizer()), "ours": measure_spill(autogptq.Quantizer())}
 print(json.dumps(facts))

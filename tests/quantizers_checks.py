@@ -22,8 +22,8 @@ from hqq.core.utils import decode_safetensor_type  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
-import engines  # noqa: E402
-from common.program import run  # noqa: E402
+from quantmill import engines  # noqa: E402
+from quantmill.common.program import run  # noqa: E402
 
 artifacts, work = map(Path, sys.argv[1:3])
 ids = json.loads((artifacts / "tokens/evaluation.json").read_text())["ids"][:256]

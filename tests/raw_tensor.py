@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from checkpoint.tensor import Tensor, row_major
+from quantmill.checkpoint.tensor import Tensor, row_major
 
 
 def write_tensor(path: Path, data: bytes, dtype: str, numel: int) -> Tensor:

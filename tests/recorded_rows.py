@@ -8,10 +8,10 @@ from typing import Any
 
 from conftest import REPO
 
-from planning import shape
-from planning.costs import EngineCosts, costs_of
-from planning.jobs import RECORDED, Jobs
-from planning.rates import load_rows
+from quantmill.checkpoint import model_shape
+from quantmill.plan.durations import load_rows
+from quantmill.plan.jobs import RECORDED, Jobs
+from quantmill.plan.resources import EngineCosts, costs_of
 
 KNOWN = {  # parameters as transformers counts them
     "config/examples/llama-2-7b.json": 6_738_415_616,
@@ -23,20 +23,20 @@ ENGINES = {row["format"]: row["engine"] for row in ROWS}
 SAMPLES = {"samples": 128, "sequence_length": 2048}
 
 
-def of_file(file: str | Path) -> shape.Shape:
+def of_file(file: str | Path) -> model_shape.Shape:
     """The shape of a config.json."""
-    return shape.of(json.loads((REPO / file).read_text()))
+    return model_shape.of(json.loads((REPO / file).read_text()))
 
 
-def of_row(row: dict[str, Any]) -> shape.Shape:
+def of_row(row: dict[str, Any]) -> model_shape.Shape:
     """The shape of a recorded row's model, by its number of parameters."""
     return of_file(next(file for file, count in KNOWN.items() if count == row["artifact"]["parameter_count"]))
 
 
 @cache
 def list_jobs() -> dict[str, Any]:
-    """What Snakemake knows of the demo's study: see scripts/list_jobs.py."""
-    command = [REPO / ".venv/bin/python", REPO / "scripts/list_jobs.py"]
+    """What Snakemake knows of the demo's study: see scripts/quantmill/plan/list_jobs.py."""
+    command = [REPO / ".venv/bin/python", REPO / "scripts/quantmill", "plan.list_jobs"]
     result = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)

@@ -1,4 +1,5 @@
-"""Run in envs/tools: change recorded results at random places and have compare.py --page and collect.py read them.
+"""Run in envs/tools: change recorded results at random places and have report.compare --page and report.collect read
+them.
 
     python tests/results_fuzz.py SEED COUNT
 
@@ -21,10 +22,8 @@ from typing import Any
 REPO = Path(__file__).parent.parent
 sys.path.insert(0, str(REPO / "scripts"))
 
-import collect  # noqa: E402
-import compare  # noqa: E402
-from common.program import UserError  # noqa: E402
-from reporting import drawing  # noqa: E402
+from quantmill.common.program import UserError  # noqa: E402
+from quantmill.report import collect, compare, drawing  # noqa: E402
 
 STUDIES = {"demo": (0, 1, 3), "smollm2-tasks": (0, 1), "h200-served": (0, 2), "smollm2-h100": (0, 1, 12, 28)}
 WINDOWS = 6
@@ -82,7 +81,7 @@ def outcome(program: Any, *arguments: str) -> str:
             program.main()
     except UserError as error:
         return "refused" if "\n" not in str(error) else f"several lines: {error}"
-    except SystemExit:  # compare.py's status
+    except SystemExit:  # report.compare's status
         pass
     except Exception as error:
         return f"{program.__name__}: {type(error).__name__}: {error!s:.200}"

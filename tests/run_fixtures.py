@@ -44,7 +44,7 @@ def compare(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         paths = [tmp_path / "before.json", tmp_path / "after.json"]
         for path, content in zip(paths, (one, other), strict=True):
             path.write_text(json.dumps(content))
-        command = [sys.executable, "scripts/compare.py", *map(str, paths), *options]
+        command = [sys.executable, "scripts/quantmill", "report.compare", *map(str, paths), *options]
         return subprocess.run(command, cwd=REPO, capture_output=True, text=True)
 
     return run

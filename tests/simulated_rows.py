@@ -14,9 +14,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
-from common.program import parser, run
-from common.publish import publish_json
-from metrics import latency
+from quantmill.common.atomic import publish_json
+from quantmill.common.program import parser, run
+from quantmill.metrics import latency
 
 ROWS, PROMPTS = 1000, 9
 UNDISTURBED = 10.0  # tokens a second of the mean process and prompt

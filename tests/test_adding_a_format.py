@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from workflows import SNAKEMAKE
 
-PROGRAM = "scripts/build_rtn.py"
+PROGRAM = "scripts/quantmill/build/rtn.py"
 BLOCK = re.compile(r"^`([\w./]+)`[^\n]*:\n\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LIMIT = 1.5  # times the reference's perplexity: rounding loses less
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from conftest import REPO
 
-from common.program import UserError
-from scoring import alignment
+from quantmill.common.program import UserError
+from quantmill.quality import alignment
 
 sys.path.append(str(REPO / "tests/harness/engines"))
 import fake

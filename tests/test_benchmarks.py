@@ -87,8 +87,8 @@ def test_a_row_and_the_library_by_hand_are_measured_in_turn(tmp_path: Path) -> N
     python.write_text(
         f"""#!/bin/bash
 echo "$@" >> {tmp_path}/calls
-case $1 in
-*/latency.py) cp {latency} "$3" ;;
+case $2 in
+latency.measure) cp {latency} "$4" ;;
 *) echo a library speaks; echo by hand: 0.01$(($(wc -l < {tmp_path}/calls) / 2 - 1)) ;;
 esac
 """

@@ -14,7 +14,7 @@ import pytest
 from bundle_fixtures import MINOR, PART, digest, unpack, wait_for
 from conftest import REPO
 
-import bundle
+from quantmill.environments import bundle
 
 BACKEND = """
 import zipfile
@@ -75,7 +75,15 @@ def test_packing_that_is_killed_leaves_no_bundle(
     begun: str, envs: Path, pack: Callable, packed: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, REPO / "scripts/bundle.py", envs / "probe.txt", out, "--part-size", "1M"]
+    command = [
+        sys.executable,
+        REPO / "scripts/quantmill",
+        "environments.bundle",
+        envs / "probe.txt",
+        out,
+        "--part-size",
+        "1M",
+    ]
     # pip is asked for nothing that it could download
     environment = {
         "PATH": "/usr/bin:/bin",

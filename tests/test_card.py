@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import REPO
 
-from devices import card
+from quantmill.devices import gpu_lock
 
 NVML = """
 class NVMLError(Exception): pass
@@ -38,7 +38,7 @@ def start(tmp_path: Path):  # noqa: ANN201 - a function that starts a job
     jobs = []
 
     def begin(count: int = 1, **environment: str) -> subprocess.Popen[str]:
-        env = {key: value for key, value in os.environ.items() if key not in ("CUDA_VISIBLE_DEVICES", card.HELD)}
+        env = {key: value for key, value in os.environ.items() if key not in ("CUDA_VISIBLE_DEVICES", gpu_lock.HELD)}
         env |= {"PYTHONPATH": f"{tmp_path}:{REPO / 'scripts'}"} | environment
         command = [sys.executable, "-c", HOLD, str(tmp_path), str(count)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -124,5 +124,5 @@ def test_more_cards_than_there_are_is_one_line(start) -> None:  # noqa: ANN001
 def test_without_nvml_nothing_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    card.hold()
+    gpu_lock.hold()
     assert "CUDA_VISIBLE_DEVICES" not in os.environ

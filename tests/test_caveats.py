@@ -8,7 +8,7 @@ import pytest
 from conftest import REPO
 from whole_results import cell, edit, window_losses
 
-from reporting import axes, caveats, loops, results
+from quantmill.report import axes, caveats, repetition, results
 
 CONFIG = {"reference": "reference", "models": {"m": {}}}
 
@@ -48,7 +48,7 @@ def test_a_disturbed_row_neither_dominates_nor_is_dominated_and_its_place_says_w
 
 
 def with_bandwidth(made: dict[str, Any], bandwidth: float, rate: float) -> dict[str, Any]:
-    """`made` as latency.py writes it: an artifact of 100 bytes a token on a device that copied at `bandwidth`."""
+    """`made` as latency.measure writes it: an artifact of 100 bytes a token on a device that copied at `bandwidth`."""
 
     def change(content: dict[str, Any]) -> None:
         content["copy_bandwidth_bytes_per_second"] = bandwidth
@@ -109,7 +109,7 @@ def test_where_every_row_of_a_device_was_disturbed_its_bandwidth_is_the_best_of_
 def test_an_output_that_repeats_a_short_cycle_to_its_end_is_a_loop(
     ids: list[int], found: tuple[int, int] | None
 ) -> None:
-    assert loops.find(ids) == found
+    assert repetition.find(ids) == found
 
 
 @pytest.mark.parametrize(
@@ -127,12 +127,12 @@ def test_what_a_processor_does_with_products_is_a_warning(tmp_path: Path, kind: 
 
 
 def test_of_a_server_that_tells_no_tokens_no_loop_is_known() -> None:
-    assert loops.of_result({"prompts": [{"output_ids": [], "output_text": "a a a"}] * 2}) is None
+    assert repetition.of_result({"prompts": [{"output_ids": [], "output_text": "a a a"}] * 2}) is None
 
 
 def test_loops_of_the_recorded_demo_are_those_that_one_reads_in_its_texts() -> None:
     recorded = json.loads((REPO / "results/h200/demo/latency/ct2-int8.json").read_text())
-    found = loops.of_result(recorded)
+    found = repetition.of_result(recorded)
     assert (found["prompts"], found["of"], found["first_token"]) == (3, 9, 37)
     named = [(loop["prompt"], loop["token"], loop["period"]) for loop in found["loops"]]
     assert named == [(2, 76, 6), (6, 37, 9), (9, 94, 8)]

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from raw_tensor import write_tensor
 
-from checkpoint import safetensors_file, sharding, shards, torch_zip
-from checkpoint.conversion import compare, drop_tied
-from checkpoint.copying import equal_bytes
-from checkpoint.tensor import CHUNK, Tensor
-from common.program import UserError
+from quantmill.checkpoint import safetensors_file, sharding, shards, torch_zip
+from quantmill.checkpoint.conversion import compare, drop_tied
+from quantmill.checkpoint.copying import equal_bytes
+from quantmill.checkpoint.tensor import CHUNK, Tensor
+from quantmill.common.program import UserError
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_large_transposed_tensors_come_in_small_pieces(tmp_path: Path) -> None:
 
 
 def test_program_converts_the_demo_and_carries_its_files(call: Callable, tmp_path: Path, tools_python: Path) -> None:
-    result = call(tools_python, "scripts/bin_to_safetensors.py", "demo", tmp_path / "out")
+    result = call(tools_python, "scripts/quantmill", "checkpoint.to_safetensors", "demo", tmp_path / "out")
     assert result.returncode == 0, result.stderr
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"config.json", "tokenizer.json", "quantmill.json", "model.safetensors.index.json"} <= names
@@ -130,11 +130,11 @@ def test_program_converts_the_demo_and_carries_its_files(call: Callable, tmp_pat
 
 def test_programs_convert_there_and_back(call: Callable, tmp_path: Path, tools_python: Path) -> None:
     for program, source, target in (
-        ("bin_to_safetensors.py", REPO / "demo", tmp_path / "first"),
-        ("safetensors_to_bin.py", tmp_path / "first", tmp_path / "bin"),
-        ("bin_to_safetensors.py", tmp_path / "bin", tmp_path / "second"),
+        ("checkpoint.to_safetensors", REPO / "demo", tmp_path / "first"),
+        ("checkpoint.to_bin", tmp_path / "first", tmp_path / "bin"),
+        ("checkpoint.to_safetensors", tmp_path / "bin", tmp_path / "second"),
     ):
-        result = call(tools_python, f"scripts/{program}", source, target)
+        result = call(tools_python, "scripts/quantmill", program, source, target)
         assert result.returncode == 0, result.stderr
     files = sorted((tmp_path / "first").glob("*.safetensors*"))
     assert len(files) == 4
@@ -187,7 +187,10 @@ assert not any(info.values()), info
 def test_transformers_loads_what_we_write_and_says_nothing(
     call: Callable, tmp_path: Path, tools_python: Path, torch_python: Path
 ) -> None:
-    assert call(tools_python, "scripts/bin_to_safetensors.py", REPO / "demo", tmp_path / "out").returncode == 0
+    assert (
+        call(tools_python, "scripts/quantmill", "checkpoint.to_safetensors", REPO / "demo", tmp_path / "out").returncode
+        == 0
+    )
     result = call(torch_python, "-W", "error", "-c", SILENT, tmp_path / "out", HF_HUB_DISABLE_PROGRESS_BARS="1")
     lines = [line for line in result.stderr.splitlines() if "Loading weights" not in line]  # its progress bar
     assert (result.returncode, lines) == (0, [])
@@ -197,7 +200,9 @@ def test_transformers_loads_what_we_write_and_says_nothing(
 def test_a_tied_head_is_dropped_wherever_it_lies(
     call: Callable, samples: Path, tmp_path: Path, tools_python: Path, name: str
 ) -> None:
-    result = call(tools_python, "scripts/bin_to_safetensors.py", samples / name, tmp_path / "out", "--verify")
+    result = call(
+        tools_python, "scripts/quantmill", "checkpoint.to_safetensors", samples / name, tmp_path / "out", "--verify"
+    )
     assert result.returncode == 0, result.stderr
     index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
     found = shards.find(tmp_path / "out").tensors()
@@ -207,13 +212,13 @@ def test_a_tied_head_is_dropped_wherever_it_lies(
 
 
 def test_resharding(call: Callable, tmp_path: Path, tools_python: Path) -> None:
-    program = "scripts/bin_to_safetensors.py"
-    result = call(tools_python, program, REPO / "demo", tmp_path / "out", "--verify", "--max-shard-size", "2MB")
+    program = "scripts/quantmill", "checkpoint.to_safetensors"
+    result = call(tools_python, *program, REPO / "demo", tmp_path / "out", "--verify", "--max-shard-size", "2MB")
     assert result.returncode == 0, result.stderr
     sizes = [path.stat().st_size for path in (tmp_path / "out").glob("*.safetensors")]
     assert len(sizes) > 5
     assert max(sizes) < 2.1e6
-    result = call(tools_python, program, tmp_path / "out", tmp_path / "one", "--max-shard-size", "1GB")
+    result = call(tools_python, *program, tmp_path / "out", tmp_path / "one", "--max-shard-size", "1GB")
     assert result.returncode == 0, result.stderr
     assert not (tmp_path / "one/model.safetensors.index.json").exists()
     found, original = shards.find(tmp_path / "one").tensors(), shards.find(REPO / "demo").tensors()

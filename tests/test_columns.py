@@ -13,9 +13,9 @@ import pytest
 from conftest import REPO
 from whole_results import cell, edit, whole_cell, window_losses
 
-from reporting import columns, comparison, results
-from reporting.column import of_artifact
-from reporting.labels import mode_label
+from quantmill.report import columns, comparison, results
+from quantmill.report.column import of_artifact
+from quantmill.report.labels import mode_label
 
 # a program with one more column: one entry and one function
 ADD = """
@@ -48,7 +48,9 @@ def report(call: Callable, tmp_path: Path, tools_python: Path) -> Path:
     ]
     study = {"config": CONFIG, "cells": cells, "options": "--cores 8"}
     (tmp_path / "study.json").write_text(json.dumps(study))
-    made = call(tools_python, "-c", ADD, "scripts/report.py", tmp_path / "study.json", tmp_path / "report")
+    made = call(
+        tools_python, "-c", ADD, "scripts/quantmill", "report.write", tmp_path / "study.json", tmp_path / "report"
+    )
     assert made.returncode == 0, made.stderr
     return tmp_path / "report"
 
@@ -78,7 +80,15 @@ def test_a_new_column_is_in_the_csv_the_parquet_the_page_the_schema_and_the_read
     monkeypatch.setattr(columns, "COLUMNS", [*columns.COLUMNS, new])
     jsonschema.validate(content, columns.schema())
     (report / "page.md").write_text(f"<!-- {report}: by make readme -->\n<!-- end -->\n")
-    command = [sys.executable, "-c", ADD, "scripts/update_readme.py", str(report / "page.md"), str(report)]
+    command = [
+        sys.executable,
+        "-c",
+        ADD,
+        "scripts/quantmill",
+        "report.update_readme",
+        str(report / "page.md"),
+        str(report),
+    ]
     subprocess.run(command, cwd=REPO, check=True)
     heading, _, first, _ = (line.split(" | ") for line in (report / "page.md").read_text().splitlines()[3:7])
     assert first[heading.index("file count, s")] == "2"
@@ -92,7 +102,8 @@ def test_a_new_column_is_compared(report: Path) -> None:
         sys.executable,
         "-c",
         ADD,
-        "scripts/compare.py",
+        "scripts/quantmill",
+        "report.compare",
         str(report / "results.json"),
         str(report / "after.json"),
     ]
@@ -102,7 +113,7 @@ def test_a_new_column_is_compared(report: Path) -> None:
 
 
 def test_the_published_schema_has_the_columns_of_the_table() -> None:
-    assert json.loads(columns.SCHEMA.read_text()) == columns.schema(), "run scripts/write_schema.py"
+    assert json.loads(columns.SCHEMA.read_text()) == columns.schema(), "run scripts/quantmill/report/write_schema.py"
 
 
 def test_every_judge_of_the_table_is_there_and_knows_which_way_is_better() -> None:

@@ -1,4 +1,4 @@
-"""What compare.py calls a regression and what it does not, against changes that were put in."""
+"""What report.compare calls a regression and what it does not, against changes that were put in."""
 
 import json
 import math
@@ -13,10 +13,10 @@ from conftest import REPO
 from run_fixtures import Run
 from whole_results import set_rate, window_losses
 
-from metrics import COMPARABLE, METRICS_VERSION
-from reporting import comparison
-from reporting.comparison import Limits, changes
-from reporting.numbers import MISSING
+from quantmill.metrics import COMPARABLE, METRICS_VERSION
+from quantmill.report import comparison
+from quantmill.report.comparison import Limits, changes
+from quantmill.report.numbers import MISSING
 
 DEFAULT = Limits()
 
@@ -254,10 +254,22 @@ def test_what_cannot_be_compared_is_one_line(before: Run, after: Run, compare: C
         row["device"] = "e"
     assert refusal(before, after).endswith("no row in common (one is of d, the other of e)")
     (tmp_path / "huge.json").write_text("[" + " " * 2**25)
-    command = [sys.executable, "scripts/compare.py", str(tmp_path / "before.json"), str(tmp_path / "huge.json")]
+    command = [
+        sys.executable,
+        "scripts/quantmill",
+        "report.compare",
+        str(tmp_path / "before.json"),
+        str(tmp_path / "huge.json"),
+    ]
     result = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
     assert result.stderr.endswith("huge.json: is no JSON (over 32 MiB); name a results.json\n")
-    command = [sys.executable, "scripts/compare.py", str(tmp_path / "before.json"), str(tmp_path / "nothing.json")]
+    command = [
+        sys.executable,
+        "scripts/quantmill",
+        "report.compare",
+        str(tmp_path / "before.json"),
+        str(tmp_path / "nothing.json"),
+    ]
     result = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
     assert result.returncode == 2
     assert result.stderr == f"error: {tmp_path}/nothing.json: No such file or directory\n"

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from whole_results import set_rate
 
-from metrics import latency
-from reporting.comparison import rate_ratio
+from quantmill.metrics import latency
+from quantmill.report.comparison import rate_ratio
 
 
 def test_the_interval_of_a_ratio_is_that_of_independent_runs() -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from conftest import REPO, line_of_refusal
 
-import compile_llama_cpp
+from quantmill.llamacpp import compile
 
 HEADER = "// llama.h\n"
 CMAKE = """#!/bin/bash
@@ -55,7 +55,15 @@ def compile_it(tmp_path: Path, sources: Path, call: Callable) -> Callable:
 
     def run(*options: object, **environment: str) -> str | None:
         """The line of a refusal; None where it went well."""
-        command = [sys.executable, REPO / "scripts/compile_llama_cpp.py", tmp_path / "out", "--tools", tools, *options]
+        command = [
+            sys.executable,
+            REPO / "scripts/quantmill",
+            "llamacpp.compile",
+            tmp_path / "out",
+            "--tools",
+            tools,
+            *options,
+        ]
         result = call(*command, XDG_CACHE_HOME=str(tmp_path / "cache"), **environment)
         return line_of_refusal(result, tmp_path / "out")
 
@@ -88,7 +96,14 @@ def test_what_a_compilation_started_ends_with_it(compile_it: Callable, tmp_path:
     """ninja and its compilers too, which would work on in the folder beside those of the next one."""
     child = tmp_path / "hangs"
     child.touch()
-    command = [sys.executable, REPO / "scripts/compile_llama_cpp.py", tmp_path / "out", "--tools", tmp_path / "tools"]
+    command = [
+        sys.executable,
+        REPO / "scripts/quantmill",
+        "llamacpp.compile",
+        tmp_path / "out",
+        "--tools",
+        tmp_path / "tools",
+    ]
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as compiling:
         pid = wait_for_pid(child)
@@ -146,7 +161,7 @@ def test_sources_are_unpacked_by_a_python_whose_tarfile_has_no_filters(
     extract = tarfile.TarFile.extract
     monkeypatch.delattr(tarfile, "data_filter", raising=False)
     monkeypatch.setattr(tarfile.TarFile, "extract", lambda tar, member, path="": extract(tar, member, path))
-    compile_llama_cpp.unpack(tmp_path / "sources.tar.gz", tmp_path / "out")
+    compile.unpack(tmp_path / "sources.tar.gz", tmp_path / "out")
     files = {str(path.relative_to(tmp_path / "out")): path.read_text() for path in (tmp_path / "out").rglob("*.*")}
     assert files == {place: name for name, place in inside.items()}
 
@@ -177,12 +192,10 @@ def test_a_machine_without_a_compiler_is_one_line(compile_it: Callable, tmp_path
 
 
 def test_instruction_sets_are_those_of_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_llama_cpp.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(compile_llama_cpp.cpu, "features", lambda: ["avx", "avx2", "sse4_2", "fma", "amx_int8"])
-    found = compile_llama_cpp.flags({})
-    assert {
-        name for name, value in found.items() if value == "ON" and name[5:] in compile_llama_cpp.INSTRUCTION_SETS
-    } == {
+    monkeypatch.setattr(compile.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(compile.cpu, "features", lambda: ["avx", "avx2", "sse4_2", "fma", "amx_int8"])
+    found = compile.flags({})
+    assert {name for name, value in found.items() if value == "ON" and name[5:] in compile.INSTRUCTION_SETS} == {
         "GGML_AVX",
         "GGML_AVX2",
         "GGML_SSE42",

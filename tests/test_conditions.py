@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from devices import conditions, cpu, cuda, host_load, monitor, processes
-from devices.conditions import Sample
-from devices.gpu_state import Gpus
-from devices.host_load import Load, Reading
-from devices.host_state import Host
+from quantmill.devices import conditions, cpu, cuda, host_load, monitor, processes
+from quantmill.devices.conditions import Sample
+from quantmill.devices.gpu_state import Gpus
+from quantmill.devices.host_load import Load, Reading
+from quantmill.devices.host_state import Host
 
 pytestmark = pytest.mark.timing
 QUIET = Load(others=0.01, stolen=0.0, quota_stops=0, heat_stops=0)

@@ -12,9 +12,9 @@ import pytest
 from config_registry import ENGINES, FORMATS, REGISTRY, SCHEMA, check, folders, run  # noqa: F401
 from conftest import REPO
 
-from planning.config import complete
-from planning.registry import Format
-from planning.values import ConfigError
+from quantmill.plan.config import complete
+from quantmill.plan.config_values import ConfigError
+from quantmill.plan.registry import Format
 
 
 def test_defaults_are_filled_in() -> None:

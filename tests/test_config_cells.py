@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from config_registry import ENGINES, PREBUILT, REGISTRY, SCHEMA, check, demo, folders, run  # noqa: F401
 
-from planning.cells import of_study, prebuilt_files
-from planning.config import complete
-from planning.registry import Engine
-from planning.values import ConfigError
+from quantmill.plan.cells import of_study, prebuilt_files
+from quantmill.plan.config import complete
+from quantmill.plan.config_values import ConfigError
+from quantmill.plan.registry import Engine
 
 
 def test_cells() -> None:

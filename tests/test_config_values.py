@@ -15,10 +15,10 @@ import yaml
 from conftest import REPO
 from workflows import SNAKEMAKE, study
 
-from planning.cells import Registry
-from planning.config import complete
-from planning.registry import Engine, Format, check_registry
-from planning.values import MAX_VALUES, ConfigError, check_file, is_plain
+from quantmill.plan.cells import Registry
+from quantmill.plan.config import complete
+from quantmill.plan.config_values import MAX_VALUES, ConfigError, check_file, is_plain
+from quantmill.plan.registry import Engine, Format, check_registry
 
 SCHEMA = yaml.safe_load((REPO / "config/config.schema.yaml").read_text())
 ENGINES = {"transformers": Engine("torch", ("hf",))}

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from conftest import REPO
 
-from common import manifest, publish
-from common.program import UserError
-from common.publish import can_clone, place, share
+from quantmill.common import atomic, manifest
+from quantmill.common.atomic import can_clone, place, share
+from quantmill.common.program import UserError
 
 
 def write_in_place(path: Path) -> None:
@@ -49,17 +49,22 @@ def digests(folder: Path) -> dict[str, str]:
     return {path.name: manifest.sha256(path) for path in sorted(folder.iterdir())}
 
 
-@pytest.mark.parametrize("program", ["link_source.py", "bin_to_safetensors.py"])
+@pytest.mark.parametrize("program", ["fetch.link", "checkpoint.to_safetensors"])
 @pytest.mark.parametrize("write", WRITERS)
 def test_no_writer_to_a_users_files_changes_what_was_made_of_them(
     tmp_path: Path, call: Callable, tools_python: Path, program: str, write: Callable
 ) -> None:
     model, first, out = (tmp_path / name for name in ("model", "first", "out"))
-    assert call(tools_python, "scripts/bin_to_safetensors.py", REPO / "demo", model).returncode == 0
+    assert call(tools_python, "scripts/quantmill", "checkpoint.to_safetensors", REPO / "demo", model).returncode == 0
     (model / manifest.NAME).unlink()
-    result = call(tools_python, f"scripts/{program}", model, first)
+    result = call(tools_python, "scripts/quantmill", program, model, first)
     assert result.returncode == 0, result.stderr
-    assert call(tools_python, "scripts/bin_to_safetensors.py", first, out, "--share", "--verify").returncode == 0
+    assert (
+        call(
+            tools_python, "scripts/quantmill", "checkpoint.to_safetensors", first, out, "--share", "--verify"
+        ).returncode
+        == 0
+    )
     before = digests(first), digests(out)
     recorded = json.loads((first / manifest.NAME).read_text())["files"]
     assert {name: entry["sha256"] for name, entry in recorded.items()} == {
@@ -73,22 +78,22 @@ def test_no_writer_to_a_users_files_changes_what_was_made_of_them(
 def make(folder: Path, call: Callable, python: Path, *programs: str) -> None:
     """Artifacts of the demo: source, safetensors, fp16, as far as there are programs for them."""
     steps = {
-        "link_source.py": (REPO / "demo", folder / "source"),
-        "bin_to_safetensors.py": (folder / "source", folder / "safetensors", "--share", "--verify"),
-        "build_fp16.py": (folder / "safetensors", folder / "fp16", "--share"),
-        "safetensors_to_bin.py": (folder / "safetensors", folder / "bin", "--share"),
+        "fetch.link": (REPO / "demo", folder / "source"),
+        "checkpoint.to_safetensors": (folder / "source", folder / "safetensors", "--share", "--verify"),
+        "build.fp16": (folder / "safetensors", folder / "fp16", "--share"),
+        "checkpoint.to_bin": (folder / "safetensors", folder / "bin", "--share"),
     }
     for program in programs:
-        result = call(python, f"scripts/{program}", *steps[program])
+        result = call(python, "scripts/quantmill", program, *steps[program])
         assert result.returncode == 0, result.stderr
 
 
 BUILDS = [
-    ("bin_to_safetensors.py", "source", "pytorch_model-00002-of-00003.bin"),
-    ("bin_to_safetensors.py", "source", "config.json"),
-    ("build_fp16.py", "safetensors", "model-00002-of-00003.safetensors"),
-    ("build_fp16.py", "safetensors", "tokenizer.json"),
-    ("safetensors_to_bin.py", "safetensors", "model-00001-of-00003.safetensors"),
+    ("checkpoint.to_safetensors", "source", "pytorch_model-00002-of-00003.bin"),
+    ("checkpoint.to_safetensors", "source", "config.json"),
+    ("build.fp16", "safetensors", "model-00002-of-00003.safetensors"),
+    ("build.fp16", "safetensors", "tokenizer.json"),
+    ("checkpoint.to_bin", "safetensors", "model-00001-of-00003.safetensors"),
 ]
 
 
@@ -96,14 +101,14 @@ BUILDS = [
 def test_a_build_stops_whose_input_is_not_what_its_manifest_names(
     tmp_path: Path, call: Callable, tools_python: Path, program: str, folder: str, name: str
 ) -> None:
-    make(tmp_path, call, tools_python, "link_source.py", "bin_to_safetensors.py")
+    make(tmp_path, call, tools_python, "fetch.link", "checkpoint.to_safetensors")
     path = tmp_path / folder / name
     with path.open("r+b") as file:  # one bit, in the last byte that means something
         file.seek(path.stat().st_size // 2)
         byte = file.read(1)
         file.seek(-1, 1)
         file.write(bytes([byte[0] ^ 1]))
-    result = call(tools_python, f"scripts/{program}", tmp_path / folder, tmp_path / "out", "--share")
+    result = call(tools_python, "scripts/quantmill", program, tmp_path / folder, tmp_path / "out", "--share")
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1] == (
         f"error: {path}: is not what quantmill.json beside it names any more; remove the folder {path.parent}, "
@@ -112,7 +117,7 @@ def test_a_build_stops_whose_input_is_not_what_its_manifest_names(
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "out").exists()
     path.unlink()
-    result = call(tools_python, f"scripts/{program}", tmp_path / folder, tmp_path / "out", "--share")
+    result = call(tools_python, "scripts/quantmill", program, tmp_path / folder, tmp_path / "out", "--share")
     assert result.returncode == 1
     assert str(path) in result.stderr.splitlines()[-1]
 
@@ -121,16 +126,18 @@ def test_shared_weights_that_were_written_to_stop_the_next_build(
     tmp_path: Path, call: Callable, tools_python: Path
 ) -> None:
     """The check of weights that are hashed by the way, for NaN, instead of once more."""
-    make(tmp_path, call, tools_python, "link_source.py", "bin_to_safetensors.py")
+    make(tmp_path, call, tools_python, "fetch.link", "checkpoint.to_safetensors")
     again = [tmp_path / "safetensors", tmp_path / "again", "--share", "--verify", "--finite"]
-    result = call(tools_python, "scripts/bin_to_safetensors.py", *again)
+    result = call(tools_python, "scripts/quantmill", "checkpoint.to_safetensors", *again)
     assert result.returncode == 0, result.stderr
     name = "model-00001-of-00003.safetensors"
     for shared in ("safetensors", "again"):  # a hard link is one file; a reflink is not
         with (tmp_path / shared / name).open("r+b") as file:
             file.seek(-1, 2)
             file.write(b"\1")
-    result = call(tools_python, "scripts/bin_to_safetensors.py", *again[:1], tmp_path / "third", *again[2:])
+    result = call(
+        tools_python, "scripts/quantmill", "checkpoint.to_safetensors", *again[:1], tmp_path / "third", *again[2:]
+    )
     assert f"{name}: is not what quantmill.json beside it names any more" in result.stderr.splitlines()[-1]
     assert not (tmp_path / "third").exists()
 
@@ -177,7 +184,7 @@ def test_a_weight_beyond_float16_in_a_later_file_writes_over_nothing_that_is_sha
     (source / "model.safetensors.index.json").write_text(json.dumps(index))
     manifest.write(source, format="safetensors", tool="x", tool_version="1", source={}, parameter_count=4)
     before = digests(source)
-    result = call(tools_python, "scripts/build_fp16.py", source, tmp_path / "fp16", "--share")
+    result = call(tools_python, "scripts/quantmill", "build.fp16", source, tmp_path / "fp16", "--share")
     assert result.returncode == 0, result.stderr
     made = digests(tmp_path / "fp16")
     assert digests(source) == before
@@ -188,8 +195,13 @@ def test_a_weight_beyond_float16_in_a_later_file_writes_over_nothing_that_is_sha
 
 def test_a_strangers_manifest_is_no_reason_to_share(tmp_path: Path, call: Callable, tools_python: Path) -> None:
     model = tmp_path / "model"
-    assert call(tools_python, "scripts/bin_to_safetensors.py", REPO / "demo", model, "--verify").returncode == 0
-    assert call(tools_python, "scripts/bin_to_safetensors.py", model, tmp_path / "out").returncode == 0
+    assert (
+        call(
+            tools_python, "scripts/quantmill", "checkpoint.to_safetensors", REPO / "demo", model, "--verify"
+        ).returncode
+        == 0
+    )
+    assert call(tools_python, "scripts/quantmill", "checkpoint.to_safetensors", model, tmp_path / "out").returncode == 0
     for path in (tmp_path / "out").glob("*.safetensors"):
         assert path.stat().st_nlink == 1
 
@@ -222,7 +234,7 @@ def test_a_file_that_grows_while_it_is_copied_is_refused(tmp_path: Path, monkeyp
                 with source.open("ab") as file:
                     file.write(b"more")
 
-    monkeypatch.setattr(publish.hashlib, "sha256", Writing)
+    monkeypatch.setattr(atomic.hashlib, "sha256", Writing)
     with pytest.raises(UserError, match="a: was written to while it was copied; run again"):
         place(source, tmp_path / "b")
 

@@ -12,7 +12,7 @@ import pytest
 from conftest import AUTOGPTQ, REPO
 from wheels import write_wheel
 
-from create_env import pip_config, uv_environment
+from quantmill.environments.create import pip_config, uv_environment
 
 LISTING = """\
 :env:.default-timeout='180'
@@ -67,7 +67,7 @@ def test_a_folder_of_wheels_that_only_pip_knows(call: Callable, tmp_path: Path, 
     wheel(tmp_path)
     env = tmp_path / "env"
     settings = {"PIP_FIND_LINKS": str(tmp_path), "PIP_NO_INDEX": "1", "UV_CACHE_DIR": str(tmp_path / "cache")}
-    result = call(sys.executable, "scripts/create_env.py", pins, env, **settings)
+    result = call(sys.executable, "scripts/quantmill", "environments.create", pins, env, **settings)
     assert result.returncode == 0, result.stderr
     answer = call(env / "bin/python", "-c", "import quantmill_probe; print(quantmill_probe.ANSWER)")
     assert answer.stdout == "42\n"
@@ -88,7 +88,7 @@ def test_jobs_that_start_together_fetch_uv_once(call: Callable, tmp_path: Path, 
     settings["UV_CACHE_DIR"] = str(tmp_path / "cache")
     envs = [tmp_path / f"env{number}" for number in range(4)]
     with ThreadPoolExecutor(len(envs)) as pool:
-        commands = [(bare / "bin/python", "scripts/create_env.py", pins, env) for env in envs]
+        commands = [(bare / "bin/python", "scripts/quantmill", "environments.create", pins, env) for env in envs]
         results = list(pool.map(lambda command: call(*command, **settings), commands))
     assert [result.returncode for result in results] == [0] * len(envs), results
     for env in envs:
@@ -99,7 +99,7 @@ def test_jobs_that_start_together_fetch_uv_once(call: Callable, tmp_path: Path, 
 def test_a_package_that_is_nowhere_leaves_no_environment(call: Callable, tmp_path: Path, pins: Path) -> None:
     env = tmp_path / "env"
     settings = {"PIP_FIND_LINKS": str(tmp_path), "PIP_NO_INDEX": "1", "UV_CACHE_DIR": str(tmp_path / "cache")}
-    result = call(sys.executable, "scripts/create_env.py", pins, env, **settings)
+    result = call(sys.executable, "scripts/quantmill", "environments.create", pins, env, **settings)
     assert result.returncode == 1
     assert "quantmill-probe" in result.stderr.splitlines()[-1]
     assert "Traceback" not in result.stderr

@@ -17,8 +17,8 @@ import pytest
 from conftest import REPO
 from ct2_model import CONFIG, Arrays
 
-from checkpoint import ctranslate2_model
-from common.program import UserError
+from quantmill.checkpoint import ctranslate2_model
+from quantmill.common.program import UserError
 
 LAYER = "decoder/layer_0"
 ATTENTION = f"{LAYER}/self_attention"

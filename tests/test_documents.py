@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from reporting.labels import label
-from reporting.results import hash_files
+from quantmill.report.labels import label
+from quantmill.report.results import hash_files
 
 REPO = Path(__file__).resolve().parents[1]
 FOLDERS = (".", "config", "demo", "docs", "results/*")

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from conftest import REPO
 
-from reporting import drawing
+from quantmill.report import drawing
 
 ABORT = (
     "\n#\n# Fatal process out of memory: Oilpan: CagedHeap reservation.\n#\n==== C stack trace ====\n  /a.so(+0x1)\n"

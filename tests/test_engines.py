@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from conftest import REPO
 
-from devices import cpu
+from quantmill.devices import cpu
 
 
 @pytest.fixture(scope="module")

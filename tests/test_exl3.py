@@ -17,12 +17,12 @@ from conftest import REPO, line_of_refusal
 from recorded_rows import list_jobs, of_file
 from test_layouts import save_file, source
 
-import layouts
-from checkpoint import shards
-from checkpoint.shards import Checkpoint
-from exllama import decodes_in_int8
-from layouts import Unread, exl3
-from planning.costs import costs_of
+from quantmill import layouts
+from quantmill.checkpoint import shards
+from quantmill.checkpoint.shards import Checkpoint
+from quantmill.exllamav3 import decodes_in_int8
+from quantmill.layouts import Unread, exl3
+from quantmill.plan.resources import costs_of
 
 LAYER = "model.layers.0.mlp.up_proj"
 GOLDEN = np.load(REPO / "tests/data/exl3.npz")
@@ -220,7 +220,7 @@ def load(call: Callable, tmp_path: Path) -> Callable[[], str]:
 @pytest.mark.parametrize(
     ("files", "compiled", "said"),
     [
-        ([], "8.0", "holds no kernels of ExLlamaV3; compile them: python scripts/compile_exllamav3.py "),
+        ([], "8.0", "holds no kernels of ExLlamaV3; compile them: python scripts/quantmill exllamav3.compile "),
         (["exllamav3_ext.so"], "9.0", "its kernels are for compute capability 9.0, this GPU has 8.0; compile them: "),
         (["exllamav3_ext.so"], "8.0;9.0", ""),
     ],

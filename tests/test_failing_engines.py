@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from conftest import REPO
 
-import engines
-from common import program
-from common.program import UserError
+from quantmill import engines
+from quantmill.common import program
+from quantmill.common.program import UserError
 
 ARTIFACT = Path("artifacts/m/f")
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from workflows import ROUNDS, SNAKEMAKE, check_artifacts, check_whole, run, start, wait_for, with_interpreters
 
-from common import manifest
+from quantmill.common import manifest
 
 TOKENS = "artifacts/demo/tokens/evaluation.json"
 TARGETS = ["artifacts/demo/bin", TOKENS]  # with what they are made from, nothing that wants torch
@@ -119,7 +119,7 @@ def test_a_disk_without_a_byte_left(root: Path, tmp_path: Path) -> None:
         with pytest.raises(OSError, match="No space left"), (disk / "rest").open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(4096))
-        command = [sys.executable, root / "scripts/write_study.py", disk / "report/study.json"]
+        command = [sys.executable, root / "scripts/quantmill", "report.write_study", disk / "report/study.json"]
         content = base64.b64encode(zlib.compress(b"x" * 10_000)).decode()
         result = subprocess.run(command, input=content, capture_output=True, text=True)
         assert result.returncode == 1
@@ -161,7 +161,7 @@ def test_a_killed_worker(root: Path, tools_python: Path, undisturbed: dict[str, 
     for _ in range(ROUNDS):
         shutil.rmtree(root / "artifacts", ignore_errors=True)
         python.write_text(
-            f'#!/bin/bash\ncase "$1" in *safetensors_to_bin.py) {tools_python} "$@" & sleep {moments.uniform(0, 0.3)}\n'
+            f'#!/bin/bash\ncase "$2" in checkpoint.to_bin) {tools_python} "$@" & sleep {moments.uniform(0, 0.3)}\n'
             f'kill -KILL $!; wait $!;; *) exec {tools_python} "$@";; esac\n'
         )
         python.chmod(0o755)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from fake_engine import VOCAB, Fake
 
-from common.program import UserError
-from metrics.windows import Window
-from scoring import fidelity
-from scoring.fidelity import Predictions, check, divergence, places, tolerance
-from scoring.teacher_forcing import Text
+from quantmill.common.program import UserError
+from quantmill.gate import fidelity
+from quantmill.gate.fidelity import Predictions, check, divergence, places, tolerance
+from quantmill.metrics.windows import Window
+from quantmill.quality.teacher_forcing import Text
 
 SIZE = 300  # of a window
 

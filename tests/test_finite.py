@@ -10,10 +10,10 @@ from forge import safetensors_with
 from raw_tensor import write_tensor
 from workflows import SNAKEMAKE, study
 
-from checkpoint import finite, safetensors_file
-from checkpoint.tensor import CHUNK
-from common import manifest
-from common.program import UserError
+from quantmill.checkpoint import finite, safetensors_file
+from quantmill.checkpoint.tensor import CHUNK
+from quantmill.common import manifest
+from quantmill.common.program import UserError
 
 # every pattern of the small types, from their definitions; of float32 and float64 those at the border
 SMALL = {
@@ -98,10 +98,10 @@ def test_linked_or_converted_weights_that_are_no_numbers(
 ) -> None:
     source = model(tmp_path / "m", (511, 767), value)
     if form == "bin":
-        converted = call(tools_python, "scripts/safetensors_to_bin.py", source, tmp_path / "bin")
+        converted = call(tools_python, "scripts/quantmill", "checkpoint.to_bin", source, tmp_path / "bin")
         assert converted.returncode == 0, converted.stderr
         source = tmp_path / "bin"
-    program = (tools_python, "scripts/bin_to_safetensors.py", source)
+    program = (tools_python, "scripts/quantmill", "checkpoint.to_safetensors", source)
     result = call(*program, tmp_path / "out", "--verify", "--finite")
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
@@ -121,10 +121,12 @@ def test_finite_weights_are_copied_and_converted_with_their_hashes(
     tmp_path: Path, call: Callable, tools_python: Path
 ) -> None:
     source = model(tmp_path / "m", (0, 0), 65504)
-    assert call(tools_python, "scripts/safetensors_to_bin.py", source, tmp_path / "bin").returncode == 0
+    assert call(tools_python, "scripts/quantmill", "checkpoint.to_bin", source, tmp_path / "bin").returncode == 0
     for name in ("m", "bin"):
         out = tmp_path / f"from {name}"
-        result = call(tools_python, "scripts/bin_to_safetensors.py", tmp_path / name, out, "--verify", "--finite")
+        result = call(
+            tools_python, "scripts/quantmill", "checkpoint.to_safetensors", tmp_path / name, out, "--verify", "--finite"
+        )
         assert result.returncode == 0, result.stderr
         said = json.loads((out / manifest.NAME).read_text())
         assert said["files"]["model.safetensors"]["sha256"] == manifest.sha256(out / "model.safetensors")
@@ -136,7 +138,7 @@ def test_finite_weights_are_copied_and_converted_with_their_hashes(
 
 def test_the_workflow_asks_for_it(call: Callable, checkout: Callable, tools_python: Path, torch_python: Path) -> None:
     root = checkout()
-    assert call(tools_python, "scripts/bin_to_safetensors.py", "demo", root / "mine").returncode == 0
+    assert call(tools_python, "scripts/quantmill", "checkpoint.to_safetensors", "demo", root / "mine").returncode == 0
     name = "model.embed_tokens.weight"
     index = json.loads((root / "mine/model.safetensors.index.json").read_text())
     with (root / "mine" / index["weight_map"][name]).open("r+b") as file:

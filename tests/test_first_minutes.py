@@ -19,8 +19,8 @@ from conftest import REPO
 from snakemake_interface_logger_plugins.common import LogEvent
 from workflows import LATENCY, SNAKEMAKE, study
 
-from reporting import summary
-from reporting.live_page import LivePage
+from quantmill.report import summary
+from quantmill.report.live_page import LivePage
 
 sys.path.insert(0, str(REPO / "scripts/terminal"))
 from snakemake_logger_plugin_quantmill import Progress, last_line

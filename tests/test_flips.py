@@ -10,7 +10,7 @@ from conftest import interpreter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metrics import flips
+from quantmill.metrics import flips
 
 Z = NormalDist().inv_cdf(0.975)
 CASES = [(1, 7, 21), (40, 20, 160), (0, 3, 50), (11, 0, 12), (5, 5, 1000), (300, 260, 14_042), (2, 31, 164)]

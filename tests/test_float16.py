@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from raw_tensor import write_tensor
 
-from checkpoint.float16 import as_float, stored_dtype, write_float16
-from checkpoint.tensor import Tensor
-from common.program import UserError
+from quantmill.checkpoint.float16 import as_float, stored_dtype, write_float16
+from quantmill.checkpoint.tensor import Tensor
+from quantmill.common.program import UserError
 
 
 def as_float16(tensor: Tensor) -> bytes:

@@ -21,7 +21,7 @@ rule copy16:
     wildcard_constraints:
         format="copy16",
     params:
-        program=program("build_fp16.py"),
+        program=program("build.fp16"),
         python=python("tools"),
     shell:
         "{params.python:q} {params.program[0]} {input.source} {output}"
@@ -109,9 +109,9 @@ def test_a_format_file_that_forgets_nothing(dry_run: Callable[[str], Any]) -> No
             "did you mean 'tools'?",
         ),
         (
-            "build_fp16.py",
-            "build_copy16.py",
-            "error: rules/formats/copy.smk: the program scripts/build_copy16.py is missing",
+            "build.fp16",
+            "build.copy16",
+            "error: rules/formats/copy.smk: the program scripts/quantmill/build/copy16.py is missing",
         ),
         (
             "engine=",

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from forge import gguf_array, gguf_key, gguf_part, gguf_tensor, gguf_text, gguf_texts, gguf_with
 
-from checkpoint import gguf_file, gguf_header, gguf_names
-from common.program import UserError
+from quantmill.checkpoint import gguf_file, gguf_header, gguf_names
+from quantmill.common.program import UserError
 
 pack = struct.pack
 TEXT = 8

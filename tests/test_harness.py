@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from conftest import REPO
 
-from common import manifest
-from scoring import alignment, fidelity, teacher_forcing
+from quantmill.common import manifest
+from quantmill.gate import fidelity
+from quantmill.quality import alignment, teacher_forcing
 
 sys.path.append(str(REPO / "tests/harness/engines"))
 import fake
@@ -68,7 +69,7 @@ def expect(tmp_path: Path, protocol: str = "gptq-2048") -> Path:
 
 def latency(harness: Callable, tmp_path: Path, does: dict[str, Any], *options: object) -> dict[str, Any]:
     flags = ["--new-tokens", NEW_TOKENS, "--repeats", 1, "--processes", 2, "--prompts", tmp_path / "prompts.json"]
-    result = harness("latency", "out.json", does, *flags, *options)
+    result = harness("latency.measure", "out.json", does, *flags, *options)
     assert result.returncode == 0, result.stderr
     return json.loads((tmp_path / "out.json").read_text())
 
@@ -151,7 +152,7 @@ def test_latency_refuses_an_engine_that_answers_another_prompt(
     harness: Callable, tmp_path: Path, fault: str, message: str
 ) -> None:
     flags = ["--new-tokens", NEW_TOKENS, "--repeats", 1, "--processes", 1, "--prompts", tmp_path / "prompts.json"]
-    result = harness("latency", "out.json", {"fault": fault}, *flags)
+    result = harness("latency.measure", "out.json", {"fault": fault}, *flags)
     assert result.returncode == 1
     assert message in result.stderr.splitlines()[-1]
     assert "Traceback" not in result.stderr
@@ -170,11 +171,11 @@ def test_latency_refuses_an_engine_that_answers_another_prompt(
         ("early", "its logits are shifted by one: a token's row holds what follows the token after it"),
     ],
 )
-@pytest.mark.parametrize("program", ["gate", "quality"])
+@pytest.mark.parametrize("program", ["gate.check", "quality.measure"])
 def test_scoring_names_what_is_wrong(harness: Callable, tmp_path: Path, program: str, fault: str, message: str) -> None:
     options = ["--reference", expect(tmp_path)]
-    if program == "quality":
-        assert harness("reference_logits", "logits.npy", {}).returncode == 0
+    if program == "quality.measure":
+        assert harness("quality.reference_logits", "logits.npy", {}).returncode == 0
         options = ["--reference", tmp_path / "logits.npy", "--gate", tmp_path / "gate.json"]
     result = harness(program, "out.json", {"fault": fault, "noise": 0.5}, *options)
     assert result.returncode == 1
@@ -193,11 +194,11 @@ def test_an_engine_that_is_only_imprecise_passes(harness: Callable, tmp_path: Pa
 @pytest.mark.parametrize("noise", [0.0, 0.01, 1.0])
 def test_the_gate_wants_the_weights_own_predictions(harness: Callable, tmp_path: Path, noise: float) -> None:
     options = ["--reference", expect(tmp_path)]
-    result = harness("gate", "out.json", {"noise": noise}, *options)
+    result = harness("gate.check", "out.json", {"noise": noise}, *options)
     assert result.returncode == int(noise > 0)
     if noise:
         assert "the engine does not calculate what the weights say" in result.stderr.splitlines()[-1]
-        assert harness("gate", "out.json", {"noise": noise}, *options, "--unchecked", "why").returncode == 0
+        assert harness("gate.check", "out.json", {"noise": noise}, *options, "--unchecked", "why").returncode == 0
 
 
 TARGETS = {"tells": ["target_logprobs"]}
@@ -205,14 +206,14 @@ TARGETS = {"tells": ["target_logprobs"]}
 
 def measure_quality(harness: Callable, tmp_path: Path, does: dict[str, Any], out: str) -> dict[str, Any]:
     options = ["--reference", tmp_path / "logits.npy", "--gate", tmp_path / "gate.json"]
-    result = harness("quality", out, does, *options)
+    result = harness("quality.measure", out, does, *options)
     assert result.returncode == 0, result.stderr
     return json.loads((tmp_path / out).read_text())
 
 
 def test_what_an_engine_cannot_tell_is_empty_with_the_reason(harness: Callable, tmp_path: Path) -> None:
     expect(tmp_path)
-    assert harness("reference_logits", "logits.npy", {}).returncode == 0
+    assert harness("quality.reference_logits", "logits.npy", {}).returncode == 0
     whole = measure_quality(harness, tmp_path, {"noise": 0.5}, "whole.json")
     found = measure_quality(harness, tmp_path, {"noise": 0.5} | TARGETS, "targets.json")
     assert found["no_divergence"] == "its engine tells no logits"
@@ -229,7 +230,7 @@ def test_what_an_engine_cannot_tell_is_empty_with_the_reason(harness: Callable, 
     assert (nothing["summary"], nothing["reason"]) == (None, "its engine tells no probabilities of a given text")
     with np.load(tmp_path / "nothing.npz") as positions:  # the workflow's rule has it among its outputs
         assert positions.files == []
-    result = harness("reference_logits", "none.npy", TARGETS)
+    result = harness("quality.reference_logits", "none.npy", TARGETS)
     assert result.stderr.splitlines()[-1].startswith("error: engine fake tells no logits")
     timed = latency(harness, tmp_path, {"tells": []})
     assert timed["unchecked"] == "its engine tells neither logits nor its likeliest tokens"
@@ -242,7 +243,7 @@ LIKELIEST = TARGETS | {"top": 5}
 def test_tokens_are_held_against_the_likeliest_that_an_engine_tells(harness: Callable, tmp_path: Path) -> None:
     assert "unchecked" not in latency(harness, tmp_path, LIKELIEST)
     flags = ["--new-tokens", NEW_TOKENS, "--repeats", 1, "--processes", 1, "--prompts", tmp_path / "prompts.json"]
-    result = harness("latency", "wrong.json", LIKELIEST | {"fault": "random-tokens"}, *flags)
+    result = harness("latency.measure", "wrong.json", LIKELIEST | {"fault": "random-tokens"}, *flags)
     assert "the tokens that the engine decodes are not the likeliest of those" in result.stderr.splitlines()[-1]
     assert not (tmp_path / "wrong.json").exists()
 
@@ -251,7 +252,7 @@ def test_the_gate_asks_an_engine_for_what_it_can_tell(harness: Callable, tmp_pat
     options = ["--reference", expect(tmp_path)]
     perplexities = []
     for does in ({}, TARGETS, {"tells": []}):
-        assert harness("gate", "out.json", does, *options).returncode == 0
+        assert harness("gate.check", "out.json", does, *options).returncode == 0
         found = json.loads((tmp_path / "out.json").read_text())
         perplexities.append(found["perplexity"])
         assert ("unchecked" in found["faithful"]) == bool(does)
@@ -269,7 +270,7 @@ def test_the_gate_asks_an_engine_for_what_it_can_tell(harness: Callable, tmp_pat
 def test_log_probabilities_of_another_text_are_refused(
     harness: Callable, tmp_path: Path, fault: str, message: str
 ) -> None:
-    result = harness("gate", "out.json", {"fault": fault, "noise": 0.5} | TARGETS, "--reference", expect(tmp_path))
+    result = harness("gate.check", "out.json", {"fault": fault, "noise": 0.5} | TARGETS, "--reference", expect(tmp_path))
     assert result.returncode == 1
     assert message in result.stderr.splitlines()[-1]
 
@@ -284,14 +285,14 @@ def test_options_and_cards_are_recorded_or_refused_in_a_line(harness: Callable, 
         (("--options", '{"step": "x"}'), "error: engine fake: option step is 'x'; it is to be of type float"),
         (("--gpus", 2), "error: device cpu has no GPUs, and 2 are asked for; leave gpus out, or set device: cuda"),
     ):
-        result = harness("gate", "out.json", {}, *options, *more)
+        result = harness("gate.check", "out.json", {}, *options, *more)
         assert (result.returncode, result.stderr.splitlines()[-1]) == (1, message)
 
 
 def test_a_gate_compares_by_the_reference_s_protocol(harness: Callable, tmp_path: Path) -> None:
     options = ("--reference", expect(tmp_path, "hf-strided"))
-    assert harness("gate", "out.json", {}, "--protocol", "hf-strided", *options).returncode == 0
-    result = harness("gate", "out.json", {}, *options)
+    assert harness("gate.check", "out.json", {}, "--protocol", "hf-strided", *options).returncode == 0
+    result = harness("gate.check", "out.json", {}, *options)
     assert result.returncode == 1
     said = f"error: {tmp_path / 'gate.json'}: was made by hf-strided, not by gptq-2048, or is old; delete it"
     assert result.stderr.splitlines()[-1] == said

@@ -15,8 +15,8 @@ import pytest
 from conftest import REPO, interpreter
 from workflows import check_whole, wait_for
 
-from checkpoint import safetensors_file, sharding, shards
-from common import manifest
+from quantmill.checkpoint import safetensors_file, sharding, shards
+from quantmill.common import manifest
 
 SECONDS = 120  # that a busy machine may take to start or end a process
 DEMO = REPO / "demo"
@@ -93,7 +93,7 @@ def start(command: Sequence[object]) -> subprocess.Popen[str]:
 def model(tmp_path_factory: pytest.TempPathFactory, tools_python: Path) -> Path:
     """The demo's canonical safetensors."""
     folder = tmp_path_factory.mktemp("model") / "safetensors"
-    subprocess.run([tools_python, REPO / "scripts/bin_to_safetensors.py", DEMO, folder], check=True)
+    subprocess.run([tools_python, REPO / "scripts/quantmill", "checkpoint.to_safetensors", DEMO, folder], check=True)
     return folder
 
 
@@ -106,16 +106,16 @@ class Build:
     out: Path
 
 
-@pytest.fixture(params=["expected_predictions.py", "gate.py"])
+@pytest.fixture(params=["gate.expected", "gate.check"])
 def build(request: pytest.FixtureRequest, model: Path, child: Child, tools_python: Path, tmp_path: Path) -> Build:
     out = tmp_path / "out"
     options: list[object] = []
-    program = "build_fp16.py"  # whose own weights are the source's: gate.py is the first child
-    if request.param == "expected_predictions.py":
+    program = "build.fp16"  # whose own weights are the source's: gate.check is the first child
+    if request.param == "gate.expected":
         library = model.with_name("library.so")
         library.write_bytes(b"no library; the gate would say so")
-        program, options = "build_mlc.py", ["--library", library, "--device", "cpu"]
-    plain = [tools_python, REPO / "scripts" / program, model, out, *options]
+        program, options = "build.mlc", ["--library", library, "--device", "cpu"]
+    plain = [tools_python, REPO / "scripts/quantmill", program, model, out, *options]
     gate = ["--gate-reference", "reference.json", "--gate-evaluation", "text.json", "--gate-python", child.program]
     return Build([*plain, *gate], plain, out)
 
@@ -186,7 +186,7 @@ def one_layer(tmp_path_factory: pytest.TempPathFactory, model: Path, tools_pytho
         source={},
         parameter_count=1,
     )
-    command = [tools_python, REPO / "scripts/build_fp16.py", folder / "cut", folder / "fp16"]
+    command = [tools_python, REPO / "scripts/quantmill", "build.fp16", folder / "cut", folder / "fp16"]
     subprocess.run(list(map(str, command)), check=True)
     random = np.random.default_rng(0)
     for name in ("calibration", "evaluation"):
@@ -205,14 +205,21 @@ class Killed:
     expected: dict[str, str]
 
 
-@pytest.fixture(scope="module", params=["build_gptq.py", "build_awq.py"])
+@pytest.fixture(scope="module", params=["build.gptq", "build.awq"])
 def killed_build(request: pytest.FixtureRequest, one_layer: Path, tmp_path_factory: pytest.TempPathFactory) -> Killed:
     """A quantizer that is left alone with two threads, one that is killed while it quantizes the layer, and one after
     it with one thread."""
     log_path = one_layer / "log"
     folder = tmp_path_factory.mktemp("quantized")
     texts = [f"--{name}={one_layer / name}.json" for name in ("calibration", "evaluation")]
-    command = [interpreter("gptqmodel"), REPO / "scripts" / request.param, one_layer / "fp16", folder / "out", *texts]
+    command = [
+        interpreter("gptqmodel"),
+        REPO / "scripts/quantmill",
+        request.param,
+        one_layer / "fp16",
+        folder / "out",
+        *texts,
+    ]
     command = [*map(str, command), "--samples", "2", "--sequence-length", "64", "--device", "cpu"]
 
     def finish(threads: int) -> dict[str, str]:

@@ -11,8 +11,8 @@ import pytest
 from conftest import REPO
 from workflows import ROUNDS, check_whole
 
-from checkpoint import sharding, torch_zip
-from checkpoint.tensor import Tensor, row_major
+from quantmill.checkpoint import sharding, torch_zip
+from quantmill.checkpoint.tensor import Tensor, row_major
 
 KILLS = 20 * ROUNDS
 SHARD = 8 * 2**20  # bytes
@@ -38,7 +38,7 @@ def weights(folder: Path) -> dict[str, str]:
 
 def test_a_killed_conversion(model: Path, tmp_path: Path, tools_python: Path) -> None:
     out = tmp_path / "out"
-    command = [str(tools_python), str(REPO / "scripts/bin_to_safetensors.py"), str(model), str(out), "--verify"]
+    command = [tools_python, REPO / "scripts/quantmill", "checkpoint.to_safetensors", model, out, "--verify"]
 
     def finish() -> float:
         """Seconds of a run that is left alone."""

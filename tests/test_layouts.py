@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import layouts
-from checkpoint import shards
-from checkpoint.shards import Checkpoint
-from common.program import UserError
-from layouts import Unread, awq, ct2, gptq, hf
+from quantmill import layouts
+from quantmill.checkpoint import shards
+from quantmill.checkpoint.shards import Checkpoint
+from quantmill.common.program import UserError
+from quantmill.layouts import Unread, awq, ct2, gptq, hf
 
 LAYER = "model.layers.0.mlp.up_proj"
 INPUTS, OUTPUTS, GROUP = 16, 8, 8

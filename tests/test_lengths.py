@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from config_registry import check, folders  # noqa: F401
 
-from planning.values import ConfigError
+from quantmill.plan.config_values import ConfigError
 
 SERVER = {"runs": {"x": {"engine": "slots", "formats": ["fp16"], "options": {"parallel": 4}}}}
 

@@ -14,8 +14,8 @@ import pytest
 from conftest import REPO, RUN
 from recorded_rows import ENGINES, ROWS, SAMPLES, jobs_of, of_file, of_row
 
-from planning.costs import CUDA_BUILD, MB
-from planning.jobs import LEAST, SNAKEMAKE, job_mb
+from quantmill.plan.jobs import LEAST, SNAKEMAKE, job_mb
+from quantmill.plan.resources import CUDA_BUILD, MB
 
 
 def test_jobs_say_what_they_take(checkout: Callable[[], Path]) -> None:
@@ -53,7 +53,7 @@ def test_a_run_of_several_gpus_asks_for_them(checkout: Callable[[], Path]) -> No
     root = checkout()
     engine = 'ENGINES["many"] = Engine(env="torch", loads=("hf",), devices=("cuda",), many_gpus=True, options=None)\n'
     (root / "rules/engines/many.smk").write_text(engine)
-    (root / "scripts/engines/many.py").write_text("")
+    (root / "scripts/quantmill/engines/many.py").write_text("")
     (root / "study.yaml").write_text(
         "models: {demo: {source: demo}}\nformats: [fp16]\nruns: {two: {engine: many, formats: [fp16], gpus: 2}}\n"
     )

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from test_conditions import Nvml
 
-import latency
-from devices import cuda, listeners, monitor
-from devices.listeners import Answering
-from timing.process import Job, Measurement
+from quantmill.devices import cuda, listeners, monitor
+from quantmill.devices.listeners import Answering
+from quantmill.latency import measure
+from quantmill.latency.worker import Job, Measurement
 
 pytestmark = [
     pytest.mark.timing,
@@ -203,8 +203,8 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
     return nvml
 
 
-def measure(url: str, monkeypatch: pytest.MonkeyPatch, own: set[int], load: dict[str, Any] | None) -> list[str]:
-    """What latency.py says to have disturbed a measurement of the server at a URL; its process is a stand-in."""
+def disturbed(url: str, monkeypatch: pytest.MonkeyPatch, own: set[int], load: dict[str, Any] | None) -> list[str]:
+    """What latency.measure says to have disturbed a measurement of the server at a URL; its process is a stand-in."""
     names = dict.fromkeys(Measurement.__dataclass_fields__)
 
     def run_job(job: Job, folder: Path) -> dict[str, Any]:
@@ -212,10 +212,10 @@ def measure(url: str, monkeypatch: pytest.MonkeyPatch, own: set[int], load: dict
         time.sleep(0.3)
         return names | {"measured": (start, time.perf_counter()), "decode_phases": [], "own": sorted(own), "load": load}
 
-    monkeypatch.setattr(latency, "run_job", run_job)
+    monkeypatch.setattr(measure, "run_job", run_job)
     job = Job("measure", "", "", "openai", {"url": url}, 1, "cuda", [1], "", None, 2, 1, [], [])
-    found = latency.measure(job, Path())
-    assert isinstance(found, latency.Observation)
+    found = measure.measure(job, Path())
+    assert isinstance(found, measure.Observation)
     return found.interference
 
 
@@ -225,16 +225,16 @@ def test_a_server_on_this_machines_card_is_no_stranger_and_a_stranger_is_one(
     port, server, child = serve("127.0.0.1", "")
     url, own = f"http://127.0.0.1:{port}", {server, child}
     nvml.pids, nvml.used = [child], 40 * 10**9
-    assert measure(url, monkeypatch, own, None) == []
+    assert disturbed(url, monkeypatch, own, None) == []
     nvml.pids = [child, 7]
-    assert measure(url, monkeypatch, own, None) == [
+    assert disturbed(url, monkeypatch, own, None) == [
         "1 other process on the GPU before it started",
         "1 other process on the GPU meanwhile",
     ]
     nvml.pids = []  # a container that shows no processes: the memory may be the server's
-    assert measure(url, monkeypatch, own, None) == []
+    assert disturbed(url, monkeypatch, own, None) == []
     nvml.pids = [99991]  # or counts them by other numbers: one is taken for the server's
-    assert measure(url, monkeypatch, own, None) == []
+    assert disturbed(url, monkeypatch, own, None) == []
 
 
 @pytest.mark.parametrize("place", ["passage", "elsewhere"])
@@ -244,6 +244,6 @@ def test_nobody_is_called_a_disturbance_of_a_server_that_cannot_be_told_from_oth
     url = "http://192.0.2.7:8000" if place == "elsewhere" else f"http://127.0.0.1:{serve('127.0.0.1', 'ssh')[0]}"
     nvml.pids, nvml.used = [5, 6], 40 * 10**9
     load = {"others": 0.4, "stolen": 0.0, "quota_stops": 0, "heat_stops": 0}
-    assert measure(url, monkeypatch, set(), load) == []
+    assert disturbed(url, monkeypatch, set(), load) == []
     # what is known stays: the client's own processors were stopped
-    assert measure(url, monkeypatch, set(), load | {"quota_stops": 2}) != []
+    assert disturbed(url, monkeypatch, set(), load | {"quota_stops": 2}) != []

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from fake_engine import VOCAB, Fake
 
-import engines
-from common.program import UserError
-from metrics import divergence, perplexity
-from quality import score, score_targets, summarise
-from scoring import teacher_forcing
-from scoring.reference import Logits, narrow, recompute, widen, write
+from quantmill import engines
+from quantmill.common.program import UserError
+from quantmill.metrics import divergence, perplexity
+from quantmill.quality import teacher_forcing
+from quantmill.quality.measure import score, score_targets, summarise
+from quantmill.quality.reference import Logits, narrow, recompute, widen, write
 
 CONTEXT, TOKENS = 8, 46
 

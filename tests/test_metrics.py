@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from metrics import bootstrap, divergence, latency, perplexity, windows
+from quantmill.metrics import bootstrap, divergence, latency, perplexity, windows
 
 
 def test_gptq_windows_drop_the_tail_and_never_exceed_the_context() -> None:

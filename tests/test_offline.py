@@ -67,7 +67,13 @@ def test_the_docs_lead_to_a_report_without_a_network_or_a_home_and_with_another_
         make, _, env, options = words
         name = env.removeprefix("ENV=")
         assert (make, words[1]) == ("make", "bundle")
-        command = [sys.executable, "scripts/bundle.py", f"envs/{name}.txt", f"artifacts/bundles/{name}"]
+        command = [
+            sys.executable,
+            "scripts/quantmill",
+            "environments.bundle",
+            f"envs/{name}.txt",
+            f"artifacts/bundles/{name}",
+        ]
         command += shlex.split(options.removeprefix("OPTIONS="))
         result = subprocess.run(command, cwd=root, capture_output=True, text=True)
         if result.returncode and re.search(r"establish a new connection|name resolution|dns error", result.stderr):

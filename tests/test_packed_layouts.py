@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from test_layouts import LAYER, artifact, plain, source
 
-import layouts
-from checkpoint.shards import Checkpoint
-from layouts import Unread, bitsandbytes, compressed_tensors, hqq, torchao
+from quantmill import layouts
+from quantmill.checkpoint.shards import Checkpoint
+from quantmill.layouts import Unread, bitsandbytes, compressed_tensors, hqq, torchao
 
 __all__ = ["plain"]  # a fixture
 NAME = f"{LAYER}.weight"

@@ -10,11 +10,11 @@ import pytest
 import yaml
 from conftest import REPO
 
-from planning.cells import Registry
-from planning.config import complete
-from planning.parallelism import METHODS
-from planning.registry import Engine, Format
-from planning.values import ConfigError
+from quantmill.plan.cells import Registry
+from quantmill.plan.config import complete
+from quantmill.plan.config_values import ConfigError
+from quantmill.plan.registry import Engine, Format
+from quantmill.plan.vllm_parallelism import METHODS
 
 SCHEMA = yaml.safe_load((REPO / "config/config.schema.yaml").read_text())
 FORMATS = {

@@ -11,12 +11,12 @@ import pytest
 from conftest import REPO
 from test_layouts import save_file
 
-import layouts
-from checkpoint import ctranslate2_bin, shards
-from checkpoint.ctranslate2_bin import Variable
-from common import token_ids
-from common.program import UserError
-from serving import vllm_settings
+from quantmill import layouts
+from quantmill.checkpoint import ctranslate2_bin, shards
+from quantmill.checkpoint.ctranslate2_bin import Variable
+from quantmill.common import special_tokens
+from quantmill.common.program import UserError
+from quantmill.servers import vllm_settings
 
 MIXTURE = {"num_experts": 8, "num_experts_per_tok": 2}
 
@@ -73,7 +73,7 @@ def test_masks_are_no_weights(tmp_path: Path, call: Callable, tools_python: Path
     """They are neither counted, nor do their infinities refuse the model."""
     source = model_with_masks(tmp_path / "m", np.array(-np.inf, np.float16))
     out = tmp_path / "out"
-    result = call(tools_python, "scripts/bin_to_safetensors.py", source, out, "--verify", "--finite")
+    result = call(tools_python, "scripts/quantmill", "checkpoint.to_safetensors", source, out, "--verify", "--finite")
     assert result.returncode == 0, result.stderr
     assert json.loads((out / "quantmill.json").read_text())["parameter_count"] == 2 * 10 * 4
 
@@ -83,8 +83,8 @@ def test_a_constant_beyond_float16_leaves_the_weights_in_float16(
 ) -> None:
     source = model_with_masks(tmp_path / "m", np.array(-1e9, np.float32))
     out = tmp_path / "out"
-    assert call(tools_python, "scripts/bin_to_safetensors.py", source, out, "--finite").returncode == 0
-    result = call(tools_python, "scripts/build_fp16.py", out, tmp_path / "fp16")
+    assert call(tools_python, "scripts/quantmill", "checkpoint.to_safetensors", source, out, "--finite").returncode == 0
+    result = call(tools_python, "scripts/quantmill", "build.fp16", out, tmp_path / "fp16")
     assert result.returncode == 0, result.stderr
     assert json.loads((tmp_path / "fp16/config.json").read_text())["dtype"] == "float16"
 
@@ -109,7 +109,7 @@ def test_a_weight_beyond_float16_is_run_as_it_is(tmp_path: Path) -> None:
     ],
 )
 def test_ends_of_a_config(config: dict[str, Any], ends: list[int]) -> None:
-    assert token_ids.ends(config) == ends
+    assert special_tokens.ends(config) == ends
 
 
 def test_vllm_has_room_for_a_window_and_its_last_target(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 import pytest
 from conftest import REPO
 
-from reporting import axes
-from reporting.label_places import Box, Place, hidden, places
-from reporting.results import upgrade
+from quantmill.report import axes
+from quantmill.report.label_placement import Box, Place, hidden, places
+from quantmill.report.results import upgrade
 
 SIZE = (820.0, 520.0)
 POINT = 6.0  # pixels from a point's middle to its rim
@@ -110,7 +110,7 @@ def test_recorded_pictures_of_speeds_name_every_row_that_has_both_figures_and_it
 def test_recorded_pictures_name_every_row_that_has_a_quality_and_are_what_the_report_draws(
     run: str, tmp_path: Path, tools_python: Path
 ) -> None:
-    command = [tools_python, REPO / "scripts/collect.py", REPO / run, "--out", tmp_path]
+    command = [tools_python, REPO / "scripts/quantmill", "report.collect", REPO / run, "--out", tmp_path]
     made = subprocess.run(command, capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
     speeds, said = (texts((REPO / run / name).read_text()) for name in ("quality-speed.svg", "quality-size.svg"))

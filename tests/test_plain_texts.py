@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from conftest import REPO
 
-from common import plain_text
-from planning.config import ConfigError, check_text
+from quantmill.plan.config import ConfigError, check_text
+from quantmill.tokens import plain_text
 
 TEXT = "The first line.\n\nThe sécond, and more words.\nThe third.\n"
 SAME = {  # as other systems save it
@@ -56,7 +56,7 @@ def tokenizer_with(change: dict[str, Any]) -> str:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory, torch_python: Path) -> dict[str, dict[str, Any]]:
-    """Model, text and kind -> how tokenize_texts.py ended, and what it wrote."""
+    """Model, text and kind -> how tokens.tokenize_texts ended, and what it wrote."""
     folder = tmp_path_factory.mktemp("texts")
     special = {"<s>": {"id": "<s>", "ids": [99999], "tokens": ["<s>"]}}
     pair = [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}]
@@ -89,7 +89,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, torch_python: Path) -> di
         [*(str(folder / part) for part in (model, text, f"{number}.json")), "--as", kind]
         for number, (model, text, kind) in enumerate(runs)
     ]
-    command = [torch_python, REPO / "tests/in_one_process.py", "tokenize_texts"]
+    command = [torch_python, REPO / "tests/in_one_process.py", "tokens.tokenize_texts"]
     result = subprocess.run([*map(str, command)], input=json.dumps(commands), capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     found = {}

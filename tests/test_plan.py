@@ -10,12 +10,12 @@ import pytest
 from conftest import REPO
 from recorded_rows import ENGINES, KNOWN, ROWS, jobs_of, of_file, of_row
 
-from loading.plan import PER_SLOT
-from metrics.goodput import largest_rate
-from planning import shape
-from planning.costs import CUDA_BUILD
-from planning.jobs import fill, job_mb, logits_bytes
-from planning.rates import REQUESTS_A_SLOT, SERVER_START, TRIES, Rates, interpolate
+from quantmill.checkpoint import model_shape
+from quantmill.loads.plan import PER_SLOT
+from quantmill.metrics.goodput import largest_rate
+from quantmill.plan.durations import REQUESTS_A_SLOT, SERVER_START, TRIES, Rates, interpolate
+from quantmill.plan.jobs import fill, job_mb, logits_bytes
+from quantmill.plan.resources import CUDA_BUILD
 
 SMALL = {
     "hidden_size": 96,
@@ -60,8 +60,10 @@ def test_parameters_are_those_that_transformers_makes(torch_python: Path) -> Non
     result = subprocess.run(
         [torch_python, "-c", COUNT], input=json.dumps(ARCHITECTURES), capture_output=True, text=True, check=True
     )
-    assert [shape.of(config).parameters for config in ARCHITECTURES] == [int(line) for line in result.stdout.split()]
-    assert {config["model_type"] for config in ARCHITECTURES} == set(shape.KINDS)
+    assert [model_shape.of(config).parameters for config in ARCHITECTURES] == [
+        int(line) for line in result.stdout.split()
+    ]
+    assert {config["model_type"] for config in ARCHITECTURES} == set(model_shape.KINDS)
 
 
 def test_experts_that_are_called_otherwise_count() -> None:
@@ -76,7 +78,7 @@ def test_experts_that_are_called_otherwise_count() -> None:
         "moe_intermediate_size": 2048,
         "n_routed_experts": 256,
     }
-    found = shape.of(deepseek_v3)
+    found = model_shape.of(deepseek_v3)
     assert found.parameters == pytest.approx(671e9, rel=0.05)  # as its authors say
     assert not found.exact
 
@@ -84,7 +86,7 @@ def test_experts_that_are_called_otherwise_count() -> None:
 def test_a_config_that_tells_nothing_is_known_by_its_weights(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "mamba", "hidden_size": 128}')
     (tmp_path / "model.safetensors").write_bytes(bytes(5000))
-    found = shape.of_folder(tmp_path)
+    found = model_shape.of_folder(tmp_path)
     assert (found.parameters, found.exact) == (2500, False)
     sizes = json.loads((REPO / "demo/config.json").read_text())
     for damaged in (
@@ -94,9 +96,9 @@ def test_a_config_that_tells_nothing_is_known_by_its_weights(tmp_path: Path) -> 
         json.dumps(sizes | {"head_dim": 1e9}),
     ):
         (tmp_path / "config.json").write_text(damaged)
-        assert shape.of_folder(tmp_path) == found
+        assert model_shape.of_folder(tmp_path) == found
     with pytest.raises(FileNotFoundError):
-        shape.of_folder(tmp_path / "later")
+        model_shape.of_folder(tmp_path / "later")
 
 
 @pytest.mark.parametrize("row", BUILT)

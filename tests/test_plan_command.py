@@ -13,8 +13,8 @@ from conftest import REPO
 from hub_server import Repository, serve
 from recorded_rows import jobs_of, of_file
 
-from common.publish import can_clone
-from planning.jobs import HARNESS, UNKNOWN_MINUTES, Jobs
+from quantmill.common.atomic import can_clone
+from quantmill.plan.jobs import HARNESS, UNKNOWN_MINUTES, Jobs
 
 
 @pytest.fixture
@@ -26,7 +26,14 @@ def plan(
     def run(*options: object, **environment: str) -> subprocess.CompletedProcess:
         env = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
         env |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")} | environment
-        command = [tools_python, "scripts/plan.py", "--snakemake-python", REPO / ".venv/bin/python", *options]
+        command = [
+            tools_python,
+            "scripts/quantmill",
+            "plan.show",
+            "--snakemake-python",
+            REPO / ".venv/bin/python",
+            *options,
+        ]
         return subprocess.run([*map(str, command)], cwd=root, env=env, capture_output=True, text=True, timeout=120)
 
     run.root = root

@@ -8,37 +8,45 @@ from pathlib import Path
 import pytest
 from conftest import REPO
 
-from common import manifest
-from common.program import UserError
-from common.publish import place, publish, publish_json
-from common.sources import closure, digest
+from quantmill.common import manifest
+from quantmill.common.atomic import place, publish, publish_json
+from quantmill.common.code_hash import closure, digest
+from quantmill.common.program import UserError
 
 
 def names(program: str) -> set[str]:
-    return {str(path.relative_to(REPO / "scripts")) for path in closure(REPO / "scripts" / program, REPO / "scripts")}
+    package = REPO / "scripts/quantmill"
+    return {
+        str(path.relative_to(package)) for path in closure(package / f"{program.replace('.', '/')}.py", package.parent)
+    }
 
 
 def test_closure_follows_imports_through_packages() -> None:
-    found = names("bin_to_safetensors.py")
-    assert {"bin_to_safetensors.py", "checkpoint/torch_zip.py", "checkpoint/tensor.py", "common/publish.py"} <= found
-    assert not any(name.startswith(("metrics", "reporting", "engines")) for name in found)
+    found = names("checkpoint.to_safetensors")
+    assert {
+        "checkpoint/to_safetensors.py",
+        "checkpoint/torch_zip.py",
+        "checkpoint/tensor.py",
+        "common/atomic.py",
+    } <= found
+    assert not any(name.startswith(("metrics", "report", "engines")) for name in found)
 
 
 def test_closure_of_an_engine_follows_its_imports() -> None:
-    assert "checkpoint/ctranslate2_bin.py" in names("engines/ctranslate2.py")
+    assert "checkpoint/ctranslate2_bin.py" in names("engines.ctranslate2")
 
 
 def test_closure_of_a_server_holds_the_program_that_supervises_it() -> None:
-    assert "serving/supervisor.py" in names("engines/vllm_serve.py")
+    assert "servers/supervisor.py" in names("engines.vllm_serve")
 
 
 def test_closure_holds_the_kernels_sources() -> None:
-    assert "mlc/cuda_products.cuh" in names("compile_mlc.py")
+    assert "mlc/cuda_products.cuh" in names("mlc.compile")
 
 
 def test_quality_does_not_depend_on_latency() -> None:
-    assert "metrics/latency.py" not in names("quality.py")
-    assert "metrics/divergence.py" not in names("latency.py")
+    assert "metrics/latency.py" not in names("quality.measure")
+    assert "metrics/divergence.py" not in names("latency.measure")
 
 
 def test_a_digest_is_of_names_and_contents_not_of_times(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_every_program_works_in_poor_surroundings(surroundings: tuple[str, ...],
     (folder / "study.json").write_text(json.dumps({"config": config, "cells": cells, "options": "--cores 8"}))
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     for python, program, *arguments in commands(folder):
-        command = [*command_in(surroundings, tmp_path), python, REPO / f"scripts/{program}.py", *arguments]
+        command = [*command_in(surroundings, tmp_path), python, REPO / "scripts/quantmill", program, *arguments]
         result = subprocess.run([str(part) for part in command], env=environment, capture_output=True, text=True)
         assert result.returncode == 0, f"{program}: {result.stderr}"
         # nothing of its temporary files is left

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import REPO
 
-from checkpoint import portable
+from quantmill.checkpoint import portable
 
 NAMED = {
     "auto_map": {"AutoModelForCausalLM": "model.Model"},
@@ -32,7 +32,12 @@ def test_they_reach_no_artifact(tools_python: Path, call: Callable, tmp_path: Pa
     for file in (REPO / "demo").iterdir():
         (model / file.name).write_bytes(file.read_bytes())
     if form == "safetensors":
-        assert call(tools_python, "scripts/bin_to_safetensors.py", model, tmp_path / "converted").returncode == 0
+        assert (
+            call(
+                tools_python, "scripts/quantmill", "checkpoint.to_safetensors", model, tmp_path / "converted"
+            ).returncode
+            == 0
+        )
         model = tmp_path / "converted"
         (model / "quantmill.json").unlink()
         (model / "config.json").unlink()
@@ -41,12 +46,12 @@ def test_they_reach_no_artifact(tools_python: Path, call: Callable, tmp_path: Pa
     for name in ("quantize_config.json", "quant_config.json", "adapter_config.json", "model.py"):
         (model / name).write_text("{}")
     steps = [
-        ("link_source.py", model, tmp_path / "source"),
-        ("bin_to_safetensors.py", tmp_path / "source", tmp_path / "safetensors"),
-        ("build_fp16.py", tmp_path / "safetensors", tmp_path / "fp16"),
+        ("fetch.link", model, tmp_path / "source"),
+        ("checkpoint.to_safetensors", tmp_path / "source", tmp_path / "safetensors"),
+        ("build.fp16", tmp_path / "safetensors", tmp_path / "fp16"),
     ]
     for program, *folders in steps:
-        result = call(tools_python, f"scripts/{program}", *folders)
+        result = call(tools_python, "scripts/quantmill", program, *folders)
         assert result.returncode == 0, result.stderr
     for name in ("safetensors", "fp16"):
         folder = tmp_path / name

@@ -14,7 +14,7 @@ from conftest import REPO
 from hub_server import Fault, Repository, serve
 from test_layouts import save_file
 
-from common import manifest
+from quantmill.common import manifest
 
 LAYER = "model.layers.0.mlp.up_proj"
 INPUTS, OUTPUTS, GROUP, VOCABULARY = 64, 16, 32, 5
@@ -69,7 +69,7 @@ def fetch(tools_python: Path, call: Callable, model: Path, tmp_path: Path) -> Ca
     """Run the program; what it said in its one line, after which nothing is under the final name."""
 
     def run(theirs: Path, layout: str = "gptq", good: bool = False) -> str:
-        command = [tools_python, "scripts/fetch_prebuilt.py", theirs, tmp_path / "out", "--model", model]
+        command = [tools_python, "scripts/quantmill", "fetch.prebuilt", theirs, tmp_path / "out", "--model", model]
         result: subprocess.CompletedProcess[str] = call(
             *command, "--layout", layout, "--format", "theirs", "--engine", "gptqmodel"
         )
@@ -370,7 +370,7 @@ def test_an_artifact_of_the_hub(tools_python: Path, call: Callable, model: Path,
     (theirs / "modeling_x.py").write_text("raise SystemExit")
     with serve() as hub:
         hub.repositories["models/acme/tiny-gptq"] = repository = Repository.of(theirs)
-        command = ["scripts/fetch_prebuilt.py", "acme/tiny-gptq", tmp_path / "out", "--revision", "main"]
+        command = ["scripts/quantmill", "fetch.prebuilt", "acme/tiny-gptq", tmp_path / "out", "--revision", "main"]
         command += ["--model", model, "--layout", "gptq", "--format", "theirs", "--engine", "gptqmodel"]
         cache = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home")}
         result = call(tools_python, *command, **cache)
@@ -468,7 +468,7 @@ def test_ctranslate2_with_another_vocabulary(tools_python: Path, call: Callable,
     for path in (demo / "artifacts/demo/ct2-int8").iterdir():
         if path.name != "quantmill.json":
             (theirs / path.name).write_bytes(path.read_bytes())
-    command = [tools_python, "scripts/fetch_prebuilt.py", theirs, tmp_path / "out"]
+    command = [tools_python, "scripts/quantmill", "fetch.prebuilt", theirs, tmp_path / "out"]
     command += ["--model", demo / "artifacts/demo/safetensors", "--layout", "ct2"]
     command += ["--format", "theirs", "--engine", "ctranslate2"]
     assert call(*command).returncode == 0

@@ -13,9 +13,9 @@ from forge import gguf_array, gguf_key, gguf_tensor, gguf_text, gguf_texts, gguf
 from hub_server import Repository, serve
 from test_layouts import save_file
 
-from common import manifest
-from common.program import UserError
-from prebuilt import gguf
+from quantmill.common import manifest
+from quantmill.common.program import UserError
+from quantmill.fetch.prebuilt_layouts import gguf
 
 WIDTH, INNER, VOCABULARY = 64, 32, 5
 CONFIG = {
@@ -112,7 +112,16 @@ def fetch(tools_python: Path, call: Callable, model: Path, tmp_path: Path) -> Ca
     """Run the program; what it said, in one line where it did not take the artifact, and then nothing is there."""
 
     def run(artifact: object, *more: object, good: bool = False, **environment: str) -> str:
-        command = [tools_python, "scripts/fetch_prebuilt.py", artifact, tmp_path / "out", "--model", model, *more]
+        command = [
+            tools_python,
+            "scripts/quantmill",
+            "fetch.prebuilt",
+            artifact,
+            tmp_path / "out",
+            "--model",
+            model,
+            *more,
+        ]
         result = call(*command, "--layout", "gguf", "--format", "theirs", "--engine", "llama_cpp", **environment)
         assert (result.returncode == 0) == good, result.stderr
         if not good:

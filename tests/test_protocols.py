@@ -11,7 +11,7 @@ from conftest import REPO, interpreter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common import documents
+from quantmill.tokens import wikitext
 
 WIKITEXT = REPO.parent / "shared/data/wiki.test.raw"
 
@@ -33,14 +33,14 @@ def fp16(tmp_path_factory: pytest.TempPathFactory, call: Callable, tools_python:
     """The demo's fp16 artifact."""
     folder = tmp_path_factory.mktemp("protocols")
     steps = (
-        *(("link_source.py", REPO / "demo", "source", "--kind", "demo"),),
+        *(("fetch.link", REPO / "demo", "source", "--kind", "demo"),),
         *(
-            ("bin_to_safetensors.py", folder / "source", "safetensors"),
-            ("build_fp16.py", folder / "safetensors", "fp16"),
+            ("checkpoint.to_safetensors", folder / "source", "safetensors"),
+            ("build.fp16", folder / "safetensors", "fp16"),
         ),
     )
     for program, source, out, *options in steps:
-        result = call(tools_python, f"scripts/{program}", source, folder / out, *options)
+        result = call(tools_python, "scripts/quantmill", program, source, folder / out, *options)
         assert result.returncode == 0, result.stderr
     return folder / "fp16"
 
@@ -55,13 +55,22 @@ def texts(fp16: Path, call: Callable, torch_python: Path) -> list[Path]:
     parts = {"plain": plain[:12_000], "like": wikitext_of(plain, 10_000)}
     pages = {"like": [f" = Page{page}" for page in parts["like"].split("\n = Page")[1:]]}
     if WIKITEXT.exists():
-        pages["wikitext"] = sorted(documents.pages(WIKITEXT.read_text(encoding="utf-8")), key=len)[:6]
+        pages["wikitext"] = sorted(wikitext.pages(WIKITEXT.read_text(encoding="utf-8")), key=len)[:6]
         parts["wikitext"] = "\n".join(pages["wikitext"])
     for name, text in parts.items():
         path = fp16.with_name(f"{name}.txt")
         path.write_text(text, encoding="utf-8")
         result = call(
-            *(torch_python, "scripts/tokenize_texts.py", fp16, path, path.with_suffix(".json"), "--as", "evaluation")
+            *(
+                torch_python,
+                "scripts/quantmill",
+                "tokens.tokenize_texts",
+                fp16,
+                path,
+                path.with_suffix(".json"),
+                "--as",
+                "evaluation",
+            )
         )
         assert result.returncode == 0, result.stderr
         rows = "".join(json.dumps({"page": page}) + "\n" for page in pages.get(name, ()))
@@ -117,7 +126,7 @@ def test_words_are_those_of_lm_evaluation_harness(facts: dict[str, Any], harness
 def test_words_of_wikitext_are_those_of_lm_evaluation_harness(
     facts: dict[str, Any], harness: list[dict[str, float]]
 ) -> None:
-    assert len(documents.pages(WIKITEXT.read_text(encoding="utf-8"))) == 62  # as in lm-eval's data set
+    assert len(wikitext.pages(WIKITEXT.read_text(encoding="utf-8"))) == 62  # as in lm-eval's data set
     check_words(facts["pages"][1], harness[1])
 
 
@@ -134,13 +143,13 @@ def test_rows_of_wikitexts_data_set_give_back_its_file() -> None:
     raw = wikitext_of((REPO / "config/evaluation.txt").read_text(), 4000)
     rows = [line if line.strip() else "" for line in raw.splitlines(keepends=True)]
     assert "" in rows
-    assert documents.split(rows) == (documents.pages(raw), True)
-    pages = documents.pages(raw)
-    assert documents.split(pages) == (pages, True)
+    assert wikitext.split(rows) == (wikitext.pages(raw), True)
+    pages = wikitext.pages(raw)
+    assert wikitext.split(pages) == (pages, True)
 
 
 def test_other_texts_stay_as_they_are() -> None:
-    assert documents.split(['A - b, "c".\n', "", "d"]) == (['A - b, "c".\n', "d"], False)
+    assert wikitext.split(['A - b, "c".\n', "", "d"]) == (['A - b, "c".\n', "d"], False)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +161,7 @@ def test_other_texts_stay_as_they_are() -> None:
     ],
 )
 def test_wikitext_as_one_would_write_it(page: str, written: str) -> None:
-    assert documents.detokenize(page) == written
+    assert wikitext.detokenize(page) == written
 
 
 # the harness's own, in its order
@@ -172,18 +181,18 @@ def test_any_page_becomes_what_the_harness_makes_of_it(page: str) -> None:
     expected = page
     for pattern, replacement in RULES:
         expected = re.sub(pattern, replacement, expected)
-    assert documents.detokenize(page) == expected
+    assert wikitext.detokenize(page) == expected
 
 
 def test_a_rule_of_the_harness_that_was_meant_otherwise() -> None:
-    assert documents.detokenize("a/' 5/b") == re.sub("/' [0-9]/", "/'[0-9]/", "a/' 5/b") == "a/'[0-9]/b"
+    assert wikitext.detokenize("a/' 5/b") == re.sub("/' [0-9]/", "/'[0-9]/", "a/' 5/b") == "a/'[0-9]/b"
 
 
 def test_an_open_bracket_before_much_white_space_takes_no_time() -> None:
     page = "(" + " " * 1_000_000
-    assert documents.detokenize(page) == page
-    assert documents.detokenize("( " * 300_000) == "( " * 300_000
+    assert wikitext.detokenize(page) == page
+    assert wikitext.detokenize("( " * 300_000) == "( " * 300_000
 
 
 def test_words_are_counted_before_that_with_empty_ones_at_the_ends() -> None:
-    assert documents.words(" a @-@ b \n") == 5
+    assert wikitext.words(" a @-@ b \n") == 5

@@ -8,11 +8,11 @@ import pytest
 import yaml
 from conftest import REPO
 
-from planning import publications
-from planning.cells import Registry
-from planning.config import complete
-from planning.registry import Engine, Format
-from planning.values import ConfigError
+from quantmill.plan import publications
+from quantmill.plan.cells import Registry
+from quantmill.plan.config import complete
+from quantmill.plan.config_values import ConfigError
+from quantmill.plan.registry import Engine, Format
 
 SCHEMA = yaml.safe_load((REPO / "config/config.schema.yaml").read_text())
 FORMATS = {

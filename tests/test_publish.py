@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from conftest import REPO
 
-from common import manifest
-from common.program import UserError
-from common.publish import place, publish
+from quantmill.common import manifest
+from quantmill.common.atomic import place, publish
+from quantmill.common.program import UserError
 
 
 def build(final: Path, content: str = "new", **options: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_folder_that_holds_its_source_is_not_replaced(tmp_path: Path) -> None:
 def test_a_second_writer_is_told_so(tmp_path: Path, call: Callable, tools_python: Path) -> None:
     with publish(tmp_path / "out") as folder:
         folder.mkdir()
-        result = call(tools_python, "scripts/bin_to_safetensors.py", REPO / "demo", tmp_path / "out")
+        result = call(tools_python, "scripts/quantmill", "checkpoint.to_safetensors", REPO / "demo", tmp_path / "out")
         assert result.returncode == 1
         assert "another program is writing it" in result.stderr
         (folder / "first").write_text("first")
@@ -97,6 +97,11 @@ def test_hashes_are_of_the_bytes_and_not_of_what_a_manifest_claims(
     model = tmp_path / "model"
     shutil.copytree(REPO / "demo", model)
     (model / "quantmill.json").write_text('{"source": {}, "files": {"config.json": {"sha256": "FORGED"}}}')
-    assert call(tools_python, "scripts/bin_to_safetensors.py", model, tmp_path / "out", "--verify").returncode == 0
+    assert (
+        call(
+            tools_python, "scripts/quantmill", "checkpoint.to_safetensors", model, tmp_path / "out", "--verify"
+        ).returncode
+        == 0
+    )
     files = json.loads((tmp_path / "out/quantmill.json").read_text())["files"]
     assert all(manifest.sha256(tmp_path / "out" / name) == entry["sha256"] for name, entry in files.items())

@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded_rows import jobs_of
 
-from checkpoint.tensor import Tensor, row_major
-from common.program import UserError
-from planning import shape
-from planning.costs import CUDA_BUILD
-from quantization import calibration, layers
-from quantization.calibration import SHARED, shared_passage
+from quantmill.build.quantizer import calibration, linear_layers
+from quantmill.build.quantizer.calibration import SHARED, shared_passage
+from quantmill.checkpoint import model_shape
+from quantmill.checkpoint.tensor import Tensor, row_major
+from quantmill.common.program import UserError
+from quantmill.plan.resources import CUDA_BUILD
 
 # format -> what its kernel is called on a CPU
 FORMATS = {"gptq-int4": "TorchFused", "awq-int4": "TorchFused"} | dict.fromkeys(AUTOGPTQ, "cuda-old (torch)")
@@ -75,27 +75,27 @@ def shapes(**inputs: int) -> dict[str, Tensor]:
 def test_what_has_no_layers_or_no_such_group_size_is_refused() -> None:
     tower = {"vision_tower.layers.0.fc2.weight": Tensor("x", "F16", (8, 4304), row_major((8, 4304)), Path(), 0)}
     fits = shapes(up_proj=256)
-    assert layers.linear_layers(fits | tower) == layers.linear_layers(fits)  # no tool takes it
+    assert linear_layers.linear_layers(fits | tower) == linear_layers.linear_layers(fits)  # no tool takes it
     with pytest.raises(UserError, match="has no layers to quantize"):
-        layers.group_size("auto", {}, Path("m"))
+        linear_layers.group_size("auto", {}, Path("m"))
     for asked in ("0", "abc", "-64"):
         with pytest.raises(UserError, match=f"group_size {asked}: a number of weights"):
-            layers.group_size(asked, layers.linear_layers(fits), Path("m"))
+            linear_layers.group_size(asked, linear_layers.linear_layers(fits), Path("m"))
 
 
 def test_group_sizes() -> None:
-    fits = layers.linear_layers(shapes(up_proj=256, down_proj=640))
+    fits = linear_layers.linear_layers(shapes(up_proj=256, down_proj=640))
     assert fits == {"model.layers.0.mlp.up_proj": (8, 256), "model.layers.0.mlp.down_proj": (8, 640)}
-    assert layers.group_size("128", fits, Path("m")) == layers.group_size("auto", fits, Path("m")) == 128
-    half = layers.linear_layers(shapes(up_proj=256, down_proj=704))
-    assert layers.group_size("auto", half, Path("m")) == 64
+    assert linear_layers.group_size("128", fits, Path("m")) == linear_layers.group_size("auto", fits, Path("m")) == 128
+    half = linear_layers.linear_layers(shapes(up_proj=256, down_proj=704))
+    assert linear_layers.group_size("auto", half, Path("m")) == 64
     message = (
         r"m: group_size 128 does not divide the inputs of 1 of 2 layers \(model\.layers\.0\.mlp\.down_proj \(704\)\); "
     )
     with pytest.raises(UserError, match=message + "sizes that fit: 64, 32"):
-        layers.group_size("128", half, Path("m"))
+        linear_layers.group_size("128", half, Path("m"))
     with pytest.raises(UserError, match="sizes that fit: none of 128, 64, 32"):
-        layers.group_size("auto", layers.linear_layers(shapes(up_proj=100)), Path("m"))
+        linear_layers.group_size("auto", linear_layers.linear_layers(shapes(up_proj=100)), Path("m"))
 
 
 def test_an_expert_that_the_calibration_never_reaches_is_named_and_the_gate_reads_all(
@@ -188,7 +188,7 @@ def test_each_gptq_tool_loads_what_the_other_wrote(
     options = ("--engine", engine, "--evaluation", artifacts / "tokens/evaluation.json")
     options += ("--reference", artifacts / "quality/fp16-logits.npy", "--gate", artifacts / "gate.json")
     out = tmp_path / "quality.json"
-    result = call(interpreter(engine), "scripts/quality.py", artifacts / name, out, *options)
+    result = call(interpreter(engine), "scripts/quantmill", "quality.measure", artifacts / name, out, *options)
     assert result.returncode == 0, result.stderr
     own, theirs = (json.loads(path.read_text()) for path in (artifacts / f"quality/{name}.json", out))
     assert own["engine"] != theirs["engine"]
@@ -217,7 +217,7 @@ def test_an_artifact_that_lacks_a_weight_is_refused(demo: Path, call: Callable, 
     (broken / "model.safetensors").write_bytes(data.replace(b'"model.norm.weight"', b'"model.norm.wrong_"', 1))
     options = ("--engine", "autogptq", "--evaluation", artifacts / "tokens/evaluation.json")
     options += ("--reference", artifacts / "gate.json")
-    result = call(interpreter("autogptq"), "scripts/gate.py", broken, tmp_path / "gate.json", *options)
+    result = call(interpreter("autogptq"), "scripts/quantmill", "gate.check", broken, tmp_path / "gate.json", *options)
     assert result.returncode == 1
     assert "lacks model.norm.weight, which would be random" in result.stderr.splitlines()[-1]
 
@@ -226,7 +226,7 @@ def test_an_artifact_that_lacks_a_weight_is_refused(demo: Path, call: Callable, 
 def test_the_memory_that_a_job_asks_for_is_what_it_takes(demo: Path, name: str) -> None:
     artifacts = demo / "artifacts/demo"
     took = json.loads((artifacts / name / "quantmill.json").read_text())["peak_memory_bytes"] / 2**20
-    asked = jobs_of("cpu").formats[name].cpu.mb(shape.of_folder(artifacts / "fp16"), CALIBRATION)
+    asked = jobs_of("cpu").formats[name].cpu.mb(model_shape.of_folder(artifacts / "fp16"), CALIBRATION)
     if not cuda_build():
         asked -= CUDA_BUILD
     assert took < asked < 2 * took
@@ -247,7 +247,9 @@ def test_a_group_size_that_does_not_fit_is_one_line(demo: Path, call: Callable, 
         "--evaluation",
         artifacts / "tokens/evaluation.json",
     )
-    result = call(python, "scripts/build_gptq.py", artifacts / "fp16", tmp_path / "out", *texts, "--group-size", "96")
+    result = call(
+        python, "scripts/quantmill", "build.gptq", artifacts / "fp16", tmp_path / "out", *texts, "--group-size", "96"
+    )
     assert result.returncode == 1
     assert "group_size 96 does not divide the inputs of" in result.stderr.splitlines()[-1]
     assert not (tmp_path / "out").exists()
@@ -278,7 +280,7 @@ def test_a_broken_conversion_is_refused_before_it_has_its_name(
     del record["files"][shard.name]  # as if it had been made so
     (broken / "quantmill.json").write_text(json.dumps(record))
     gate = ("--gate-reference", artifacts / "gate.json", "--gate-evaluation", artifacts / "tokens/evaluation.json")
-    program = (torch_python, "scripts/build_ct2.py", broken, tmp_path / "out", *gate, "--quantization")
+    program = (torch_python, "scripts/quantmill", "build.ct2", broken, tmp_path / "out", *gate, "--quantization")
     for quantization, reason in (("float32", "does not calculate what the weights say"), ("int8", "its perplexity is")):
         result = call(*program, quantization, "--gate-factor", "1.01")
         assert result.returncode == 1
@@ -292,7 +294,7 @@ def test_gptq_goes_on_after_it_was_killed(demo: Path, call: Callable, tmp_path: 
     """The layers that were done are not done again, and the bytes are those of a job that nobody killed, however many
     threads torch chose."""
     artifacts, out = demo / "artifacts/demo", tmp_path / "out"
-    command = [interpreter("gptqmodel"), REPO / "scripts/build_gptq.py", artifacts / "fp16", out]
+    command = [interpreter("gptqmodel"), REPO / "scripts/quantmill", "build.gptq", artifacts / "fp16", out]
     command += [f"--{key.replace('_', '-')}={value}" for key, value in CALIBRATION.items()]
     for kind in ("calibration", "evaluation"):
         command += [f"--{kind}", artifacts / f"tokens/{kind}.json"]

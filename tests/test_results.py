@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from whole_results import cell, edit, whole_cell, window_losses
 
-from common.program import UserError
-from metrics import METRICS_VERSION
-from reporting import results
-from reporting.columns import COLUMNS
-from reporting.numbers import number
+from quantmill.common.program import UserError
+from quantmill.metrics import METRICS_VERSION
+from quantmill.report import results
+from quantmill.report.columns import COLUMNS
+from quantmill.report.numbers import number
 
 NAMES = [column.name for column in COLUMNS]
 
@@ -286,7 +286,7 @@ def test_a_damaged_result_is_one_line(
         broken.write_bytes(broken.read_bytes()[:-40])
     config = {"reference": "reference", "models": {"m": {}}, "perplexity": "gptq-2048"}
     (tmp_path / "study.json").write_text(json.dumps({"config": config, "cells": [made], "options": "--cores 8"}))
-    result = call(tools_python, "scripts/report.py", tmp_path / "study.json", tmp_path / "report")
+    result = call(tools_python, "scripts/quantmill", "report.write", tmp_path / "study.json", tmp_path / "report")
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: ")
@@ -314,7 +314,7 @@ def test_the_page_holds_hostile_names_as_data(call: Callable, tmp_path: Path, to
     path = Path(study["cells"][1]["latency"])
     path.write_text(json.dumps(json.loads(path.read_text()) | {"interference": [hostile]}))
     (tmp_path / "study.json").write_text(json.dumps(study))
-    result = call(tools_python, "scripts/report.py", tmp_path / "study.json", tmp_path / "report")
+    result = call(tools_python, "scripts/quantmill", "report.write", tmp_path / "study.json", tmp_path / "report")
     assert result.returncode == 0, result.stderr
     page = (tmp_path / "report" / "index.html").read_text()
     assert "<script>alert(1)" not in page

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from build_fp16 import both_spellings
-from common.program import UserError
+from quantmill.build.fp16 import both_spellings
+from quantmill.common.program import UserError
 
 LINEAR = {"rope_type": "linear", "factor": 4.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}

@@ -12,8 +12,8 @@ import pytest
 from conftest import REPO
 from whole_results import collect_results, edit, whole_cell, window_losses
 
-from metrics import COMPARABLE, METRICS_VERSION
-from reporting import columns, results, tasks
+from quantmill.metrics import COMPARABLE, METRICS_VERSION
+from quantmill.report import columns, results, tasks
 
 SCHEMA = json.loads(columns.SCHEMA.read_text())
 UNITS = {column.name: column.unit for column in columns.COLUMNS}
@@ -141,7 +141,7 @@ def test_parquet_holds_the_rows_of_results_csv_with_types_units_and_their_run(
     config = {"reference": "reference", "models": {"m": {}, "shape": {}}, "perplexity": "gptq-2048"}
     (tmp_path / "study.json").write_text(json.dumps({"config": config, "cells": cells, "options": "--cores 8"}))
     report = tmp_path / "report"
-    made = call(tools_python, "scripts/report.py", tmp_path / "study.json", report)
+    made = call(tools_python, "scripts/quantmill", "report.write", tmp_path / "study.json", report)
     assert made.returncode == 0, made.stderr
     assert errors(json.loads((report / "results.json").read_text())) == []
     read = call(tools_python, "-c", READ, report / "results.parquet")

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from conftest import REPO
 
-from checkpoint import selection, shards
-from checkpoint.selection import select
-from common import manifest
-from common.program import UserError
+from quantmill.checkpoint import selection, shards
+from quantmill.checkpoint.selection import select
+from quantmill.common import manifest
+from quantmill.common.program import UserError
 
 JUNK = {
     *("last.ckpt", "backup.zip", "optimizer.pt", "training_args.bin", "consolidated.00.pth", "notes.txt", ".gitignore"),
@@ -64,7 +64,7 @@ def test_only_a_models_files_reach_the_artifacts_and_the_rest_is_named_once(
 ) -> None:
     model = with_junk(tmp_path / "model")
     source, canonical, fp16 = (tmp_path / name for name in ("source", "safetensors", "fp16"))
-    result = call(tools_python, "scripts/link_source.py", model, source)
+    result = call(tools_python, "scripts/quantmill", "fetch.link", model, source)
     assert result.returncode == 0, result.stderr
     assert names(source) == {*names(REPO / "demo"), manifest.NAME}
     said = json.loads((source / manifest.NAME).read_text())
@@ -77,11 +77,11 @@ def test_only_a_models_files_reach_the_artifacts_and_the_rest_is_named_once(
     assert "left_out" not in json.dumps(said["source"])  # which every artifact's manifest repeats
     for name in JUNK:  # as in a folder that was made before
         shutil.copy(model / name, source / name)
-    result = call(tools_python, "scripts/bin_to_safetensors.py", source, canonical, "--share")
+    result = call(tools_python, "scripts/quantmill", "checkpoint.to_safetensors", source, canonical, "--share")
     assert result.returncode == 0, result.stderr
     assert not names(canonical) & JUNK
     shutil.copy(model / "token.json", canonical / "token.json")
-    result = call(tools_python, "scripts/build_fp16.py", canonical, fp16, "--share")
+    result = call(tools_python, "scripts/quantmill", "build.fp16", canonical, fp16, "--share")
     assert result.returncode == 0, result.stderr
     assert not names(fp16) & JUNK
     for folder in (canonical, fp16):
@@ -105,7 +105,7 @@ def test_a_tokenizer_of_ten_gigabytes_is_refused_by_its_size(
     model = tmp_path / "model"
     shutil.copytree(REPO / "demo", model)
     os.truncate(model / "tokenizer.json", 10**10)
-    result = call(tools_python, "scripts/link_source.py", model, tmp_path / "out")
+    result = call(tools_python, "scripts/quantmill", "fetch.link", model, tmp_path / "out")
     said = "tokenizer.json: is 10.0 GB, and such a file has 64 MiB at most; remove it"
     assert result.stderr.splitlines() == [f"error: {model}/{said}"]
     files = {"config.json": File(1), "model.safetensors": File(10**12)}

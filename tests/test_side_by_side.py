@@ -9,8 +9,8 @@ import pytest
 from run_fixtures import Run
 from whole_results import set_rate
 
-from reporting import side_by_side
-from reporting.labels import label
+from quantmill.report import merge_runs
+from quantmill.report.labels import label
 
 
 @pytest.mark.parametrize(("more", "verdict", "floor"), [(0.0, "tie", False), (0.5, "worse", None)])
@@ -22,7 +22,7 @@ def test_rows_after_are_compared_with_the_reference_before(
         if row["quality_windows"]:
             row["above_noise_floor"] = False
             row["quality_windows"]["nll"] = [nll + more * 100 for nll in row["quality_windows"]["nll"]]
-    found = {label(row): row for row in side_by_side.merge(before, after)["rows"] if row["model"] == "m"}
+    found = {label(row): row for row in merge_runs.merge(before, after)["rows"] if row["model"] == "m"}
     assert (found["reference@before"]["nll_verdict"], found["reference@after"]["nll_verdict"]) == ("reference", verdict)
     assert found["reference@after"]["nll_difference"] == pytest.approx(more)
     assert found["int8@after"]["above_noise_floor"] is floor
@@ -31,9 +31,9 @@ def test_rows_after_are_compared_with_the_reference_before(
 
 def test_two_served_runs_keep_the_loads_of_both(before: Run, after: Run) -> None:
     load = {"model": "m", "format": "int8", "run": "server", "missing": {}, "output_tokens_per_second": 1.0}
-    both = side_by_side.merge(before | {"loads": [load]}, after | {"loads": [load]})
+    both = merge_runs.merge(before | {"loads": [load]}, after | {"loads": [load]})
     assert [each["run"] for each in both["loads"]] == ["server, before", "server, after"]
-    assert "loads" not in side_by_side.merge(before, after)
+    assert "loads" not in merge_runs.merge(before, after)
 
 
 def test_two_runs_stand_side_by_side_on_a_page(
@@ -42,7 +42,7 @@ def test_two_runs_stand_side_by_side_on_a_page(
     set_rate(after["rows"][1], 100, 90, 110)
     without = compare(before, after)
     files = [tmp_path / "before.json", tmp_path / "after.json", "--page", tmp_path / "page.html"]
-    result = call(tools_python, "scripts/compare.py", *files)
+    result = call(tools_python, "scripts/quantmill", "report.compare", *files)
     assert (result.returncode, result.stdout, result.stderr) == (1, without.stdout, "")
     page = (tmp_path / "page.html").read_text()
     _, _, rest = page.partition('<script type="application/json" id="data">')
@@ -56,7 +56,7 @@ def test_two_runs_stand_side_by_side_on_a_page(
     assert dominated["int8@before"] == []
     assert dominated["int8@after"] == ["reference@before", "int8@before", "reference@after"]  # as fast, and better
     (tmp_path / "page.html").unlink()
-    result = call(sys.executable, "scripts/compare.py", *files)  # this environment draws no plots
+    result = call(sys.executable, "scripts/quantmill", "report.compare", *files)  # this environment draws no plots
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.endswith("run envs/tools/bin/python instead\n")
     assert not (tmp_path / "page.html").exists()

@@ -139,7 +139,7 @@ def failed_run(study_run: Path) -> tuple[Path, str]:
     command = [*SNAKEMAKE, *SUBMIT, *limits, "--configfile", "endless.yaml", "--", "report"]
     with (study_run / "printed").open("w+") as printed:
         process = subprocess.Popen(command, cwd=study_run, stdout=printed, stderr=subprocess.STDOUT)
-        decoding = "scripts/latency.py artifacts/demo/fp16"
+        decoding = "scripts/quantmill latency.measure artifacts/demo/fp16"
         wait_for(lambda: (study_run / "ran").exists() and decoding in (study_run / "ran").read_text())
         run("scancel", jobs("%i", "--states=running")["rule_latency_wildcards_demo_fp16"])
         assert process.wait() == 1

@@ -10,8 +10,8 @@ import pytest
 from conftest import REPO
 from run_fixtures import Run
 
-from common.program import UserError
-from reporting import reading
+from quantmill.common.program import UserError
+from quantmill.report import reading
 
 Change = Callable[[Run], object]
 

@@ -42,7 +42,7 @@ def test_a_row_knows_the_logs_of_all_that_it_is_made_from(checkout: Callable[[],
 
 
 def test_a_build_without_a_gate_waits_for_tokens_too(root: Path, call: Callable) -> None:
-    """Tools load a tokenizer without limits; by then tokenize_texts.py has ended within its own."""
+    """Tools load a tokenizer without limits; by then tokens.tokenize_texts has ended within its own."""
     (root / "study.yaml").write_text("models: {m: {source: {random: demo/config.json}}}\nformats: [fp16, ct2-int8]\n")
     result = call(SNAKEMAKE, "-n", "artifacts/m/ct2-int8", *STUDY_OPTIONS, cwd=root)
     assert result.returncode == 0, result.stderr
@@ -122,7 +122,9 @@ def test_the_page_names_the_command_that_measures_just_the_disturbed_rows_again(
     with keep_files(*paths):
         for path, interference in paths.items():
             path.write_text(json.dumps(json.loads(path.read_text()) | {"interference": interference}))
-        made = call(tools_python, "scripts/report.py", "artifacts/report/study.json", tmp_path, cwd=random_study)
+        made = call(
+            tools_python, "scripts/quantmill", "report.write", "artifacts/report/study.json", tmp_path, cwd=random_study
+        )
         assert made.returncode == 0, made.stderr
     command = data(tmp_path / "index.html")["commands"]["disturbed"]
     name, *options = shlex.split(command)
@@ -141,7 +143,7 @@ def test_a_page_of_an_incomplete_study_is_still_to_be_made(
 ) -> None:
     report = random_study / "artifacts/report"
     with keep_files(*report.iterdir()):
-        command = [tools_python, "scripts/report.py", "--incomplete", report / "study.json", report]
+        command = [tools_python, "scripts/quantmill", "report.write", "--incomplete", report / "study.json", report]
         made = subprocess.run(command, cwd=random_study, input="[]", capture_output=True, text=True)
         assert made.returncode == 0, made.stderr
         for target in ("report", "artifacts/report/index.html"):
@@ -168,7 +170,7 @@ def test_where_addresses_are_limited_the_page_has_no_plots_and_says_why(
     random_study: Path, tools_python: Path, tmp_path: Path
 ) -> None:
     limit = 8 * 10**9  # bytes, as a batch system would set it
-    command = [tools_python, "scripts/report.py", "artifacts/report/study.json", tmp_path]
+    command = [tools_python, "scripts/quantmill", "report.write", "artifacts/report/study.json", tmp_path]
     made = subprocess.run(
         command,
         cwd=random_study,

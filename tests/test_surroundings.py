@@ -14,21 +14,21 @@ import pytest
 from conftest import REPO
 from workflows import LATENCY, SHORT, study
 
-from common import surroundings
+from quantmill.common import surroundings
 
 # modules of the standard library, of packages and of ours, which children import
 NAMES = [
     *("json", "typing", "pathlib", "re", "struct", "signal", "socket", "pickle", "subprocess", "multiprocessing"),
     *("runpy", "venv", "pip", "yaml", "numpy", "torch", "tqdm", "transformers", "tokenizers", "snakemake"),
-    *("common", "timing", "loading", "serving", "reporting", "engines", "sitecustomize", "usercustomize"),
+    *("quantmill", "common", "latency", "loads", "report", "engines", "sitecustomize", "usercustomize"),
 ]
 SETTINGS = {
     "PYTHONSAFEPATH": "1",
     "PYTHONOPTIMIZE": "2",
     "PYTHONUTF8": "0",
     "PYTHONDONTWRITEBYTECODE": "1",
-    "PYTHONBREAKPOINT": "timing.stop",
-    "PYTHONSTARTUP": "timing.py",
+    "PYTHONBREAKPOINT": "latency.stop",
+    "PYTHONSTARTUP": "latency.py",
     "PYTHONHOME": "/nonexistent",
     "PYTHONWARNINGS": "error",
     "PYTHONINSPECT": "1",
@@ -107,7 +107,13 @@ def version_of_torch(python: Path) -> str:
 
 def test_an_environment_is_built_among_traps(trapped: Trapped, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("")
-    command = [sys.executable, REPO / "scripts/create_env.py", tmp_path / "empty.txt", tmp_path / "env"]
+    command = [
+        sys.executable,
+        REPO / "scripts/quantmill",
+        "environments/create.py",
+        tmp_path / "empty.txt",
+        tmp_path / "env",
+    ]
     # without what make and the workflow remove
     environment = {name: value for name, value in trapped.environment.items() if name[:6] != "PYTHON"}
     built = subprocess.run(command, cwd=trapped.clone, env=environment, capture_output=True, text=True)
@@ -160,16 +166,10 @@ def test_the_same_interpreter_keeps_what_a_wrapper_told_it_and_another_is_told_n
     assert surroundings.of_child([Path(sys.executable), *module[1:]], here) == nothing
 
 
-def test_modules_and_programs_of_ours_find_ours_and_nothing_else_does() -> None:
-    scripts = str(REPO / "scripts")
-    here = {"PYTHONPATH": os.pathsep.join([scripts, "/packages"])}
-    ours = surroundings.of_child([sys.executable, "-P", "-m", "timing.process", "job.json"], here)
-    assert ours == {"PYTHONPATH": os.pathsep.join([scripts, "/packages"]), "PYTHONSAFEPATH": "1"}
+def test_a_child_is_not_told_where_our_modules_lie() -> None:
+    here = {"PYTHONPATH": os.pathsep.join([str(REPO / "scripts"), "/packages"])}
     theirs = surroundings.of_child([sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server"], here)
     assert theirs == {"PYTHONPATH": "/packages", "PYTHONSAFEPATH": "1"}
-    # a program that is run by its path has its folder from Python, which PYTHONSAFEPATH would forbid
-    program = surroundings.of_child([sys.executable, f"{scripts}/answer.py"], here | {"PYTHONSAFEPATH": "1"})
-    assert program == {"PYTHONPATH": "/packages"}
 
 
 def words(node: ast.AST) -> list[list[object]]:
@@ -180,7 +180,7 @@ def words(node: ast.AST) -> list[list[object]]:
 
 
 # what has a -m or a -c and is no Python: llama.cpp's programs, and a shell
-OTHERS = {"build_imatrix.py", "perplexities.py", "llama_bench.py", "gguf_build.py"}
+OTHERS = {"imatrix.py", "perplexities.py", "llama_bench.py", "gguf_build.py"}
 
 
 def test_every_module_or_line_of_code_that_a_program_runs_comes_without_the_current_folder() -> None:
@@ -196,21 +196,21 @@ def test_every_module_or_line_of_code_that_a_program_runs_comes_without_the_curr
 
 RAW = {
     "common/program.py": "the one way",
-    "serving/guard.py": "it outlives what it guards; its environment is surroundings.of_child's",
-    "serving/lifecycle.py": "the same",
-    "serving/supervisor.py": "it has its starter's environment",
-    "create_env.py": "its environment is surroundings.of_child's",
-    "compile_llama_cpp.py": "the same of pip; the others are no Python",
-    "compile_exllamav3.py": "nvcc",
-    "reporting/page.py": "git",
-    "unpack_bundle.py": "it is copied to other machines and clears the environment itself",
+    "servers/guard.py": "it outlives what it guards; its environment is surroundings.of_child's",
+    "servers/lifecycle.py": "the same",
+    "servers/supervisor.py": "it has its starter's environment",
+    "environments/create.py": "its environment is surroundings.of_child's",
+    "llamacpp/compile.py": "the same of pip; the others are no Python",
+    "exllamav3/compile.py": "nvcc",
+    "report/page.py": "git",
+    "environments/unpack_bundle.py": "it is copied to other machines and clears the environment itself",
 }
 
 
 def test_programs_are_started_by_one_function() -> None:
     raw = {
-        str(file.relative_to(REPO / "scripts"))
-        for file in (REPO / "scripts").rglob("*.py")
+        str(file.relative_to(REPO / "scripts/quantmill"))
+        for file in (REPO / "scripts/quantmill").rglob("*.py")
         for each in ast.walk(ast.parse(file.read_text()))
         if isinstance(each, ast.Call) and ast.unparse(each.func).startswith(("subprocess.", "os.exec", "os.system"))
         if not ast.unparse(each.func).endswith(("Expired", "CompletedProcess"))

@@ -10,11 +10,11 @@ import pytest
 from conftest import REPO
 from fake_engine import VOCAB, Fake
 
-import answer
-import engines
-from common.program import UserError
-from evaluation.answers import Answers, ask
-from metrics import perplexity
+from quantmill import engines
+from quantmill.common.program import UserError
+from quantmill.metrics import perplexity
+from quantmill.tasks import worker
+from quantmill.tasks.answers import Answers, ask
 
 # answers each entry with its number of ids, writes 5, 6, 7 …, and notes what it was asked
 FAKE = """
@@ -126,7 +126,7 @@ def test_scores_are_sums_of_log_probabilities_and_greedy_where_each_token_is_the
     table = perplexity.log_softmax(engine.table)
     likeliest = [int(engine.table[token].argmax()) for token in ids[-2:]]
     continuations = [[2, 6, 7], likeliest, [8]]
-    (found,) = answer.score(engine, [(ids, continuations)], VOCAB)
+    (found,) = worker.score(engine, [(ids, continuations)], VOCAB)
     expected = [table[9, 2] + table[2, 6] + table[6, 7], sum(table[[2, 6], likeliest]), table[6, 8]]
     assert [each[0] for each in found] == pytest.approx(expected, rel=1e-6)
     assert [each[1] for each in found][1] is True
@@ -136,24 +136,24 @@ def test_scores_are_sums_of_log_probabilities_and_greedy_where_each_token_is_the
 def test_many_texts_at_once_are_answered_as_one_by_one() -> None:
     engine = Fake()
     entries = [(list(range(1, 1 + size)), [[size % VOCAB], [1] * min(size, 4)]) for size in (9, 7, 7, 3, 1)]
-    together = list(answer.score(engine, entries, VOCAB))
-    assert together == [found for entry in entries for found in answer.score(engine, [entry], VOCAB)]
+    together = list(worker.score(engine, entries, VOCAB))
+    assert together == [found for entry in entries for found in worker.score(engine, [entry], VOCAB)]
 
 
 def test_tokens_beyond_the_models_vocabulary_take_no_part() -> None:
     engine = Fake()
     engine.table[:, -1] = 50  # what pads it
-    (found,) = answer.score(engine, [([1, 2], [[3]])], VOCAB - 1)
+    (found,) = worker.score(engine, [([1, 2], [[3]])], VOCAB - 1)
     assert found[0][0] == pytest.approx(perplexity.log_softmax(engine.table[:, :-1])[2, 3])
 
 
 def test_too_few_or_infinite_logits_are_refused() -> None:
     with pytest.raises(UserError, match="logits of 1 positions, not 2"):
-        list(answer.score(Fake(drop=1), [([1, 2, 3], [[4, 5]])], VOCAB))
+        list(worker.score(Fake(drop=1), [([1, 2, 3], [[4, 5]])], VOCAB))
     broken = Fake()
     broken.table[2, 0] = np.inf
     with pytest.raises(UserError, match="not finite"):
-        list(answer.score(broken, [([1, 2], [[3]])], VOCAB))
+        list(worker.score(broken, [([1, 2], [[3]])], VOCAB))
 
 
 class Told(engines.Engine):
@@ -171,11 +171,11 @@ class Told(engines.Engine):
 
 
 def test_an_engine_without_logits_knows_what_is_greedy_by_its_likeliest_tokens() -> None:
-    assert list(answer.score(Told(2), [([1, 2], [[4], [5], [2, 4]])], VOCAB)) == [
+    assert list(worker.score(Told(2), [([1, 2], [[4], [5], [2, 4]])], VOCAB)) == [
         [(-1.0, True), (-2.0, False), (-3.0, False)]
     ]
     with pytest.raises(UserError, match="log-probabilities alone"):
-        list(answer.score(Told(0), [([1, 2], [[4]])], VOCAB))
+        list(worker.score(Told(0), [([1, 2], [[4]])], VOCAB))
 
 
 # what an engine on a GPU yields, here on a CPU; and transformers' batches of texts beside one text at a time
@@ -203,12 +203,12 @@ def test_tensors_are_read_as_arrays_and_batches_of_texts_as_one_by_one(
     call: Callable, tmp_path: Path, torch_python: Path, tools_python: Path
 ) -> None:
     steps = [
-        ("link_source.py", REPO / "demo", tmp_path / "source", "--kind", "demo"),
-        ("bin_to_safetensors.py", tmp_path / "source", tmp_path / "safetensors"),
-        ("build_fp16.py", tmp_path / "safetensors", tmp_path / "fp16"),
+        ("fetch.link", REPO / "demo", tmp_path / "source", "--kind", "demo"),
+        ("checkpoint.to_safetensors", tmp_path / "source", tmp_path / "safetensors"),
+        ("build.fp16", tmp_path / "safetensors", tmp_path / "fp16"),
     ]
     for program, *arguments in steps:
-        assert call(tools_python, f"scripts/{program}", *arguments).returncode == 0
+        assert call(tools_python, "scripts/quantmill", program, *arguments).returncode == 0
     result = call(torch_python, "-c", TENSORS, tmp_path / "fp16")
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout.splitlines()[-1])

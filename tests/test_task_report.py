@@ -12,8 +12,8 @@ from conftest import REPO
 from test_schema import errors
 from whole_results import whole_cell, window_losses
 
-from metrics import METRICS_VERSION, flips
-from reporting import results, side_by_side, tasks
+from quantmill.metrics import METRICS_VERSION, flips
+from quantmill.report import merge_runs, results, tasks
 
 RIGHT = [1] * 60 + [0] * 40  # of the reference
 # 3 of the wrong ones turn right, 15 of the right ones wrong; two wrong answers change and stay wrong
@@ -165,7 +165,7 @@ def test_the_worst_flips_come_first_with_their_texts(study: Callable) -> None:
 def test_two_runs_beside_each_other_have_the_tasks_of_both(study: Callable) -> None:
     before = collect(study(reference={"quiz": result(RIGHT), "my-pages": pages(0)}))
     after = {**before, "tasks": [{**entry, "score": 0.1} for entry in before["tasks"]]}
-    table, rows = tasks.widen(side_by_side.merge(before, after))
+    table, rows = tasks.widen(merge_runs.merge(before, after))
     assert [(row["run"], row["task_quiz_score"]) for row in rows] == [("before", 0.6), ("after", 0.1)]
     assert tasks.axes(table) == ["task_quiz_score"]
 
@@ -175,7 +175,7 @@ def test_the_csv_and_the_page_have_them(study: Callable, tmp_path: Path, call: C
         reference={"quiz": result(RIGHT), "my-pages": pages(0)}, worse={"quiz": result(OTHER), "my-pages": pages(5)}
     )
     (tmp_path / "study.json").write_text(json.dumps(whole))
-    made = call(tools_python, "scripts/report.py", tmp_path / "study.json", tmp_path / "report")
+    made = call(tools_python, "scripts/quantmill", "report.write", tmp_path / "study.json", tmp_path / "report")
     assert made.returncode == 0, made.stderr
     with (tmp_path / "report/results.csv").open() as file:
         first, second = csv.DictReader(file)
@@ -196,7 +196,14 @@ def test_the_terminal_names_a_row_whose_tasks_alone_failed(study: Callable, tmp_
     whole = study(reference={"quiz": result(RIGHT), "my-pages": pages(0)}, unasked=None)
     Path(whole["cells"][1]["logs"]["tasks"][0]).write_text("error: no answer\n")
     (tmp_path / "study.json").write_text(json.dumps(whole))
-    command = [tools_python, "scripts/report.py", tmp_path / "study.json", tmp_path / "report", "--incomplete"]
+    command = [
+        tools_python,
+        "scripts/quantmill",
+        "report.write",
+        tmp_path / "study.json",
+        tmp_path / "report",
+        "--incomplete",
+    ]
     made = subprocess.run(command, cwd=REPO, input="[]", capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
     assert made.stdout.splitlines()[:2] == [

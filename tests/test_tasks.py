@@ -23,17 +23,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory, call: Call, tools_python: P
     """The demo's fp16 artifact, one of CTranslate2's of the same float32 arithmetic, and the documents of all tasks."""
     folder = tmp_path_factory.mktemp("tasks")
     steps = [
-        (tools_python, "link_source.py", "demo", folder / "source", "--kind", "demo"),
-        (tools_python, "bin_to_safetensors.py", folder / "source", folder / "safetensors"),
-        (tools_python, "build_fp16.py", folder / "safetensors", folder / "fp16"),
-        (torch_python, "build_ct2.py", folder / "safetensors", folder / "ct2-float32", "--quantization", "float32"),
+        (tools_python, "fetch.link", "demo", folder / "source", "--kind", "demo"),
+        (tools_python, "checkpoint.to_safetensors", folder / "source", folder / "safetensors"),
+        (tools_python, "build.fp16", folder / "safetensors", folder / "fp16"),
+        (torch_python, "build.ct2", folder / "safetensors", folder / "ct2-float32", "--quantization", "float32"),
     ]
     steps += [
-        (interpreter("lm-eval"), "fetch_documents.py", name, folder / "documents" / name, "--include", TASKS)
+        (interpreter("lm-eval"), "tasks.fetch_documents", name, folder / "documents" / name, "--include", TASKS)
         for name in ALL
     ]
     for python, program, *arguments in steps:
-        result = call(python, f"scripts/{program}", *arguments)
+        result = call(python, "scripts/quantmill", program, *arguments)
         assert result.returncode == 0, result.stderr
     return folder
 
@@ -43,7 +43,7 @@ def run(folder: Path, call: Call, torch_python: Path) -> Callable[..., dict[str,
     def tasks(artifact: str, engine: str, out: str, *options: str, names: list[str] = ALL, **words: Any) -> Any:
         asked = {"names": names, "include": TASKS, "metrics": {}} | words
         result = call(
-            *(interpreter("lm-eval"), "scripts/tasks.py", folder / artifact, folder / "tasks" / out),
+            *(interpreter("lm-eval"), "scripts/quantmill", "tasks.measure", folder / artifact, folder / "tasks" / out),
             *("--engine", engine, "--python", torch_python, "--model", folder / "safetensors", "--device", "cpu"),
             *("--tasks", json.dumps(asked), "--documents", *(folder / "documents" / name for name in names), *options),
         )
@@ -152,8 +152,8 @@ def test_a_limit_draws_the_same_documents_for_every_cell_by_the_seed(run: Callab
 
 
 def fetch(call: Call, out: Path, name: str, include: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    program = "scripts/fetch_documents.py"
-    return call(interpreter("lm-eval"), program, name, out / name, "--include", include, **environment)
+    program = "scripts/quantmill", "tasks.fetch_documents"
+    return call(interpreter("lm-eval"), *program, name, out / name, "--include", include, **environment)
 
 
 def write_task(folder: Path, name: str, text: str) -> None:
@@ -248,7 +248,8 @@ def test_documents_that_were_not_fetched_are_asked_of_nobody(
     result = call(
         *(
             interpreter("lm-eval"),
-            "scripts/tasks.py",
+            "scripts/quantmill",
+            "tasks.measure",
             folder / "fp16",
             tmp_path / "out.json",
             "--engine",
@@ -289,7 +290,8 @@ def test_data_of_the_hub_comes_at_a_recorded_commit_and_is_read_offline(
     result = call(
         *(
             interpreter("lm-eval"),
-            "scripts/tasks.py",
+            "scripts/quantmill",
+            "tasks.measure",
             folder / "fp16",
             tmp_path / "fp16.json",
             "--engine",

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from fake_engine import Fake
 
-from common import manifest
-from common.program import UserError
-from latency import Observation, assemble, judge, speculates, summarise
-from timing import variants
-from timing.decoding import time_tokens
-from timing.process import Measurement
+from quantmill.common import manifest
+from quantmill.common.program import UserError
+from quantmill.latency import variants
+from quantmill.latency.decoding import time_tokens
+from quantmill.latency.measure import Observation, assemble, judge, speculates, summarise
+from quantmill.latency.worker import Measurement
 
 
 def test_known_delays_are_measured() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from conftest import REPO
 
-from common import token_ids
-from mlc import architecture, chat_config, source_config
-from scoring import alignment
+from quantmill.common import special_tokens
+from quantmill.mlc import architecture, chat_config, source_config
+from quantmill.quality import alignment
 
 
 @pytest.mark.parametrize(
@@ -27,8 +27,8 @@ from scoring import alignment
     ],
 )
 def test_ids_of_a_vocabulary_of_ten(value: Any, expected: list[int]) -> None:
-    assert token_ids.select(value, 10) == expected
-    assert token_ids.select(value, None) == []
+    assert special_tokens.select(value, 10) == expected
+    assert special_tokens.select(value, None) == []
 
 
 @pytest.mark.parametrize(
@@ -68,4 +68,4 @@ def test_an_mlc_artifact_is_read_whatever_its_ids_are(tmp_path: Path, key: str, 
     assert all(type(token) is int for token in written["conv_template"]["stop_token_ids"])
     written["eos_token_id"] = value
     (tmp_path / chat_config.NAME).write_text(json.dumps(written))
-    assert architecture.of_artifact(tmp_path).stop_ids == token_ids.select(value, 2048)
+    assert architecture.of_artifact(tmp_path).stop_ids == special_tokens.select(value, 2048)

@@ -14,7 +14,7 @@ import pytest
 from bundle_fixtures import MINOR, OFF, PART, digest, unpack, wait_for
 from conftest import REPO
 
-import bundle
+from quantmill.environments import bundle
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_a_folder_that_exists_is_left_alone(call: Callable, packed: Path, tmp_pa
 
 
 def test_old_pythons_can_read_the_refusal() -> None:
-    ast.parse((REPO / "scripts/unpack_bundle.py").read_text(), feature_version=(3, 9))
+    ast.parse((REPO / "scripts/quantmill/environments/unpack_bundle.py").read_text(), feature_version=(3, 9))
 
 
 @pytest.mark.parametrize("signal_name", ["SIGKILL", "SIGTERM"])

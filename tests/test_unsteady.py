@@ -17,7 +17,7 @@ from simulated_rows import (
     step,
 )
 
-from metrics import latency, steadiness
+from quantmill.metrics import latency, steadiness
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from reporting import facts, markdown, tasks
-from reporting.load_columns import LOAD_COLUMNS
-from reporting.numbers import MISSING
+from quantmill.report import markdown, page_header, tasks
+from quantmill.report.load_columns import LOAD_COLUMNS
+from quantmill.report.numbers import MISSING
 
 REPO = Path(__file__).resolve().parents[1]
 SIX = ["format", "runs in", "tokens/s (95%)", "perplexity", "over the reference (95%, paired)", "size"]
@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def update(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, REPO / "scripts/update_readme.py", "page.md", "results/demo", *options]
+    command = [sys.executable, REPO / "scripts/quantmill", "report.update_readme", "page.md", "results/demo", *options]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
@@ -290,4 +290,4 @@ def test_a_text_of_the_hub_is_called_by_its_data_set() -> None:
         ({"hub": "acme/wiki", "file": "a/test.parquet"}, "acme/wiki/a/test.parquet"),
     ):
         config = {"models": {"m": {"texts": {"evaluation": text}}}}
-        assert facts.text(row, config) == f"{said} (SHA-256 abababab), 1,000 tokens scored"
+        assert page_header.text(row, config) == f"{said} (SHA-256 abababab), 1,000 tokens scored"

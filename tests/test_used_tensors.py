@@ -11,10 +11,10 @@ import pytest
 from conftest import REPO
 from raw_tensor import write_tensor
 
-from checkpoint import safetensors_file, shards
-from checkpoint.selection import select
-from common.program import UserError
-from planning import parallelism
+from quantmill.checkpoint import safetensors_file, shards
+from quantmill.checkpoint.selection import select
+from quantmill.common.program import UserError
+from quantmill.plan import vllm_parallelism
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_whatever_else_does_not_fit_the_model_is_refused_by_name(facts: dict[str
 
 
 def test_a_tied_head_that_is_stored_is_the_model_s(facts: dict[str, Any]) -> None:
-    """bin_to_safetensors.py drops it, once it has seen that it is the embeddings."""
+    """checkpoint.to_safetensors drops it, once it has seen that it is the embeddings."""
     assert facts["a tied head that is stored"]["dropped"] == []
 
 
@@ -133,14 +133,14 @@ def test_all_that_is_made_of_a_model_leaves_its_buffers_out(
     buffers = {name: replace(write_tensor(tmp_path / name, bytes(128), "F32", 32), name=name) for name in names}
     safetensors_file.write(model / "model.safetensors", [*demo.tensors().values(), *buffers.values()])
     steps = [
-        (tools_python, "link_source.py", model, tmp_path / "source"),
-        (torch_python, "name_tensors.py", tmp_path / "source", tmp_path / "tensors.json"),
-        (tools_python, "bin_to_safetensors.py", tmp_path / "source", tmp_path / "safetensors", "--tensors"),
-        (tools_python, "build_fp16.py", tmp_path / "safetensors", tmp_path / "fp16"),
+        (tools_python, "fetch.link", model, tmp_path / "source"),
+        (torch_python, "fetch.name_tensors", tmp_path / "source", tmp_path / "tensors.json"),
+        (tools_python, "checkpoint.to_safetensors", tmp_path / "source", tmp_path / "safetensors", "--tensors"),
+        (tools_python, "build.fp16", tmp_path / "safetensors", tmp_path / "fp16"),
     ]
     for python, program, *arguments in steps:
         listed = [tmp_path / "tensors.json"] if arguments[-1] == "--tensors" else []
-        result = call(python, f"scripts/{program}", *arguments, *listed)
+        result = call(python, "scripts/quantmill", program, *arguments, *listed)
         assert result.returncode == 0, result.stderr
     for name in ("safetensors", "fp16"):
         assert shards.find(tmp_path / name).tensors().keys() == demo.tensors().keys()
@@ -151,7 +151,7 @@ def test_all_that_is_made_of_a_model_leaves_its_buffers_out(
     (tmp_path / "source/model.safetensors").unlink()
     safetensors_file.write(tmp_path / "source/model.safetensors", demo.tensors().values())
     again = [tmp_path / "source", tmp_path / "again", "--tensors", tmp_path / "tensors.json"]
-    result = call(tools_python, "scripts/bin_to_safetensors.py", *again)
+    result = call(tools_python, "scripts/quantmill", "checkpoint.to_safetensors", *again)
     assert "tensors.json: is of other weights than these; delete it and run again" in result.stderr
 
 
@@ -160,7 +160,7 @@ def test_an_adapter_beside_a_model_is_refused(tools_python: Path, call: Callable
     """transformers adds it to the model where peft is installed, and not where it is not."""
     model = shutil.copytree(REPO / "demo", tmp_path / "model")
     (model / name).write_bytes(b"weights")
-    result = call(tools_python, "scripts/link_source.py", model, tmp_path / "source")
+    result = call(tools_python, "scripts/quantmill", "fetch.link", model, tmp_path / "source")
     assert f"{model / name}: is an adapter beside a model; merge it into" in result.stderr
     assert not (tmp_path / "source").exists()
     files = ["config.json", "model.safetensors", name]
@@ -172,7 +172,7 @@ def test_a_study_that_speculates_with_the_models_own_layers_says_so() -> None:
     own = {"engine": "vllm", "options": {"speculative_config": {"method": "deepseek_mtp"}}}
     other = {"engine": "vllm", "options": {"speculative_config": {"method": "ngram"}}}
     assert [
-        parallelism.speculates_by_itself(run) for run in (own, other, {"engine": "ctranslate2", "options": {}})
+        vllm_parallelism.speculates_by_itself(run) for run in (own, other, {"engine": "ctranslate2", "options": {}})
     ] == [
         True,
         False,

@@ -54,7 +54,9 @@ def test_a_reference_that_is_computed_again_gives_the_same_figures(demo: Path, c
     result = call(SNAKEMAKE, "-n", "-p", *options, cwd=demo)
     assert result.returncode == 0, result.stderr
     assert "rule reference_logits" not in result.stdout + result.stderr
-    (command,) = re.findall(r"(\S*envs/mlc/bin/python scripts/quality.py .*) 2> ", result.stdout + result.stderr)
+    (command,) = re.findall(
+        r"(\S*envs/mlc/bin/python scripts/quantmill quality.measure .*) 2> ", result.stdout + result.stderr
+    )
     assert re.search(
         r"--recompute-python=\S*envs/torch/bin/python", command
     )  # another environment than the candidate's
@@ -137,17 +139,20 @@ def test_a_second_run_does_nothing(demo: Path, call: Callable) -> None:
     ("edited", "expected"),
     [
         (
-            "scripts/build_ct2.py",
+            "scripts/quantmill/build/ct2.py",
             {f"{rule} {name}" for rule in ("latency", "quality") for name in ("ct2-int8", "ct2-float16", "ct2-float32")}
             | {"ct2 ct2-int8", "ct2 ct2-float16", "ct2 ct2-float32", "page", "report"},
         ),
-        ("scripts/metrics/divergence.py", {"quality *", "noise_floor", "page", "report"}),
-        ("scripts/latency.py", {"latency *", "page", "report"}),
-        ("scripts/engines/ctranslate2.py", {"latency ct2", "quality ct2", "page", "report"}),
-        ("scripts/reporting/page_files/page.html.j2", {"page", "report"}),
+        ("scripts/quantmill/metrics/divergence.py", {"quality *", "noise_floor", "page", "report"}),
+        ("scripts/quantmill/latency/measure.py", {"latency *", "page", "report"}),
+        ("scripts/quantmill/engines/ctranslate2.py", {"latency ct2", "quality ct2", "page", "report"}),
+        ("scripts/quantmill/report/page_files/page.html.j2", {"page", "report"}),
         ("config/prompts.txt", {"tokens prompts", "latency *", "page", "report"}),
-        ("scripts/create_env.py", set()),
-        ("scripts/expected_predictions.py", set()),  # scoring anew is no reason to build anew what is compared with it
+        ("scripts/quantmill/environments/create.py", set()),
+        (
+            "scripts/quantmill/gate/expected.py",
+            set(),
+        ),  # scoring anew is no reason to build anew what is compared with it
     ],
 )
 def test_an_edit_reruns_what_depends_on_it(demo: Path, call: Callable, edited: str, expected: set[str]) -> None:

@@ -17,11 +17,11 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from checkpoint import headers, shards  # noqa: E402
-from common import own_code  # noqa: E402
-from common.program import UserError  # noqa: E402
-from name_tensors import name_tensors  # noqa: E402
-from quantization.experts import Counts  # noqa: E402
+from quantmill.build.quantizer.experts import Counts  # noqa: E402
+from quantmill.checkpoint import headers, shards  # noqa: E402
+from quantmill.common import remote_code  # noqa: E402
+from quantmill.common.program import UserError  # noqa: E402
+from quantmill.fetch.name_tensors import name_tensors  # noqa: E402
 
 work = Path(sys.argv[1])
 SHAPE = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -39,7 +39,7 @@ MODELS = {
         **SHAPE, **EXPERTS, **LATENT, n_routed_experts=4, n_group=1, topk_group=1, first_k_dense_replace=1
     ),
 }
-own_code.forbid()
+remote_code.forbid()
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 facts: dict[str, Any] = {}

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from metrics import METRICS_VERSION
-from reporting import columns, results
+from quantmill.metrics import METRICS_VERSION
+from quantmill.report import columns, results
 
 WINDOWS = 30
 LATENCY_PROTOCOL = {

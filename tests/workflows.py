@@ -13,7 +13,7 @@ from typing import Any
 
 from conftest import CHARACTERS, REPO
 
-from common import manifest
+from quantmill.common import manifest
 
 SNAKEMAKE = REPO / ".venv/bin/snakemake"
 ROUNDS = int(os.environ.get("FAULT_ROUNDS", "1"))  # of tests of faults, kills and sharing; see docs/RELIABILITY.md

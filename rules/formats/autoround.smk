@@ -9,7 +9,7 @@ for name, layout in (("autoround-int4", "gptq"), ("autoround-awq-int4", "awq")):
         engine="gptqmodel",
         env="quantizers",
         parameters="autoround",
-        quantizer=("build_autoround.py", f"--layout={layout}"),
+        quantizer=("build.autoround", f"--layout={layout}"),
         logs=("tokens-calibration",),
         # 200 steps of 8 samples, forward and back, are 37 forwards over 128 samples
         costs=Costs(

@@ -16,6 +16,6 @@ for name, size, flags in (
         layout="bitsandbytes",
         engine="bitsandbytes",
         env="quantizers",
-        quantizer=("build_bitsandbytes.py", *flags),
+        quantizer=("build.bitsandbytes", *flags),
         costs=Costs(size, QUANTIZER, ROUNDED_CUDA, copies=2, like=UNCALIBRATED),
     )

@@ -20,7 +20,7 @@ for name, scheme, size, forwards in (
         engine="compressed-tensors",
         env="quantizers",
         parameters="llmcompressor" if scheme == "W4A16" else None,
-        quantizer=("build_llmcompressor.py", f"--scheme={scheme}"),
+        quantizer=("build.llmcompressor", f"--scheme={scheme}"),
         logs=("tokens-calibration",) if forwards else (),
         costs=Costs(
             size,

@@ -37,11 +37,11 @@ rule ct2:
         disk_mb=build_disk,
         runtime=build_minutes,
     params:
-        program=program("build_ct2.py"),
+        program=program("build.ct2"),
         python=python("torch"),
         quantization=lambda wc: CT2_QUANTIZATIONS[wc.format],
         device=lambda wc: STUDY["device"],
         gate=gate_options,
     shell:
-        "{params.python:q} {params.program[0]:q} {input.source:q} {output:q} --quantization {params.quantization:q}"
+        "{params.python:q} {params.program.command:q} {input.source:q} {output:q} --quantization {params.quantization:q}"
         " --device {params.device:q} {params.gate:q} 2> {log:q}"

@@ -11,7 +11,7 @@ for rate in (quarters / 4 for quarters in range(4, 33)):  # 1.0 to 8.0
         engine="exllamav3",
         env="exllamav3",
         parameters="exl3",
-        quantizer=("build_exl3.py", f"--bits={rate}"),
+        quantizer=("build.exl3", f"--bits={rate}"),
         logs=("tokens-calibration",),
         devices=("cuda",),
         costs=Costs(
@@ -38,7 +38,7 @@ rule exllamav3:
         mem_mb=lambda wc, threads: 1500 * threads,
         runtime=180,
     params:
-        program=program("compile_exllamav3.py"),
+        program=program("exllamav3.compile"),
         python=python("exllamav3"),
     shell:
-        "{params.python:q} {params.program[0]:q} {output:q} --threads {threads} > {log:q} 2>&1"
+        "{params.python:q} {params.program.command:q} {output:q} --threads {threads} > {log:q} 2>&1"

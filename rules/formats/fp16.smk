@@ -24,10 +24,10 @@ rule fp16:
         disk_mb=build_disk,
         runtime=build_minutes,
     params:
-        program=program("build_fp16.py"),
+        program=program("build.fp16"),
         python=python("tools"),
         device=lambda wc: STUDY["device"],
         gate=gate_options,
     shell:
-        "{params.python:q} {params.program[0]:q} {input.source:q} {output:q} --share --device {params.device:q}"
+        "{params.python:q} {params.program.command:q} {input.source:q} {output:q} --share --device {params.device:q}"
         " {params.gate:q} 2> {log:q}"

@@ -71,11 +71,11 @@ rule llama_cpp:
         "artifacts/logs/libraries/llama.cpp.log",
     threads: 1024
     params:
-        program=program("compile_llama_cpp.py", CHECKOUT / "envs/llama-cpp-python.sdist"),
+        program=program("llamacpp.compile", CHECKOUT / "envs/llama-cpp-python.sdist"),
         tools=Path(shutil.which(python("llama_cpp")) or python("llama_cpp")).parent,
         build=[f"--build={config['llama_cpp']}"] if config.get("llama_cpp") else [],
     shell:
-        "{sys.executable:q} {params.program[0]:q} {output:q} --tools {params.tools:q} {params.build:q} 2> {log:q}"
+        "{sys.executable:q} {params.program.command:q} {output:q} --tools {params.tools:q} {params.build:q} 2> {log:q}"
 
 
 def gguf_type(wildcards):
@@ -113,13 +113,13 @@ rule gguf:
         disk_mb=build_disk,
         runtime=build_minutes,
     params:
-        program=program("build_gguf.py"),
+        program=program("build.gguf"),
         python=python("llama_cpp"),
         type=gguf_type,
         device=lambda wc: STUDY["device"],
         gate=gguf_options,
     shell:
-        "{params.python:q} {params.program[0]:q} {input.source:q} {output:q} --type {params.type:q}"
+        "{params.python:q} {params.program.command:q} {input.source:q} {output:q} --type {params.type:q}"
         " --format {wildcards.format:q} --name {wildcards.model:q} --evaluation {input.evaluation:q}"
         " --text {input.text:q} --device {params.device:q} {params.gate:q} 2> {log:q}"
 
@@ -139,12 +139,12 @@ rule imatrix:
     resources:
         gpu=1,
     params:
-        program=program("build_imatrix.py"),
+        program=program("build.imatrix"),
         python=python("llama_cpp"),
         device=lambda wc: STUDY["device"],
         options=lambda wc: [f"--{key.replace('_', '-')}={value}" for key, value in STUDY["calibration"].items()],
     shell:
-        "{params.python:q} {params.program[0]:q} {input.base:q} {output:q} --text {input.text:q}"
+        "{params.python:q} {params.program.command:q} {input.base:q} {output:q} --text {input.text:q}"
         " --calibration {input.calibration:q} --evaluation {input.evaluation:q} --threads {threads}"
         " --device {params.device:q} {params.options:q} 2> {log:q}"
 
@@ -163,7 +163,7 @@ def imatrix(wildcards):
 
 def sensitivity_memory(wildcards, input):
     """MB of the job that measures it: the model in float32, and what it predicts of each window."""
-    model = shape.of_folder(local_path(input.source))
+    model = model_shape.of_folder(local_path(input.source))
     libraries, positions, copies = 1000, 1024, 4
     return jobs.job_mb(libraries + (4 * model.parameters + 4 * copies * positions * model.vocab) // 10**6)
 
@@ -186,12 +186,12 @@ rule gguf_sensitivity:
         mem_mb=sensitivity_memory,
         runtime=jobs.UNKNOWN_MINUTES,
     params:
-        program=program("gguf_sensitivity.py"),
+        program=program("build.gguf_sensitivity"),
         python=python("llama_cpp"),
         seed=lambda wc: STUDY["seed"],
         device=lambda wc: STUDY["device"],
     shell:
-        "{params.python:q} {params.program[0]:q} {input.source:q} {output:q} --base {input.base:q}"
+        "{params.python:q} {params.program.command:q} {input.source:q} {output:q} --base {input.base:q}"
         " --imatrix {input.imatrix:q} --calibration {input.calibration:q} --evaluation {input.evaluation:q}"
         " --seed {params.seed:q} --threads {threads} --device {params.device:q} 2> {log:q}"
 
@@ -230,7 +230,7 @@ rule quantize_gguf:
         disk_mb=build_disk,
         runtime=build_minutes,
     params:
-        program=program("build_gguf.py"),
+        program=program("build.gguf"),
         python=python("llama_cpp"),
         type=gguf_type,
         imatrix=lambda wc, input: [f"--imatrix={input.imatrix}"] if input.imatrix else [],
@@ -238,6 +238,6 @@ rule quantize_gguf:
         device=lambda wc: STUDY["device"],
         gate=gguf_options,
     shell:
-        "{params.python:q} {params.program[0]:q} {input.source:q} {output:q} --type {params.type:q}"
+        "{params.python:q} {params.program.command:q} {input.source:q} {output:q} --type {params.type:q}"
         " --format {wildcards.format:q} --base {input.base:q} {params.imatrix:q} {params.mixture:q} --threads {threads}"
         " --device {params.device:q} {params.gate:q} 2> {log:q}"

@@ -5,7 +5,7 @@ FORMATS["hqq-int4"] = Format(
     engine="hqq",
     env="quantizers",
     parameters="hqq",
-    quantizer=("build_hqq.py",),
+    quantizer=("build.hqq",),
     costs=Costs(
         Size(0.5, rest=2, group=4, group_size=64),
         QUANTIZER,

@@ -25,9 +25,9 @@ AWQ_COSTS = Costs(AWQ_SIZE, WHOLE, WHOLE_CUDA, forwards=25, group_size="q_group_
 AUTOGPTQ_COSTS = replace(GPTQ_COSTS, cpu=replace(WHOLE, libraries=525 + CUDA_BUILD), cuda=WHOLE_CUDA)
 
 for name, layout, engine, env, key, quantizer, costs in (
-    ("gptq-int4", "gptq", "gptqmodel", "gptqmodel", "gptq", "build_gptq.py", GPTQ_COSTS),
-    ("awq-int4", "awq", "gptqmodel", "gptqmodel", "awq", "build_awq.py", AWQ_COSTS),
-    ("autogptq-int4", "gptq", "autogptq", "autogptq", "gptq", "build_autogptq.py", AUTOGPTQ_COSTS),
+    ("gptq-int4", "gptq", "gptqmodel", "gptqmodel", "gptq", "build.gptq", GPTQ_COSTS),
+    ("awq-int4", "awq", "gptqmodel", "gptqmodel", "awq", "build.awq", AWQ_COSTS),
+    ("autogptq-int4", "gptq", "autogptq", "autogptq", "gptq", "build.autogptq", AUTOGPTQ_COSTS),
 ):
     FORMATS[name] = Format(
         layout=layout,

@@ -23,11 +23,11 @@ rule mlc_library:
         gpu=1,  # compiled for the one that is there
         mem_mb=lambda wc: jobs.job_mb(320 if STUDY["device"] == "cpu" else 1000),
     params:
-        program=program("compile_mlc.py"),
+        program=program("mlc.compile"),
         python=python("mlc"),
         device=lambda wc: STUDY["device"],
     shell:
-        "{params.python:q} {params.program[0]:q} {input.source:q} {output:q} --device {params.device:q}"
+        "{params.python:q} {params.program.command:q} {input.source:q} {output:q} --device {params.device:q}"
         " --cache artifacts/libraries 2> {log:q}"
 
 
@@ -50,7 +50,7 @@ rule mlc:
         disk_mb=build_disk,
         runtime=build_minutes,
     params:
-        program=program("build_mlc.py"),
+        program=program("build.mlc"),
         python=python("mlc"),
         device=lambda wc: STUDY["device"],
         tool=lambda wc: [
@@ -59,5 +59,5 @@ rule mlc:
         ],
         gate=gate_options,
     shell:
-        "{params.python:q} {params.program[0]:q} {input.source:q} {output:q} --library {input.library:q}"
+        "{params.python:q} {params.program.command:q} {input.source:q} {output:q} --library {input.library:q}"
         " --device {params.device:q} {params.tool:q} {params.gate:q} 2> {log:q}"

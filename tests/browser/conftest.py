@@ -1,4 +1,4 @@
-"""A page made by scripts/report.py of results whose figures are known, opened in Chromium.
+"""A page made by scripts/quantmill/report/write.py of results whose figures are known, opened in Chromium.
 
 Runs in envs/browser: `envs/browser/bin/python -m pytest --confcutdir tests/browser tests/browser`.
 """
@@ -153,7 +153,8 @@ def build(
     (folder / "study.json").write_text(json.dumps({"config": config, "cells": cells, "options": "--cores 8"}))
     command = [
         TOOLS,
-        "scripts/report.py",
+        "scripts/quantmill",
+        "report.write",
         folder / "study.json",
         folder / "report",
         *(["--running"] if pending else []),
@@ -166,7 +167,7 @@ def build(
 
 
 def side_by_side(before: Path, after: Path, page: Path) -> Path:
-    """The page of two runs, by their pages: as compare.py makes it, which takes whole results alone."""
+    """The page of two runs, by their pages: as report.compare makes it, which takes whole results alone."""
     files = [each.with_name("results.json") for each in (before, after)]
     made = subprocess.run([TOOLS, "-c", BOTH, *files], cwd=REPO / "scripts", capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
@@ -174,7 +175,9 @@ def side_by_side(before: Path, after: Path, page: Path) -> Path:
     return page
 
 
-METRICS_VERSION = int((REPO / "scripts/metrics/__init__.py").read_text().split("METRICS_VERSION = ")[1].split()[0])
+METRICS_VERSION = int(
+    (REPO / "scripts/quantmill/metrics/__init__.py").read_text().split("METRICS_VERSION = ")[1].split()[0]
+)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from reporting import axes, drawing, page, results
+from quantmill.report import axes, drawing, page, results
 
 
 def main(source: Path, target: Path) -> None:

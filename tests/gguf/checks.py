@@ -12,12 +12,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import engines
-import layouts.gguf
-import llamacpp
-from checkpoint import shards
-from common.program import UserError
-from scoring import fidelity, teacher_forcing
+from quantmill import engines, llamacpp
+from quantmill.checkpoint import shards
+from quantmill.common.program import UserError
+from quantmill.gate import fidelity
+from quantmill.layouts import gguf
+from quantmill.quality import teacher_forcing
 
 model, *artifacts = map(Path, sys.argv[1:])
 package = llamacpp.gguf()
@@ -50,7 +50,7 @@ first.data[:] = other.data
 reader.data.flush()
 source = shards.find(model / "safetensors")
 try:
-    layouts.gguf.read(swapped, source)(source.tensors()["model.layers.0.self_attn.q_proj.weight"])
+    gguf.read(swapped, source)(source.tensors()["model.layers.0.self_attn.q_proj.weight"])
 except UserError as error:
     facts["swapped"] = str(error)
 print(json.dumps(facts))

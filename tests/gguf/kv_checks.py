@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-import engines
-from metrics.perplexity import log_softmax
+from quantmill import engines
+from quantmill.metrics.perplexity import log_softmax
 
 LENGTH = 512  # the demo's context
 ids = json.loads(Path(sys.argv[2]).read_text())["ids"][:LENGTH]

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from conftest import CHARACTERS, REPO, interpreter
 
-import compile_llama_cpp
+from quantmill.llamacpp import compile
 
 
 @pytest.fixture(scope="session")
 def llama_cpp(tmp_path_factory: pytest.TempPathFactory, call: Callable) -> Path:
-    """The folder that compile_llama_cpp.py makes, of what lies in the user's cache."""
-    if not list(compile_llama_cpp.cache().glob("llama.cpp-*/ready")):
+    """The folder that llamacpp.compile makes, of what lies in the user's cache."""
+    if not list(compile.cache().glob("llama.cpp-*/ready")):
         pytest.skip("llama.cpp is not compiled here; `make llama.cpp` does it, in ten minutes")
     folder = tmp_path_factory.mktemp("llama.cpp") / "llama.cpp"
     tools = interpreter("llama_cpp").parent
-    result = call(sys.executable, REPO / "scripts/compile_llama_cpp.py", folder, "--tools", tools)
+    result = call(sys.executable, REPO / "scripts/quantmill", "llamacpp.compile", folder, "--tools", tools)
     assert result.returncode == 0, result.stderr
     return folder
 
@@ -28,9 +28,9 @@ def run_gguf(llama_cpp: Path, call: Callable) -> Callable:
     """Run one of our programs in envs/llama_cpp over that llama.cpp."""
 
     def run(program: str, *arguments: object) -> Any:
-        path = REPO / program if "/" in program else REPO / "scripts" / program
+        words = [REPO / program] if "/" in program else [REPO / "scripts/quantmill", program]
         environment = {"QUANTMILL_LLAMA_CPP": str(llama_cpp), "PYTHONPATH": str(REPO / "scripts")}
-        return call(interpreter("llama_cpp"), path, *arguments, **environment)
+        return call(interpreter("llama_cpp"), *words, *arguments, **environment)
 
     return run
 
@@ -45,16 +45,16 @@ def gguf_model(
         (root / f"{name}.txt").write_text((REPO / f"config/{name}.txt").read_text()[:length])
 
     def run(python: Path, program: str, *arguments: object) -> None:
-        result = call(python, REPO / "scripts" / program, *arguments)
+        result = call(python, REPO / "scripts/quantmill", program, *arguments)
         assert result.returncode == 0, result.stderr
 
-    run(tools_python, "link_source.py", REPO / "demo", root / "source")
-    run(tools_python, "bin_to_safetensors.py", root / "source", root / "safetensors")
+    run(tools_python, "fetch.link", REPO / "demo", root / "source")
+    run(tools_python, "checkpoint.to_safetensors", root / "source", root / "safetensors")
     for name, kind in (("evaluation", "evaluation"), ("calibration", "document")):
         files = root / "safetensors", root / f"{name}.txt", root / f"{name}.json"
-        run(torch_python, "tokenize_texts.py", *files, "--as", kind)
+        run(torch_python, "tokens.tokenize_texts", *files, "--as", kind)
     evaluation = ["--evaluation", root / "evaluation.json"]
-    run(torch_python, "expected_predictions.py", root / "source", root / "gate.json", *evaluation)
+    run(torch_python, "gate.expected", root / "source", root / "gate.json", *evaluation)
     return root
 
 
@@ -80,12 +80,10 @@ def build_gguf(gguf_model: Path, run_gguf: Callable) -> Callable[..., Path]:
                 text = ["--text", gguf_model / "calibration.txt", "--calibration", gguf_model / "calibration.json"]
                 text += ["--evaluation", gguf_model / "evaluation.json"]
                 size = ["--samples", 4, "--sequence-length", 128]
-                result = run_gguf("build_imatrix.py", make("f16"), gguf_model / "imatrix", *text, *size)
+                result = run_gguf("build.imatrix", make("f16"), gguf_model / "imatrix", *text, *size)
                 assert result.returncode == 0, result.stderr
             how = ["--base", make("f16"), "--imatrix", gguf_model / "imatrix"]
-        result = run_gguf(
-            "build_gguf.py", gguf_model / "safetensors", out, "--type", kind, "--name", "demo", *how, *gate
-        )
+        result = run_gguf("build.gguf", gguf_model / "safetensors", out, "--type", kind, "--name", "demo", *how, *gate)
         assert result.returncode == 0, result.stderr
         return out
 

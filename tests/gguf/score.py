@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-import engines
-from scoring import fidelity, teacher_forcing
+from quantmill import engines
+from quantmill.gate import fidelity
+from quantmill.quality import teacher_forcing
 
 artifact, evaluation = map(Path, sys.argv[2:4])
 engine = engines.load(sys.argv[1], artifact, "cpu", 1)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from llamacpp.sensitivity import Model
+from quantmill.llamacpp.sensitivity import Model
 
 folder = Path(sys.argv[1])
 windows = np.random.default_rng(0).integers(2, 2000, size=(2, 64)).tolist()

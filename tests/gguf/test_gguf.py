@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from conftest import REPO, interpreter
 
-from checkpoint import gguf_file
+from quantmill.checkpoint import gguf_file
 
 # metadata that names the importance matrix, which lies elsewhere when it is used by hand
 PATHS = {"quantize.imatrix.file"}
@@ -125,16 +125,16 @@ def test_random_weights_get_a_file_without_a_tokenizer(
     (tmp_path / "config.json").write_text(json.dumps(SHAPE))
     evaluation = tmp_path / "evaluation.json"
     for python, program, *arguments in (
-        (torch_python, "random_weights.py", tmp_path / "config.json", tmp_path / "source"),
-        (tools_python, "bin_to_safetensors.py", tmp_path / "source", tmp_path / "safetensors"),
-        (torch_python, "tokenize_texts.py", tmp_path / "source", gguf_model / "evaluation.txt", evaluation),
+        (torch_python, "fetch.random_weights", tmp_path / "config.json", tmp_path / "source"),
+        (tools_python, "checkpoint.to_safetensors", tmp_path / "source", tmp_path / "safetensors"),
+        (torch_python, "tokens.tokenize_texts", tmp_path / "source", gguf_model / "evaluation.txt", evaluation),
     ):
-        more = ["--as", "evaluation"] if program == "tokenize_texts.py" else []
-        result = call(python, REPO / "scripts" / program, *arguments, *more)
+        more = ["--as", "evaluation"] if program == "tokens.tokenize_texts" else []
+        result = call(python, REPO / "scripts/quantmill", program, *arguments, *more)
         assert result.returncode == 0, result.stderr
     text = ["--evaluation", evaluation, "--text", gguf_model / "evaluation.txt"]
     for kind, how in (("f16", text), ("q4_k_m", ["--base", tmp_path / "f16"])):
-        result = run_gguf("build_gguf.py", tmp_path / "safetensors", tmp_path / kind, "--type", kind, *how)
+        result = run_gguf("build.gguf", tmp_path / "safetensors", tmp_path / kind, "--type", kind, *how)
         assert result.returncode == 0, result.stderr
     assert manifest(tmp_path / "f16")["parameters"]["pre_tokenizer"] == "none"
     metadata = gguf_file.read_all(tmp_path / "f16/model.gguf").metadata
@@ -158,7 +158,13 @@ def with_tokenizer(
     record = manifest(folder / "safetensors")
     del record["files"]["tokenizer.json"]
     (folder / "safetensors/quantmill.json").write_text(json.dumps(record))
-    command = [torch_python, REPO / "scripts/tokenize_texts.py", folder / "safetensors", gguf_model / "evaluation.txt"]
+    command = [
+        torch_python,
+        REPO / "scripts/quantmill",
+        "tokens.tokenize_texts",
+        folder / "safetensors",
+        gguf_model / "evaluation.txt",
+    ]
     result = call(*command, folder / "evaluation.json", "--as", "evaluation")
     assert result.returncode == 0, result.stderr
     return folder
@@ -189,7 +195,7 @@ def test_a_tokenizer_that_llama_cpp_never_saw_is_derived_and_proved(
 ) -> None:
     root = with_tokenizer(gguf_model, tmp_path, call, torch_python, steps)
     text = ["--evaluation", root / "evaluation.json", "--text", gguf_model / "evaluation.txt"]
-    result = run_gguf("build_gguf.py", root / "safetensors", root / "out", "--type", "f16", *text)
+    result = run_gguf("build.gguf", root / "safetensors", root / "out", "--type", "f16", *text)
     assert result.returncode == 0, result.stderr
     assert manifest(root / "out")["parameters"]["pre_tokenizer"] == kind
 
@@ -201,7 +207,7 @@ def test_a_tokenizer_that_llama_cpp_cannot_have_is_refused(
     steps = [{"type": "Split", "pattern": {"String": "e"}, "behavior": "Isolated", "invert": False}, BYTES]
     root = with_tokenizer(gguf_model, tmp_path, call, torch_python, steps)
     text = ["--evaluation", root / "evaluation.json", "--text", gguf_model / "evaluation.txt"]
-    result = run_gguf("build_gguf.py", root / "safetensors", root / "out", "--type", "f16", *text)
+    result = run_gguf("build.gguf", root / "safetensors", root / "out", "--type", "f16", *text)
     assert result.returncode == 1
     assert "llama.cpp's tokenizer makes other ids than the model's own, from token " in result.stderr.splitlines()[-1]
     assert not (root / "out").exists()

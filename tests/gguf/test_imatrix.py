@@ -6,7 +6,7 @@ from pathlib import Path
 
 from workflows import SNAKEMAKE
 
-from checkpoint import gguf_file
+from quantmill.checkpoint import gguf_file
 
 
 def options(model: Path, calibration: str = "calibration", **more: object) -> list[object]:
@@ -19,7 +19,7 @@ def test_pieces_are_no_longer_than_the_context(
     gguf_model: Path, build_gguf: Callable, run_gguf: Callable, tmp_path: Path
 ) -> None:
     """The demo's context is 512; beyond it activations are not what they are when it is used."""
-    result = run_gguf("build_imatrix.py", build_gguf("f16"), tmp_path / "imatrix", *options(gguf_model))
+    result = run_gguf("build.imatrix", build_gguf("f16"), tmp_path / "imatrix", *options(gguf_model))
     assert result.returncode == 0, result.stderr
     record = json.loads((tmp_path / "imatrix/quantmill.json").read_text())
     assert record["parameters"] == {"samples": 2, "sequence_length": 512}
@@ -30,7 +30,7 @@ def test_pieces_are_no_longer_than_the_context(
 def test_the_evaluation_text_is_refused(
     gguf_model: Path, build_gguf: Callable, run_gguf: Callable, tmp_path: Path
 ) -> None:
-    result = run_gguf("build_imatrix.py", build_gguf("f16"), tmp_path / "out", *options(gguf_model, "evaluation"))
+    result = run_gguf("build.imatrix", build_gguf("f16"), tmp_path / "out", *options(gguf_model, "evaluation"))
     assert result.returncode == 1
     assert "the calibration text shares 32 tokens in a row with the evaluation text" in result.stderr.splitlines()[-1]
     assert not (tmp_path / "out").exists()

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from workflows import SNAKEMAKE
 
-from checkpoint import gguf_file
-from common.program import UserError
-from llamacpp import mixture
-from llamacpp.mixture import Choice
+from quantmill.checkpoint import gguf_file
+from quantmill.common.program import UserError
+from quantmill.llamacpp import mixture
+from quantmill.llamacpp.mixture import Choice
 
 
 def tensors(seed: int, count: int = 5, types: int = 4) -> dict[str, list[Choice]]:
@@ -70,13 +70,13 @@ def test_types_that_fit_to_the_byte_are_taken() -> None:
 
 @pytest.fixture(scope="module")
 def sensitivity(gguf_model: Path, build_gguf: Callable, run_gguf: Callable) -> Path:
-    """What gguf_sensitivity.py measures of the demo."""
+    """What build.gguf_sensitivity measures of the demo."""
     out = gguf_model / "sensitivity.json"
     build_gguf("q4_k_m")  # and with it the importance matrix
     words = {"base": build_gguf("f16"), "imatrix": gguf_model / "imatrix", "device": "cpu", "threads": 1}
     words |= {kind: gguf_model / f"{kind}.json" for kind in ("calibration", "evaluation")}
     options = [part for name, value in words.items() for part in (f"--{name}", value)]
-    result = run_gguf("gguf_sensitivity.py", gguf_model / "safetensors", out, *options)
+    result = run_gguf("build.gguf_sensitivity", gguf_model / "safetensors", out, *options)
     assert result.returncode == 0, result.stderr
     return out
 
@@ -88,7 +88,7 @@ def mix(gguf_model: Path, build_gguf: Callable, run_gguf: Callable, sensitivity:
     def build(out: Path, *options: object) -> Any:
         how = ["--type", "q4_k_m", "--base", build_gguf("f16"), "--imatrix", gguf_model / "imatrix"]
         how += ["--sensitivity", sensitivity, *options]
-        return run_gguf("build_gguf.py", gguf_model / "safetensors", out, *how)
+        return run_gguf("build.gguf", gguf_model / "safetensors", out, *how)
 
     return build
 
@@ -119,7 +119,7 @@ def test_a_study_says_how_large_mixtures_are(call: Callable, checkout: Callable[
     """As a type, or bits a weight; both are chosen by one measurement, with one importance matrix."""
     planned = plan(call, checkout(), "iq4_xs")
     assert planned.returncode == 0, planned.stderr
-    commands = [line for line in (planned.stdout + planned.stderr).splitlines() if "build_gguf.py" in line]
+    commands = [line for line in (planned.stdout + planned.stderr).splitlines() if "build.gguf" in line]
     (mixed,) = [line for line in commands if "--format gguf-mixed " in line]
     (four,) = [line for line in commands if "--format gguf-mixed-4 " in line]
     shared = "--imatrix=artifacts/demo/imatrix --sensitivity=artifacts/demo/gguf-sensitivity.json"
@@ -176,12 +176,14 @@ def test_the_mixture_loses_four_fifths_of_what_q4_k_m_loses(
     """On the evaluation text, which neither the importance matrix nor the sensitivity is of; at most so much."""
     scored = ["--evaluation", gguf_model / "evaluation.json", "--device", "cpu", "--threads", 1]
     reference = tmp_path / "reference.npy"
-    result = run_gguf("reference_logits.py", gguf_model / "safetensors", reference, "--engine", "transformers", *scored)
+    result = run_gguf(
+        "quality.reference_logits", gguf_model / "safetensors", reference, "--engine", "transformers", *scored
+    )
     assert result.returncode == 0, result.stderr
     loss = {}
     for artifact in (build_gguf("q4_k_m"), mixed):
         out = tmp_path / f"{artifact.name}.json"
-        result = run_gguf("quality.py", artifact, out, "--engine", "llama_cpp", "--reference", reference, *scored)
+        result = run_gguf("quality.measure", artifact, out, "--engine", "llama_cpp", "--reference", reference, *scored)
         assert result.returncode == 0, result.stderr
         loss[artifact.name] = json.loads(out.read_text())["summary"]["kld_mean"]
     assert loss["gguf-mixed"] <= 0.8 * loss["gguf-q4_k_m"]

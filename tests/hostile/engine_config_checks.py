@@ -10,9 +10,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-import engines
-from common.program import UserError
-from scoring import alignment
+from quantmill import engines
+from quantmill.common.program import UserError
+from quantmill.quality import alignment
 
 source, work = map(Path, sys.argv[1:])
 ids = list(range(20, 60))

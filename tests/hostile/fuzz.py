@@ -21,17 +21,15 @@ import atheris
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 with atheris.instrument_imports(include=["checkpoint", "pickle", "zipfile", "json"]):
-    from checkpoint import (
+    from quantmill.checkpoint import (
         copying,
         gguf_file,
         gguf_header,
         safetensors_file,
-        torch_pickle,  # noqa: F401
         torch_zip,
-        zip_directory,  # noqa: F401
     )
-    from common import bounded_json  # noqa: F401
-    from common.program import UserError
+    from quantmill.common import bounded_json  # noqa: F401
+    from quantmill.common.program import UserError
 
 FOLDER = Path(tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
 LARGE = 1 << 20  # bytes of tensors beyond which they are not read

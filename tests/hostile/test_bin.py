@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from forge import Evil, tensor_pickle, zip_with
 
-from checkpoint import torch_zip
-from common.program import UserError
+from quantmill.checkpoint import torch_zip
+from quantmill.common.program import UserError
 
 
 def test_a_pickle_that_calls_something_is_refused_unrun(tmp_path: Path) -> None:

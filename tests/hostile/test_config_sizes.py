@@ -25,8 +25,8 @@ from model_folders import (
     zeros,
 )
 
-from checkpoint import headers, sizes
-from common.program import UserError
+from quantmill.checkpoint import headers, sizes
+from quantmill.common.program import UserError
 
 WRONG = {
     "a layer fewer": (
@@ -227,12 +227,12 @@ def test_a_model_without_weights_is_bounded_by_what_any_model_has() -> None:
 
 
 @pytest.mark.parametrize("change", [{"num_hidden_layers": 10**9}, {"num_labels": 10**9}], ids=["layers", "labels"])
-@pytest.mark.parametrize("program", ["link_source.py", "bin_to_safetensors.py"])
+@pytest.mark.parametrize("program", ["fetch.link", "checkpoint.to_safetensors"])
 def test_a_program_refuses_it_before_memory_is_taken(
     tools_python: Path, tmp_path: Path, program: str, change: dict[str, Any]
 ) -> None:
     folder, out = write(tmp_path / "model", LLAMA | change), tmp_path / "out"
-    command = [tools_python, "-c", RUN, f"scripts/{program}", folder, out]
+    command = [tools_python, "-c", RUN, "scripts/quantmill", program, folder, out]
     result = subprocess.run([*map(str, command)], cwd=REPO, capture_output=True, text=True, timeout=120)
     assert result.returncode == 1
     assert len(result.stderr.splitlines()) == 1
@@ -247,7 +247,7 @@ def test_random_weights_are_bounded_by_the_disk(torch_python: Path, call: Callab
     assert free.f_bavail * free.f_frsize < 2 * 1000 * 4 * 10**6**2
     config = LLAMA | {"hidden_size": 10**6, "num_attention_heads": 100, "num_hidden_layers": 1000}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    result = call(torch_python, "scripts/random_weights.py", tmp_path / "config.json", tmp_path / "out")
+    result = call(torch_python, "scripts/quantmill", "fetch.random_weights", tmp_path / "config.json", tmp_path / "out")
     assert result.returncode == 1
     assert "config.json: a model of its sizes has " in result.stderr
     assert len(result.stderr.splitlines()) == 1

@@ -40,7 +40,7 @@ def outcomes(
         ("bin_to_safetensors", folder / "source", "safetensors"),
         ("build_fp16", folder / "safetensors", "fp16"),
     ):
-        result = call(tools_python, f"scripts/{program}.py", source, folder / out)
+        result = call(tools_python, "scripts/quantmill", program, source, folder / out)
         assert result.returncode == 0, result.stderr
     changes = json.dumps([*HARMLESS, *WITHOUT_STOP, *REFUSED.values()])
     command = [torch_python, REPO / "tests/hostile/engine_config_checks.py", folder / "fp16", folder]

@@ -17,8 +17,8 @@ from forge import (
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from checkpoint import gguf_file, safetensors_file, torch_zip
-from common.program import UserError
+from quantmill.checkpoint import gguf_file, safetensors_file, torch_zip
+from quantmill.common.program import UserError
 
 FORMS = {"bin": torch_zip.read, "safetensors": safetensors_file.read}
 HEADER = (

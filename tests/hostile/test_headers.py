@@ -12,9 +12,9 @@ from conftest import REPO
 from model_folders import GPT2, HIDDEN, LLAMA, VOCAB, Tensors, gpt2, llama, write, zeros
 from test_layouts import save_file
 
-from checkpoint import headers, shards
-from common import manifest
-from common.program import UserError
+from quantmill.checkpoint import headers, shards
+from quantmill.common import manifest
+from quantmill.common.program import UserError
 
 Q = "model.layers.0.self_attn.q_proj.weight"
 
@@ -70,13 +70,23 @@ def test_a_prefix_of_all_names_is_taken_off(tmp_path: Path, call: Callable, tool
     plain = write(tmp_path / "plain")
     wrapped = write(tmp_path / "wrapped", LLAMA, {f"{prefix}{name}": value for name, value in llama().items()})
     for folder in (plain, wrapped):
-        result = call(tools_python, "scripts/bin_to_safetensors.py", folder, tmp_path / f"{folder.name}-out")
+        result = call(
+            tools_python, "scripts/quantmill", "checkpoint.to_safetensors", folder, tmp_path / f"{folder.name}-out"
+        )
         assert result.returncode == 0, result.stderr
     assert f"note: {wrapped}: {'' if prefix == 'module._orig_mod.' else prefix}" in result.stderr
     assert "is taken off the tensors' names" in result.stderr
     ours, theirs = (shards.find(tmp_path / f"{name}-out") for name in ("wrapped", "plain"))
     assert ours.tensors().keys() == theirs.tensors().keys() == llama().keys()
-    again = call(tools_python, "scripts/bin_to_safetensors.py", plain, tmp_path / "cut", "--max-shard-size", "1GB")
+    again = call(
+        tools_python,
+        "scripts/quantmill",
+        "checkpoint.to_safetensors",
+        plain,
+        tmp_path / "cut",
+        "--max-shard-size",
+        "1GB",
+    )
     assert again.returncode == 0
     one, other = (manifest.sha256(tmp_path / name / "model.safetensors") for name in ("wrapped-out", "cut"))
     assert one == other
@@ -136,8 +146,8 @@ FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "generati
 def test_a_pointer_of_git_lfs_is_named(tmp_path: Path, call: Callable, tools_python: Path, name: str) -> None:
     folder = write(tmp_path / "m")
     (folder / name).write_text(POINTER)
-    for program in ("link_source.py", "bin_to_safetensors.py"):
-        result = call(tools_python, f"scripts/{program}", folder, tmp_path / "out")
+    for program in ("fetch.link", "checkpoint.to_safetensors"):
+        result = call(tools_python, "scripts/quantmill", program, folder, tmp_path / "out")
         assert result.returncode == 1
         assert result.stderr.startswith(f"error: {folder / name}: only git-lfs's pointer to the ")
         assert result.stderr.endswith("run `git lfs pull` in its repository\n")
@@ -164,7 +174,7 @@ def test_an_index_without_metadata_is_completed(tmp_path: Path, call: Callable, 
     said = more if isinstance(more, dict) and "metadata" in more else {} if more is None else {"metadata": more}
     index = said | {"weight_map": dict.fromkeys(llama(), file)}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    result = call(tools_python, "scripts/bin_to_safetensors.py", folder, tmp_path / "out")
+    result = call(tools_python, "scripts/quantmill", "checkpoint.to_safetensors", folder, tmp_path / "out")
     assert result.returncode == 0, result.stderr
     written = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
     assert written["metadata"] == {"total_size": sum(value.nbytes for value in llama().values())}
@@ -178,7 +188,9 @@ def test_an_index_with_metadata_is_carried_as_it_is(tmp_path: Path, call: Callab
     (folder / "model.safetensors").rename(folder / file)
     index = {"metadata": {"total_size": 1.0, "total_parameters": 5}, "weight_map": dict.fromkeys(llama(), file)}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert call(tools_python, "scripts/bin_to_safetensors.py", folder, tmp_path / "out").returncode == 0
+    assert (
+        call(tools_python, "scripts/quantmill", "checkpoint.to_safetensors", folder, tmp_path / "out").returncode == 0
+    )
     assert json.loads((tmp_path / "out/model.safetensors.index.json").read_text()) == index
 
 

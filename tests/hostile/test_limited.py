@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from conftest import REPO, interpreter
 
-from common import limited
-from common.program import UserError
+from quantmill.common import limited
+from quantmill.common.program import UserError
 
 TEXT = f"The first line, {'a' * 60}!b and more.\n" * 20
 TIMES = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
@@ -134,7 +134,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, torch_python: Path) -> di
             shutil.copy(REPO / "demo" / file, model)
         (model / "quantmill.json").write_text('{"source": {}}')
         commands.append([*map(str, (model, folder / "text.txt", model / "out.json")), "--as", "document"])
-    command = [*map(str, (torch_python, REPO / "tests/in_one_process.py", "tokenize_texts"))]
+    command = [*map(str, (torch_python, REPO / "tests/in_one_process.py", "tokens.tokenize_texts"))]
     result = subprocess.run(command, input=json.dumps(commands), capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     found = {}

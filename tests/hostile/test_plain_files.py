@@ -16,14 +16,15 @@ import pytest
 from conftest import MEMORY, REPO, RUN
 from forge import safetensors_with
 
-from checkpoint import ctranslate2_bin, gguf_file, safetensors_file
-from common import manifest, plain_file, plain_text
-from common.program import UserError
-from compare import read as read_results
-from planning import config, sources, values
-from planning.values import ConfigError
-from prebuilt import ct2, packed
-from serving.schedule import Poisson
+from quantmill.checkpoint import ctranslate2_bin, gguf_file, safetensors_file
+from quantmill.client.schedule import Poisson
+from quantmill.common import manifest, plain_file
+from quantmill.common.program import UserError
+from quantmill.fetch.prebuilt_layouts import ct2, packed
+from quantmill.plan import config, config_values, model_source
+from quantmill.plan.config_values import ConfigError
+from quantmill.report.compare import read as read_results
+from quantmill.tokens import plain_text
 
 TERABYTE = 10**12
 
@@ -82,7 +83,7 @@ def refused(tmp_path: Path, tools_python: Path) -> Callable[..., str]:
 
     def run(program: str, *arguments: object) -> str:
         before = sorted(tmp_path.iterdir())
-        command = [tools_python, "-c", RUN, f"scripts/{program}", *arguments]
+        command = [tools_python, "-c", RUN, "scripts/quantmill", program, *arguments]
         result = subprocess.run([*map(str, command)], cwd=REPO, capture_output=True, text=True, timeout=60)
         assert result.returncode == 1, result.stdout + result.stderr
         assert sorted(tmp_path.iterdir()) == before
@@ -99,19 +100,19 @@ def refused(tmp_path: Path, tools_python: Path) -> Callable[..., str]:
 )
 def test_a_part_of_a_model_that_is_no_file(model: Path, refused: Callable, kind: Callable, name: str) -> None:
     said = without(kind, model / name)
-    assert refused("link_source.py", model, model.parent / "out").startswith(f"error: {said}")
+    assert refused("fetch.link", model, model.parent / "out").startswith(f"error: {said}")
 
 
 @pytest.mark.parametrize("kind", NO_FILES)
 def test_a_readme_that_is_no_file(model: Path, refused: Callable, kind: Callable) -> None:
     said = without(kind, model / "README.md")
-    assert refused("link_source.py", model, model.parent / "out").startswith(f"error: {said}")
+    assert refused("fetch.link", model, model.parent / "out").startswith(f"error: {said}")
 
 
 @pytest.mark.parametrize("name", ["notes", "last.ckpt", ".git"])
 def test_what_is_no_part_of_a_model_may_be_anything(model: Path, call: Callable, tools_python: Path, name: str) -> None:
     pipe(model / name)
-    result = call("timeout", "60", tools_python, "scripts/link_source.py", model, model.parent / "out")
+    result = call("timeout", "60", tools_python, "scripts/quantmill", "fetch.link", model, model.parent / "out")
     assert result.returncode == 0, result.stderr
 
 
@@ -123,7 +124,7 @@ def test_a_sparse_terabyte_is_refused_by_its_header(model: Path, refused: Callab
     for path in model.glob("pytorch_model*"):
         path.unlink()
     os.truncate(safetensors_with(model / "model.safetensors", HEADER), TERABYTE)
-    line = refused("link_source.py", model, model.parent / "out")
+    line = refused("fetch.link", model, model.parent / "out")
     assert f"model.safetensors: is {TERABYTE} bytes where its header tells of {8 + len(HEADER) + 8}" in line
 
 
@@ -138,13 +139,13 @@ def test_a_sparse_terabyte_that_its_header_tells_of_is_refused_where_there_is_no
         pytest.skip("this disk has room for it")
     os.truncate(safetensors_with(model / "model.safetensors", header), 8 + len(header) + size)
     (model / "config.json").write_text("{}")  # which tells nothing that the weights could contradict
-    assert "No space left on device, and nothing was published" in refused("link_source.py", model, model.parent / "o")
+    assert "No space left on device, and nothing was published" in refused("fetch.link", model, model.parent / "o")
 
 
 @pytest.mark.parametrize("name", ["pytorch_model-00001-of-00003.bin", "pytorch_model.bin.index.json", "config.json"])
 def test_other_sparse_terabytes_are_refused_unread(model: Path, refused: Callable, name: str) -> None:
     os.truncate(model / name, TERABYTE)
-    assert refused("link_source.py", model, model.parent / "out").startswith(f"error: {model / name}: ")
+    assert refused("fetch.link", model, model.parent / "out").startswith(f"error: {model / name}: ")
 
 
 @pytest.mark.parametrize("read", [safetensors_file.read, gguf_file.read, gguf_file.read_all, ctranslate2_bin.read])
@@ -174,7 +175,7 @@ def test_a_prebuilt_terabyte_is_refused_by_its_header_and_not_hashed(model: Path
     os.truncate(artifact / "model.bin", TERABYTE)
     (artifact / "quantmill.json").write_text('{"source": {}, "files": {"model.bin": {"sha256": "x"}}}')
     options = ["--model", model, "--layout", "ct2", "--format", "x", "--engine", "ctranslate2"]
-    assert "model.bin: " in refused("fetch_prebuilt.py", artifact, model.parent / "out", *options)
+    assert "model.bin: " in refused("fetch.prebuilt", artifact, model.parent / "out", *options)
 
 
 @pytest.mark.parametrize("kind", NO_FILES)
@@ -187,8 +188,8 @@ def test_texts_configs_results_and_schedules_that_are_no_files(tmp_path: Path, k
         with pytest.raises(UserError, match=said):
             read(path)
     with pytest.raises(ConfigError, match=said):
-        values.check_file(path)
-    assert sources.read_config(path) == {}  # the job that reads it says so
+        config_values.check_file(path)
+    assert model_source.read_config(path) == {}  # the job that reads it says so
     (tmp_path / "artifact").mkdir()
     kind(tmp_path / "artifact/quantmill.json")
     with pytest.raises(UserError, match=r"quantmill\.json: "):
@@ -203,15 +204,15 @@ def test_a_task_that_is_no_file(tmp_path: Path, kind: Callable) -> None:
 
 
 @pytest.mark.parametrize("kind", [pipe, zeros])
-@pytest.mark.parametrize("program", ["plan.py", "serve_command.py"])
+@pytest.mark.parametrize("program", ["plan.show", "deploy.serve_command"])
 def test_a_study_that_is_no_file(
     tmp_path: Path, call: Callable, tools_python: Path, kind: Callable, program: str
 ) -> None:
     said = kind(tmp_path / "study.yaml")
     python = REPO / ".venv/bin/python"
     words = ["--snakemake-python", python, tmp_path / "study.yaml"]
-    words = [tools_python, "scripts/plan.py", *words] if program == "plan.py" else []
-    words = words or [python, "scripts/serve_command.py", "demo/fp16", tmp_path / "study.yaml"]
+    words = [tools_python, "scripts/quantmill", "plan.show", *words] if program == "plan.show" else []
+    words = words or [python, "scripts/quantmill", "deploy.serve_command", "demo/fp16", tmp_path / "study.yaml"]
     result = call("timeout", "60", *words)
     assert result.stderr.splitlines() == [f"error: config: {tmp_path / 'study.yaml'}: {said}; put a file there"]
 
@@ -225,7 +226,7 @@ def test_sparse_texts_and_tasks_are_refused_by_their_size(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=r"task\.yaml is larger than 1 MiB"):
         config.check_tasks({"include": str(tmp_path), "names": [], "metrics": {}})
     with pytest.raises(ConfigError, match="over 1 MiB"):
-        values.check_file(path)
+        config_values.check_file(path)
     with pytest.raises(UserError, match="over 32 MiB"):
         read_results(path)
     with pytest.raises(UserError, match="over 16 MiB"):

@@ -10,8 +10,8 @@ import pytest
 from conftest import MEMORY, REPO, RUN
 from forge import safetensors_with
 
-from checkpoint import portable, shards
-from common.program import UserError
+from quantmill.checkpoint import portable, shards
+from quantmill.common.program import UserError
 
 ONE = b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
 
@@ -189,7 +189,7 @@ def test_more_tensors_than_a_bin_can_name(hostile_model: Path, tmp_path: Path, t
     safetensors_with(
         hostile_model / "model.safetensors", json.dumps({f"t{n}": entry for n in range(60_000)}).encode(), b""
     )
-    command = [tools_python, "-c", RUN, "scripts/safetensors_to_bin.py", hostile_model, tmp_path / "out"]
+    command = [tools_python, "-c", RUN, "scripts/quantmill", "checkpoint.to_bin", hostile_model, tmp_path / "out"]
     result = subprocess.run([*map(str, command)], cwd=REPO, capture_output=True, text=True, timeout=60)
     assert "60000 tensors would come into one file" in result.stderr
     assert int(result.stdout) < MEMORY

@@ -10,8 +10,8 @@ import pytest
 from conftest import MEMORY, REPO, RUN
 from forge import gguf_array, gguf_key, gguf_part, gguf_tensor, gguf_text, gguf_texts, gguf_with
 
-from checkpoint import gguf_file
-from common.program import UserError
+from quantmill.checkpoint import gguf_file
+from quantmill.common.program import UserError
 
 pack = struct.pack
 TEXT, ARRAY = 8, 9
@@ -161,7 +161,17 @@ def refusal(tmp_path: Path, tools_python: Path) -> Callable[[Path], str]:
 
     def run(path: Path) -> str:
         before = sorted(tmp_path.rglob("*"))
-        command = [tools_python, "-c", RUN, "scripts/fetch_prebuilt.py", path, tmp_path / "out", "--model", model]
+        command = [
+            tools_python,
+            "-c",
+            RUN,
+            "scripts/quantmill",
+            "fetch.prebuilt",
+            path,
+            tmp_path / "out",
+            "--model",
+            model,
+        ]
         command += ["--layout", "gguf", "--format", "theirs", "--engine", "llama_cpp"]
         result = subprocess.run([*map(str, command)], cwd=REPO, capture_output=True, text=True, timeout=120)
         assert result.returncode == 1, result.stdout + result.stderr

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from forge import safetensors_with
 
-from checkpoint import safetensors_file, shards
-from common.program import UserError
+from quantmill.checkpoint import safetensors_file, shards
+from quantmill.common.program import UserError
 
 
 def test_deeply_nested_headers_are_one_line(tmp_path: Path) -> None:

@@ -61,10 +61,10 @@ def write(folder: Path, changed: dict[str, Any], config: dict[str, Any] | None) 
 
 
 def tokenize(torch_python: Path, folder: Path, models: list[Path]) -> dict[str, dict[str, Any]]:
-    """What tokenize_texts.py printed, ended with and wrote of each model."""
+    """What tokens.tokenize_texts printed, ended with and wrote of each model."""
     (folder / "text.txt").write_text(TEXT)
     commands = [[*map(str, (each, folder / "text.txt", each / "out.json")), "--as", "evaluation"] for each in models]
-    command = [*map(str, (torch_python, REPO / "tests/in_one_process.py", "tokenize_texts"))]
+    command = [*map(str, (torch_python, REPO / "tests/in_one_process.py", "tokens.tokenize_texts"))]
     result = subprocess.run(command, input=json.dumps(commands), capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     found = {}

@@ -1,4 +1,5 @@
-"""Hostile tokenizers and configs through tokenize_texts.py: one line, no token that no engine has, nobody's Python."""
+"""Hostile tokenizers and configs through tokens.tokenize_texts: one line, no token that no engine has, nobody's
+Python."""
 
 import json
 import shutil
@@ -45,7 +46,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, torch_python: Path) -> di
         (model / "quantmill.json").write_text('{"schema": 1, "source": {}}')
         (model / "code.py").write_text(f"open({str(model / 'ran')!r}, 'w').close()\n")
         commands.append([*map(str, (model, folder / "text.txt", model / "out.json")), "--as", "document"])
-    command = [torch_python, REPO / "tests/in_one_process.py", "tokenize_texts"]
+    command = [torch_python, REPO / "tests/in_one_process.py", "tokens.tokenize_texts"]
     answers = json.dumps(commands) + "\n" + 9 * "y\n"
     result = subprocess.run([*map(str, command)], input=answers, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
@@ -72,7 +73,7 @@ def test_a_conversion_runs_no_program_either(
     elsewhere = {"auto_map": named, "attn_implementation": "flash_attention_2"}
     (source / "config.json").write_text(json.dumps(config | elsewhere))
     for program, read, out in (("bin_to_safetensors", "source", "safetensors"), ("build_fp16", "safetensors", "fp16")):
-        result = call(tools_python, f"scripts/{program}.py", tmp_path / read, tmp_path / out)
+        result = call(tools_python, "scripts/quantmill", program, tmp_path / read, tmp_path / out)
         assert result.returncode == 0, result.stderr
     assert elsewhere.keys().isdisjoint(json.loads((tmp_path / "fp16/config.json").read_text()))
 
@@ -87,7 +88,7 @@ def test_a_conversion_runs_no_program_either(
     )
     said = json.loads((model / "quantmill.json").read_text())
     (model / "quantmill.json").write_text(json.dumps(said | {"files": {}}))  # or the hashes would refuse it before
-    command = [torch_python, "scripts/build_ct2.py", model, tmp_path / "ct2"]
+    command = [torch_python, "scripts/quantmill", "build.ct2", model, tmp_path / "ct2"]
     result = subprocess.run([*map(str, command)], cwd=REPO, input="y\ny\ny\n", capture_output=True, text=True)
     assert result.returncode == 1
     assert "CTranslate2 cannot convert it" in result.stderr.splitlines()[-1]

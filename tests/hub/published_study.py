@@ -64,7 +64,7 @@ class Study:
     def command(self, *names: str, repository: str = "acme/demo", layout: str = "") -> list[str]:
         """What publishes artifacts."""
         folders = [f"artifacts/demo/{name}" for name in names]
-        command = [self.python, REPO / "scripts/push.py", "artifacts/demo/published/x.json", *folders]
+        command = [self.python, REPO / "scripts/quantmill", "publish.push", "artifacts/demo/published/x.json", *folders]
         command += ["--repository", repository, "--model", "demo", "--layout", layout or LAYOUTS[names[0]]]
         command += ["--results", "artifacts/report/results.json"]
         return [*map(str, command)]

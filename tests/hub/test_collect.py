@@ -1,4 +1,4 @@
-"""scripts/collect.py: many studies in one table and on one page, and what of them is compared."""
+"""scripts/quantmill/report/collect.py: many studies in one table and on one page, and what of them is compared."""
 
 import copy
 import json
@@ -12,9 +12,9 @@ from conftest import REPO
 from hub_server import Repository, serve
 from published_study import TOKEN, Study
 
-from common.program import UserError
-from reporting import collected, summary, tasks
-from reporting.labels import label
+from quantmill.common.program import UserError
+from quantmill.report import merge_studies, summary, tasks
+from quantmill.report.labels import label
 
 READ = """
 import json, sys
@@ -44,7 +44,7 @@ def rows(merged: Results) -> dict[str, dict[str, Any]]:
 
 def test_rows_that_were_measured_alike_are_compared_as_in_one_study(recorded: Results) -> None:
     studies = {"a": part(recorded, "fp16", "ct2-int8", "mlc-q4f16_1"), "b": part(recorded, "ct2-float16", "gptq-int4")}
-    merged, origins = collected.merge(studies)
+    merged, origins = merge_studies.merge(studies)
     assert origins == [("a", 0), ("a", 1), ("a", 2), ("b", 0), ("b", 1)]
     found, before = rows(merged), {row["format"]: row for row in recorded["rows"]}
     assert list(merged["config"]["models"]) == ["demo"]
@@ -75,7 +75,7 @@ def test_no_verdict_reaches_rows_that_were_measured_otherwise(recorded: Results,
     slow, fast = part(recorded, "fp16", "gptq-int4"), part(recorded, "ct2-int8", "fp16")
     for row in fast["rows"]:
         change(row)
-    merged, _ = collected.merge({"slow": slow, "fast": fast})
+    merged, _ = merge_studies.merge({"slow": slow, "fast": fast})
     sections = {name: [row for row in merged["rows"] if row["model"] == name] for name in merged["config"]["models"]}
     assert [[row["format"] for row in each] for each in sections.values()] == [
         ["fp16", "gptq-int4"],
@@ -93,14 +93,14 @@ def test_a_row_without_a_speed_stays_with_its_study(recorded: Results) -> None:
         recorded["rows"][1][name] = None
         recorded["rows"][1]["missing"][name] = "failed: no memory"
     recorded["rows"][1]["protocol"]["latency"] = None
-    merged, _ = collected.merge({"a": recorded})
+    merged, _ = merge_studies.merge({"a": recorded})
     assert list(merged["config"]["models"]) == ["demo"]
 
 
 def test_what_two_studies_call_alike_is_told_apart_and_what_both_have_is_once(recorded: Results) -> None:
     again = part(recorded, "fp16", "ct2-int8")
     again["rows"][1]["latency_summary"] |= {"tokens_per_second": 1.0}
-    merged, origins = collected.merge({"a": part(recorded, "fp16", "ct2-int8"), "b": again})
+    merged, origins = merge_studies.merge({"a": part(recorded, "fp16", "ct2-int8"), "b": again})
     assert [label(row) for row in merged["rows"]] == ["fp16", "ct2-int8", "ct2-int8@b"]
     assert origins[-1] == ("b", 1)
 
@@ -115,7 +115,7 @@ def test_tasks_of_all_studies_stay_with_their_rows(recorded: Results) -> None:
         words = {"task": "own", "metric": "acc", "score": score, "higher_is_better": True, "share": True}
         more = dict.fromkeys(("stderr", "documents", "metrics", "of")) | paired
         content["tasks"] = [name | words | more | {"missing": {}} for name in names]
-    merged, _ = collected.merge({"a": one, "b": other})
+    merged, _ = merge_studies.merge({"a": one, "b": other})
     _, wide = tasks.widen(merged)
     found = {label(row): row for row in wide}
     scores = {name: (row["task_own_score"], row["task_own_flips"]) for name, row in found.items()}
@@ -132,7 +132,7 @@ def test_studies_that_compare_with_different_references_are_refused(recorded: Re
     other = part(recorded, "fp16")
     other["config"]["reference"] = "ct2-float16"
     with pytest.raises(UserError, match=r"different references \(fp16 in a, ct2-float16 in b\)"):
-        collected.merge({"a": recorded, "b": other})
+        merge_studies.merge({"a": recorded, "b": other})
 
 
 def test_files_folders_cards_and_the_hub_make_one_table_and_one_page(
@@ -206,6 +206,6 @@ def collect(
     python: Path, folder: Path, *studies: object, endpoint: str = "http://127.0.0.1:9", **more: str
 ) -> subprocess.CompletedProcess[str]:
     """Run the program in a folder."""
-    command = [python, REPO / "scripts/collect.py", *studies, "--out", "out"]
+    command = [python, REPO / "scripts/quantmill", "report.collect", *studies, "--out", "out"]
     environment = {"HF_ENDPOINT": endpoint, "HF_HOME": str(folder / "home"), "PATH": "/usr/bin:/bin"} | more
     return subprocess.run([*map(str, command)], cwd=folder, env=environment, capture_output=True, text=True)

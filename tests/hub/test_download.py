@@ -1,4 +1,4 @@
-"""scripts/download.py with the real huggingface_hub client against a hub on this machine."""
+"""scripts/quantmill/fetch/model.py with the real huggingface_hub client against a hub on this machine."""
 
 import json
 import os
@@ -11,9 +11,9 @@ import pytest
 from conftest import REPO
 from hub_server import Fault, Hub, Repository, serve
 
-from checkpoint.selection import select
-from common import manifest
-from common.program import UserError
+from quantmill.checkpoint.selection import select
+from quantmill.common import manifest
+from quantmill.common.program import UserError
 
 NAME = "acme/tiny"
 TOKEN = "hf_secretsecretsecret"
@@ -38,7 +38,7 @@ def download(hub: Hub, tmp_path: Path, tools_python: Path) -> Download:
             "HF_HOME": str(tmp_path / "home"),
             "HF_HUB_ETAG_TIMEOUT": "5",
         } | environment
-        command = [tools_python, "scripts/download.py", name, tmp_path / "out", *options]
+        command = [tools_python, "scripts/quantmill", "fetch.model", name, tmp_path / "out", *options]
         return subprocess.run([*map(str, command)], cwd=REPO, env=env, capture_output=True, text=True, timeout=120)
 
     return run

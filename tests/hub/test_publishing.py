@@ -12,7 +12,7 @@ import yaml
 from conftest import REPO, interpreter
 from hub_server import Hub, serve
 
-from common import manifest
+from quantmill.common import manifest
 
 TOKEN = "hf_tokenoftheuserwhopublishes"
 SNAKEMAKE = REPO / ".venv/bin/snakemake"

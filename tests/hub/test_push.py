@@ -1,4 +1,4 @@
-"""scripts/push.py with the real huggingface_hub client against a hub on this machine."""
+"""scripts/quantmill/publish/push.py with the real huggingface_hub client against a hub on this machine."""
 
 import hashlib
 import json
@@ -85,7 +85,7 @@ def test_the_plot_shows_this_model_alone(hub: Hub, study: Study) -> None:
     assert study.push("gptq-int4").returncode == 0
     plot = hub.repositories[NAME].files["quality-speed.png"]
     assert plot.startswith(b"\x89PNG")
-    assert plot != (REPO / "scripts/reporting/page_files/no-plot.png").read_bytes()
+    assert plot != (REPO / "scripts/quantmill/report/page_files/no-plot.png").read_bytes()
     study.add_row("fp16", model="of which nobody is to know")
     study.write()
     assert "nothing to send" in study.push("gptq-int4").stdout
@@ -234,7 +234,15 @@ def test_storage_that_stays_away_is_one_line(hub: Hub, study: Study, fault: Faul
 def test_weights_that_somebody_changed_are_no_prebuilt_artifact(hub: Hub, study: Study) -> None:
     assert study.push("gptq-int4").returncode == 0
     hub.repositories[NAME].files["model.safetensors"] = b"theirs"
-    command = [study.python, REPO / "scripts/fetch_prebuilt.py", "acme/demo", "out", "--revision=main", "--model=x"]
+    command = [
+        study.python,
+        REPO / "scripts/quantmill",
+        "fetch.prebuilt",
+        "acme/demo",
+        "out",
+        "--revision=main",
+        "--model=x",
+    ]
     command += ["--layout=gptq", "--format=theirs", "--engine=gptqmodel"]
     result = subprocess.run(
         [*map(str, command)], cwd=study.root, env=study.environment(), capture_output=True, text=True, timeout=60

@@ -10,7 +10,7 @@ import pytest
 from conftest import CHARACTERS, REPO
 from hub_server import Repository, serve
 
-from planning.config import TEXTS
+from quantmill.plan.config import TEXTS
 
 ROWS = ["", " = Title = \n", "First line, é.\n", "", "Last."]
 WRITE_PARQUET = "import json, sys, pyarrow as a; from pyarrow import parquet\n" + (
@@ -74,7 +74,16 @@ def test_a_text(tmp_path: Path, tools_python: Path, call: Callable, file: str, o
             }
         )
         environment = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
-        program = (tools_python, "scripts/fetch_text.py", "acme/texts", file, tmp_path / "out", "--revision", "main")
+        program = (
+            tools_python,
+            "scripts/quantmill",
+            "fetch.text",
+            "acme/texts",
+            file,
+            tmp_path / "out",
+            "--revision",
+            "main",
+        )
         result = call(*program, *options, **environment)
     if expected.startswith(("has", "cannot", "holds", "document")):
         assert result.returncode == 1

@@ -17,7 +17,7 @@ import cuda_on_cpu
 import numpy as np
 import tvm
 
-from mlc import cuda_attention, library
+from quantmill.mlc import cuda_attention, library
 
 # heads, key-value heads, head's size, positions before: one block a head, many, the last of them with one position
 CASES = [(4, 4, 128, 0), (4, 4, 128, 256), (4, 2, 96, 700), (2, 1, 64, 1023), (2, 1, 64, 1024), (8, 1, 64, 900)]

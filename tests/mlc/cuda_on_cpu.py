@@ -8,7 +8,7 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from mlc import cuda_kernel
+from quantmill.mlc import cuda_kernel
 
 TYPES = {"float16": "half", "float32": "float", "int32": "int", "uint32": "unsigned"}
 

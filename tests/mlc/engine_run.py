@@ -29,8 +29,8 @@ if options.gpu_model:
 
 import numpy as np  # noqa: E402
 
-import engines  # noqa: E402
-from mlc import architecture, tensor_cache  # noqa: E402
+from quantmill import engines  # noqa: E402
+from quantmill.mlc import architecture, tensor_cache  # noqa: E402
 
 ids = json.loads(options.ids.read_text())
 if options.gpu_model:
@@ -38,8 +38,8 @@ if options.gpu_model:
     import tvm
     from tvm.runtime.vm import VirtualMachine
 
-    from engines.quantmill_tvm import CudaSession
-    from mlc import cuda, library
+    from quantmill.engines.quantmill_tvm import CudaSession
+    from quantmill.mlc import cuda, library
 
     served = architecture.of_artifact(options.artifact)
     shape = served.architecture

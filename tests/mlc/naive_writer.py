@@ -1,6 +1,6 @@
 """MLC-LLM's weight files a second time, straight from the format's description and as plainly as can be.
 
-Nothing of scripts/mlc is used: whole tensors in memory, float16 arithmetic by numpy, one step at a time.
+Nothing of scripts/quantmill/mlc is used: whole tensors in memory, float16 arithmetic by numpy, one step at a time.
 """
 
 import hashlib

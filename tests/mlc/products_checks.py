@@ -18,8 +18,8 @@ import cuda_on_cpu
 import numpy as np
 import tvm
 
-from mlc import cuda_products, library
-from mlc.cuda_products import BLOCKS, FEW, WARPGROUP_BLOCKS, Block
+from quantmill.mlc import cuda_products, library
+from quantmill.mlc.cuda_products import BLOCKS, FEW, WARPGROUP_BLOCKS, Block
 
 # outputs, inputs, epilogue, positions, blocks
 CASES = [

@@ -1,4 +1,4 @@
-"""build_mlc.py beside the weights: what is refused, the library, and MLC-LLM in its place."""
+"""build.mlc beside the weights: what is refused, the library, and MLC-LLM in its place."""
 
 import json
 import shutil
@@ -17,10 +17,10 @@ STAND_IN = REPO / "tests/mlc/stand_in_python.py"
 
 @pytest.fixture
 def program(call: Callable, tools_python: Path, tmp_path: Path) -> Callable:
-    """Run build_mlc.py; output in tmp_path/out."""
+    """Run build.mlc; output in tmp_path/out."""
 
     def run(source: Path, *options: object, **environment: str) -> Any:
-        return call(tools_python, "scripts/build_mlc.py", source, tmp_path / "out", *options, **environment)
+        return call(tools_python, "scripts/quantmill", "build.mlc", source, tmp_path / "out", *options, **environment)
 
     return run
 
@@ -118,7 +118,7 @@ def test_either_a_library_or_weights_only(program: Callable, tmp_path: Path) -> 
     source = golden(tmp_path)
     assert "one of the arguments --library --weights-only is required" in program(source).stderr
     line = refusal(program(source, "--library", tmp_path / "none.so"), tmp_path)
-    assert "none.so: no such file; compile_mlc.py writes a model library" in line
+    assert "none.so: no such file; mlc.compile writes a model library" in line
 
 
 def test_a_library_becomes_part_of_the_artifact(program: Callable, tmp_path: Path) -> None:

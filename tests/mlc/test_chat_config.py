@@ -1,4 +1,4 @@
-"""What build_mlc.py reads of a model's config.json and tokenizer: the chat config, and what is refused by name."""
+"""What build.mlc reads of a model's config.json and tokenizer: the chat config, and what is refused by name."""
 
 import json
 import math
@@ -8,8 +8,8 @@ import pytest
 from conftest import REPO
 from models import LLAMA, MISTRAL, QWEN2
 
-from common.program import UserError
-from mlc import chat_config, source_config
+from quantmill.common.program import UserError
+from quantmill.mlc import chat_config, source_config
 
 GOLDEN = REPO / "tests/data/mlc-q4f16_1"
 LLAMA3 = {

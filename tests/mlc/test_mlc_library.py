@@ -44,7 +44,7 @@ def build(mlc_python: Path, call: Callable, cache: Path, tmp_path: Path) -> Call
         artifact = small_models.write(tmp_path / name, config, seed)
         out = artifact / "model_lib.so"
         options = (artifact, out, "--device", "cpu", "--cache", cache)
-        result = call(mlc_python, "scripts/compile_mlc.py", *options)
+        result = call(mlc_python, "scripts/quantmill", "mlc.compile", *options)
         assert result.returncode == 0, result.stderr
         return artifact
 
@@ -150,10 +150,10 @@ def test_the_demo_is_decoded_as_by_transformers(
 ) -> None:
     source, artifact = tmp_path / "safetensors", tmp_path / "mlc"
     for command in (
-        (tools_python, "scripts/link_source.py", "demo", tmp_path / "source", "--kind", "demo"),
-        (tools_python, "scripts/bin_to_safetensors.py", tmp_path / "source", source),
-        (mlc_python, "scripts/compile_mlc.py", source, tmp_path / "model_lib.so", "--device", "cpu"),
-        (mlc_python, "scripts/build_mlc.py", source, artifact, "--library", tmp_path / "model_lib.so"),
+        (tools_python, "scripts/quantmill", "fetch.link", "demo", tmp_path / "source", "--kind", "demo"),
+        (tools_python, "scripts/quantmill", "checkpoint.to_safetensors", tmp_path / "source", source),
+        (mlc_python, "scripts/quantmill", "mlc.compile", source, tmp_path / "model_lib.so", "--device", "cpu"),
+        (mlc_python, "scripts/quantmill", "build.mlc", source, artifact, "--library", tmp_path / "model_lib.so"),
     ):
         result = call(*command)
         assert result.returncode == 0, result.stderr
@@ -194,7 +194,7 @@ def test_other_architectures_are_refused_by_name(
 ) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(small_models.LLAMA | change))
-    result = call(mlc_python, "scripts/compile_mlc.py", config, tmp_path / "out.so", "--device", "cpu")
+    result = call(mlc_python, "scripts/quantmill", "mlc.compile", config, tmp_path / "out.so", "--device", "cpu")
     assert result.returncode == 1
     assert message in result.stderr
     assert len(result.stderr.splitlines()) == 1
@@ -204,7 +204,7 @@ def test_other_architectures_are_refused_by_name(
 def test_without_a_compiler_it_says_so(mlc_python: Path, call: Callable, tmp_path: Path) -> None:
     artifact = small_models.write(tmp_path / "artifact", small_models.LLAMA)
     options = (artifact, tmp_path / "out.so", "--device", "cpu")
-    result = call(mlc_python, "scripts/compile_mlc.py", *options, PATH=str(tmp_path), CXX="")
+    result = call(mlc_python, "scripts/quantmill", "mlc.compile", *options, PATH=str(tmp_path), CXX="")
     assert result.returncode == 1
     assert "wants a C++ compiler" in result.stderr
     assert len(result.stderr.splitlines()) == 1
@@ -246,7 +246,7 @@ def test_a_library_for_a_gpu_that_is_not_here(mlc_python: Path, call: Callable, 
     """Everything up to the CUDA source of each kernel, or where nvcc and a driver are, their binaries."""
     artifact = small_models.write(tmp_path / "artifact", small_models.LLAMA | {"num_hidden_layers": 1})
     out = artifact / "model_lib.so"
-    result = call(mlc_python, "scripts/compile_mlc.py", artifact, out, "--arch", "sm_90")
+    result = call(mlc_python, "scripts/quantmill", "mlc.compile", artifact, out, "--arch", "sm_90")
     assert result.returncode == 0, result.stderr
     assert b"attend_one_kernel" in out.read_bytes()
     assert "build it again" in engine_error(mlc_python, artifact)

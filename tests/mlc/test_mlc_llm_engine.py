@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-import engines
-from common.program import UserError
-from timing.decoding import time_tokens
+from quantmill import engines
+from quantmill.common.program import UserError
+from quantmill.latency.decoding import time_tokens
 
 
 class StandIn:
@@ -63,7 +63,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     config = {"eos_token_id": [2, 999], "vocab_size": 500, "quantization": "q4f16_1"}
     (tmp_path / "mlc-chat-config.json").write_text(json.dumps(config))
     yield lambda device="cpu", **options: engines.load("mlc_llm", tmp_path, device, 1, **options)
-    sys.modules.pop("engines.mlc_llm", None)
+    sys.modules.pop("quantmill.engines.mlc_llm", None)
 
 
 def test_mlc_llm_is_given_the_ids_and_nothing_else(load: Callable[..., engines.Engine], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from mlc.quantize import INFINITY, LEVELS, MAGNITUDE, order, quantize, thresholds
+from quantmill.mlc.quantize import INFINITY, LEVELS, MAGNITUDE, order, quantize, thresholds
 
 EVERY = np.arange(2**16, dtype=np.uint16)
 

@@ -15,11 +15,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from models import LLAMA, MISTRAL, QWEN2, random_tensors, write_manifest, write_model, write_sparse
 
-from checkpoint import shards
-from checkpoint.tensor import Tensor, row_major
-from mlc import parameters, source_config
-from mlc import shards as mlc_shards
-from mlc.parameters import Parameter
+from quantmill.checkpoint import shards
+from quantmill.checkpoint.tensor import Tensor, row_major
+from quantmill.mlc import parameters, source_config
+from quantmill.mlc import shards as mlc_shards
+from quantmill.mlc.parameters import Parameter
 
 GOLDEN = REPO / "tests/data/mlc-q4f16_1"
 
@@ -29,7 +29,9 @@ def build(call: Callable, tools_python: Path, tmp_path: Path) -> Callable[..., P
     """Build the weights of a model; the folder that was written."""
 
     def run(source: Path, *options: object) -> Path:
-        result = call(tools_python, "scripts/build_mlc.py", source, tmp_path / "out", "--weights-only", *options)
+        result = call(
+            tools_python, "scripts/quantmill", "build.mlc", source, tmp_path / "out", "--weights-only", *options
+        )
         assert result.returncode == 0, result.stderr
         return tmp_path / "out"
 
@@ -195,7 +197,7 @@ def test_memory_does_not_grow_with_the_model(call: Callable, tools_python: Path,
     }.items():
         source = write_sparse(tmp_path / name, wide | change)
         result = call(
-            *(tools_python, "-c", RUN, "scripts/build_mlc.py", source, tmp_path / "out", "--weights-only"),
+            *(tools_python, "-c", RUN, "scripts/quantmill", "build.mlc", source, tmp_path / "out", "--weights-only"),
         )
         assert result.returncode == 0, result.stderr
         peaks[name] = int(result.stdout.split()[-1])

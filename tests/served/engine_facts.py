@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-import engines
-from common.program import run
-from devices import cpu, processes
-from scoring import teacher_forcing
+from quantmill import engines
+from quantmill.common.program import run
+from quantmill.devices import cpu, processes
+from quantmill.quality import teacher_forcing
 
 WINDOWS = 8
 NEW = 48

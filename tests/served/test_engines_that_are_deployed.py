@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from conftest import REPO, interpreter
 
-from devices import cpu, processes
+from quantmill.devices import cpu, processes
 
 FLOAT32 = {"dtype": "float32"}
 UNCOMPILED = {"compilation_config": {"mode": 0}}  # compiling takes a minute of a core, for each configuration
@@ -185,7 +185,7 @@ def test_vllm_loads_compressed_tensors(
     if not any(name.startswith("avx512") for name in cpu.features()):
         pytest.skip("vLLM multiplies weights of 4 bits on a CPU with AVX-512 alone, which this one lacks")
     texts = [f"--{kind}={demo}/artifacts/demo/tokens/{kind}.json" for kind in ("calibration", "evaluation")]
-    command = [interpreter("quantizers"), "scripts/build_llmcompressor.py", demo / "artifacts/demo/fp16"]
+    command = [interpreter("quantizers"), "scripts/quantmill", "build.llmcompressor", demo / "artifacts/demo/fp16"]
     options = [*texts, f"--scheme={scheme}", "--samples=4", "--sequence-length=256", "--device=cpu"]
     result = call(*command, tmp_path / "ct", *options)
     assert result.returncode == 0, result.stderr

@@ -7,8 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-import engines
-from common.program import run
+from quantmill import engines
+from quantmill.common.program import run
 
 PROMPT = [0, 357, 1240, 823, 536]  # of the demo's tokenizer: The king went out
 NEW = 8

@@ -4,7 +4,8 @@
     python tests/serving/fake_server.py [--port 0] [--fault NAME ...] [--slots 16] [--times a b c d]
 
 It prints its port. GET /truth tells when each request came and when its tokens were due and were written, by the clock
-that `time.perf_counter` reads. Standard library alone, but for the exact timers of scripts/serving/timer.py.
+that `time.perf_counter` reads. Standard library alone, but for the exact timers of
+scripts/quantmill/client/event_loop.py.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from fake_answer import Answer
 from fake_model import BOS, Model, tokenize
 from timeline import Engine, Job
 
-from serving.timer import new_event_loop
+from quantmill.client.event_loop import new_event_loop
 
 KEPT = 8  # tokens of a prompt that is cut on the left
 FAULTS = (

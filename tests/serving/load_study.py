@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from fake_model import VOCAB
 
-from loading.plan import Plan
+from quantmill.loads.plan import Plan
 
 A, B, C, D = TIMES = (0.01, 0.0001, 0.01, 0.001)
 LIMITS = {"ttft_ms": 500.0, "tpot_ms": 100.0}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from attached_facts import NEW, PROMPT
 
-import engines
-from serving.texts import Texts
+from quantmill import engines
+from quantmill.client.text_prompts import Texts
 
 
 def main() -> None:

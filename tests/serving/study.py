@@ -8,11 +8,12 @@ from fake_server import Server
 from timeline import Engine
 from virtual import Loop, send
 
-from serving import agreement, checks, load_checks, stream
-from serving.checks import Asked, Counters, Finding
-from serving.client import Recording, Target
-from serving.dialects import DIALECTS
-from serving.schedule import Closed, Load
+from quantmill.client import checks, stream
+from quantmill.client.checks import Asked, Counters, Finding
+from quantmill.client.client import Recording, Target
+from quantmill.client.dialects import DIALECTS
+from quantmill.client.schedule import Closed, Load
+from quantmill.loads import agreement, load_checks
 
 OFFLINE = Model()
 NEW, SLOTS, REQUESTS = 16, 4, 80

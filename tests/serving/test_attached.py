@@ -67,7 +67,9 @@ def test_every_engine_that_is_attached_has_a_transcript_and_a_row_of_the_documen
     for name in known:
         assert f'"{name}": (' in rules
         assert f"| `{name}` |" in page
-    modules = [file for file in (REPO / "scripts/engines").glob("*.py") if "Engine(Attached)" in file.read_text()]
+    modules = [
+        file for file in (REPO / "scripts/quantmill/engines").glob("*.py") if "Engine(Attached)" in file.read_text()
+    ]
     assert {file.stem.replace("_", "-") for file in modules} == set(known)
     for path in TRANSCRIPTS:
         transcript = read(path.stem)

@@ -17,10 +17,10 @@ from conftest import REPO
 from load_study import SERVING
 from raw_server import OK, answer, forever, serve
 
-from serving import client, connection, sse, stream
-from serving.client import Target
-from serving.dialects import DIALECTS
-from serving.schedule import Closed, burst
+from quantmill.client import client, connection, sse, stream
+from quantmill.client.client import Target
+from quantmill.client.dialects import DIALECTS
+from quantmill.client.schedule import Closed, burst
 
 CHUNKED = OK + b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 COMPLETIONS = DIALECTS["completions"]
@@ -259,7 +259,7 @@ def test_sigterm_ends_a_client_that_connects(scheme: str, call: str) -> None:
 
 
 def test_sigterm_ends_a_load_of_an_attached_server_that_hangs(tmp_path: Path) -> None:
-    """load.py as the workflow runs it: its child is the client, and goes with it."""
+    """loads.measure as the workflow runs it: its child is the client, and goes with it."""
     artifact = tmp_path / "fp16"
     artifact.mkdir()
     for name in ("config.json", "tokenizer.json"):
@@ -281,7 +281,13 @@ def test_sigterm_ends_a_load_of_an_attached_server_that_hangs(tmp_path: Path) ->
                 threading.Event().wait(60)
 
     with serve(handle) as url:
-        command = [REPO / "envs/tools/bin/python", REPO / "scripts/load.py", artifact, tmp_path / "out.json"]
+        command = [
+            REPO / "envs/tools/bin/python",
+            REPO / "scripts/quantmill",
+            "loads.measure",
+            artifact,
+            tmp_path / "out.json",
+        ]
         command += ["--engine", "sglang", "--options", json.dumps({"url": url}), "--device", "cpu"]
         command += ["--serving", json.dumps(SERVING | {"concurrency": [1]}), "--evaluation", evaluation]
         process = subprocess.Popen(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from loading import cache
+from quantmill.loads import kv_cache
 
 LLAMA_3_8B = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
 LLAMA_2_7B = {"num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 4096}
@@ -15,12 +15,12 @@ GEMMA_7B = {**LLAMA_2_7B, "num_hidden_layers": 28, "num_attention_heads": 16, "h
 
 def of(folder: Path, config: dict[str, Any], *said: str) -> int | None:
     (folder / "config.json").write_text(json.dumps(config))
-    return cache.bytes_per_token(folder, "float16", *said)
+    return kv_cache.bytes_per_token(folder, "float16", *said)
 
 
 def test_it_is_what_llama_cpp_tells_of_these_models(tmp_path: Path) -> None:
     """Its log has 1,024 MiB for 8,192 tokens of Llama 3 8B, 2,048 for 4,096 of Llama 2 7B, 3,584 for 8,192 of Gemma."""
-    assert cache.bytes_per_token(tmp_path, "float16") is None  # no config.json
+    assert kv_cache.bytes_per_token(tmp_path, "float16") is None  # no config.json
     assert of(tmp_path, LLAMA_3_8B) == 1024 * 2**20 // 8192
     assert of(tmp_path, LLAMA_2_7B) == 2048 * 2**20 // 4096
     assert of(tmp_path, GEMMA_7B) == 3584 * 2**20 // 8192
@@ -45,7 +45,7 @@ def test_the_type_may_be_another_of_keys_and_of_values(tmp_path: Path, said: str
 
 def test_what_the_server_multiplies_in_is_its_type_unless_it_says_another(tmp_path: Path) -> None:
     of(tmp_path, LLAMA_3_8B)
-    assert cache.bytes_per_token(tmp_path, "float32") == 2 * 131072
+    assert kv_cache.bytes_per_token(tmp_path, "float32") == 2 * 131072
 
 
 @pytest.mark.parametrize(

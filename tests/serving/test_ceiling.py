@@ -8,21 +8,21 @@ import time
 
 import pytest
 
-from serving import ceiling
+from quantmill.loads import client_ceiling
 
 EVENTS, PACE = 100, 20_000  # to each connection; a second, to all together
 
 
 def bare() -> float:
     """Arrivals for each second of processor time, of a loop that reads what comes and does nothing with it."""
-    command = [sys.executable, ceiling.NULL_SERVER, str(ceiling.CONNECTIONS), str(EVENTS), str(PACE)]
+    command = [sys.executable, client_ceiling.NULL_SERVER, str(client_ceiling.CONNECTIONS), str(EVENTS), str(PACE)]
     buffer, arrivals = bytearray(2**18), 0
     with (
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server,
         selectors.DefaultSelector() as selector,
     ):
         address = "127.0.0.1", int(server.stdout.readline())
-        connections = [socket.create_connection(address) for _ in range(ceiling.CONNECTIONS)]
+        connections = [socket.create_connection(address) for _ in range(client_ceiling.CONNECTIONS)]
         for each in connections:
             each.sendall(b"GET / HTTP/1.1\r\n\r\n")
             each.setblocking(False)
@@ -46,8 +46,10 @@ def test_an_arrival_costs_less_than_three_of_a_loop_that_only_reads() -> None:
     least, ours = [], []
     for _ in range(5):
         least.append(bare())
-        (run,) = ceiling.measure(events=EVENTS, runs=1, pace=PACE)["runs"]
-        if run["arrivals"] > 0.9 * EVENTS * ceiling.CONNECTIONS:  # events came one by one: nothing held the client up
+        (run,) = client_ceiling.measure(events=EVENTS, runs=1, pace=PACE)["runs"]
+        if (
+            run["arrivals"] > 0.9 * EVENTS * client_ceiling.CONNECTIONS
+        ):  # events came one by one: nothing held the client up
             ours.append(run["arrivals"] / run["cpu_seconds"])
     assert ours
     assert max(ours) > max(least) / 3

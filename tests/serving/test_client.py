@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from fake_model import VOCAB, Model
 
-from metrics import serving
-from serving import client, stream, timer
-from serving.client import Target
-from serving.dialects import DIALECTS
-from serving.schedule import Closed, Open, Poisson, burst
+from quantmill.client import client, event_loop, stream
+from quantmill.client.client import Target
+from quantmill.client.dialects import DIALECTS
+from quantmill.client.schedule import Closed, Open, Poisson, burst
+from quantmill.metrics import serving
 
 FAKE = Path(__file__).with_name("fake_server.py")
 COMPLETIONS = DIALECTS["completions"]
@@ -256,7 +256,7 @@ def test_timers_of_the_loop_work_beside_sockets() -> None:
         os.close(writer)
         return loop.time() - start
 
-    with asyncio.Runner(loop_factory=timer.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=event_loop.new_event_loop) as runner:
         assert 0.0105 <= runner.run(both()) < 1
 
 
@@ -272,7 +272,7 @@ def test_timers_are_exact() -> None:
             found.append(loop.time() - start - wait)
         return found
 
-    with asyncio.Runner(loop_factory=timer.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=event_loop.new_event_loop) as runner:
         assert np.median(runner.run(lags())) < 0.0003  # asyncio's own: 0.0007
 
 

@@ -16,9 +16,9 @@ from fake_model import EOS, VOCAB, Model
 sys.path.append(str(REPO / "tests/harness/engines"))
 from fake_serve import Engine
 
-from common.program import UserError
-from devices import cpu, processes
-from serving import stream
+from quantmill.client import stream
+from quantmill.common.program import UserError
+from quantmill.devices import cpu, processes
 
 PROMPT = [5, 9, 13, 40]
 CHAT = {"messages": [{"role": "user", "content": "w1 w2"}], "stream": True}

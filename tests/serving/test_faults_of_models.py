@@ -3,9 +3,9 @@
 import pytest
 from study import NEW, OFFLINE, SLOTS, Study, names, prompt
 
-from serving import agreement
-from serving.checks import Asked
-from serving.schedule import Closed
+from quantmill.client.checks import Asked
+from quantmill.client.schedule import Closed
+from quantmill.loads import agreement
 
 
 def test_ties_are_no_fault() -> None:

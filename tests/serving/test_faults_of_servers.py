@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 from study import NEW, REQUESTS, SLOTS, Study, names, notes, prompt
 
-from common import publish
-from devices import cpu
-from loading import start
-from metrics.serving import Timeline
-from reporting.load_columns import LOAD_COLUMNS
-from serving import checks, load_checks, prompts, stream, vllm_settings
-from serving.checks import Asked, Counters, Finding
-from serving.client import Recording
-from serving.connection import TIMED_OUT
-from serving.schedule import Closed, Poisson, burst
+from quantmill.client import checks, stream
+from quantmill.client.checks import Asked, Counters, Finding
+from quantmill.client.client import Recording
+from quantmill.client.connection import TIMED_OUT
+from quantmill.client.schedule import Closed, Poisson, burst
+from quantmill.common import atomic
+from quantmill.devices import cpu
+from quantmill.loads import load_checks, prompts, server_start
+from quantmill.metrics.serving import Timeline
+from quantmill.report.load_columns import LOAD_COLUMNS
+from quantmill.servers import vllm_settings
 
 
 @pytest.mark.parametrize("dialect", ["completions", "llama"])
@@ -265,10 +266,10 @@ def test_vllms_rounding_beside_weights_of_4_bits_is_told(
 def test_a_change_of_the_artifact_is_refused(tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         (tmp_path / name).write_text("{}")
-    begun = start.fingerprint(tmp_path)
+    begun = server_start.fingerprint(tmp_path)
     os.utime(tmp_path / "config.json", ns=(1, 1))  # as what is written in place
     (tmp_path / "tokenizer.json").replace(tmp_path / "other.json")
-    (changed,) = load_checks.check_artifact(begun, start.fingerprint(tmp_path))
+    (changed,) = load_checks.check_artifact(begun, server_start.fingerprint(tmp_path))
     assert changed.message == (
         "the artifact was changed after the server's start: config.json, other.json, tokenizer.json;"
         " start the server again"
@@ -280,9 +281,9 @@ def test_an_artifact_that_is_built_meanwhile_of_the_same_tokenizer_changes_nothi
     for folder in (served, other):
         folder.mkdir()
     (served / "tokenizer.json").write_text("{}")
-    begun = start.fingerprint(served)
-    publish.place(served / "tokenizer.json", other / "tokenizer.json")
-    assert load_checks.check_artifact(begun, start.fingerprint(served)) == []
+    begun = server_start.fingerprint(served)
+    atomic.place(served / "tokenizer.json", other / "tokenizer.json")
+    assert load_checks.check_artifact(begun, server_start.fingerprint(served)) == []
 
 
 def test_counts_of_the_server_that_differ_are_refused() -> None:

@@ -12,15 +12,15 @@ from fake_server import Server
 from timeline import Engine, Job
 from virtual import Loop, send
 
-from loading import result
-from loading.plan import Planned
-from loading.start import Loaded
-from metrics import serving
-from serving import stream
-from serving.checks import Asked, Counters
-from serving.client import Recording, Target
-from serving.dialects import DIALECTS
-from serving.schedule import Closed, Load, Open, Poisson, burst
+from quantmill.client import stream
+from quantmill.client.checks import Asked, Counters
+from quantmill.client.client import Recording, Target
+from quantmill.client.dialects import DIALECTS
+from quantmill.client.schedule import Closed, Load, Open, Poisson, burst
+from quantmill.loads import result
+from quantmill.loads.plan import Planned
+from quantmill.loads.server_start import Loaded
+from quantmill.metrics import serving
 
 COMPLETIONS = DIALECTS["completions"]
 PROMPT, NEW = 40, 20

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-import serving
-from devices import processes
+from quantmill import servers
+from quantmill.devices import processes
 
-SCRIPTS = Path(serving.__file__).parents[1]
+SCRIPTS = Path(servers.__file__).parents[1]
 STARTS = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], "
 STARTS += "start_new_session=True); import time; time.sleep(600)"
 # a guarded process that starts another, which starts a third in a session of its own

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from timeline import Engine, Heap, Job
 
-from loading import result
-from metrics import goodput, restarts, serving, steadiness
-from serving.schedule import Poisson
+from quantmill.client.schedule import Poisson
+from quantmill.loads import result
+from quantmill.metrics import goodput, restarts, serving, steadiness
 
 TOKENS = 2
 

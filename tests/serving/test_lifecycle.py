@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from common.program import UserError
-from devices import processes
-from serving import lifecycle
-from serving.client import Target, get
-from serving.started import Started
+from quantmill.client.client import Target, get
+from quantmill.common.program import UserError
+from quantmill.devices import processes
+from quantmill.engines.served.started import Started
+from quantmill.servers import lifecycle
 
 SCRIPTS = Path(lifecycle.__file__).parents[1]
 # a server that answers, with what is wrong with it before it begins

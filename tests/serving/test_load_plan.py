@@ -11,13 +11,13 @@ import pytest
 from conftest import REPO
 from load_study import BURST, IDS, LIMITS, plan
 
-from common.program import UserError
-from engines import Targets, llama_server
-from layouts.compressed_tensors import rounds_activations
-from loading.plan import PER_SLOT
-from loading.start import ROUNDED_SHIFT, SHIFT, Loader
-from loading.start import run as run_start
-from scoring.alignment import GAP, TIE
+from quantmill.common.program import UserError
+from quantmill.engines import Targets, llama_server
+from quantmill.layouts.compressed_tensors import rounds_activations
+from quantmill.loads.plan import PER_SLOT
+from quantmill.loads.server_start import ROUNDED_SHIFT, SHIFT, Loader
+from quantmill.loads.server_start import run as run_start
+from quantmill.quality.alignment import GAP, TIE
 
 
 def test_a_plan_sends_what_the_study_asks_for() -> None:

@@ -17,22 +17,22 @@ from conftest import REPO
 from fake_model import EOS, VOCAB, Model
 from load_study import BURST, EVALUATION, SERVING, TIMES, A, B, C, D
 
-from common import manifest
-from devices import processes
-from loading import result
-from loading.plan import PER_SLOT
-from metrics.goodput import LargestRate
-from metrics.serving import Reads
-from reporting import loads, results
-from reporting.load_columns import LOAD_COLUMNS, bytes_read
-from serving.checks import Finding
+from quantmill.client.checks import Finding
+from quantmill.common import manifest
+from quantmill.devices import processes
+from quantmill.loads import result
+from quantmill.loads.plan import PER_SLOT
+from quantmill.metrics.goodput import LargestRate
+from quantmill.metrics.serving import Reads
+from quantmill.report import loads, results
+from quantmill.report.load_columns import LOAD_COLUMNS, bytes_read
 
 DISTURBED = {"slow_reader", "schedule_lag", "stall"}  # what a busy machine does to a client, which is refused
 
 
 @pytest.fixture
 def load(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run load.py on a fake artifact; the server's faults are options."""
+    """Run loads.measure on a fake artifact; the server's faults are options."""
     artifact = tmp_path / "model/fake"
     artifact.mkdir(parents=True)
     (artifact / "config.json").write_text(json.dumps({"vocab_size": VOCAB, "eos_token_id": EOS}))
@@ -41,7 +41,7 @@ def load(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     (tmp_path / "burst.json").write_text(json.dumps({"prompts": [{"text": "", "ids": ids} for ids in BURST]}))
 
     def run(options: dict[str, Any], **serving: Any) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, REPO / "tests/harness/run.py", "load", artifact, tmp_path / "out.json"]
+        command = [sys.executable, REPO / "tests/harness/run.py", "loads.measure", artifact, tmp_path / "out.json"]
         command += ["--engine", "fake-serve", "--device", "cpu", "--options", json.dumps({"times": TIMES} | options)]
         command += ["--serving", json.dumps(SERVING | serving), "--evaluation", tmp_path / "evaluation.json"]
         command += ["--burst", tmp_path / "burst.json"]
@@ -204,7 +204,7 @@ while True:
 def test_a_killed_program_leaves_no_server(load: Callable, tmp_path: Path) -> None:
     script = "import signal, os, sys, time; time.sleep(4); os.kill(int(sys.argv[1]), signal.SIGKILL)"
     artifact = tmp_path / "model/fake"
-    command = [sys.executable, REPO / "tests/harness/run.py", "load", artifact, tmp_path / "out.json"]
+    command = [sys.executable, REPO / "tests/harness/run.py", "loads.measure", artifact, tmp_path / "out.json"]
     command += ["--engine", "fake-serve", "--device", "cpu", "--options", json.dumps({"times": (0.01, 0, 0.2, 0)})]
     command += ["--serving", json.dumps(SERVING | {"concurrency": [2]}), "--evaluation", tmp_path / "evaluation.json"]
     with subprocess.Popen(list(map(str, command)), stderr=subprocess.DEVNULL) as program:
@@ -223,7 +223,7 @@ def test_a_killed_program_leaves_no_server(load: Callable, tmp_path: Path) -> No
 
 
 def collect(tmp_path: Path, **changes: Any) -> list[dict[str, Any]]:
-    """Rows of the report, of what load.py wrote."""
+    """Rows of the report, of what loads.measure wrote."""
     found = read(tmp_path)
     config = {"serving": found["protocol"]["serving"], "seed": 0}
     cell = {"model": "m", "format": "fake", "run": "server", "engine": "fake-serve", "options": found["options"]}

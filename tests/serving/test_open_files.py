@@ -10,12 +10,12 @@ from typing import NoReturn
 import pytest
 from conftest import REPO
 
-from loading import result
-from serving import checks, client, stream
-from serving.checks import Asked
-from serving.client import Target
-from serving.dialects import DIALECTS
-from serving.schedule import Closed
+from quantmill.client import checks, client, stream
+from quantmill.client.checks import Asked
+from quantmill.client.client import Target
+from quantmill.client.dialects import DIALECTS
+from quantmill.client.schedule import Closed
+from quantmill.loads import result
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])

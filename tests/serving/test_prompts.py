@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.program import UserError
-from serving import prompts
+from quantmill.common.program import UserError
+from quantmill.loads import prompts
 
 BURST = Path(__file__).parents[2] / "config" / "burst.txt"
 KINDS = 6

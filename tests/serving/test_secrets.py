@@ -15,13 +15,14 @@ from raw_server import OK, answer, serve
 from test_attached import Told, artifact, attach, read  # noqa: F401
 from transcript import Exchange, Replay, listen
 
-from common import redaction
-from common.program import UserError
-from serving import client, lifecycle, stream
-from serving.client import Target
-from serving.dialects import DIALECTS
-from serving.schedule import Closed
-from serving.started import Started
+from quantmill.client import client, stream
+from quantmill.client.client import Target
+from quantmill.client.dialects import DIALECTS
+from quantmill.client.schedule import Closed
+from quantmill.common import redaction
+from quantmill.common.program import UserError
+from quantmill.engines.served.started import Started
+from quantmill.servers import lifecycle
 
 TOKEN = "sk-Tok3n/with+signs"
 COMPLETIONS = DIALECTS["completions"]

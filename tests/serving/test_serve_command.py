@@ -12,15 +12,14 @@ import pytest
 import yaml
 from conftest import REPO
 
-import devices
-import llamacpp
-import serve_command
-from common.program import UserError
-from devices import cuda
-from engines import llama_server, vllm_serve
-from serving import lifecycle, vllm_settings
-from serving.deployment import Deployment, command_line, compose, docker
-from serving.started import underscored
+from quantmill import devices, llamacpp
+from quantmill.common.program import UserError
+from quantmill.deploy import serve_command
+from quantmill.deploy.deployment import Deployment, command_line, compose, docker
+from quantmill.devices import cuda
+from quantmill.engines import llama_server, vllm_serve
+from quantmill.engines.served.started import underscored
+from quantmill.servers import lifecycle, vllm_settings
 
 FILES = {"config.json": {"bytes": 4, "sha256": "00"}}
 LISTED = {
@@ -290,7 +289,7 @@ def test_make_serve_command(call: Callable, checkout: Callable[[], Path], tmp_pa
         "models: {demo: {source: demo}}\nformats: [fp16, ct-w4a16]\ndevice: cpu\n"  # the second has no speed
         "runs: {served: {engine: vllm-serve, formats: [fp16], options: {max_num_seqs: 8}}}\n"
     )
-    command = [REPO / ".venv/bin/python", "scripts/serve_command.py"]
+    command = [REPO / ".venv/bin/python", "scripts/quantmill", "deploy.serve_command"]
     for name, line in (
         ("demo/fp16@serve", "error: no cell is called 'demo/fp16@serve'; did you mean 'demo/fp16@served'?"),
         ("demo/fp16@served", "error: demo/fp16@served: artifacts/demo/fp16 is not there yet; build it: make report"),
@@ -308,4 +307,7 @@ def test_make_serve_command(call: Callable, checkout: Callable[[], Path], tmp_pa
     # `make test-all` is a make itself: another one within it says which folder it enters and leaves.
     make = ("make", "--no-print-directory", "-n", "serve-command")
     said = call(*make, "CELL=demo/fp16@served", "CONFIG=study.yaml", cwd=root).stdout
-    assert said.splitlines()[-1] == ".venv/bin/python scripts/serve_command.py 'demo/fp16@served' 'study.yaml'"
+    assert (
+        said.splitlines()[-1]
+        == ".venv/bin/python scripts/quantmill deploy.serve_command 'demo/fp16@served' 'study.yaml'"
+    )

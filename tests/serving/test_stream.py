@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving import stream
-from serving.connection import Connection, Exchange
-from serving.dialects import DIALECTS
-from serving.stream import MAX_ERROR
+from quantmill.client import stream
+from quantmill.client.connection import Connection, Exchange
+from quantmill.client.dialects import DIALECTS
+from quantmill.client.stream import MAX_ERROR
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 PLAIN = HEAD.replace(b"Transfer-Encoding: chunked\r\n", b"")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from common.program import UserError
-from serving.client import Target
+from quantmill.client.client import Target
+from quantmill.common.program import UserError
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ from raw_server import OK, answer, serve
 from test_attached import Changed, Told, artifact, attach, posts, read  # noqa: F401
 from transcript import Exchange, listen
 
-from common.redaction import Secrets
-from serving import client, stream, words
-from serving.client import Target
-from serving.dialects import DIALECTS
-from serving.schedule import Closed
-from serving.words import Expected, Untrue
+from quantmill.client import client, stream, words
+from quantmill.client.client import Target
+from quantmill.client.dialects import DIALECTS
+from quantmill.client.schedule import Closed
+from quantmill.client.words import Expected, Untrue
+from quantmill.common.redaction import Secrets
 
 IDS = [4, 7, 2, 9]
 COMPLETIONS = DIALECTS["completions"]

@@ -5,7 +5,7 @@ import random
 import sys
 from pathlib import Path
 
-from serving.texts import Texts
+from quantmill.client.text_prompts import Texts
 
 PIECES = 400
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from fake_server import Server, Session
 
-from serving import client
-from serving.connection import Connection
-from serving.schedule import Load
+from quantmill.client import client
+from quantmill.client.connection import Connection
+from quantmill.client.schedule import Load
 
 
 class _Idle(selectors.SelectSelector):

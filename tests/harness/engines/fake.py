@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-import engines
+from quantmill import engines
 
 VOCAB = 40
 BOS = 0

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-import engines
-from serving import client
-from serving.checks import Counters
-from serving.started import Started
+from quantmill import engines
+from quantmill.client import client
+from quantmill.client.checks import Counters
+from quantmill.engines.served.started import Started
 
 TESTS = Path(__file__).parents[2]
 sys.path.append(str(TESTS / "serving"))

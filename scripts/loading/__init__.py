@@ -1,1 +1,0 @@
-"""What load.py does: the loads of a study, one start of a server under all of them, and what they came to."""

@@ -1,0 +1,45 @@
+"""Run one of Quantmill's programs: python scripts/quantmill ROOM.PROGRAM ARGUMENTS. Alone it lists them."""
+
+import signal
+
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # while libraries are imported, an interrupt has no traceback
+
+import ast
+import difflib
+import importlib
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[0] = str(HERE.parent)  # not this folder: its rooms must not hide libraries of the same name
+
+
+def programs() -> dict[str, str]:
+    """Each program's name and the first line of its docstring."""
+    found = {}
+    for file in sorted(HERE.glob("*/*.py")):
+        text = file.read_text(encoding="utf-8")
+        if "\ndef main(" in text:
+            found[f"{file.parent.name}.{file.stem}"] = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+    return found
+
+
+def main() -> None:
+    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if name in ("-h", "--help"):
+        print(__doc__, "", *(f"{each:<28} {line}" for each, line in programs().items()), sep="\n")
+        return
+    room, _, stem = name.partition(".")
+    if not (stem.isidentifier() and (HERE / room / f"{stem}.py").is_file()):
+        near = difflib.get_close_matches(name, programs(), 1)
+        hint = f"did you mean {near[0]}?" if near else "python scripts/quantmill lists all programs"
+        sys.exit(f"error: there is no program {name!r}; {hint}")
+    del sys.argv[1]
+    sys.argv[0] = f"quantmill {name}"
+    from quantmill.common.program import run
+
+    run(importlib.import_module(f"quantmill.{name}").main)
+
+
+main()

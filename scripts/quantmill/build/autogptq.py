@@ -1,0 +1,66 @@
+"""Quantize a model to GPTQ with auto-gptq 0.7.1, for who still runs it; build.gptq does the same with its successor.
+
+    python scripts/quantmill build.autogptq SRC DST --calibration calibration.json --evaluation evaluation.json
+        [--bits 4]
+        [--group-size auto] [--sym true] [--desc-act false] [--damp-percent 0.05]
+
+SRC is the fp16 artifact. The same input gives the same bytes on the same kind of CPU with as many threads. With
+--sym true gptqmodel reads the result too.
+"""
+
+import auto_gptq
+import torch
+from auto_gptq.modeling import _base
+from auto_gptq.modeling.auto import GPTQ_CAUSAL_LM_MODEL_MAP
+from auto_gptq.quantization import gptq
+from transformers import AutoModelForCausalLM
+
+from quantmill.build.quantizer.program import GPTQ, Job, build, gptq_parser
+from quantmill.common.program import UserError
+
+
+class Quantizer(gptq.Quantizer):
+    """auto-gptq's own, but for one thing that its packing gets wrong.
+
+    Zero points are stored less one. Where sym is false and a group holds no weight that is clearly negative, its zero
+    point is 0; what is stored for it spills into those of the next outputs in the same word, and nothing says so.
+    Such a group gets the zero point 1, and a scale wide enough for the same largest weight.
+    """
+
+    def find_params(self, x: torch.Tensor, weight: bool = False) -> None:
+        super().find_params(x, weight)
+        low = self.zero < 1
+        self.scale[low] *= self.maxq / (self.maxq - 1)
+        self.zero[low] = 1
+
+
+def quantize(job: Job) -> None:
+    """Call auto-gptq. Its own loader of models that are not quantized demands CUDA; transformers' does the same."""
+    gptq.Quantizer = Quantizer
+    if job.device == "cpu":
+        _base.CUDA_0 = torch.device("cpu")
+        torch.cuda.synchronize = lambda: None
+    model = AutoModelForCausalLM.from_pretrained(job.src, torch_dtype=job.dtype)
+    kind = GPTQ_CAUSAL_LM_MODEL_MAP.get(model.config.model_type)
+    if kind is None:
+        known = ", ".join(sorted(GPTQ_CAUSAL_LM_MODEL_MAP))
+        raise UserError(f"it is of type {model.config.model_type}, and auto-gptq knows only {known}")
+    config = auto_gptq.BaseQuantizeConfig(**job.parameters, model_file_base_name="model")
+    quantized = kind(model.eval(), False, config)
+    quantized.quantize(job.sample_inputs())
+    quantized.save_quantized(str(job.saved))
+
+
+def main() -> None:
+    options = gptq_parser(__doc__).parse_args()
+
+    build(
+        options,
+        quantize,
+        format="autogptq-int4",
+        engine="autogptq",
+        tool="auto-gptq",
+        tool_version=auto_gptq.__version__,
+        parameters={name: getattr(options, name) for name in GPTQ},
+        group_size="group_size",
+    )

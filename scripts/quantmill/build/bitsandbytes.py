@@ -1,0 +1,49 @@
+"""Quantize a model with bitsandbytes: nf4 or fp4, or the weights of LLM.int8().
+
+    python scripts/quantmill build.bitsandbytes SRC DST --type nf4 [--double-quant true]
+
+SRC is the fp16 artifact. The same input gives the same bytes. The model is saved before anything runs it: on a CPU a
+forward packs weights anew, and what is saved afterwards is another model.
+"""
+
+from importlib.metadata import version
+
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+from quantmill.build.quantizer.program import Job, boolean, build, parser
+
+
+def quantize(job: Job) -> None:
+    """Have transformers replace the linear layers, and save."""
+    if job.parameters["type"] == "int8":
+        config = BitsAndBytesConfig(load_in_8bit=True)
+    else:
+        config = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type=job.parameters["type"],
+            bnb_4bit_use_double_quant=job.parameters["double_quant"],
+            bnb_4bit_compute_dtype="float16",
+        )
+    model = AutoModelForCausalLM.from_pretrained(
+        job.src, quantization_config=config, device_map={"": job.device}, dtype="auto"
+    )
+    model.save_pretrained(job.saved)
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--type", choices=["nf4", "fp4", "int8"], required=True)
+    arguments.add_argument("--double-quant", type=boolean, default=False, help="of four bits: scales in 8 bits too")
+    options = arguments.parse_args()
+
+    build(
+        options,
+        quantize,
+        format=f"bnb-{options.type}",
+        engine="bitsandbytes",
+        tool="bitsandbytes",
+        tool_version=version("bitsandbytes"),
+        parameters={"type": options.type, "double_quant": options.double_quant},
+        calibrated=False,
+        cast=lambda tensor: False,  # loaded as the fp16 artifact stores it; scales stay float32
+    )

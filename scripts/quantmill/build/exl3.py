@@ -1,0 +1,74 @@
+"""Quantize a model to EXL3 with ExLlamaV3's own converter, on a GPU.
+
+    python scripts/quantmill build.exl3 SRC DST --bits 4.0 --calibration calibration.json --evaluation evaluation.json
+        [--head-bits 6] [--codebook mul1]
+
+SRC is the fp16 artifact. Run it in envs/exllamav3; QUANTMILL_EXLLAMAV3 names a folder of exllamav3.compile. The tool
+saves its progress every two minutes, and goes on from there.
+"""
+
+from importlib.metadata import version
+
+import torch
+from safetensors.torch import save_file
+
+from quantmill.build.quantizer.program import Job, build, parser
+from quantmill.checkpoint import shards
+from quantmill.exllamav3 import library
+from quantmill.layouts.exl3 import BLOCK
+
+PROGRESS = "ckpt/job.json"
+
+
+def quantize(job: Job) -> None:
+    """Call the converter with the samples' ids."""
+    library()
+    from exllamav3.conversion import convert_model
+
+    assert job.calibration
+    job.resume.mkdir(parents=True, exist_ok=True)
+    samples = job.resume / "calibration.safetensors"
+    save_file({"input_ids": torch.tensor(job.calibration.samples)}, samples)
+    words: dict[str, object] = {
+        "in_dir": job.src,
+        "out_dir": job.saved,
+        "work_dir": job.resume,
+        "bits": job.parameters["bits"],
+        "head_bits": job.parameters["head_bits"],
+        "codebook": job.parameters["codebook"],
+        "cal_data": samples,
+        "cal_rows": len(job.calibration.samples),
+        "cal_cols": job.calibration.sequence_length,
+    }
+    flags = ["--resume"] if (job.resume / PROGRESS).exists() else []
+    options = convert_model.parser.parse_args([*(f"--{name}={value}" for name, value in words.items()), *flags])
+    settings, state, good, reason = convert_model.prepare(options)
+    if not good:
+        raise ValueError(reason)
+    try:
+        convert_model.main(settings, state)
+    except RuntimeError as error:
+        width = shards.read_config(job.src / "config.json")["hidden_size"]
+        if width % BLOCK == 0:
+            raise
+        why = f"the hidden size {width} is no multiple of {BLOCK}, and this model's layers want one"
+        raise ValueError(f"{why}: {error}") from error
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--bits", type=float, required=True, help="of a weight, on average")
+    arguments.add_argument("--head-bits", type=float, default=6, help="of a weight of the head; 16 leaves it as it is")
+    arguments.add_argument("--codebook", choices=["mul1", "mcg", "3inst"], default="mul1")
+    options = arguments.parse_args()
+
+    build(
+        options,
+        quantize,
+        format=f"exl3-{options.bits}bpw",
+        engine="exllamav3",
+        tool="exllamav3",
+        tool_version=version("exllamav3"),
+        parameters={name: getattr(options, name) for name in ("bits", "head_bits", "codebook")},
+        cast=lambda tensor: False,  # the library's own types
+    )

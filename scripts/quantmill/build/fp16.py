@@ -1,0 +1,142 @@
+"""Build the `fp16` artifact: the canonical safetensors with every floating-point weight in float16.
+
+    python scripts/quantmill build.fp16 SRC DST
+
+Files whose weights are all float16 already are copied, or with --share shared. float32 and bfloat16 are rounded to the
+nearest float16; a tensor that float16 cannot hold (beyond 65,504) stays as it is, because it would become infinite.
+Memory stays constant.
+"""
+
+import io
+import json
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from quantmill.checkpoint import portable, safetensors_file, sharding, shards
+from quantmill.checkpoint.copying import copy
+from quantmill.checkpoint.float16 import CAST, BeyondFloat16, fits, stored_dtype, write_float16
+from quantmill.checkpoint.shards import Checkpoint
+from quantmill.checkpoint.tensor import DTYPE_BYTES, Tensor
+from quantmill.common import manifest
+from quantmill.common.atomic import place, publish, share
+from quantmill.common.program import UserError, parser
+from quantmill.gate import quality_gate
+
+OUTSIDE = ("rope_theta", "partial_rotary_factor")  # of rope_parameters: beside rope_scaling in transformers 4's words
+
+
+def both_spellings(config: dict[str, Any], path: Path) -> dict[str, Any]:
+    """A config with what transformers 5 calls `dtype` and `rope_parameters` in transformers 4's words too.
+
+    transformers 4 ignores the words of 5, and calculates another model. Parameters that differ between layers have no
+    words in 4 and stay alone.
+
+    Raises `UserError` where config.json, at `path`, says it in both, and not the same: transformers 5 then takes
+    rope_scaling, other tools the other, and nobody knows which of them the model was trained with.
+    """
+    old: dict[str, Any] = {"torch_dtype": config["dtype"]}
+    rope, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+    for name, each in (("rope_parameters", rope), ("rope_scaling", scaling)):
+        if not isinstance(each, dict):
+            raise UserError(f"{path}: {name} is {each!r:.60}, not an object; download it again")
+    for key in OUTSIDE:
+        said = {str(each[key]) for each in (rope, scaling, config) if each.get(key) is not None}
+        if len(said) > 1:
+            raise UserError(f"{path}: says {key} twice, {' and '.join(sorted(said))}; remove the wrong one")
+    if rope and scaling and scaling_of(rope) != scaling_of(scaling):
+        raise UserError(f"{path}: rope_parameters and rope_scaling contradict each other; remove the wrong one")
+    if rope and scaling and config.get("rope_theta", scaling.get("rope_theta")) is None and "rope_theta" in rope:
+        raise UserError(f"{path}: rope_scaling hides the rope_theta in rope_parameters; remove rope_scaling")
+    if "rope_theta" in rope:
+        old |= {key: rope[key] for key in OUTSIDE if key in rope}
+        old["rope_scaling"] = scaling_of(rope)
+    return config | old
+
+
+def scaling_of(rope: dict[str, Any]) -> dict[str, Any] | None:
+    """Rotary parameters as transformers 4's `rope_scaling`, `rope_type` its kind; None where nothing is scaled."""
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    scaling = {key: value for key, value in rope.items() if key not in (*OUTSIDE, "type", "rope_type")}
+    return {"rope_type": kind} | scaling if kind != "default" else None
+
+
+def dtype_of(tensor: Tensor, kept: Collection[str]) -> str:
+    """What a tensor is stored in: float16, or as it is where it is one of those `kept`."""
+    return tensor.dtype if tensor.name in kept else stored_dtype(tensor)
+
+
+def write_weights(
+    folder: Path, source: Checkpoint, groups: Mapping[str, Sequence[Tensor]], kept: Collection[str], shared: bool
+) -> None:
+    """Write the weight files; `shared`: those that stay as they are share their bytes with the source's.
+
+    Raises `BeyondFloat16` for a tensor that float16 cannot hold and that is not `kept`.
+    """
+
+    def write(tensor: Tensor, target: io.FileIO) -> None:
+        (copy if tensor.name in kept else write_float16)(tensor, target)
+
+    dtype = partial(dtype_of, kept=kept)
+    total = sum(tensor.numel * DTYPE_BYTES[dtype(tensor)] for group in groups.values() for tensor in group)
+    with tqdm(total=total, unit="B", unit_scale=True, desc="to float16", disable=None) as bar:
+        for name, group in groups.items():
+            if any(tensor.dtype in CAST for tensor in group):
+                safetensors_file.write(folder / name, group, dtype=dtype, copy=write, progress=bar.update)
+            else:
+                (share if shared else place)(source.folder / name, folder / name)
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("src", type=Path, help="folder of the canonical safetensors")
+    arguments.add_argument("dst", type=Path, help="folder to write")
+    arguments.add_argument("--share", action="store_true", help="SRC is a workflow's own: share its bytes with DST")
+    arguments.add_argument("--device", default="auto", help="auto, cpu or cuda: where the quality gate runs it")
+    quality_gate.add_arguments(arguments)
+    options = arguments.parse_args()
+
+    source = shards.find(options.src)
+    origin = manifest.read_checked(options.src)
+    tensors = source.tensors()
+    with publish(options.dst, source=options.src) as folder:
+        folder.mkdir()
+        groups = {file.name: [tensor for tensor in tensors.values() if tensor.path == file] for file in source.files}
+        kept: set[str] = set()
+        try:
+            write_weights(folder, source, groups, kept, options.share)
+        except BeyondFloat16:
+            kept = {tensor.name for tensor in tensors.values() if not fits(tensor)}
+            for name in groups:
+                (folder / name).unlink(missing_ok=True)  # never written over: it may be shared
+            write_weights(folder, source, groups, kept, options.share)
+        sizes = {name: tensor.numel * DTYPE_BYTES[dtype_of(tensor, kept)] for name, tensor in tensors.items()}
+        total = sum(sizes.values())
+        if (options.src / shards.INDEXES["safetensors"]).exists():
+            (folder / shards.INDEXES["safetensors"]).write_text(sharding.index_json(groups, total), encoding="utf-8")
+        words = portable.config(source.config()) | {
+            "dtype": "bfloat16" if any(tensors[name].is_weight for name in kept) else "float16"
+        }
+        config = both_spellings(words, options.src / "config.json")
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        for path in source.others():
+            if path.name != "config.json":
+                place(path, folder / path.name)
+        gate = quality_gate.check(folder, "transformers", "source", options.device, options, options.gate_python)
+        manifest.write(
+            folder,
+            format="fp16",
+            engine="transformers",
+            tool="build_fp16",
+            tool_version=f"numpy {np.__version__}",
+            source=origin["source"],
+            parameter_count=origin["parameter_count"],
+            weight_files=list(groups),
+            parameters={"not_float16": sorted(kept)} if kept else {},
+            weight_bytes_per_token=shards.bytes_read(sizes, config),
+            gate=gate,
+        )

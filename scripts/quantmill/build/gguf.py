@@ -1,0 +1,144 @@
+"""Build a GGUF file with llama.cpp's own programs.
+
+    python scripts/quantmill build.gguf SRC DST --type f16 --name my-model --evaluation evaluation.json --text
+        evaluation.txt
+    python scripts/quantmill build.gguf SRC DST --type q4_k_m --base GGUF-F16 --imatrix IMATRIX
+    python scripts/quantmill build.gguf SRC DST --type q4_k_m --base GGUF-F16 --imatrix IMATRIX --sensitivity FILE
+        [--bits 4.5]
+
+Without --base the checkpoint SRC is converted by convert_hf_to_gguf.py to one of its types, and the tokenizer in the
+file is proved: it must make the ids in --evaluation of --text. Random weights, whose tokens mean nothing, get a file
+without a tokenizer. With --base that file is quantized by llama-quantize, to any type of its. What each tensor is
+stored as is read back from the file, because llama-quantize takes another type where a row does not fit. With
+--sensitivity (build.gguf_sensitivity) each tensor's type is chosen by what it costs, and the file is no larger than
+that of --type, or than --bits a weight. QUANTMILL_LLAMA_CPP names a folder of llamacpp.compile.
+"""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from quantmill import llamacpp
+from quantmill.checkpoint import gguf_file, shards
+from quantmill.common import manifest, program
+from quantmill.common.atomic import publish
+from quantmill.common.program import UserError, parser, run_child
+from quantmill.devices import cpu
+from quantmill.gate import quality_gate
+from quantmill.llamacpp import files, quantizer, vocabulary
+from quantmill.tokens import plain_text
+
+CONVERTED = ("f32", "f16", "bf16")
+
+
+def convert(source: Path, out: Path, type_: str, name: str, pre: str = "", *more: str) -> None:
+    """Run llama.cpp's converter. Raises `UserError` with its own reason where it refuses."""
+    command = [*program.command("llamacpp.convert"), pre, source, "--outfile", out]
+    result = run_child([*command, "--outtype", type_, "--model-name", name, *more])
+    if result.returncode:
+        lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]
+        raise UserError(f"{source}: llama.cpp cannot convert it ({(lines or ['no message'])[-1][:300]})")
+
+
+def pre_tokenizer(folder: Path, origin: dict[str, Any], options: Any) -> str:
+    """What `convert` is to be told; `none` of random weights. Raises `UserError` where nothing can be proved."""
+    if origin["source"].get("tokenizer") is False:
+        return vocabulary.NONE
+    text = plain_text.read(options.text / "text.txt" if options.text.is_dir() else options.text)
+    content = json.loads(options.evaluation.read_text(encoding="utf-8"))
+    if content["text_sha256"] != hashlib.sha256(text.encode()).hexdigest():
+        raise UserError(f"{options.text}: is not the text of {options.evaluation}")
+    return find_pre(options.src, folder, options.name, text, content["ids"])
+
+
+def find_pre(source: Path, folder: Path, name: str, text: str, ids: list[int]) -> str:
+    """The pre-tokenizer to convert with, proved on a text; empty where llama.cpp knows the tokenizer by itself."""
+    names = vocabulary.candidates(source / "tokenizer.json")
+    file = folder / "vocabulary.gguf"
+    convert(source, file, "f16", name, names[0], "--vocab-only")
+    try:
+        return vocabulary.prove(file, text, ids, names) or names[0]
+    finally:
+        file.unlink()
+
+
+def quantize(out: Path, options: Any, threads: int) -> dict[str, Any]:
+    """Run llama-quantize on --base; the parameters that it was given, for the manifest."""
+    parameters: dict[str, Any] = {"type": options.type}
+    command: list[object] = []
+    if options.imatrix:
+        parameters["imatrix"] = manifest.read(options.imatrix)["files"][quantizer.IMATRIX]["sha256"]
+        command = ["--imatrix", f"{options.imatrix.name}/{quantizer.IMATRIX}"]  # the file keeps this name
+    if options.sensitivity:
+        nbytes = int(options.bits * shards.text_parameters(options.src) / 8) if options.bits else None
+        chosen = quantizer.mix(options.base, options.imatrix, options.sensitivity, options.type, nbytes)
+        lines = out.with_name("tensor-types.txt")
+        lines.write_text(quantizer.type_lines(chosen), encoding="utf-8")
+        command += ["--tensor-type-file", lines]
+        size = {"bits": options.bits} if options.bits else {"as_large_as": options.type}
+        parameters |= {"type": "mixed", **size, "estimated_kld": sum(choice.kld for choice in chosen.values())}
+    base = files.first(options.base).absolute()
+    place = options.imatrix.parent if options.imatrix else None
+    llamacpp.call("llama-quantize", *command, base, out, options.type, threads, cwd=place)
+    return parameters
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("src", type=Path, help="folder of the canonical safetensors")
+    arguments.add_argument("dst", type=Path, help="folder to write")
+    arguments.add_argument("--type", required=True, help="llama.cpp's name, such as q4_k_m")
+    arguments.add_argument("--format", help="the artifact's name; default: gguf-TYPE")
+    arguments.add_argument("--name", default="model", help="of the model, for the file's metadata")
+    arguments.add_argument("--evaluation", type=Path, help="what tokens.tokenize_texts wrote")
+    arguments.add_argument("--text", type=Path, help="the text that it wrote that of")
+    arguments.add_argument("--base", type=Path, help="an artifact of this program's, to quantize")
+    arguments.add_argument("--imatrix", type=Path, help="what build.imatrix wrote")
+    arguments.add_argument("--sensitivity", type=Path, help="what build.gguf_sensitivity wrote; types are chosen by it")
+    arguments.add_argument("--bits", type=float, help="a weight, of the file; default: as large as --type makes it")
+    arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="at most")
+    arguments.add_argument("--device", default="auto", help="auto, cpu or cuda: where the quality gate runs it")
+    quality_gate.add_arguments(arguments)
+    options = arguments.parse_args()
+    if not options.base and options.type not in CONVERTED:
+        raise UserError(f"--type {options.type}: llama.cpp's converter writes {', '.join(CONVERTED)}; name a --base")
+    if options.sensitivity and not (options.base and options.imatrix):
+        raise UserError("--sensitivity: was measured with a --base and an --imatrix; name them too")
+
+    origin = manifest.read_checked(options.src)
+    if options.base:
+        manifest.read_checked(options.base)
+    threads = min(options.threads, cpu.available_threads())
+    parameters, calibration = {"type": options.type}, None
+    with publish(options.dst) as folder:
+        folder.mkdir()
+        out = (folder / files.MODEL).absolute()
+        if options.base:
+            parameters = quantize(out, options, threads)
+            calibration = manifest.read(options.imatrix)["calibration_sha256"] if options.imatrix else None
+        else:
+            parameters["pre_tokenizer"] = pre_tokenizer(folder, origin, options)
+            convert(options.src, out, options.type, options.name, parameters["pre_tokenizer"])
+        peak = manifest.peak_rss_bytes(children=True)  # llama.cpp's programs; the gate is none of them
+        for path in files.beside(options.src):
+            shutil.copy(path, folder / path.name)
+        layout = "source" if options.type in CONVERTED else "gguf"
+        content = gguf_file.read_all(out)
+        gate = quality_gate.check(folder, "llama_cpp", layout, options.device, options)
+        manifest.write(
+            folder,
+            format=options.format or f"gguf-{parameters['type']}",
+            engine="llama_cpp",
+            tool="llama.cpp",
+            tool_version=llamacpp.build()["sources"],
+            parameters=parameters | {"tensors": files.types(content)},
+            source=origin["source"],
+            parameter_count=shards.text_parameters(options.src),
+            weight_files=[files.MODEL],
+            weight_bytes_per_token=files.bytes_per_token(content),
+            calibration_sha256=calibration,
+            gate=gate,
+            peak_memory_bytes=peak,
+        )

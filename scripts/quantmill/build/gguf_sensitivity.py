@@ -1,0 +1,148 @@
+"""Measure how sensitive a model is to the type of each of its tensors, for gguf-mixed.
+
+    python scripts/quantmill build.gguf_sensitivity SRC OUT --base GGUF-F16 --imatrix IMATRIX
+        --calibration calibration.json --evaluation evaluation.json
+
+Every matrix that llama-quantize would quantize is replaced by what the type PROBE makes of it, one at a time, and the
+KL divergence of the model's predictions is measured on a few windows of the calibration text, by transformers in
+float32. For the other types the divergence is that of PROBE times the ratio of their squared errors, in which each
+column counts by the importance matrix: small changes of a matrix move predictions in proportion to that. OUT is a JSON
+file with bytes and divergence of each tensor and type, and `checks`: some estimates beside what was measured.
+
+This works for models whose matrices llama.cpp stores as they are, rows in whatever order: not for stacked experts.
+"""
+
+import time
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from tqdm import tqdm
+
+from quantmill import devices, llamacpp
+from quantmill.build.quantizer import calibration
+from quantmill.checkpoint import gguf_file
+from quantmill.common import manifest
+from quantmill.common.atomic import publish_json
+from quantmill.common.program import UserError, parser
+from quantmill.devices import cpu
+from quantmill.llamacpp import files, ggml, quantizer
+from quantmill.llamacpp.sensitivity import Model
+
+PROBE = "IQ4_NL"  # fits every row of whole blocks of 32, and its errors are about those of a good choice
+# The best of ggml's types of each size; Q4_1 has none of its own between IQ4_NL and Q5_0 that is worth its bytes
+CANDIDATES = (
+    *("IQ2_XXS", "IQ2_XS", "IQ2_S", "Q2_K", "IQ3_XXS", "IQ3_S", "IQ4_XS", "IQ4_NL", "Q4_K", "Q5_0", "Q5_K", "Q5_1"),
+    *("Q6_K", "Q8_0"),
+)
+WINDOWS, TOKENS = 2, 512  # that the divergence is measured on
+ROWS = 32  # of a matrix, from which a type's squared error is estimated
+CHECKS = 4  # tensors, of each two estimates are held against a measurement
+
+
+def parameters_of(model: Model, base: gguf_file.Gguf, wanted: list[str]) -> dict[str, str]:
+    """Tensor of the file -> parameter of the model, for every tensor that is wanted.
+
+    Raises `UserError` for one that the model does not have as a matrix of the same columns.
+    """
+    gguf = llamacpp.gguf()
+    architecture = base.metadata["general.architecture"]
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(kinds[architecture], base.metadata[f"{architecture}.block_count"])
+    found = {names.get_name(name, try_suffixes=(".weight",)): name for name in model.matrices}
+    for tensor in wanted:
+        if tensor not in found or not same_columns(base.tensors[tensor], model.weights(found[tensor])):
+            raise UserError(
+                f"{base.path}: {tensor} is no matrix of the model's as transformers has it (stacked experts are none); "
+                "leave gguf-mixed out for this model"
+            )
+    return {tensor: found[tensor] for tensor in wanted}
+
+
+def same_columns(record: gguf_file.Tensor, matrix: np.ndarray) -> bool:
+    """Whether a tensor of the file (float16) has the columns of a matrix, its rows in whatever order."""
+    if record.shape != matrix.shape or record.type != "F16":
+        return False
+    stored = np.memmap(record.path, np.float16, "r", record.offset, record.shape)
+    theirs, ours = (np.square(each, dtype=np.float32).sum(axis=0) for each in (stored, matrix))
+    return np.allclose(ours, theirs, rtol=1e-2, atol=1e-3 * ours.max())
+
+
+def candidates(columns: int, importance: np.ndarray | None) -> list[str]:
+    """Types that rows of so many weights can be stored as."""
+    possible = CANDIDATES if importance is not None else [t for t in CANDIDATES if t not in ggml.WANT_IMPORTANCE]
+    return [type_ for type_ in possible if ggml.fits(type_, columns)]
+
+
+def measure(model: Model, name: str, importance: np.ndarray | None, threads: int) -> dict[str, dict[str, float]]:
+    """Type -> bytes and divergence of a matrix, by one measurement."""
+    weights = model.weights(name)
+    sample = weights[np.unique(np.linspace(0, len(weights) - 1, ROWS).astype(int))]
+
+    def error(type_: str) -> float:
+        squares = np.square(ggml.round_trip(sample, type_, importance, threads) - sample).sum(axis=0, dtype=np.float64)
+        return float(squares.sum() if importance is None else squares @ importance)
+
+    kld = model.divergence(name, ggml.round_trip(weights, PROBE, importance, threads))
+    unit = error(PROBE) or 1.0
+    return {
+        type_: {"bytes": ggml.nbytes(type_, weights.shape), "kld": kld * error(type_) / unit}
+        for type_ in candidates(weights.shape[1], importance)
+    }
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("src", type=Path, help="folder of the canonical safetensors")
+    arguments.add_argument("out", type=Path, help="JSON file to write")
+    arguments.add_argument("--base", type=Path, required=True, help="build.gguf's artifact of the type f16")
+    arguments.add_argument("--imatrix", type=Path, required=True, help="what build.imatrix wrote")
+    arguments.add_argument("--calibration", type=Path, required=True, help="what tokens.tokenize_texts wrote")
+    arguments.add_argument("--evaluation", type=Path, required=True, help="the same of the evaluation text")
+    arguments.add_argument("--seed", type=int, default=0, help="of the choice of windows")
+    arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="at most")
+    arguments.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    options = arguments.parse_args()
+
+    started = time.monotonic()
+    origin = manifest.read_checked(options.src)
+    manifest.read_checked(options.base)
+    device = devices.resolve(options.device)
+    threads = min(options.threads, cpu.available_threads())
+    base = gguf_file.read_all(files.first(options.base))
+    wanted = list(quantizer.plan(base.path, PROBE.lower(), None))
+    importance = quantizer.importance(options.imatrix)
+    windows = calibration.read(
+        options.calibration, options.evaluation, samples=WINDOWS, sequence_length=TOKENS, seed=options.seed
+    )
+    model = Model(options.src, device, threads, windows.samples)
+    names = parameters_of(model, base, wanted)
+    found = {
+        tensor: measure(model, name, importance.get(tensor), threads)
+        for tensor, name in tqdm(names.items(), desc="tensors", mininterval=1)
+    }
+
+    checks = []
+    for tensor in list(names)[:: -(-len(names) // CHECKS)]:
+        types = list(found[tensor])
+        for type_ in (types[len(types) // 4], types[3 * len(types) // 4]):
+            weights = model.weights(names[tensor])
+            changed = ggml.round_trip(weights, type_, importance.get(tensor), threads)
+            kld = model.divergence(names[tensor], changed)
+            checks.append({"tensor": tensor, "type": type_, "estimate": found[tensor][type_]["kld"], "measured": kld})
+    wrong = [abs(check["estimate"] / check["measured"] - 1) for check in checks if check["measured"]]
+    content = {
+        "kind": "sensitivity",
+        "source": origin["source"],
+        "imatrix_sha256": manifest.read(options.imatrix)["files"][quantizer.IMATRIX]["sha256"],
+        "calibration_sha256": windows.sha256,
+        "tokens": sum(map(len, windows.samples)),
+        "probe": PROBE,
+        "device": devices.describe(device, threads),
+        "tensors": found,
+        "checks": checks,
+        "median_error": median(wrong) if wrong else None,
+        "seconds": round(time.monotonic() - started, 1),
+        "peak_memory_bytes": manifest.peak_rss_bytes(),
+    }
+    publish_json(options.out, content)

@@ -1,0 +1,51 @@
+"""Quantize a model to GPTQ with gptqmodel, the maintained successor of AutoGPTQ, whose files AutoGPTQ reads as well.
+
+    python scripts/quantmill build.gptq SRC DST --calibration calibration.json --evaluation evaluation.json [--bits 4]
+        [--group-size auto] [--sym true] [--desc-act false] [--damp-percent 0.05]
+
+SRC is the fp16 artifact. The same input gives the same bytes on the same kind of CPU with as many threads.
+"""
+
+from importlib.metadata import version
+
+from quantmill.build.quantizer.gptqmodel_tool import load_gptqmodel, save_gptqmodel
+from quantmill.build.quantizer.program import GPTQ, Job, build, gptq_parser
+
+RESUMABLE = ("llama", "qwen3_moe")  # gptqmodel.looper.gptq_checkpoint.validate_checkpoint_support
+
+
+def quantize(job: Job) -> None:
+    """Call gptqmodel."""
+    gptqmodel = load_gptqmodel(job)
+    from gptqmodel.looper.checkpoint import CheckpointStopped
+    from gptqmodel.looper.checkpoint_store import CheckpointConfig
+
+    config = gptqmodel.QuantizeConfig(
+        **job.parameters, device=job.device, offload_to_disk=True, offload_to_disk_path=str(job.saved / "offload")
+    )
+    model = gptqmodel.GPTQModel.load(str(job.src), config, dtype=job.dtype)
+    # which card it is may change; what matters of it names the folder (quantization.program)
+    # it hashes all that was saved at every save: with 7B on a GPU most of the time
+    interval = "layer:1" if job.device == "cpu" else "layer:8"
+    progress = CheckpointConfig(path=job.resume, strict_device_check=False, interval=interval)
+    resume = progress if model.model.config.model_type in RESUMABLE else None
+    try:
+        model.quantize(job.sample_inputs(), batch_size=1, checkpoint=resume)
+    except CheckpointStopped:  # it was told to stop, and has saved its progress
+        raise KeyboardInterrupt from None
+    save_gptqmodel(model, job)
+
+
+def main() -> None:
+    options = gptq_parser(__doc__).parse_args()
+
+    build(
+        options,
+        quantize,
+        format="gptq-int4",
+        engine="gptqmodel",
+        tool="gptqmodel",
+        tool_version=version("gptqmodel"),
+        parameters={name: getattr(options, name) for name in GPTQ},
+        group_size="group_size",
+    )

@@ -1,0 +1,61 @@
+"""Quantize a model to HQQ, four bits with a float zero for each group, without calibration.
+
+    python scripts/quantmill build.hqq SRC DST [--group-size 64]
+
+SRC is the fp16 artifact. The same input gives the same bytes on the same kind of CPU. Stored as safetensors, with the
+quantization_config that vLLM and older versions of transformers read.
+"""
+
+import json
+from importlib.metadata import version
+
+import torch
+from hqq.core.quantize import BaseQuantizeConfig, HQQLinear
+from hqq.models.hf.base import AutoHQQHFModel
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+from quantmill.build.quantizer.program import Job, build, parser
+
+KEPT = ("lm_head",)  # in float16
+
+
+def quantize(job: Job) -> None:
+    """Call hqq for the linear layers of the blocks, and save the model's state."""
+    model = AutoModelForCausalLM.from_pretrained(job.src, dtype="auto").to(job.device)
+    config = BaseQuantizeConfig(nbits=job.parameters["nbits"], group_size=job.parameters["group_size"], axis=1)
+    AutoHQQHFModel.quantize_model(model, quant_config=config, compute_dtype=model.dtype, device=job.device)
+    if any(isinstance(model.get_submodule(name), HQQLinear) for name in KEPT):
+        raise ValueError(f"hqq quantized {KEPT[0]}")
+    state = {name: tensor.detach().contiguous().cpu() for name, tensor in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        state.pop("lm_head.weight", None)
+    save_file({name: tensor.clone() for name, tensor in state.items()}, job.saved / "model.safetensors")
+    words = {"quant_method": "hqq", "quant_config": _plain(config), "skip_modules": [*KEPT]}
+    content = model.config.to_dict() | {"quantization_config": words}
+    (job.saved / "config.json").write_text(json.dumps(content, default=str), encoding="utf-8")
+
+
+def _plain(config: object) -> dict[str, object]:
+    return json.loads(json.dumps(config, default=lambda value: str(value).removeprefix("torch.")))
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--nbits", type=int, choices=[4], default=4)
+    arguments.add_argument("--group-size", default="64", help="weights that share a scale and a zero, or auto")
+    options = arguments.parse_args()
+
+    torch.set_grad_enabled(False)
+    build(
+        options,
+        quantize,
+        format="hqq-int4",
+        engine="hqq",
+        tool="hqq",
+        tool_version=version("hqq"),
+        parameters={"nbits": options.nbits, "group_size": options.group_size},
+        group_size="group_size",
+        calibrated=False,
+        cast=lambda tensor: False,  # loaded as the fp16 artifact stores it
+    )

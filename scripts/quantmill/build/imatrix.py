@@ -1,0 +1,77 @@
+"""Write llama.cpp's importance matrix of a model, from the study's calibration text.
+
+    python scripts/quantmill build.imatrix GGUF-F16 DST --text calibration.txt --calibration calibration.json
+        --evaluation evaluation.json --samples 16 --sequence-length 512
+
+llama-imatrix takes text and no ids: what its tokenizer makes of the text is held against the ids first. It reads the
+first --samples pieces of --sequence-length tokens, or of the model's context where that is shorter. A text that shares
+a passage with the evaluation text is refused. On a GPU it runs where llama.cpp was compiled for one.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+from quantmill import devices, llamacpp
+from quantmill.build.quantizer import calibration
+from quantmill.common import manifest
+from quantmill.common.atomic import publish
+from quantmill.common.program import UserError, parser
+from quantmill.devices import cpu
+from quantmill.llamacpp import files, vocabulary
+from quantmill.tokens import plain_text
+
+NAME = "imatrix.gguf"
+TEXT = "calibration.txt"
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("base", type=Path, help="artifact of build.gguf, not quantized")
+    arguments.add_argument("dst", type=Path, help="folder to write")
+    arguments.add_argument("--text", type=Path, required=True, help="the calibration text")
+    arguments.add_argument("--calibration", type=Path, required=True, help="what tokens.tokenize_texts wrote of it")
+    arguments.add_argument("--evaluation", type=Path, required=True, help="the same of the evaluation text")
+    arguments.add_argument("--samples", type=int, required=True)
+    arguments.add_argument("--sequence-length", type=int, required=True, help="tokens of each")
+    arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="at most")
+    arguments.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    options = arguments.parse_args()
+
+    device = devices.resolve(options.device)
+    origin = manifest.read_checked(options.base)
+    file = files.first(options.base).absolute()
+    content = json.loads(options.calibration.read_text(encoding="utf-8"))
+    ids = content["ids"]
+    text = plain_text.read(options.text / "text.txt" if options.text.is_dir() else options.text)
+    if vocabulary.prove(file, text, ids, []):
+        raise AssertionError("a name was tried where none was given")
+    evaluated = json.loads(options.evaluation.read_text(encoding="utf-8"))["ids"]
+    calibration.check_apart(options.calibration, ids, evaluated)
+    length = min(options.sequence_length, content["context"] or options.sequence_length)
+    chunks = min(options.samples, len(ids) // length)
+    if chunks == 0:
+        raise UserError(
+            f"{options.text}: has {len(ids)} tokens, fewer than one sample of {length}; lower "
+            "calibration.sequence_length"
+        )
+    with publish(options.dst) as folder:
+        folder.mkdir()
+        (folder / TEXT).write_text(text, encoding="utf-8")
+        command = ["-m", file, "-f", TEXT, "-o", NAME, "-c", length, "--chunks", chunks, "--no-ppl"]
+        command += ["-t", min(options.threads, cpu.available_threads())]
+        command += ["--device", "none"] if device == "cpu" else []
+        llamacpp.call("llama-imatrix", *command, cwd=folder)
+        if not (folder / NAME).exists():
+            raise UserError(f"{options.base}: llama-imatrix wrote nothing; its own lines stand in the log")
+        shutil.rmtree(folder / ".cache", ignore_errors=True)
+        manifest.write(
+            folder,
+            format="imatrix",
+            tool="llama.cpp",
+            tool_version=llamacpp.build()["sources"],
+            parameters={"samples": chunks, "sequence_length": length},
+            source=origin["source"],
+            calibration_sha256=content["text_sha256"],
+            peak_memory_bytes=manifest.peak_rss_bytes(children=True),
+        )

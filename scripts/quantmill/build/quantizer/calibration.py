@@ -1,0 +1,67 @@
+"""Calibration samples: windows of a tokenised text that shares nothing with the text on which quality is measured."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from quantmill.common.program import UserError
+
+SHARED = 32  # tokens in a row that two texts do not have in common by chance
+BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, of a rolling hash modulo 2**64
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """`samples` windows of `sequence_length` token ids each; `sha256` of the text that they come from."""
+
+    samples: list[list[int]]
+    sequence_length: int
+    sha256: str
+
+
+def read(path: Path, evaluation: Path, *, samples: int, sequence_length: int, seed: int) -> Calibration:
+    """Draw windows from what tokens.tokenize_texts wrote, without replacement and in the text's order.
+
+    A text that fills fewer windows gives all of them. Raises `UserError` where it fills none, or where it shares a
+    passage with the evaluation text: what was calibrated on it would be measured on it.
+    """
+    text = json.loads(path.read_text(encoding="utf-8"))
+    ids, evaluated = text["ids"], json.loads(evaluation.read_text(encoding="utf-8"))["ids"]
+    length = min(sequence_length, text["context"] or sequence_length)
+    count = len(ids) // length
+    if count == 0:
+        raise UserError(f"{path}: the calibration text has {len(ids)} tokens, fewer than one sample of {length}")
+    check_apart(path, ids, evaluated)
+    chosen = np.sort(np.random.default_rng(seed).choice(count, min(samples, count), replace=False))
+    windows = [ids[number * length : (number + 1) * length] for number in chosen.tolist()]
+    return Calibration(windows, length, text["text_sha256"])
+
+
+def check_apart(path: Path, ids: list[int], evaluated: list[int]) -> None:
+    """Raises `UserError` where the calibration text of `path` shares a passage with the evaluation text."""
+    place = shared_passage(ids, evaluated)
+    if place is not None:
+        raise UserError(
+            f"{path}: the calibration text shares {SHARED} tokens in a row with the evaluation text, from token "
+            f"{place} on; name another text in texts.calibration or texts.evaluation"
+        )
+
+
+def shared_passage(ids: list[int], others: list[int]) -> int | None:
+    """Where `ids` first has `SHARED` tokens in a row that `others` has too; None where it has none."""
+    mine, theirs = _window_hashes(ids), _window_hashes(others)
+    places = np.flatnonzero(np.isin(mine, theirs))
+    return int(places[0]) if len(places) else None
+
+
+def _window_hashes(ids: list[int]) -> np.ndarray:
+    """A 64-bit polynomial hash of each window of `SHARED` ids; uint64 [max(0, len(ids) - SHARED + 1)]."""
+    values = np.asarray(ids, np.uint64) + np.uint64(1)
+    if len(values) < SHARED:
+        return np.zeros(0, np.uint64)
+    hashes = np.zeros(len(values) - SHARED + 1, np.uint64)
+    for offset in range(SHARED):
+        hashes = hashes * BASE + values[offset : offset + len(hashes)]
+    return hashes

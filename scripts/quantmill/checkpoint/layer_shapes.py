@@ -1,0 +1,127 @@
+"""The shapes of common decoders' tensors, as their classes in transformers have them, by the sizes of a config.json.
+
+Of other architectures, and where a config.json leaves a size to its class, nothing is said: the class itself tells.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from quantmill.checkpoint import EXPERTS, reads_more_than_text
+from quantmill.checkpoint.tensor import Tensor
+
+
+def _table(text: str) -> dict[str, str]:
+    """Tensor's name -> letters of its shape, of lines with a module's name, its weight's and its bias's."""
+    found: dict[str, str] = {}
+    for module, *shapes in map(str.split, text.strip().splitlines()):
+        found |= {f"{module}.{part}": shape for part, shape in zip(("weight", "bias"), shapes, strict=False)}
+    return found
+
+
+# A letter for each dimension: H hidden, Q all heads, K all key heads, A these and both keys and values, D one head,
+# I inner, G twice that, M inner of an expert, E experts, V vocabulary, T three times H
+LLAMA = _table("""
+    embed_tokens VH
+    norm H
+    lm_head VH
+    input_layernorm H
+    post_attention_layernorm H
+    pre_feedforward_layernorm H
+    post_feedforward_layernorm H
+    self_attn.q_proj QH Q
+    self_attn.k_proj KH K
+    self_attn.v_proj KH K
+    self_attn.o_proj HQ H
+    self_attn.qkv_proj AH
+    mlp.gate_proj IH I
+    mlp.up_proj IH I
+    mlp.down_proj HI H
+    mlp.gate_up_proj GH
+    mlp.gate EH
+    mlp.experts.*.gate_proj MH
+    mlp.experts.*.up_proj MH
+    mlp.experts.*.down_proj HM
+    block_sparse_moe.gate EH
+    block_sparse_moe.experts.*.w1 IH
+    block_sparse_moe.experts.*.w2 HI
+    block_sparse_moe.experts.*.w3 IH
+""")
+HEAD_NORMS = _table("""
+    self_attn.q_norm D
+    self_attn.k_norm D
+""")
+GPT2 = _table("""
+    wte VH
+    ln_f H H
+    ln_1 H H
+    ln_2 H H
+    attn.c_attn HT T
+    attn.c_proj HH H
+    mlp.c_fc HI I
+    mlp.c_proj IH H
+    lm_head VH
+""")
+NEOX = _table("""
+    embed_in VH
+    final_layer_norm H H
+    input_layernorm H H
+    post_attention_layernorm H H
+    attention.query_key_value TH T
+    attention.dense HH H
+    mlp.dense_h_to_4h IH I
+    mlp.dense_4h_to_h HI H
+    embed_out VH
+""")
+DIVIDED = ("llama", "mistral", "mixtral", "phi3", "qwen2", "granite", "smollm3", "olmo", "olmo2", "gpt2", "gpt_neox")
+LLAMAS = (*DIVIDED[:-2], "gemma", "gemma2", "gemma3_text", "qwen3", "qwen3_moe")  # whose names are Llama's
+KNOWN: dict[Any, Mapping[str, str]] = {  # by model type; where no head_dim is said, those of DIVIDED share H
+    **dict.fromkeys(LLAMAS, LLAMA),
+    **dict.fromkeys(("qwen3", "qwen3_moe", "gemma3_text"), LLAMA | HEAD_NORMS),
+    "gpt2": GPT2,
+    "gpt_neox": NEOX,
+}
+IN_A_LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.\d+\.(.+)$")
+EXPERT = re.compile(r"\.experts\.\d+\.")
+
+
+def mismatches(words: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, tuple[int, ...]]]:
+    """Tensors that have other shapes than a config.json gives them, with those. `words`: its keys of the text."""
+    kind = words.get("model_type")
+    shapes = KNOWN.get(kind, {}) if isinstance(kind, str) else {}
+    sizes = _sizes(words, kind in DIVIDED) if shapes else {}
+    for tensor in tensors.values():
+        found = IN_A_LAYER.search(tensor.name)
+        part = EXPERT.sub(".experts.*.", found[1]) if found else ".".join(tensor.name.split(".")[-2:])
+        due = [sizes.get(letter) for letter in shapes.get(part, "")]
+        if due and None not in due and tensor.shape != tuple(due) and not reads_more_than_text(tensor.name):
+            yield tensor, tuple(size for size in due if size is not None)
+
+
+def _sizes(words: Mapping[str, Any], divided: bool) -> dict[str, int]:
+    """Letter -> size, of those that a config.json tells."""
+
+    def size(*keys: str) -> int | None:
+        return next((words[key] for key in keys if type(words.get(key)) is int), None)
+
+    hidden, heads, inner = size("hidden_size", "n_embd"), size("num_attention_heads", "n_head"), None
+    head, keys = size("head_dim"), size("num_key_value_heads")
+    if head is None and divided and hidden and heads:
+        head = hidden // heads
+    inner = size("intermediate_size", "n_inner")
+    queries = heads * head if heads and head else None
+    key_width = keys * head if keys and head else None
+    found = {
+        "H": hidden,
+        "Q": queries,
+        "K": key_width,
+        "A": queries + 2 * key_width if queries and key_width else None,
+        "D": head,
+        "I": inner,
+        "G": 2 * inner if inner else None,
+        "M": size("moe_intermediate_size"),
+        "E": size(*EXPERTS),
+        "V": size("vocab_size"),
+        "T": 3 * hidden if hidden else None,
+    }
+    return {letter: each for letter, each in found.items() if each is not None}

@@ -1,0 +1,226 @@
+"""Read checkpoint folders: one file or many shards, with an index that says which shard holds which tensor."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quantmill.checkpoint import reads_more_than_text, safetensors_file, share_read, torch_zip
+from quantmill.checkpoint.selection import ADAPTERS, INDEXES, SHARDS, SINGLES, carried
+from quantmill.checkpoint.tensor import MAX_NAME, Tensor
+from quantmill.common import bounded_json, plain_file
+from quantmill.common.model_config import of_text
+from quantmill.common.program import UserError
+
+MAX_CONFIG = 4 * 2**20  # bytes of a config.json; those with a name for each of 20,000 classes take 1 MB
+MAX_LEVELS = 100  # of values in one another in a config.json
+MAX_TENSORS = 200_000  # of a model; the largest have 90,000
+READERS = {"safetensors": safetensors_file.read, "bin": torch_zip.read}
+HEADS = (".lm_head.", ".embed_out.")  # parts of names of a head's tensors; the second is GPT-NeoX's
+TABLES = ("embed_tokens.weight", "word_embeddings.weight", "wte.weight", "embed_in.weight")  # and of embeddings end
+POINTER = b"version https://git-lfs"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model's folder: `form` is `safetensors` or `bin`; `files` its weight files, in order.
+
+    `weight_map` is the index's: tensor name -> file name; none where a single file has no index.
+    """
+
+    folder: Path
+    form: str
+    files: tuple[Path, ...]
+    weight_map: dict[str, str] | None = None
+
+    def config(self) -> dict:
+        """config.json. Raises `UserError` where it says that keys go by other names."""
+        return read_config(self.folder / "config.json")
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors: name -> `Tensor`.
+
+        Raises `UserError` where two shards hold the same name, or the index and the shards disagree: an engine would
+        fill what is missing with random weights.
+        """
+        found: dict[str, Tensor] = {}
+        for file in self.files:
+            for name, tensor in READERS[self.form](file).items():
+                if len(found) == MAX_TENSORS:
+                    raise UserError(f"{file}: goes beyond {MAX_TENSORS} tensors, which no model has; refused")
+                if name in found:
+                    raise UserError(f"{file}: {name} is also in {found[name].path.name}; only one of them can be meant")
+                found[name] = tensor
+        if not found:
+            raise UserError(f"{self.files[0]}: holds no tensors; download it again")
+        for name, file in (self.weight_map or {}).items():
+            if name not in found or found[name].path.name != file:
+                raise UserError(f"{self.folder / file}: lacks {name}, which the index says it holds; download it again")
+        return found
+
+    def others(self) -> list[Path]:
+        """Config, tokenizer and terms: the folder's other files that make the model (see checkpoint.selection)."""
+        return [check_inside(self.folder, path) for path in carried(self.folder)]
+
+    def index(self) -> Path | None:
+        """The index's file, where there is one."""
+        return self.folder / INDEXES[self.form] if self.weight_map is not None else None
+
+
+def refuse_quantized(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raises `UserError` where a model's weights are quantized already: no format can be made of these."""
+    text = config.get("text_config")
+    for each in (config, text if isinstance(text, dict) else {}):
+        if found := each.get("quantization_config"):
+            method = found.get("quant_method") if isinstance(found, dict) else None
+            method = method or "by an unknown method"
+            raise UserError(f"{folder}: its weights are quantized ({method}); name a model with the original weights")
+
+
+def read_config(path: Path) -> dict:
+    """A model's config.json.
+
+    Raises `UserError` where `read_json` does, where it is nested too deep for programs that recurse, and where it has
+    an `attribute_map`: transformers reads every key by it, and what we looked at would not be what a library sees.
+    """
+    config = read_json(path)
+    level: list[Any] = [config]
+    for _ in range(MAX_LEVELS):
+        if any(isinstance(each, dict) and "attribute_map" in each for each in level):
+            raise UserError(f"{path}: has an attribute_map, which gives keys other names; remove it")
+        parts = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = [each for part in parts for each in part]
+        if not level:
+            return config
+    raise UserError(f"{path}: is nested more than {MAX_LEVELS} deep, which no model's is; refused")
+
+
+def read_json(path: Path, limit: int = MAX_CONFIG, values: int = bounded_json.MAX_VALUES) -> dict:
+    """A JSON object of a model's folder. Raises `UserError` where it is missing, damaged or over `limit` bytes."""
+    if not plain_file.is_there(path):
+        raise UserError(f"{path} is missing; a model's folder holds it beside the weights")
+    refuse_pointer(path)
+    try:
+        content = bounded_json.loads(plain_file.read(path, limit), limit, values)
+    except ValueError as error:
+        raise UserError(f"{path}: no valid JSON ({error!s:.120}); download it again") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: should hold a JSON object; download it again")
+    return content
+
+
+def read_list(path: Path, limit: int) -> list[Any]:
+    """A JSON array of a model's folder. Raises `UserError` where it is damaged or over `limit` bytes."""
+    try:
+        content = bounded_json.loads(plain_file.read(path, limit), limit)
+    except ValueError as error:
+        raise UserError(f"{path}: no valid JSON ({error!s:.120}); download it again") from None
+    if not isinstance(content, list):
+        raise UserError(f"{path}: should hold a JSON array; download it again")
+    return content
+
+
+def refuse_pointer(path: Path) -> None:
+    """Raises `UserError` where a file of a model is only what git-lfs left in its place."""
+    with path.open("rb") as file:
+        if file.read(len(POINTER)) == POINTER:
+            raise UserError(f"{path}: only git-lfs's pointer to the file; run `git lfs pull` in its repository")
+
+
+def find(folder: Path) -> Checkpoint:
+    """The checkpoint in a folder, safetensors before .bin.
+
+    Raises `UserError` where it is missing or incomplete, where files lie outside the folder, where there is a shard
+    that the index does not name, or an adapter beside the weights: which of the two is meant?
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder")
+    for name in ADAPTERS:
+        if (folder / name).exists():
+            raise UserError(
+                f"{folder / name}: is an adapter beside a model; merge it into the model's weights (merge_and_unload "
+                "of peft), or remove it to have the model without it"
+            )
+    for form in ("safetensors", "bin"):
+        index, single = folder / INDEXES[form], folder / SINGLES[form]
+        if plain_file.is_there(index):
+            weight_map = _weight_map(check_inside(folder, index))
+            found = Checkpoint(folder, form, _indexed_files(index, form, weight_map), weight_map)
+        elif plain_file.is_there(single):
+            found = Checkpoint(folder, form, (check_inside(folder, single),))
+        else:
+            continue
+        for path in sorted(folder.iterdir()):
+            if (path == single or SHARDS[form].fullmatch(path.name)) and path not in found.files:
+                reason = f"{index.name} does not name it" if index.is_file() else f"there is {single.name} too"
+                raise UserError(f"{path}: holds weights, but {reason}; remove the one that is not the model's")
+        return found
+    lone = next((path for form in SHARDS for path in folder.iterdir() if SHARDS[form].fullmatch(path.name)), None)
+    if lone:
+        raise UserError(f"{lone}: a shard, but its index is not there; download {' or '.join(INDEXES.values())} too")
+    raise UserError(f"{folder}: holds no weights; looked for {', '.join([*INDEXES.values(), *SINGLES.values()])}")
+
+
+def has_head(names: Iterable[str]) -> bool:
+    """Whether a checkpoint's tensors have a head beside the embeddings, plain or quantized (as EXL3's is)."""
+    return any(head in f".{name}" for name in names for head in HEADS)
+
+
+def bytes_read(sizes: Mapping[str, int], config: Mapping[str, Any]) -> int:
+    """Bytes that one decoded token reads of tensors of these sizes in bytes: of an embedding table beside a head it
+    reads a row, which is not counted, and of a mixture's experts those that it is sent to."""
+    left_out = TABLES if has_head(sizes) else ()
+    read = {name: size for name, size in sizes.items() if not name.endswith(left_out)}
+    return sum(round(size * share_read(name, config)) for name, size in read.items())
+
+
+def bytes_per_token(folder: Path) -> int:
+    """`bytes_read` of a folder's safetensors."""
+    tensors = [item for file in sorted(folder.glob("*.safetensors")) for item in safetensors_file.read(file).items()]
+    return bytes_read({name: tensor.nbytes for name, tensor in tensors}, of_text(read_json(folder / "config.json")))
+
+
+def text_parameters(folder: Path) -> int:
+    """How many weights of a model's folder are of the language model, which is all that some formats hold."""
+    tensors = find(folder).tensors().values()
+    return sum(tensor.numel for tensor in tensors if tensor.is_weight and not reads_more_than_text(tensor.name))
+
+
+def check_inside(folder: Path, path: Path) -> Path:
+    """The same path. Raises `UserError` where it is a link that leads out of the model's folder.
+
+    A hub's cache links to its own blobs, and may.
+    """
+    root = folder.resolve()
+    roots = [root]
+    if root.parent.name == "snapshots" and root.parents[1].name.startswith("models--"):
+        roots = [root.parents[1], root.parents[2] / "blobs"]
+    if not any(path.resolve().is_relative_to(each) for each in roots):
+        raise UserError(f"{path}: is a link that leads out of the model's folder; refused. Put the file itself there")
+    return path
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    weight_map = read_json(index, bounded_json.MAX_BYTES).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise UserError(f"{index}: has no weight_map; download it again")
+    if len(weight_map) > MAX_TENSORS:
+        raise UserError(f"{index}: names more than {MAX_TENSORS} tensors, which no model has; refused")
+    for name, file in weight_map.items():
+        if len(name) > MAX_NAME or not isinstance(file, str) or len(file) > MAX_NAME:
+            raise UserError(f"{index}: its weight_map has an impossible entry {name!r:.60}; download it again")
+    return weight_map
+
+
+def _indexed_files(index: Path, form: str, weight_map: dict[str, str]) -> tuple[Path, ...]:
+    files = []
+    for name in sorted(set(weight_map.values())):
+        if name != Path(name).name or name in ("", ".", ".."):
+            raise UserError(f"{index}: names the shard {name!r:.80}, which lies outside the model's folder; refused")
+        suffix = Path(SINGLES[form]).suffix
+        if not name.endswith(suffix) or name.startswith("."):
+            raise UserError(f"{index}: names the shard {name!r:.80}, which is no {suffix} file; refused")
+        if not plain_file.is_there(index.parent / name):
+            raise UserError(f"{index.parent / name}: is missing, though {index.name} names it; download it again")
+        files.append(check_inside(index.parent, index.parent / name))
+    return tuple(files)

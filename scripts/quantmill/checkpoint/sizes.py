@@ -1,0 +1,194 @@
+"""The sizes that a config.json tells, held against the weights' headers before any library builds a model of them.
+
+Libraries allocate what a config.json says: a list of so many layers, a name for each of so many labels. Three rules
+bound that. Sizes that every decoder has are whole numbers. A key that sizes something, by its name, is no larger than
+the largest dimension or count in the headers, with room for parts that are described and not there. The number of
+layers, of experts, and the rows of tables are those of the headers. Keys that size nothing are not looked at.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from quantmill.checkpoint import EXPERTS, SENT_TO, reads_more_than_text
+from quantmill.checkpoint.tensor import Tensor
+from quantmill.common.program import UserError
+
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+MORE_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")  # that predict further tokens
+ALONE = (*LAYERS, "vocab_size", "hidden_size", "n_embd", "d_model")  # one number, whatever the architecture
+POSITIVE = (*ALONE, "num_attention_heads", "n_head", "n_heads", "num_key_value_heads", "head_dim")
+WHOLE = frozenset(
+    (
+        *(*POSITIVE, *EXPERTS, *SENT_TO, "num_heads", "type_vocab_size"),
+        *("intermediate_size", "moe_intermediate_size", "n_inner", "d_ff", "ffn_dim", "num_labels"),
+        *("max_position_embeddings", "n_positions"),
+    )
+)
+# endings of keys -> what they may be at least: parts that a config describes and that are not there have defaults
+MANY_LAYERS = re.compile(r"(^|_)(layers?|blocks?|depths?)$")
+MANY_EXPERTS = re.compile(r"(^|_)experts?$")
+POSITIONS = re.compile(
+    r"(^|_)(position_embeddings|positions|ctx|seq_len|seq_length|sequence_length|context_length"
+    r"|(window|chunk|block|batch)_sizes?)$"
+)
+SIZES = re.compile(
+    r"(^|_)(sizes?|dims?|heads?|labels|classes|groups?|rank|embd|inner|channels|width|kernel|state|hidden|features"
+    r"|codebooks|units|model|ff|kv|conv)$"
+)
+LEAST_LAYERS, LEAST_EXPERTS, LEAST_SIZE, MOST_POSITIONS = 2**10, 2**16, 2**16, 2**24
+UNKNOWN_SIZE = 2**20  # the most where there are no weights yet; the largest vocabulary has 262,144 tokens
+# texts' tables: of embeddings, and of positions, which may have some rows more
+VOCABULARIES = ("embed_tokens.weight", "word_embeddings.weight", "wte.weight", "embed_in.weight")
+POSITION_TABLES = ("wpe.weight", "embed_positions.weight", "position_embeddings.weight", "position_embedding.weight")
+MORE_POSITIONS = 8
+# types whose embeddings have rows for what is no token of the vocabulary
+MORE_ROWS = ("mllama", "mllama_text_model", "moshi")
+IMAGES = re.compile(r"image|img")
+LOOPS = re.compile(r"(^|_)(cycles|loops)$")  # keys of models that run their layers several times
+NUMBERED = re.compile(r"^(?:(.*?)\.)?(\d{1,9})\.")  # up to the first number of a tensor's name
+EXPERT = re.compile(r"^(.*\bexperts)\.(\d{1,9})\.")
+WRONG = "correct config.json, or download the model again"
+
+
+def text_words(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a config.json that transformers builds the language model of: those of `text_config` first."""
+    inner = config.get("text_config")
+    return {**config, **(inner if isinstance(inner, dict) else {})}
+
+
+def check(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
+    """Raises `UserError` for the first size in a config.json that its weights do not have.
+
+    Args:
+        path: of the config.json. tensors: of the model; None where it has none yet, as one of random weights.
+    """
+    counts = _counts(tensors or {})
+    dims = max((size for tensor in (tensors or {}).values() for size in tensor.shape), default=0)
+    limits = (
+        (MANY_LAYERS, max(LEAST_LAYERS, *counts.values(), 0)),
+        (MANY_EXPERTS, max(LEAST_EXPERTS, dims)),
+        (POSITIONS, MOST_POSITIONS),
+        (SIZES, UNKNOWN_SIZE if tensors is None else max(LEAST_SIZE, dims)),
+    )
+    for where, key, value in _entries(config):
+        if key in WHOLE:
+            _check_whole(path, where, key, value)
+        limit = next((limit for names, limit in limits if names.search(key)), None)
+        for number in () if limit is None else _numbers(value):
+            if not -limit <= number <= limit:
+                what = "is more than its weights can have" if tensors else "is more than any model has"
+                raise UserError(f"{path}: {where} is {number!r:.60}, which {what} ({limit}); {WRONG}")
+    if tensors:
+        words = text_words(config)
+        for level in (words, config):  # some classes read the one, and some the other
+            _check_layers(path, level, counts)
+        _check_experts(path, words, tensors)
+        _check_tables(path, words, tensors)
+
+
+def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """Every key of a config and of its parts: with its place, its own name and its value. How weights are quantized is
+    no size of the model's, and is for the reader of that layout."""
+    waiting: list[tuple[str, Any]] = [("", {key: config[key] for key in config if key != "quantization_config"})]
+    while waiting:
+        where, value = waiting.pop()
+        if isinstance(value, dict):
+            for key, each in value.items():
+                yield f"{where}{key:.60}", key, each
+                waiting.append((f"{where}{key:.60}.", each))
+        elif isinstance(value, list):
+            waiting += [(where, each) for each in value if isinstance(each, dict | list)]
+
+
+def _numbers(value: Any) -> Iterator[int | float]:
+    """The numbers of a value, or of the lists that it is made of."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _numbers(each)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield value
+
+
+def _check_whole(path: Path, where: str, key: str, value: Any) -> None:
+    """A size is a whole number, or a list of one for each layer; null means the class's default."""
+    least = 1 if key in POSITIVE else 0
+    each_layer = isinstance(value, list) and key not in ALONE
+    if wrong := [each for each in (value if each_layer else [value]) if not _is_size(each, least)]:
+        raise UserError(f"{path}: {where} is {wrong[0]!r:.60}, where a whole number from {least} on is due; {WRONG}")
+
+
+def _is_size(value: Any, least: int) -> bool:
+    return value is None or (type(value) is int and value >= least)
+
+
+def _counts(tensors: Iterable[str]) -> dict[str, int]:
+    """How many numbers follow a part of a model in its tensors' names: `model.layers` -> 32."""
+    return {part: len(numbers) for part, numbers in _numbers_of(NUMBERED, tensors).items()}
+
+
+def _numbers_of(pattern: re.Pattern[str], names: Iterable[str]) -> dict[str, set[int]]:
+    found: dict[str, set[int]] = defaultdict(set)
+    for name in names:
+        if match := pattern.match(name):
+            found[match[1] or ""].add(int(match[2]))
+    return found
+
+
+def _check_layers(path: Path, words: Mapping[str, Any], counts: Mapping[str, int]) -> None:
+    """As many layers as the weights have: in one part of the language model, or in several together."""
+    parts = {part: count for part, count in counts.items() if not reads_more_than_text(part)}
+    more = sum(each for key in MORE_LAYERS for each in _numbers(words.get(key)) if type(each) is int)
+    said = {key: words[key] for key in LAYERS if type(words.get(key)) is int}
+    possible = {count - each for count in (*parts.values(), sum(parts.values())) for each in (0, more)}
+    if said and not possible & {*said.values()} and not any(map(LOOPS.search, words)):
+        key = next(iter(said))
+        part, count = max(parts.items(), key=lambda item: item[1], default=("layers", 0))
+        raise UserError(f"{path}: {key} is {said[key]}, and its weights have {count} ({part}.*); {WRONG}")
+
+
+def _check_experts(path: Path, words: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """As many experts as are numbered, or as the tensors of all of them have; a token is sent to no more."""
+    counts = {len(numbers) for numbers in _numbers_of(EXPERT, tensors).values()}
+    stacked = {size for name, each in tensors.items() if ".experts." in name for size in each.shape[:1]}
+    possible = counts or stacked
+    empty = words.get("zero_expert_num")  # LongCat's router chooses some that do nothing
+    possible |= {count - empty for count in possible if type(empty) is int}
+    for key in EXPERTS:
+        said = list(_numbers(words.get(key)))
+        wrong = [each for each in said if each > 1 and each not in possible]
+        if possible and wrong and sum(said) not in possible:
+            raise UserError(f"{path}: {key} is {wrong[0]}, and its weights have {max(possible)}; {WRONG}")
+    most = max((each for key in EXPERTS for each in _numbers(words.get(key))), default=None)
+    for key in SENT_TO:
+        if most and (more := [each for each in _numbers(words.get(key)) if each > most]):
+            raise UserError(f"{path}: {key} is {more[0]}, of {most} experts; {WRONG}")
+
+
+def _check_tables(path: Path, words: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """The embeddings have a row for each token of the vocabulary, and a table of positions for each position."""
+    tables = {
+        tensor.shape[0]: tensor.name
+        for tensor in tensors.values()
+        if tensor.name.endswith(VOCABULARIES) and len(tensor.shape) == 2 and not reads_more_than_text(tensor.name)
+    }
+    said, exact = words.get("vocab_size"), len(tables) == 1 and words.get("model_type") not in MORE_ROWS
+    if type(said) is int and exact and said not in tables:
+        ((rows, name),) = tables.items()
+        relation = "below" if said < rows else "above"
+        raise UserError(
+            f"{path}: vocab_size is {said}, {relation} the {rows} rows of {name}; resize the embeddings, or correct "
+            "config.json"
+        )
+    for tensor in tensors.values():
+        key = next((key for key in ("n_positions", "max_position_embeddings") if type(words.get(key)) is int), None)
+        if (
+            key
+            and tensor.name.endswith(POSITION_TABLES)
+            and len(tensor.shape) == 2
+            and not (reads_more_than_text(tensor.name) or IMAGES.search(tensor.name))
+            and not 0 <= tensor.shape[0] - words[key] <= MORE_POSITIONS
+        ):
+            raise UserError(f"{path}: {key} is {words[key]}, and {tensor.name} has {tensor.shape[0]} rows; {WRONG}")

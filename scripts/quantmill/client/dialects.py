@@ -1,0 +1,173 @@
+"""What servers want to be asked and how they answer: one table, a few lines for each way of speaking.
+
+Every body asks for the likeliest token each time, for exactly `new_tokens` of them, and for the counts at the end.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from quantmill.client.likelihood import SGLANG, VLLM, Likelihood
+from quantmill.client.words import Piece, Untrue, Usage
+
+Prompt = str | list[int]
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """A way of speaking to a server.
+
+    Attributes:
+        path: where requests go.
+        body: of a request: (model, prompt, new tokens, whether to stream).
+        read: what one JSON object of the answer says, to be checked by `words.check`. Raises KeyError, TypeError,
+            IndexError or AttributeError where it is none of this dialect.
+        likelihood: how it is asked for the probabilities of a given text; None where it cannot be.
+    """
+
+    path: str
+    body: Callable[[str, Prompt, int, bool], dict[str, Any]]
+    read: Callable[[dict[str, Any]], Piece]
+    likelihood: Likelihood | None = None
+
+
+def _completions_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) -> dict[str, Any]:
+    return {"prompt": prompt, "return_token_ids": True, **_openai(model, new_tokens, stream)}
+
+
+def _chat_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) -> dict[str, Any]:
+    if not isinstance(prompt, str):
+        raise ValueError("a chat takes text, no ids")
+    return {"messages": [{"role": "user", "content": prompt}], **_openai(model, new_tokens, stream)}
+
+
+def _openai(model: str, new_tokens: int, stream: bool) -> dict[str, Any]:
+    body = {"model": model, "max_tokens": new_tokens, "temperature": 0, "ignore_eos": True, "stream": stream}
+    return body | ({"stream_options": {"include_usage": True}} if stream else {})
+
+
+def _llama_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) -> dict[str, Any]:
+    sampling = {"temperature": 0, "ignore_eos": True, "cache_prompt": False}
+    return {"prompt": prompt, "n_predict": new_tokens, "return_tokens": True, "stream": stream, **sampling}
+
+
+def _plain_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) -> dict[str, Any]:
+    body = _bare_body(model, prompt, new_tokens, stream)
+    return body | ({"stream_options": {"include_usage": True}} if stream else {})
+
+
+def _bare_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) -> dict[str, Any]:
+    return {"model": model, "prompt": prompt, "max_tokens": new_tokens, "temperature": 0, "stream": stream}
+
+
+def _extended_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) -> dict[str, Any]:
+    return {"prompt": prompt, **_openai(model, new_tokens, stream)}
+
+
+def _tgi_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) -> dict[str, Any]:
+    return {"inputs": prompt, "parameters": {"max_new_tokens": new_tokens, "do_sample": False, "details": True}}
+
+
+def _sglang_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) -> dict[str, Any]:
+    sampling = {"max_new_tokens": new_tokens, "temperature": 0, "ignore_eos": True}
+    return {"input_ids": prompt, "sampling_params": sampling, "stream": stream}
+
+
+def _lmdeploy_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) -> dict[str, Any]:
+    sampling = {"max_tokens": new_tokens, "temperature": 0, "top_k": 1, "ignore_eos": True}
+    return {"input_ids": prompt, "stream": stream, **sampling}
+
+
+def _ollama_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) -> dict[str, Any]:
+    sampling = {"num_predict": new_tokens, "temperature": 0, "seed": 0}  # raw: without a template of a chat
+    return {"model": model, "prompt": prompt, "raw": True, "stream": stream, "options": sampling}
+
+
+def _read_completions(content: dict[str, Any]) -> Piece:
+    return _read_openai(content, lambda choice: choice.get("text"))
+
+
+def _read_chat(content: dict[str, Any]) -> Piece:
+    def text(choice: dict[str, Any]) -> str:
+        message = choice.get("delta") or choice.get("message") or {}
+        thought = message.get("reasoning_content") or message.get("reasoning") or ""
+        return thought + (message.get("content") or "")
+
+    return _read_openai(content, text)
+
+
+def _read_openai(content: dict[str, Any], text: Callable[[dict[str, Any]], str | None]) -> Piece:
+    counts, choices = content.get("usage"), content["choices"]
+    usage = None
+    if counts:
+        details = counts.get("prompt_tokens_details") or {}
+        usage = Usage(counts.get("prompt_tokens"), counts.get("completion_tokens"), details.get("cached_tokens"))
+    if len(choices) > 1:
+        raise Untrue(f"it gives {len(choices)} answers to one prompt")
+    choice = choices[0] if choices else {}  # the event with the usage has none
+    prompt_ids = choice.get("prompt_token_ids") or content.get("prompt_token_ids")
+    finish = choice.get("finish_reason")
+    return Piece(
+        ids=choice.get("token_ids"),
+        text=text(choice) or "",
+        finish=finish,
+        usage=usage,
+        model=content.get("model"),
+        prompt_ids=prompt_ids,
+        last=bool(finish and usage),  # transformers serve says no [DONE]
+    )
+
+
+def _read_llama(content: dict[str, Any]) -> Piece:
+    # a token whose text ends inside of a character is withheld with its id: only the count tells of it
+    ids, text, so_far = content.get("tokens"), content["content"], content.get("tokens_predicted")
+    if not content["stop"]:
+        return Piece(ids, text, so_far)
+    word = content.get("stop_type")
+    return Piece(
+        ids,
+        text,
+        so_far,
+        finish={"limit": "length", "eos": "stop", "word": "stop"}.get(word, word),
+        usage=Usage(content.get("tokens_evaluated"), so_far, (content.get("timings") or {}).get("cache_n")),
+        model=content.get("model"),
+        last=True,
+    )
+
+
+def _read_tgi(content: dict[str, Any]) -> Piece:
+    token, details = content["token"], content.get("details")
+    return Piece(
+        [token["id"]],
+        "" if token.get("special") else token["text"],
+        finish=details and details["finish_reason"],
+        usage=Usage(details.get("input_length"), details["generated_tokens"]) if details else None,
+        last=bool(details),
+    )
+
+
+def _read_meta_info(content: dict[str, Any]) -> Piece:
+    meta = content["meta_info"]
+    so_far, finish = meta["completion_tokens"], meta.get("finish_reason")
+    usage = Usage(meta["prompt_tokens"], so_far, meta.get("cached_tokens"))
+    return Piece(content.get("output_ids"), content["text"], so_far, finish and finish["type"], usage)
+
+
+def _read_ollama(content: dict[str, Any]) -> Piece:
+    usage = Usage(content.get("prompt_eval_count"), content.get("eval_count")) if content["done"] else None
+    return Piece(None, content["response"], finish=content.get("done_reason"), usage=usage, last=content["done"])
+
+
+DIALECTS = {
+    "completions": Dialect("/v1/completions", _completions_body, _read_completions, VLLM),
+    "llama": Dialect("/completion", _llama_body, _read_llama),
+    "plain": Dialect("/v1/completions", _plain_body, _read_completions),  # OpenAI's own words alone
+    "bare": Dialect("/v1/completions", _bare_body, _read_completions),  # without a word of the usage, which is told
+    "tgi": Dialect("/generate_stream", _tgi_body, _read_tgi),
+    "sglang": Dialect("/generate", _sglang_body, _read_meta_info, SGLANG),
+    "lmdeploy": Dialect("/generate", _lmdeploy_body, _read_meta_info),
+    "ollama": Dialect("/api/generate", _ollama_body, _read_ollama),
+    "extended": Dialect("/v1/completions", _extended_body, _read_completions),  # and `ignore_eos`
+    "openvino": Dialect("/v3/completions", _extended_body, _read_completions),
+    "chat": Dialect("/v1/chat/completions", _chat_body, _read_chat),
+}

@@ -1,0 +1,169 @@
+"""How each program of Quantmill starts, reports progress and fails."""
+
+import argparse
+import atexit
+import ctypes
+import errno
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from quantmill.common import surroundings
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+MAX_LINE = 2000  # characters of an error
+PR_SET_PDEATHSIG = 1  # of prctl(2)
+LIBC = ctypes.CDLL(None)  # looked up before a fork
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+class UserError(Exception):
+    """Something that the user can mend: one line that says what is wrong, where, and what to do."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a library's error that says something, with the next one after a colon; or the error's type."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+
+
+def printable(text: str) -> str:
+    """One line for a terminal: what a stranger's file put in it stays visible, and moves no cursor."""
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text[:MAX_LINE])
+
+
+def parser(doc: str) -> argparse.ArgumentParser:
+    """An argument parser whose `--help` is the program's docstring."""
+    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def command(name: str, python: str | Path = sys.executable) -> list[str]:
+    """Return what starts one of our programs, such as `latency.worker`; its arguments follow."""
+    return [str(python), str(PACKAGE), name]
+
+
+_hasty = False
+
+
+def leave_at_once() -> None:
+    """From now on `run` ends the process as soon as its `main` has ended: a library may abort it while the interpreter
+    unloads, and what was published would count as failed, or an error's line would not be the last one."""
+    global _hasty
+    _hasty = True
+
+
+def run(main: Callable[[], None]) -> None:
+    """Call `main`; what the user can mend (or an interrupt) ends the program with one line instead of a traceback.
+
+    SIGTERM, which schedulers send, and SIGHUP, which a closed terminal sends, are interrupts as Ctrl-C is: what was
+    begun is removed before the program ends. A fault of ours has its traceback above that line: a report and another
+    program of ours quote the last one.
+    """
+    status: Any = None
+    try:
+        _call(main)
+    except SystemExit as ended:
+        status = ended.code
+        if not _hasty:
+            raise
+    if _hasty:
+        if isinstance(status, str):
+            print(status, file=sys.stderr)
+        atexit._run_exitfuncs()  # temporary files, and what libraries have to say good-bye to
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(1 if isinstance(status, str) else status or 0)
+
+
+def _call(main: Callable[[], None]) -> None:
+    """Call `main`; raises SystemExit with the line of what went wrong."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # else it means nothing, as SIGHUP after nohup
+            signal.signal(number, signal.default_int_handler)
+    os.environ["PYTHONSAFEPATH"] = "1"  # for what libraries start
+    try:
+        main()
+    except UserError as error:
+        if error.__cause__:
+            traceback.print_exception(error.__cause__)
+        sys.exit(f"error: {printable(str(error))}")
+    except EOFError as error:
+        sys.exit(f"error: {printable(str(error))}; is somebody still writing it? run again")
+    except OSError as error:
+        if error.errno in FULL:
+            sys.exit(f"error: {error.strerror}, and nothing was published; free some space there and run again")
+        named = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        sys.exit(f"error: {printable(named)}")
+    except MemoryError:
+        sys.exit(
+            "error: memory ran out, and nothing was published; let fewer jobs run at once, or use a larger machine"
+        )
+    except Exception as error:
+        traceback.print_exc()
+        sys.exit(f"error: a fault of this program's: {printable(f'{type(error).__name__}: {first_line(error)}')}")
+    except KeyboardInterrupt:
+        sys.exit("error: interrupted; nothing was published")
+    finally:
+        with suppress(OSError, ValueError):  # what libraries printed: the line comes after it where both go to a log
+            sys.stdout.flush()
+
+
+@contextmanager
+def start_child(
+    command: Sequence[Any], env: Mapping[str, str] | None = None, **options: Any
+) -> Iterator[subprocess.Popen]:
+    """Run a program for as long as the block lasts. It ends with this one, also where this one is killed: on Linux its
+    kernel sees to it. Its environment is `surroundings.of_child`'s."""
+    mine = os.getpid()
+
+    def end_with_parent() -> None:
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != mine:  # it ended before that
+            os._exit(1)
+
+    prepare = {"preexec_fn": end_with_parent} if sys.platform == "linux" else {}
+    told = surroundings.of_child(command, env)
+    with subprocess.Popen([str(part) for part in command], env=told, **prepare, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()  # after an interrupt, say, nobody waits for it any more
+
+
+def run_child(
+    command: Sequence[Any],
+    *,
+    stdin: str | None = None,
+    stdout: int = subprocess.DEVNULL,
+    timeout: float | None = None,
+    **options: Any,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, as `start_child` does; its exit code, and what it said on standard error.
+
+    Args:
+        stdin: what it reads; this program's own standard input where it is None.
+        stdout: what becomes of its standard output, in subprocess's words.
+        timeout: seconds after which it is ended, and `subprocess.TimeoutExpired` raised.
+    """
+    pipe = {} if stdin is None else {"stdin": subprocess.PIPE}
+    with start_child(command, stdout=stdout, stderr=subprocess.PIPE, text=True, **pipe, **options) as process:
+        printed, said = process.communicate(stdin, timeout)
+    return subprocess.CompletedProcess(process.args, process.returncode, printed, said)
+
+
+def run_compiler(command: Sequence[Any], environment: Mapping[str, str]) -> int:
+    """Run a program that starts others, as cmake and ninja do, to its end; its exit code. Its lines go to standard
+    error. When this program is interrupted, all of them end, so that none works on where the next compilation does."""
+    with start_child(command, env=environment, stdout=sys.stderr, start_new_session=True) as process:
+        try:
+            return process.wait()
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise

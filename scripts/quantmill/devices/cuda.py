@@ -1,0 +1,127 @@
+"""NVIDIA GPUs, through libcuda and NVML: the same answers for every engine, whatever it is built on.
+
+Function names and signatures: CUDA Driver API and NVML API references.
+"""
+
+import ctypes
+import os
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+from quantmill.common.program import UserError
+
+COPY_BYTES = 2 * 2**30  # far beyond the L2 cache
+REPEATS = 9
+
+
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _call(function: Any, *arguments: Any) -> None:
+    status = function(*arguments)
+    if status:
+        raise UserError(f"CUDA driver: {function.__name__} failed with error {status}")
+
+
+def why_missing() -> str | None:
+    """None where a GPU can be used, else the reason why not."""
+    try:
+        driver = _driver()
+    except OSError:
+        return "no NVIDIA driver (libcuda.so.1) on this machine"
+    status = driver.cuInit(0)
+    return None if not status and count() else f"the NVIDIA driver sees no GPU (cuInit: {status})"
+
+
+def count() -> int:
+    """GPUs that this process sees; CUDA was initialised before."""
+    number = ctypes.c_int()
+    return 0 if _driver().cuDeviceGetCount(ctypes.byref(number)) else number.value
+
+
+def nvml_devices() -> tuple[Any, list[Any]]:
+    """pynvml and the handles of the GPUs that CUDA_VISIBLE_DEVICES names; of the first where it names none."""
+    import pynvml  # only where there is a GPU
+
+    pynvml.nvmlInit()
+    names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    return pynvml, [
+        pynvml.nvmlDeviceGetHandleByUUID(name)
+        if name.startswith(("GPU-", "MIG-"))
+        else pynvml.nvmlDeviceGetHandleByIndex(int(name or 0))
+        for name in names
+    ]
+
+
+def describe() -> dict[str, Any]:
+    """What NVML tells of the visible GPUs; None where one does not tell.
+
+    Their names, memory in bytes and power limit in watts of all together, driver, whether all have ECC, and the lowest
+    clocks in MHz now.
+    """
+    nvml, handles = nvml_devices()
+
+    def ask(combine: Callable[[list[Any]], Any], function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return combine([function(handle, *arguments) for handle in handles])
+        except nvml.NVMLError:
+            return None  # this board, or this slice of one, does not tell
+
+    def total_memory(boards: list[Any]) -> int:
+        return sum(board.total for board in boards)
+
+    milliwatts = ask(sum, nvml.nvmlDeviceGetEnforcedPowerLimit)
+    return {
+        "name": " + ".join(dict.fromkeys(nvml.nvmlDeviceGetName(handle) for handle in handles)),
+        "memory_bytes": ask(total_memory, nvml.nvmlDeviceGetMemoryInfo),
+        "driver": nvml.nvmlSystemGetDriverVersion(),
+        "ecc": ask(lambda modes: all(bool(mode[0]) for mode in modes), nvml.nvmlDeviceGetEccMode),
+        "sm_clock_mhz": ask(min, nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
+        "memory_clock_mhz": ask(min, nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
+        "power_limit_w": milliwatts and milliwatts / 1000,
+    }
+
+
+def used_bytes() -> int:
+    """Memory in use on the GPUs, by whoever uses it: a measurement has its GPUs for itself."""
+    nvml, handles = nvml_devices()
+    return sum(nvml.nvmlDeviceGetMemoryInfo(handle).used for handle in handles)
+
+
+def copy_bandwidth() -> float:
+    """Bytes a second of device-to-device copies on the visible GPUs, one after the other, added up."""
+    _call(_driver().cuInit, 0)
+    return sum(_copy_bandwidth(number) for number in range(count()))
+
+
+def _copy_bandwidth(number: int) -> float:
+    """Bytes a second, read and written, of a copy of `COPY_BYTES` on one GPU, timed by events (median)."""
+    driver = _driver()
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    _call(driver.cuDeviceGet, ctypes.byref(device), number)
+    _call(driver.cuDevicePrimaryCtxRetain, ctypes.byref(context), device)
+    _call(driver.cuCtxSetCurrent, context)
+    source, target = ctypes.c_uint64(), ctypes.c_uint64()
+    start, stop = ctypes.c_void_p(), ctypes.c_void_p()
+    try:
+        for pointer in (source, target):
+            _call(driver.cuMemAlloc_v2, ctypes.byref(pointer), ctypes.c_size_t(COPY_BYTES))
+        for event in (start, stop):
+            _call(driver.cuEventCreate, ctypes.byref(event), 0)
+        rates = []
+        for _ in range(REPEATS + 1):  # the first warms up
+            _call(driver.cuEventRecord, start, None)
+            _call(driver.cuMemcpyDtoDAsync_v2, target, source, ctypes.c_size_t(COPY_BYTES), None)
+            _call(driver.cuEventRecord, stop, None)
+            _call(driver.cuEventSynchronize, stop)
+            milliseconds = ctypes.c_float()
+            _call(driver.cuEventElapsedTime, ctypes.byref(milliseconds), start, stop)
+            rates.append(2 * COPY_BYTES / (milliseconds.value / 1000))
+        return statistics.median(rates[1:])
+    finally:
+        for pointer in (source, target):
+            if pointer.value:
+                driver.cuMemFree_v2(pointer)
+        driver.cuDevicePrimaryCtxRelease_v2(device)

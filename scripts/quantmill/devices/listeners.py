@@ -1,0 +1,243 @@
+"""Who answers at an address: processes of this machine, or another machine, which nobody here can look into.
+
+Linux's own tables of sockets (proc(5)); on other systems nothing is known.
+"""
+
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from quantmill.devices import processes
+
+PROC = processes.PROC
+LISTENING = "0A"  # a state of /proc/net/tcp
+# they pass on what others answer; the kernel cuts names after 15 characters
+PASSAGES = ("apache2", "caddy", "cloudflared", "envoy", "frpc", "gvproxy", "haproxy", "httpd", "kubectl", "nginx")
+PASSAGES += ("pasta", "pasta.avx2", "socat", "ssh", "sshd", "sshd-session", "stunnel", "tailscaled", "traefik")
+OF_CONTAINERS = ("docker-proxy", "rootlessport", "slirp4netns")  # they pass on to a container of this machine
+PORTS = {"http": 80, "https": 443}
+DISTURBANCE = "disturbance"  # among the versions of an engine: why it is not known
+UNKNOWN = "so whether other programs disturbed it is not known"
+Address = IPv4Address | IPv6Address
+
+
+@dataclass(frozen=True)
+class Answering:
+    """Who answers at an address.
+
+    Attributes:
+        place: this machine, another one, or either.
+        pids: its processes, without those that they started; empty where they are not known.
+        unknown: why they are not known, in words; None where they are.
+    """
+
+    place: Literal["here", "elsewhere", "unknown"]
+    pids: frozenset[int] = field(default_factory=frozenset)
+    unknown: str | None = None
+
+    def processes(self) -> set[int]:
+        """All that run now, with those that they started."""
+        return processes.tree(self.pids)
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A socket that listens: at an address, as the number of an open file."""
+
+    address: Address
+    inode: str
+
+
+def of_options(options: Mapping[str, Any]) -> Answering | None:
+    """Who answers at the `url` of an engine's options; None of an engine without one, which runs here as our own."""
+    return find(options["url"]) if "url" in options else None
+
+
+def find(url: object) -> Answering | None:
+    """Who answers at a URL; None of what is no URL, which is not for this function to refuse."""
+    try:
+        parts = urlsplit(str(url))
+        port = parts.port or PORTS[parts.scheme]
+        host = parts.hostname or ""
+    except (ValueError, KeyError):
+        return None
+    addresses = _addresses(host)
+    if not any(map(_is_here, addresses)):
+        for address in addresses:
+            if found := _of_container(address, port):
+                return found
+        return Answering("elsewhere", unknown=f"the server runs on another host, {UNKNOWN}")
+    for address in filter(_is_here, addresses):
+        if listeners := _at(address, _listeners(PROC / "net", port)):
+            return _describe(listeners)
+    return Answering("unknown", unknown=f"no process of this machine listens on port {port}, {UNKNOWN}")
+
+
+def _describe(listeners: list[Listener]) -> Answering:
+    """Who answers on sockets of this machine."""
+    owners = _owners({each.inode for each in listeners})
+    found = set().union(*owners.values())
+    names = {_name(pid) for pid in found}
+    if passages := names & {*OF_CONTAINERS, *PASSAGES}:
+        for pid in found if passages & {*OF_CONTAINERS} else ():
+            if inside := _behind(pid):
+                return inside
+        place = "here" if passages & {*OF_CONTAINERS} else "unknown"
+        return Answering(place, unknown=f"{min(passages)} passes requests on to the server, {UNKNOWN}")
+    if not all(owners.values()):
+        return Answering("here", unknown=f"the server's processes are another user's, {UNKNOWN}")
+    return Answering("here", frozenset(map(_head, found)))
+
+
+def _behind(pid: int) -> Answering | None:
+    """Who answers in the container to which a docker-proxy passes on; None where that cannot be seen."""
+    with suppress(OSError, ValueError):
+        words = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        told = dict(pairwise(words))
+        if "-container-ip" in told and "-container-port" in told:
+            return _of_container(ip_address(told["-container-ip"]), int(told["-container-port"]))
+    return None
+
+
+def _of_container(address: Address, port: int) -> Answering | None:
+    """Who answers at an address of another network namespace of this machine: a container's, as far as it is shown."""
+    seen = {_link(PROC / "self/ns/net")}
+    for folder in sorted(PROC.glob("[0-9]*"), key=lambda folder: int(folder.name)):
+        namespace = _link(folder / "ns/net")
+        if namespace in seen:
+            continue
+        seen.add(namespace)
+        if address in _own_addresses(folder / "net") and (listeners := _at(address, _listeners(folder / "net", port))):
+            return _describe(listeners)
+    return None
+
+
+def _addresses(host: str) -> list[Address]:
+    """What a host's name stands for, in the order in which it is tried; nothing where nobody knows it."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys(ip_address(str(each[4][0]).partition("%")[0]) for each in found))
+    except (OSError, ValueError):  # UnicodeError, of names that cannot be, is a ValueError
+        return []
+
+
+def _is_here(address: Address) -> bool:
+    """Whether an address is one of this machine: a socket can be bound to no other."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as trial:
+            trial.bind((str(address), 0))
+        return True
+    except OSError:
+        return False
+
+
+def _own_addresses(net: Path) -> set[Address]:
+    """The addresses of the network namespace whose tables these are."""
+    found: set[Address] = set()
+    lines = _lines(net / "fib_trie")
+    for before, line in pairwise(lines):
+        if line.strip() == "/32 host LOCAL":
+            found.add(ip_address(before.split()[-1]))
+    return found | {ip_address(bytes.fromhex(line.split()[0])) for line in _lines(net / "if_inet6")}
+
+
+def _listeners(net: Path, port: int) -> list[Listener]:
+    """All sockets that listen on a TCP port."""
+    fields = [line.split() for name in ("tcp", "tcp6") for line in _lines(net / name)[1:]]
+    found = []
+    for each in fields:
+        where, _, at = each[1].partition(":")
+        if each[3] == LISTENING and int(at, 16) == port:
+            found.append(Listener(_decode(where), each[9]))
+    return found
+
+
+def _decode(digits: str) -> Address:
+    """An address as the kernel prints it: words of four bytes, each in the machine's order (little-endian here)."""
+    words = [bytes.fromhex(digits[place : place + 8])[::-1] for place in range(0, len(digits), 8)]
+    address = ip_address(b"".join(words))
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def _at(address: Address, listeners: list[Listener]) -> list[Listener]:
+    """Those that a connection to an address reaches: bound to it, else to every address of its kind, else to all."""
+    if address.is_unspecified:
+        return listeners
+    kinds = (ip_address("0.0.0.0"), ip_address("::")) if address.version == 4 else (ip_address("::"),)
+    return next(
+        (found for each in (address, *kinds) if (found := [one for one in listeners if one.address == each])), []
+    )
+
+
+def _owners(inodes: set[str]) -> dict[str, set[int]]:
+    """The processes that hold each socket, of those that this user may look into."""
+    found: dict[str, set[int]] = {inode: set() for inode in inodes}
+    for descriptor in _descriptors():
+        with suppress(OSError):  # it has ended, or is a stranger's
+            inode = str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]")
+            if inode in found:
+                found[inode].add(int(descriptor.parts[-3]))
+    return found
+
+
+def _descriptors() -> Iterator[Path]:
+    for folder in PROC.glob("[0-9]*/fd"):
+        with suppress(OSError):
+            yield from list(folder.iterdir())
+
+
+def _head(pid: int) -> int:
+    """The process that started a listener and all that belongs to it: launchers start workers beside the one that
+    listens (vLLM with several, TGI, MPI).
+
+    Up from parent to parent, within one session, but not to a process that started this one too, nor from a job to the
+    shell of its terminal, which gives each job a group of its own.
+    """
+    ours = set(_ancestors(os.getpid()))
+    for above in _ancestors(pid)[1:]:
+        one, other = processes.stat(pid), processes.stat(above)
+        if one is None or other is None or above in ours:
+            break
+        group, session, terminal = (one[place] for place in (processes.GROUP, processes.SESSION, processes.TERMINAL))
+        if other[processes.SESSION] != session:
+            break
+        if other[processes.GROUP] != group and str(above) == session and terminal != "0":
+            break
+        pid = above
+    return pid
+
+
+def _ancestors(pid: int) -> list[int]:
+    """A process, its parent, and so on up to the first."""
+    found = []
+    while pid and pid not in found:
+        found.append(pid)
+        stat = processes.stat(pid)
+        pid = int(stat[processes.PARENT]) if stat else 0
+    return found
+
+
+def _name(pid: int) -> str:
+    with suppress(OSError):
+        return (PROC / str(pid) / "comm").read_text(errors="replace").strip()
+    return ""
+
+
+def _link(path: Path) -> str:
+    with suppress(OSError):
+        return str(path.readlink())
+    return ""
+
+
+def _lines(path: Path) -> list[str]:
+    with suppress(OSError):
+        return path.read_text(encoding="ascii").splitlines()
+    return []

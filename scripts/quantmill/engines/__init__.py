@@ -1,0 +1,254 @@
+"""One module an engine, all with the same contract; the rest of Quantmill knows engines by this contract alone.
+
+An engine's module holds a class `Engine` and imports its libraries; it is imported inside its own environment.
+"""
+
+import argparse
+import difflib
+import importlib
+import importlib.util
+import json
+import os
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+
+from quantmill.common.program import PACKAGE, UserError, first_line
+from quantmill.devices import cpu
+
+# float32 values in one chunk of logits: 40 MiB. glibc's malloc gives more than 32 MiB back at once, and kept a little
+# less than that four times over
+CHUNK_LOGITS = 10 * 2**20
+
+# Set in the environment where an artifact is checked (gate/check.py), and not where it is measured: an engine whose
+# products are off by more than rounding on this processor then uses others, however slow
+EXACT = "QUANTMILL_EXACT"
+
+# logits, target_logprobs: it has the method; batches: `decode` takes several prompts; gpus: it runs on several at once;
+# own_threads: how many CPU threads are best is its own affair
+Capability = Literal["logits", "target_logprobs", "batches", "gpus", "own_threads"]
+
+
+class CannotDecode(UserError):
+    """An engine's other way to decode that this model does not take, found when it was tried."""
+
+
+class Targets(NamedTuple):
+    """What an engine without logits tells of a text's n ids: natural log-probabilities given those before.
+
+    logprobs: [n - 1], of each id but the first.
+    top_ids, top_logprobs: [n - 1, k], the k likeliest ids at each of these places, the likeliest first, and what they
+    have; k is 0 where the engine tells the targets' alone.
+    """
+
+    logprobs: np.ndarray
+    top_ids: np.ndarray
+    top_logprobs: np.ndarray
+
+
+class Engine:
+    """A loaded artifact on a device."""
+
+    # what `__init__` takes, in the engine's own words, and its type; None: whatever the engine itself takes
+    options: ClassVar[Mapping[str, type] | None] = {}
+    capabilities: frozenset[Capability] = frozenset({"logits"})  # what cannot be had is an empty cell, with the reason
+    compute_type: str  # what it really calculates in, asked of the library
+    modes: tuple[str, ...]  # how it can decode this artifact on this device, the plain way first
+    mode: str  # the one in use, `modes[0]` at first; setting it chooses another
+    here: bool = True  # whether it surely runs on this machine, so that the device here is its own
+    stop_ids: list[int]  # tokens that end a sequence, which it never chooses
+    environment: Mapping[str, str] = {}  # variables that the run sets, of its processes too
+    threads: int | None = None  # CPU threads that it uses, where it takes another number than it is given
+    sent: float | None = None  # when a server was asked last: a client makes its request and its connection before
+    text: str | None = None  # what was written last, after the first prompt, by a server that tells no tokens
+
+    def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
+        """Load `artifact` on `device` (`cpu`, or `cuda`: every card that is visible) with `threads` CPU threads.
+
+        Raises `UserError` where the device, the artifact or an option does not fit.
+        """
+
+    def decode(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
+        """Yield the `n` greedy tokens after each prompt (all of one length) as they come: the number of the prompt, the
+        token's id, and `time.perf_counter()` of when it was on the host.
+
+        The engine stamps the time, because only it knows: a token that another thread has to hand over can wait for
+        that thread. End-of-sequence tokens are never chosen, so that every engine decodes the same number of tokens.
+        Several prompts are decoded the plain way. Raises `CannotDecode` where the mode in use does not fit the model.
+        """
+        raise NotImplementedError
+
+    def logits(self, ids: list[int]) -> Iterator[Any]:
+        """Yield float32 logits in chunks [positions, vocab] that together cover every position of `ids`, in order.
+
+        In numpy's arrays; on a GPU, an engine that has torch yields tensors there, and they are compared there.
+        """
+        raise NotImplementedError
+
+    def target_logprobs(self, ids: list[int]) -> Targets:
+        """What it thinks of each id but the first, given those before it."""
+        raise NotImplementedError
+
+    def many_target_logprobs(self, texts: list[list[int]]) -> Iterator[Targets]:
+        """`target_logprobs` of several texts, in order; at once, where an engine has batches."""
+        yield from map(self.target_logprobs, texts)
+
+    def last_logits(self, texts: list[list[int]], counts: list[int]) -> Iterator[tuple[int, Any]]:
+        """Yield the logits of the last positions of several texts, so many of each: a text's number with chunks
+        [positions, vocab] as `logits` yields them, in order. One text after another, where an engine has no batches."""
+        for number, (ids, count) in enumerate(zip(texts, counts, strict=True)):
+            before = len(ids) - count
+            for chunk in self.logits(ids):
+                rows = chunk[max(before, 0) :]
+                before -= len(chunk)
+                if len(rows):
+                    yield number, rows
+
+    def allow_ends(self) -> bool:
+        """Let `decode` choose tokens that end a sequence too, from now on, and end after them or go on; whether it can.
+        Whoever asks stops at the first."""
+        return False
+
+    def processes(self) -> set[int]:
+        """The engine's own processes, without their children; empty where they run on another machine."""
+        return {os.getpid()}
+
+    def weight_bytes(self) -> int | None:
+        """Bytes of weights that one decoded token reads, as loaded (of an untied embedding table it reads one row);
+        None where the engine does not tell."""
+        return None
+
+    def peak_allocated_bytes(self) -> int | None:
+        """Most memory of the GPUs that the library's allocator has handed out; None where it does not tell."""
+        return None
+
+    def versions(self) -> dict[str, str]:
+        """The libraries and kernels in use."""
+        return {}
+
+    def close(self) -> None:
+        """Give the memory back."""
+
+
+def module(name: str) -> ModuleType:
+    """Import engine `name`: the module of that name, `-` as `_`. Raises `UserError` where there is none."""
+    file = name.replace("-", "_")
+    if importlib.util.find_spec(f"quantmill.engines.{file}") is None:
+        raise UserError(f"engine {name!r}: there is no scripts/quantmill/engines/{file}.py")
+    return importlib.import_module(f"quantmill.engines.{file}")
+
+
+def load(name: str, artifact: Path, device: str, threads: int, gpus: int = 1, **options: Any) -> Engine:
+    """Load `artifact` with engine `name` on so many visible cards. Its `options` may hold the `environment` of a run:
+    variables that are set before the engine's libraries are imported, over its own.
+
+    Raises `UserError` for options and cards that the engine does not take, and with the artifact's name for whatever
+    the engine's libraries raise, now and when it runs.
+    """
+    with one_line(name, artifact):
+        environment = options.pop("environment", {})
+        os.environ |= environment
+        kind = module(name).Engine
+        kind.environment = environment
+        check_options(name, kind, options)
+        if gpus > 1 and "gpus" not in kind.capabilities:
+            raise UserError(f"engine {name} runs on one GPU, and {gpus} are asked for; leave gpus out")
+        engine = kind(artifact, device, threads, **options)
+    for method in ("decode", "logits", "last_logits", "many_target_logprobs"):
+        setattr(engine, method, _guard_iterator(getattr(engine, method), name, artifact))
+    for method in ("target_logprobs", "processes", "weight_bytes", "peak_allocated_bytes", "versions"):
+        setattr(engine, method, _guard(getattr(engine, method), name, artifact))
+    return engine
+
+
+def check_options(name: str, kind: type[Engine], options: Mapping[str, Any]) -> None:
+    """Raises `UserError` for an option that the engine does not have, or of another type."""
+    for option, value in options.items():
+        if kind.options is None:
+            continue
+        if option not in kind.options:
+            close = difflib.get_close_matches(option, kind.options, 1)
+            known = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(kind.options) or 'none'}"
+            raise UserError(f"engine {name}: unknown option {option!r}; {known}")
+        expected = kind.options[option]
+        if not isinstance(value, expected) or (isinstance(value, bool) and expected is int):
+            raise UserError(f"engine {name}: option {option} is {value!r}; it is to be of type {expected.__name__}")
+
+
+def add_arguments(arguments: argparse.ArgumentParser) -> None:
+    """What every program that runs an engine is told: which, how, and where."""
+    arguments.add_argument("--engine", required=True, help="an engine's name, a module of scripts/engines")
+    arguments.add_argument("--options", type=parse_options, default={}, help="JSON, in the engine's own words")
+    arguments.add_argument("--gpus", type=int, default=1, help="cards that it runs on")
+    add_device_arguments(arguments)
+
+
+def add_device_arguments(arguments: argparse.ArgumentParser) -> None:
+    """What every program that calculates is told."""
+    arguments.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="CPU threads at most")
+
+
+def parse_options(text: str) -> dict[str, Any]:
+    """The engine's options of a command line. Raises `UserError` for what is no JSON object."""
+    try:
+        options = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"--options {text!r} is no JSON ({error})") from None
+    if not isinstance(options, dict):
+        raise UserError(f'--options {text!r} is no mapping; write {{"name": value}}')
+    return options
+
+
+@contextmanager
+def one_line(name: str, artifact: Path) -> Iterator[None]:
+    """Raise as a `UserError` whatever an engine raises. What our own lines raised stays its cause, which the program's
+    log shows: that may be a fault of theirs, where a library's is what it thinks of the artifact."""
+    try:
+        yield
+    except (UserError, OSError, MemoryError):  # a line of their own
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = Path(last.filename)
+        ours = place.is_relative_to(PACKAGE)
+        said = f"{type(error).__name__}: {first_line(error)}; {place.name} line {last.lineno}"
+        raise UserError(f"{artifact}: {name} fails on it ({said})") from (error if ours else None)
+
+
+def _guard_iterator(call: Callable[..., Iterator[Any]], name: str, artifact: Path) -> Callable[..., Iterator[Any]]:
+    """An engine's method, whose failures are one line; the engine stamps the time of each token itself."""
+
+    def run(*inputs: Any) -> Iterator[Any]:
+        with one_line(name, artifact):
+            yield from call(*inputs)
+
+    return run
+
+
+def _guard(call: Callable[..., Any], name: str, artifact: Path) -> Callable[..., Any]:
+    """The same of a method that returns its answer."""
+
+    def run(*inputs: Any) -> Any:
+        with one_line(name, artifact):
+            return call(*inputs)
+
+    return run
+
+
+def other_dtype(name: str, device: str) -> str | None:
+    """The dtype that engine `name` can calculate in besides its own, for the noise floor; None where there is none.
+
+    Such an engine has a table OTHER_DTYPES (device -> dtype), and an option `dtype`.
+    """
+    return getattr(module(name), "OTHER_DTYPES", {}).get(device)
+
+
+def chunk_positions(vocab_size: int) -> int:
+    """Positions in one chunk of logits: `CHUNK_LOGITS` values, at least 16 positions and at most 512."""
+    return min(512, max(16, CHUNK_LOGITS // vocab_size))

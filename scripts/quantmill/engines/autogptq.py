@@ -1,0 +1,56 @@
+"""GPTQ through auto-gptq 0.7.1's kernels, in transformers 4's model."""
+
+from pathlib import Path
+from typing import ClassVar
+
+import auto_gptq
+from transformers import DynamicCache, PreTrainedModel
+
+from quantmill.checkpoint import shards
+from quantmill.common.program import UserError, first_line
+from quantmill.engines import transformers
+
+
+class Engine(transformers.Engine):
+    """See `engines.Engine`."""
+
+    options: ClassVar = {}
+
+    def _load(self, artifact: Path, device: str) -> PreTrainedModel:
+        stored = shards.find(artifact).tensors()
+        on_cpu = device == "cpu"
+        dtype = self.dtype
+        try:
+            model = auto_gptq.AutoGPTQForCausalLM.from_quantized(
+                str(artifact),
+                device="cpu" if on_cpu else "cuda:0",
+                torch_dtype=dtype,
+                disable_exllama=on_cpu or None,  # on CUDA its own choice: the fastest of what it was compiled with
+                disable_exllamav2=on_cpu,
+            ).model
+        except Exception as error:  # whatever its kernels and transformers' classes raise
+            raise UserError(f"{artifact}: auto-gptq cannot load it ({first_line(error)})") from None
+        layers = {name: module for name, module in model.named_modules() if hasattr(module, "qweight")}
+        needed = {name for name, _ in model.named_parameters()}
+        needed |= {f"{name}.{part}" for name in layers for part in ("qweight", "qzeros", "scales")}
+        missing = sorted(needed - stored.keys())  # auto-gptq says nothing, and leaves what chance put there
+        if missing:
+            raise UserError(f"{artifact}: lacks {', '.join(missing[:3])}, which would be random; build it again")
+        first = next(iter(layers.values()))
+        compiled = not on_cpu and getattr(first, "autogptq_cuda_available", True)
+        self.kernel = first.QUANT_TYPE if compiled else f"{first.QUANT_TYPE} (torch)"
+        self.compute_type = str(dtype).removeprefix("torch.")
+        self.quantized_bytes = sum(buffer.nbytes for module in layers.values() for buffer in module.buffers())
+        return model
+
+    def _modes(self) -> tuple[str, ...]:
+        return ("generate",)  # a static cache is another thing in transformers 4
+
+    def _cache(self) -> DynamicCache:
+        return DynamicCache()  # of transformers 4, which takes no config
+
+    def weight_bytes(self) -> int:
+        return super().weight_bytes() + self.quantized_bytes
+
+    def versions(self) -> dict[str, str]:
+        return super().versions() | {"auto-gptq": auto_gptq.__version__, "kernel": self.kernel}

@@ -1,0 +1,39 @@
+"""compressed-tensors in transformers' model: weights are unpacked when they are loaded, and activations rounded as the
+format says. What it predicts is the format's; its speed is that of unpacked weights, which nobody deploys."""
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from transformers import CompressedTensorsConfig, PreTrainedModel
+
+from quantmill.engines import transformers
+from quantmill.layouts import compressed_tensors
+
+BFLOAT16 = ("nvfp4-pack-quantized", "mxfp4-pack-quantized")  # the library unpacks these to bfloat16 alone
+
+
+class Engine(transformers.Engine):
+    """See `engines.Engine`."""
+
+    library = "compressed-tensors"
+    plain = False
+
+    def load_options(self, artifact: Path, device: str) -> dict[str, Any]:
+        unpacked = CompressedTensorsConfig(run_compressed=False)
+        return super().load_options(artifact, device) | {"quantization_config": unpacked}
+
+    def _load(self, artifact: Path, device: str) -> PreTrainedModel:
+        import torch
+
+        found = compressed_tensors.quantization(artifact)
+        if found["format"] in BFLOAT16:
+            self.dtype = torch.bfloat16
+        model = super()._load(artifact, device)
+        inputs = found.get("input_activations")
+        if inputs:  # what its products round to
+            self.compute_type = f"{inputs['type']}{inputs['num_bits']}"
+        return model
+
+    def versions(self) -> dict[str, str]:
+        return super().versions() | {"compressed-tensors": version("compressed-tensors"), "kernel": "unpacked"}

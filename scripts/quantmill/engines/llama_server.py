@@ -1,0 +1,62 @@
+"""llama.cpp's server, asked over HTTP with token ids. It tells no log-probabilities of a prompt: quality is that of the
+same artifact through the library."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from quantmill import llamacpp
+from quantmill.checkpoint import gguf_file
+from quantmill.engines.served.started import MODEL, Started, flags
+from quantmill.llamacpp import files
+from quantmill.servers import lifecycle
+from quantmill.servers.endpoint import Place
+
+
+class Engine(Started):
+    """See `serving.started.Started`."""
+
+    dialect = "llama"
+    counted: ClassVar = {
+        "prompt_tokens": "llamacpp:prompt_tokens_total",
+        "generated_tokens": "llamacpp:tokens_predicted_total",
+    }
+    ours: ClassVar = frozenset(
+        {"model", "m", "model_url", "mu", "hf_repo", "hf", "hfr", "hf_file", "hff", "host", "port", "api_key"}
+        | {"api_key_file", "alias", "a", "log_file", "path", "api_prefix", "threads", "t"}
+    )
+
+    def command(
+        self, artifact: Path, device: str, threads: int, port: int, options: Mapping[str, Any]
+    ) -> tuple[list[str], dict[str, str]]:
+        self.file = files.first(artifact)
+        self.compute_type = files.compute_type(gguf_file.read_all(self.file))
+        if options.get("parallel", 1) > 1:
+            self.capabilities = self.capabilities | {"batches"}
+        self.context = options.get("ctx_size", options.get("c", 0))
+        types = [options.get(f"cache_type_{part}", options.get(f"ct{part}", "f16")) for part in "kv"]
+        self.cache = ", ".join(map(str, dict.fromkeys(types)))
+        place = Place(str(artifact.absolute()), MODEL, lifecycle.LOCAL, port)
+        words = self.words(artifact, place, int(device == "cuda"), threads, options)
+        return [str(llamacpp.folder() / "bin/llama-server"), *words], {}
+
+    @staticmethod
+    def words(artifact: Path, place: Place, cards: int, threads: int, options: Mapping[str, Any]) -> list[str]:
+        """What llama-server is called with, to serve the artifact there on the cards that it sees (0: a CPU)."""
+        settings = {"threads": threads, "parallel": 1, "cache_prompt": False, "webui": False, "metrics": True}
+        if options.get("parallel", 1) > 1:
+            settings["kv_unified"] = True  # as where it chooses the slots itself: each may use all of the context
+        settings |= options
+        settings |= {"n_gpu_layers": 999} if cards else {"device": "none"}
+        argv = ["--model", f"{place.folder}/{files.first(artifact).name}", "--alias", place.name]
+        return [*argv, "--host", place.host, "--port", str(place.port), *flags(settings)]
+
+    def shared_context(self, context: int | None) -> int | None:
+        # one cache for all slots (kv_unified): "Context size has been exceeded" where it is full; 0: the model's own
+        return int(self.context) or context if str(self.context).isdecimal() else None
+
+    def weight_bytes(self) -> int | None:
+        return files.bytes_per_token(gguf_file.read_all(self.file))
+
+    def versions(self) -> dict[str, str]:
+        return {"llama.cpp": llamacpp.build()["sources"], "kv cache": self.cache, "arguments": self.arguments}

@@ -1,0 +1,192 @@
+"""A server that somebody else runs, found at its URL. Its module says how it is spoken to; everything else is here.
+
+Nobody but its owner can say what it serves and how it was started. So it is asked: for its models' names, its version,
+and a few tokens after a short prompt, which must be those of the artifact's tokenizer.
+"""
+
+import os
+import ssl
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from quantmill.checkpoint import gguf_file, shards
+from quantmill.client import client, stream, words
+from quantmill.client.dialects import Prompt
+from quantmill.client.text_prompts import Texts
+from quantmill.client.words import Expected
+from quantmill.common import redaction, special_tokens
+from quantmill.common.program import UserError, printable
+from quantmill.devices import listeners
+from quantmill.engines.served.served import Contradiction, Objection, Served, vocabulary
+from quantmill.llamacpp import files
+from quantmill.servers import lifecycle
+
+PROBES = ("One, two, three, four, five", "Monday, Tuesday", "red, green and blue", "north, east, south and west")
+PROBE_TOKENS = 8
+
+
+class Attached(Served):
+    """See `serving.engine.Served`. Options: `url`; `model`, what the server calls it; `token_variable`, the environment
+    variable that holds its token; `authority`, a file of certificates to trust instead of the system's."""
+
+    capabilities = frozenset({"own_threads", "batches", "gpus"})
+    options: ClassVar = {"url": str, "model": str, "token_variable": str, "authority": str}
+    models: ClassVar[str] = "/v1/models"  # where its models' names are
+    version: ClassVar[tuple[str, str] | None] = None  # where its version is, and the key
+    takes_ids: ClassVar[bool] = True  # whether a prompt is ids, or text
+    cache_off: ClassVar[str] = "start it without a cache of prompts"
+    compute_type = "unknown"
+    startup_s = None
+    proved = True  # whether it told of every prompt as how many ids it read it
+
+    def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
+        self.name = type(self).__module__.rpartition(".")[2].replace("_", "-")
+        if "url" not in options:
+            raise UserError(f"engine {self.name}: is a server that somebody else runs; say where with url")
+        self.artifact, self.threads = artifact, threads
+        config = shards.read_json(artifact / "config.json")
+        self.stop_ids = special_tokens.ends(config)
+        self.target = client.Target(
+            options["url"], token=_token(options.get("token_variable")), authority=_authority(options.get("authority"))
+        )
+        self.check()
+        answering = listeners.find(self.target.url)
+        self.here = answering is not None and answering.place == "here"
+        self.unknown = answering.unknown if answering else None
+        self.listed, self.model = self.find_model(options.get("model"))
+        self.expected = Expected(vocabulary(config), self.model)
+        self.probe()
+
+    @cached_property
+    def texts(self) -> Texts:
+        """The artifact's tokenizer."""
+        return Texts(self.artifact)
+
+    def find_model(self, wanted: str | None) -> tuple[bool, str]:
+        """Whether the server lists what it serves, and what it calls that. Raises `UserError` where it serves something
+        else, or several.
+
+        Of a server that cannot list its models, the name is what the run says; then its answers must say it too."""
+        try:
+            answer = lifecycle.attach(self.target, self.models)
+        except UserError:
+            if wanted is None:
+                raise
+            return False, wanted
+        try:
+            names = self.names(words.parse(answer, redaction.of(self.target.token)))
+            if not all(isinstance(each, str) and 0 < len(each) <= words.MAX_WORD for each in names):
+                raise TypeError
+        except stream.JSON_ERRORS:
+            raise UserError(
+                f"{self.target.url}: {self.models} tells no models; is it a server of {self.name}?"
+            ) from None
+        served = printable(", ".join(names)[:200]) or "nothing"
+        if wanted is None and len(names) != 1:
+            raise UserError(f"{self.target.url}: it serves {served}; name one in the option model")
+        if wanted is not None and wanted not in names:
+            raise UserError(
+                f"{self.target.url}: it serves {served}, not {wanted}; correct the option model, or its url"
+            )
+        return True, wanted or names[0]
+
+    def names(self, answer: Any) -> list[Any]:
+        """What the server says that it serves, of its answer on the path `models`. Raises KeyError or TypeError where
+        it is none."""
+        return [each["id"] for each in answer["data"]]
+
+    def probe(self, number: int = 0) -> None:
+        """Ask for a few tokens, after a prompt of this number: one that was sent before may be kept. Raises `UserError`
+        where the server reads or writes other tokens than the artifact's tokenizer."""
+        has_tokenizer = not self.takes_ids or (self.artifact / "tokenizer.json").is_file()
+        ids = self.texts.encode(PROBES[number]) if has_tokenizer else list(range(2 + number, 10))
+        (reply,) = self.ask([ids], PROBE_TOKENS)
+        if not self.listed and reply.model is None:
+            raise Contradiction(
+                f"{self.where()}: it neither lists its models nor names one in an answer, so nothing shows that it "
+                f"serves {self.model}; use a server that does"
+            )
+        told = reply.ids if self.tells_ids else None
+        if told and has_tokenizer and reply.text and self.texts.decode(told).strip() != reply.text.strip():
+            raise Contradiction(
+                f"{self.where()}: another model is served: its text is not that of its ids by {self.artifact}"
+            )
+
+    def prompt(self, ids: list[int]) -> Prompt:
+        return ids if self.takes_ids else self.texts.text(ids)
+
+    def ask(self, prompts: Sequence[list[int]], n: int) -> list[stream.Reply]:
+        replies = super().ask(prompts, n)
+        for reply in replies:
+            if reply.finish != "length":
+                said = f"ended with {reply.finish!r} after {reply.tokens} tokens where {n} were asked for"
+                raise Objection(f"{self.where()}: its server {said}: it does not ignore the end of sequence")
+            if reply.tokens != n:
+                raise Contradiction(f"{self.where()}: its server wrote {reply.tokens} tokens where {n} were asked for")
+            self.proved &= bool(reply.usage) and reply.usage.prompt_tokens is not None
+            if reply.usage and reply.usage.cached_tokens:
+                said = f"{reply.usage.cached_tokens} tokens of a prompt came out of its cache"
+                raise Objection(f"{self.where()}: {said}; {self.cache_off}")
+        return replies
+
+    def where(self) -> str:
+        return f"{self.target.url} ({self.artifact.name})"
+
+    def check(self) -> None:
+        lifecycle.attach(self.target, self.health)
+
+    def processes(self) -> set[int]:
+        """Those that answer at its url, so that they are no interference; empty where they are not known."""
+        found = listeners.find(self.target.url)
+        return set(found.pids) if found else set()
+
+    def weight_bytes(self) -> int | None:
+        """Of the artifact's files, where the server runs on this machine: they are compared with its bandwidth."""
+        if not self.here:
+            return None
+        if any(self.artifact.glob("*.gguf")):
+            return files.bytes_per_token(gguf_file.read_all(files.first(self.artifact)))
+        return shards.bytes_per_token(self.artifact) if any(self.artifact.glob("*.safetensors")) else None
+
+    def versions(self) -> dict[str, str]:
+        sent = "ids"
+        if not self.takes_ids:
+            others = len(self.texts.reread)
+            sent = "text" + (f", {others} of which it reads as other ids, as many" if others else "")
+        told = {self.name: self.told_version(), "model": Path(self.model).name, "prompts": sent}  # without its places
+        told |= {} if self.takes_ids or self.proved else {"prompts' ids": "not told"}
+        return told | ({listeners.DISTURBANCE: self.unknown} if self.unknown else {})
+
+    def told_version(self) -> str:
+        """Its version; `unknown` where it does not tell."""
+        if self.version is None:
+            return "unknown"
+        path, key = self.version
+        try:
+            said = words.parse(client.get(self.target, path), redaction.of(self.target.token))[key]
+        except (client.Unreachable, *stream.JSON_ERRORS):
+            return "unknown"
+        return printable(said)[:100] if isinstance(said, str) else "unknown"
+
+
+def _token(variable: str | None) -> str | None:
+    """The token in an environment variable. Raises `UserError` where it is not set."""
+    if variable is None:
+        return None
+    if not os.environ.get(variable):
+        raise UserError(f"option token_variable: the environment variable {variable} is not set; set it to the token")
+    return os.environ[variable]
+
+
+def _authority(file: str | None) -> Path | None:
+    """A file of certificates. Raises `UserError` where it holds none."""
+    if file is None:
+        return None
+    try:
+        client.Target("https://localhost", authority=Path(file)).tls()
+    except OSError as error:
+        reason = "it holds no certificate" if isinstance(error, ssl.SSLError) else (error.strerror or "").lower()
+        raise UserError(f"option authority: {file}: {reason}; name a file of certificates in PEM") from None
+    return Path(file)

@@ -1,0 +1,132 @@
+"""A server that Quantmill starts with the artifact, on this machine. Its module says its command line; everything else
+is here."""
+
+import atexit
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, ClassVar
+
+from quantmill.checkpoint import shards
+from quantmill.client.words import Expected
+from quantmill.common import redaction, special_tokens
+from quantmill.common.program import UserError
+from quantmill.engines.served.served import Served, vocabulary
+from quantmill.servers import lifecycle
+
+MODEL = "quantmill"  # what requests call it
+
+
+class Started(Served):
+    """See `engines.Engine`. Options are those of the server's command line, in its words; `-` and `_` are the same."""
+
+    capabilities = frozenset({"gpus", "own_threads"})
+    options: ClassVar = None  # whatever its command line takes, but:
+    ours: ClassVar[frozenset[str]] = frozenset()  # options that Quantmill sets itself
+    model = MODEL
+
+    def command(
+        self, artifact: Path, device: str, threads: int, port: int, options: Mapping[str, Any]
+    ) -> tuple[list[str], dict[str, str]]:
+        """The command line that serves the artifact on this port of the loopback interface, and what its environment
+        says besides. Raises `UserError` where it cannot."""
+        raise NotImplementedError
+
+    def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
+        options = underscored(options)
+        self.check_ours(options)
+        config = shards.read_json(artifact / "config.json")
+        self.stop_ids = special_tokens.ends(config)
+        self.expected = Expected(vocabulary(config))
+        self.artifact = artifact
+        before = os.sched_getaffinity(0)
+        port, (mine, theirs) = lifecycle.free_port(), lifecycle.divide_processors()
+        self.threads = min(threads, len(theirs))
+        self.argv, environment = self.command(artifact, device, self.threads, port, options)
+        said = redaction.of().text(" ".join(self.argv[1:]))  # for results: without this machine's places
+        self.arguments = said.replace(str(artifact.absolute()), artifact.name).replace(str(port), "PORT")
+        # by what is served and how, and by whom: the next run of the same finds a server that was left behind
+        name = f"{artifact.name}@{type(self).__module__.rpartition('.')[2]}"
+        settings = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:8]
+        folder = artifact.parent / ".servers"
+        folder.mkdir(exist_ok=True)
+        for record in folder.glob(f"{name}-{settings}-*.json"):
+            if not _runs(record.stem.rpartition("-")[2]):
+                lifecycle.wait_for_last(name, record)
+                record.unlink(missing_ok=True)
+        self.log = folder / f"{name}-{settings}-{os.getpid()}.log"
+        self.stack = ExitStack()
+        started = lifecycle.start(
+            name,
+            self.argv,
+            port,
+            log=self.log,
+            record=self.log.with_suffix(".json"),
+            health=self.health,
+            environment=environment | self.environment,
+            processors=theirs,
+        )
+        self.server = self.stack.enter_context(started)
+        self.stack.callback(os.sched_setaffinity, 0, before)
+        atexit.register(self.close)
+        os.sched_setaffinity(0, mine)
+        self.target, self.startup_s = self.server.target, self.server.startup_s
+
+    @classmethod
+    def check_ours(cls, options: Mapping[str, Any]) -> None:
+        """Raises `UserError` for an option that Quantmill sets itself, also shortened, as argparse allows, and for one
+        that holds a secret: options stand in results."""
+        engine = cls.__module__.rpartition(".")[2].replace("_", "-")
+        secrets = redaction.of()
+        for option, value in options.items():
+            if any(name.startswith(option) for name in cls.ours):
+                raise UserError(f"engine {engine}: option {option!r} is Quantmill's own affair; leave it out")
+            if (isinstance(value, str) and redaction.is_secret(option)) or secrets.value(value) != value:
+                words = "holds a secret, and options stand in results; name it in the server's environment instead"
+                raise UserError(f"engine {engine}: option {option!r} {words}")
+
+    def check(self) -> None:
+        """Raises `UserError` where the server has ended, or another one answers in its place."""
+        self.server.check()
+
+    def processes(self) -> set[int]:
+        return self.server.processes()
+
+    def close(self) -> None:
+        atexit.unregister(self.close)
+        self.stack.close()
+        self.log.unlink(missing_ok=True)
+        if not any(self.log.parent.iterdir()):
+            shutil.rmtree(self.log.parent, ignore_errors=True)
+
+
+def _runs(pid: str) -> bool:
+    """Whether a process of this machine has this number."""
+    return Path("/proc", pid).exists()
+
+
+def underscored(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options in the one spelling that settings have."""
+    return {name.replace("-", "_"): value for name, value in options.items()}
+
+
+def flags(options: Mapping[str, Any]) -> list[str]:
+    """Options as a command line: `--max-num-seqs 64`, `--flag` and `--no-flag`, JSON for what has parts."""
+    found = []
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            found.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            found += [f"--{flag}", json.dumps(value) if isinstance(value, (dict, list)) else str(value)]
+    return found
+
+
+def python() -> list[str]:
+    """This environment's interpreter, for servers that are Python programs."""
+    return [sys.executable]

@@ -1,0 +1,274 @@
+"""Hugging Face transformers: the reference. float16 on CUDA; on a CPU the same weights are calculated in float32."""
+
+import gc
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, PreTrainedModel
+
+from quantmill import engines
+from quantmill.checkpoint import shards, share_read
+from quantmill.common import remote_code, special_tokens
+from quantmill.common.program import UserError, first_line
+from quantmill.engines.decoding.merged import merge
+
+remote_code.forbid()
+
+FLOATS = ("float32", "float16", "bfloat16")
+DTYPES = {"cuda": torch.float16, "cpu": torch.float32}
+# For the noise floor: what a GPU would calculate in, and the other type that unquantized models are served in
+OTHER_DTYPES = {"cuda": "bfloat16", "cpu": "float16"}
+PROBE = 8  # tokens
+BATCH = {"cpu": 512, "cuda": 8192}  # tokens of several short texts that are read at once
+
+
+class Steps:
+    """What `generate` calls a streamer: the tokens that it puts, [sequences], each with `time.perf_counter()`."""
+
+    def __init__(self) -> None:
+        self.came: list[tuple[list[int], float]] = []
+
+    def put(self, tokens: torch.Tensor) -> None:
+        """They are on the host."""
+        at = time.perf_counter()
+        self.came.append((tokens.flatten().tolist(), at))
+
+    def end(self) -> None:
+        """Nothing is kept back."""
+
+
+class Engine(engines.Engine):
+    """See `engines.Engine`. `generate` is the model's own method, as people call it; `captured`, on a GPU, a step that
+    is recorded as a CUDA graph: this is Quantmill's own way to decode, which transformers does not have."""
+
+    options: ClassVar = {"dtype": str, "attn_implementation": str}
+    capabilities = frozenset({"logits", "batches"})
+    library = "transformers"
+    plain = True  # layers of torch's own: they can be moved to a device, and merged there
+
+    def __init__(
+        self,
+        artifact: Path,
+        device: str,
+        threads: int,
+        dtype: str | None = None,
+        attn_implementation: str | None = None,
+    ) -> None:
+        if dtype and dtype not in FLOATS:
+            raise UserError(f"engine transformers: dtype {dtype!r} is none of {', '.join(FLOATS)}")
+        self.attention = {"attn_implementation": attn_implementation} if attn_implementation else {}
+        if device == "cuda" and not torch.cuda.is_available():
+            raise UserError(f"device cuda: torch {torch.__version__} of this environment sees no GPU; use device: cpu")
+        torch.set_num_threads(threads)
+        self.dtype = getattr(torch, dtype) if dtype else self.default_dtype(artifact, device)
+        model = self._load(artifact, device)
+        if self.plain and self.dtype == torch.float16 and not all(each.isfinite().all() for each in model.parameters()):
+            self.dtype = torch.bfloat16  # weights beyond float16's 65,504 became infinite
+            model = self._load(artifact, device)
+        if self.plain:
+            model = model.to(device)
+        model.eval()
+        model.generation_config = GenerationConfig()  # its publisher's may sample, or forbid to repeat
+        if device == "cuda":
+            torch.cuda.empty_cache()  # what loading left; cached, it would count as the model's memory
+        self.model: PreTrainedModel = model
+        text_config = model.config.get_text_config()
+        for config in (model.config, text_config):
+            config.return_dict = True  # what a model returns is no part of it, and read by name here
+        self.vocab_size = text_config.vocab_size
+        self.device = device
+        ends = [getattr(each, "eos_token_id", None) for each in (model.config, text_config)]
+        self.stop_ids = special_tokens.select(ends[1] if ends[0] is None else ends[0], self.vocab_size)
+        self.modes = self._modes()
+        self.mode = self.modes[0]
+        self.static: Any = None
+        self.merged = False
+        self.ends = False  # whether tokens that end a sequence are chosen
+        self.plain_head: bool | None = None  # asked when logits are
+
+    def _load(self, artifact: Path, device: str) -> PreTrainedModel:
+        """The model; sets `compute_type`. Raises `UserError` where it cannot be loaded whole."""
+        try:
+            model, info = AutoModelForCausalLM.from_pretrained(
+                artifact,
+                dtype=self.dtype,
+                output_loading_info=True,
+                **self.attention,
+                **self.load_options(artifact, device),
+            )
+        except Exception as error:  # whatever its many model classes raise
+            raise UserError(f"{artifact}: {self.library} cannot load it ({first_line(error)})") from None
+        wrong = sorted({*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])})
+        if wrong:
+            raise UserError(
+                f"{artifact}: lacks {', '.join(wrong[:3])}, which would be random; download the model again"
+            )
+        self.compute_type = str(self.dtype).removeprefix("torch.")
+        return model
+
+    def default_dtype(self, artifact: Path, device: str) -> torch.dtype:
+        """What to calculate in where the options do not say. A quantized artifact of weights that float16 cannot hold
+        says bfloat16; of others, the weights tell when they are there."""
+        said = None if self.plain else shards.read_config(artifact / "config.json").get("dtype")
+        return torch.bfloat16 if device == "cuda" and said == "bfloat16" else DTYPES[device]
+
+    def load_options(self, artifact: Path, device: str) -> dict[str, Any]:
+        """What transformers is told besides: layers of a library that quantizes are put on their device at once."""
+        return {} if self.plain else {"device_map": {"": device}}
+
+    def _modes(self) -> tuple[str, ...]:
+        if self.device == "cpu":  # it would calculate the masked part of a static cache, and gain nothing
+            return ("generate",)
+        from quantmill.engines.decoding.static_cache import StaticDecode
+
+        return ("generate", "captured") if StaticDecode.fits(self.model) else ("generate",)
+
+    def _cache(self) -> DynamicCache:
+        return DynamicCache(config=self.model.config)
+
+    def decode(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
+        if self.ends:
+            yield from self._step(prompts, n)
+        elif self.mode == "captured" and len(prompts) == 1:
+            for token, at in self._static(len(prompts[0]) + n).tokens(prompts[0], n):
+                yield 0, token, at
+        else:
+            yield from self._generate(prompts, n)
+
+    def _generate(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
+        """By `generate`, which hands each step's tokens over as soon as they are on the host."""
+        ids = torch.tensor(prompts, device=self.device)
+        ends = {"eos_token_id": self.stop_ids, "min_new_tokens": n} if self.stop_ids else {}
+        steps = Steps()
+        asked = ends | {"do_sample": False, "max_new_tokens": n, "pad_token_id": 0}
+        self._call_generate(ids, attention_mask=torch.ones_like(ids), streamer=steps, **asked)
+        for tokens, at in steps.came[1:]:  # the prompts come first
+            for number, token in enumerate(tokens):
+                yield number, token, at
+
+    def _call_generate(self, ids: torch.Tensor, **options: Any) -> None:
+        self.model.generate(ids, **options)
+
+    def _static(self, positions: int) -> Any:
+        """The recorded step for so many positions."""
+        if self.static is None or self.static.positions < positions:
+            from quantmill.engines.decoding.static_cache import StaticDecode
+
+            self.static = None
+            gc.collect()  # its memory first: a cache and its layers hold one another
+            if not self.merged:
+                self._merge()
+                self.merged = True
+                torch.cuda.empty_cache()  # what was merged
+            self.static = StaticDecode(self.model, positions, self.stop_ids)
+        return self.static
+
+    def _merge(self) -> None:
+        """Make one product of the layers that read the same input, for a recorded step alone."""
+        if self.plain:
+            merge(self.model, torch.nn.Linear)
+
+    @torch.inference_mode()
+    def _step(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
+        """A call of the model for each step, so that whoever asks can stop at any token."""
+        cache = self._cache()
+        step = torch.tensor(prompts, device=self.device)
+        for _ in range(n):
+            logits = self.model(input_ids=step, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+            step = logits.argmax(-1, keepdim=True)
+            tokens, at = step.flatten().tolist(), time.perf_counter()  # tolist() waits for the device
+            for number, token in enumerate(tokens):
+                yield number, token, at
+
+    def logits(self, ids: list[int]) -> Iterator[Any]:
+        tokens = torch.tensor([ids], device=self.device)
+        size = engines.chunk_positions(self.vocab_size)
+        if self.plain_head is None:
+            self.plain_head = self._has_plain_head(tokens[:, :PROBE])
+        if self.plain_head:  # the whole window through the body, a chunk of it through the head
+            hidden = self._run(self.model.base_model, input_ids=tokens, use_cache=False).last_hidden_state[0]
+            for chunk in hidden.split(size):
+                yield self._deliver(self._run(self.model.get_output_embeddings(), chunk))
+            return
+        cache = self._cache()  # carries what earlier chunks left, so that logits of one chunk exist at a time
+        for chunk in tokens.split(size, dim=1):
+            yield self._deliver(self._run(self.model, input_ids=chunk, past_key_values=cache, use_cache=True).logits[0])
+
+    def last_logits(self, texts: list[list[int]], counts: list[int]) -> Iterator[tuple[int, Any]]:
+        if self.plain_head is None:
+            self.plain_head = self._has_plain_head(torch.tensor([texts[0][:PROBE]], device=self.device))
+        if not self.plain_head:
+            yield from super().last_logits(texts, counts)
+            return
+        size, head = engines.chunk_positions(self.vocab_size), self.model.get_output_embeddings()
+        for batch in self._batches(texts):
+            # no position sees what stands to its right, so it does not matter what the shorter ones are filled with
+            longest = max(len(texts[number]) for number in batch)
+            filled = [texts[number] + [0] * (longest - len(texts[number])) for number in batch]
+            tokens = torch.tensor(filled, device=self.device)
+            hidden = self._run(self.model.base_model, input_ids=tokens, use_cache=False).last_hidden_state
+            for row, number in enumerate(batch):
+                end = len(texts[number])
+                for chunk in hidden[row, end - counts[number] : end].split(size):
+                    yield number, self._deliver(self._run(head, chunk))
+
+    def _batches(self, texts: list[list[int]]) -> Iterator[list[int]]:
+        """Numbers of the texts that are read at once, in their order: together no more than `BATCH` tokens."""
+        batch: list[int] = []
+        longest = 0
+        for number, ids in enumerate(texts):
+            longest = max(longest, len(ids))
+            if batch and longest * (len(batch) + 1) > BATCH[self.device]:
+                yield batch
+                batch, longest = [], len(ids)
+            batch.append(number)
+        yield batch
+
+    def allow_ends(self) -> bool:
+        self.ends, self.stop_ids, self.static = True, [], None
+        return True
+
+    @torch.inference_mode()  # not on the generator: there it holds a chunk while the next one is made
+    def _run(self, module: torch.nn.Module, *inputs: torch.Tensor, **options: Any) -> Any:
+        return module(*inputs, **options)
+
+    def _deliver(self, logits: torch.Tensor) -> Any:
+        logits = logits.float()
+        return logits.numpy() if self.device == "cpu" else logits
+
+    def _has_plain_head(self, tokens: torch.Tensor) -> bool:
+        """Whether the logits are what the head makes of the body's last hidden state, and no scale or cap follows."""
+        head = self.model.get_output_embeddings()
+        if head is None or self.model.base_model is self.model:
+            return False
+        hidden = self._run(self.model.base_model, input_ids=tokens, use_cache=False)[0]
+        return torch.equal(self._run(head, hidden), self._run(self.model, input_ids=tokens, use_cache=False).logits)
+
+    def weight_bytes(self) -> int:
+        embeddings, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
+        untied = head is not None and head.weight is not embeddings.weight
+        config = self.model.config.get_text_config().to_dict()
+        total = sum(round(each.nbytes * share_read(name, config)) for name, each in self.model.named_parameters())
+        return total - (embeddings.weight.nbytes if untied else 0)
+
+    def peak_allocated_bytes(self) -> int | None:
+        return torch.cuda.max_memory_allocated() if self.device == "cuda" else None
+
+    def versions(self) -> dict[str, str]:
+        return {
+            "transformers": transformers.__version__,
+            "torch": torch.__version__,
+            "attention": self.model.config._attn_implementation,
+            **(self.static.versions() if self.static and self.static.captured else {}),
+        }
+
+    def close(self) -> None:
+        del self.model
+        self.static = None
+        gc.collect()
+        if self.device == "cuda":
+            torch.cuda.empty_cache()

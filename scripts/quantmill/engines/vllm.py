@@ -1,0 +1,132 @@
+"""vLLM, offline: its own engine in a process of its own, token ids in and out. The server is the engine `vllm-serve`.
+
+Options are those of vLLM's `LLM`, in its words; what they leave out is vLLM's default, but for serving.vllm_settings.
+"""
+
+import atexit
+import dataclasses
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # read at import
+
+import numpy as np
+import torch
+import vllm
+from vllm.engine.arg_utils import EngineArgs
+from vllm.sampling_params import RequestOutputKind
+
+from quantmill import engines
+from quantmill.checkpoint import shards
+from quantmill.common import special_tokens
+from quantmill.common.program import UserError, first_line, leave_at_once
+from quantmill.devices import cpu
+from quantmill.servers import vllm_settings
+from quantmill.servers.guard import Guard
+from quantmill.servers.vllm_settings import OURS, TOP
+
+OPTIONS = {field.name for field in dataclasses.fields(EngineArgs)}
+
+
+class Engine(engines.Engine):
+    """See `engines.Engine`."""
+
+    options: ClassVar = dict.fromkeys(OPTIONS - OURS, object)
+    capabilities = frozenset({"target_logprobs", "batches", "gpus", "own_threads"})
+    modes = ("vLLM",)
+    mode = modes[0]
+    may_end = False
+
+    def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
+        config = shards.read_json(artifact / "config.json")
+        self.stop_ids = special_tokens.ends(config)
+        self.artifact, self.requests = artifact, 0
+        cards = torch.cuda.device_count() if device == "cuda" else 0
+        own = sorted(cpu.processors())[:threads]
+        os.environ |= vllm_settings.environment(cards, own) | vllm_settings.SOCKETS | self.environment
+        self.threads = len(own)
+        settings = vllm_settings.settings(artifact, options, cards)
+        self.guard = Guard()
+        try:
+            self.llm = vllm.LLM(str(artifact), skip_tokenizer_init=True, disable_log_stats=True, **settings)
+        except Exception as error:  # whatever its loaders and kernels raise
+            raise UserError(f"{artifact}: vLLM cannot load it ({first_line(error)}); its log says more") from None
+        self.guard.settle()
+        self.engine = self.llm.llm_engine
+        leave_at_once()  # "terminate called without an active exception", once in some dozens of runs
+        atexit.register(self.close)
+        self.config = self.engine.vllm_config
+        self.compute_type = str(self.config.model_config.dtype).removeprefix("torch.")
+        self.products = vllm_settings.products(artifact, device, self.compute_type)
+
+    def decode(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
+        asked = vllm.SamplingParams(
+            temperature=0,
+            max_tokens=n,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            **self.ending(n),
+        )
+        names = {self._add(ids, asked): number for number, ids in enumerate(prompts)}
+        try:
+            while self.engine.has_unfinished_requests():
+                outputs = self.engine.step()
+                now = time.perf_counter()
+                for output in outputs:
+                    for token in output.outputs[0].token_ids:
+                        yield names[output.request_id], token, now
+        finally:
+            if self.engine.has_unfinished_requests():  # nobody wants the rest
+                self.engine.abort_request(list(names))
+
+    def ending(self, n: int) -> dict[str, Any]:
+        """What vLLM is told of ends: it masks them for n tokens, on a card by a kernel of its own for each."""
+        return {"min_tokens": 0 if self.may_end else n, "stop_token_ids": self.stop_ids}
+
+    def _add(self, ids: list[int], asked: vllm.SamplingParams) -> str:
+        """Hand a prompt over; the request's name."""
+        self.requests += 1
+        name = str(self.requests)
+        self.engine.add_request(name, {"prompt_token_ids": ids}, asked)
+        return name
+
+    def target_logprobs(self, ids: list[int]) -> engines.Targets:
+        return next(self.many_target_logprobs([ids]))
+
+    def many_target_logprobs(self, texts: list[list[int]]) -> Iterator[engines.Targets]:
+        asked = vllm.SamplingParams(
+            temperature=0, max_tokens=1, prompt_logprobs=TOP, flat_logprobs=True, detokenize=False
+        )
+        outputs = self.llm.generate([{"prompt_token_ids": ids} for ids in texts], asked, use_tqdm=False)
+        for ids, output in zip(texts, outputs, strict=True):
+            found = output.prompt_logprobs  # of each place the target's, then the likeliest ones'
+            shape = (len(ids) - 1, TOP + 1)
+            tokens, values = (np.array(each).reshape(shape) for each in (found.token_ids, found.logprobs))
+            if tokens[:, 0].tolist() != ids[1:]:
+                raise UserError(f"{self.artifact}: vLLM told log-probabilities of other tokens than it was given")
+            yield engines.Targets(values[:, 0], tokens[:, 1:], values[:, 1:])
+
+    def allow_ends(self) -> bool:
+        self.may_end = True  # it ends there, and tells the token
+        return True
+
+    def weight_bytes(self) -> int | None:
+        return shards.bytes_per_token(self.artifact)
+
+    def versions(self) -> dict[str, str]:
+        cache, model = self.config.cache_config, self.config.model_config
+        return {
+            "vllm": vllm.__version__,
+            "torch": torch.__version__,
+            "quantization": str(model.quantization),
+            "kv cache": str(cache.cache_dtype),
+            "graphs": str(self.config.compilation_config.cudagraph_mode),
+        } | self.products
+
+    def close(self) -> None:
+        atexit.unregister(self.close)
+        self.engine.engine_core.shutdown()
+        self.guard.close()

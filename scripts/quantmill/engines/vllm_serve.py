@@ -1,0 +1,85 @@
+"""vLLM's server, asked over HTTP with token ids."""
+
+import importlib.metadata
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from quantmill.checkpoint import shards
+from quantmill.client import client, stream, words
+from quantmill.common import redaction
+from quantmill.devices import cuda
+from quantmill.engines.served.started import MODEL, Started, flags, python
+from quantmill.servers import lifecycle, vllm_settings
+from quantmill.servers.endpoint import Place
+from quantmill.servers.vllm_settings import TOP
+
+# what its log says of the configuration that is in effect
+SAID = {
+    "dtype": r"\bdtype=(?:torch\.)?(\w+)",
+    "quantization": r"\bquantization=([\w-]+)",
+    "kernel": r"\bUsing (\w+Kernel) for ",  # of products with quantized weights
+    "kv cache": r"\bkv_cache_dtype=(\w+)",
+    "tensor parallel": r"\btensor_parallel_size=(\d+)",
+    "pipeline parallel": r"\bpipeline_parallel_size=(\d+)",
+}
+
+
+class Engine(Started):
+    """See `serving.started.Started`."""
+
+    capabilities = Started.capabilities | {"target_logprobs", "batches"}
+    ours: ClassVar = vllm_settings.OURS
+    may_end = False
+    counted: ClassVar = {
+        "prompt_tokens": "vllm:prompt_tokens_total",
+        "generated_tokens": "vllm:generation_tokens_total",
+        "cached_tokens": "vllm:prefix_cache_hits_total",
+        "preemptions": "vllm:num_preemptions_total",
+        "drafted": "vllm:spec_decode_num_draft_tokens_total",
+        "accepted": "vllm:spec_decode_num_accepted_tokens_total",
+    }
+
+    def command(
+        self, artifact: Path, device: str, threads: int, port: int, options: Mapping[str, Any]
+    ) -> tuple[list[str], dict[str, str]]:
+        cards = cuda.count() if device == "cuda" else 0
+        place = Place(str(artifact.absolute()), MODEL, lifecycle.LOCAL, port)
+        theirs = sorted(lifecycle.divide_processors()[1])[:threads]
+        argv = [*python(), *self.words(artifact, place, cards, threads, options)]
+        return argv, vllm_settings.environment(cards, theirs) | vllm_settings.SOCKETS
+
+    @staticmethod
+    def words(artifact: Path, place: Place, cards: int, threads: int, options: Mapping[str, Any]) -> list[str]:
+        """What a Python that has vLLM is called with, to serve the artifact there on so many cards (0: a CPU)."""
+        argv = ["-P", "-m", "vllm.entrypoints.openai.api_server", f"--model={place.folder}"]
+        argv += [f"--served-model-name={place.name}", f"--host={place.host}", f"--port={place.port}"]
+        argv += [f"--max-logprobs={TOP}", "--disable-uvicorn-access-log", "--no-enable-log-requests"]
+        return argv + flags(vllm_settings.settings(artifact, options, cards))
+
+    def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
+        super().__init__(artifact, device, threads, **options)
+        text = self.log.read_text(encoding="utf-8", errors="replace")
+        found = {name: re.search(pattern, text) for name, pattern in SAID.items()}
+        self.said = {name: match[1] for name, match in found.items() if match}
+        self.compute_type = self.said.pop("dtype", "unknown")
+        self.said |= vllm_settings.products(artifact, device, self.compute_type)
+
+    def more(self, n: int) -> dict[str, Any]:
+        return {"min_tokens": 0 if self.may_end else n, "stop_token_ids": self.stop_ids, "ignore_eos": False}
+
+    def allow_ends(self) -> bool:
+        self.may_end = True  # it ends there, and tells the token
+        return True
+
+    def weight_bytes(self) -> int | None:
+        return shards.bytes_per_token(self.artifact)
+
+    def versions(self) -> dict[str, str]:
+        try:
+            version = str(words.parse(client.get(self.target, "/version"), redaction.of())["version"])
+        except (client.Unreachable, *stream.JSON_ERRORS):
+            version = "unknown"
+        torch = importlib.metadata.version("torch")
+        return {"vllm": version, "torch": torch, **self.said, "arguments": self.arguments}

@@ -1,0 +1,56 @@
+"""Take a local checkpoint as it is: copy its files to the artifacts and record their hashes.
+
+    python scripts/quantmill fetch.link SRC DST --kind path
+
+SRC must hold config.json and weights (safetensors or .bin, sharded or not). Nothing in it is changed, and nothing that
+is written to it later reaches DST. The copies are reflinks where the file system has them, which cost no disk. What
+does not belong to the model is left out, and the manifest names it.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from quantmill.checkpoint import headers, selection, shards
+from quantmill.common import manifest
+from quantmill.common.atomic import place, publish
+from quantmill.common.program import parser
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("src", type=Path, help="folder of the checkpoint")
+    arguments.add_argument("dst", type=Path, help="folder to write")
+    arguments.add_argument(
+        "--kind", choices=["demo", "path"], default="path", help="what the manifest calls the source"
+    )
+    options = arguments.parse_args()
+
+    source = shards.find(options.src)
+    shards.refuse_quantized(options.src, source.config())
+    headers.check(options.src / "config.json", source.config())
+    files = [*source.files, *filter(None, [source.index()]), *source.others()]
+    for file in files:
+        shards.refuse_pointer(file)
+    source.tensors()  # headers that do not fit their files are found before a byte is copied
+    parameters = selection.report(str(options.src), selection.left_out(options.src, {file.name for file in files}))
+    with publish(options.dst, source=options.src) as folder, ThreadPoolExecutor(manifest.HASHERS) as workers:
+        folder.mkdir()
+        digests = workers.map(place, files, (folder / file.name for file in files))
+        hashes = {file.name: digest for file, digest in zip(files, digests, strict=True)}
+        weights = {file.name: hashes[file.name] for file in source.files}
+        manifest.write(
+            folder,
+            format="source",
+            tool="link_source",
+            tool_version="1",
+            parameters=parameters,
+            source={
+                "kind": options.kind,
+                "path": str(options.src),
+                "commit": None,
+                "sha256": weights,
+            },
+            weight_files=list(weights),
+            hashes=hashes,
+        )
+        shards.find(folder)  # what was copied, should it have changed meanwhile

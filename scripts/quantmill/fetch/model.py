@@ -1,0 +1,74 @@
+"""Fetch a model from the Hugging Face Hub, at one commit, and check every file's hash.
+
+    python scripts/quantmill fetch.model ORGANISATION/NAME DST [--revision main]
+
+Weights come in one form, safetensors where there are any, else .bin. Files land in the hub's own cache, where a later
+run finds them, and DST gets copies: reflinks where the file system has them. A token is taken from HF_TOKEN or from
+`hf auth login`.
+"""
+
+from pathlib import Path
+
+import huggingface_hub
+
+from quantmill.checkpoint import headers, selection, shards
+from quantmill.common import manifest
+from quantmill.common.atomic import place, publish
+from quantmill.common.model_config import context_of
+from quantmill.common.program import UserError, parser, printable
+from quantmill.fetch import hub
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("repository")
+    arguments.add_argument("dst", type=Path, help="folder to write")
+    arguments.add_argument("--revision", default="main", help="branch, tag or commit")
+    arguments.add_argument(
+        "--most-tokens",
+        type=int,
+        default=0,
+        help="of a prompt and its answer: a model with a shorter context is refused",
+    )
+    options = arguments.parse_args()
+
+    repository = hub.resolve(options.repository, options.revision)
+    names = selection.select(repository.name, repository.files)
+    config = hub.fetch(repository, ["config.json"])["config.json"]  # before any weights
+    words = shards.read_config(config)
+    shards.refuse_quantized(Path(repository.name), words)
+    headers.check(Path(repository.name, "config.json"), words)
+    context = context_of(words)
+    if context is not None and context < options.most_tokens:
+        raise UserError(
+            f"{repository.name}: its context is {context} tokens, and the study asks for {options.most_tokens}, a "
+            "prompt and its answer; lower latency.new_tokens, or serving's lengths"
+        )
+    files = hub.fetch(repository, names)
+    left_out = sorted(map(printable, repository.files.keys() - {*names}))
+    with publish(options.dst) as folder:
+        folder.mkdir()
+        hashes = {name: place(path, folder / name) for name, path in files.items()}
+        for name, digest in hashes.items():
+            if repository.files[name].sha256 not in (None, digest):
+                raise UserError(
+                    f"{files[name]}: has other bytes than {repository.name} says; remove it from the hub's cache"
+                )
+        weights = [name for name in files if name.endswith((".safetensors", ".bin"))]
+        manifest.write(
+            folder,
+            format="source",
+            tool="download",
+            tool_version=f"huggingface_hub {huggingface_hub.__version__}",
+            parameters=selection.report(repository.name, left_out),
+            source={
+                "kind": "hub",
+                "hub": repository.name,
+                "revision": options.revision,
+                "commit": repository.commit,
+                "sha256": {name: hashes[name] for name in weights},
+            },
+            weight_files=weights,
+            hashes=hashes,
+        )
+        shards.find(folder)  # an index that names a shard that was not there

@@ -1,0 +1,140 @@
+"""Take somebody else's artifact of a model: check that it is this model's, and record where it came from.
+
+    python scripts/quantmill fetch.prebuilt (PATH | ORGANISATION/NAME --revision COMMIT [--file FILE]) DST --model MODEL
+        --layout gptq --format NAME --engine gptqmodel [--engine-python PYTHON]
+
+MODEL is the folder of this model's safetensors. Layouts are those of `LAYOUTS`; PATH is a folder or a .gguf file.
+Files are copied: reflinks where the file system has them. Those of the hub come from one commit, with their hashes
+checked; those that a quantmill.json beside them names are checked as well. Nothing of it is changed but an index that
+lacks its metadata, and no code of it
+is run. The quality gate then runs it like any other.
+"""
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from quantmill.checkpoint import shards
+from quantmill.common import manifest, plain_file
+from quantmill.common.atomic import MANIFEST, place, publish
+from quantmill.common.program import UserError, parser
+from quantmill.fetch import hub
+from quantmill.fetch.prebuilt_layouts import PACKED, ct2, gguf, packed
+from quantmill.gate import quality_gate
+
+CARD = "README.md"
+LAYOUTS = {"ct2": ct2, "gguf": gguf} | dict.fromkeys(PACKED, packed)
+
+
+class Found(NamedTuple):
+    """An artifact's files by their names in ours, what the user calls each, and its source for the manifest.
+
+    names: by the same, those that a quantmill.json in the folder `beside` has for them, where there is one; `place` is
+    what errors call that folder.
+    """
+
+    files: dict[str, Path]
+    origins: dict[str, str]
+    source: dict[str, Any]
+    names: dict[str, str]
+    beside: Path | None
+    place: str
+
+
+def check_hashes(found: Found, digests: Mapping[str, str]) -> None:
+    """Raises `UserError` where a quantmill.json that lies beside an artifact names other hashes than its files have.
+
+    A model card may have been edited since, and no engine reads it.
+    """
+    if not found.beside or not plain_file.is_there(found.beside / MANIFEST):
+        return
+    recorded = manifest.read(found.beside).get("files")
+    if not isinstance(recorded, dict) or not all(isinstance(each, dict) for each in recorded.values()):
+        raise UserError(f"{found.place}/{MANIFEST}: names no files with their hashes; remove it")
+    for ours, name in found.names.items():
+        if name in recorded and name != CARD and digests[ours] != recorded[name].get("sha256"):
+            raise UserError(
+                f"{found.place}/{name}: has not the SHA-256 that {MANIFEST} beside it names; fetch it again"
+            )
+
+
+def of_path(path: Path, layout: str) -> Found:
+    """A local artifact. Raises `UserError` where files are missing."""
+    files = LAYOUTS[layout].local(path)
+    folder = path if path.is_dir() else path.parent
+    origins, names = ({name: kind(file) for name, file in files.items()} for kind in (str, attrgetter("name")))
+    return Found(files, origins, {"kind": "path", "path": str(path), "commit": None}, names, folder, str(folder))
+
+
+def of_hub(name: str, revision: str, layout: str, file: str | None) -> Found:
+    """The same of a repository of the hub, at one commit."""
+    repository = hub.resolve(name, revision)
+    names = LAYOUTS[layout].remote(repository.name, repository.files, file)
+    fetched = hub.fetch(repository, [*names.values(), *({MANIFEST} & repository.files.keys())])
+    source = {"kind": "hub", "hub": repository.name, "revision": revision, "commit": repository.commit}
+    files = {ours: fetched[theirs] for ours, theirs in names.items()}
+    origins = {ours: f"{repository.name}/{theirs}" for ours, theirs in names.items()}
+    beside = fetched[MANIFEST].parent if MANIFEST in fetched else None  # as scripts/quantmill/publish/push.py leaves it
+    return Found(files, origins, source | ({"file": file} if file else {}), names, beside, repository.name)
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("artifact", help="a folder or a file, or with --revision a repository of the hub")
+    arguments.add_argument("dst", type=Path, help="folder to write")
+    arguments.add_argument("--revision", help="branch, tag or commit")
+    arguments.add_argument("--file", help="the repository's file; of a split one any part")
+    arguments.add_argument("--model", type=Path, required=True, help="folder of this model's safetensors")
+    arguments.add_argument("--layout", choices=LAYOUTS, required=True)
+    arguments.add_argument("--format", required=True, help="its name in the study")
+    arguments.add_argument("--engine", required=True, help="what runs it")
+    arguments.add_argument("--engine-python", help="the interpreter that has the engine")
+    arguments.add_argument("--device", default="auto", help="auto, cpu or cuda: where the quality gate runs it")
+    quality_gate.add_arguments(arguments)
+    options = arguments.parse_args()
+    options.src = options.model
+
+    layout = LAYOUTS[options.layout]
+    if options.revision:
+        found = of_hub(options.artifact, options.revision, options.layout, options.file)
+    else:
+        found = of_path(Path(options.artifact), options.layout)
+    for path in found.files.values():
+        shards.refuse_pointer(path)
+    with publish(options.dst) as folder:
+        folder.mkdir()
+        with ThreadPoolExecutor(manifest.HASHERS) as workers:
+            digests = workers.map(place, found.files.values(), (folder / name for name in found.files))
+            placed = dict(zip(found.files, digests, strict=True))
+        check_hashes(found, placed)
+        for path in layout.beside(options.model):
+            place(path, folder / path.name)
+        try:
+            facts = layout.check(folder, options.model, options.layout)
+        except UserError as error:  # where it came from: this folder is gone when the line is read
+            said = str(error)
+            for name, origin in found.origins.items():
+                said = said.replace(str(folder / name), origin)
+            raise UserError(said.replace(str(folder), options.artifact)) from None
+        whole = manifest.read_checked(options.model)["parameter_count"]
+        weights = whole if options.layout in PACKED else shards.text_parameters(options.model)
+        gate_layout = layout.gate_layout(folder, options.layout)
+        gate = quality_gate.check(folder, options.engine, gate_layout, options.device, options, options.engine_python)
+        unread = facts.pop("unread", {})
+        hashes = {name: placed[name] for name in facts["weight_files"]}
+        manifest.write(
+            folder,
+            format=options.format,
+            engine=options.engine,
+            tool=facts.pop("tool", "unknown"),
+            tool_version="unknown",
+            source=found.source | {"sha256": hashes} | ({"unread": [*unread]} if unread else {}),
+            parameter_count=weights,
+            unread_bytes=sum(unread.values()),
+            gate=gate,
+            hashes=hashes,
+            prebuilt=True,
+            **facts,
+        )

@@ -1,0 +1,200 @@
+"""GPTQ, AWQ and the like: a model's folder of safetensors with packed matrices, and a quantization_config."""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from quantmill import layouts
+from quantmill.checkpoint import headers, reads_more_than_text, same_model, sharding, shards, sizes, used
+from quantmill.checkpoint.copying import equal_bytes
+from quantmill.checkpoint.selection import select
+from quantmill.checkpoint.shards import Checkpoint
+from quantmill.checkpoint.tensor import Tensor
+from quantmill.common import plain_file
+from quantmill.common.program import UserError, printable
+from quantmill.fetch.prebuilt_layouts import MAX_WORD, plain
+from quantmill.layouts import EMBEDDINGS, HEAD
+
+QUANTIZE_CONFIG = "quantize_config.json"  # where auto-gptq reads what the others have in config.json
+MAX_GROUP = 2**31  # no model has so many inputs, and a table of results holds no more than 64 bits
+PARAMETERS = (
+    *("bits", "w_bit", "group_size", "q_group_size", "sym", "desc_act", "zero_point", "version", "format"),
+    *("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant"),
+)
+
+
+def local(path: Path) -> dict[str, Path]:
+    """See `prebuilt`."""
+    found = find(path)
+    found.tensors()
+    files = [*found.files, *filter(None, [found.index()]), *found.others()]
+    files += [each for each in [path / QUANTIZE_CONFIG] if plain_file.is_there(each)]
+    return {file.name: file for file in files}
+
+
+def remote(repository: str, names: Iterable[str], file: str | None) -> dict[str, str]:
+    """See `prebuilt`."""
+    return {name: name for name in [*select(repository, names), *({QUANTIZE_CONFIG} & {*names})]}
+
+
+def beside(model: Path) -> list[Path]:
+    """See `prebuilt`."""
+    return []
+
+
+def check(folder: Path, model: Path, layout: str) -> dict[str, Any]:
+    """See `prebuilt`."""
+    same_model.check_config(folder, model)
+    config, source = shards.read_config(folder / "config.json"), shards.find(model)
+    sizes.check(folder / "config.json", config, source.tensors())
+    headers.check_ids(folder / "config.json", config)
+    theirs, ours = (same_model.tokens(each / same_model.TOKENIZER) for each in (folder, model))
+    if theirs and ours:
+        same_model.check_tokens(folder, theirs, ours)
+    found = find(folder)
+    words = quantization(folder, layout)
+    stored = check_packed(folder, layout, words, source)
+    unread = left_over(folder, layout, stored, source)
+    sharding.place_index(found, [*stored.values()], folder)
+    nbytes = {name: tensor.nbytes for name, tensor in stored.items() if name not in unread}
+    return {
+        "unread": {name: stored[name].nbytes for name in unread},
+        "tool": tool(words),
+        "parameters": plain({name: words[name] for name in PARAMETERS if name in words}),
+        "weight_files": [file.name for file in found.files],
+        "weight_bytes_per_token": shards.bytes_read(nbytes, config),
+    }
+
+
+def find(folder: Path) -> Checkpoint:
+    """`shards.find`. Raises `UserError` also for weights that are pickled."""
+    found = shards.find(folder)
+    if found.form != "safetensors":
+        raise UserError(f"{folder}: its weights are pickled ({found.form}); name an artifact with safetensors")
+    return found
+
+
+def gate_layout(folder: Path, layout: str) -> str:
+    """See `prebuilt`."""
+    return layout
+
+
+def quantization(folder: Path, layout: str) -> dict[str, Any]:
+    """What a GPTQ or AWQ folder says of its weights. Raises `UserError` where that is another layout."""
+    found = shards.read_config(folder / "config.json").get("quantization_config")
+    if not isinstance(found, dict):
+        raise UserError(
+            f"{folder}: its config.json has no quantization_config; where {QUANTIZE_CONFIG} says it, put that there"
+        )
+    if plain_file.is_there(folder / QUANTIZE_CONFIG):
+        other = shards.read_json(folder / QUANTIZE_CONFIG)
+        if wrong := [name for name in PARAMETERS if name in found and name in other and found[name] != other[name]]:
+            raise UserError(
+                f"{folder}: config.json and {QUANTIZE_CONFIG} name another {wrong[0]}; one of them is wrong"
+            )
+    method = found.get("quant_method")
+    if method != layout:
+        raise UserError(f"{folder}: its quantization_config says {method!r}, not {layout!r}; name its own layout")
+    return found
+
+
+def check_packed(folder: Path, layout: str, words: Mapping[str, Any], source: Checkpoint) -> dict[str, Tensor]:
+    """The tensors of an artifact, which scripts/layouts says what each is packed like.
+
+    Raises `UserError` where one that the source has is missing or has another size, and where the bits or the group
+    size that the config names are not those of the weights.
+    """
+    stored, reader = shards.find(folder).tensors(), layouts.module(layout)
+    if dropped := headers.own_names(folder, source.config(), stored)[1]:
+        raise UserError(
+            f"{folder}: its names have {dropped} before the model's own, which no engine takes off; save it again"
+        )
+    said = ""
+    if layout in ("gptq", "awq"):
+        bits = words.get("bits", words.get("w_bit"))
+        group = words.get("group_size", words.get("q_group_size", -1))
+        if type(bits) is not int or type(group) is not int or bits < 1 or not (group == -1 or 0 < group < MAX_GROUP):
+            raise UserError(
+                f"{folder}: its config names {bits!r:.60} bits and groups of {group!r:.60}; both are numbers from 1 "
+                "on, or -1 for groups of a whole column"
+            )
+        said = f"{bits} bits and groups of {group}, its config's, "
+    ours, of_layer = (
+        source.tensors(),
+        {each.rpartition(".")[0]: each for each in stored.keys() - source.tensors().keys()},
+    )
+    for name, tensor in ours.items():
+        layer = name.removesuffix(".weight")
+        if len(tensor.shape) != 2 and layer in of_layer:
+            raise UserError(f"{folder}: holds {of_layer[layer]}, and this model's {name} is no matrix; name its own")
+        try:
+            parts = reader.packed(words, layer, tensor.shape) if len(tensor.shape) == 2 else {}
+            if parts and hasattr(reader, "check"):
+                reader.check(stored, name, tensor.shape)
+        except layouts.Unread as reason:
+            raise UserError(f"{folder}: {reason}; Quantmill does not know how to check such an artifact") from None
+        if not any(part in stored for part in parts.keys() - {name}):
+            if name not in stored:
+                raise UserError(f"{folder}: lacks {name}, which this model has")
+            if stored[name].shape != tensor.shape:
+                shapes = f"{list(stored[name].shape)}, this model's {list(tensor.shape)}"
+                raise UserError(f"{folder}: is another model: its {name} is {shapes}")
+            if tensor.dtype in layouts.FLOATS and stored[name].dtype not in layouts.FLOATS:
+                raise UserError(f"{folder}: its {name} is {stored[name].dtype}, and nothing scales it")
+            continue
+        for part, shape in parts.items():
+            found = stored.get(part)
+            if found is None:
+                raise UserError(f"{folder}: lacks {part}, without which {layer} is no weights")
+            if said and found.dtype not in (layouts.FLOATS if part.endswith(".scales") else {"I32"}):
+                raise UserError(f"{folder}: its {part} is {found.dtype}, which no {layout} artifact's is")
+            if found.shape != shape:
+                made = f"{said or 'its config '}make{'s' if not said else ''} {list(shape)} of this model's layer"
+                raise UserError(f"{folder}: its {part} is {list(found.shape)}; {made}")
+    return stored
+
+
+def left_over(folder: Path, layout: str, stored: Mapping[str, Tensor], source: Checkpoint) -> list[str]:
+    """Names of the tensors of an artifact that nothing reads, and that harm nobody: buffers, layers that guess further
+    tokens, parts that see or hear, biases of zeros where the model has none, and a tied head once more.
+
+    Raises `UserError` with the first of those that nothing explains.
+    """
+    ours, parts = source.tensors(), re.compile(layouts.module(layout).PARTS)
+    layers = {name.removesuffix(".weight") for name, tensor in ours.items() if len(tensor.shape) == 2}
+    layers |= {HEAD.removesuffix(".weight")} if layout == "exl3" else set()
+
+    def is_part(name: str) -> bool:
+        places = [place for place, letter in enumerate(name) if letter == "."]
+        return any(name[:place] in layers and parts.fullmatch(name[place + 1 :]) for place in places)
+
+    left = [name for name in stored if name not in ours and not is_part(name)]
+    further = used.further_layers(left)
+    harmless = {name for name in left if name in further or reads_more_than_text(name) or used.is_buffer(stored[name])}
+    for name in left:
+        tensor, layer = stored[name], name.removesuffix(".bias")
+        if layer in layers and layer != name and len(tensor.shape) == 1 and not layouts.array(tensor).any():
+            harmless.add(name)  # as early versions of auto-gptq wrote for every layer
+        if name == HEAD and EMBEDDINGS in stored and is_same(tensor, stored[EMBEDDINGS]):
+            harmless.add(name)
+    unread = [name for name in left if name not in harmless]
+    if unread:
+        more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
+        raise UserError(
+            f"{folder}: this model has no place for {unread[0]}{more}; name an artifact of this model, or take them "
+            "out if nothing is to read them"
+        )
+    return left
+
+
+def is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same."""
+    return (one.dtype, one.shape) == (other.dtype, other.shape) and equal_bytes(one, other)
+
+
+def tool(words: Mapping[str, Any]) -> str:
+    """What built an artifact, as far as it says so."""
+    meta = words.get("meta")
+    named = meta.get("quantizer") if isinstance(meta, dict) else None
+    return printable(", ".join(map(str, named))[:MAX_WORD]) if isinstance(named, list) and named else "unknown"

@@ -1,0 +1,82 @@
+"""Refuse an artifact whose engine does not calculate what its weights say, or that has lost everything.
+
+    python scripts/quantmill gate.check ARTIFACT OUT --engine ctranslate2 --evaluation evaluation.json --reference
+        gate.json
+        [--expected expected.json] [--factor 100]
+
+The programs that build artifacts run it, in a process of its own, before they publish: conversions go wrong in silence.
+gate.json is what gate.expected wrote for the model's source, expected.json the same for the artifact's
+weights; without it the engine is held against the source's. A large loss is no reason to refuse: it is what the report
+shows. OUT is a small JSON file of what was found.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quantmill import devices, engines
+from quantmill.common.atomic import publish_json
+from quantmill.common.program import UserError, parser
+from quantmill.devices import cpu
+from quantmill.gate import fidelity
+from quantmill.quality import alignment, teacher_forcing
+
+NOTHING = 0.5  # of the vocabulary's size: a perplexity beyond is near that of a model that knows nothing
+WORSE = 1.5  # times the reference's, which may itself be of a model that knows nothing
+
+
+def read(path: Path, protocol: str) -> dict[str, Any]:
+    """What gate.expected wrote. Raises `UserError` where that was by another protocol."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if content.get("protocol") != protocol or not ("places" in content or "unread" in content):
+        raise UserError(f"{path}: was made by {content.get('protocol')}, not by {protocol}, or is old; delete it")
+    return content
+
+
+def check_sanity(perplexity: float, reference: dict[str, Any], factor: float) -> None:
+    """Raises `UserError` for a perplexity of garbage: beyond `factor` times the reference's, or near chance."""
+    theirs, vocab = reference["perplexity"], reference["probes"]["vocab"]
+    first = f"its perplexity is {perplexity:.4g} on the first {reference['windows']} windows"
+    if not perplexity <= factor * theirs:  # NaN is not either
+        raise UserError(
+            f"{first}, more than {factor:g} times the reference's {theirs:.4g}; raise quality_gate to keep it"
+        )
+    if perplexity > NOTHING * vocab and perplexity > WORSE * theirs:
+        raise UserError(f"{first}, near that of guessing among {vocab} tokens (the reference's is {theirs:.4g})")
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    teacher_forcing.add_arguments(arguments)
+    arguments.add_argument("--reference", type=Path, required=True, help="what was expected of the source's weights")
+    arguments.add_argument("--expected", type=Path, help="the same of the artifact's weights; default: the source's")
+    arguments.add_argument("--unchecked", help="why the engine is held against nothing")
+    arguments.add_argument("--factor", type=float, default=100, help="of the reference's perplexity, at most")
+    options = arguments.parse_args()
+
+    device = devices.resolve(options.device, gpus=options.gpus)
+    reference = read(options.reference, options.protocol)
+    expected = read(options.expected, options.protocol) if options.expected else reference
+    reason = options.unchecked or expected.get("unread")
+    text = teacher_forcing.read_text(options.evaluation, options.protocol).first(reference["windows"])
+    threads = min(options.threads, cpu.available_threads())
+    os.environ[engines.EXACT] = "1"  # before its module is imported
+    engine = engines.load(options.engine, options.artifact, device, threads, options.gpus, **options.options)
+    alignment.examine(engine, options.artifact, text.ids, options.reference)
+    perplexity: float | None = None
+    if "logits" in engine.capabilities:
+        found = fidelity.Predictions(engine, text, None if reason else expected)
+        perplexity = found.perplexity
+        faithful = {"unchecked": reason} if reason else fidelity.check(expected, found, text, engine.compute_type)
+    else:
+        faithful = {"unchecked": reason or teacher_forcing.NO_LOGITS}
+        if "target_logprobs" in engine.capabilities:
+            told = [found.logprobs for _, found, _ in teacher_forcing.targets(engine, text)]
+            perplexity = float(np.exp(-np.concatenate(told).astype(np.float64).mean()))
+    if perplexity is not None:
+        check_sanity(perplexity, reference, options.factor)
+    facts = {"perplexity": perplexity, "reference": reference["perplexity"], "windows": reference["windows"]}
+    publish_json(options.out, facts | {"protocol": options.protocol, "factor": options.factor, "faithful": faithful})

@@ -1,0 +1,95 @@
+"""Write what transformers predicts from a model's weights: what every engine's predictions are held against.
+
+    python scripts/quantmill gate.expected SOURCE OUT --evaluation evaluation.json [--artifact FOLDER --layout gptq]
+
+SOURCE is the folder of a checkpoint, whose config.json is believed; OUT is a JSON file. With --artifact the weights are
+that artifact's, as scripts/layouts reads them, else the source's own. They run in float32, on a GPU in float16.
+"""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from quantmill import devices, engines, layouts
+from quantmill.checkpoint import shards
+from quantmill.common import manifest
+from quantmill.common.atomic import publish_json
+from quantmill.common.program import UserError, parser
+from quantmill.devices import cpu
+from quantmill.engines.decoding.merged import Merged
+from quantmill.gate import fidelity
+from quantmill.quality import alignment, teacher_forcing
+from quantmill.quality.teacher_forcing import Text
+
+WINDOWS = 8  # whose perplexity is compared: a broken artifact is broken everywhere
+
+
+def predict(folder: Path, text: Text, device: str, threads: int, artifact: Path | None, layout: str) -> dict[str, Any]:
+    """What transformers predicts for a text with the model in a folder, which has the weights of an `artifact`; of a
+    source, where there is none, also after short pieces of the text (scoring/alignment.py)."""
+    engine = engines.load("transformers", folder, device, threads)
+    found = fidelity.Predictions(engine, text)
+    noise = {}
+    if artifact and (round_input := layouts.rounding(layout, artifact)):
+        round_inputs(engine.model, round_input)
+        rounded = fidelity.Predictions(engine, text, found.as_json())
+        noise = {"rounding": float(fidelity.divergence(found.as_json(), rounded).mean())}
+    return {
+        **noise,
+        "perplexity": found.perplexity,
+        "windows": len(text.windows),
+        "compute_type": engine.compute_type,
+        "compared_perplexity": float(np.exp(found.nll[: fidelity.count_positions(text)].mean())),
+        **({} if artifact else alignment.examine(engine, folder, text.ids, None)),
+        **found.as_json(),
+    }
+
+
+def round_inputs(model: torch.nn.Module, round_input: Callable[[str, Any], Any]) -> None:
+    """Have each linear layer of a model take what `layouts` says that its input is rounded to. Layers that a GPU's
+    engine merged have one input: it is rounded as the first of them says."""
+    firsts = {id(each.layer): each.names[0] for each in model.modules() if isinstance(each, Merged)}
+    for path, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            name = firsts.get(id(module), path)
+
+            def hook(_: torch.nn.Module, inputs: tuple[Any, ...], name: str = name) -> tuple[Any, ...]:
+                return (round_input(name, inputs[0]), *inputs[1:])
+
+            module.register_forward_pre_hook(hook)
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    teacher_forcing.add_text_arguments(arguments, "source")
+    engines.add_device_arguments(arguments)
+    arguments.add_argument("--artifact", type=Path, help="whose weights these are; default: the source's")
+    arguments.add_argument("--layout", help="how it stores them: a module of scripts/layouts")
+    options = arguments.parse_args()
+
+    source = shards.find(options.source)
+    if not options.artifact and (options.source / manifest.NAME).exists():
+        manifest.read_checked(options.source)
+    device = devices.resolve(options.device)
+    text = teacher_forcing.read_text(options.evaluation, options.protocol)
+    text = text.first(fidelity.WINDOWS if options.artifact else WINDOWS)
+    threads = min(options.threads, cpu.available_threads())
+    folder = options.out.with_name(f".{options.out.name}.model")
+    shutil.rmtree(folder, ignore_errors=True)  # of a job that was killed
+    try:
+        reading = layouts.module(options.layout).read(options.artifact, source) if options.artifact else None
+        own_head = bool(options.artifact) and layouts.own_head(options.layout, options.artifact)
+        layouts.write_model(folder, source, reading, "F32" if device == "cpu" else "F16", own_head)
+        found = predict(folder, text, device, threads, options.artifact, options.layout)
+        found["against"] = "its own weights" if options.artifact else "the source's weights"
+    except UserError as error:
+        raise UserError(str(error).replace(str(folder), str(options.source))) from None
+    except layouts.Unread as reason:
+        found = {"unread": str(reason)}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    publish_json(options.out, found | {"protocol": options.protocol})

@@ -1,0 +1,137 @@
+"""Whether an engine calculates what the weights of an artifact say: its predictions beside those of transformers.
+
+What transformers predicts, from the source's weights or from the artifact's as we read them (scripts/layouts), is kept
+of some positions: the likeliest tokens, and what is left for all others. Divergence is taken over these outcomes, in
+both directions: an engine that is better than its own weights is as wrong as one that is worse.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from quantmill.common.program import UserError
+from quantmill.engines import Engine
+from quantmill.metrics import perplexity
+from quantmill.quality import teacher_forcing
+
+WINDOWS = 2  # of the evaluation text, of whose positions some are compared
+PLACES = 256  # positions of each window, evenly spread
+TOP = 32  # likeliest tokens of a position; the others count as one
+ROWS = 16  # positions whose float64 log-probabilities exist at a time
+LEAST = 1e-30  # of a probability, so that it has a logarithm
+# Mean divergence in nats that rounding explains, by what an engine calculates in; docs/METHODS.md has what was measured
+TOLERANCES = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 5e-3, "int8": 1e-3}
+# An engine that rounds activations to few bits may be so many times as far off as transformers is when it does the
+# same: after some layers no two programs round alike, and each goes its own way
+ROUNDINGS = 2
+
+
+class Predictions:
+    """What an engine predicts over a text: its perplexity, and log-probabilities at `places`, numbers of scored
+    positions."""
+
+    def __init__(self, engine: Engine, text: teacher_forcing.Text, expected: Mapping[str, Any] | None = None) -> None:
+        """Score the text. `ids`, `log_p` [places, TOP] and `log_rest` [places] are of the likeliest tokens, or of those
+        that `expected` names; `nll` [scored positions].
+
+        Raises `UserError` where logits are not finite or too few.
+        """
+        self.places = places(text)
+        rows = {place: row for row, place in enumerate(self.places)}
+        ids, log_p, nll = [], [], []
+        first = 0
+        for chunk in teacher_forcing.chunks(engine, text):
+            for low in range(0, len(chunk.targets), ROWS):
+                scores = perplexity.log_softmax(teacher_forcing.to_host(chunk.logits[low : low + ROWS]))
+                nll.append(perplexity.nll(scores, chunk.targets[low : low + ROWS]))
+                for offset, row in ((place, rows.get(first + place)) for place in range(len(scores))):
+                    if row is not None:
+                        tokens = expected["ids"][row] if expected else np.argsort(-scores[offset])[:TOP]
+                        ids.append(np.asarray(tokens))
+                        log_p.append(scores[offset][ids[-1]])
+                first += len(scores)
+            del chunk  # or it would still be held while the engine makes the next one
+        self.ids, self.log_p, self.nll = np.array(ids), np.array(log_p), np.concatenate(nll)
+        self.log_rest = np.log(np.maximum(1 - np.exp(self.log_p).sum(axis=1), LEAST))
+        self.perplexity = float(np.exp(self.nll.mean()))
+
+    def as_json(self) -> dict[str, Any]:
+        """What `divergence` needs, for a JSON file."""
+        return {"places": self.places, "ids": self.ids.tolist(), "log_p": self.log_p.tolist()}
+
+
+def places(text: teacher_forcing.Text) -> list[int]:
+    """Numbers of the scored positions that are compared: `PLACES` of each of the first windows, both ends too."""
+    found, first = [], 0
+    for window in text.windows[:WINDOWS]:
+        scored = window.last - window.first
+        found += [first + place for place in np.unique(np.linspace(0, scored - 1, PLACES).astype(int)).tolist()]
+        first += scored
+    return found
+
+
+def count_positions(text: teacher_forcing.Text) -> int:
+    """Scored positions of the windows that are compared."""
+    return sum(window.last - window.first for window in text.windows[:WINDOWS])
+
+
+def divergence(expected: Mapping[str, Any], found: Predictions) -> np.ndarray:
+    """KL divergence in nats [places], the larger of both directions, over the likeliest tokens and the rest."""
+    log_p, log_q = np.array(expected["log_p"]), found.log_p
+    log_p = np.column_stack([log_p, np.log(np.maximum(1 - np.exp(log_p).sum(axis=1), LEAST))])
+    log_q = np.column_stack([log_q, found.log_rest])
+    either = [(np.exp(one) * (one - other)).sum(axis=1) for one, other in ((log_p, log_q), (log_q, log_p))]
+    return np.maximum(*either)
+
+
+def tolerance(compute_type: str, other: str, rounding: float) -> float:
+    """Mean divergence that rounding explains, for what the engine and transformers calculate in, such as `float16` or
+    `int8_float32`.
+
+    rounding: what rounding activations as the engine does changes in transformers, in nats; 0 where it does not.
+    """
+    limits = (TOLERANCES.get(each.partition("_")[0], TOLERANCES["bfloat16"]) for each in (compute_type, other))
+    return max(*limits, ROUNDINGS * rounding)
+
+
+def check(
+    expected: Mapping[str, Any], found: Predictions, text: teacher_forcing.Text, compute_type: str
+) -> dict[str, float | str]:
+    """Hold an engine's predictions against those that are `expected` of the same weights.
+
+    Returns the mean divergence and its tolerance. Raises `UserError` with where it begins, and both perplexities, where
+    it is beyond.
+    """
+    if expected["places"] != found.places:
+        raise UserError("what was expected is of other positions; delete gate.json and build again")
+    each, limit = (
+        divergence(expected, found),
+        tolerance(compute_type, expected["compute_type"], expected.get("rounding", 0)),
+    )
+    if each.mean() <= limit:
+        return {"divergence": float(each.mean()), "tolerance": limit, "against": expected["against"]}
+    ours, due = float(np.exp(found.nll[: count_positions(text)].mean())), expected["compared_perplexity"]
+    raise UserError(
+        f"the engine does not calculate what the weights say: {each.mean():.3g} nats from transformers on "
+        f"{expected['against']}, where rounding in {compute_type} explains {limit:g} ({extent(each > limit, text)}; "
+        f"perplexity {ours:.4g}, due {due:.4g})"
+    )
+
+
+def extent(beyond: Sequence[bool], text: teacher_forcing.Text) -> str:
+    """In words, which of the compared positions are wrong: all, or from one of a window on."""
+    firsts = []
+    numbers = places(text)
+    start = 0
+    for window in text.windows[:WINDOWS]:
+        scored = window.last - window.first
+        mine = [place - start for place in numbers if start <= place < start + scored]
+        wrong = [place for place, bad in zip(mine, beyond[: len(mine)], strict=True) if bad]
+        beyond = beyond[len(mine) :]
+        start += scored
+        if wrong:
+            firsts.append(window.first - window.start + wrong[0])
+    if not firsts:
+        return "a little at many positions"
+    return f"from position {min(firsts)} of a window on"

@@ -1,0 +1,1 @@
+"""What one fresh process of latency.measure measures: tokens with their times, longer prompts, batches."""

@@ -1,0 +1,140 @@
+"""EXL3, ExLlamaV3's format: of each linear layer [outputs, inputs] a `trellis`, and `suh` and `svh`, which scale it;
+all else as it was. Sizes are rounded up to whole blocks of 128, with zeros. A head that the model ties to its
+embeddings is stored as a layer of its own.
+
+The turned matrix [inputs, outputs] lies in tiles of 16 by 16: trellis int16 [inputs / 16, outputs / 16, 16 * rate]. The
+256 weights of a tile, in the order of a tensor core's registers, are a ring of bits, the highest bit of each word of 32
+first. Each weight adds `rate` bits (of a rate with a half, the odd ones one more than the even ones). The 16 bits that
+end with its own tell it: they are multiplied and folded into a number that looks normal (`_codebook`). Where there is a
+tensor `mcg` or `mul1`, it says which multiplication; else it is QTIP's 3INST (arXiv:2406.11235).
+
+The matrix is turned by orthonormal Hadamard matrices of 128 on both sides. Then `suh` scales its inputs and `svh` its
+outputs. From the format's description (doc/exl3.md of turboderp-org/exllamav3) and its kernels.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quantmill.checkpoint import shards
+from quantmill.checkpoint.shards import Checkpoint
+from quantmill.checkpoint.tensor import Tensor
+from quantmill.layouts import EMBEDDINGS, HEAD, Reading, Shapes, Unread, find
+
+BLOCK, TILE = 128, 16
+RATES = (1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8)  # bits a weight
+HALVES = np.float64(np.array([0x1EEE, 0xC931], "<u2").view("<f2"))  # of mul1: what the sum is multiplied by, and added
+PARTS = r"trellis|suh|svh|su|sv|mcg|mul1"  # of a layer: see `layouts`
+
+
+def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shapes:
+    """See `layouts.Shapes`. The trellis has its layer's own rate: see `check`."""
+    outputs, inputs = map(_whole_blocks, shape)
+    return {f"{layer}.suh": (inputs,), f"{layer}.svh": (outputs,)}
+
+
+def check(stored: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> None:
+    """Raises `Unread` where a layer's tensors are not of its matrix: the library's kernels do not ask. With the
+    embeddings their head is checked, which a model that ties it does not name."""
+    layer = (HEAD if name == EMBEDDINGS else name).removesuffix(".weight")
+    if f"{layer}.trellis" not in stored and f"{layer}.suh" not in stored:
+        return
+    for part, expected in packed({}, layer, shape).items():
+        if part not in stored or stored[part].shape != expected or stored[part].dtype != "F16":
+            raise Unread(f"{part} is not float16 of {list(expected)}")
+    tiles = tuple(_whole_blocks(size) // TILE for size in reversed(shape))
+    trellis = stored.get(f"{layer}.trellis")
+    if trellis is None or trellis.dtype != "I16" or len(trellis.shape) != 3 or trellis.shape[:2] != tiles:
+        raise Unread(f"{layer}.trellis is {trellis and list(trellis.shape)}, and the layer has {list(tiles)} tiles")
+    _rate(layer, trellis.shape[2])
+    if (f"{layer}.mul1" not in stored) and trellis.shape[2] % TILE:
+        raise Unread(f"{layer}: half bits are of the codebook mul1 alone")
+
+
+def own_head(artifact: Path) -> bool:
+    """See `layouts.write_model`: whether there is a head beside the embeddings."""
+    return HEAD.replace("weight", "trellis") in shards.find(artifact).tensors()
+
+
+def read(artifact: Path, source: Checkpoint) -> Reading:
+    """See `layouts`. Raises `Unread` for rates that there are not."""
+    stored = shards.find(artifact).tensors()
+
+    def weights(tensor: Tensor) -> np.ndarray:
+        layer = tensor.name.removesuffix(".weight")
+        if f"{layer}.trellis" not in stored:
+            return find(stored, tensor.name)
+        turned = _tiles(find(stored, f"{layer}.trellis"), layer, stored)
+        suh, svh = (find(stored, f"{layer}.{part}").astype(np.float32) for part in ("suh", "svh"))
+        inputs, outputs = turned.shape
+        matrix = _hadamard() @ turned.reshape(-1, BLOCK, outputs)
+        matrix = (matrix.reshape(inputs, outputs) * suh[:, None]).reshape(inputs, -1, BLOCK) @ _hadamard()
+        matrix = matrix.reshape(inputs, outputs) * svh
+        return np.ascontiguousarray(matrix.T[: tensor.shape[0], : tensor.shape[1]])
+
+    return weights
+
+
+def _whole_blocks(size: int) -> int:
+    return -(-size // BLOCK) * BLOCK
+
+
+def _rate(layer: str, words: int) -> float:
+    """Bits a weight of a tile of so many 16-bit words."""
+    rate = words / TILE
+    if rate not in RATES:
+        raise Unread(f"{layer}: {rate:g} bits a weight")
+    return rate
+
+
+def _hadamard() -> np.ndarray:
+    """Sylvester's matrix of 128, orthonormal; float32."""
+    matrix = np.ones((1, 1), np.float32)
+    while len(matrix) < BLOCK:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return matrix / np.float32(np.sqrt(BLOCK))
+
+
+def _order() -> np.ndarray:
+    """The place in a tile, row after row, of each of its 256 weights as they are stored: thread after thread of a
+    tensor core's registers, eight each."""
+    number = np.arange(256)
+    thread, register = number >> 3, number & 7
+    rows = (thread % 4) * 2 + (register & 1) + 8 * (register >> 1 & 1)
+    columns = (thread >> 2) + 8 * (register >> 2)
+    return rows * TILE + columns
+
+
+def _tiles(trellis: np.ndarray, layer: str, stored: Mapping[str, Tensor]) -> np.ndarray:
+    """int16 [rows, columns, words] -> the turned matrix, float32 [16 * rows, 16 * columns]."""
+    rows, columns, words = trellis.shape
+    rate = _rate(layer, words)
+    steps = np.full(256, int(rate))
+    steps[1::2] += rate != int(rate)
+    ends = np.cumsum(steps)
+    kind = next((each for each in ("mcg", "mul1") if f"{layer}.{each}" in stored), "3inst")
+    order = _order()
+    matrix = np.empty((rows, TILE, columns, TILE), np.float32)
+    window = (ends[:, None] + np.arange(-TILE, 0)) % (TILE * words)  # [256, 16]: bits of the ring
+    for number, row in enumerate(trellis):  # a row of tiles at a time: 16 bits of a weight are 16 bytes here
+        ring = np.unpackbits(np.ascontiguousarray(row).view("<u4").astype(">u4").view("u1"), axis=1)
+        states = np.packbits(ring[:, window], axis=2).view(">u2")[..., 0].astype(np.uint32)
+        tiles = np.empty((columns, 256), np.float32)
+        tiles[:, order] = _codebook(states, kind)
+        matrix[number] = tiles.reshape(columns, TILE, TILE).swapaxes(0, 1)
+    return matrix.reshape(rows * TILE, columns * TILE)
+
+
+def _codebook(states: np.ndarray, kind: str) -> np.ndarray:
+    """uint32 below 2**16 -> float32: the weights that they tell, as float16 has them."""
+    if kind == "mul1":  # the sum of a product's four bytes, shifted and scaled
+        products = (states * np.uint32(0x83DCD12D)).astype("<u4")
+        sums = np.ascontiguousarray(products).view("u1").reshape(*states.shape, 4).sum(axis=-1, dtype=np.float64)
+        return ((sums + 1024) * HALVES[0] + HALVES[1]).astype(np.float16).astype(np.float32)
+    factor, added = (0xCBAC1FED, 0) if kind == "mcg" else (89226354, 64248484)
+    products = states * np.uint32(factor) + np.uint32(added)
+    masked = (products & np.uint32(0x8FFF8FFF)) ^ np.uint32(0x3B603B60)
+    halves = np.ascontiguousarray(masked.astype("<u4")).view("<f2").reshape(*states.shape, 2)
+    return (halves[..., 0] + halves[..., 1]).astype(np.float32)  # two numbers of float16, added in it

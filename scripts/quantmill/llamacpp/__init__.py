@@ -1,0 +1,75 @@
+"""llama.cpp as it was compiled for this machine: its programs, its converter, its Python binding.
+
+`llamacpp.compile` makes the folder: `bin` with programs and libraries, `source` with llama.cpp's own tree,
+`binding` with the package `llama_cpp`, and `quantmill.json`, which says how it was compiled.
+"""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from quantmill.common import manifest
+from quantmill.common.program import UserError, start_child
+
+FOLDER = "artifacts/libraries/llama.cpp"  # where the workflow puts it; QUANTMILL_LLAMA_CPP names another place
+
+
+def place() -> Path:
+    """Where the compiled llama.cpp belongs, whether it is there or not."""
+    return Path(os.environ.get("QUANTMILL_LLAMA_CPP", FOLDER)).absolute()
+
+
+def folder() -> Path:
+    """The folder of the compiled llama.cpp. Raises `UserError` where there is none."""
+    path = place()
+    if not (path / manifest.NAME).exists():
+        raise UserError(
+            f"{path}: holds no llama.cpp; compile it there: python scripts/quantmill llamacpp.compile {path}"
+        )
+    return path
+
+
+def build() -> dict[str, Any]:
+    """What its record says: release, commit, flags and instruction sets."""
+    return json.loads((folder() / manifest.NAME).read_text(encoding="utf-8"))
+
+
+def binding() -> ModuleType:
+    """The binding's low-level module, over the compiled library."""
+    os.environ["LLAMA_CPP_LIB_PATH"] = str(folder() / "bin")
+    place = str(folder() / "binding")
+    if place not in sys.path:
+        sys.path.insert(0, place)
+    return importlib.import_module("llama_cpp.llama_cpp")
+
+
+def gguf() -> ModuleType:
+    """llama.cpp's own Python package of the format, which has the arithmetic of every type in numpy."""
+    place = str(folder() / "source/gguf-py")
+    if place not in sys.path:
+        sys.path.insert(0, place)
+    return importlib.import_module("gguf")
+
+
+def call(program: str, *arguments: object, cwd: Path | None = None) -> str:
+    """Run one of llama.cpp's programs; what it said goes to the log, and is returned.
+
+    Raises `UserError` with its last line of an error where it fails.
+    """
+    command = [str(folder() / "bin" / program), *map(str, arguments)]
+    lines = []
+    words = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+    with start_child(command, cwd=cwd, **words) as process:
+        for line in process.stdout:
+            sys.stderr.write(line)
+            lines.append(line.strip())
+        process.wait()
+    if process.returncode:
+        reasons = [line for line in lines if "error" in line.lower() or "failed" in line.lower()] or lines or [""]
+        raise UserError(f"llama.cpp's {program} failed ({reasons[-1][:300] or f'exit code {process.returncode}'})")
+    return "\n".join(lines)

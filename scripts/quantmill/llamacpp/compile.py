@@ -1,0 +1,228 @@
+"""Compile llama.cpp for this machine, once; or take a build that is there already.
+
+    python scripts/quantmill llamacpp.compile DST [--tools ENV/bin] [--build PATH/TO/build]
+
+The sources are those of envs/llama-cpp-python.sdist, which pip fetches and whose hash it checks. The result is
+kept in the user's cache folder (~/.cache/quantmill), under the hash of sources, flags and compiler, so that checkouts
+share it; a compilation that was broken off goes on where it stood. DST holds links to it. With nvcc and a GPU it is
+compiled for CUDA too, for the architectures of the GPUs that are there.
+
+Processors are asked for the instruction sets that they have, without AMX: a virtual machine that lists it can trap.
+A build of one's own (--build) must have the same llama.h, because the Python binding is made for it.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+from quantmill.common import manifest, surroundings
+from quantmill.common.atomic import publish
+from quantmill.common.cache_folder import cache, lock
+from quantmill.common.program import PACKAGE, UserError, parser, run_compiler
+from quantmill.devices import cpu
+
+PINS = PACKAGE.parents[1] / "envs/llama-cpp-python.sdist"
+TARGETS = ["llama", "llama-quantize", "llama-imatrix", "llama-perplexity", "llama-bench", "llama-server"]
+FLAGS = {
+    "CMAKE_BUILD_TYPE": "Release",
+    "BUILD_SHARED_LIBS": "ON",
+    "GGML_CCACHE": "OFF",
+    "GGML_NATIVE": "OFF",
+    "LLAMA_OPENSSL": "OFF",
+    "LLAMA_BUILD_TESTS": "OFF",
+    "LLAMA_BUILD_EXAMPLES": "OFF",
+    "LLAMA_BUILD_APP": "OFF",
+    "LLAMA_BUILD_UI": "OFF",
+    "LLAMA_USE_PREBUILT_UI": "OFF",  # would be downloaded
+}
+INSTRUCTION_SETS = {  # llama.cpp's names on x86 -> Linux's; AMX is left out
+    "SSE42": "sse4_2",
+    "AVX": "avx",
+    "AVX2": "avx2",
+    "FMA": "fma",
+    "F16C": "f16c",
+    "BMI2": "bmi2",
+    "AVX_VNNI": "avx_vnni",
+    "AVX512": "avx512f",
+    "AVX512_VBMI": "avx512vbmi",
+    "AVX512_VNNI": "avx512_vnni",
+    "AVX512_BF16": "avx512_bf16",
+}
+OWN = ("GGML_", "LLAMA_", "CMAKE_CUDA_ARCHITECTURES")  # what is kept of the definitions of somebody's own build
+LEFT_OUT = ("docs", "models", "tests", "examples", "media", "benches")  # of the sources, half of their size
+CUDA = "/usr/local/cuda/bin"  # where nvcc is installed, also where no PATH leads to it
+STATUS = "%p [%f/%t] "  # ninja's progress: percent, and files of how many
+
+
+def flags(cuda: dict[str, str]) -> dict[str, str]:
+    """CMake's definitions for this machine; those of `cuda_flags` are among them."""
+    found = dict(FLAGS)
+    if platform.machine() in ("x86_64", "AMD64"):
+        features = set(cpu.features())
+        found |= {f"GGML_{name}": "ON" if word in features else "OFF" for name, word in INSTRUCTION_SETS.items()}
+    else:
+        found["GGML_NATIVE"] = "ON"
+    return found | cuda
+
+
+def cuda_flags() -> dict[str, str]:
+    """The definitions for CUDA, for the machine's own GPUs alone; none where there is no GPU, or no nvcc."""
+    compiler = shutil.which("nvcc", path=f"{os.environ['PATH']}{os.pathsep}{CUDA}")
+    if not compiler or not shutil.which("nvidia-smi"):
+        return {}
+    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    capabilities = sorted(set(re.findall(r"^(\d+)\.(\d+)\s*$", result.stdout, re.MULTILINE)))
+    if result.returncode or not capabilities:
+        return {}
+    architectures = ";".join(f"{major}{minor}-real" for major, minor in capabilities)  # without PTX for others
+    return {"GGML_CUDA": "ON", "CMAKE_CUDA_COMPILER": compiler, "CMAKE_CUDA_ARCHITECTURES": architectures}
+
+
+def compiler() -> str:
+    """The C++ compiler and its version. Raises `UserError` where there is none, or one whose libraries Python's
+    processes cannot load: with a C++ library of their own in each, which is mixed with the one that is loaded already.
+    """
+    name = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")), None)
+    if not name or not shutil.which(name):
+        raise UserError(
+            "llama.cpp is compiled here, and there is no C++ compiler; install one (g++), name a build with "
+            "`llama_cpp` in the config, or leave out the formats gguf-*"
+        )
+    shared, static = (Path(ask(name, f"-print-file-name=libstdc++.{kind}")).is_absolute() for kind in ("so", "a"))
+    if static and not shared:
+        raise UserError(
+            f"{shutil.which(name)} has libstdc++.a alone, and Python's processes die of libraries that hold it; name "
+            "another compiler: CC, CXX and, for CUDA, CUDAHOSTCXX (such as /usr/bin/cc and /usr/bin/c++)"
+        )
+    return ask(name, "--version").splitlines()[0]
+
+
+def ask(program: str, option: str) -> str:
+    """What a program prints."""
+    return subprocess.run([program, option], capture_output=True, text=True).stdout
+
+
+def fetch_sources(pins: Path) -> Path:
+    """The unpacked sources that `pins` names, from the cache or by pip."""
+    match = re.search(
+        r"^([\w-]+)==([\w.]+) --hash=sha256:([0-9a-f]{64})", pins.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert match, pins
+    target = cache() / f"{match[1]}-{match[2]}-{match[3][:12]}"
+    with lock(target):
+        if not (target / "ready").exists():
+            command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--no-binary", ":all:"]
+            command += ["--require-hashes", "--dest", str(target), "-r", str(pins)]
+            result = subprocess.run(command, env=surroundings.of_child(command), stdout=sys.stderr)
+            archives = list(target.glob("*.tar.gz"))
+            if result.returncode or not archives:
+                raise UserError(
+                    f"pip could not fetch {match[1]} {match[2]}, llama.cpp's sources; its own lines say why"
+                )
+            unpack(archives[0], target)
+            archives[0].unlink()
+            (target / "ready").touch()
+    return target
+
+
+def unpack(archive: Path, target: Path) -> None:
+    """llama.cpp's tree into `source`, the binding's package into `binding/llama_cpp`."""
+    places = {"vendor/llama.cpp": "source", "llama_cpp": "binding/llama_cpp"}
+    with tarfile.open(archive) as tar:
+        # Python has filters since 3.11.4; without one this is as safe as the archive, whose hash is pinned
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)
+        for member in tar:
+            _, _, name = member.name.partition("/")
+            for inside, place in places.items():
+                rest = name.removeprefix(f"{inside}/")
+                if rest != name and rest.split("/")[0] not in LEFT_OUT:
+                    member.name = f"{place}/{rest}"
+                    tar.extract(member, target)
+
+
+def compile_sources(sources: Path, tools: Path, definitions: dict[str, str], about: dict[str, Any]) -> Path:
+    """The folder of the compiled programs, from the cache or compiled now."""
+    key = hashlib.sha256(json.dumps([sources.name, definitions, about], sort_keys=True).encode()).hexdigest()[:16]
+    target = cache() / f"llama.cpp-{key}"
+    with lock(target):
+        if not (target / "ready").exists():
+            environment = os.environ | {"NINJA_STATUS": STATUS, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
+            settings = [f"-D{name}={value}" for name, value in definitions.items()]
+            call(["cmake", "-G", "Ninja", "-S", sources / "source", "-B", target / "build", *settings], environment)
+            jobs = cpu.available_threads()
+            call(["cmake", "--build", target / "build", "--parallel", jobs, "--target", *TARGETS], environment)
+            (target / "ready").touch()
+    return target / "build"
+
+
+def call(command: list[Any], environment: dict[str, str]) -> None:
+    """Run a step of the compilation, whose lines go to the log. Raises `UserError` where it fails."""
+    program = shutil.which(command[0], path=environment["PATH"])
+    if not program:
+        raise UserError(f"{command[0]} is not there; it belongs to envs/llama_cpp: name its bin with --tools")
+    if status := run_compiler([program, *command[1:]], environment):
+        raise UserError(
+            f"llama.cpp did not compile ({' '.join(map(str, command[:2]))}: exit code {status}); "
+            "its own lines stand above in the log"
+        )
+
+
+def own_build(build: Path, sources: Path) -> tuple[Path, dict[str, str]]:
+    """The source tree and the flags of somebody's own build. Raises `UserError` where the binding does not fit it."""
+    record = build / "CMakeCache.txt"
+    if not record.exists() or not (build / "bin/llama-quantize").exists():
+        raise UserError(
+            f"{build}: is no finished build of llama.cpp (CMakeCache.txt, bin/llama-quantize); build it, or leave "
+            "llama_cpp out"
+        )
+    lines = dict(re.findall(r"^(\w+):\w+=(.*)$", record.read_text(encoding="utf-8"), re.MULTILINE))
+    source = Path(lines["CMAKE_HOME_DIRECTORY"])
+    header = source / "include/llama.h"
+    if not header.exists() or header.read_bytes() != (sources / "source/include/llama.h").read_bytes():
+        raise UserError(
+            f"{build}: its llama.h is not that of {sources.name.rsplit('-', 1)[0]}, for which the Python binding is "
+            "made; build that version, or leave llama_cpp out"
+        )
+    return source, {name: value for name, value in lines.items() if name.startswith(OWN)}
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("dst", type=Path, help="folder to write")
+    arguments.add_argument("--tools", type=Path, default=Path(sys.executable).parent, help="folder of cmake and ninja")
+    arguments.add_argument("--build", type=Path, help="a build of llama.cpp that is there already")
+    options = arguments.parse_args()
+
+    sources = fetch_sources(PINS)
+    source, about = sources / "source", {}
+    if options.build:
+        build = options.build.absolute()
+        source, definitions = own_build(build, sources)
+    else:
+        about = {"compiler": compiler(), "machine": platform.machine()}
+        definitions = flags(cuda_flags())
+        if nvcc := definitions.get("CMAKE_CUDA_COMPILER"):
+            said = ask(nvcc, "--version")
+            about["nvcc"] = next((line for line in said.splitlines() if "release" in line), said)
+        build = compile_sources(sources, options.tools.absolute(), definitions, about)
+    used = [name for name in INSTRUCTION_SETS if definitions.get(f"GGML_{name}") == "ON"]
+    content = {
+        "sources": sources.name,
+        "own": bool(options.build),
+        "flags": definitions,
+        "instruction_sets": used,
+    } | about
+    with publish(options.dst) as folder:
+        folder.mkdir()
+        for name, place in (("bin", build / "bin"), ("source", source), ("binding", sources / "binding")):
+            (folder / name).symlink_to(place)
+        (folder / manifest.NAME).write_text(json.dumps(content, indent=2), encoding="utf-8")

@@ -1,0 +1,44 @@
+"""Run llama.cpp's own converter, with a name for a pre-tokenizer that it does not know.
+
+    python scripts/quantmill llamacpp.convert PRE MODEL --outfile FILE …
+
+Its file is run as it is; where it refuses a tokenizer because nobody has listed it, PRE is taken. Who calls proves that
+PRE makes the tokenizer's own ids (`llamacpp.vocabulary`). PRE `none` writes no tokenizer, in the converter's own words.
+No Python of a model's is run.
+"""
+
+import importlib
+import runpy
+import sys
+from typing import Any
+
+from quantmill import llamacpp
+from quantmill.common import remote_code
+from quantmill.llamacpp import vocabulary
+
+
+def main() -> None:
+    source = llamacpp.folder() / "source"
+    pre, *arguments = sys.argv[1:]
+    sys.path[:0] = [str(source), str(source / "gguf-py")]
+    base = importlib.import_module("conversion.base")
+    conversion = importlib.import_module("conversion")
+    listed, find = base.TextModel.get_vocab_base_pre, conversion.get_model_class
+
+    def name(self: Any, tokenizer: Any) -> str:
+        try:
+            return listed(self, tokenizer)
+        except NotImplementedError:
+            return pre
+
+    def without_vocabulary(*arguments: Any, **options: Any) -> Any:
+        kind = find(*arguments, **options)
+        kind.set_vocab = kind._set_vocab_none
+        return kind
+
+    base.TextModel.get_vocab_base_pre = name
+    if pre == vocabulary.NONE:
+        conversion.get_model_class = without_vocabulary
+    remote_code.forbid()
+    sys.argv = ["convert_hf_to_gguf.py", *arguments]
+    runpy.run_path(str(source / "convert_hf_to_gguf.py"), run_name="__main__")

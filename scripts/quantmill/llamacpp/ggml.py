@@ -1,0 +1,69 @@
+"""Weights as ggml's types would store them: its library quantizes, its Python package undoes it."""
+
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from quantmill import llamacpp
+from quantmill.checkpoint.ggml_types import TYPES
+
+NUMBERS = {stored.name: number for number, stored in TYPES.items()}
+WANT_IMPORTANCE = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS")  # not possible, or garbage, without
+CHUNK = 2**18  # weights that a thread takes at a time
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The library that quantizes."""
+    found = ctypes.CDLL(str(llamacpp.folder() / "bin/libggml-base.so"))
+    number, pointer = ctypes.c_int64, ctypes.c_void_p
+    found.ggml_quantize_chunk.argtypes = [ctypes.c_int, pointer, pointer, number, number, number, pointer]
+    found.ggml_quantize_chunk.restype = ctypes.c_size_t
+    return found
+
+
+def fits(type_: str, columns: int) -> bool:
+    """Whether rows of so many weights can be stored as a type."""
+    return columns % TYPES[NUMBERS[type_]].block == 0
+
+
+def nbytes(type_: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a tensor of this shape as a type."""
+    stored = TYPES[NUMBERS[type_]]
+    return int(np.prod(shape)) // stored.block * stored.nbytes
+
+
+def round_trip(weights: np.ndarray, type_: str, importance: np.ndarray | None, threads: int) -> np.ndarray:
+    """float32 weights [rows, columns] as a type would give them back.
+
+    importance: float32 [columns], a column's weight in the squared error; None: all the same. Rows are quantized
+    independently, so that those of a part are those of the whole.
+    """
+    rows, columns = weights.shape
+    size = max(1, CHUNK // columns)
+    out = np.empty((rows, columns), np.float32)
+
+    def one(low: int) -> None:
+        out[low : low + size] = _round_trip(weights[low : low + size], type_, importance)
+
+    with ThreadPoolExecutor(threads) as workers:
+        list(workers.map(one, range(0, rows, size)))
+    return out
+
+
+def _round_trip(weights: np.ndarray, type_: str, importance: np.ndarray | None) -> np.ndarray:
+    """The same, in this thread."""
+    weights = np.ascontiguousarray(weights, np.float32)
+    rows, columns = weights.shape
+    raw = np.empty((rows, nbytes(type_, (columns,))), np.uint8)
+    given = None if importance is None else np.ascontiguousarray(importance, np.float32)
+    number = NUMBERS[type_]
+    written = library().ggml_quantize_chunk(
+        number, weights.ctypes.data, raw.ctypes.data, 0, rows, columns, None if given is None else given.ctypes.data
+    )
+    assert written == raw.nbytes
+    gguf: Any = llamacpp.gguf()
+    return gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(number))

@@ -1,0 +1,91 @@
+"""llama-quantize: what it would store, and how it is told each tensor's type."""
+
+import json
+import re
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from quantmill import llamacpp
+from quantmill.checkpoint import gguf_file
+from quantmill.common import manifest
+from quantmill.common.program import UserError
+from quantmill.llamacpp import files, ggml, mixture
+
+IMATRIX = "imatrix.gguf"
+LINE = re.compile(r"^\[ *\d+/ *\d+\] (\S+) .* MiB -> .* MiB \((\w+)\)$", re.MULTILINE)
+UP = 32  # bytes, to a multiple of which llama-quantize pads each tensor
+KEYS = 1024  # bytes of metadata that it adds, at most: the importance matrix and two numbers
+
+
+def plan(base: Path, type_: str, imatrix: Path | None) -> dict[str, str]:
+    """The tensors of a file that llama-quantize would quantize to a type of its own, and as what it would store each.
+
+    base: an artifact that is not quantized. Nothing is written. Raises `UserError` where it would store none.
+    """
+    matrix = ["--imatrix", imatrix / IMATRIX] if imatrix else []
+    said = llamacpp.call("llama-quantize", *matrix, "--dry-run", base, type_)
+    found = {name: stored.upper() for name, stored in LINE.findall(said)}
+    if not found:
+        raise UserError(f"{base}: llama-quantize would store none of its tensors as {type_}")
+    return found
+
+
+def mix(base: Path, imatrix: Path, sensitivity: Path, type_: str, nbytes: int | None) -> dict[str, mixture.Choice]:
+    """Tensor -> the type that is chosen for it, with its bytes and divergence.
+
+    Args:
+        base, imatrix: artifacts, the first as f16.
+        sensitivity: what build.gguf_sensitivity wrote of them.
+        type_, nbytes: how large the file may be: as that of a type, or so many bytes.
+
+    Raises `UserError` where the measurements are of another model or matrix, or where the bytes are too few.
+    """
+    found = json.loads(sensitivity.read_text(encoding="utf-8"))
+    if found["imatrix_sha256"] != manifest.read(imatrix)["files"][IMATRIX]["sha256"]:
+        raise UserError(f"{sensitivity}: was measured with another importance matrix than {imatrix}; measure it again")
+    content = gguf_file.read_all(files.first(base))
+    planned = plan(content.path, type_, imatrix)
+    if planned.keys() != found["tensors"].keys():
+        raise UserError(f"{sensitivity}: was measured on another model than {base}; measure it again")
+    tensors = {
+        name: [mixture.Choice(stored, padded(entry["bytes"]), entry["kld"]) for stored, entry in types.items()]
+        for name, types in found["tensors"].items()
+    }
+    budget = sum(padded(ggml.nbytes(planned[name], content.tensors[name].shape)) for name in tensors)
+    if nbytes is not None:
+        rest = content.path.stat().st_size - sum(padded(content.tensors[name].nbytes) for name in tensors)
+        budget = nbytes - rest - KEYS
+    return mixture.choose(tensors, budget)
+
+
+def padded(nbytes: int) -> int:
+    """Bytes that a tensor takes in a file."""
+    return -(-nbytes // UP) * UP
+
+
+def type_lines(chosen: Mapping[str, mixture.Choice]) -> str:
+    """What --tensor-type-file takes: a pattern of a whole name, and its type, in every line."""
+    return "".join(f"^{re.escape(name)}$={choice.type.lower()}\n" for name, choice in chosen.items())
+
+
+def importance(imatrix: Path) -> dict[str, np.ndarray]:
+    """Tensor -> mean square of each column's inputs, float32 [columns], as llama-quantize takes them from a matrix.
+
+    Tensors of experts, which have several, are left out.
+    """
+    tensors = gguf_file.read(imatrix / IMATRIX).tensors
+    found = {}
+    for name, record in tensors.items():
+        tensor = name.removesuffix(".in_sum2")
+        if tensor != name and prod(record.shape) == record.shape[-1]:
+            count = float(_floats(tensors[f"{tensor}.counts"])[0])
+            sums = _floats(record)
+            found[tensor] = sums / np.float32(count) if count > 0 else np.ones_like(sums)
+    return found
+
+
+def _floats(record: gguf_file.Tensor) -> np.ndarray:
+    return np.fromfile(record.path, np.float32, record.nbytes // 4, offset=record.offset)

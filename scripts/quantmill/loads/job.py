@@ -1,0 +1,44 @@
+"""What one start of a server is told, and what it gives back."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quantmill.loads.plan import Plan
+from quantmill.loads.server_start import Start
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one process is to do; paths are text, so that a job is JSON as it stands."""
+
+    artifact: str
+    engine: str
+    options: dict[str, Any]
+    gpus: int
+    device: str
+    threads: int
+    serving: dict[str, Any]
+    evaluation: str
+    burst: str | None
+    seed: int
+    ceiling: float
+    number: int  # of the start
+
+    def plan(self) -> Plan:
+        """What is to be sent."""
+        evaluation = json.loads(Path(self.evaluation).read_text(encoding="utf-8"))
+        texts = json.loads(Path(self.burst).read_text(encoding="utf-8"))["prompts"] if self.burst else []
+        return Plan(self.serving, evaluation, [prompt["ids"] for prompt in texts], self.seed)
+
+
+@dataclass(frozen=True)
+class Came:
+    """What one start gave, and what the server says of itself."""
+
+    start: Start
+    peak_memory_bytes: int | None
+    compute_type: str
+    versions: dict[str, str]
+    threads: int | None

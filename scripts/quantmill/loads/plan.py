@@ -1,0 +1,141 @@
+"""The loads that a study asks for: what is sent, and when. Nothing of it depends on the server."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quantmill.client.checks import Asked
+from quantmill.client.schedule import Closed, Load, Poisson, burst
+from quantmill.common.program import UserError
+from quantmill.loads import prompts
+from quantmill.metrics.serving import WINDOW_REQUESTS
+
+# requests of each slot: the first is before the window, the last one is the drain (metrics.serving.window)
+PER_SLOT = WINDOW_REQUESTS + 3
+WARM_UP_PROMPT = 32  # tokens
+PROBE_TOKENS = 12
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One load. `slots`: requests that it keeps in flight; `rate`: requests a second of a schedule with that hash; a
+    burst has neither."""
+
+    name: str
+    asked: list[Asked]
+    load: Load
+    slots: int | None = None
+    rate: float | None = None
+    schedule_sha256: str | None = None
+
+    @property
+    def together(self) -> int:
+        """The largest batch that the load surely makes."""
+        return self.slots or (len(self.asked) if self.rate is None else 1)
+
+
+class Plan:
+    """All loads of a study for one model."""
+
+    def __init__(
+        self, serving: Mapping[str, Any], evaluation: Mapping[str, Any], texts: Sequence[list[int]], seed: int
+    ) -> None:
+        """
+        Args:
+            serving: the study's config of that name.
+            evaluation: what tokenize_texts.py wrote: prompts are cut from it.
+            texts: ids of the burst's prompts.
+
+        Raises:
+            UserError: where a prompt and its new tokens exceed the model's context, or texts are too short.
+        """
+        self.serving, self.ids, self.seed = serving, evaluation["ids"], seed
+        self.prefix = [] if evaluation.get("bos_id") is None else [evaluation["bos_id"]]
+        self.context = evaluation["context"]
+        self.used: list[list[int]] = []
+        self.loads: list[Planned] = []
+        if serving["burst"]:
+            self._plan_burst(texts)
+        for slots in serving["concurrency"]:
+            asked = stagger(self._cut(PER_SLOT * slots), slots)
+            self.loads.append(Planned(f"concurrency-{slots}", asked, Closed(slots), slots=slots))
+        self.scheduled = self._cut(serving["requests"]) if serving["rates"] or serving["largest_rate"] else []
+        self.loads += [self.at_rate(rate) for rate in serving["rates"]]
+
+    def _plan_burst(self, texts: Sequence[list[int]]) -> None:
+        number = self.serving["burst"]
+        if number > len(texts):
+            raise UserError(f"serving.burst: {number} prompts, and its text holds {len(texts)}; lower it, or add more")
+        lengths = prompts.draw_lengths(_lengths(self.serving["new_tokens"]), number, self.seed)
+        asked = [Asked(ids, n) for ids, n in zip(texts[:number], lengths, strict=True)]
+        self._check(asked)
+        self.loads.append(Planned(f"burst-{number}", asked, burst(number)))
+        self.used += [list(each.prompt) for each in asked]
+
+    def _cut(self, number: int) -> list[Asked]:
+        """So many requests, whose prompts share no beginning with any before them."""
+        sizes = prompts.draw_lengths(_lengths(self.serving["prompt_tokens"]), number, self.seed)
+        lengths = prompts.draw_lengths(_lengths(self.serving["new_tokens"]), number, self.seed + 1)
+        cut = prompts.cut_prompts(self.ids, sizes, seed=self.seed, prefix=self.prefix, others=self.used)
+        asked = [Asked(ids, n) for ids, n in zip(cut, lengths, strict=True)]
+        self._check(asked)
+        self.used += cut
+        return asked
+
+    def _check(self, asked: Sequence[Asked]) -> None:
+        longest = max(len(each.prompt) + each.new_tokens for each in asked)
+        if self.context and longest > self.context:
+            raise UserError(
+                f"serving: prompt and new tokens are {longest} together, and the model's context is {self.context}; "
+                "lower prompt_tokens or new_tokens"
+            )
+
+    def check_room(self, room: int) -> None:
+        """Raises `UserError` for a load whose requests in flight have more tokens than a server's slots share: each its
+        prompt and half of its answer, in the mean."""
+        for planned in self.loads:
+            mean = sum(len(each.prompt) + each.new_tokens / 2 for each in planned.asked) / len(planned.asked)
+            if planned.together > 1 and planned.together * mean > room:
+                most = planned.together * max(len(each.prompt) + each.new_tokens for each in planned.asked)
+                raise UserError(
+                    f"serving: the {planned.together} requests of {planned.name} have some "
+                    f"{planned.together * mean:.0f} tokens together, and the server's slots share {room}; set options: "
+                    f"{{ctx_size: {most}}}"
+                )
+
+    def at_rate(self, rate: float) -> Planned:
+        """A load of the study's requests at so many a second, at times that its seed draws."""
+        schedule = Poisson.draw(rate, len(self.scheduled), self.seed)
+        name = f"rate-{rate:g}"
+        return Planned(name, self.scheduled, schedule.load, rate=schedule.rate, schedule_sha256=schedule.sha256)
+
+    def warm_up(self) -> list[Asked]:
+        """A burst that covers every batch size of the loads; its prompts share nothing with theirs."""
+        largest = max((each.together for each in self.loads), default=1)
+        lengths = prompts.warm_up_lengths(largest)
+        room = min(WARM_UP_PROMPT, self.context - max(lengths) if self.context else WARM_UP_PROMPT)
+        lengths = lengths if room > len(self.prefix) else [1] * largest
+        sizes = [max(room, len(self.prefix) + 1)] * largest
+        cut = prompts.cut_prompts(self.ids, sizes, seed=self.seed + 2, prefix=self.prefix, others=self.used)
+        return [Asked(ids, n) for ids, n in zip(cut, lengths, strict=True)]
+
+    def probes(self, number: int) -> list[Asked]:
+        """So many short answers to prompts as long as the longest of the loads, which none of those is."""
+        longest = max((len(each.prompt) for planned in self.loads for each in planned.asked), default=WARM_UP_PROMPT)
+        cut = prompts.cut_prompts(
+            self.ids, [longest] * number, seed=self.seed + 3, prefix=self.prefix, others=self.used
+        )
+        return [Asked(ids, PROBE_TOKENS) for ids in cut]
+
+
+def stagger(asked: Sequence[Asked], slots: int) -> list[Asked]:
+    """The same requests, of which the first ones end one after another: slots that begin together, with answers of one
+    length, would go on in step, and every prompt would wait for all others'."""
+    first = [
+        each._replace(new_tokens=max(2, each.new_tokens * (n + 1) // slots)) for n, each in enumerate(asked[:slots])
+    ]
+    return [*first, *asked[slots:]]
+
+
+def _lengths(value: int | list[int]) -> prompts.Lengths:
+    return value if isinstance(value, int) else (value[0], value[1])

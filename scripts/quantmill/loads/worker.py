@@ -1,0 +1,59 @@
+"""One start of a server under all loads, in a process of its own: python scripts/quantmill loads.worker job.json
+DESCRIPTOR
+
+It is the client, so nothing else runs in it: who looks at the device meanwhile is the process that started it. The job
+is a `loading.job.Job` as JSON; what came is a `Came`, pickled into the pipe with that descriptor.
+"""
+
+import json
+import os
+import pickle
+import resource
+import sys
+from pathlib import Path
+
+from quantmill import devices, engines
+from quantmill.common.program import UserError, command
+from quantmill.devices import cpu, cuda, processes
+from quantmill.engines.served.served import Served
+from quantmill.loads import server_start
+from quantmill.loads.job import Came, Job
+from quantmill.loads.server_start import Loader
+
+COMMAND = command("loads.worker")  # and a job's file
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files as it may: each request in flight has a connection, and 1,024 are usual."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def load(job: Job) -> Came:
+    """Start the server, and put it under every load. Raises `UserError` for an engine that is none."""
+    cpus = cpu.processors()
+    plan = job.plan()
+    engine = engines.load(job.engine, Path(job.artifact), job.device, job.threads, job.gpus, **job.options)
+    if not isinstance(engine, Served):
+        raise UserError(f"engine {job.engine} is no server; loads are for servers")
+    raise_file_limit()  # after the server's start: it keeps the limit that its users would give it
+    try:
+        loader = Loader(engine, plan, job.ceiling, cpus)
+        say = lambda name: print(f"start {job.number + 1}: {name}", file=sys.stderr)  # noqa: E731
+        found = server_start.run(loader, engine.startup_s, job.number == 0, job.serving["limits"], say)
+        memory = (
+            cuda.used_bytes() if job.device == "cuda" and engine.here else processes.peak_rss_bytes(engine.processes())
+        )
+        return Came(found, memory, engine.compute_type, engine.versions(), engine.threads)
+    finally:
+        engine.close()
+
+
+def main() -> None:
+    path, told = sys.argv[1:]
+    job = Job(**json.loads(Path(path).read_text(encoding="utf-8")))
+    if devices.resolve(job.device, gpus=job.gpus) != job.device:
+        raise UserError(f"device {job.device} is not there any more")
+    came = load(job)
+    with os.fdopen(int(told), "wb") as pipe:
+        pickle.dump(came, pipe)

@@ -1,0 +1,85 @@
+"""A quantized matrix times one vector on a GPU, bound by the weights' bytes.
+
+A warp takes 16 rows through tensor cores (mma.m16n8k16) though there is but one vector: that spares the additions, so
+that a weight costs under two instructions. A lane reads a whole group, 16 bytes, of row lane / 4 and of row
+lane / 4 + 8; four lanes read four groups beside each other. As the order of a sum is free, the vector lies in shared
+memory in the order in which the nibbles come out of a word: 0 4 1 5 2 6 3 7.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from tvm.tirx import PrimFunc
+
+from quantmill.mlc.architecture import GROUP
+from quantmill.mlc.cuda_kernel import include_guard, kernel
+
+SOURCE = Path(__file__).with_suffix(".cuh").read_text(encoding="utf-8")
+
+
+TYPES = {"weight": "unsigned"}
+MULTIPROCESSORS = 132  # of an H100 or H200; of another GPU, it is only speed that depends on it
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a product is cut: warps of a block, which share its 16 rows, and blocks on a multiprocessor."""
+
+    warps: int
+    resident: int
+
+    def blocks(self, tiles: int) -> int:
+        """The fewest that need no more rounds than all that are resident at once."""
+        rounds = -(-tiles // (MULTIPROCESSORS * self.resident))
+        return -(-tiles // rounds)
+
+
+def choose_launch(inputs: int) -> Launch:
+    """As many warps as have two steps of 128 inputs each: one is loaded while the other is used."""
+    return Launch(16, 2) if inputs >= 4096 else Launch(8, 3)
+
+
+@cache
+def matrix_vector(
+    outputs: int,
+    inputs: int,
+    launch: Launch,
+    *,
+    epsilon: float | None = None,
+    add: tuple[int, ...] | None = None,
+    gate: bool = False,
+) -> PrimFunc:
+    """x [inputs], perhaps normed (RMS, with `epsilon`), times a matrix [outputs, inputs].
+
+    Then, of float32 sums: plus a vector of shape `add`, or SiLU(first half) * second half.
+    Arguments: x, q_weight, q_scale, the norm's weight if any, the vector if any, and the result.
+    """
+    assert not (add and gate)
+    norm, results = epsilon is not None, outputs // 2 if gate else outputs
+    buffers = {
+        "x": ((1, 1, inputs), "float16"),
+        "weight": ((outputs, inputs // 8), "uint32"),
+        "scale": ((outputs, inputs // GROUP), "float16"),
+    }
+    if norm:
+        buffers["norm"] = ((inputs,), "float16")
+    if add:
+        buffers["add"] = (add, "float16")
+    buffers["out"] = ((1, 1, results), "float16")
+    numbers = (outputs, inputs, launch.warps, int(norm), 2 if gate else int(bool(add)))
+    name = "_".join(["matrix_vector", *map(str, numbers)])
+    names = [*buffers]
+    declared = ", ".join(f"{'half' if name == 'out' else 'const ' + TYPES.get(name, 'half')}* {name}" for name in names)
+    given = ", ".join(
+        f"reinterpret_cast<const uint4*>({name})" if name == "weight" else name if name in buffers else "nullptr"
+        for name in ("x", "weight", "scale", "norm", "add", "out")
+    )
+    template = ", ".join(map(str, numbers))
+    entry = (
+        f"__device__ __forceinline__ void {name}({declared}) {{\n"
+        f"  matrix_vector<{template}>({given}, {epsilon or 0.0:.9e}f);\n}}\n"
+    )
+    source = include_guard("MLC_MATRIX_VECTOR", SOURCE) + include_guard(f"MLC_{name}".upper(), entry)
+    tiles = -(-results // (8 if gate else 16))
+    return kernel(name, source, buffers, launch.blocks(tiles), launch.warps * 32)

@@ -1,0 +1,146 @@
+"""The parameters of an MLC model: what each is made of, which are quantized, and their order.
+
+From MLC-LLM's python/mlc_llm: model/*/*_loader.py, loader/huggingface_loader.py, quantization/quantization.py.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from quantmill.checkpoint.shards import Checkpoint
+from quantmill.checkpoint.tensor import Tensor
+from quantmill.common.program import UserError
+from quantmill.mlc.source_config import SourceConfig
+
+DTYPES = ("F16", "BF16", "F32", "F64")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which kinds of parameters a quantization packs into four bits; the others, norms and biases stay float16."""
+
+    layers: bool
+    embeddings: bool
+    head: bool
+
+
+# MLC-LLM's names. Not here: those that store weights transposed (…_0), and those of another arithmetic.
+LAYOUTS = {
+    "q4f16_1": Layout(layers=True, embeddings=True, head=True),
+    "q4f16_2": Layout(layers=True, embeddings=False, head=False),
+    "q0f16": Layout(layers=False, embeddings=False, head=False),
+}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter, before it is quantized: tensors one after another along axis 0. `name` is without `.weight`."""
+
+    name: str
+    suffix: str
+    parts: tuple[Tensor, ...]
+    quantized: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of all parts together."""
+        return (sum(part.shape[0] for part in self.parts), *self.parts[0].shape[1:])
+
+
+def find(source: Checkpoint, config: SourceConfig, layout: Layout) -> list[Parameter]:
+    """A checkpoint's parameters, in the order in which MLC-LLM writes them.
+
+    Raises `UserError` where a tensor is missing, has another shape than the config says or a dtype that holds no
+    weights, and where there is one that the model has no place for.
+    """
+    tensors = source.tensors()
+    found = {}
+    for name, suffix, parts, quantized in _model_parameters(config, layout):
+        found[f"{name}.{suffix}"] = Parameter(
+            name, suffix, tuple(_tensor(source, tensors, part, shape) for part, shape in parts.items()), quantized
+        )
+    used = {part.name: name for name, parameter in found.items() for part in parameter.parts}
+    ignored = ("lm_head.weight",) if config.tied else ()
+    for name in tensors:
+        if name not in used and name not in ignored and not _is_unused(name):
+            raise UserError(
+                f"{tensors[name].path}: holds {name}, which MLC's {config.family.model_type} has no place for; "
+                "leave mlc out of this model's formats"
+            )
+    order = _in_file_order(source, tensors)
+    unnamed = used.keys() - set(order)
+    if unnamed:
+        raise UserError(f"{source.index()}: does not name {min(unnamed)}, which the shards hold; download it again")
+    return list({used[name]: found[used[name]] for name in order if name in used}.values())
+
+
+def _model_parameters(
+    config: SourceConfig, layout: Layout
+) -> Iterator[tuple[str, str, dict[str, tuple[int, ...]], bool]]:
+    """Name, suffix, shapes of the tensors that it is made of, and whether it is quantized, of every parameter."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries = config.num_attention_heads * config.head_dim
+    keys = config.num_key_value_heads * config.head_dim
+    embeddings = (config.vocab_size, hidden)
+    yield "model.embed_tokens", "weight", {"model.embed_tokens.weight": embeddings}, layout.embeddings
+    for number in range(config.num_hidden_layers):
+        layer = f"model.layers.{number}"
+        attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
+        fused = f"{attention}.{config.family.qkv}"
+        rows = {"q": queries, "k": keys, "v": keys}
+        weights = {f"{attention}.{letter}_proj.weight": (count, hidden) for letter, count in rows.items()}
+        yield fused, "weight", weights, layout.layers
+        if config.family.biased:
+            biases = {f"{attention}.{letter}_proj.bias": (count,) for letter, count in rows.items()}
+            yield fused, "bias", biases, False
+        yield f"{attention}.o_proj", "weight", {f"{attention}.o_proj.weight": (hidden, queries)}, layout.layers
+        gates = {f"{mlp}.{name}_proj.weight": (inner, hidden) for name in ("gate", "up")}
+        yield f"{mlp}.gate_up_proj", "weight", gates, layout.layers
+        yield f"{mlp}.down_proj", "weight", {f"{mlp}.down_proj.weight": (hidden, inner)}, layout.layers
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            yield f"{layer}.{norm}", "weight", {f"{layer}.{norm}.weight": (hidden,)}, False
+    yield "model.norm", "weight", {"model.norm.weight": (hidden,)}, False
+    if not config.tied:
+        yield "lm_head", "weight", {"lm_head.weight": embeddings}, layout.head
+
+
+def _tensor(source: Checkpoint, tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
+    tensor = tensors.get(name)
+    if tensor is None:
+        raise UserError(f"{source.folder}: {name} is missing, which config.json asks for; download it again")
+    if tensor.shape != shape:
+        raise UserError(f"{tensor.path}: {name} has shape {tensor.shape}, where config.json says {shape}")
+    if tensor.dtype not in DTYPES:
+        raise UserError(f"{tensor.path}: {name} is {tensor.dtype}, which is no plain weight; give the original weights")
+    return tensor
+
+
+def _is_unused(name: str) -> bool:
+    return name.endswith(".rotary_emb.inv_freq")
+
+
+def _in_file_order(source: Checkpoint, tensors: Mapping[str, Tensor]) -> list[str]:
+    """File by file in the order of the index (_loading_order), a fused parameter where
+    its first part is; without an index by name, as in the one that MLC-LLM then makes."""
+    files: dict[str, list[str]] = {}
+    for name, file in (source.weight_map or dict.fromkeys(sorted(tensors), "")).items():
+        files.setdefault(file, []).append(name)
+    return [name for names in files.values() for name in names]
+
+
+def count_weights(source: Checkpoint, parameters: list[Parameter]) -> int:
+    """The number of weights that MLC-LLM divides by for its bits per weight.
+
+    Its loader counts all weights of a file each time that it reads the file. It keeps the files that the parameter
+    at hand needs, and drops the others when it reads one more, so that some are read, and counted, again.
+    """
+    sizes: dict[Path, int] = {}
+    for name, tensor in source.tensors().items():
+        sizes[tensor.path] = sizes.get(tensor.path, 0) + (0 if _is_unused(name) else tensor.numel)
+    total, held = 0, set()
+    for parameter in parameters:
+        needed = {part.path for part in parameter.parts}
+        if needed - held:
+            total += sum(sizes[path] for path in needed - held)
+            held = needed
+    return total

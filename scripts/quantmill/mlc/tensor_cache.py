@@ -1,0 +1,43 @@
+"""Read an artifact's weights: `tensor-cache.json` says which bytes of which shard are which parameter."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from quantmill.checkpoint import shards
+from quantmill.common.program import UserError
+
+INDEX = "tensor-cache.json"
+MAX_INDEX = 64 * 2**20  # bytes
+
+
+def read(folder: Path, wanted: Mapping[str, tuple[tuple[int, ...], str]]) -> dict[str, np.ndarray]:
+    """The parameters of `wanted` (name -> shape, dtype) in its order, memory-mapped.
+
+    Raises `UserError` where one is missing, of another shape or type, or beyond its shard.
+    """
+    found: dict[str, np.ndarray] = {}
+    try:
+        for shard in shards.read_json(folder / INDEX, MAX_INDEX)["records"]:
+            path = folder / Path(shard["dataPath"]).name
+            data = np.memmap(path, np.uint8, "r")
+            for record in shard["records"]:
+                start, end = record["byteOffset"], record["byteOffset"] + record["nbytes"]
+                if start < 0 or end > len(data):
+                    raise UserError(f"{path}: is too short for {record['name']}; build the artifact again")
+                found[record["name"]] = data[start:end].view(record["dtype"]).reshape(record["shape"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{folder / INDEX}: is damaged ({error!r:.80}); build the artifact again") from None
+    for name, (shape, dtype) in wanted.items():
+        if name not in found:
+            raise UserError(
+                f"{folder / INDEX}: lacks {name}, which the model's config asks for; build the artifact again"
+            )
+        there = found[name]
+        if there.shape != shape or there.dtype != dtype:
+            raise UserError(
+                f"{folder / INDEX}: {name} is {there.dtype} {list(there.shape)}, not {dtype} {list(shape)}; "
+                "build the artifact again"
+            )
+    return {name: found[name] for name in wanted}

@@ -1,0 +1,287 @@
+"""Cells, the rows of a study: a model's artifact, run by its format's own engine (`FORMAT`) or as a run of the config
+says (`FORMAT@RUN`)."""
+
+import re
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+from quantmill.checkpoint.gguf_names import split_names
+from quantmill.checkpoint.selection import is_artifacts
+from quantmill.client.urls import wrong_url
+from quantmill.common.atomic import MANIFEST
+from quantmill.fetch.prebuilt_layouts import PACKED
+from quantmill.plan.config_values import ConfigError
+from quantmill.plan.registry import TAKEN, Engine, Format, suggestion, unknown_format
+
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+# layout -> a file of each folder; of a pattern one file alone may be meant
+PREBUILT_FILES = {"ct2": "model.bin", "gguf": "*.gguf"} | dict.fromkeys(PACKED, "config.json")
+
+# variables of a run's environment that Quantmill sets: they place threads, cards and modules
+OURS = re.compile("CUDA_VISIBLE_DEVICES|PYTHON|QUANTMILL|.*_NUM_THREADS$")
+AT_START = re.compile("LD_|MALLOC_|GLIBC_")  # read once, when a program starts
+SECRET = re.compile("(.*_)?(TOKEN|SECRET|PASSWORD|CREDENTIALS?|KEY)$", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row. `run` is None for the default run; `options` are in the engine's own words."""
+
+    model: str
+    format: str
+    run: str | None
+    engine: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    gpus: int = 1
+    prebuilt: bool = False
+
+    @property
+    def name(self) -> str:
+        """`FORMAT` or `FORMAT@RUN`: what files and rows are called."""
+        return self.format if self.run is None else f"{self.format}@{self.run}"
+
+
+@dataclass(frozen=True)
+class Registry:
+    """What is registered and what is there.
+
+    envs: environments with pins. interpreters: those that the config names a Python for.
+    device: what `auto` means here, or `auto` where jobs run elsewhere. gpus: what --resources gpu= allows.
+    """
+
+    formats: Mapping[str, Format]
+    engines: Mapping[str, Engine]
+    envs: Collection[str]
+    interpreters: Collection[str] = ()
+    device: str = "auto"
+    gpus: int | None = None
+
+    def layout(self, name: str, study: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
+        """The layout of a format, a variant or one of a model's prebuilt artifacts; None for an unknown name."""
+        if name in model.get("prebuilt", {}):
+            return model["prebuilt"][name]["layout"]
+        base = study["variants"].get(name, {"format": name})["format"]
+        return self.formats[base].layout if base in self.formats else None
+
+    def prebuilt_engine(self, prebuilt: Mapping[str, Any]) -> str:
+        """The engine that a prebuilt artifact names, or that of the first format that has its layout."""
+        layout = prebuilt["layout"]
+        return prebuilt.get("engine") or next(each.engine for each in self.formats.values() if each.layout == layout)
+
+    def why_not_here(self, env: str) -> str | None:
+        """Why an environment cannot be had, and what to do; None where it can."""
+        if env in self.interpreters:
+            return None
+        if env not in self.envs:
+            return f"{env} is not built here; name a python that has it under interpreters.{env}"
+        wanted = next((each.python for each in self.engines.values() if each.env == env and each.python), None)
+        if wanted in (None, PYTHON):
+            return None
+        return (
+            f"wants Python {wanted}, and this is {PYTHON}; leave it out, name a Python that has "
+            f"it in interpreters.{env}, or make .venv anew with PYTHON=python{wanted}"
+        )
+
+
+def check_name(where: str, name: str, others: Collection[str]) -> None:
+    """Raises `ConfigError` for an artifact's name that something else has."""
+    if name in others:
+        raise ConfigError(f"{where}: a format has this name; choose another")
+    if re.match(TAKEN, name):
+        raise ConfigError(f"{where}: other files of Quantmill's have this name, or begin with it; choose another")
+
+
+def check_variants(study: Mapping[str, Any], schema: Mapping[str, Any], registry: Registry) -> None:
+    """Raises `ConfigError` for the first variant that is no other artifact of a format."""
+    for name, variant in study["variants"].items():
+        where = f"variants.{name}"
+        base = variant["format"]
+        check_name(where, name, registry.formats)
+        if base not in registry.formats:
+            raise ConfigError(f"{where}: {unknown_format(base, registry.formats)}")
+        given = {key: value for key, value in variant.items() if key != "format"}
+        key = registry.formats[base].parameters
+        properties = schema["properties"][key]["properties"] if key else {}
+        for each in given:
+            if each not in properties:
+                known = suggestion(each, properties) if properties else "; it has none"
+                raise ConfigError(f"{where}: {base} has no parameter {each!r}{known}")
+        if all(study[key][each] == value for each, value in given.items()):
+            raise ConfigError(f"{where}: is {base} itself; give it a parameter of its own")
+        for each, value in given.items():
+            error = next(jsonschema.Draft202012Validator(properties[each]).iter_errors(value), None)
+            if error:
+                raise ConfigError(f"{where}.{each}: {error.message}")
+        if not any(name in artifacts(study, model) for model in study["models"].values()):
+            raise ConfigError(f"{where}: no model has {base}; add it to formats")
+
+
+def check_engine(where: str, name: str, registry: Registry) -> Engine:
+    """The engine of this name. Raises `ConfigError` where there is none, or it cannot be had or run here."""
+    if name not in registry.engines:
+        raise ConfigError(f"{where}: unknown engine {name!r}{suggestion(name, registry.engines)}")
+    engine = registry.engines[name]
+    if why := registry.why_not_here(engine.env):
+        raise ConfigError(f"{where}: {name}: {why}")
+    if registry.device not in ("auto", *engine.devices):
+        raise ConfigError(f"{where}: {name} does not run on device {registry.device}; leave it out")
+    return engine
+
+
+def check_runs(study: Mapping[str, Any], registry: Registry) -> None:
+    """Raises `ConfigError` for the first run whose engine, options or formats do not fit."""
+    for name, run in study["runs"].items():
+        where = f"runs.{name}"
+        engine = check_engine(where, run["engine"], registry)
+        check_url(where, run, engine)
+        check_environment(f"{where}.environment", run, engine)
+        for option, value in run["options"].items():
+            if engine.options is None:
+                continue
+            if option not in engine.options:
+                known = suggestion(option, engine.options) if engine.options else "; it has none"
+                raise ConfigError(f"{where}.options: {run['engine']} has no option {option!r}{known}")
+            error = next(jsonschema.Draft202012Validator(engine.options[option]).iter_errors(value), None)
+            if error:
+                raise ConfigError(f"{where}.options.{option}: {error.message}")
+        if run["gpus"] > 1 and not engine.many_gpus:
+            raise ConfigError(f"{where}.gpus: {run['engine']} uses one GPU; leave gpus out")
+        if run["gpus"] > 1 and registry.device == "cpu":
+            raise ConfigError(f"{where}.gpus: {run['gpus']}, and the device is cpu; leave gpus out")
+        if registry.gpus is not None and run["gpus"] > max(1, registry.gpus):
+            more = f"run with --resources gpu={run['gpus']} hub=2"  # which replaces the profile's list
+            raise ConfigError(f"{where}.gpus: {run['gpus']}, and jobs may use {registry.gpus}; {more}")
+        for format in run["formats"]:
+            layouts = {registry.layout(format, study, model) for model in study["models"].values()} - {None}
+            if not layouts:
+                names = {*registry.formats, *study["variants"]}
+                raise ConfigError(f"{where}.formats: {unknown_format(format, names)}")
+            if not layouts <= set(engine.loads):
+                raise ConfigError(
+                    f"{where}: {run['engine']} does not load {format} ({', '.join(sorted(layouts))}); "
+                    f"it loads {', '.join(engine.loads)}"
+                )
+            if not any(format in artifacts(study, model) for model in study["models"].values()):
+                raise ConfigError(f"{where}.formats: no model has {format}; add it to formats")
+
+
+def check_url(where: str, run: Mapping[str, Any], engine: Engine) -> None:
+    """Raises `ConfigError` for a run that says where a server is that Quantmill starts, or not where another is."""
+    if engine.attached and "url" not in run:
+        raise ConfigError(f"{where}: {run['engine']} is a server that you run; say where with url: http://HOST:PORT")
+    if not engine.attached and "url" in run:
+        raise ConfigError(f"{where}.url: {run['engine']} is started by Quantmill; leave url out")
+    if engine.attached and (why := wrong_url(run["url"])):
+        raise ConfigError(f"{where}.url: {why}")
+
+
+def check_environment(where: str, run: Mapping[str, Any], engine: Engine) -> None:
+    """Raises `ConfigError` for variables that would not reach the engine, that Quantmill sets itself, and for secrets:
+    results show every variable."""
+    for name in run["environment"]:
+        if engine.attached:
+            raise ConfigError(f"{where}: {run['engine']} is a server that you run; set {name} where you start it")
+        if OURS.match(name):
+            raise ConfigError(f"{where}: {name} is Quantmill's own affair; leave it out")
+        if AT_START.match(name) and not engine.serves:
+            raise ConfigError(f"{where}: {name} is read when a program starts: it is for servers; leave it out")
+        if SECRET.match(name):
+            raise ConfigError(f"{where}: {name} looks like a secret, and results show it; set it in your shell")
+
+
+def check_serving(study: Mapping[str, Any], registry: Registry) -> None:
+    """Raises `ConfigError` for loads without a server or for one that would refuse them, lengths that are none, and
+    limits that nothing is held to."""
+    serving = study["serving"]
+    for name in ("prompt_tokens", "new_tokens"):
+        if isinstance(serving[name], list) and serving[name][0] > serving[name][1]:
+            raise ConfigError(f"serving.{name}: {serving[name]} is no range; write the smaller number first")
+    if wants_loads(study) and not any(registry.engines[run["engine"]].serves for run in study["runs"].values()):
+        servers = ", ".join(sorted(name for name, engine in registry.engines.items() if engine.serves))
+        raise ConfigError(f"serving: no run is a server; add one under runs, with an engine of {servers}")
+    most = max(serving["concurrency"], default=0)
+    for name, run in study["runs"].items():
+        slots = registry.engines[run["engine"]].slots
+        if most > 1 and slots and run["options"].get(slots, 1) == 1:
+            raise ConfigError(
+                f"runs.{name}: {run['engine']} answers one request at a time, and serving.concurrency keeps {most} in "
+                f"flight; set options: {{{slots}: {most}}}"
+            )
+
+
+def wants_loads(study: Mapping[str, Any]) -> bool:
+    """Whether servers are to be put under loads."""
+    serving = study["serving"]
+    return bool(serving["burst"] or serving["concurrency"] or serving["rates"] or serving["largest_rate"])
+
+
+def check_prebuilt(name: str, model: Mapping[str, Any], study: Mapping[str, Any], registry: Registry) -> None:
+    """Raises `ConfigError` for the first prebuilt artifact of a model that has another's name, or is not there."""
+    for each, prebuilt in model["prebuilt"].items():
+        where = f"models.{name}.prebuilt.{each}"
+        check_name(where, each, (*registry.formats, *study["variants"]))
+        layout, pattern = prebuilt["layout"], PREBUILT_FILES[prebuilt["layout"]]
+        alone = "*" in pattern
+        if "hub" in prebuilt and ("file" in prebuilt) != alone:
+            what = f"name its file, such as NAME{pattern[1:]}" if alone else "its files are known; leave file out"
+            raise ConfigError(f"{where}.file: of the hub's {layout} artifacts, {what}")
+        runs_in = registry.prebuilt_engine(prebuilt)
+        engine = check_engine(where, runs_in, registry)
+        if engine.serves or engine.attached:
+            raise ConfigError(
+                f"{where}.engine: {runs_in} is a server; name it under runs, and here an engine that is none"
+            )
+        if layout not in engine.loads:
+            raise ConfigError(f"{where}.engine: {runs_in} does not load {layout}; it loads {', '.join(engine.loads)}")
+        if "path" not in prebuilt:
+            continue
+        path = Path(prebuilt["path"])
+        if alone and path.is_file() and path.match(pattern):
+            continue
+        if not path.is_dir():
+            raise ConfigError(f"{where}: there is no folder{f' or {pattern} file' if alone else ''} {path}")
+        if not any(each.is_file() for each in path.glob(pattern)):
+            raise ConfigError(f"{where}: {path} holds no {pattern}, so it is no {layout} artifact")
+
+
+def prebuilt_files(prebuilt: Mapping[str, Any]) -> list[Path]:
+    """The files of a prebuilt artifact that is here: those of a folder, or a file with the others of its model."""
+    path = Path(prebuilt.get("path", ""))
+    if "path" not in prebuilt:
+        return []
+    if not path.is_dir():
+        return [path.with_name(name) for name in split_names(path.name)]
+    files = [each for each in path.iterdir() if is_artifacts(each.name) or each.suffix == ".safetensors"]
+    return [*files, *([path / MANIFEST] if (path / MANIFEST).is_file() else [])]
+
+
+def artifacts(study: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
+    """A model's artifacts in the order of rows: its formats, each with its variants, then what is prebuilt."""
+    names: dict[str, None] = {}
+    for format in model["formats"]:
+        names[format] = None
+        names |= {name: None for name, variant in study["variants"].items() if variant["format"] == format}
+    return [*names, *model.get("prebuilt", {})]
+
+
+def of_study(study: Mapping[str, Any], registry: Registry) -> Iterator[Cell]:
+    """The cells of a study that was checked, each artifact's runs after its default run."""
+    for name, model in study["models"].items():
+        for artifact in artifacts(study, model):
+            prebuilt = artifact in model["prebuilt"]
+            if prebuilt:
+                engine = registry.prebuilt_engine(model["prebuilt"][artifact])
+            else:
+                engine = registry.formats[study["variants"].get(artifact, {"format": artifact})["format"]].engine
+            yield Cell(name, artifact, None, engine, prebuilt=prebuilt)
+            for run, words in study["runs"].items():
+                if artifact in words["formats"]:
+                    options = words["options"] | {key: words[key] for key in ("url",) if key in words}
+                    if words["environment"]:
+                        options["environment"] = {key: str(value) for key, value in words["environment"].items()}
+                    yield Cell(name, artifact, run, words["engine"], options, words["gpus"], prebuilt)

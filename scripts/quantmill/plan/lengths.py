@@ -1,0 +1,48 @@
+"""Whether a model's context has room for what a study asks for, as its config.json tells before anything is built."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from quantmill.common.model_config import context_of
+from quantmill.plan.cells import wants_loads
+from quantmill.plan.config_values import ConfigError
+from quantmill.plan.model_source import local_config, read_config, source
+
+SHORTEST = 1  # tokens of a prompt
+BUILT = ("source", "safetensors", "fp16")  # folders of a model of the hub that tell its config
+
+
+def asked(study: Mapping[str, Any]) -> dict[str, int]:
+    """How many tokens a study puts into a model at once, a prompt and what follows it, by the keys that say so."""
+    latency, serving = study["latency"], study["serving"]
+    found = {"latency.new_tokens": SHORTEST + latency["new_tokens"]}
+    if wants_loads(study):
+        cut = serving["concurrency"] or serving["rates"] or serving["largest_rate"]
+        prompt = _most(serving["prompt_tokens"]) if cut else SHORTEST
+        found["serving.new_tokens"] = prompt + _most(serving["new_tokens"])
+    return found
+
+
+def most(study: Mapping[str, Any]) -> int:
+    """The most tokens that a study puts into a model at once."""
+    return max(asked(study).values())
+
+
+def _most(length: int | list[int]) -> int:
+    return max(length) if isinstance(length, list) else length
+
+
+def check(name: str, model: Mapping[str, Any], study: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` where a study asks for more tokens than a model's context has, as far as its config.json is
+    here: of a model of the hub, once something of it is built."""
+    config = local_config(model)
+    if source(model)[0] == "hub":
+        config = next(filter(None, (read_config(Path("artifacts", name, each, "config.json")) for each in BUILT)), {})
+    context = context_of(config)
+    for key, tokens in asked(study).items():
+        if context is not None and tokens > context:
+            raise ConfigError(
+                f"{key}: a prompt and its new tokens are {tokens} together, and the context of {name} is {context}; "
+                "lower it"
+            )

@@ -1,0 +1,66 @@
+"""Print what Snakemake knows of a study, as JSON: the jobs that are left, the config with its defaults, the rows of
+the report, which layouts servers load, and what registered formats and engines take. Run by Snakemake's own Python.
+
+    .venv/bin/python scripts/quantmill plan.list_jobs [CONFIG]
+"""
+
+import contextlib
+import io
+import json
+import sys
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from snakemake.api import SnakemakeApi
+from snakemake.settings.enums import Quietness
+from snakemake.settings.types import ConfigSettings, DAGSettings, OutputSettings, ResourceSettings
+from snakemake_interface_common.exceptions import WorkflowError
+
+from quantmill.common.program import UserError, parser
+from quantmill.plan.check_config import check
+
+
+def describe(config: Path | None) -> dict[str, Any]:
+    """`left`: the outputs of jobs that are left; `jobs`: how many there are, by rule; and what the module says.
+
+    A mistake in the config ends the program as it ends Snakemake, with one line. Raises `UserError` for a file that is
+    none.
+    """
+    if config:
+        check(config)
+    output = OutputSettings(quiet={Quietness.ALL}, enable_file_logging=False)
+    with SnakemakeApi(output) as api, contextlib.redirect_stdout(io.StringIO()):
+        settings = ConfigSettings(configfiles=[config] if config else [])
+        workflow_api = api.workflow(ResourceSettings(cores=1), settings, snakefile=Path("Snakefile"))
+        workflow_api.dag(DAGSettings(targets={"report"})).summary()  # builds the graph, and leaves locks alone
+        workflow = workflow_api._workflow  # the pinned Snakemake has no other way to it
+        names = workflow.globals
+        jobs = [job for job in workflow.dag.needrun_jobs() if job.rule.name != "report"]
+        costs = names["study_jobs"]()
+        return {
+            "study": names["STUDY"],
+            "reference": costs.reference,
+            "cells": [row | {"layout": layout(names, row)} for row in names["rows"]()],
+            "servers": {name: engine.loads for name, engine in names["ENGINES"].items() if engine.serves},
+            "jobs": Counter(job.rule.name for job in jobs),
+            "left": sorted({str(file) for job in jobs for file in job.output}),
+            "formats": {name: each and asdict(each) for name, each in costs.formats.items()},
+            "engines": {name: each and asdict(each) for name, each in costs.engines.items()},
+        }
+
+
+def layout(names: dict[str, Any], row: dict[str, Any]) -> str:
+    """What lies in the folder of a row's artifact."""
+    study = names["STUDY"]
+    return names["REGISTRY"].layout(row["format"], study, study["models"][row["model"]])
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("config", type=Path, nargs="?", help="a study; the demo's config without one")
+    try:
+        json.dump(describe(arguments.parse_args().config), sys.stdout)
+    except WorkflowError as error:
+        raise UserError(" ".join(str(error).split())) from None

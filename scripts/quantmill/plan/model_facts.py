@@ -1,0 +1,79 @@
+"""What is known of a model before its first job, from its config.json and the sizes of its files."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+
+from quantmill.checkpoint import model_shape, shards
+from quantmill.checkpoint.model_shape import Shape
+from quantmill.checkpoint.selection import select
+from quantmill.common.program import UserError
+from quantmill.fetch import hub
+from quantmill.plan.config import source
+
+WEIGHTS = (".safetensors", ".bin")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What is known of a model before its first job: its shape, its weight files' bytes, and what of them has to be
+    downloaded; None for what is not known, and `why` then says why."""
+
+    shape: Shape | None
+    weight_bytes: int | None
+    form: str
+    dtype: str
+    download: int = 0
+    why: str = ""
+
+
+def dtype_of(config: dict[str, Any]) -> str:
+    return str(config.get("dtype") or config.get("torch_dtype"))
+
+
+def of_folder(folder: Path) -> Origin:
+    """A model that lies in a folder."""
+    found = shards.find(folder)
+    config = found.config()
+    nbytes = sum(path.stat().st_size for path in found.files)
+    return Origin(model_shape.of(config) or model_shape.of_weights(nbytes), nbytes, found.form, dtype_of(config))
+
+
+def of_hub(name: str, revision: str) -> Origin:
+    """A model of the hub: its list of files and its config.json, from the cache where the hub must not be asked."""
+    try:
+        repository = hub.resolve(name, revision)
+        files = select(name, repository.files)
+        config = shards.read_json(hub.fetch(repository, ["config.json"])["config.json"])
+    except UserError as error:
+        return Origin(None, None, "safetensors", "", why=str(error))
+    cached = {
+        file
+        for file in files
+        if isinstance(huggingface_hub.try_to_load_from_cache(name, file, revision=repository.commit), str)
+    }
+    weights = [file for file in files if file.endswith(WEIGHTS)]
+    nbytes = sum(repository.files[file].size for file in weights)
+    return Origin(
+        model_shape.of(config) or model_shape.of_weights(nbytes),
+        nbytes,
+        "bin" if weights[0].endswith(".bin") else "safetensors",
+        dtype_of(config),
+        sum(repository.files[file].size for file in files if file not in cached),
+    )
+
+
+def origin(model: dict[str, Any], folder: Path) -> Origin:
+    """What is known of a model: from what is there already, else from where it comes from."""
+    kind, path = source(model)
+    if (folder / "source/config.json").is_file():
+        return of_folder(folder / "source")
+    if kind == "hub":
+        return of_hub(str(path), model["source"].get("revision", "main"))
+    if kind == "random":
+        found = model_shape.of(shards.read_json(path / "config.json" if path.is_dir() else path))
+        why = "" if found else f"{path} has no sizes of a decoder"
+        return Origin(found, found and 2 * found.parameters, "safetensors", "float16", why=why)
+    return of_folder(path)

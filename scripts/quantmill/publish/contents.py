@@ -1,0 +1,109 @@
+"""What a repository of the hub holds: an artifact's files, or all GGUF files of a model, and what describes them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from quantmill.checkpoint import shards
+from quantmill.checkpoint.selection import INDEXES, is_artifacts
+from quantmill.common import manifest, plain_file
+from quantmill.common.atomic import MANIFEST
+from quantmill.common.program import UserError
+from quantmill.llamacpp import files as gguf_files
+from quantmill.publish import licence, public
+
+CARD, RESULTS, STUDY, PLOT = "README.md", "results.json", "study.yaml", "quality-speed.png"
+GGUF = ".gguf"
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """An artifact of the study: its folder, its manifest, and its files by their names in the repository. `left_out`
+    are those of its files that are not uploaded."""
+
+    name: str
+    folder: Path
+    manifest: Mapping[str, Any]
+    files: Mapping[str, Path]
+    left_out: Sequence[str] = ()
+
+
+def published_name(model: str, artifact: str) -> str:
+    """What people call a GGUF file: `MODEL-Q4_K_M.gguf`."""
+    type_ = artifact.removeprefix("gguf-")
+    return f"{model}-{type_.upper() if type_ != artifact else artifact}{GGUF}"
+
+
+def read(model: str, folder: Path) -> Artifact:
+    """An artifact from its folder. Raises `UserError` where a file is not the one that its manifest names."""
+    found = manifest.read(folder)
+    if (folder / gguf_files.MODEL).is_file():
+        names = {published_name(model, folder.name): gguf_files.MODEL}
+    else:
+        indexed = plain_file.is_there(folder / INDEXES["safetensors"])
+        weights = {file.name for file in shards.find(folder).files} if indexed else set()  # under whatever names
+        taken = (name for name in found["files"] if name in weights or is_artifacts(name))
+        names = {name: name for name in taken if name != CARD}
+    for name in names.values():
+        if not (folder / name).is_file() or (folder / name).stat().st_size != found["files"][name]["bytes"]:
+            raise UserError(f"{folder / name}: is not what {manifest.NAME} beside it names; build the artifact again")
+    manifest.read_unchanged(folder)
+    files = {ours: folder / theirs for ours, theirs in names.items()}
+    return Artifact(folder.name, folder, found, files, sorted(found["files"].keys() - {*names.values(), CARD}))
+
+
+def hashes(artifacts: Sequence[Artifact], files: Mapping[str, Path | bytes]) -> dict[str, dict[str, Any]]:
+    """Size and SHA-256 of each file: of an artifact's what its manifest names, so that nothing large is read twice."""
+    known = {name: each.manifest["files"][path.name] for each in artifacts for name, path in each.files.items()}
+    return {name: known.get(name) or entry(content) for name, content in sorted(files.items())}
+
+
+def entry(content: Path | bytes) -> dict[str, Any]:
+    """Size and SHA-256 of a file."""
+    if isinstance(content, bytes):
+        return {"bytes": len(content), "sha256": sha256(content).hexdigest()}
+    return {"bytes": content.stat().st_size, "sha256": manifest.sha256(content)}
+
+
+def describe(
+    model: str,
+    layout: str,
+    artifacts: Sequence[Artifact],
+    files: Mapping[str, Mapping[str, Any]],
+    shown: public.Public,
+) -> bytes:
+    """quantmill.json of a repository: what made each artifact, and each file's size and SHA-256."""
+    content = {
+        "model": model,
+        "layout": layout,
+        "source": shown.value(public.source(artifacts[0].manifest["source"]), MANIFEST, "source"),
+        "artifacts": {each.name: facts(each, shown) | {"files": list(each.files)} for each in artifacts},
+        "files": dict(sorted(files.items())),
+    }
+    return (json.dumps(content, indent=2) + "\n").encode()
+
+
+def facts(artifact: Artifact, shown: public.Public) -> dict[str, Any]:
+    """What a manifest says of how an artifact was made, as strangers may read it."""
+    known = {*public.fields("artifact")}
+    kept = {key: value for key, value in artifact.manifest.items() if key in known and key != "source"}
+    return shown.value(kept, MANIFEST, artifact.name)
+
+
+def beside(results: Mapping[str, Any], source: Path | None, plot: bytes) -> dict[str, Path | bytes]:
+    """What lies beside artifacts, but for the card: their rows, the study that makes them, the plot, the terms.
+
+    Args:
+        results: what `public.results` gave. plot: drawn of this model alone, since the report's shows the others too.
+    """
+    return {
+        **(licence.texts(source) if source else {}),
+        RESULTS: (json.dumps(results, allow_nan=False) + "\n").encode(),
+        STUDY: yaml.safe_dump(results["config"], sort_keys=False, allow_unicode=True).encode(),
+        PLOT: plot,
+    }

@@ -1,0 +1,304 @@
+"""Whether an engine answers for the tokens that it was given: none added, none left out, each in its place.
+
+An engine that puts a token of its own before the prompt, or returns every position's logits one place too late, gives
+answers that look sensible. Short pieces of text show it: after few tokens one more changes everything. Everything is
+compared by likelihood and against the rival explanation, so that ties and the noise of few bits pass.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from quantmill.checkpoint import shards
+from quantmill.common import special_tokens
+from quantmill.common.model_config import of_text
+from quantmill.common.program import UserError
+from quantmill.engines import Engine
+from quantmill.metrics import perplexity
+from quantmill.quality.teacher_forcing import to_host
+
+PIECES = 8  # of the text, evenly spread
+LENGTH = 4  # tokens of each: a token more before them changes the first answers most
+TOP = 16  # most likely tokens that are kept of each row; the others count as one
+CLEARLY = 0.5  # a rival explanation must leave less than so much of the distance
+STARTS = 8  # tokens that decoding starts from
+DECODED = 4  # tokens after each
+GAP = 0.1  # nats between the likeliest token and the chosen one, beyond what half-precision ties differ by
+# nats between two tokens either of which half-precision sums may put first: of logits up to 32 float16 tells apart
+# what differs by 0.016 to 0.03
+TIE = 0.05
+
+Rows = dict[str, list[list[float]]]
+
+
+def examine(engine: Engine, artifact: Path, ids: list[int], gate: Path | None) -> dict[str, Any]:
+    """Check an engine that has loaded `artifact` against `gate`, what gate.check wrote for the reference of the same
+    text.
+
+    Without one the engine is the reference: returns what belongs in that file. An engine without logits is asked for
+    what it has: the targets' log-probabilities, or nothing. Raises `UserError` where the engine answers for other
+    tokens than it was given.
+    """
+    added = added_token(artifact, ids)
+    reference = json.loads(gate.read_text(encoding="utf-8")).get("probes") if gate else None
+    if "logits" in engine.capabilities:
+        if gate:
+            check_logits(engine, ids, reference)
+        check_decoding(engine, [ids], added)
+        return {} if gate else {"probes": probes(engine, ids, added)}
+    if "target_logprobs" in engine.capabilities:
+        check_targets(engine, ids, reference)
+    return {}
+
+
+def added_token(artifact: Path, ids: Sequence[int]) -> int:
+    """The token that an engine would add: the beginning of sequence of config.json, else the first of a text's ids.
+
+    One that the vocabulary lacks is none: an engine would read what is not there.
+    """
+    path = artifact / "config.json"
+    config = of_text(shards.read_json(path) if path.exists() else {})
+    return next(iter(special_tokens.select(config.get("bos_token_id"), config.get("vocab_size"))), ids[0])
+
+
+def chunks(engine: Engine, ids: list[int]) -> Iterator[tuple[int, np.ndarray]]:
+    """Logits [n, vocab] a chunk, and the place in `ids` of its first row. Raises `UserError` unless there is one finite
+    row for each id."""
+    done = 0
+    for chunk in engine.logits(ids):
+        logits = to_host(chunk)
+        if not np.isfinite(logits).all():
+            raise UserError("the engine returned logits that are not finite; the artifact is broken")
+        yield done, logits
+        done += len(logits)
+    if done > len(ids):
+        raise UserError(
+            f"the engine returned logits of {done} positions for {len(ids)} tokens: it adds a token of its own "
+            "(a beginning of sequence?)"
+        )
+    if done < len(ids):
+        raise UserError(f"the engine returned logits of {done} positions for {len(ids)} tokens: it drops some")
+
+
+def rows(engine: Engine, ids: list[int]) -> np.ndarray:
+    """Log-probabilities [len(ids), vocab]. Raises as `chunks` does."""
+    return perplexity.log_softmax(np.concatenate([logits for _, logits in chunks(engine, ids)]))
+
+
+def pieces(ids: list[int]) -> list[list[int]]:
+    """`PIECES` pieces of a text, `LENGTH` tokens each; none holds the text's first token, which may be special."""
+    return [ids[start : start + LENGTH] for start in np.linspace(1, len(ids) - LENGTH, PIECES).astype(int)]
+
+
+def probes(engine: Engine, ids: list[int], added: int) -> dict[str, Any]:
+    """What the reference predicts after every token of the pieces, and the same with the token `added` before them."""
+    texts = pieces(ids)
+    plain = [rows(engine, piece) for piece in texts]
+    more = [rows(engine, [added, *piece]) for piece in texts]
+    return {
+        "vocab": plain[0].shape[1],
+        "plain": [_top(each) for each in plain],
+        "added": [_top(each) for each in more],
+        "targets": {
+            "plain": [_targets(each, piece) for each, piece in zip(plain, texts, strict=True)],
+            "added": [_targets(each[1:], piece) for each, piece in zip(more, texts, strict=True)],
+        },
+    }
+
+
+def check_logits(engine: Engine, ids: list[int], reference: Mapping[str, Any] | None) -> None:
+    """Compare an engine's predictions with the reference's `probes` of the same text.
+
+    Raises `UserError` where they are clearly those of another place, or of a text with a token more.
+    """
+    if reference is None:
+        raise UserError("what the reference wrote holds no probes: an older version made it; delete gate.json")
+    found = [rows(engine, piece) for piece in pieces(ids)]
+    if found[0].shape[1] < reference["vocab"]:
+        raise UserError(f"the engine's vocabulary is {found[0].shape[1]}, the reference's {reference['vocab']}")
+    found = [perplexity.log_softmax(each[:, : reference["vocab"]]) for each in found]
+    distances = {
+        "": _distance(found, reference["plain"], 0),
+        "its logits are shifted by one: a token's row holds what follows the token before it": _distance(
+            found, reference["plain"], -1
+        ),
+        "its logits are shifted by one: a token's row holds what follows the token after it": _distance(
+            found, reference["plain"], 1
+        ),
+        "it adds a token (a beginning of sequence?) before those that it is given": _distance(
+            found, reference["added"], 1
+        ),
+        "it adds a token (a beginning of sequence?) before those that it is given, and returns that one's row too": (
+            _distance(found, reference["added"], 0)
+        ),
+    }
+    _refuse_rival(distances)
+
+
+def check_targets(engine: Engine, ids: list[int], reference: Mapping[str, Any] | None) -> None:
+    """The same for an engine that tells the targets' log-probabilities alone. Raises `UserError` as `check_logits`."""
+    if reference is None or "targets" not in reference:
+        raise UserError("what the reference wrote holds no targets: an older version made it; delete gate.json")
+    found = np.array([engine.target_logprobs(piece).logprobs for piece in pieces(ids)])
+    plain, added = (np.array(reference["targets"][name]) for name in ("plain", "added"))
+    if found.shape != plain.shape:
+        raise UserError(f"the engine returned {found.shape[1]} log-probabilities for {plain.shape[1]} targets")
+    _refuse_rival(
+        {
+            "": float(np.abs(found - plain).mean()),
+            "its log-probabilities are shifted by one, towards the token before": (
+                float(np.abs(found[:, 1:] - plain[:, :-1]).mean())
+            ),
+            "its log-probabilities are shifted by one, towards the token after": (
+                float(np.abs(found[:, :-1] - plain[:, 1:]).mean())
+            ),
+            "it adds a token (a beginning of sequence?) before those that it is given": (
+                float(np.abs(found - added).mean())
+            ),
+        }
+    )
+
+
+def _refuse_rival(distances: Mapping[str, float]) -> None:
+    """Raises `UserError` where another explanation than the one without a name is clearly nearer to the reference."""
+    fault = min(distances, key=lambda name: distances[name])
+    if distances[fault] < CLEARLY * distances[""]:
+        raise UserError(
+            f"the engine answers another question: {fault} (divergence from the reference {distances['']:.3g} nats as "
+            f"given, {distances[fault]:.3g} so)"
+        )
+
+
+def check_chosen(engine: Engine, texts: Sequence[list[int]], added: int) -> str | None:
+    """Hold the tokens that an engine decodes against what it predicts. Returns why that cannot be done.
+
+    Raises `UserError` where they do not fit (`check_decoding`).
+    """
+    if "logits" in engine.capabilities:
+        check_decoding(engine, texts, added)
+        return None
+    reason = "its engine tells neither logits nor its likeliest tokens"
+    if "target_logprobs" not in engine.capabilities:
+        return reason
+    gaps: list[float] = []
+    for start in _starts(texts):
+        chosen = [token for _, token, _ in engine.decode([[start]], DECODED)]
+        behind = gaps_of_targets(engine, [start], chosen)
+        if behind is None:
+            return reason
+        gaps.append(float(behind.mean()))
+    if median(gaps) > GAP:
+        raise UserError(
+            "the tokens that the engine decodes are not the likeliest of those that it predicts: one of them is "
+            f"{median(gaps):.2g} nats ahead"
+        )
+    return None
+
+
+def gaps_of_targets(engine: Engine, ids: list[int], chosen: Sequence[int]) -> np.ndarray | None:
+    """How far, in nats, each token that was decoded after `ids` lies behind the likeliest that an engine without logits
+    tells, given the same tokens before it; None where it tells the targets' own probabilities alone."""
+    told = engine.target_logprobs([*ids, *chosen])
+    if not told.top_ids.shape[1]:
+        return None
+    if len(told.logprobs) != len(ids) + len(chosen) - 1:
+        raise UserError(
+            f"the engine returned {len(told.logprobs)} log-probabilities for {len(ids) + len(chosen)} tokens"
+        )
+    own, top_ids, top = (each[len(ids) - 1 :] for each in told)
+    open_ = ~np.isin(top_ids, engine.stop_ids)  # as in decoding
+    return np.maximum(np.where(open_, top, -np.inf).max(axis=1) - own, 0.0)
+
+
+def _starts(texts: Sequence[list[int]]) -> list[int]:
+    """Single tokens of the texts, from all over them."""
+    known = list(dict.fromkeys(token for text in texts for token in (text[1:] or text)))
+    places = np.linspace(0, len(known) - 1, STARTS).astype(int)
+    return list(dict.fromkeys(known[place] for place in places))
+
+
+def check_decoding(engine: Engine, texts: Sequence[list[int]], added: int) -> None:
+    """Compare the tokens that an engine decodes with its own logits. Raises `UserError` where they do not fit.
+
+    Decoding starts from single tokens of `texts`, since a token that is added before one is seen best there.
+    """
+    gaps: dict[str, list[float]] = {"as given": [], "late": [], "early": [], "added": []}
+    for start in _starts(texts):
+        chosen = [token for _, token, _ in engine.decode([[start]], DECODED)]
+        own, shifted = rows(engine, [start, *chosen]), rows(engine, [added, start, *chosen])
+        own[:, engine.stop_ids] = shifted[:, engine.stop_ids] = -np.inf  # as in decoding
+        gaps["as given"].append(_gap(own[:DECODED], chosen))
+        gaps["late"].append(_gap(own[1:], chosen))
+        gaps["early"].append(_gap(own[: DECODED - 1], chosen[1:]))
+        gaps["added"].append(_gap(shifted[1 : DECODED + 1], chosen))
+    middle = {name: median(values) for name, values in gaps.items()}
+    if middle["as given"] <= GAP:
+        return
+    names = {
+        "late": "its logits are shifted by one: a token's row holds what follows the token before it",
+        "early": "its logits are shifted by one: a token's row holds what follows the token after it",
+        "added": "it adds a token (a beginning of sequence?) before the prompt when it decodes",
+    }
+    best = min(names, key=lambda name: middle[name])
+    fault = names[best] if middle[best] < CLEARLY * middle["as given"] else "it decodes after something else"
+    raise UserError(
+        f"the tokens that the engine decodes are not those of its own logits: {fault} (the likeliest token is "
+        f"{middle['as given']:.2g} nats ahead of the chosen one)"
+    )
+
+
+def largest_gap(engine: Engine, ids: list[int], outputs: Iterable[list[int]]) -> float:
+    """How far at most, in nats, a token that was decoded after `ids` lies behind the likeliest by the engine's own
+    logits, given the same tokens before it. Up to `TIE` the two may be taken for equal.
+
+    Takes the logits chunk by chunk: the prompt may be long, and its rows are not needed.
+    """
+    largest, first = 0.0, len(ids) - 1  # the row that chose the first token
+    for chosen in {tuple(output): output for output in outputs}.values():
+        for place, logits in chunks(engine, [*ids, *chosen]):
+            low, high = max(place, first), min(place + len(logits), first + len(chosen))
+            if low < high:
+                own = logits[low - place : high - place].copy()
+                own[:, engine.stop_ids] = -np.inf  # as in decoding
+                largest = max(largest, float(_gaps(own, chosen[low - first : high - first]).max()))
+    return largest
+
+
+def _gap(log_probabilities: np.ndarray, chosen: Sequence[int]) -> float:
+    """Mean distance in nats of the chosen tokens from the likeliest ones."""
+    return float(_gaps(log_probabilities, chosen).mean())
+
+
+def _gaps(logits: np.ndarray, chosen: Sequence[int]) -> np.ndarray:
+    """The same of each token; logits or log-probabilities [len(chosen), vocab], which differ by a constant a row."""
+    return logits.max(axis=1) - logits[np.arange(len(chosen)), chosen]
+
+
+def _top(log_probabilities: np.ndarray) -> Rows:
+    """The `TOP` most likely tokens of each row and their log-probabilities."""
+    ids = np.argsort(-log_probabilities, axis=1)[:, :TOP]
+    kept = np.take_along_axis(log_probabilities, ids, axis=1)
+    return {"ids": ids.tolist(), "log_p": kept.round(6).tolist()}
+
+
+def _targets(log_probabilities: np.ndarray, ids: Sequence[int]) -> list[float]:
+    """Of rows after each id, the log-probability of the id that follows."""
+    return log_probabilities[np.arange(len(ids) - 1), ids[1:]].round(6).tolist()
+
+
+def _distance(found: Sequence[np.ndarray], reference: Sequence[Rows], shift: int) -> float:
+    """Mean KL divergence, in nats, of rows i of an engine from rows i + shift of the reference."""
+    total = []
+    for ours, theirs in zip(found, reference, strict=True):
+        ids, log_p = np.array(theirs["ids"]), np.array(theirs["log_p"])
+        places = np.array([i for i in range(len(ours)) if 0 <= i + shift < len(ids)])
+        ids, log_p = ids[places + shift], log_p[places + shift]
+        log_q = np.take_along_axis(ours[places], ids, axis=1)
+        rest_p, rest_q = (np.maximum(1 - np.exp(each).sum(axis=1), 1e-9) for each in (log_p, log_q))
+        divergence = (np.exp(log_p) * (log_p - log_q)).sum(axis=1) + rest_p * np.log(rest_p / rest_q)
+        total.append(divergence.mean())
+    return float(np.mean(total))

@@ -1,0 +1,221 @@
+"""Measure what an artifact lost: perplexity of the evaluation text, and divergence from the reference's predictions.
+
+    python scripts/quantmill quality.measure ARTIFACT OUT --engine ctranslate2 --evaluation evaluation.json --gate
+        gate.json
+        (--reference logits.npy | --recompute FOLDER --recompute-engine transformers [--recompute-python PYTHON])
+
+OUT is a JSON file with sums a window (so that intervals and paired differences can be computed from it) and the
+summary; beside it, OUT with the suffix .npz holds the values of every position.
+
+--recompute runs the reference in a process of its own meanwhile instead of reading its logits from a file.
+--noise-floor scores the reference itself in another dtype, on the first windows: how far apart two runs of the same
+weights are.
+"""
+
+import sys
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from quantmill import devices, engines
+from quantmill.common import manifest, program
+from quantmill.common.atomic import publish, publish_json
+from quantmill.common.program import UserError, parser
+from quantmill.devices import cpu, cuda, processes
+from quantmill.metrics import METRICS_VERSION, bootstrap, divergence, perplexity
+from quantmill.metrics.windows import PROTOCOLS
+from quantmill.quality import alignment, reference, teacher_forcing
+
+# logits that are compared at a time, in three float64 copies: 1 MiB each fits a processor's cache
+BLOCK = {"cpu": 2**17, "gpu": 2**21}
+NOISE_WINDOWS = 8  # some 4,000 positions or more; float16 takes a CPU many times as long as float32
+
+
+def score(
+    engine: engines.Engine, text: teacher_forcing.Text, logits: reference.Logits, whole: int | None = None
+) -> dict[str, np.ndarray]:
+    """Window number, and the values of `divergence.measure`, of every scored position; each [positions].
+
+    `whole`: positions of the reference's logits, where the text is only the beginning of what they are of.
+    """
+    expected = whole or text.positions
+    if logits.positions != expected:
+        raise UserError(f"the reference's logits are of {logits.positions} positions, not {expected}; rebuild them")
+    parts: list[dict[str, np.ndarray]] = []
+    work: Any = None
+    with tqdm(total=text.positions, desc="positions", mininterval=1) as bar:
+        for chunk in teacher_forcing.chunks(engine, text):
+            xp = teacher_forcing.library(chunk.logits)
+            size = max(1, BLOCK["cpu" if xp is np else "gpu"] // logits.vocab_size)
+            if work is None:
+                work = xp.empty((3, size, logits.vocab_size), dtype=xp.float64, device=chunk.logits.device)
+            for low in range(0, len(chunk.targets), size):
+                parts.append(measure(chunk, low, logits, xp, work))
+            bar.update(len(chunk.targets))
+            del chunk  # or it would still be held while the engine makes the next one
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def score_targets(
+    engine: engines.Engine, text: teacher_forcing.Text, logits: reference.Logits
+) -> dict[str, np.ndarray]:
+    """The columns of `score`, of an engine without logits: instead of the divergence `kld_bound`, what it is at least,
+    and that and `top1` only where the engine tells its likeliest tokens."""
+    parts: list[dict[str, np.ndarray]] = []
+    size = max(1, BLOCK["cpu"] // logits.vocab_size)
+    for number, found, ids in teacher_forcing.targets(engine, text):
+        for low in range(0, len(ids), size):
+            told = engines.Targets(*(each[low : low + size] for each in found))
+            rows = logits.wide_rows(len(told.logprobs))
+            values = divergence.bound(*told, rows, ids[low : low + size])
+            parts.append({"window": np.full(len(rows), number)} | values)
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def measure(
+    chunk: teacher_forcing.Chunk, low: int, logits: reference.Logits, xp: ModuleType, work: Any
+) -> dict[str, np.ndarray]:
+    """The columns of `score` for the rows of a chunk from `low` on, as many as `work` has room for."""
+    if chunk.logits.shape[1] < logits.vocab_size:
+        raise UserError(f"the engine's vocabulary is {chunk.logits.shape[1]}, the reference's {logits.vocab_size}")
+    targets = chunk.targets[low : low + work.shape[1]]
+    # some formats pad the vocabulary; what the reference cannot say takes no part
+    candidate = chunk.logits[low : low + len(targets), : logits.vocab_size]
+    kept = logits.wide_rows(len(targets)) if xp is np else logits.rows(len(targets))
+    found = divergence.measure(candidate, kept, targets, xp, work)
+    values = {name: teacher_forcing.to_host(column) for name, column in found.items()}
+    return {"window": np.full(len(targets), chunk.window)} | values
+
+
+def summarise(positions: dict[str, np.ndarray], text: teacher_forcing.Text, protocol: str) -> dict[str, Any]:
+    """What a result file holds of the positions: sums a window, and figures with bootstrap intervals over windows.
+
+    Where `positions` have no `kld`, figures that follow from it are None. Raises `UserError` for a perplexity that is
+    no number.
+    """
+    windows, facts = len(text.windows), text.facts
+    names = [name for name in ("nll", "kld", "top1") if name in positions]
+    sums = {name: np.bincount(positions["window"], positions[name], windows) for name in names}
+    tokens, counts = np.bincount(positions["window"], minlength=windows), np.array(text.counts)
+    resamples = bootstrap.indices(windows)
+    perplexity_low, perplexity_high = np.exp(
+        bootstrap.interval(perplexity.ratio_of_sums(sums["nll"], counts, resamples), windows)
+    )
+    loss, kld_low, kld_high = divergence.without_kld(positions), None, None
+    if "kld" in positions:
+        loss = divergence.summary(positions["kld"], positions["delta_p"], positions["top1"])
+        kld_low, kld_high = bootstrap.interval(perplexity.ratio_of_sums(sums["kld"], tokens, resamples), windows)
+    try:
+        headline = perplexity.perplexity(sums["nll"], counts)
+    except OverflowError as error:
+        raise UserError(str(error)) from None
+    summary = {
+        "perplexity": headline,
+        "perplexity_low": float(perplexity_low),
+        "perplexity_high": float(perplexity_high),
+        **loss,
+        "kld_mean_low": kld_low,
+        "kld_mean_high": kld_high,
+    }
+    if PROTOCOLS[protocol].bos:
+        summary["perplexity_standard_error"] = perplexity.standard_error(positions["nll"])
+    nll = float(positions["nll"].sum())
+    return {
+        "protocol": {"perplexity": protocol, "windows": windows, **facts},
+        "summary": summary,
+        "headline": f"{facts['unit'].removesuffix('s')}_perplexity",
+        "normalised": perplexity.normalise(
+            nll / text.positions, *(facts[name] for name in ("tokens", "words", "bytes"))
+        ),
+        "total_nll": nll,
+        "scored_tokens": text.positions,
+        **{name: facts[name] for name in ("tokens", "words", "bytes")},
+        "windows": {
+            "tokens": tokens.tolist(),
+            "counts": text.counts,
+            **{name: values.tolist() for name, values in sums.items()},
+        },
+    }
+
+
+def write_positions(out: Path, positions: dict[str, np.ndarray]) -> None:
+    """Write the values of every position beside the result, those that the engine tells."""
+    kinds = {"top1": np.bool_, **dict.fromkeys(("nll", "kld", "kld_bound", "delta_p"), np.float32)}
+    with publish(out.with_suffix(".npz")) as partial, partial.open("wb") as file:
+        np.savez(file, **{name: positions[name].astype(kinds[name]) for name in kinds if name in positions})
+
+
+def read_reference(options: Any, device: str, threads: int) -> AbstractContextManager[reference.Logits]:
+    """The reference's logits, from a file or from a process with so many threads."""
+    if options.reference:
+        return reference.load(options.reference)
+    command = program.command("quality.reference_logits", options.recompute_python or sys.executable)
+    command += [options.recompute, "-", "--engine", options.recompute_engine, "--evaluation", options.evaluation]
+    command += ["--protocol", options.protocol, "--device", device, "--threads", threads]
+    return reference.recompute([str(part) for part in command])
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    teacher_forcing.add_arguments(arguments)
+    group = arguments.add_mutually_exclusive_group(required=True)
+    group.add_argument("--reference", type=Path, help="what quality.reference_logits wrote")
+    group.add_argument("--recompute", type=Path, help="the reference's artifact")
+    arguments.add_argument("--recompute-engine", default="transformers", help="the reference's engine")
+    arguments.add_argument("--recompute-python", help="the Python that has this engine; default: this one")
+    arguments.add_argument(
+        "--gate", type=Path, help="what gate.check wrote for the reference; the engine is checked with it"
+    )
+    arguments.add_argument("--noise-floor", action="store_true", help="calculate in another dtype than usual")
+    options = arguments.parse_args()
+
+    device = devices.resolve(options.device, gpus=options.gpus)
+    threads = min(options.threads, cpu.available_threads())
+    artifact = manifest.read_unchanged(options.artifact)
+    text = teacher_forcing.read_text(options.evaluation, options.protocol)
+    result = {
+        "kind": "noise floor" if options.noise_floor else "quality",
+        "metrics_version": METRICS_VERSION,
+        "artifact": artifact,
+        "engine": options.engine,
+        "options": options.options,
+        "gpus": options.gpus,
+    }
+    changes, whole = {}, text.positions
+    if options.noise_floor:
+        dtype = engines.other_dtype(options.engine, device)
+        if dtype is None:
+            reason = f"the engine {options.engine} calculates in one dtype alone"
+            publish_json(options.out, result | {"summary": None, "reason": reason})
+            return
+        changes, text = {"dtype": dtype}, text.first(NOISE_WINDOWS)
+    if options.recompute:
+        threads = max(1, threads // 2)  # the two run at the same time
+    with read_reference(options, device, threads) as logits:
+        chosen = options.options | changes
+        engine = engines.load(options.engine, options.artifact, device, threads, options.gpus, **chosen)
+        if not engine.capabilities & {"logits", "target_logprobs"}:
+            write_positions(options.out, {})
+            protocol = {"perplexity": options.protocol}
+            reason = teacher_forcing.NO_PROBABILITIES
+            publish_json(options.out, result | {"protocol": protocol, "summary": None, "reason": reason})
+            return
+        if options.gate:
+            alignment.examine(engine, options.artifact, text.ids, options.gate)
+        whole_answer = "logits" in engine.capabilities
+        positions = score(engine, text, logits, whole) if whole_answer else score_targets(engine, text, logits)
+    result |= {
+        **summarise(positions, text, options.protocol),
+        **({} if whole_answer else {"no_divergence": teacher_forcing.NO_LOGITS}),
+        "compute_type": engine.compute_type,
+        "versions": engine.versions(),
+        "device": devices.describe(device, engine.threads or threads),
+        "peak_memory_bytes": cuda.used_bytes() if device == "cuda" else processes.peak_rss_bytes(engine.processes()),
+    }
+    if not options.noise_floor:
+        write_positions(options.out, positions)
+    publish_json(options.out, result)

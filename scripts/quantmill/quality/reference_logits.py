@@ -1,0 +1,42 @@
+"""Write the reference's logits over the evaluation text: every other format is compared with them.
+
+    python scripts/quantmill quality.reference_logits ARTIFACT OUT.npy --engine transformers --evaluation
+        evaluation.json
+
+OUT is a float16 array [scored positions, vocab], shifted row by row (scripts/quantmill/quality/reference.py); `-`
+writes it to standard output. The size of a file is checked against the free disk before it is written.
+"""
+
+import os
+import sys
+
+from quantmill import devices, engines
+from quantmill.common import manifest
+from quantmill.common.atomic import publish
+from quantmill.common.program import UserError, parser
+from quantmill.devices import cpu
+from quantmill.quality import reference, teacher_forcing
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    teacher_forcing.add_arguments(arguments)
+    options = arguments.parse_args()
+
+    manifest.read_unchanged(options.artifact)  # before any work
+    device = devices.resolve(options.device, gpus=options.gpus)
+    text = teacher_forcing.read_text(options.evaluation, options.protocol)
+    to_stdout = str(options.out) == "-"
+    if to_stdout:  # whatever a library prints must not get between the logits
+        out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    threads = min(options.threads, cpu.available_threads())
+    engine = engines.load(options.engine, options.artifact, device, threads, options.gpus, **options.options)
+    if "logits" not in engine.capabilities:
+        raise UserError(f"engine {options.engine} tells no logits, so that nothing can be compared with it")
+    if to_stdout:
+        with out:
+            reference.write(engine, text, out, None)
+        return
+    with publish(options.out) as partial, partial.open("wb") as file:
+        reference.write(engine, text, file, partial.parent)

@@ -1,0 +1,173 @@
+"""Teacher-forced scoring: an engine's logits over a tokenised text, window by window, one chunk at a time."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from quantmill import engines
+from quantmill.common.program import UserError
+from quantmill.engines import Engine
+from quantmill.metrics import bootstrap
+from quantmill.metrics.windows import PROTOCOLS, Window
+
+# why a cell is empty
+NO_LOGITS = "its engine tells no logits"
+NO_PROBABILITIES = "its engine tells no probabilities of a given text"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A tokenised evaluation text, the windows that a protocol cuts it into, and what each window's NLL is divided by:
+    scored tokens, or words. `bos` is read instead of each window's first token, where it is not None."""
+
+    ids: list[int]
+    windows: list[Window]
+    counts: list[float]
+    facts: dict[str, Any]
+    bos: int | None = None
+
+    @property
+    def positions(self) -> int:
+        """Scored positions."""
+        return sum(window.last - window.first for window in self.windows)
+
+    def read(self, start: int, stop: int) -> list[int]:
+        """The ids that a model is given of a window's places from start to stop."""
+        ids = self.ids[start:stop]
+        return ids if self.bos is None else [self.bos, *ids[1:]]
+
+    def first(self, count: int) -> "Text":
+        """The same text, of which only the first windows are scored."""
+        return replace(self, windows=self.windows[:count], counts=self.counts[:count])
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Logits [n, vocab] of a window's positions, as the engine's own array, and the ids [n] that follow them."""
+
+    window: int
+    logits: Any
+    targets: np.ndarray
+
+
+def add_arguments(arguments: argparse.ArgumentParser) -> None:
+    """What every program that scores an artifact is told."""
+    add_text_arguments(arguments, "artifact")
+    engines.add_arguments(arguments)
+
+
+def add_text_arguments(arguments: argparse.ArgumentParser, folder: str) -> None:
+    """What every scoring program is told: a model's `folder`, and the text."""
+    arguments.add_argument(folder, type=Path)
+    arguments.add_argument("out", type=Path)
+    arguments.add_argument("--evaluation", type=Path, required=True, help="what tokens.tokenize_texts wrote")
+    arguments.add_argument("--protocol", choices=list(PROTOCOLS), default="gptq-2048")
+
+
+def read_text(path: Path, protocol: str) -> Text:
+    """Read what tokens.tokenize_texts wrote and cut it by a protocol. Raises `UserError` where it fills too few
+    windows."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    way, context = PROTOCOLS[protocol], content["context"]
+    facts = {"text_sha256": content["text_sha256"], "unit": way.unit}
+    if way.documents:
+        text = _documents(path, content, protocol)
+    else:
+        try:
+            windows = way.windows(len(content["ids"]), context)
+        except ValueError as error:
+            raise UserError(f"{path}: {error}; give the model a longer evaluation text") from None
+        facts |= {"bytes": content["bytes"], "words": content["words"], "tokens": len(content["ids"])}
+        counts = [float(window.last - window.first) for window in windows]
+        text = Text(content["ids"], windows, counts, facts, content.get("bos_id") if way.bos else None)
+    size = max((window.stop - window.start for window in text.windows), default=0)
+    if len(text.windows) < bootstrap.MINIMUM:
+        raise UserError(
+            f"{path}: the evaluation text fills {len(text.windows)} windows of {size} tokens, and an interval wants "
+            f"{bootstrap.MINIMUM}; give the model a longer one"
+        )
+    dropped = len(text.ids) - text.windows[-1].stop
+    return replace(text, facts=facts | text.facts | {"window": size, "dropped_tokens": 0 if way.documents else dropped})
+
+
+def _documents(path: Path, content: dict[str, Any], protocol: str) -> Text:
+    """Documents one after another, each with the prefix token before it; no window holds tokens of two.
+
+    A document's words are shared out among its windows as its tokens are.
+    """
+    documents = [document for document in content["documents"] if document["ids"]]
+    prefix = content["prefix_id"]
+    if prefix is None:
+        raise UserError(f"{path}: {protocol} wants a token before each document, and this tokenizer has no such token")
+    ids: list[int] = []
+    windows: list[Window] = []
+    counts: list[float] = []
+    for document in documents:
+        tokens = len(document["ids"])
+        for window in PROTOCOLS[protocol].windows(tokens + 1, content["context"]):
+            windows.append(Window(*(place + len(ids) for place in window)))
+            counts.append(document["words"] * (window.last - window.first) / tokens)
+        ids += [prefix, *document["ids"]]
+    facts = {name: sum(document[name] for document in documents) for name in ("bytes", "words")}
+    facts |= {"tokens": len(ids) - len(documents), "documents": len(documents), "detokenizer": content["detokenizer"]}
+    return Text(ids, windows, counts, facts)
+
+
+def chunks(engine: Engine, text: Text) -> Iterator[Chunk]:
+    """Yield every scored position's logits, in order. Raises `UserError` where they are not finite or too few."""
+    for number, window in enumerate(text.windows):
+        ids = text.read(window.start, window.stop)
+        first, last = window.first - 1 - window.start, window.last - 1 - window.start  # positions that are scored
+        seen = 0
+        for logits in engine.logits(ids):
+            low, seen = seen, seen + len(logits)
+            logits = logits[max(first - low, 0) : max(last - low, 0)]
+            low = max(low, first)
+            if len(logits):
+                if not is_finite(logits):
+                    raise UserError(
+                        f"window {number}: the engine returned logits that are not finite; the artifact is broken"
+                    )
+                targets = text.ids[window.start + low + 1 : window.start + low + 1 + len(logits)]
+                yield Chunk(number, logits, np.array(targets))
+            del logits  # the engine makes the next chunk while this one is gone
+        if seen < last:
+            raise UserError(f"window {number}: the engine returned logits of {seen} positions, not {last}")
+
+
+def targets(engine: Engine, text: Text) -> Iterator[tuple[int, engines.Targets, np.ndarray]]:
+    """Yield every window's number, what an engine without logits tells of its scored positions, and their ids. Raises
+    `UserError` where that is not finite or too little."""
+    for number, window in enumerate(text.windows):
+        ids = text.read(window.start, window.last)  # the last target too, which some protocols do not read
+        found = engine.target_logprobs(ids)
+        if len(found.logprobs) != len(ids) - 1:
+            told = f"{len(found.logprobs)} log-probabilities, not {len(ids) - 1}"
+            raise UserError(f"window {number}: the engine returned {told}")
+        first = window.first - 1 - window.start
+        scored = engines.Targets(*(np.asarray(each)[first:] for each in found))
+        if not (np.isfinite(scored.logprobs).all() and np.isfinite(scored.top_logprobs).all()):
+            raise UserError(f"window {number}: the engine returned log-probabilities that are not finite")
+        yield number, scored, np.array(ids[first + 1 :])
+
+
+def library(array: Any) -> ModuleType:
+    """What calculates with an engine's arrays: numpy, or torch for a tensor on a GPU."""
+    return np if isinstance(array, np.ndarray) else sys.modules["torch"]
+
+
+def to_host(array: Any) -> np.ndarray:
+    """An engine's array, or part of one, in the host's memory."""
+    return array if isinstance(array, np.ndarray) else array.cpu().numpy()
+
+
+def is_finite(logits: Any) -> bool:
+    """Whether all logits are: a row's sum is not where one of it is not, and takes no memory."""
+    return bool(library(logits).isfinite(logits.sum(axis=-1)).all())

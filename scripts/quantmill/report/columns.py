@@ -1,0 +1,312 @@
+"""The table of columns: what a row of results.csv holds, where each figure comes from, and how it is shown and judged.
+
+The row, the reasons for empty cells, results.schema.json, results.parquet, the page, the READMEs' tables and
+report.compare are all made from `COLUMNS`. A new figure is an entry here, and the function that computes it in
+column.py.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from quantmill.report.column import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    SHARE,
+    Column,
+    above_noise_floor,
+    device,
+    group_size,
+    of_artifact,
+    of_cell,
+    of_quality,
+    of_speed,
+    set_later,
+)
+from quantmill.report.load_columns import LOAD_COLUMNS
+
+SCHEMA = Path(__file__).with_name("results.schema.json")
+
+# in the order of results.csv
+COLUMNS = [
+    of_cell("model", "Name of the model in the study's config.", lambda cell: cell["model"], shown=1),
+    of_cell("format", "Name of the format, such as ct2-int8.", lambda cell: cell["format"], shown=2),
+    of_cell(
+        "run",
+        "Name of the run in the study's config: an engine with its options; null for the format's default run.",
+        lambda cell: cell.get("run"),
+        why_missing="the format's default run",
+        shown=3,
+    ),
+    of_cell("engine", "The engine that runs it, by its registered name.", lambda cell: cell["engine"], shown=4),
+    of_speed(
+        "device",
+        "Name of the processor or GPU that the speed was measured on; null where it was not measured.",
+        "string",
+        source=device,
+        limits={},
+    ),
+    of_artifact(
+        "bits_per_weight",
+        "number",
+        "Bytes of the files that hold weights, times 8, over the model's number of parameters; null where that "
+        "number is not known.",
+        lambda artifact: artifact["bits_per_weight"],
+        why_missing="its number of parameters is not known",
+        unit="bit",
+        title="bits per weight",
+        better="lower",
+        judge="relative",
+        limits=NOT_NEGATIVE,
+        shown=12,
+    ),
+    of_artifact(
+        "size_bytes",
+        "integer",
+        "All files of the artifact together, without its manifest.",
+        lambda artifact: artifact["bytes"],
+        unit="B",
+        title="size",
+        better="lower",
+        judge="relative",
+        limits=NOT_NEGATIVE,
+        shown=14,
+    ),
+    of_quality(
+        "perplexity",
+        "exp of the total negative log-likelihood of the evaluation text over the count of scored tokens or words, "
+        "by the protocol of protocol.quality.perplexity (METHODS.md, Perplexity).",
+        better="lower",
+        judge="paired ratio",
+        limits={"minimum": 1},
+        shown=6,
+    ),
+    of_quality(
+        "perplexity_low",
+        "Lower end of the perplexity's 95% interval: bootstrap over windows, how far it would move with other text "
+        "of this kind (METHODS.md, Perplexity).",
+        limits=NOT_NEGATIVE,
+    ),
+    of_quality("perplexity_high", "Upper end of the same interval.", limits=NOT_NEGATIVE),
+    of_quality(
+        "kld_mean",
+        "Mean KL divergence D(reference || candidate) over all scored positions and the whole vocabulary "
+        "(METHODS.md, Distance from the reference).",
+        unit="nat",
+        title="mean KL",
+        better="lower",
+        judge="paired difference",
+        shown=8,
+    ),
+    of_quality("kld_median", "Median of the same divergence over positions.", unit="nat", better="lower"),
+    of_quality("kld_p99", "99th percentile of the same divergence over positions.", unit="nat", better="lower"),
+    of_quality(
+        "top1_agreement",
+        "Share of scored positions where the candidate and the reference put the same token first.",
+        title="same first choice",
+        better="higher",
+        limits=SHARE,
+        shown=9,
+    ),
+    of_speed(
+        "ttft_ms_p50",
+        "Median time from handing over a prompt's ids to the first token, batch 1 (METHODS.md, Latency).",
+        unit="ms",
+        title="TTFT",
+        better="lower",
+        judge="median",
+        shown=10,
+    ),
+    of_speed(
+        "tpot_ms_p50",
+        "Median over runs of the time a token after the first: (last token - first token) / (tokens - 1).",
+        unit="ms",
+        title="TPOT",
+        better="lower",
+        judge="median",
+        shown=11,
+    ),
+    of_speed("tpot_ms_p99", "99th percentile of the same over runs.", unit="ms", title="TPOT p99", better="lower"),
+    of_speed(
+        "tokens_per_second",
+        "Sum of tokens over sum of time, prefill included, batch 1, greedy, a fixed number of new tokens after each "
+        "prompt (METHODS.md, Latency).",
+        unit="1/s",
+        title="tokens/s",
+        better="higher",
+        judge="interval",
+        limits=POSITIVE,
+        shown=5,
+    ),
+    of_speed(
+        "tokens_per_second_low",
+        "Lower end of the 95% interval of tokens_per_second: Student's t over processes, with the prompts' own error "
+        "(METHODS.md, The interval of tokens/s).",
+        unit="1/s",
+        title="tokens/s, low",
+        limits=POSITIVE,
+    ),
+    of_speed(
+        "tokens_per_second_high",
+        "Upper end of the same interval.",
+        unit="1/s",
+        title="tokens/s, high",
+        limits=POSITIVE,
+    ),
+    of_speed(
+        "peak_memory_bytes",
+        "Of a CPU the most resident memory of the process that measures, its loading and libraries included; of a "
+        "GPU the memory in use on the device after decoding, with what the driver keeps for itself.",
+        "integer",
+        unit="B",
+        title="peak memory",
+        better="lower",
+        judge="relative",
+        shown=15,
+    ),
+    of_speed(
+        "bandwidth_fraction",
+        "Bytes of weights that a decoded token reads, times tokens_per_second, over device_bandwidth: the best copy "
+        "bandwidth of the device's undisturbed rows; above 1 where a model fits in a cache.",
+        title="of the bandwidth",
+        better="higher",
+        shown=16,
+    ),
+    Column(
+        name="pareto",
+        kind="boolean",
+        text="Whether no other row of the model and device is significantly better in quality or speed and "
+        "significantly worse in neither; null where the speed was disturbed or the artifact not checked (METHODS.md, "
+        "The Pareto front).",
+        parts=("latency", "quality"),
+        source=set_later,
+        title="Pareto front",
+        shown=17,
+    ),
+    of_artifact(
+        "build_seconds",
+        "number",
+        "Wall-clock time that building the artifact took, the quality gate left out; null where somebody else built "
+        "it.",
+        lambda artifact: None if artifact.get("prebuilt") else artifact["build_seconds"],
+        why_missing="not built here",
+        unit="s",
+        title="build time",
+        better="lower",
+        limits=NOT_NEGATIVE,
+    ),
+    of_speed(
+        "joules_per_token",
+        "Energy that the device took from a run's first token to its last, over the tokens after the first; null "
+        "where the device does not tell.",
+        why_missing="the device does not tell its energy, or the measurement was too short for it",
+        unit="J",
+        title="energy a token",
+        better="lower",
+    ),
+    of_speed(
+        "interference",
+        "What may have disturbed the measurement of the speed, in words; empty where nothing did, null where the "
+        "speed was not measured. In results.csv joined by '; ', or none.",
+        "array",
+        source=lambda speed: speed["interference"],
+        limits={},
+    ),
+    of_quality(
+        "kld_bound",
+        "What the mean KL divergence is at least, of an engine that tells only its likeliest tokens: that over these "
+        "and all others as one (METHODS.md, Distance from the reference).",
+        unit="nat",
+        better="lower",
+        why_missing="the whole divergence is known (kld_mean), or the engine tells no likeliest tokens",
+    ),
+    of_quality("kld_p999", "99.9th percentile of the KL divergence over positions.", unit="nat", better="lower"),
+    of_quality("kld_max", "Largest KL divergence of any position.", unit="nat", better="lower"),
+    Column(
+        name="kld_noise_floor",
+        kind="number",
+        text="Mean KL divergence of the reference from itself in another dtype, on the first windows (METHODS.md, "
+        "Noise floor).",
+        parts=("noise_floor",),
+        source=lambda noise: noise["summary"]["kld_mean"],
+        unit="nat",
+    ),
+    Column(
+        name="above_noise_floor",
+        kind="boolean",
+        text="Whether the row's mean KL divergence over the same windows is above the noise floor; where it is not, "
+        "the format cannot be told from the reference. Of an engine with kld_bound alone: whether that is above the "
+        "reference's own in the same engine.",
+        parts=("quality", "noise_floor"),
+        source=above_noise_floor,
+        why_missing="the engine does not tell what it follows from",
+    ),
+    of_quality(
+        "delta_p_rms",
+        "Root mean square of the change of the right token's probability against the reference.",
+        better="lower",
+        limits=SHARE,
+    ),
+    of_quality(
+        "nll_difference",
+        "Negative log-likelihood less that of the model's reference, over the scored tokens; paired by windows.",
+        source=set_later,
+        why_missing="",
+        unit="nat/token",
+        title="NLL over the reference",
+        better="lower",
+        shown=7,
+    ),
+    of_quality(
+        "nll_difference_low",
+        "Lower end of the paired 95% interval of nll_difference: the same bootstrap draws of windows for both.",
+        source=set_later,
+        why_missing="",
+        unit="nat/token",
+    ),
+    of_quality(
+        "nll_difference_high", "Upper end of the same interval.", source=set_later, why_missing="", unit="nat/token"
+    ),
+    of_quality(
+        "nll_verdict",
+        "What the interval of nll_difference says: tie where it holds 0; reference in the reference's own row.",
+        "string",
+        source=set_later,
+        why_missing="",
+        limits={"enum": ["reference", "tie", "worse", "better", None]},
+    ),
+    of_artifact(
+        "group_size",
+        "integer",
+        "How many weights share a scale: what GPTQ or AWQ was told or chose, -1 where a whole column shares one; "
+        "null of formats without that choice.",
+        group_size,
+        why_missing="nobody chose one for this format",
+        shown=13,
+    ),
+]
+
+
+def figures(part: str) -> list[str]:
+    """Names of the columns that are figures of a part's summary."""
+    return [column.name for column in COLUMNS if column.parts == (part,) and column.source is None]
+
+
+def shown_columns() -> list[Column]:
+    """The columns that are shown at once, in the order of their places."""
+    return sorted((column for column in COLUMNS if column.shown), key=lambda column: column.shown or 0)
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of results.json: its file, the columns in it replaced by those of the table."""
+    content = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    row, names, load = (content["$defs"][name] for name in ("row", "column", "load"))
+    others = {name: load["properties"][name] for name in ("missing", "quantiles", "trials")}
+    load["properties"] = {column.name: column.schema() for column in LOAD_COLUMNS} | others
+    load["required"] = [name for name in load["properties"] if name != "trials"]
+    stale = {*names["enum"], *(column.name for column in COLUMNS)}
+    others = {name: each for name, each in row["properties"].items() if name not in stale}
+    row["properties"] = {column.name: column.schema() for column in COLUMNS} | others
+    row["required"] = list(row["properties"])
+    names["enum"] = [column.name for column in COLUMNS]
+    return content

@@ -1,0 +1,172 @@
+"""Say what changed significantly between two runs of a study, and whether anything became worse.
+
+    python scripts/quantmill report.compare BEFORE/results.json AFTER/results.json [--tolerance 0.05]
+        [--quality-tolerance 0.001]
+    envs/tools/bin/python scripts/quantmill report.compare BEFORE/results.json AFTER/results.json --page OUT.html
+
+Exit status 0: nothing became worse. 1: something did, or a row or a figure that BEFORE has is gone. 2: something could
+not be compared (another evaluation text, a disturbed speed, other versions of the metrics, no row in common).
+docs/REPORT.md says how each figure is judged. The output is Markdown.
+"""
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from quantmill.common.atomic import publish
+from quantmill.common.program import UserError, parser, printable, run
+from quantmill.report import merge_runs
+from quantmill.report.column import Column
+from quantmill.report.columns import COLUMNS
+from quantmill.report.comparison import REGRESSIONS, Change, Limits, Pair, figures, pairs
+from quantmill.report.labels import label
+from quantmill.report.numbers import MISSING, number, size
+from quantmill.report.reading import check_together, read
+
+WORDS = {
+    "worse": "WORSE",
+    "gone": "GONE",
+    "incomparable": "not comparable",
+    "disturbed": "disturbed",
+    "better": "better",
+    "new": "new",
+}  # the gravest first
+
+
+def column_of(change: Change) -> Column:
+    """The column of a figure."""
+    return next(column for column in COLUMNS if column.name == change.figure)
+
+
+def amount(change: Change, interval: bool = False) -> str:
+    """How far a figure moved, with its interval on demand: relative, of the divergence in nats."""
+    if change.amount is None:
+        return WORDS[change.verdict]
+    column = column_of(change)
+    if (column.unit, column.parts) == ("B", ("artifact",)):
+        return f"{change.after - change.before:+} B" if change.amount else "="
+    form = {"paired difference": "+.1g", "paired ratio": "+.2%"}.get(column.judge or "", "+.1%")
+    values = [format(value, form) if value else "=" for value in (change.amount, change.low, change.high)]
+    return f"{values[0]} ({values[1]} to {values[2]})" if interval and change.low != change.high else values[0]
+
+
+def share(text: str) -> float:
+    """A tolerance, from 0 on."""
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise ValueError(text)
+    return value
+
+
+def devices(*runs: Mapping[str, Any]) -> str:
+    """Where two runs were measured, for who compares those of two machines."""
+    names = [", ".join(sorted({row["device"] or "nothing" for row in each["rows"]})) for each in runs]
+    return f" (one is of {names[0]}, the other of {names[1]})" if names[0] != names[1] else ""
+
+
+def verdict(pair: Pair) -> str:
+    """What a row's figures come to, the gravest first."""
+    if pair.before is None or pair.after is None:
+        return "new row" if pair.after else "GONE"
+    named = {word: [column_of(each).heading for each in pair.changes if each.verdict == word] for word in WORDS}
+    told = "; ".join(f"{WORDS[word]}: {', '.join(figures)}" for word, figures in named.items() if figures) or "same"
+    return f"{told} (disturbed)" if pair.interference and not named["disturbed"] else told
+
+
+def table(found: Sequence[Pair]) -> list[str]:
+    """A row a cell of the study, aligned, so that it can be read as text as well."""
+    lines = [["model", "format", *(column.heading for column in figures()), "verdict"]]
+    ranges = [column.name for column in figures() if column.judge in ("interval", "paired ratio")]
+    for pair in found:
+        cells = {each.figure: amount(each, each.figure in ranges) for each in pair.changes}
+        amounts = (cells.get(column.name, MISSING) for column in figures())
+        lines.append([pair.row["model"], label(pair.row), *amounts, verdict(pair)])
+    lines = [[printable(cell).replace("|", "\\|") for cell in line] for line in lines]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * width for width in widths])
+    return ["| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines]
+
+
+def details(found: Sequence[Pair]) -> Iterator[str]:
+    """A line for each figure that did not stay the same, the gravest first, and for each row of one run alone."""
+    for word, said in WORDS.items():
+        for pair in found:
+            changed = [each for each in pair.changes if each.verdict == word]
+            device = next((row["device"] for row in (pair.before, pair.after) if row and row["device"]), MISSING)
+            name = f"{pair.row['model']}, {label(pair.row)} ({pair.row['engine']}, {device})"
+            if word == "gone" and pair.after is None:
+                yield f"- {said}: {name}: no such row"
+            if word == "new" and pair.before is None:
+                yield f"- {said}: {name}"
+            for each in changed:
+                yield f"- {said}: {name}: {describe(each)}"
+            if changed and word == "disturbed":
+                yield f"  - meanwhile, {'; '.join(pair.interference)}"
+            elif changed and pair.differences and word in ("worse", "better"):
+                yield f"  - besides: {', '.join(pair.differences)}"
+
+
+def describe(change: Change) -> str:
+    """A figure before and after."""
+    form = size if column_of(change).unit == "B" else number
+    text = f"{column_of(change).heading} {form(change.before)} → {form(change.after)}"
+    if change.amount is not None:
+        text += f", {amount(change, interval=change.low is not None)}"
+    return f"{text}: {change.note}" if change.note else text
+
+
+def status(found: Sequence[Pair]) -> int:
+    """The exit status, see the program's docstring."""
+    verdicts = Counter(each.verdict for pair in found for each in pair.changes)
+    if any(pair.after is None for pair in found) or any(verdicts[word] for word in REGRESSIONS):
+        return 1
+    return 2 if verdicts["incomparable"] or verdicts["disturbed"] else 0
+
+
+def write_page(path: Path, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """A page with the rows of both runs. Raises `UserError` where its libraries are not."""
+    try:
+        text = merge_runs.page(before, after)
+    except ModuleNotFoundError as error:
+        raise UserError(f"--page: {sys.executable} lacks {error.name}; run envs/tools/bin/python instead") from None
+    with publish(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("before", type=Path, help="a results.json")
+    arguments.add_argument("after", type=Path, help="a results.json")
+    arguments.add_argument(
+        "--tolerance", type=share, default=Limits.speed, help="relative change of speed and memory that nobody minds"
+    )
+    arguments.add_argument(
+        "--quality-tolerance", type=share, default=Limits.quality, help="the same of perplexity, and nats of divergence"
+    )
+    arguments.add_argument("--count-disturbed", action="store_true", help="judge speed that was disturbed as well")
+    arguments.add_argument("--page", type=Path, help="write a page with both on the same plots; wants envs/tools")
+    options = arguments.parse_args()
+
+    before, after = read(options.before), read(options.after)
+    check_together({str(options.before): before, str(options.after): after})
+    found = pairs(before, after, Limits(options.tolerance, options.quality_tolerance, options.count_disturbed))
+    lines = [*table(found), "", *map(printable, details(found))]
+    if not any(pair.before and pair.after for pair in found):
+        raise UserError(f"{options.before} and {options.after}: no row in common{devices(before, after)}")
+    if options.page:
+        write_page(options.page, before, after)
+    print("\n".join(lines).rstrip())
+    sys.exit(status(found))
+
+
+if __name__ == "__main__":
+    try:
+        run(main)
+    except SystemExit as stop:  # an error, which is no regression
+        if not isinstance(stop.code, str):
+            raise
+        print(stop.code, file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,88 @@
+"""The pictures: the plots of perplexity over speed and of what is lost over bits per weight, with a label beside every
+point.
+
+Vega says where the points come to lie, label_places.py where their labels go.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import vl_convert
+
+from quantmill.report import plot
+from quantmill.report.label_placement import Box, places
+
+SPEED, SIZE = ("perplexity", "tokens_per_second"), ("perplexity_loss", "bits_per_weight")  # quality and cost
+LABELS = 40  # rows; more labels than that hide the plot
+STEPS = 20  # boxes that a line of the front is made of
+Marks = list[tuple[str, list[dict[str, Any]]]]
+
+
+def drawn(specification: Mapping[str, Any]) -> Marks:
+    """What a Vega specification draws within its axes: the type of each mark, and its items with their pixels."""
+    found: Marks = []
+
+    def walk(group: Mapping[str, Any]) -> None:
+        for mark in group["items"]:
+            if mark["marktype"] != "group":
+                found.append((mark["marktype"], mark["items"]))
+            elif mark["role"] not in ("axis", "legend", "title"):
+                for inner in mark["items"]:
+                    walk(inner)
+
+    walk(vl_convert.vega_to_scenegraph(specification)["scenegraph"]["items"][0])
+    return found
+
+
+def boxes(marks: Marks) -> list[Box]:
+    """What no label is to cover: points, bars, lines, and the word in the better corner."""
+    found = []
+    for kind, items in marks:
+        if kind == "symbol":
+            found += [(each["x"] - 6, each["y"] - 6, each["x"] + 6, each["y"] + 6) for each in items]
+        elif kind == "rule":
+            found += [bar(each["x"], each["y"], each.get("x2", each["x"]), each.get("y2", each["y"])) for each in items]
+        elif kind == "text":
+            found += [corner(each) for each in items]
+        else:
+            for one, other in pairwise(items):
+                for i in range(STEPS):
+                    x, y = (one[axis] + i / STEPS * (other[axis] - one[axis]) for axis in "xy")
+                    found.append((x - 1, y - 1, x + 1, y + 1))
+    return found
+
+
+def bar(x: float, y: float, x2: float, y2: float) -> Box:
+    """Around an interval, along either axis."""
+    return min(x, x2) - 1, min(y, y2) - 1, max(x, x2) + 1, max(y, y2) + 1
+
+
+def corner(item: Mapping[str, Any]) -> Box:
+    """Around the word in the better corner, which begins or ends at its place."""
+    left = item["x"] - (80 if item.get("align") == "right" else 0)
+    return left, item["y"] - 26, left + 80, item["y"]
+
+
+def mark(kind: str, **values: Any) -> dict[str, Any]:
+    """A Vega mark with these values."""
+    return {"type": kind, "encode": {"update": {name: {"value": value} for name, value in values.items()}}}
+
+
+def specification(quality: str, cost: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The picture of the rows of `axes.points` that have both figures, in Vega."""
+    rows = [row for row in rows if row[quality] is not None and row[cost] is not None]
+    chart = plot.chart(quality, cost, rows, picture=True)
+    found = vl_convert.vegalite_to_vega(chart.to_dict(), vl_version=plot.version())
+    one = len({row["model"] for row in rows}) == 1
+    texts = [row["cell"] if one else row["label"] for row in rows]
+    if 0 < len(texts) <= LABELS:
+        marks = drawn(found)
+        points = [(each["x"], each["y"]) for kind, items in marks if kind == "symbol" for each in items]
+        chosen = places(points, texts, boxes(marks), (found["width"], found["height"]))
+        for (x, y), text, place in zip(points, texts, chosen, strict=True):
+            if place.line:
+                found["marks"].insert(0, mark("rule", x=x, y=y, x2=place.line[0], y2=place.line[1], stroke=plot.GREY))
+            written = {"align": place.align, "baseline": "middle", "fontSize": 12}
+            found["marks"].append(mark("text", x=place.x, y=place.y, text=text, **written))
+    return found

@@ -1,0 +1,92 @@
+"""Join all results to results.csv, results.json, results.parquet, quality-speed.svg and .png, quality-size.svg, and
+index.html; those of servers under load to loads.csv.
+
+    python scripts/quantmill report.write STUDY DST [--incomplete | --running]
+
+STUDY is the study.json that the workflow writes (the checked config and where each cell's results are), DST a folder.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from quantmill.common import manifest
+from quantmill.common.atomic import publish
+from quantmill.common.program import parser, printable
+from quantmill.report import axes, drawing, loads, page, parquet, results, tasks
+from quantmill.report.load_columns import LOAD_COLUMNS
+
+LONG_AGO = 1.0  # seconds since 1970
+
+
+@contextmanager
+def publish_file(path: Path, *, old: bool) -> Iterator[Path]:
+    """A path to write a file to, which gets its final name when it is whole. `old`: dated before all that it is made
+    of, so that Snakemake takes it for still to be made."""
+    with publish(path) as partial:
+        yield partial
+        if old:
+            os.utime(partial, (LONG_AGO, LONG_AGO))
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("study", type=Path)
+    arguments.add_argument("dst", type=Path, help="folder to write to")
+    arguments.add_argument(
+        "--incomplete",
+        action="store_true",
+        help="jobs failed: name them; standard input is a JSON list of the files that were still to be made, which may "
+        "be there of before an edit; date the files before what they are made of",
+    )
+    arguments.add_argument(
+        "--running",
+        action="store_true",
+        help="jobs still run: standard input is a JSON list of the files to come; date the files as --incomplete does",
+    )
+    options = arguments.parse_args()
+    dst, old = options.dst, options.incomplete or options.running
+
+    study = json.loads(options.study.read_text(encoding="utf-8"))
+    to_come = set(json.load(sys.stdin)) if old else set()
+    for cell in study["cells"]:
+        parts = [name for name in (*results.PARTS, "serving", "tasks") if cell.get(name) in to_come]
+        cell["pending" if options.running else "outdated"] = parts
+    collected = results.collect(study)
+    rows = collected["rows"]
+    if served := loads.collect(study, rows):
+        collected["loads"] = served
+    if asked := tasks.collect(study, rows):
+        collected["tasks"] = asked
+    table, wide = tasks.widen(collected)
+    drawn = drawing.draw(axes.points(wide, tasks.axes(table)), loads=bool(served))
+    text = page.render(collected, study, drawn)
+    with publish_file(dst / "results.csv", old=old) as partial:
+        results.write_csv(partial, wide, table)
+    if served:
+        with publish_file(dst / "loads.csv", old=old) as partial:
+            results.write_csv(partial, served, LOAD_COLUMNS)
+    with publish_file(dst / "results.json", old=old) as partial:
+        partial.write_text(json.dumps(collected, allow_nan=False) + "\n", encoding="utf-8")
+    with publish_file(dst / "results.parquet", old=old) as partial:
+        parquet.write(partial, collected | {"rows": wide}, manifest.sha256(dst / "results.json"), table)
+    with publish_file(dst / "quality-speed.svg", old=old) as partial:
+        partial.write_text(drawn.svg, encoding="utf-8")
+    with publish_file(dst / "quality-size.svg", old=old) as partial:
+        partial.write_text(drawn.sizes, encoding="utf-8")
+    with publish_file(dst / "quality-speed.png", old=old) as partial:
+        partial.write_bytes(drawn.png)
+    with publish_file(dst / "index.html", old=old) as partial:
+        partial.write_text(text, encoding="utf-8")
+    if drawn.refused:
+        print(f"warning: the plots could not be drawn: {drawn.refused}", file=sys.stderr)
+    if options.incomplete:
+        print(
+            "\n".join(
+                map(printable, [*page.failure_lines([*wide, *served]), f"What was measured: {dst / 'index.html'}"])
+            )
+        )
+        print(f"To go on: {page.commands(study, rows)['resume']}")

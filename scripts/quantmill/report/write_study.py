@@ -1,0 +1,22 @@
+"""Write what the report is to hold: the checked config, and a cell for each row.
+
+It comes on standard input as JSON, compressed by zlib, in base64: a command has room for little else.
+
+python scripts/quantmill report.write_study OUT < STUDY
+"""
+
+import base64
+import sys
+import zlib
+from pathlib import Path
+
+from quantmill.common.atomic import publish
+from quantmill.common.program import parser
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("out", type=Path)
+    options = arguments.parse_args()
+    with publish(options.out) as partial:
+        partial.write_bytes(zlib.decompress(base64.b64decode(sys.stdin.read())))

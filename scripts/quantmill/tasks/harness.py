@@ -1,0 +1,192 @@
+"""lm-evaluation-harness itself: which tasks a name means, and what may run to make them.
+
+Its own tasks are pinned code, and may run. Of a task in somebody's own YAML no code runs: no `!function`, templates in
+a sandbox. No metric is fetched from the hub, which would be code too.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import evaluate
+from jinja2 import StrictUndefined, Template
+from jinja2.sandbox import SandboxedEnvironment
+from lm_eval import utils
+from lm_eval.api.group import Group
+from lm_eval.api.task import Task
+from lm_eval.tasks import TaskManager, _yaml_loader
+from lm_eval.tasks._index import TaskIndex
+from lm_eval.tasks._yaml_loader import load_yaml
+
+from quantmill.common import limited
+from quantmill.common.program import UserError, first_line
+from quantmill.tasks import own_tasks
+from quantmill.tasks.own_tasks import OWN
+
+refused: list[str] = []  # metrics
+FEWSHOT_SEED = 1234  # lm-evaluation-harness' own default
+RENDERING = {"megabytes": 512, "seconds": 20}  # limits of one text of a task
+MAX_TEXT = 2**22  # characters of it
+SCORING = {
+    "megabytes": 2048,
+    "seconds": 60,
+}  # limits of what a task makes of one answer, and for a hundred of its filters
+KINDS = ("multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a name means: a task, or a group with its tasks. `files`: the YAML files that say so; `local`: not
+    lm-evaluation-harness' own."""
+
+    name: str
+    item: Task | Group
+    files: list[Path]
+    local: bool
+
+    @property
+    def tasks(self) -> dict[str, Task]:
+        """The tasks that have documents, by name."""
+        found = self.item.get_all_tasks() if isinstance(self.item, Group) else [self.item]
+        return {task.task_name: task for task in found}
+
+
+class Limited(SandboxedEnvironment):
+    """Templates that end, with a text of a size that is allowed. Run them in a child (`limited.supervise`)."""
+
+    def from_string(self, source: Any, *arguments: Any, **options: Any) -> Template:
+        with limited.step(name_template(source), **RENDERING):  # constants are calculated already
+            template = super().from_string(source, *arguments, **options)
+        render = template.render
+
+        def render_limited(*arguments: Any, **words: Any) -> str:
+            with limited.step(name_template(source), **RENDERING):
+                text = render(*arguments, **words)
+            if len(text) > MAX_TEXT:
+                raise UserError(
+                    f"{name_template(source)}: makes {len(text):,} characters, and {MAX_TEXT:,} are the most"
+                )
+            return text
+
+        template.render = render_limited
+        return template
+
+
+def name_template(source: Any) -> str:
+    """What an error calls a template of a task."""
+    return f"tasks: the template {' '.join(str(source)[:80].split())!r:.60}"
+
+
+def restrain() -> None:
+    """Let no code run that comes with data or with somebody's own task, and no template without end."""
+    filters = utils.env.filters
+    utils.env = Limited(undefined=StrictUndefined, keep_trailing_newline=True)
+    utils.env.filters |= filters
+    import_function = _yaml_loader._import_func_in_yml
+
+    def refuse_strangers(name: str, folder: Path) -> Any:
+        if not folder.resolve().is_relative_to(OWN):
+            raise UserError(
+                f"{folder}: a task there wants to run Python (!function {name}); Quantmill runs no code of a task's "
+                "own, so say it with a template"
+            )
+        return import_function(name, folder)
+
+    def refuse_metric(name: str, *_: Any, **__: Any) -> NoReturn:
+        refused.append(name)
+        raise UserError(f"the metric {name!r} is a program on the hub")
+
+    _yaml_loader._import_func_in_yml = refuse_strangers
+    evaluate.load = refuse_metric
+
+
+def index(files: Sequence[Path]) -> Mapping[str, Any]:
+    """What YAML files define, without any other: to read all of lm-evaluation-harness' own takes half a minute."""
+    found: dict[str, Any] = {}
+    for file in files:
+        TaskIndex.process_cfg(load_yaml(file, resolve_func=False), file, found)
+    return found
+
+
+def load(name: str, include: Path | None, files: Sequence[Path] | None = None) -> Loaded:
+    """A task or group by its name, from a folder of one's own or from lm-evaluation-harness; `files`: what is known to
+    define it. Raises `UserError` where there is none, or it cannot be used."""
+    if include:
+        own_tasks.check(include)
+    local = TaskIndex.build([include]) if include else {}
+    manager = TaskManager(include_path=include, include_defaults=files is None and name not in local)
+    if files is not None:
+        manager._index = dict(index(files))
+    entry = manager.task_index.get(name)
+    if entry is None:
+        close = difflib.get_close_matches(name, manager.all_tasks, 1)
+        where = f"lm-evaluation-harness{f' and {include}' if include else ''}"
+        raise UserError(f"tasks: {where} has no task {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+    try:
+        item = manager._load_spec(name)
+    except UserError:
+        raise
+    except Exception as error:  # whatever a task's own code and lm-evaluation-harness raise
+        if refused:  # which it does not pass on
+            raise UserError(
+                f"tasks: {name}: its metric {refused[0]!r} is a program on the hub, which is not run"
+            ) from None
+        raise UserError(f"tasks: {name}: cannot be made ({type(error).__name__}: {first_line(error)})") from None
+    if isinstance(item, list) or (isinstance(item, Group) and not item.aggregate_metric_list):
+        parts = sorted(each.task_name for each in (item if isinstance(item, list) else item.get_all_tasks()))
+        raise UserError(f"tasks: {name} has no figure of all its tasks; name those you want: {', '.join(parts)}")
+    groups = [item, *item.get_all_groups()] if isinstance(item, Group) else []
+    tasks = item.get_all_tasks() if isinstance(item, Group) else [item]
+    used = [group.name for group in groups] + [task.task_name for task in tasks]
+    paths = [manager.task_index[each].yaml_path for each in used if each in manager.task_index]
+    found = Loaded(name, item, list(dict.fromkeys(filter(None, paths))), name in local)
+    for each, task in found.tasks.items():
+        if task.OUTPUT_TYPE not in KINDS or getattr(task, "MULTIMODAL", False) or getattr(task, "UNSAFE_CODE", False):
+            raise UserError(f"tasks: {each} wants pictures, sound or code to be run; name another task")
+        words = task.get_config("generation_kwargs") or {}
+        if words.get("do_sample") or (words.get("temperature") or 0) > 0 or (words.get("num_beams") or 1) > 1:
+            raise UserError(f"tasks: {each} wants samples or beams, and engines write greedily; name another task")
+    return found
+
+
+def prepare(task: Task, num_fewshot: int | None) -> None:
+    """What lm-evaluation-harness' own start of an evaluation sets: the number of examples in a prompt, and their
+    seed."""
+    if num_fewshot is not None and task.get_config("num_fewshot") != 0:
+        task.set_config(key="num_fewshot", value=num_fewshot)
+    elif task.get_config("num_fewshot") is None:
+        task.set_config(key="num_fewshot", value=0)
+    task.set_fewshot_seed(seed=FEWSHOT_SEED)
+    limit(task)
+
+
+def limit(task: Task) -> None:
+    """Let a task's filters and metrics, which may be regular expressions of somebody's own, end within limits."""
+    name, process, filters = f"tasks: {task.task_name}", task.process_results, task.apply_filters
+
+    def process_limited(*arguments: Any, **words: Any) -> Any:
+        with limited.step(f"{name}: its metrics", **SCORING):
+            return process(*arguments, **words)
+
+    def filters_limited() -> Any:
+        seconds = SCORING["seconds"] * (1 + len(task.instances) // 100)
+        with limited.step(f"{name}: its filters", megabytes=SCORING["megabytes"], seconds=seconds):
+            return filters()
+
+    task.process_results, task.apply_filters = process_limited, filters_limited
+
+
+def name_files(files: Sequence[Path], include: Path | None) -> list[str]:
+    """YAML files by names that hold in another checkout: `own/` before what is lm-evaluation-harness'."""
+    found = []
+    for file in files:
+        own = file.resolve().is_relative_to(OWN)
+        found.append(f"own/{file.resolve().relative_to(OWN)}" if own else str(file.relative_to(include)))
+    return found
+
+
+def place(names: Sequence[str], include: str | None) -> list[Path]:
+    """Where files lie that `name_files` named."""
+    return [OWN / name.removeprefix("own/") if name.startswith("own/") else Path(include, name) for name in names]

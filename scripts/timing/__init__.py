@@ -1,1 +1,0 @@
-"""What one fresh process of latency.py measures: tokens with their times, longer prompts, batches."""
