@@ -1,0 +1,189 @@
+"""What of a checkpoint its model uses: buffers are dropped by name, and whatever else nobody reads is refused."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import REPO
+from raw_tensor import write_tensor
+
+from quantmill.checkpoint import safetensors_file, shards
+from quantmill.checkpoint.selection import select
+from quantmill.common.program import UserError
+from quantmill.plan import vllm_parallelism
+
+
+@pytest.fixture(scope="module")
+def facts(torch_python: Path, call: Callable, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    result = call(torch_python, REPO / "tests/checkpoint/used_tensors_checks.py", tmp_path_factory.mktemp("used"))
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("name", ["llama", "tied", "gpt2", "mixtral", "qwen3_moe", "qwen3_5", "deepseek"])
+def test_a_whole_model_uses_all_that_is_stored(facts: dict[str, Any], name: str) -> None:
+    assert facts[f"{name} whole"] == {"used": 0, "all": True, "beside": [], "dropped": []}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "model.layers.0.self_attn.rotary_emb.cos_cached",
+        "model.layers.0.self_attn.bias",
+        "model.layers.0.self_attn.masked_bias",
+        "model.embeddings.position_ids",
+    ],
+)
+def test_a_buffer_of_older_libraries_is_dropped_by_name(facts: dict[str, Any], name: str) -> None:
+    assert facts[f"llama {name}"] == {"used": 0, "all": True, "beside": [], "dropped": [name]}
+
+
+def test_masks_that_the_model_s_class_ignores_are_dropped(facts: dict[str, Any]) -> None:
+    found = facts["gpt2 masks"]
+    assert found["all"]
+    assert sorted(found["dropped"]) == ["transformer.h.0.attn.bias", "transformer.h.0.attn.masked_bias"]
+
+
+NO_PLACE, RANDOM = "the model of config.json has no place for ", "libraries would fill at random"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("a bias", f"{NO_PLACE}model.layers.0.self_attn.q_proj.bias; config.json gives the model no such bias"),
+        ("a bias that is a row of a mask", f"{NO_PLACE}model.layers.0.self_attn.q_proj.bias; "),
+        (
+            "a layer too many",
+            "model.layers.2.input_layernorm.weight and 8 more; config.json says num_hidden_layers 2: ",
+        ),
+        ("1 layers", "model.layers.1.input_layernorm.weight and 8 more; config.json says num_hidden_layers 1: "),
+        ("-3 layers", "model.layers.0.input_layernorm.weight and 17 more; config.json says num_hidden_layers -3: "),
+        (
+            "a layer too few",
+            f"lacks model.layers.2.input_layernorm.weight and 8 more, which the model of config.json has and {RANDOM}",
+        ),
+        ("other sizes", "down_proj.weight is [32, 32], and [32, 16] in the model of config.json (and 5 more)"),
+        ("int8", "model.layers.0.mlp.up_proj.weight holds I8, and nothing scales it; name a model with the original"),
+        ("float8", "model.layers.0.mlp.up_proj.weight holds F8_E4M3, and nothing scales it"),
+        ("int8 with a scale", f"{NO_PLACE}model.layers.0.mlp.up_proj.weight_scale; its weights are quantized: "),
+        ("a scale alone", f"{NO_PLACE}model.layers.0.mlp.up_proj.weight_scale_inv; its weights are quantized: "),
+        ("lora", "q_proj.lora_A.default.weight; they are an adapter's: merge it into the base model's weights first"),
+        ("a head for classes", f"{NO_PLACE}score.weight; correct config.json, or take them out"),
+        ("no head", "lacks lm_head.weight, which the model of config.json has"),
+        ("an expert too few", "experts.down_proj is [3, 32, 32], and [4, 32, 32] in the model of config.json"),
+        ("fewer experts", "experts.down_proj is [4, 32, 32], and [3, 32, 32] in the model"),
+        ("no router", "lacks model.layers.0.mlp.gate.weight, which"),
+        ("deepseek's layer too many", f"{NO_PLACE}model.layers.61.input_layernorm.weight and "),
+        ("a model that nobody knows", "transformers makes no language model of it ("),
+    ],
+)
+def test_whatever_else_does_not_fit_the_model_is_refused_by_name(facts: dict[str, Any], name: str, said: str) -> None:
+    assert said in facts[name]["error"], facts[name]["error"]
+
+
+def test_a_tied_head_that_is_stored_is_the_model_s(facts: dict[str, Any]) -> None:
+    """checkpoint.to_safetensors drops it, once it has seen that it is the embeddings."""
+    assert facts["a tied head that is stored"]["dropped"] == []
+
+
+def test_layers_that_guess_further_tokens_are_dropped_by_name(facts: dict[str, Any]) -> None:
+    """DeepSeek numbers them on after the others; Qwen3-Next calls them mtp."""
+    found = facts["deepseek's predictor"]
+    assert found["all"]
+    assert found["dropped"][:1] == ["model.layers.2.eh_proj.weight"]
+    assert all(name.startswith("model.layers.2.") for name in found["dropped"])
+    assert facts["mtp"]["dropped"] == ["mtp.layers.0.mlp.gate.weight"]
+
+
+def test_a_study_that_speculates_with_them_keeps_them(facts: dict[str, Any]) -> None:
+    found = facts["deepseek's predictor, used"]
+    assert found["dropped"] == []
+    assert found["used"] == len(facts["deepseek's predictor"]["dropped"])
+
+
+@pytest.mark.parametrize(("name", "layers"), [("mixtral", (0, 1)), ("qwen3_moe", (0, 1)), ("deepseek", (1,))])
+def test_each_token_is_counted_once_for_each_expert_that_it_is_sent_to(
+    facts: dict[str, Any], name: str, layers: tuple[int, ...]
+) -> None:
+    """20 tokens, to two experts of each layer that has four; DeepSeek's first layer is dense."""
+    found = facts["experts"][name]
+    assert found["sums"] == {f"model.layers.{layer}.mlp.experts": 20 * 2 for layer in layers}
+    assert found["said"]["count"] == 4 * len(layers)
+
+
+def test_a_model_whose_routers_nobody_saw_is_not_called_whole(facts: dict[str, Any]) -> None:
+    assert facts["experts"]["dense"] == {"unknown": "its routers do not say where they send a token"}
+
+
+def test_all_that_is_made_of_a_model_leaves_its_buffers_out(
+    torch_python: Path, tools_python: Path, call: Callable, tmp_path: Path
+) -> None:
+    """The demo with a buffer in each of its seven layers, as libraries wrote it until 2023."""
+    demo = shards.find(REPO / "demo")
+    names = [f"model.layers.{number}.self_attn.rotary_emb.inv_freq" for number in range(7)]
+    model = tmp_path / "model"
+    model.mkdir()
+    for path in demo.others():
+        shutil.copy(path, model)
+    buffers = {name: replace(write_tensor(tmp_path / name, bytes(128), "F32", 32), name=name) for name in names}
+    safetensors_file.write(model / "model.safetensors", [*demo.tensors().values(), *buffers.values()])
+    steps = [
+        (tools_python, "fetch.link", model, tmp_path / "source"),
+        (torch_python, "fetch.name_tensors", tmp_path / "source", tmp_path / "tensors.json"),
+        (tools_python, "checkpoint.to_safetensors", tmp_path / "source", tmp_path / "safetensors", "--tensors"),
+        (tools_python, "build.fp16", tmp_path / "safetensors", tmp_path / "fp16"),
+    ]
+    for python, program, *arguments in steps:
+        listed = [tmp_path / "tensors.json"] if arguments[-1] == "--tensors" else []
+        result = call(python, "scripts/quantmill", program, *arguments, *listed)
+        assert result.returncode == 0, result.stderr
+    for name in ("safetensors", "fp16"):
+        assert shards.find(tmp_path / name).tensors().keys() == demo.tensors().keys()
+        found = json.loads((tmp_path / name / "quantmill.json").read_text())
+        assert sorted(found["source"]["dropped"]) == names
+        assert found["parameter_count"] == sum(tensor.numel for tensor in demo.tensors().values())
+    # weights that came after the list was made
+    (tmp_path / "source/model.safetensors").unlink()
+    safetensors_file.write(tmp_path / "source/model.safetensors", demo.tensors().values())
+    again = [tmp_path / "source", tmp_path / "again", "--tensors", tmp_path / "tensors.json"]
+    result = call(tools_python, "scripts/quantmill", "checkpoint.to_safetensors", *again)
+    assert "tensors.json: is of other weights than these; delete it and run again" in result.stderr
+
+
+@pytest.mark.parametrize("name", shards.ADAPTERS)
+def test_an_adapter_beside_a_model_is_refused(tools_python: Path, call: Callable, tmp_path: Path, name: str) -> None:
+    """transformers adds it to the model where peft is installed, and not where it is not."""
+    model = shutil.copytree(REPO / "demo", tmp_path / "model")
+    (model / name).write_bytes(b"weights")
+    result = call(tools_python, "scripts/quantmill", "fetch.link", model, tmp_path / "source")
+    assert f"{model / name}: is an adapter beside a model; merge it into" in result.stderr
+    assert not (tmp_path / "source").exists()
+    files = ["config.json", "model.safetensors", name]
+    with pytest.raises(UserError, match=f"someone/model: holds {name}, an adapter; name a repository"):
+        select("someone/model", files)
+
+
+def test_a_study_that_speculates_with_the_models_own_layers_says_so() -> None:
+    own = {"engine": "vllm", "options": {"speculative_config": {"method": "deepseek_mtp"}}}
+    other = {"engine": "vllm", "options": {"speculative_config": {"method": "ngram"}}}
+    assert [
+        vllm_parallelism.speculates_by_itself(run) for run in (own, other, {"engine": "ctranslate2", "options": {}})
+    ] == [
+        True,
+        False,
+        False,
+    ]
+
+
+def test_what_a_text_never_reaches_stays_beside(facts: dict[str, Any]) -> None:
+    assert facts["a tower"] == {
+        "used": 0,
+        "all": True,
+        "beside": ["model.visual.blocks.0.attn.qkv.weight"],
+        "dropped": [],
+    }

@@ -1,0 +1,480 @@
+"""Somebody else's artifact: taken where it is this model's, refused in one line where it is not."""
+
+import json
+import struct
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ct2_model
+import numpy as np
+import pytest
+from conftest import REPO
+from hub_server import Fault, Repository, serve
+from weight_files import save_file
+
+from quantmill.common import manifest
+
+LAYER = "model.layers.0.mlp.up_proj"
+INPUTS, OUTPUTS, GROUP, VOCABULARY = 64, 16, 32, 5
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": INPUTS,
+    "intermediate_size": OUTPUTS,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "vocab_size": VOCABULARY,
+}
+TOKENIZER = {"model": {"vocab": {token: number for number, token in enumerate("abcde")}}, "added_tokens": []}
+QUANTIZATION = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True}
+random = np.random.default_rng(3)
+
+
+def write(folder: Path, config: dict[str, Any], tensors: dict[str, np.ndarray], tokenizer: Any = TOKENIZER) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def halves(*shape: int) -> np.ndarray:
+    return random.normal(0, 0.02, shape).astype(np.float16)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """This model: an embedding, one layer, a norm."""
+    tensors = {"model.embed_tokens.weight": halves(VOCABULARY, INPUTS), f"{LAYER}.weight": halves(OUTPUTS, INPUTS)}
+    folder = write(tmp_path / "model", CONFIG, tensors | {"model.norm.weight": halves(INPUTS)})
+    (folder / "quantmill.json").write_text(json.dumps({"source": {}, "parameter_count": 1408, "files": {}}))
+    return folder
+
+
+def pack(layout: str = "gptq", bits: int = 4) -> dict[str, np.ndarray]:
+    shape = (INPUTS * bits // 32, OUTPUTS) if layout == "gptq" else (INPUTS, OUTPUTS * bits // 32)
+    words = random.integers(0, 2**31, shape).astype(np.int32)
+    zeros = np.zeros((INPUTS // GROUP, OUTPUTS * bits // 32), np.int32)
+    parts = {"qweight": words, "qzeros": zeros, "scales": halves(INPUTS // GROUP, OUTPUTS)}
+    return {
+        "model.embed_tokens.weight": halves(VOCABULARY, INPUTS),
+        "model.norm.weight": halves(INPUTS),
+        **{f"{LAYER}.{name}": value for name, value in parts.items()},
+    }
+
+
+@pytest.fixture
+def fetch(tools_python: Path, call: Callable, model: Path, tmp_path: Path) -> Callable[..., str]:
+    """Run the program; what it said in its one line, after which nothing is under the final name."""
+
+    def run(theirs: Path, layout: str = "gptq", good: bool = False) -> str:
+        command = [tools_python, "scripts/quantmill", "fetch.prebuilt", theirs, tmp_path / "out", "--model", model]
+        result: subprocess.CompletedProcess[str] = call(
+            *command, "--layout", layout, "--format", "theirs", "--engine", "gptqmodel"
+        )
+        assert (result.returncode == 0) == good, result.stderr
+        if not good:
+            assert not (tmp_path / "out").exists()
+            assert not list(tmp_path.glob(".out*"))
+            assert len(result.stderr.splitlines()) == 1
+        return result.stderr
+
+    return run
+
+
+@pytest.mark.parametrize("layout", ["gptq", "awq"])
+def test_an_artifact_of_this_model(fetch: Callable, tmp_path: Path, layout: str) -> None:
+    tensors = pack(layout)
+    theirs = write(
+        tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION | {"quant_method": layout}}, tensors
+    )
+    fetch(theirs, layout, good=True)
+    content = json.loads((tmp_path / "out/quantmill.json").read_text())
+    assert (content["format"], content["engine"], content["prebuilt"]) == ("theirs", "gptqmodel", True)
+    assert content["source"]["kind"] == "path"
+    assert content["source"]["path"] == str(theirs)
+    assert content["source"]["sha256"] == {"model.safetensors": manifest.sha256(theirs / "model.safetensors")}
+    assert content["parameters"] == {"bits": 4, "group_size": GROUP, "sym": True}
+    assert content["parameter_count"] == 1408
+    assert content["weight_bytes_per_token"] == sum(value.nbytes for value in tensors.values())  # the head is tied
+    assert set(content["files"]) == {"config.json", "tokenizer.json", "model.safetensors"}
+
+
+UNREAD = [
+    ("model.layers.0.self_attn.rotary_emb.inv_freq", np.ones(8, np.float32)),
+    (f"{LAYER}.bias", np.zeros(OUTPUTS, np.float16)),  # as early versions of auto-gptq wrote for every layer
+    ("model.layers.1.enorm.weight", halves(INPUTS)),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), UNREAD)
+def test_what_nothing_reads_and_harms_nobody_is_named(
+    fetch: Callable, tmp_path: Path, name: str, value: np.ndarray
+) -> None:
+    """It counts neither as weights nor as what a token reads."""
+    tensors = pack()
+    fetch(
+        write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, tensors | {name: value}), good=True
+    )
+    content = json.loads((tmp_path / "out/quantmill.json").read_text())
+    assert content["source"]["unread"] == [name]
+    assert content["weight_bytes_per_token"] == sum(each.nbytes for each in tensors.values())
+    size = (tmp_path / "theirs/model.safetensors").stat().st_size
+    assert content["weight_bytes"] == size - value.nbytes
+    assert content["bits_per_weight"] == 8 * content["weight_bytes"] / 1408
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (f"{LAYER}.bias", np.ones(OUTPUTS, np.float16)),
+        (f"{LAYER}.lora_A.weight", halves(4, INPUTS)),
+        (f"{LAYER}.weight_scale", halves(OUTPUTS, 1)),  # of another layout
+        ("model.layers.1.mlp.up_proj.qweight", np.ones((8, OUTPUTS), np.int32)),
+        ("lm_head.weight", halves(VOCABULARY, INPUTS)),  # of a model that ties it
+    ],
+)
+def test_what_this_model_has_no_place_for(fetch: Callable, tmp_path: Path, name: str, value: np.ndarray) -> None:
+    said = refusal(fetch, tmp_path, {}, pack() | {name: value})
+    assert f"this model has no place for {name}; name an artifact of this model, or take them out" in said
+
+
+def refusal(fetch: Callable, tmp_path: Path, config: dict[str, Any], tensors: Any = None, **more: Any) -> str:
+    words = {"quantization_config": QUANTIZATION} | config
+    layout = more.pop("layout", "gptq")
+    return fetch(write(tmp_path / "theirs", CONFIG | words, tensors or pack(), **more), layout)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"hidden_size": 128}, "is another model: its hidden_size is 128, this model's 64"),
+        ({"num_key_value_heads": 2}, "is another model: its num_key_value_heads is 2, this model's 4"),
+        ({"model_type": "qwen2"}, "is another model: its model_type is 'qwen2', this model's 'llama'"),
+        ({"vocab_size": 6}, "is another model: its vocab_size is 6, this model's 5"),
+        ({"auto_map": {"AutoModel": "x.Y"}}, "has an auto_map, which names Python of its own; nothing here runs that"),
+        ({"attribute_map": {"a": "b"}}, "has an attribute_map"),
+        (
+            {"quantization_config": QUANTIZATION | {"bits": 8}},
+            f"its {LAYER}.qweight is [8, 16]; 8 bits and groups of 32, its config's, make [16, 16] of this model's",
+        ),
+        (
+            {"quantization_config": QUANTIZATION | {"group_size": 64}},
+            f"its {LAYER}.scales is [2, 16]; 4 bits and groups of 64, its config's, make [1, 16] of this model's layer",
+        ),
+        ({"quantization_config": QUANTIZATION | {"bits": "4"}}, "its config names '4' bits and groups of 32"),
+        ({"quantization_config": QUANTIZATION | {"bits": True}}, "its config names True bits and groups of 32; both"),
+        ({"quantization_config": QUANTIZATION | {"group_size": 0}}, "its config names 4 bits and groups of 0; both"),
+        ({"quantization_config": QUANTIZATION | {"group_size": -5}}, "its config names 4 bits and groups of -5; both"),
+        ({"quantization_config": QUANTIZATION | {"group_size": 10**30}}, "its config names 4 bits and groups of 10000"),
+        ({"quantization_config": {"quant_method": "awq"}}, "its quantization_config says 'awq', not 'gptq'"),
+        ({"quantization_config": None}, "its config.json has no quantization_config; where quantize_config.json says"),
+        ({"quantization_config": [1]}, "its config.json has no quantization_config; where quantize_config.json says"),
+    ],
+)
+def test_a_config_that_is_not_this_models(
+    fetch: Callable, tmp_path: Path, config: dict[str, Any], message: str
+) -> None:
+    assert message in refusal(fetch, tmp_path, config)
+
+
+def test_other_weights(fetch: Callable, tmp_path: Path) -> None:
+    other = pack() | {"model.norm.weight": halves(2 * INPUTS)}
+    said = refusal(fetch, tmp_path, {}, other)
+    assert "is another model: its model.norm.weight is [128], this model's [64]" in said
+
+
+def test_missing_weights(fetch: Callable, tmp_path: Path) -> None:
+    part = {name: value for name, value in pack().items() if name != "model.norm.weight"}
+    assert "lacks model.norm.weight, which this model has" in refusal(fetch, tmp_path, {}, part)
+
+
+ZEROS = np.zeros((INPUTS // GROUP, OUTPUTS * 4 // 32), np.int32)
+ORDER = np.arange(INPUTS, dtype=np.int32) // GROUP
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        ("g_idx", ORDER + 1, f"model.safetensors: {LAYER}.g_idx names group 2, and its layer has 2; download it again"),
+        (
+            "g_idx",
+            ORDER - 7,
+            f"model.safetensors: {LAYER}.g_idx names group -7, and its layer has 2; download it again",
+        ),
+        ("g_idx", ORDER[:-1], f"{LAYER}.g_idx is I32 [63], where I32 [64] is due, the group of each input"),
+        (
+            "g_idx",
+            ORDER.astype(np.float32),
+            f"{LAYER}.g_idx is F32 [64], where I32 [64] is due, the group of each input",
+        ),
+        (
+            "qzeros",
+            ZEROS[:1],
+            f"its {LAYER}.qzeros is [1, 2]; 4 bits and groups of 32, its config's, make [2, 2] of this",
+        ),
+        (
+            "qzeros",
+            ZEROS.T.copy()[:1],
+            f"its {LAYER}.qzeros is [1, 2]; 4 bits and groups of 32, its config's, make [2,",
+        ),
+        ("qzeros", ZEROS.astype(np.float32), f"its {LAYER}.qzeros is F32, which no gptq artifact's is"),
+        ("qzeros", None, f"lacks {LAYER}.qzeros, without which {LAYER} is no weights"),
+        ("scales", None, f"lacks {LAYER}.scales, without which {LAYER} is no weights"),
+        ("scales", ZEROS, f"its {LAYER}.scales is I32, which no gptq artifact's is"),
+    ],
+)
+def test_parts_of_a_layer_that_do_not_fit_are_named(
+    fetch: Callable, tmp_path: Path, part: str, value: np.ndarray | None, message: str
+) -> None:
+    """Kernels read a scale by the group that g_idx names, whether there is one or not."""
+    tensors = pack() | {f"{LAYER}.g_idx": ORDER, f"{LAYER}.{part}": value}
+    said = refusal(fetch, tmp_path, {}, {name: each for name, each in tensors.items() if each is not None})
+    assert message in said
+    assert str(tmp_path / "theirs") in said
+
+
+def test_an_order_of_inputs_is_taken(fetch: Callable, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    write(theirs, CONFIG | {"quantization_config": QUANTIZATION}, pack() | {f"{LAYER}.g_idx": ORDER[::-1].copy()})
+    fetch(theirs, good=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"num_labels": 10**9}, "config.json: num_labels is 1000000000, which is more than its weights can have"),
+        ({"n_layers": 10**7}, "config.json: n_layers is 10000000, which is more than its weights can have"),
+        ({"text_config": {"num_hidden_layers": 10**6}}, "num_hidden_layers is 1000000, which is more than its weights"),
+        ({"vision_config": {"num_hidden_layers": 10**9}}, "vision_config.num_hidden_layers is 1000000000, which is"),
+        ({"pad_token_id": VOCABULARY}, "config.json: pad_token_id is 5, and the vocabulary ends at 4; set it to null"),
+    ],
+)
+def test_sizes_that_this_model_does_not_have(
+    fetch: Callable, tmp_path: Path, config: dict[str, Any], message: str
+) -> None:
+    said = refusal(fetch, tmp_path, config)
+    assert message in said
+    assert str(tmp_path / "theirs") in said
+
+
+def test_names_with_a_prefix(fetch: Callable, tmp_path: Path) -> None:
+    tensors = {f"module.{name}": value for name, value in pack().items()}
+    assert "its names have module. before the model's own" in refusal(fetch, tmp_path, {}, tensors)
+
+
+def test_a_pointer_in_place_of_a_file(fetch: Callable, tmp_path: Path) -> None:
+    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, pack())
+    (theirs / "generation_config.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    assert f"{theirs}/generation_config.json: only git-lfs's pointer to the file; run `git lfs pull`" in fetch(theirs)
+
+
+def test_an_index_without_metadata_is_completed_in_the_artifact_alone(fetch: Callable, tmp_path: Path) -> None:
+    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, pack())
+    shard, index = "model-00001-of-00001.safetensors", "model.safetensors.index.json"
+    (theirs / "model.safetensors").rename(theirs / shard)
+    (theirs / index).write_text(json.dumps({"weight_map": dict.fromkeys(pack(), shard)}))
+    fetch(theirs, good=True)
+    whole = json.loads((tmp_path / "out" / index).read_text())
+    assert whole["metadata"] == {"total_size": sum(value.nbytes for value in pack().values())}
+    assert json.loads((theirs / index).read_text()) == {"weight_map": whole["weight_map"]}
+
+
+def test_another_vocabulary(fetch: Callable, tmp_path: Path) -> None:
+    other = {"model": {"vocab": {token: number for number, token in enumerate("abdce")}}}
+    said = refusal(fetch, tmp_path, {}, tokenizer=other)
+    assert "has another vocabulary: its token 2 is 'd', this model's 'c'" in said
+
+
+def test_an_added_token_that_this_model_lacks(fetch: Callable, tmp_path: Path) -> None:
+    other = TOKENIZER | {"added_tokens": [{"id": 5, "content": "<pad>"}]}
+    said = refusal(fetch, tmp_path, {}, tokenizer=other)
+    assert "has another vocabulary: its token 5 is '<pad>', this model's None" in said
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"model": [1]},
+        {"model": {"vocab": 5}},
+        {"model": {"vocab": {"a": "x", "b": 1}}},
+        {"model": {"vocab": {"a": [1]}}},
+        {"model": {"vocab": [[], []]}},
+        {"model": {"vocab": [[1, 0.5]]}},
+        TOKENIZER | {"added_tokens": [5]},
+        TOKENIZER | {"added_tokens": [{"content": "x"}]},
+        TOKENIZER | {"added_tokens": [{"id": [1], "content": "x"}]},
+    ],
+)
+def test_a_tokenizer_that_is_none(fetch: Callable, tmp_path: Path, content: Any) -> None:
+    said = refusal(fetch, tmp_path, {}, tokenizer=content)
+    assert (
+        said == f"error: {tmp_path}/theirs/tokenizer.json: its tokens are not texts with numbers; download it again\n"
+    )
+
+
+def test_a_norm_that_is_packed_like_a_matrix(fetch: Callable, tmp_path: Path) -> None:
+    other = pack() | {"model.norm.qweight": np.zeros((8, 8), np.int32)}
+    said = refusal(fetch, tmp_path, {}, other)
+    assert said.startswith(f"error: {tmp_path}/theirs: holds model.norm.qweight, and this model's model.norm.weight is")
+
+
+def test_autoawqs_older_name_of_the_group_size(fetch: Callable, tmp_path: Path) -> None:
+    words = {"quant_method": "awq", "w_bit": 4, "q_group_size": GROUP}
+    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": words}, pack("awq"))
+    fetch(theirs, "awq", good=True)
+
+
+def test_parameters_that_no_report_can_show_are_left_out(fetch: Callable, tmp_path: Path) -> None:
+    """The page refuses NaN, for one, and no row would be shown."""
+    words = {"sym": float("nan"), "desc_act": {"a": [1]}, "version": "x" * 1000, "zero_point": True}
+    words["meta"] = {"quantizer": ["gptqmodel:4.0", "\x1b[31m"]}
+    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION | words}, pack())
+    fetch(theirs, good=True)
+    content = json.loads((tmp_path / "out/quantmill.json").read_text())
+    assert content["parameters"] == {"bits": 4, "group_size": GROUP, "zero_point": True}
+    assert content["tool"] == "gptqmodel:4.0, \\x1b[31m"
+
+
+@pytest.mark.parametrize("recorded", [["model.safetensors"], {"model.safetensors": 3}, None])
+def test_a_manifest_beside_it_without_hashes(fetch: Callable, tmp_path: Path, recorded: Any) -> None:
+    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, pack())
+    (theirs / "quantmill.json").write_text(json.dumps({"source": {}, "files": recorded}))
+    assert "quantmill.json: names no files with their hashes; remove it" in fetch(theirs)
+
+
+def test_two_configs_that_disagree(fetch: Callable, tmp_path: Path) -> None:
+    """auto-gptq reads the one, everybody else the other."""
+    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, pack())
+    (theirs / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": 64}))
+    assert "config.json and quantize_config.json name another group_size; one of them is wrong" in fetch(theirs)
+
+
+def test_pickled_weights(fetch: Callable, tmp_path: Path) -> None:
+    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, pack())
+    (theirs / "model.safetensors").rename(theirs / "pytorch_model.bin")
+    assert "its weights are pickled (bin); name an artifact with safetensors" in fetch(theirs)
+
+
+def test_hashes_that_lie_beside_it(fetch: Callable, tmp_path: Path) -> None:
+    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, pack())
+    recorded = {"model.safetensors": {"sha256": "0" * 64}}
+    (theirs / "quantmill.json").write_text(json.dumps({"source": {}, "files": recorded}))
+    assert "has not the SHA-256 that quantmill.json beside it names; fetch it again" in fetch(theirs)
+
+
+def test_an_artifact_of_the_hub(tools_python: Path, call: Callable, model: Path, tmp_path: Path) -> None:
+    """At a branch's commit, by its layout's files alone, each with the hub's hash."""
+    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, pack())
+    (theirs / "modeling_x.py").write_text("raise SystemExit")
+    with serve() as hub:
+        hub.repositories["models/acme/tiny-gptq"] = repository = Repository.of(theirs)
+        command = ["scripts/quantmill", "fetch.prebuilt", "acme/tiny-gptq", tmp_path / "out", "--revision", "main"]
+        command += ["--model", model, "--layout", "gptq", "--format", "theirs", "--engine", "gptqmodel"]
+        cache = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home")}
+        result = call(tools_python, *command, **cache)
+        assert result.returncode == 0, result.stderr
+        source = json.loads((tmp_path / "out/quantmill.json").read_text())["source"]
+        assert (source["kind"], source["hub"], source["commit"]) == ("hub", "acme/tiny-gptq", repository.commit)
+        names = {path.name for path in (tmp_path / "out").iterdir()}
+        assert names == {"config.json", "tokenizer.json", "model.safetensors", "quantmill.json"}
+        repository.files["model.safetensors"] += b"x"
+        hub.faults.append(Fault("/cdn/", corrupt=True))
+        result = call(tools_python, *[*command[:2], tmp_path / "again", *command[3:]], **cache)
+    assert "model.safetensors came with other bytes than the hub's hash says" in result.stderr
+    assert not (tmp_path / "again").exists()
+
+
+def write_ct2(tmp_path: Path, change: Callable[[bytes], bytes] = bytes, int8: bool = True, **files: str) -> Path:
+    """A CTranslate2 folder of this model, `change`d; `files`: what others hold instead, nothing where there is none."""
+    content = ct2_model.pack(ct2_model.variables(CONFIG, int8).items())
+    theirs = ct2_model.write(tmp_path / "theirs", change(content))
+    for name, text in ({"config": "{}", "vocabulary": '["a", "b", "c", "d", "e"]'} | files).items():
+        (theirs / f"{name}.json").unlink(missing_ok=True)
+        if text:
+            (theirs / f"{name}.json").write_text(text)
+    return theirs
+
+
+def test_ctranslate2_of_this_model(fetch: Callable, tmp_path: Path) -> None:
+    fetch(write_ct2(tmp_path), "ct2", good=True)
+
+
+def shorten_norm(_: bytes) -> bytes:
+    """A last norm of 63 for 64, which CTranslate2 would load."""
+    arrays = ct2_model.variables(CONFIG, int8=True)
+    arrays["decoder/layer_norm/gamma"] = arrays["decoder/layer_norm/gamma"][:63]
+    return ct2_model.pack(arrays.items())
+
+
+def lie_of_size(content: bytes) -> bytes:
+    """A matrix that is larger than its bytes."""
+    name = b"decoder/layer_0/ffn/linear_0/weight\0\2"
+    return content.replace(name + struct.pack("<II", 16, 64), name + struct.pack("<II", 2**31, 2**31))
+
+
+@pytest.mark.parametrize(
+    ("change", "files", "message"),
+    [
+        (bytes, {"vocabulary": "", "shared_vocabulary": '["a"]'}, "theirs: holds no vocabulary.json; convert the"),
+        (bytes, {"vocabulary": '{"a": 1}'}, "vocabulary.json: should hold a JSON array"),
+        (bytes, {"config": ""}, "config.json is missing"),
+        (bytes, {"config": "[1]"}, "config.json: should hold a JSON object"),
+        (lambda content: content[:-1], {}, "model.bin: cut off, or no CTranslate2 model"),
+        (
+            lie_of_size,
+            {},
+            "model.bin: 'decoder/layer_0/ffn/linear_0/weight' has 1024 bytes for [2147483648, 2147483648] of int8",
+        ),
+        (shorten_norm, {}, "theirs/model.bin: decoder/layer_norm/gamma should be [64] of float32"),
+    ],
+)
+def test_ctranslate2_that_its_engine_could_not_load(
+    fetch: Callable, tmp_path: Path, change: Callable[[bytes], bytes], files: dict[str, str], message: str
+) -> None:
+    assert message in fetch(write_ct2(tmp_path, change, **files), "ct2")
+
+
+def test_ctranslate2_of_a_model_with_other_names_for_its_sizes(fetch: Callable, model: Path, tmp_path: Path) -> None:
+    """GPT-2 says n_embd and n_layer."""
+    (model / "config.json").write_text(json.dumps({"model_type": "gpt2", "vocab_size": VOCABULARY}))
+    fetch(write_ct2(tmp_path), "ct2", good=True)
+
+
+def test_integers_that_are_not_read_are_not_held_against_the_source(
+    tools_python: Path, call: Callable, tmp_path: Path
+) -> None:
+    ask = "import sys; from pathlib import Path; from prebuilt import ct2"
+    ask += "; print([ct2.gate_layout(Path(each), 'ct2') for each in sys.argv[1:]])"
+    arrays = ct2_model.variables(CONFIG)
+    shorts = {name: each.astype(np.int16) if each.ndim == 2 else each for name, each in arrays.items()}
+    folders = []
+    for name, change in (("int8", bytes), ("int16", lambda _: ct2_model.pack(shorts.items()))):
+        folders.append(write_ct2(tmp_path / name, change))
+    folders.append(write_ct2(tmp_path / "floats", int8=False))
+    result = call(tools_python, "-c", ask, *folders, PYTHONPATH=str(REPO / "scripts"))
+    assert result.stdout == "['ct2', None, 'source']\n", result.stderr
+
+
+def test_ctranslate2_of_another_model(fetch: Callable, tmp_path: Path, demo: Path) -> None:
+    said = fetch(demo / "artifacts/demo/ct2-int8", "ct2")
+    assert "is another model: vocabulary, width and layers are [2048, 256, 7], this model's [5, 64, 1]" in said
+
+
+def test_ctranslate2_with_another_vocabulary(tools_python: Path, call: Callable, tmp_path: Path, demo: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    for path in (demo / "artifacts/demo/ct2-int8").iterdir():
+        if path.name != "quantmill.json":
+            (theirs / path.name).write_bytes(path.read_bytes())
+    command = [tools_python, "scripts/quantmill", "fetch.prebuilt", theirs, tmp_path / "out"]
+    command += ["--model", demo / "artifacts/demo/safetensors", "--layout", "ct2"]
+    command += ["--format", "theirs", "--engine", "ctranslate2"]
+    assert call(*command).returncode == 0
+    words = json.loads((theirs / "vocabulary.json").read_text())
+    words[300], words[301] = words[301], words[300]
+    (theirs / "vocabulary.json").write_text(json.dumps(words))
+    result = call(*command[:3], tmp_path / "other", *command[4:])
+    assert f"has another vocabulary: its token 300 is {words[300]!r}" in result.stderr
+    assert not (tmp_path / "other").exists()

@@ -1,0 +1,75 @@
+"""Small models' folders, each in one call: a Llama, a GPT-2 and a mixture, with whatever is to be wrong in them."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from weight_files import save_file
+
+VOCAB, HIDDEN, INNER, LAYERS, EXPERTS = 48, 16, 24, 3, 4
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+GPT2 = {"model_type": "gpt2", "vocab_size": VOCAB, "n_embd": HIDDEN, "n_layer": LAYERS, "n_head": 4, "n_positions": 64}
+MIXTURE = LLAMA | {"model_type": "mixtral", "num_local_experts": EXPERTS, "num_experts_per_tok": 2}
+Tensors = dict[str, np.ndarray]
+
+
+def zeros(shapes: Mapping[str, tuple[int, ...]]) -> Tensors:
+    return {name: np.zeros(shape, np.float16) for name, shape in shapes.items()}
+
+
+def llama(layers: int = LAYERS) -> Tensors:
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCAB, HIDDEN), "model.norm.weight": (HIDDEN,)}
+    for number in range(layers):
+        parts = {"self_attn.q_proj": (HIDDEN, HIDDEN), "self_attn.k_proj": (HIDDEN // 2, HIDDEN)}
+        parts |= {"self_attn.v_proj": (HIDDEN // 2, HIDDEN), "self_attn.o_proj": (HIDDEN, HIDDEN)}
+        parts |= {"mlp.gate_proj": (INNER, HIDDEN), "mlp.up_proj": (INNER, HIDDEN), "mlp.down_proj": (HIDDEN, INNER)}
+        parts |= {"input_layernorm": (HIDDEN,), "post_attention_layernorm": (HIDDEN,)}
+        shapes |= {f"model.layers.{number}.{part}.weight": shape for part, shape in parts.items()}
+    return zeros(shapes | {"lm_head.weight": (VOCAB, HIDDEN)})
+
+
+def mixture() -> Tensors:
+    found = {name: value for name, value in llama().items() if ".mlp." not in name}
+    for number in range(LAYERS):
+        place = f"model.layers.{number}.block_sparse_moe"
+        found |= zeros({f"{place}.gate.weight": (EXPERTS, HIDDEN)})
+        for expert in range(EXPERTS):
+            parts = {"w1": (INNER, HIDDEN), "w2": (HIDDEN, INNER), "w3": (INNER, HIDDEN)}
+            found |= zeros({f"{place}.experts.{expert}.{part}.weight": shape for part, shape in parts.items()})
+    return found
+
+
+def gpt2() -> Tensors:
+    shapes: dict[str, tuple[int, ...]] = {"wte.weight": (VOCAB, HIDDEN), "wpe.weight": (64, HIDDEN)}
+    for number in range(LAYERS):
+        parts = {
+            "ln_1.weight": (HIDDEN,),
+            "attn.c_attn.weight": (HIDDEN, 3 * HIDDEN),
+            "attn.c_attn.bias": (3 * HIDDEN,),
+        }
+        parts |= {"mlp.c_fc.weight": (HIDDEN, 4 * HIDDEN), "mlp.c_proj.weight": (4 * HIDDEN, HIDDEN)}
+        shapes |= {f"h.{number}.{part}": shape for part, shape in parts.items()}
+    return zeros(shapes | {"ln_f.weight": (HIDDEN,)})
+
+
+def write(folder: Path, config: Mapping[str, Any] = LLAMA, tensors: Tensors | None = None) -> Path:
+    """A model's folder with these tensors, those of `llama` where nothing else is said."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(llama() if tensors is None else tensors, folder / "model.safetensors")
+    return folder

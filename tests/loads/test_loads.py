@@ -1,0 +1,316 @@
+"""Loads through the whole program, with the fake server in place of a real one: what is sent, found and refused."""
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import REPO
+from fake_model import EOS, VOCAB, Model
+from load_study import BURST, EVALUATION, SERVING, TIMES, A, B, C, D
+
+from quantmill.client.checks import Finding
+from quantmill.common import manifest
+from quantmill.devices import processes
+from quantmill.loads import result
+from quantmill.loads.plan import PER_SLOT
+from quantmill.metrics.goodput import LargestRate
+from quantmill.metrics.serving import Reads
+from quantmill.report import loads, results
+from quantmill.report.load_columns import LOAD_COLUMNS, bytes_read
+
+DISTURBED = {"slow_reader", "schedule_lag", "stall"}  # what a busy machine does to a client, which is refused
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run loads.measure on a fake artifact; the server's faults are options."""
+    artifact = tmp_path / "model/fake"
+    artifact.mkdir(parents=True)
+    (artifact / "config.json").write_text(json.dumps({"vocab_size": VOCAB, "eos_token_id": EOS}))
+    manifest.write(artifact, format="fake", tool="fake", tool_version="1")
+    (tmp_path / "evaluation.json").write_text(json.dumps(EVALUATION))
+    (tmp_path / "burst.json").write_text(json.dumps({"prompts": [{"text": "", "ids": ids} for ids in BURST]}))
+
+    def run(options: dict[str, Any], **serving: Any) -> subprocess.CompletedProcess[str]:
+        command = [
+            sys.executable,
+            REPO / "tests/helpers/harness/run.py",
+            "loads.measure",
+            artifact,
+            tmp_path / "out.json",
+        ]
+        command += ["--engine", "fake-serve", "--device", "cpu", "--options", json.dumps({"times": TIMES} | options)]
+        command += ["--serving", json.dumps(SERVING | serving), "--evaluation", tmp_path / "evaluation.json"]
+        command += ["--burst", tmp_path / "burst.json"]
+        return subprocess.run(list(map(str, command)), capture_output=True, text=True)
+
+    return run
+
+
+def read(tmp_path: Path) -> dict[str, Any]:
+    return json.loads((tmp_path / "out.json").read_text())
+
+
+def test_a_server_is_put_under_every_load(load: Callable, tmp_path: Path) -> None:
+    result = load({}, burst=6, concurrency=[3], rates=[30.0], restarts=2)
+    assert result.returncode == 0, result.stderr
+    found = read(tmp_path)
+    assert [each["load"] for each in found["loads"]] == ["burst-6", "concurrency-3", "rate-30"]
+    burst, three, _ = found["loads"]
+    assert burst["figures"]["requests"] == 12
+    assert three["figures"]["requests"] == 2 * 3 * PER_SLOT
+    assert len(found["summary"]["startup_s"]) == 2
+    assert found["summary"]["nll_shift"] == 0  # of a table, whose predictions depend on nothing else
+    for each in found["loads"]:
+        assert each["figures"]["failed"] == each["figures"]["rejected"] == each["figures"]["unfinished"] == 0
+        assert each["figures"]["tokens_equal_alone"] == 1.0
+        assert each["figures"]["cached_token_fraction"] == 0
+        assert {one["fault"] for one in each["findings"] if one["refuses"]} <= DISTURBED
+    generated = [sum(counted["generated_tokens"] for counted in each["counters"]) for each in found["loads"]]
+    assert generated[0] == 12 * 12
+    with np.load(tmp_path / "out.npz") as raw:
+        assert raw["burst-6/0/events"].tolist() == [12] * 6
+        assert len(raw["concurrency-3/1/times"]) == raw["concurrency-3/1/tokens"].sum() == generated[1] / 2
+    assert not (tmp_path / "model/.servers").exists()
+    assert not (tmp_path / ".out.json.work").exists()
+
+
+def rewrite_config(artifact: Path, config: dict[str, Any]) -> None:
+    """Make an artifact one of another config.json, in its manifest too."""
+    (artifact / "config.json").write_text(json.dumps(config))
+    content = json.loads((artifact / "quantmill.json").read_text())
+    content["files"].pop("config.json", None)
+    (artifact / "quantmill.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("rounds", [False, True])
+def test_the_mean_decides_about_tokens_of_a_format_that_rounds_activations(
+    load: Callable, tmp_path: Path, rounds: bool
+) -> None:
+    groups = {"group_0": {"weights": {"num_bits": 8}, "input_activations": {"num_bits": 8} if rounds else None}}
+    config = {"vocab_size": VOCAB, "eos_token_id": EOS, "quantization_config": {"config_groups": groups}}
+    rewrite_config(tmp_path / "model/fake", config)
+    assert load({"fault": "batch"}, concurrency=[3]).returncode == 0
+    (three,) = read(tmp_path)["loads"]
+    about = {each["fault"]: each["refuses"] for each in three["findings"] if "nats behind" in each["message"]}
+    assert about == ({"tokens_moved": False} if rounds else {"batch_dependent": True})
+
+
+@pytest.mark.timing
+def test_figures_are_the_servers_own(load: Callable, tmp_path: Path) -> None:
+    tpot, ttft = 1000 * (C + 3 * D), 1000 * (A + 32 * B)
+    for _ in range(4):  # a stall of this machine is no fault of the client, whether it saw it or not
+        assert load({}, concurrency=[3], new_tokens=24).returncode == 0
+        (three,) = read(tmp_path)["loads"]
+        assert {each["fault"] for each in three["findings"]} <= DISTURBED | {"unstable"}
+        found = (three["figures"]["tpot_ms_p50"], three["figures"]["ttft_ms_p50"])
+        right = (pytest.approx(tpot, rel=0.02), pytest.approx(ttft, rel=0.1))
+        if found == right:
+            break
+    assert found == right
+
+
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [
+        ("short", "short"),
+        pytest.param("bos", "token_added", marks=pytest.mark.slow),
+        pytest.param("prefix_cache_told", "cached", marks=pytest.mark.slow),
+        pytest.param("serial", "serial", marks=pytest.mark.slow),
+    ],
+)
+def test_a_fault_of_the_server_takes_the_figures_away(load: Callable, tmp_path: Path, fault: str, named: str) -> None:
+    result = load({"fault": fault}, concurrency=[3])
+    assert result.returncode == 0, result.stderr
+    (three,) = read(tmp_path)["loads"]
+    assert named in {each["fault"] for each in three["findings"] if each["refuses"]}
+
+
+@pytest.mark.slow
+def test_the_largest_rate_is_searched_for(load: Callable, tmp_path: Path) -> None:
+    # one slot that takes 1 + 11 x 3 ms a request: 29 a second at most
+    times, limits = (0.001, 0.0, 0.003, 0.0), {"ttft_ms": 200, "tpot_ms": 50}
+    result = load({"slots": 1, "times": times}, largest_rate=True, concurrency=[1], requests=40, limits=limits)
+    assert result.returncode == 0, result.stderr
+    found = read(tmp_path)["largest_rate"]
+    assert 1 < found["rate"] < 35  # forty arrivals are few
+    assert found["above"] <= found["rate"] * 1.06
+    assert all(met <= arrived == 40 for _, met, arrived, _, _ in (each.values() for each in found["trials"]))
+
+
+def test_what_disturbed_the_search_for_the_largest_rate_is_said(load: Callable, tmp_path: Path) -> None:
+    busy, noisy = "other programs took 62% of the processors' time", "the card was 20 degrees hotter"
+    loaded = [SimpleNamespace(findings=[], interference=each) for each in ([busy], [], [noisy, busy])]
+    start = SimpleNamespace(largest_rate=LargestRate(2.0, 2.1, None, None, []), findings=[], loads=[], searched=loaded)
+    found = result.largest_rate(start)
+    assert load({}, concurrency=[1], requests=4).returncode == 0
+    (tmp_path / "out.json").write_text(json.dumps(read(tmp_path) | {"largest_rate": found}))
+    assert collect(tmp_path)[-1]["interference"] == [busy, noisy]
+
+
+def test_what_refuses_a_servers_tokens_refuses_its_largest_rate() -> None:
+    """The search compares no tokens."""
+
+    def load_with(*faults: str) -> SimpleNamespace:
+        return SimpleNamespace(findings=[Finding(fault, "") for fault in faults], interference=[])
+
+    start = SimpleNamespace(
+        largest_rate=LargestRate(2.0, 2.1, None, None, []),
+        findings=[Finding("sampling", ""), Finding("noted", "", refuses=False)],
+        loads=[load_with("batch_dependent", "stall"), load_with("unlike_predictions")],
+        searched=[load_with("rejected", "serial")],
+    )
+    found = {each["fault"] for each in result.largest_rate(start)["findings"]}
+    assert found == {"sampling", "batch_dependent", "unlike_predictions", "serial"}
+
+
+def test_a_context_without_room_is_told_before_the_first_load(load: Callable, tmp_path: Path) -> None:
+    result = load({"context": 100}, concurrency=[3])
+    assert result.returncode == 1
+    assert "concurrency-3 have some" in result.stderr.splitlines()[-1]
+    assert "start 1: concurrency-3" not in result.stderr
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_a_server_that_dies_in_the_middle_is_one_line_and_leaves_nothing(load: Callable, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLER, str(tmp_path / "model/.servers")]
+    with subprocess.Popen(command) as killer:
+        result = load({"times": (0.01, 0.0001, 0.05, 0.001)}, concurrency=[3], new_tokens=60)
+        killer.wait()
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].startswith("error: fake@fake_serve: the server ended (killed by signal 9)")
+    assert not (tmp_path / "out.json").exists()
+    assert not (tmp_path / "out.npz").exists()
+
+
+KILLER = """
+import json, os, pathlib, signal, sys, time
+folder = pathlib.Path(sys.argv[1])
+while True:
+    for record in folder.glob("*.json"):
+        pids = sorted(map(int, json.loads(record.read_text())))
+        if len(pids) > 1:  # the supervisor and the server
+            time.sleep(1.5)
+            os.kill(pids[-1], signal.SIGKILL)
+            sys.exit()
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_program_leaves_no_server(load: Callable, tmp_path: Path) -> None:
+    script = "import signal, os, sys, time; time.sleep(4); os.kill(int(sys.argv[1]), signal.SIGKILL)"
+    artifact = tmp_path / "model/fake"
+    command = [sys.executable, REPO / "tests/helpers/harness/run.py", "loads.measure", artifact, tmp_path / "out.json"]
+    command += ["--engine", "fake-serve", "--device", "cpu", "--options", json.dumps({"times": (0.01, 0, 0.2, 0)})]
+    command += ["--serving", json.dumps(SERVING | {"concurrency": [2]}), "--evaluation", tmp_path / "evaluation.json"]
+    with subprocess.Popen(list(map(str, command)), stderr=subprocess.DEVNULL) as program:
+        records = tmp_path / "model/.servers"
+        deadline = time.monotonic() + 60
+        while not (found := [pid for each in records.glob("*.json") for pid in json.loads(each.read_text())][1:]):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        subprocess.run([sys.executable, "-c", script, str(program.pid)], check=True)
+    assert program.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 60
+    while any(processes.began(int(pid)) is not None for pid in found):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert not (tmp_path / "out.json").exists()
+
+
+def collect(tmp_path: Path, **changes: Any) -> list[dict[str, Any]]:
+    """Rows of the report, of what loads.measure wrote."""
+    found = read(tmp_path)
+    config = {"serving": found["protocol"]["serving"], "seed": 0}
+    cell = {"model": "m", "format": "fake", "run": "server", "engine": "fake-serve", "options": found["options"]}
+    cell |= {"gpus": 1, "artifact": str(tmp_path / "model/fake"), "serving": str(tmp_path / "out.json")}
+    cell |= {"logs": {"serving": [str(tmp_path / "log")], "artifact": [str(tmp_path / "log")]}} | changes
+    alone = {name: cell[name] for name in ("model", "format", "run")}
+    alone |= {"bandwidth_fraction": 0.5, "device_bandwidth": {"bytes_per_second": 1e9}}
+    return loads.collect({"config": config, "cells": [cell]}, [alone])
+
+
+def test_a_load_reads_its_weights_once_a_step_and_each_users_cache(load: Callable, tmp_path: Path) -> None:
+    """The fake server's artifact has no config.json: its cache is unknown until somebody tells it."""
+    assert load({}, concurrency=[2], prompt_tokens=[10, 20], new_tokens=6).returncode == 0
+    (row,) = collect(tmp_path)
+    assert row["bandwidth_fraction"] is None
+    out = tmp_path / "out.json"
+    for bytes_a_token, most in ((1e6, "weights"), (3e6, "cache")):
+        found = read(tmp_path) | {"kv_bytes_per_token": bytes_a_token}
+        found["artifact"]["weight_bytes_per_token"] = int(5e7)
+        found["loads"][0]["findings"] = []  # of a machine that does other things meanwhile
+        out.write_text(json.dumps(found))
+        (row,) = collect(tmp_path)
+        # a step of two users reads 5e7 bytes of weights; each has 15 + 3 tokens
+        read_bytes = row["output_tokens_per_second"] * (5e7 / 2 + 18 * bytes_a_token)
+        assert row["bandwidth_fraction"] == pytest.approx(read_bytes / 1e9, rel=1e-9)
+        assert row["reads_most"] == most
+
+
+def read_of(slots: int = 4, mixture: bool = False, **figures: float) -> Reads | None:
+    """What decoding reads of 100 bytes of weights and 2 a token of the cache, at 60 tokens a second."""
+    protocol = {"prompt_tokens": 8, "new_tokens": 4}
+    found = {"artifact": {"weight_bytes_per_token": 100}, "kv_bytes_per_token": 2, "mixture": mixture}
+    found |= {"protocol": {"serving": protocol}}
+    load = {"slots": slots, "figures": {"output_tokens_per_second": 60.0} | figures}
+    return bytes_read(found, load, {"bandwidth_fraction": 0.5})
+
+
+def test_an_event_of_several_tokens_is_a_step_where_tokens_are_drafted_alone() -> None:
+    assert read_of(tokens_per_event=1.5) == read_of(tokens_per_event=1.0) == (60 / 4 * 100, 60 * 10 * 2)
+    assert read_of(tokens_per_event=1.5, acceptance=0.5) == (40 / 4 * 100, 40 * 10 * 2)
+
+
+def test_how_many_experts_several_users_read_is_not_known(load: Callable, tmp_path: Path) -> None:
+    assert read_of(1, mixture=True) == read_of(1)
+    assert read_of(2, mixture=True) is None
+    for experts in (1, 8):
+        config = {"vocab_size": VOCAB, "eos_token_id": EOS, "text_config": {"num_experts": experts}}
+        rewrite_config(tmp_path / "model/fake", config)
+        assert load({}, concurrency=[2], requests=4, new_tokens=2).returncode == 0
+        assert read(tmp_path)["mixture"] is (experts == 8)
+    why = collect(tmp_path)[0]["missing"]["bandwidth_fraction"]
+    assert "(of a mixture of experts, one)" in why or why.startswith("refused: ")
+
+
+def test_rows_hold_the_figures_or_the_reason(load: Callable, tmp_path: Path) -> None:
+    assert load({"fault": "short"}, burst=4, concurrency=[2]).returncode == 0
+    rows = collect(tmp_path)
+    assert [(row["load"], row["slots"]) for row in rows] == [("burst-4", None), ("concurrency-2", 2)]
+    for row in rows:
+        assert "have fewer tokens than were asked for" in row["refused"]
+        assert row["output_tokens_per_second"] is None
+        assert row["missing"]["ttft_ms_p50"].startswith("refused: ")
+        assert row.keys() >= {column.name for column in LOAD_COLUMNS}
+    results.write_csv(tmp_path / "loads.csv", rows, LOAD_COLUMNS)
+    with (tmp_path / "loads.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [row["load"] for row in table] == ["burst-4", "concurrency-2"]
+    assert table[0]["requests"] == ""
+    assert table[0]["gpus"] == "1"
+    (pending,) = collect(tmp_path, pending=["serving"])
+    assert (pending["load"], pending["missing"]["load"]) == (None, "still to come: the study is running")
+    (other,) = collect(tmp_path, options={"slots": 3})
+    assert other["missing"]["ttft_ms_p50"] == "was measured with another options; run again"
+    (tmp_path / "log").write_text("error: no memory\n")
+    (failed,) = collect(tmp_path, serving=str(tmp_path / "none.json"))
+    assert failed["missing"]["load"] == "failed: no memory"
+
+
+def test_an_answer_is_the_models_own(load: Callable, tmp_path: Path) -> None:
+    """The fake server's table is the reference: with another one every load is refused."""
+    assert load({"fault": "other_model"}, concurrency=[2]).returncode == 0
+    assert Model(seed=2).decode(BURST[0], 5) != Model().decode(BURST[0], 5)
+    (row,) = collect(tmp_path)
+    assert "nats behind the likeliest" in row["refused"]
