@@ -26,7 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 from quantmill.common import bounded_json
-from quantmill.common.atomic import publish_json
+from quantmill.common.atomic import write_json
 from quantmill.common.program import UserError, parser, run
 
 ENVIRONMENTS = {"transformers": "torch", "torchao": "quantizers", "bitsandbytes": "quantizers", "vllm": "vllm"}
@@ -258,7 +258,7 @@ def main() -> None:
     found = []
     for path in options.rows:
         for cells in compare(path, pythons, options.rounds):
-            publish_json(options.out, [*found, cells])  # each time: a machine that is lent may be taken back
+            write_json(options.out, [*found, cells])  # each time: a machine that is lent may be taken back
         found.append(cells)
         print(*cells.values(), sep="  ", flush=True)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
-from quantmill.common.atomic import publish
+from quantmill.common.atomic import write_atomically
 from quantmill.common.program import UserError, parser, run
 
 LEAST, MOST, LETTERS = 40, 80, 6
@@ -61,7 +61,7 @@ def main() -> None:
         options.folder / "last_words.yaml": TASK % json.dumps(rows.as_posix()),
     }
     for path, content in written.items():
-        with publish(path) as partial:
+        with write_atomically(path) as partial:
             partial.write_text(content, encoding="utf-8")
     print(f"{rows}: {len(found)} passages")
 

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 from quantmill import llamacpp
 from quantmill.common import bounded_json, manifest
-from quantmill.common.atomic import publish_json
+from quantmill.common.atomic import write_json
 from quantmill.common.program import UserError, parser, run
 from quantmill.llamacpp import files
 from quantmill.tokens import wikitext
@@ -102,7 +102,7 @@ def main() -> None:
     arguments.add_argument("out", type=Path)
     arguments.add_argument("results", type=Path, nargs="+", help="quality results of the protocols above")
     options = arguments.parse_args()
-    publish_json(options.out, [row(path, options.text) for path in options.results])
+    write_json(options.out, [row(path, options.text) for path in options.results])
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 from quantmill import engines
 from quantmill.checkpoint import shards
 from quantmill.common import manifest
-from quantmill.common.atomic import publish_json
+from quantmill.common.atomic import write_json
 from quantmill.common.program import UserError, parser, run
 
 THREADS, PIECES, TOKENS = 2, 8, 256
@@ -86,7 +86,7 @@ def main() -> None:
     found = {}
     for artifact in options.artifacts:
         found[artifact.name.replace("-", "_")] = compare(*read_twice(artifact))
-        publish_json(options.out, found)
+        write_json(options.out, found)
 
 
 if __name__ == "__main__":

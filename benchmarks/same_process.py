@@ -34,7 +34,7 @@ import numpy as np
 from quantmill import devices, engines
 from quantmill.checkpoint import shards
 from quantmill.common import manifest
-from quantmill.common.atomic import publish_json
+from quantmill.common.atomic import write_json
 from quantmill.common.program import UserError, parser, run
 from quantmill.metrics import bootstrap
 
@@ -218,7 +218,7 @@ def main() -> None:
             times = [1e3 * measure(prompt["ids"], options.tokens) for prompt in told[:PROMPTS]]
             found[name] += times if turn else []
     device = devices.describe(options.vllm or options.transformers or "cpu", threads)
-    publish_json(options.out, compare(found, options.rounds) | {"versions": versions, "device": device})
+    write_json(options.out, compare(found, options.rounds) | {"versions": versions, "device": device})
 
 
 if __name__ == "__main__":

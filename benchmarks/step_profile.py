@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 from quantmill.common import manifest
-from quantmill.common.atomic import publish_json
+from quantmill.common.atomic import write_json
 from quantmill.common.program import UserError, parser, run
 
 ANSWERS, LARGEST = 5, 4
@@ -103,7 +103,7 @@ def main() -> None:
     for artifact in options.artifacts:
         names = {"model": artifact.parent.name, "format": artifact.name}
         found.append(names | profile(artifact, options.tokens))
-        publish_json(options.out, found)  # each time: a machine that is lent may be taken back
+        write_json(options.out, found)  # each time: a machine that is lent may be taken back
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO / "scripts"))
 
 from quantmill.common import bounded_json, surroundings  # noqa: E402
-from quantmill.common.atomic import publish_json  # noqa: E402
+from quantmill.common.atomic import write_json  # noqa: E402
 from quantmill.common.program import UserError, run  # noqa: E402
 
 SPIN = "while True: pass"
@@ -142,7 +142,7 @@ def main() -> None:
     arguments.add_argument("--table", type=Path, nargs="+", help="files of rows, of which OUT is to be the table")
     options = arguments.parse_args()
     if options.table:
-        publish_json(options.out, table(options.table))
+        write_json(options.out, table(options.table))
         return
     if options.artifact is None:
         arguments.error("name the engine's interpreter and the artifact, or --table")
@@ -155,7 +155,7 @@ def main() -> None:
                     rows.append(measure(*here))
             else:
                 rows.append(measure(*here))
-        publish_json(options.out, {"busy": options.busy, "rows": rows})  # what was measured stays, whatever ends it
+        write_json(options.out, {"busy": options.busy, "rows": rows})  # what was measured stays, whatever ends it
         print(json.dumps({name: rows[-1][name] for name in (*KEPT, "interference")}), flush=True)
 
 

@@ -22,7 +22,7 @@ from quantmill.common.code_hash import closure, digest
 from quantmill.plan import cells, jobs, lengths, registry, vllm_parallelism
 from quantmill.checkpoint import model_shape
 from quantmill.plan.config import CHECKOUT, TEXTS, complete, source
-from quantmill.plan.resources import CUDA_BUILD, Costs, EngineCosts, Memory, Size
+from quantmill.plan.resources import CUDA_BUILD, BuildResources, RunResources, Memory, Size
 from quantmill.plan.config_values import ConfigError, check_file, is_plain
 
 os.environ["PYTHONSAFEPATH"] = "1"  # for `python -m snakemake`, by which Snakemake runs a cluster's jobs
@@ -54,7 +54,7 @@ ASK_THE_HUB = "HF_HUB_OFFLINE=$ASKED_OFFLINE "
 
 
 wildcard_constraints:
-    format=registry.NAME,
+    artifact=registry.NAME,
     cell=f"{registry.NAME}(@{registry.NAME})?",
     env="|".join(map(re.escape, ENVS)),
     text="|".join(TEXTS),
@@ -125,20 +125,20 @@ def check_study(config):
         sys.exit(f"config error: {printable(str(error))}")
 
 
-def base(format):
+def format_of(artifact):
     """The registered format of a format or variant."""
-    return VARIANTS.get(format, format)
+    return VARIANTS.get(artifact, artifact)
 
 
-def names(*formats):
+def artifact_pattern(*formats):
     """Formats and their variants, as a wildcard's constraint."""
     return "|".join(re.escape(name) for name in (*formats, *(each for each in VARIANTS if VARIANTS[each] in formats)))
 
 
-def parameters(format):
+def parameters(artifact):
     """The parameters of a format or variant, in its tool's words; none where it has none."""
-    variant = {key: value for key, value in STUDY["variants"].get(format, {}).items() if key != "format"}
-    return STUDY.get(FORMATS[base(format)].parameters, {}) | variant
+    variant = {key: value for key, value in STUDY["variants"].get(artifact, {}).items() if key != "format"}
+    return STUDY.get(FORMATS[format_of(artifact)].parameters, {}) | variant
 
 
 def cell(wildcards):
@@ -264,21 +264,21 @@ def local_path(file):
 @cache
 def study_jobs():
     """What the study's jobs take: see plan.jobs."""
-    built = {name: FORMATS[base(name)].costs for name in (*FORMATS, *VARIANTS)}
+    built = {name: FORMATS[format_of(name)].resources for name in (*FORMATS, *VARIANTS)}
     formats = {name: costs and costs.with_parameters(parameters(name)) for name, costs in built.items()}
-    reference = STUDY["reference"], FORMATS[base(STUDY["reference"])].engine
-    return jobs.Jobs(STUDY, reference, formats, {name: engine.costs for name, engine in ENGINES.items()})
+    reference = STUDY["reference"], FORMATS[format_of(STUDY["reference"])].engine
+    return jobs.Jobs(STUDY, reference, formats, {name: engine.resources for name, engine in ENGINES.items()})
 
 
 def build_ask(wildcards, input):
     """What a job asks for that makes a folder of weights from input.source; a rule of no format copies them."""
     model = model_shape.of_folder(local_path(input.source))
-    if "format" not in wildcards.keys():
+    if "artifact" not in wildcards.keys():
         return study_jobs().copy(model)
     texts = [file for file in input if str(file).endswith("tokens/calibration.json")]
     tokens = local_path(texts[0]).stat().st_size // jobs.BYTES_AN_ID if texts else None
-    engine = find_cell(wildcards.model, wildcards.format).engine
-    return study_jobs().build(wildcards.format, engine, model, has_gate(wildcards), tokens)
+    engine = find_cell(wildcards.model, wildcards.artifact).engine
+    return study_jobs().build(wildcards.artifact, engine, model, has_gate(wildcards), tokens)
 
 
 def build_memory(wildcards, input):
@@ -298,4 +298,4 @@ def build_minutes(wildcards, input):
 
 def artifacts():
     """Every artifact of the study."""
-    return list(dict.fromkeys(f"artifacts/{each.model}/{each.format}" for each in CELLS.values()))
+    return list(dict.fromkeys(f"artifacts/{each.model}/{each.artifact}" for each in CELLS.values()))

@@ -1,6 +1,6 @@
 """Latency and quality: one program each for all formats and engines."""
 
-REFERENCE_ENGINE = FORMATS[base(STUDY["reference"])].engine
+REFERENCE_ENGINE = FORMATS[format_of(STUDY["reference"])].engine
 # What every program that scores is told
 SCORING = (
     " --protocol {params.protocol:q} --evaluation {input.evaluation:q} --device {params.device:q} --threads {threads}"
@@ -19,7 +19,7 @@ def shape_of_cell(wildcards, input):
 def scoring_ask(wildcards, input, positions):
     """What a job asks for that scores so many positions by a cell, the reference where it names none."""
     each = find_cell(wildcards.model, wildcards.get("cell", STUDY["reference"]))
-    return study_jobs().score(each.format, each.engine, shape_of_cell(wildcards, input), positions)
+    return study_jobs().score(each.artifact, each.engine, shape_of_cell(wildcards, input), positions)
 
 
 def scoring_memory(wildcards, input):
@@ -45,7 +45,7 @@ def expected_minutes(wildcards, input):
 def latency_ask(wildcards, input, prompts):
     """What a latency job asks for, of so many prompts."""
     each = cell(wildcards)
-    return study_jobs().latency(each.format, each.engine, shape_of_cell(wildcards, input), prompts)
+    return study_jobs().latency(each.artifact, each.engine, shape_of_cell(wildcards, input), prompts)
 
 
 def latency_memory(wildcards, input):
@@ -61,14 +61,14 @@ def latency_minutes(wildcards, input):
 rule latency:
     input:
         env=lambda wc: environment(ENGINES[cell(wc).engine].env),
-        artifact=lambda wc: f"artifacts/{wc.model}/{cell(wc).format}",
+        artifact=lambda wc: f"artifacts/{wc.model}/{cell(wc).artifact}",
         prompts="artifacts/{model}/tokens/prompts.json",
         evaluation="artifacts/{model}/tokens/evaluation.json",
     output:
         "artifacts/{model}/latency/{cell}.json",
     log:
         "artifacts/logs/{model}/latency-{cell}.log",
-    priority: lambda wc: 100 + (cell(wc).format == STUDY["reference"])
+    priority: lambda wc: 100 + (cell(wc).artifact == STUDY["reference"])
     # More than any machine has: Snakemake lowers it to --cores, so that nothing runs beside a measurement. A cluster's
     # profile says with set-threads how many a job gets.
     threads: 1024
@@ -157,7 +157,7 @@ else:
 rule quality:
     input:
         env=lambda wc: environment(ENGINES[cell(wc).engine].env),
-        artifact=lambda wc: f"artifacts/{wc.model}/{cell(wc).format}",
+        artifact=lambda wc: f"artifacts/{wc.model}/{cell(wc).artifact}",
         evaluation="artifacts/{model}/tokens/evaluation.json",
         reference=REFERENCE,
         gate=rules.expected_predictions.output[0],

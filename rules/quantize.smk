@@ -3,8 +3,8 @@
 
 def quantizer_options(wildcards):
     """What the format and the config say to a tool, as its program's flags."""
-    format = FORMATS[base(wildcards.format)]
-    config = parameters(wildcards.format) | {"seed": STUDY["seed"], "format": wildcards.format}
+    format = FORMATS[format_of(wildcards.artifact)]
+    config = parameters(wildcards.artifact) | {"seed": STUDY["seed"], "format": wildcards.artifact}
     if format.calibrated:
         config |= STUDY["calibration"]
         config |= {kind: f"artifacts/{wildcards.model}/tokens/{kind}.json" for kind in ("calibration", "evaluation")}
@@ -14,7 +14,7 @@ def quantizer_options(wildcards):
 
 def quantizer_texts(wildcards):
     """The texts that a format calibrates on, and that it must not share with the evaluation."""
-    calibrated = FORMATS[base(wildcards.format)].calibrated
+    calibrated = FORMATS[format_of(wildcards.artifact)].calibrated
     kinds = ("calibration", "evaluation") if calibrated else ()
     return [f"artifacts/{wildcards.model}/tokens/{kind}.json" for kind in kinds]
 
@@ -25,19 +25,21 @@ rule quantize:
     input:
         env=lambda wc: [
             file
-            for env in dict.fromkeys((FORMATS[base(wc.format)].env, ENGINES[FORMATS[base(wc.format)].engine].env))
+            for env in dict.fromkeys(
+                (FORMATS[format_of(wc.artifact)].env, ENGINES[FORMATS[format_of(wc.artifact)].engine].env)
+            )
             for file in environment(env)
         ],
         source="artifacts/{model}/fp16",
         texts=quantizer_texts,
         gate=gate_input,
     output:
-        directory("artifacts/{model}/{format}"),
+        directory("artifacts/{model}/{artifact}"),
     log:
-        "artifacts/logs/{model}/{format}.log",
+        "artifacts/logs/{model}/{artifact}.log",
     wildcard_constraints:
-        format=names(*(name for name, format in FORMATS.items() if format.quantizer)),
-    priority: lambda wc: 0 if FORMATS[base(wc.format)].calibrated else 10
+        artifact=artifact_pattern(*(name for name, format in FORMATS.items() if format.quantizer)),
+    priority: lambda wc: 0 if FORMATS[format_of(wc.artifact)].calibrated else 10
     threads: 8
     resources:
         gpu=1,
@@ -45,8 +47,8 @@ rule quantize:
         disk_mb=build_disk,
         runtime=build_minutes,
     params:
-        program=lambda wc: program(FORMATS[base(wc.format)].quantizer[0]),
-        python=lambda wc: python(FORMATS[base(wc.format)].env),
+        program=lambda wc: program(FORMATS[format_of(wc.artifact)].quantizer[0]),
+        python=lambda wc: python(FORMATS[format_of(wc.artifact)].env),
         device=lambda wc: STUDY["device"],
         options=quantizer_options,
         gate=gate_options,

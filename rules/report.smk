@@ -27,7 +27,7 @@ def configfiles():
 
 def logs(cell):
     """Where each result of a cell says why it failed: the logs of what it is made from, upstream first."""
-    folder, format = f"artifacts/logs/{cell.model}", FORMATS.get(base(cell.format))
+    folder, format = f"artifacts/logs/{cell.model}", FORMATS.get(format_of(cell.artifact))
     made = [
         "source",
         "tensors",
@@ -42,7 +42,7 @@ def logs(cell):
     built = [f"artifacts/logs/envs/{env}.log" for env in sorted(envs - INTERPRETERS.keys())]
     compiled = [Path(file).name for env in sorted(envs) for file in COMPILED.get(env, ())]
     built += [f"artifacts/logs/libraries/{name}.log" for name in compiled]
-    built += [f"{folder}/{name}.log" for name in (*made, *(format.logs if format else ()), cell.format)]
+    built += [f"{folder}/{name}.log" for name in (*made, *(format.logs if format else ()), cell.artifact)]
     scored = [*built, f"{folder}/reference-logits.log"]
     documents = [f"artifacts/logs/envs/{HARNESS}.log"] if python(HARNESS) != INTERPRETERS.get(HARNESS) else []
     documents += [f"artifacts/logs/texts/tasks/{name}.log" for name in TASKS["names"]]
@@ -67,13 +67,13 @@ def rows():
     return [
         {
             "model": cell.model,
-            "format": cell.format,
+            "format": cell.artifact,
             "run": cell.run,
             "engine": cell.engine,
             "options": cell.options,
             "gpus": cell.gpus,
             "prebuilt": cell.prebuilt,
-            "artifact": f"artifacts/{cell.model}/{cell.format}",
+            "artifact": f"artifacts/{cell.model}/{cell.artifact}",
             "latency": f"artifacts/{cell.model}/latency/{cell.name}.json" if has_speed(cell) else None,
             "quality": f"artifacts/{cell.model}/quality/{cell.name}.json" if has_quality(cell.model) else None,
             "serving": f"artifacts/{cell.model}/serving/{cell.name}.json" if has_loads(cell) else None,

@@ -14,13 +14,13 @@ def burst_tokens(wildcards):
 def load_ask(wildcards, input):
     """What a server's job asks for."""
     each = cell(wildcards)
-    return study_jobs().load(each.format, each.engine, model_shape(wildcards, input))
+    return study_jobs().load(each.artifact, each.engine, shape_of_cell(wildcards, input))
 
 
 rule serving:
     input:
         env=lambda wc: environment(ENGINES[cell(wc).engine].env),
-        artifact=lambda wc: f"artifacts/{wc.model}/{cell(wc).format}",
+        artifact=lambda wc: f"artifacts/{wc.model}/{cell(wc).artifact}",
         evaluation="artifacts/{model}/tokens/evaluation.json",
         burst=burst_tokens,
     output:

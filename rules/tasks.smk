@@ -24,7 +24,7 @@ def task_ask(wildcards, input):
         sizes = json.loads(facts.read_text())["documents"].values() if facts.exists() else [None]
         counts += [size and min(size, TASKS.get("limit", size)) for size in sizes]
     documents = None if None in counts else sum(counts)
-    return study_jobs().tasks(each.format, each.engine, model_shape(wildcards, input), documents)
+    return study_jobs().tasks(each.artifact, each.engine, shape_of_cell(wildcards, input), documents)
 
 
 def task_memory(wildcards, input):
@@ -68,7 +68,7 @@ rule tasks:
     input:
         env=lambda wc: environment(ENGINES[cell(wc).engine].env),
         harness=environment(HARNESS),
-        artifact=lambda wc: f"artifacts/{wc.model}/{cell(wc).format}",
+        artifact=lambda wc: f"artifacts/{wc.model}/{cell(wc).artifact}",
         model="artifacts/{model}/safetensors",  # whose config and tokenizer make the requests
         documents=[f"artifacts/texts/tasks/{name}" for name in TASKS["names"]],
     output:

@@ -17,7 +17,7 @@ def source_files(wildcards):
     return sorted(name for name in map(str, files) if is_plain(name))  # Snakemake cannot take the others
 
 
-def state(files):
+def stat_files(files):
     """Names, sizes and times of files, links followed, as a parameter: a link that is turned to files that are older than
     what was built brings no newer input."""
     found = {file: Path(file).stat() for file in files}
@@ -77,7 +77,7 @@ rule source:
         python=lambda wc: python(source_env(wc)),
         path=lambda wc: source(STUDY["models"][wc.model])[1],
         # the demo's files have the times of their clone, and another clone of Quantmill is no reason to build anew
-        files=lambda wc: [] if STUDY["models"][wc.model]["source"] == "demo" else state(source_files(wc)),
+        files=lambda wc: [] if STUDY["models"][wc.model]["source"] == "demo" else stat_files(source_files(wc)),
         options=lambda wc: (
             f"--seed={STUDY['seed']}"
             if source_env(wc) == "torch"

@@ -38,5 +38,5 @@ for name, layouts in {
         many_gpus=True,
         serves=True,
         attached=True,
-        costs=EngineCosts(cpu=200, weights=0, floor=200, cuda=200),
+        resources=RunResources(cpu=200, weights=0, floor=200, cuda=200),
     )

@@ -20,6 +20,8 @@ for name, layout, words in (
         env="quantizers",
         loads=(layout,),
         options={"dtype": {"type": "string"}, "attn_implementation": {"type": "string"}},
-        costs=EngineCosts(cpu=440 + CUDA_BUILD, weights=4, floor=2200, cuda=1300, mapped=True, kept=name == "torchao"),
+        resources=RunResources(
+            cpu=440 + CUDA_BUILD, weights=4, floor=2200, cuda=1300, mapped=True, kept=name == "torchao"
+        ),
         **words,
     )

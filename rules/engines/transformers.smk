@@ -4,5 +4,5 @@ ENGINES["transformers"] = Engine(
     env="torch",
     loads=("hf",),
     options={"dtype": {"type": "string"}, "attn_implementation": {"type": "string"}},
-    costs=EngineCosts(cpu=420 + CUDA_BUILD, weights=4, floor=1845, cuda=1100, mapped=True),
+    resources=RunResources(cpu=420 + CUDA_BUILD, weights=4, floor=1845, cuda=1100, mapped=True),
 )

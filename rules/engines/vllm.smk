@@ -12,5 +12,5 @@ for name in ("vllm", "vllm-serve"):
         options=None,
         serves=name == "vllm-serve",
         # with 1 GiB of key-value cache on a CPU
-        costs=EngineCosts(cpu=3200, weights=2.5, floor=6000, cuda=6000),
+        resources=RunResources(cpu=3200, weights=2.5, floor=6000, cuda=6000),
     )

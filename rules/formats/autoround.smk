@@ -12,7 +12,7 @@ for name, layout in (("autoround-int4", "gptq"), ("autoround-awq-int4", "awq")):
         quantizer=("build.autoround", f"--layout={layout}"),
         logs=("tokens-calibration",),
         # 200 steps of 8 samples, forward and back, are 37 forwards over 128 samples
-        costs=Costs(
+        resources=BuildResources(
             Size(0.5, rest=2, group=2.5, input=4 if layout == "gptq" else 0),
             LEARNT,
             QUANTIZER_CUDA,

@@ -17,5 +17,5 @@ for name, size, flags in (
         engine="bitsandbytes",
         env="quantizers",
         quantizer=("build.bitsandbytes", *flags),
-        costs=Costs(size, QUANTIZER, ROUNDED_CUDA, copies=2, like=UNCALIBRATED),
+        resources=BuildResources(size, QUANTIZER, ROUNDED_CUDA, copies=2, like=UNCALIBRATED),
     )

@@ -22,7 +22,7 @@ for name, scheme, size, forwards in (
         parameters="llmcompressor" if scheme == "W4A16" else None,
         quantizer=("build.llmcompressor", f"--scheme={scheme}"),
         logs=("tokens-calibration",) if forwards else (),
-        costs=Costs(
+        resources=BuildResources(
             size,
             SAMPLED if forwards else ROUNDED,
             QUANTIZER_CUDA,

@@ -6,7 +6,7 @@ CT2_FLOATS = ("ct2-float16", "ct2-float32")  # take about as long
 
 def ct2_costs(size, like=(), **grown):
     """What the converter takes, with torch and transformers."""
-    return Costs(size, Memory(430 + CUDA_BUILD, **grown), Memory(935, **grown), quantized=not like, like=like)
+    return BuildResources(size, Memory(430 + CUDA_BUILD, **grown), Memory(935, **grown), quantized=not like, like=like)
 
 
 CT2_COSTS = {
@@ -16,7 +16,7 @@ CT2_COSTS = {
 }
 
 for name in CT2_QUANTIZATIONS:
-    FORMATS[name] = Format(layout="ct2", engine="ctranslate2", env="torch", costs=CT2_COSTS[name])
+    FORMATS[name] = Format(layout="ct2", engine="ctranslate2", env="torch", resources=CT2_COSTS[name])
 
 
 rule ct2:
@@ -25,11 +25,11 @@ rule ct2:
         source="artifacts/{model}/safetensors",
         gate=gate_input,
     output:
-        directory("artifacts/{model}/{format}"),
+        directory("artifacts/{model}/{artifact}"),
     log:
-        "artifacts/logs/{model}/{format}.log",
+        "artifacts/logs/{model}/{artifact}.log",
     wildcard_constraints:
-        format=names(*CT2_QUANTIZATIONS),
+        artifact=artifact_pattern(*CT2_QUANTIZATIONS),
     priority: 10
     resources:
         gpu=gate_gpus,
@@ -39,7 +39,7 @@ rule ct2:
     params:
         program=program("build.ct2"),
         python=python("torch"),
-        quantization=lambda wc: CT2_QUANTIZATIONS[wc.format],
+        quantization=lambda wc: CT2_QUANTIZATIONS[wc.artifact],
         device=lambda wc: STUDY["device"],
         gate=gate_options,
     shell:

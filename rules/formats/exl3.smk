@@ -14,7 +14,7 @@ for rate in (quarters / 4 for quarters in range(4, 33)):  # 1.0 to 8.0
         quantizer=("build.exl3", f"--bits={rate}"),
         logs=("tokens-calibration",),
         devices=("cuda",),
-        costs=Costs(
+        resources=BuildResources(
             Size(rate / 8, rest=2, row=2, input=2, head=6 / 8),
             EXL3_MEMORY,
             EXL3_MEMORY,

@@ -2,7 +2,10 @@
 
 COPYING = Memory(jobs.STREAMING)
 FORMATS["fp16"] = Format(
-    layout="hf", engine="transformers", env="tools", costs=Costs(Size(2), COPYING, COPYING, quantized=False)
+    layout="hf",
+    engine="transformers",
+    env="tools",
+    resources=BuildResources(Size(2), COPYING, COPYING, quantized=False),
 )
 
 
@@ -12,11 +15,11 @@ rule fp16:
         source="artifacts/{model}/safetensors",
         gate=gate_input,
     output:
-        directory("artifacts/{model}/{format}"),
+        directory("artifacts/{model}/{artifact}"),
     log:
-        "artifacts/logs/{model}/{format}.log",
+        "artifacts/logs/{model}/{artifact}.log",
     wildcard_constraints:
-        format=names("fp16"),
+        artifact=artifact_pattern("fp16"),
     priority: 20
     resources:
         gpu=gate_gpus,

@@ -46,7 +46,9 @@ for type_, bits in (GGUF_CONVERTED | GGUF_QUANTIZED).items():
         env="llama_cpp",
         parameters="gguf" if type_ in GGUF_QUANTIZED else None,
         logs=("tokens-calibration", "gguf-f16", "imatrix") if type_ in GGUF_QUANTIZED else (),
-        costs=Costs(Size(bits / 8, files=300_000), GGUF_MEMORY, GGUF_MEMORY, quantized=type_ in GGUF_QUANTIZED),
+        resources=BuildResources(
+            Size(bits / 8, files=300_000), GGUF_MEMORY, GGUF_MEMORY, quantized=type_ in GGUF_QUANTIZED
+        ),
     )
 FORMATS["gguf-mixed"] = Format(
     layout="gguf",
@@ -54,7 +56,9 @@ FORMATS["gguf-mixed"] = Format(
     env="llama_cpp",
     parameters="gguf_mixed",
     logs=("tokens-calibration", "gguf-f16", "imatrix", "gguf-sensitivity"),
-    costs=Costs(Size(GGUF_QUANTIZED["q4_k_m"] / 8, files=300_000), GGUF_MEMORY, GGUF_MEMORY, bits=GGUF_QUANTIZED),
+    resources=BuildResources(
+        Size(GGUF_QUANTIZED["q4_k_m"] / 8, files=300_000), GGUF_MEMORY, GGUF_MEMORY, bits=GGUF_QUANTIZED
+    ),
 )
 
 
@@ -80,11 +84,11 @@ rule llama_cpp:
 
 def gguf_type(wildcards):
     """llama.cpp's name of a format's type; of a mixture, the type that it is as large as, or q4_k_m."""
-    if base(wildcards.format) != "gguf-mixed":
-        return base(wildcards.format).removeprefix("gguf-")
-    size = parameters(wildcards.format)["size"]
+    if format_of(wildcards.artifact) != "gguf-mixed":
+        return format_of(wildcards.artifact).removeprefix("gguf-")
+    size = parameters(wildcards.artifact)["size"]
     if isinstance(size, str) and size not in GGUF_QUANTIZED:
-        refuse(f"{wildcards.format}: unknown size {size!r}{registry.suggestion(size, GGUF_QUANTIZED)}")
+        refuse(f"{wildcards.artifact}: unknown size {size!r}{registry.suggestion(size, GGUF_QUANTIZED)}")
     return size if isinstance(size, str) else "q4_k_m"
 
 
@@ -101,11 +105,11 @@ rule gguf:
         text=lambda wc: text_of(wc.model, "evaluation"),
         gate=gate_input,
     output:
-        directory("artifacts/{model}/{format}"),
+        directory("artifacts/{model}/{artifact}"),
     log:
-        "artifacts/logs/{model}/{format}.log",
+        "artifacts/logs/{model}/{artifact}.log",
     wildcard_constraints:
-        format=names(*(f"gguf-{type_}" for type_ in GGUF_CONVERTED)),
+        artifact=artifact_pattern(*(f"gguf-{type_}" for type_ in GGUF_CONVERTED)),
     priority: 5
     resources:
         gpu=gate_gpus,
@@ -120,7 +124,7 @@ rule gguf:
         gate=gguf_options,
     shell:
         "{params.python:q} {params.program.command:q} {input.source:q} {output:q} --type {params.type:q}"
-        " --format {wildcards.format:q} --name {wildcards.model:q} --evaluation {input.evaluation:q}"
+        " --format {wildcards.artifact:q} --name {wildcards.model:q} --evaluation {input.evaluation:q}"
         " --text {input.text:q} --device {params.device:q} {params.gate:q} 2> {log:q}"
 
 
@@ -152,12 +156,12 @@ rule imatrix:
 def imatrix(wildcards):
     """The importance matrix, where the study wants it; a mixture is chosen with it in any case. To random weights no
     text means anything: they have none."""
-    wanted = parameters(wildcards.format).get("imatrix", True)
+    wanted = parameters(wildcards.artifact).get("imatrix", True)
     if wanted and has_quality(wildcards.model):
         return f"artifacts/{wildcards.model}/imatrix"
-    if base(wildcards.format) == "gguf-mixed" or gguf_type(wildcards) in GGUF_WANTS_IMATRIX:
+    if format_of(wildcards.artifact) == "gguf-mixed" or gguf_type(wildcards) in GGUF_WANTS_IMATRIX:
         why = f"{wildcards.model} has random weights; leave it out" if wanted else "set gguf.imatrix: true"
-        refuse(f"{wildcards.format}: wants an importance matrix; {why}")
+        refuse(f"{wildcards.artifact}: wants an importance matrix; {why}")
     return []
 
 
@@ -198,12 +202,12 @@ rule gguf_sensitivity:
 
 def sensitivity(wildcards):
     """What a mixture is chosen by; nothing for a type of llama.cpp's own."""
-    return f"artifacts/{wildcards.model}/gguf-sensitivity.json" if base(wildcards.format) == "gguf-mixed" else []
+    return f"artifacts/{wildcards.model}/gguf-sensitivity.json" if format_of(wildcards.artifact) == "gguf-mixed" else []
 
 
 def mixture(wildcards, input):
     """The same, as flags of the program that builds."""
-    size = parameters(wildcards.format).get("size")
+    size = parameters(wildcards.artifact).get("size")
     bits = [f"--bits={size}"] if isinstance(size, (int, float)) else []
     return [f"--sensitivity={input.sensitivity}", *bits] if input.sensitivity else []
 
@@ -217,11 +221,11 @@ rule quantize_gguf:
         sensitivity=sensitivity,
         gate=gate_input,
     output:
-        directory("artifacts/{model}/{format}"),
+        directory("artifacts/{model}/{artifact}"),
     log:
-        "artifacts/logs/{model}/{format}.log",
+        "artifacts/logs/{model}/{artifact}.log",
     wildcard_constraints:
-        format=names("gguf-mixed", *(f"gguf-{type_}" for type_ in GGUF_QUANTIZED)),
+        artifact=artifact_pattern("gguf-mixed", *(f"gguf-{type_}" for type_ in GGUF_QUANTIZED)),
     priority: 5
     threads: 8
     resources:
@@ -239,5 +243,5 @@ rule quantize_gguf:
         gate=gguf_options,
     shell:
         "{params.python:q} {params.program.command:q} {input.source:q} {output:q} --type {params.type:q}"
-        " --format {wildcards.format:q} --base {input.base:q} {params.imatrix:q} {params.mixture:q} --threads {threads}"
+        " --format {wildcards.artifact:q} --base {input.base:q} {params.imatrix:q} {params.mixture:q} --threads {threads}"
         " --device {params.device:q} {params.gate:q} 2> {log:q}"

@@ -6,7 +6,7 @@ FORMATS["hqq-int4"] = Format(
     env="quantizers",
     parameters="hqq",
     quantizer=("build.hqq",),
-    costs=Costs(
+    resources=BuildResources(
         Size(0.5, rest=2, group=4, group_size=64),
         QUANTIZER,
         Memory(2000, weights=1.2),  # of 135M, 1.1B and 7B on an H200

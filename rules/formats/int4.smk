@@ -11,7 +11,7 @@ WHOLE = Memory(1260 + CUDA_BUILD, weights=8, block=12, activations=24, attention
 WHOLE_CUDA = Memory(1210, weights=2, activations=12, least=2045)
 # copies: progress, what is packed, and what the tool saves
 CALIBRATED = {"copies": 3, "like": ("gptq-int4", "awq-int4", "autogptq-int4")}
-GPTQ_COSTS = Costs(
+GPTQ_COSTS = BuildResources(
     GPTQ_SIZE,
     # gptqmodel holds embeddings, head and one block at a time
     cpu=Memory(945 + CUDA_BUILD, tables=8, block=8, activations=24, attention=8),
@@ -21,7 +21,7 @@ GPTQ_COSTS = Costs(
     **CALIBRATED,
 )
 # awq tries 20 scales a layer
-AWQ_COSTS = Costs(AWQ_SIZE, WHOLE, WHOLE_CUDA, forwards=25, group_size="q_group_size", **CALIBRATED)
+AWQ_COSTS = BuildResources(AWQ_SIZE, WHOLE, WHOLE_CUDA, forwards=25, group_size="q_group_size", **CALIBRATED)
 AUTOGPTQ_COSTS = replace(GPTQ_COSTS, cpu=replace(WHOLE, libraries=525 + CUDA_BUILD), cuda=WHOLE_CUDA)
 
 for name, layout, engine, env, key, quantizer, costs in (
@@ -36,5 +36,5 @@ for name, layout, engine, env, key, quantizer, costs in (
         parameters=key,
         quantizer=(quantizer,),
         logs=("tokens-calibration",),
-        costs=costs,
+        resources=costs,
     )

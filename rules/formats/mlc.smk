@@ -6,7 +6,7 @@ FORMATS["mlc-q4f16_1"] = Format(
     env="mlc",
     logs=("mlc-library",),
     # groups of 32, embeddings too; a library of 0.4 to 1.1 MB
-    costs=Costs(Size(9 / 16, files=500_000), cpu=Memory(74), cuda=Memory(255)),
+    resources=BuildResources(Size(9 / 16, files=500_000), cpu=Memory(74), cuda=Memory(255)),
 )
 
 
@@ -38,11 +38,11 @@ rule mlc:
         library=rules.mlc_library.output,
         gate=gate_input,
     output:
-        directory("artifacts/{model}/{format}"),
+        directory("artifacts/{model}/{artifact}"),
     log:
-        "artifacts/logs/{model}/{format}.log",
+        "artifacts/logs/{model}/{artifact}.log",
     wildcard_constraints:
-        format=names("mlc-q4f16_1"),
+        artifact=artifact_pattern("mlc-q4f16_1"),
     priority: 1
     resources:
         gpu=gate_gpus,

@@ -7,5 +7,5 @@ for name in ("int8", "fp8"):
         env="quantizers",
         quantizer=("build.torchao", f"--type={name}"),
         # of int8 a zero point of a byte a row besides
-        costs=Costs(Size(1, rest=2, row=5), QUANTIZER, ROUNDED_CUDA, copies=2, like=UNCALIBRATED),
+        resources=BuildResources(Size(1, rest=2, row=5), QUANTIZER, ROUNDED_CUDA, copies=2, like=UNCALIBRATED),
     )

@@ -139,7 +139,7 @@ def build(program: str, folder: Path) -> Path:
         sys.argv += [f"--{kind}={artifacts}/tokens/{kind}.json" for kind in ("calibration", "evaluation")]
         sys.argv += ["--samples=4", "--sequence-length=256"]
     with contextlib.redirect_stdout(io.StringIO()):
-        run(importlib.import_module(f"build_{name}").main)
+        run(importlib.import_module(f"quantmill.build.{name}").main)
     return folder
 
 

@@ -11,7 +11,7 @@ import pytest
 from conftest import REPO
 
 from quantmill.client import checks, client, stream
-from quantmill.client.checks import Asked
+from quantmill.client.checks import LoadRequest
 from quantmill.client.client import Target
 from quantmill.client.dialects import DIALECTS
 from quantmill.client.schedule import Closed
@@ -26,7 +26,7 @@ def test_files_that_the_client_may_not_open_are_no_fault_of_the_server(number: i
     target = Target("http://127.0.0.1:1")
     recording = asyncio.run(client.send(target, [target.request("/", {})] * 2, Closed(2), connect))
     replies = [stream.read(each, DIALECTS["completions"]) for each in recording.exchanges]
-    (found,) = checks.check_replies(replies, [Asked([1], 1)] * 2)
+    (found,) = checks.check_replies(replies, [LoadRequest([1], 1)] * 2)
     assert found.refuses
     assert found.fault not in result.MISSES
     assert found.message.startswith("no connection: the client may open no more files for 2 of 2 requests; ")

@@ -9,12 +9,12 @@ import pytest
 from conftest import REPO
 
 from quantmill.common import manifest
-from quantmill.common.atomic import place, publish
+from quantmill.common.atomic import clone_or_copy, write_atomically
 from quantmill.common.program import UserError
 
 
 def build(final: Path, content: str = "new", **options: Path) -> None:
-    with publish(final, **options) as folder:
+    with write_atomically(final, **options) as folder:
         folder.mkdir()
         (folder / "weights").write_text(content)
         manifest.write(folder, format="x", tool="x", tool_version="1", source={})
@@ -22,7 +22,7 @@ def build(final: Path, content: str = "new", **options: Path) -> None:
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     build(tmp_path / "out", "old")
-    with pytest.raises(ZeroDivisionError), publish(tmp_path / "out") as folder:
+    with pytest.raises(ZeroDivisionError), write_atomically(tmp_path / "out") as folder:
         folder.mkdir()
         raise ZeroDivisionError
     assert (tmp_path / "out/weights").read_text() == "old"
@@ -56,7 +56,7 @@ def test_a_folder_that_holds_its_source_is_not_replaced(tmp_path: Path) -> None:
 
 
 def test_a_second_writer_is_told_so(tmp_path: Path, call: Callable, tools_python: Path) -> None:
-    with publish(tmp_path / "out") as folder:
+    with write_atomically(tmp_path / "out") as folder:
         folder.mkdir()
         result = call(tools_python, "scripts/quantmill", "checkpoint.to_safetensors", REPO / "demo", tmp_path / "out")
         assert result.returncode == 1
@@ -68,7 +68,7 @@ def test_a_second_writer_is_told_so(tmp_path: Path, call: Callable, tools_python
 def test_what_was_put_aside_comes_back_after_a_kill(tmp_path: Path) -> None:
     build(tmp_path / "out", "old")
     (tmp_path / "out").rename(tmp_path / ".out.old")  # as if killed between the two renames
-    with pytest.raises(ZeroDivisionError), publish(tmp_path / "out"):
+    with pytest.raises(ZeroDivisionError), write_atomically(tmp_path / "out"):
         raise ZeroDivisionError
     assert (tmp_path / "out/weights").read_text() == "old"
 
@@ -77,16 +77,16 @@ def test_what_was_half_removed_never_comes_back(tmp_path: Path) -> None:
     build(tmp_path / "out", "old")
     (tmp_path / "out").rename(tmp_path / ".out.gone")  # as if killed while it was being removed
     (tmp_path / ".out.gone/weights").unlink()
-    with pytest.raises(ZeroDivisionError), publish(tmp_path / "out"):
+    with pytest.raises(ZeroDivisionError), write_atomically(tmp_path / "out"):
         raise ZeroDivisionError
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_manifest_is_never_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("precious")
-    with pytest.raises(FileExistsError), publish(tmp_path / "out") as folder:
+    with pytest.raises(FileExistsError), write_atomically(tmp_path / "out") as folder:
         folder.mkdir()
-        place(tmp_path / "victim", folder / "quantmill.json")
+        clone_or_copy(tmp_path / "victim", folder / "quantmill.json")
         manifest.write(folder, format="x", tool="x", tool_version="1")
     assert (tmp_path / "victim").read_text() == "precious"
 

@@ -16,7 +16,7 @@ import pytest
 from conftest import REPO
 
 from quantmill.common import atomic, manifest
-from quantmill.common.atomic import can_clone, place, share
+from quantmill.common.atomic import can_clone, clone_or_copy, share
 from quantmill.common.program import UserError
 
 
@@ -209,12 +209,12 @@ def test_a_strangers_manifest_is_no_reason_to_share(tmp_path: Path, call: Callab
 def test_a_copy_has_the_bytes_and_says_their_hash(tmp_path: Path) -> None:
     content = os.urandom(2**20 + 1)
     (tmp_path / "a").write_bytes(content)
-    assert place(tmp_path / "a", tmp_path / "b") == hashlib.sha256(content).hexdigest()
+    assert clone_or_copy(tmp_path / "a", tmp_path / "b") == hashlib.sha256(content).hexdigest()
     assert (tmp_path / "b").read_bytes() == content
     (tmp_path / "a").write_bytes(b"")
-    assert place(tmp_path / "a", tmp_path / "c") == hashlib.sha256(b"").hexdigest()
+    assert clone_or_copy(tmp_path / "a", tmp_path / "c") == hashlib.sha256(b"").hexdigest()
     with pytest.raises(FileExistsError):
-        place(tmp_path / "a", tmp_path / "b")
+        clone_or_copy(tmp_path / "a", tmp_path / "b")
     assert (tmp_path / "b").read_bytes() == content
 
 
@@ -236,13 +236,13 @@ def test_a_file_that_grows_while_it_is_copied_is_refused(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(atomic.hashlib, "sha256", Writing)
     with pytest.raises(UserError, match="a: was written to while it was copied; run again"):
-        place(source, tmp_path / "b")
+        clone_or_copy(source, tmp_path / "b")
 
 
 def test_a_file_without_an_end_is_refused(tmp_path: Path) -> None:
     """The size that the kernel tells of is 0."""
     with pytest.raises(UserError, match="/proc/self/status: was written to while it was copied"):
-        place(Path("/proc/self/status"), tmp_path / "b")
+        clone_or_copy(Path("/proc/self/status"), tmp_path / "b")
 
 
 def test_what_has_no_room_is_refused_before_it_is_copied(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_what_has_no_room_is_refused_before_it_is_copied(tmp_path: Path) -> None
         pytest.skip("this disk has room for it")
     os.truncate(tmp_path / "a", size)
     with pytest.raises(OSError, match="No space left") as refused:
-        place(tmp_path / "a", tmp_path / "b")
+        clone_or_copy(tmp_path / "a", tmp_path / "b")
     assert refused.value.errno == errno.ENOSPC
     assert (tmp_path / "b").stat().st_size == 0
 
@@ -268,7 +268,7 @@ def test_a_reflink_is_taken_where_the_file_system_has_them(tmp_path: Path, monke
 
     monkeypatch.setattr(fcntl, "ioctl", clone)
     (tmp_path / "a").write_bytes(b"weights")
-    assert place(tmp_path / "a", tmp_path / "b") == hashlib.sha256(b"weights").hexdigest()
+    assert clone_or_copy(tmp_path / "a", tmp_path / "b") == hashlib.sha256(b"weights").hexdigest()
     share(tmp_path / "a", tmp_path / "c")
     assert can_clone(tmp_path)
     assert asked == [0x40049409] * 3
@@ -293,7 +293,7 @@ def test_a_copy_takes_no_disk_where_there_are_reflinks(tmp_path: Path, kind: str
         (disk / "a").write_bytes(os.urandom(50_000_000))
         os.sync()
         used = shutil.disk_usage(disk).used
-        digest = place(disk / "a", disk / "b")
+        digest = clone_or_copy(disk / "a", disk / "b")
         share(disk / "a", disk / "c")
         os.sync()
         assert shutil.disk_usage(disk).used - used < 1_000_000

@@ -19,7 +19,7 @@ from test_conditions import Nvml
 from quantmill.devices import cuda, listeners, monitor
 from quantmill.devices.listeners import Answering
 from quantmill.latency import measure
-from quantmill.latency.worker import Job, Measurement
+from quantmill.latency.worker import LatencyTask, Measurement
 
 pytestmark = [
     pytest.mark.timing,
@@ -207,13 +207,13 @@ def disturbed(url: str, monkeypatch: pytest.MonkeyPatch, own: set[int], load: di
     """What latency.measure says to have disturbed a measurement of the server at a URL; its process is a stand-in."""
     names = dict.fromkeys(Measurement.__dataclass_fields__)
 
-    def run_job(job: Job, folder: Path) -> dict[str, Any]:
+    def run_job(job: LatencyTask, folder: Path) -> dict[str, Any]:
         start = time.perf_counter()
         time.sleep(0.3)
         return names | {"measured": (start, time.perf_counter()), "decode_phases": [], "own": sorted(own), "load": load}
 
     monkeypatch.setattr(measure, "run_job", run_job)
-    job = Job("measure", "", "", "openai", {"url": url}, 1, "cuda", [1], "", None, 2, 1, [], [])
+    job = LatencyTask("measure", "", "", "openai", {"url": url}, 1, "cuda", [1], "", None, 2, 1, [], [])
     found = measure.measure(job, Path())
     assert isinstance(found, measure.Observation)
     return found.interference

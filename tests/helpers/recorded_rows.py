@@ -11,7 +11,7 @@ from conftest import REPO
 from quantmill.checkpoint import model_shape
 from quantmill.plan.durations import load_rows
 from quantmill.plan.jobs import RECORDED, Jobs
-from quantmill.plan.resources import EngineCosts, costs_of
+from quantmill.plan.resources import RunResources, costs_of
 
 KNOWN = {  # parameters as transformers counts them
     "config/examples/llama-2-7b.json": 6_738_415_616,
@@ -45,6 +45,6 @@ def list_jobs() -> dict[str, Any]:
 def jobs_of(device: str, **changes: Any) -> Jobs:
     """The demo's study on a device, with changes to its config."""
     formats = {name: costs_of(entry) for name, entry in list_jobs()["formats"].items()}
-    engines = {name: entry and EngineCosts(**entry) for name, entry in list_jobs()["engines"].items()}
+    engines = {name: entry and RunResources(**entry) for name, entry in list_jobs()["engines"].items()}
     study = list_jobs()["study"] | {"device": device} | changes
     return Jobs(study, tuple(list_jobs()["reference"]), formats, engines)

@@ -9,7 +9,7 @@ from timeline import Engine
 from virtual import Loop, send
 
 from quantmill.client import checks, stream
-from quantmill.client.checks import Asked, Counters, Finding
+from quantmill.client.checks import Counters, Finding, LoadRequest
 from quantmill.client.client import Recording, Target
 from quantmill.client.dialects import DIALECTS
 from quantmill.client.schedule import Closed, Load
@@ -31,7 +31,7 @@ class Study:
         self.server = Server(Engine(self.loop, **engine), faults)
         self.dialect = DIALECTS[dialect]
 
-    def send(self, asked: list[Asked], load: Load, **options: Any) -> tuple[Recording, list[stream.Reply]]:
+    def send(self, asked: list[LoadRequest], load: Load, **options: Any) -> tuple[Recording, list[stream.Reply]]:
         target = Target("http://fake")
         bodies = [self.dialect.body("fake", each.prompt, each.new_tokens, True) for each in asked]
         requests = [target.request(self.dialect.path, body) for body in bodies]
@@ -41,14 +41,14 @@ class Study:
     def alone(self) -> list[Finding]:
         """One request at a time: new prompts, the same again, and the same with another end."""
         first, again, longer = (
-            self.send([Asked([*prompt(place, 200), last], NEW) for place in range(5)], Closed(1))[1]
+            self.send([LoadRequest([*prompt(place, 200), last], NEW) for place in range(5)], Closed(1))[1]
             for last in (5, 5, 6)
         )
         return agreement.check_repeats(first, again, longer)
 
     def load(self, load: Load | None = None, **options: Any) -> list[Finding]:
         """Four at a time, and every check of the answers."""
-        asked = [Asked(prompt(1000 + place), NEW) for place in range(REQUESTS)]
+        asked = [LoadRequest(prompt(1000 + place), NEW) for place in range(REQUESTS)]
         before = Counters(**self.server.counters())
         recording, replies = self.send(asked, load or Closed(SLOTS), **options)
         counted = Counters(**self.server.counters()).since(before)
@@ -63,7 +63,7 @@ class Study:
 
     def agree(self, rounds: bool = False) -> list[Finding]:
         """Tokens of four requests at a time, held against those offline."""
-        asked = [Asked(prompt(2000 + place), NEW) for place in range(16)]
+        asked = [LoadRequest(prompt(2000 + place), NEW) for place in range(16)]
         (_, replies), (_, alone) = self.send(asked, Closed(SLOTS)), self.send(asked, Closed(1))
         prompts = [each.prompt for each in asked]
         return agreement.check_tokens(replies, alone, prompts, OFFLINE.behind, rounds)

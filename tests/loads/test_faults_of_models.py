@@ -3,14 +3,14 @@
 import pytest
 from study import NEW, OFFLINE, SLOTS, Study, names, prompt
 
-from quantmill.client.checks import Asked
+from quantmill.client.checks import LoadRequest
 from quantmill.client.schedule import Closed
 from quantmill.loads import agreement
 
 
 def test_ties_are_no_fault() -> None:
     study = Study("ties")
-    asked = [Asked(prompt(2000 + place), 3) for place in range(60)]
+    asked = [LoadRequest(prompt(2000 + place), 3) for place in range(60)]
     _, replies = study.send(asked, Closed(SLOTS))
     parted = [reply.ids != tuple(OFFLINE.decode(asked[reply.number].prompt, 3)) for reply in replies]
     assert 0 < sum(parted) < 60  # there are ties, and the server takes the other token
@@ -19,7 +19,7 @@ def test_ties_are_no_fault() -> None:
 
 def test_the_gaps_of_all_tokens_are_told_by_their_largest_and_their_mean() -> None:
     study = Study()
-    asked = [Asked(prompt(place), 2) for place in range(2)]
+    asked = [LoadRequest(prompt(place), 2) for place in range(2)]
     _, replies = study.send(asked, Closed(1))
     gaps = iter([[0.0, 0.2], [0.02, 0.02]])  # of four tokens one is no tie
     (found,) = agreement.check_tokens(replies, [], [each.prompt for each in asked], lambda *_: next(gaps))
@@ -47,7 +47,7 @@ def test_kept_prompts_kept_answers_and_sampling_have_names(fault: str) -> None:
 
 def test_an_answer_in_a_few_that_differs_is_no_sampling() -> None:
     study = Study()
-    asked = [Asked(prompt(place), NEW) for place in range(5)]
+    asked = [LoadRequest(prompt(place), NEW) for place in range(5)]
     first, again = (study.send(asked, Closed(1))[1] for _ in range(2))
     again[2].events[-1] = again[2].events[-1]._replace(ids=(40,), text="other")
     assert agreement.check_repeats(first, again, first) == []
@@ -57,7 +57,7 @@ def test_an_answer_in_a_few_that_differs_is_no_sampling() -> None:
 
 def test_what_could_not_be_compared_is_said() -> None:
     study = Study("error")
-    _, replies = study.send([Asked(prompt(place), NEW) for place in range(3)], Closed(1))
+    _, replies = study.send([LoadRequest(prompt(place), NEW) for place in range(3)], Closed(1))
     (found,) = agreement.check_repeats(replies, replies, replies)
     assert found.message.startswith("no prompt was answered twice (CUDA error: an illegal memory access): what the")
     (note,) = agreement.check_tokens(replies, [], [], OFFLINE.behind)
@@ -95,7 +95,7 @@ def test_the_mean_decides_where_a_format_rounds_activations(fault: str, refuses:
 
 def test_a_load_is_to_blame_where_only_its_mean_is_beyond_rounding() -> None:
     """Alone some tokens are second choices, as rounding makes them; under load they are another model's."""
-    asked = [Asked(prompt(place), NEW) for place in range(8)]
+    asked = [LoadRequest(prompt(place), NEW) for place in range(8)]
     (_, foreign), (_, alone) = (Study(fault).send(asked, Closed(1)) for fault in ("other_model", "lossy"))
     prompts = [each.prompt for each in asked]
     (found,) = agreement.check_tokens(foreign, alone, prompts, OFFLINE.behind, rounds=True)

@@ -11,7 +11,7 @@ import pytest
 from study import NEW, REQUESTS, SLOTS, Study, names, notes, prompt
 
 from quantmill.client import checks, stream
-from quantmill.client.checks import Asked, Counters, Finding
+from quantmill.client.checks import Counters, Finding, LoadRequest
 from quantmill.client.client import Recording
 from quantmill.client.connection import TIMED_OUT
 from quantmill.client.schedule import Closed, Poisson, burst
@@ -65,7 +65,7 @@ def test_a_fault_of_the_answers_is_named(fault: str) -> None:
 @pytest.mark.parametrize(("told", "faults"), [(13, {"short"}), (14, set()), (18, set()), (19, {"long"}), (None, set())])
 def test_tokens_of_a_server_that_tells_no_ids_are_as_many_as_were_asked_for(told: int | None, faults: set[str]) -> None:
     """By its own count, which may be two off: text-generation-webui counts the tokens of its text again."""
-    asked = [Asked(prompt(place), NEW) for place in range(4)]
+    asked = [LoadRequest(prompt(place), NEW) for place in range(4)]
     _, replies = Study("cumulative").send(asked, Closed(SLOTS))
     for reply in replies:
         reply.usage = reply.usage._replace(new_tokens=told)
@@ -75,7 +75,7 @@ def test_tokens_of_a_server_that_tells_no_ids_are_as_many_as_were_asked_for(told
 
 
 def test_few_answers_in_one_event_are_a_server_that_does_not_keep_up() -> None:
-    asked = [Asked(prompt(place), NEW) for place in range(100)]
+    asked = [LoadRequest(prompt(place), NEW) for place in range(100)]
     healthy, whole = (Study(*faults).send(asked, Closed(SLOTS))[1] for faults in ((), ("one_chunk",)))
     (found,) = checks.check_replies([*whole[:1], *healthy[1:]], asked)
     assert not found.refuses
@@ -120,7 +120,7 @@ def test_a_server_that_works_unevenly_is_named(fault: str) -> None:
 def test_a_cliff_is_gone_after_a_warm_up() -> None:
     study = Study(cliff=1.5)
     lengths = prompts.warm_up_lengths(SLOTS)
-    study.send([Asked(prompt(5000 + place), length) for place, length in enumerate(lengths)], burst(SLOTS))
+    study.send([LoadRequest(prompt(5000 + place), length) for place, length in enumerate(lengths)], burst(SLOTS))
     assert study.load() == []
 
 
@@ -186,7 +186,7 @@ def test_a_clock_that_is_set_changes_no_figure() -> None:
 
 def test_a_client_at_its_limits_is_refused() -> None:
     study = Study()
-    recording, replies = study.send([Asked(prompt(place), NEW) for place in range(20)], Closed(4))
+    recording, replies = study.send([LoadRequest(prompt(place), NEW) for place in range(20)], Closed(4))
     timelines = [stream.timeline(reply) for reply in replies]
     told = {"cpu_seconds": 0.0, "stall_seconds": 0.0, "longest_stall": 0.0, "clock_step": 0.0}
 
@@ -282,13 +282,13 @@ def test_an_artifact_that_is_built_meanwhile_of_the_same_tokenizer_changes_nothi
         folder.mkdir()
     (served / "tokenizer.json").write_text("{}")
     begun = server_start.fingerprint(served)
-    atomic.place(served / "tokenizer.json", other / "tokenizer.json")
+    atomic.clone_or_copy(served / "tokenizer.json", other / "tokenizer.json")
     assert load_checks.check_artifact(begun, server_start.fingerprint(served)) == []
 
 
 def test_counts_of_the_server_that_differ_are_refused() -> None:
     study = Study()
-    _, replies = study.send([Asked(prompt(place), NEW) for place in range(4)], Closed(1))
+    _, replies = study.send([LoadRequest(prompt(place), NEW) for place in range(4)], Closed(1))
     right = Counters(generated_tokens=64)
     assert checks.check_counters(right, replies, cache_off=True) == []
     (wrong,) = checks.check_counters(Counters(generated_tokens=63), replies, cache_off=True)
@@ -300,7 +300,7 @@ def test_counts_of_the_server_that_differ_are_refused() -> None:
 
 def test_what_a_server_wrote_of_an_answer_that_was_given_up_is_no_fault_of_its_counters() -> None:
     study = Study("speculation")
-    _, replies = study.send([Asked(prompt(place), NEW) for place in range(4)], Closed(1))
+    _, replies = study.send([LoadRequest(prompt(place), NEW) for place in range(4)], Closed(1))
     wrote = Counters(generated_tokens=70, drafted=200, accepted=100)
     assert names(checks.check_counters(wrote, replies, cache_off=True)) == {"counter_differs", "acceptance"}
     replies[3].failure = f"{TIMED_OUT} 600 s"
@@ -310,7 +310,7 @@ def test_what_a_server_wrote_of_an_answer_that_was_given_up_is_no_fault_of_its_c
 def test_a_draft_that_was_right_beyond_an_answers_end_may_be_counted_whole() -> None:
     """As vLLM counts: at most what an event brought but one, for each answer."""
     study = Study("speculation")
-    _, replies = study.send([Asked(prompt(place), NEW) for place in range(4)], Closed(1))
+    _, replies = study.send([LoadRequest(prompt(place), NEW) for place in range(4)], Closed(1))
     seen = 4 * NEW - sum(len(reply.events) for reply in replies)
     beyond = sum(max(event.tokens for event in reply.events) - 1 for reply in replies)
     assert seen > 0

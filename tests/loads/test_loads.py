@@ -22,7 +22,7 @@ from quantmill.common import manifest
 from quantmill.devices import processes
 from quantmill.loads import result
 from quantmill.loads.plan import PER_SLOT
-from quantmill.metrics.goodput import LargestRate
+from quantmill.metrics.goodput import Goodput
 from quantmill.metrics.serving import Reads
 from quantmill.report import loads, results
 from quantmill.report.load_columns import LOAD_COLUMNS, bytes_read
@@ -150,7 +150,7 @@ def test_the_largest_rate_is_searched_for(load: Callable, tmp_path: Path) -> Non
 def test_what_disturbed_the_search_for_the_largest_rate_is_said(load: Callable, tmp_path: Path) -> None:
     busy, noisy = "other programs took 62% of the processors' time", "the card was 20 degrees hotter"
     loaded = [SimpleNamespace(findings=[], interference=each) for each in ([busy], [], [noisy, busy])]
-    start = SimpleNamespace(largest_rate=LargestRate(2.0, 2.1, None, None, []), findings=[], loads=[], searched=loaded)
+    start = SimpleNamespace(largest_rate=Goodput(2.0, 2.1, None, None, []), findings=[], loads=[], searched=loaded)
     found = result.largest_rate(start)
     assert load({}, concurrency=[1], requests=4).returncode == 0
     (tmp_path / "out.json").write_text(json.dumps(read(tmp_path) | {"largest_rate": found}))
@@ -164,7 +164,7 @@ def test_what_refuses_a_servers_tokens_refuses_its_largest_rate() -> None:
         return SimpleNamespace(findings=[Finding(fault, "") for fault in faults], interference=[])
 
     start = SimpleNamespace(
-        largest_rate=LargestRate(2.0, 2.1, None, None, []),
+        largest_rate=Goodput(2.0, 2.1, None, None, []),
         findings=[Finding("sampling", ""), Finding("noted", "", refuses=False)],
         loads=[load_with("batch_dependent", "stall"), load_with("unlike_predictions")],
         searched=[load_with("rejected", "serial")],

@@ -14,7 +14,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from quantmill.common.atomic import publish_json
+from quantmill.common.atomic import write_json
 from quantmill.common.program import parser, run
 from quantmill.metrics import latency
 
@@ -83,7 +83,7 @@ def simulate(
         logs = random.normal(0, spread, (processes, 1, 1)) + random.normal(0, 0.02, PROMPTS)
         seconds = np.exp(logs + random.normal(0, 0.02, shape)) / UNDISTURBED
         seconds *= slowdown(random, seconds.size, processes).reshape(shape)
-        runs = [latency.Run(*place, (each, 2 * each)) for place, each in np.ndenumerate(seconds)]
+        runs = [latency.Sample(*place, (each, 2 * each)) for place, each in np.ndenumerate(seconds)]
         _, low, high = latency.tokens_per_second(runs)
         holds[number] = low <= UNDISTURBED <= high
         marked[number] = latency.unsteadiness(runs) is not None
@@ -111,7 +111,7 @@ def main() -> None:
     for host, (slowdown, seed) in HOSTS.items():
         holds, _, marked = simulate(slowdown, processes=3, repeats=3, spread=0.02, seed=seed)
         table.append({"the host": host, "intervals that hold the truth": f"{holds:.1%}", "marked": f"{marked:.1%}"})
-    publish_json(out, table)
+    write_json(out, table)
 
 
 if __name__ == "__main__":

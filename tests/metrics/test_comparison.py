@@ -30,7 +30,7 @@ def test_equal_runs_are_seldom_called_different_and_slower_ones_nearly_always() 
             speed = 1 + 0.02 * random.standard_normal()
             for prompt in range(8):
                 seconds = slower * speed * (1 + 0.03 * random.standard_normal()) * np.arange(1, 11) / 100
-                runs.append(latency.Run(process, 0, prompt, tuple(seconds)))
+                runs.append(latency.Sample(process, 0, prompt, tuple(seconds)))
         row: dict[str, float] = {}
         set_rate(row, *latency.tokens_per_second(runs))
         return row

@@ -13,13 +13,13 @@ from timeline import Engine, Job
 from virtual import Loop, send
 
 from quantmill.client import stream
-from quantmill.client.checks import Asked, Counters
+from quantmill.client.checks import Counters, LoadRequest
 from quantmill.client.client import Recording, Target
 from quantmill.client.dialects import DIALECTS
 from quantmill.client.schedule import Closed, Load, Open, Poisson, burst
 from quantmill.loads import result
-from quantmill.loads.plan import Planned
-from quantmill.loads.server_start import Loaded
+from quantmill.loads.plan import PlannedLoad
+from quantmill.loads.server_start import LoadResult
 from quantmill.metrics import serving
 
 COMPLETIONS = DIALECTS["completions"]
@@ -202,9 +202,9 @@ def test_distributions_are_of_the_requests_that_the_latencies_are_of(load: Load,
     """Without the first of each slot, which waited for a second here; of a burst, of all."""
     timelines, _, _, _ = run(load, 86)
     late = [replace(each, times=tuple(time + 1 for time in each.times), end=each.end + 1) for each in timelines[:4]]
-    asked = [Asked(prompt(place), NEW) for place in range(86)]
-    loaded = Loaded(
-        planned=Planned("load", asked, load, slots),
+    asked = [LoadRequest(prompt(place), NEW) for place in range(86)]
+    loaded = LoadResult(
+        planned=PlannedLoad("load", asked, load, slots),
         timelines=[*late, *timelines[4:]],
         findings=[],
         client={"cpu_fraction": 0.0, "schedule_lag_ms_p99": 0.0},

@@ -149,7 +149,7 @@ def test_requests_without_an_answer_miss_the_limits() -> None:
         line("failed"),
         line("unfinished"),
     ]
-    assert goodput.goodput(made, ttft=0.2, tpot=0.02) == (1, 6)
+    assert goodput.slo_attainment(made, ttft=0.2, tpot=0.02) == (1, 6)
 
 
 def test_the_largest_rate_of_a_queue_lies_in_the_bracket() -> None:
@@ -182,9 +182,9 @@ def test_the_largest_rate_of_a_queue_lies_in_the_bracket() -> None:
         return low
 
     def measure(rate: float) -> tuple[int, int]:
-        return goodput.goodput(simulate(rate, 5, number=4000, slots=1), ttft=0.024 + limit, tpot=1.0)
+        return goodput.slo_attainment(simulate(rate, 5, number=4000, slots=1), ttft=0.024 + limit, tpot=1.0)
 
-    found = goodput.largest_rate(measure, start=4.0)
+    found = goodput.goodput(measure, start=4.0)
     assert found.above / found.rate < 1 + goodput.BRACKET
     assert found.rate <= largest(met) <= found.above
     assert found.proven <= largest(share) <= found.refuted
@@ -193,9 +193,9 @@ def test_the_largest_rate_of_a_queue_lies_in_the_bracket() -> None:
 
 
 def test_a_rate_that_is_always_met_or_never() -> None:
-    always = goodput.largest_rate(lambda rate: (100, 100), start=1.0)
+    always = goodput.goodput(lambda rate: (100, 100), start=1.0)
     assert (always.rate, always.above, len(always.trials)) == (2.0**23, None, 24)
-    never = goodput.largest_rate(lambda rate: (98, 100), start=1.0)
+    never = goodput.goodput(lambda rate: (98, 100), start=1.0)
     assert (never.rate, never.above, never.proven) == (None, 2.0**-23, None)
 
 

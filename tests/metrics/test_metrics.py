@@ -182,8 +182,8 @@ def test_intervals_of_few_samples_miss_less_often(n: int, plain_misses: float, w
     assert widened / 400 < widened_misses
 
 
-def run(process: int, prompt: int, *seconds: float) -> latency.Run:
-    return latency.Run(process, 0, prompt, seconds)
+def run(process: int, prompt: int, *seconds: float) -> latency.Sample:
+    return latency.Sample(process, 0, prompt, seconds)
 
 
 def test_ttft_and_tpot_by_hand() -> None:
@@ -232,7 +232,7 @@ def test_intervals_of_few_processes_hold_the_truth_as_often_as_they_say(processe
     for _ in range(studies):  # processes differ by 5%, prompts by 2%, and runs by 3%
         speeds = 1 + random.normal(0, 0.05, (processes, 1, 1)) + random.normal(0, 0.02, (1, prompts, 1))
         seconds = speeds + random.normal(0, 0.03, (processes, prompts, repeats))
-        runs = [latency.Run(i, k, j, (0.01, float(seconds[i, j, k]))) for i, j, k in np.ndindex(seconds.shape)]
+        runs = [latency.Sample(i, k, j, (0.01, float(seconds[i, j, k]))) for i, j, k in np.ndindex(seconds.shape)]
         _, low, high = latency.tokens_per_second(runs)
         found += low <= 2 <= high
     assert found / studies >= 0.93

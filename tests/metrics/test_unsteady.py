@@ -54,7 +54,7 @@ def test_a_quiet_row_is_seldom_marked_and_its_interval_holds_the_truth(
 def test_the_example_of_a_host_that_slowed_down_is_marked_in_words() -> None:
     """Three processes of three repeats: from the middle of the second on, 1,616 tokens/s instead of 2,640."""
     speeds = np.where(np.arange(81) < 40, 2640.0, 1616.0).reshape(3, 3, 9)
-    runs = [latency.Run(*place, (1 / each, 2 / each)) for place, each in np.ndenumerate(speeds)]
+    runs = [latency.Sample(*place, (1 / each, 2 / each)) for place, each in np.ndenumerate(speeds)]
     reason = latency.unsteadiness(runs)
     assert re.fullmatch(
         r"not steady: from (4[5-9]|5[0-5])% to 100% of its runs it was 1\.[56]\d times slower than in the rest", reason

@@ -12,7 +12,7 @@ from recorded_rows import ENGINES, KNOWN, ROWS, jobs_of, of_file, of_row
 
 from quantmill.checkpoint import model_shape
 from quantmill.loads.plan import PER_SLOT
-from quantmill.metrics.goodput import largest_rate
+from quantmill.metrics.goodput import goodput
 from quantmill.plan.durations import REQUESTS_A_SLOT, SERVER_START, TRIES, Rates, interpolate
 from quantmill.plan.jobs import fill, job_mb, logits_bytes
 from quantmill.plan.resources import CUDA_BUILD
@@ -211,4 +211,4 @@ def test_a_servers_loads_take_as_long_as_their_tokens_at_the_batch_measured() ->
         assert rates.loads(nothing | loads | {"restarts": 3}) == pytest.approx(3 * (SERVER_START + seconds))
     assert Rates([row], "cpu", ("fp16",), "vllm-serve", 10).loads(nothing | {"restarts": 1}) is None
     assert REQUESTS_A_SLOT == PER_SLOT
-    assert signature(largest_rate).parameters["tries"].default == TRIES
+    assert signature(goodput).parameters["tries"].default == TRIES

@@ -9,7 +9,7 @@ import pytest
 from conftest import REPO
 
 from quantmill.common import manifest
-from quantmill.common.atomic import place, publish, publish_json
+from quantmill.common.atomic import clone_or_copy, write_atomically, write_json
 from quantmill.common.code_hash import closure, digest
 from quantmill.common.program import UserError
 
@@ -71,13 +71,13 @@ def test_a_digest_is_of_names_and_contents_not_of_times(tmp_path: Path) -> None:
 
 def test_publish_shows_nothing_until_the_block_succeeds(tmp_path: Path) -> None:
     final = tmp_path / "folder"
-    with publish(final) as partial:
+    with write_atomically(final) as partial:
         partial.mkdir()
         (partial / "file").write_text("whole")
         (partial / manifest.NAME).write_text("{}")
         assert not final.exists()
     assert (final / "file").read_text() == "whole"
-    with pytest.raises(RuntimeError), publish(final) as partial:
+    with pytest.raises(RuntimeError), write_atomically(final) as partial:
         partial.mkdir()
         (partial / "file").write_text("half")
         raise RuntimeError
@@ -89,7 +89,7 @@ def test_publish_clears_what_a_killed_run_left(tmp_path: Path) -> None:
     stale = tmp_path / ".folder.partial"
     stale.mkdir()
     (stale / "old").write_text("")
-    with publish(tmp_path / "folder") as partial:
+    with write_atomically(tmp_path / "folder") as partial:
         partial.mkdir()
     assert list((tmp_path / "folder").iterdir()) == []
 
@@ -98,24 +98,24 @@ def test_publish_replaces_artifacts_and_nothing_else(tmp_path: Path) -> None:
     folder = tmp_path / "thesis"
     folder.mkdir()
     (folder / "chapter").write_text("years of work")
-    with pytest.raises(UserError, match="holds files that are no artifact of Quantmill"), publish(folder):
+    with pytest.raises(UserError, match="holds files that are no artifact of Quantmill"), write_atomically(folder):
         pass
     assert (folder / "chapter").read_text() == "years of work"
     (folder / manifest.NAME).write_text("{}")
-    with publish(folder) as partial:
+    with write_atomically(folder) as partial:
         partial.mkdir()
     assert list(folder.iterdir()) == []
 
 
 def test_publish_json_refuses_nan(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Out of range"):
-        publish_json(tmp_path / "x.json", {"value": float("nan")})
+        write_json(tmp_path / "x.json", {"value": float("nan")})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_place_gives_the_same_bytes_a_second_name(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("bytes")
-    place(tmp_path / "a", tmp_path / "b")
+    clone_or_copy(tmp_path / "a", tmp_path / "b")
     assert (tmp_path / "b").read_text() == "bytes"
 
 

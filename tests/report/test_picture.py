@@ -11,7 +11,7 @@ import pytest
 from conftest import REPO
 
 from quantmill.report import axes
-from quantmill.report.label_placement import Box, Place, hidden, places
+from quantmill.report.label_placement import Box, LabelPosition, hidden, places
 from quantmill.report.results import upgrade
 
 SIZE = (820.0, 520.0)
@@ -94,7 +94,7 @@ def test_labels_hide_no_point_and_no_other_label_and_stay_within(points: list[tu
 
 def test_a_label_without_neighbours_is_right_of_its_point() -> None:
     (place,) = places([(400, 260)], ["fp16"], [around((400, 260))], SIZE)
-    assert place == Place(408, 260, "left", None)
+    assert place == LabelPosition(408, 260, "left", None)
 
 
 @pytest.mark.parametrize("run", ["results/demo", "results/h200", "results/smollm2", "results/smollm2-h100"])

@@ -15,7 +15,7 @@ from auto_gptq.modeling.auto import GPTQ_CAUSAL_LM_MODEL_MAP
 from auto_gptq.quantization import gptq
 from transformers import AutoModelForCausalLM
 
-from quantmill.build.quantizer.program import GPTQ, Job, build, gptq_parser
+from quantmill.build.quantizer.program import GPTQ, BuildTask, build, gptq_parser
 from quantmill.common.program import UserError
 
 
@@ -34,7 +34,7 @@ class Quantizer(gptq.Quantizer):
         self.zero[low] = 1
 
 
-def quantize(job: Job) -> None:
+def quantize(job: BuildTask) -> None:
     """Call auto-gptq. Its own loader of models that are not quantized demands CUDA; transformers' does the same."""
     gptq.Quantizer = Quantizer
     if job.device == "cpu":

@@ -13,14 +13,14 @@ from auto_round import AutoRound
 from auto_round.algorithms.quantization.sign_round.config import SignRoundConfig
 from transformers import AutoModelForCausalLM
 
-from quantmill.build.quantizer.program import Job, boolean, build, parser
+from quantmill.build.quantizer.program import BuildTask, boolean, build, parser
 from quantmill.common import tokenizer
 
 EXPORTS = {"gptq": "auto_gptq", "awq": "auto_awq"}
 BATCH = 8  # samples of a step, as AutoRound's own
 
 
-def quantize(job: Job) -> None:
+def quantize(job: BuildTask) -> None:
     """Call AutoRound with the samples' ids."""
     words = dict(job.parameters)
     layout = words.pop("layout")

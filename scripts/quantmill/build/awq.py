@@ -13,7 +13,7 @@ import torch
 from transformers import GenerationConfig
 
 from quantmill.build.quantizer.gptqmodel_tool import load_gptqmodel, save_gptqmodel
-from quantmill.build.quantizer.program import Job, boolean, build, parser
+from quantmill.build.quantizer.program import BuildTask, boolean, build, parser
 from quantmill.checkpoint import shards
 from quantmill.common import tokenizer
 
@@ -41,7 +41,7 @@ def quantizer() -> type:
     return Quantizer
 
 
-def quantize(job: Job) -> None:
+def quantize(job: BuildTask) -> None:
     """Call the tool, and name it. Both start CUDA when they are imported: not before this job holds a GPU.
 
     Raises `ValueError` for models that they quantize but that would load as other ones.
@@ -59,7 +59,7 @@ def quantize(job: Job) -> None:
     (by_autoawq if tool == "autoawq" else by_gptqmodel)(job)
 
 
-def by_autoawq(job: Job) -> None:
+def by_autoawq(job: BuildTask) -> None:
     """Quantize and save with autoawq."""
     import awq
 
@@ -78,7 +78,7 @@ def by_autoawq(job: Job) -> None:
     model.save_quantized(str(job.saved), safetensors=True)
 
 
-def by_gptqmodel(job: Job) -> None:
+def by_gptqmodel(job: BuildTask) -> None:
     """The same with gptqmodel, whose layers want float16, also on a CPU."""
     gptqmodel = load_gptqmodel(job)
     config = gptqmodel.QuantizeConfig(

@@ -10,10 +10,10 @@ from importlib.metadata import version
 
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-from quantmill.build.quantizer.program import Job, boolean, build, parser
+from quantmill.build.quantizer.program import BuildTask, boolean, build, parser
 
 
-def quantize(job: Job) -> None:
+def quantize(job: BuildTask) -> None:
     """Have transformers replace the linear layers, and save."""
     if job.parameters["type"] == "int8":
         config = BitsAndBytesConfig(load_in_8bit=True)

@@ -13,7 +13,7 @@ import torch
 from quantmill import devices, engines
 from quantmill.build.quantizer import calibration
 from quantmill.build.quantizer.experts import Counts
-from quantmill.common.atomic import publish_json
+from quantmill.common.atomic import write_json
 from quantmill.common.program import parser
 from quantmill.devices import cpu
 
@@ -39,4 +39,4 @@ def main() -> None:
     with torch.inference_mode():
         for ids in samples:
             model(input_ids=torch.tensor([ids], device=device), use_cache=False, logits_to_keep=1)
-    publish_json(options.out, counts.as_json())
+    write_json(options.out, counts.as_json())

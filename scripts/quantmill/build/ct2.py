@@ -21,7 +21,7 @@ from ctranslate2.specs.attention_spec import RotaryScalingType
 
 from quantmill.checkpoint import ctranslate2_bin, ctranslate2_model, shards
 from quantmill.common import manifest, remote_code, special_tokens, tokenizer
-from quantmill.common.atomic import publish
+from quantmill.common.atomic import write_atomically
 from quantmill.common.program import UserError, first_line, parser
 from quantmill.gate import quality_gate
 
@@ -150,7 +150,7 @@ def main() -> None:
     origin = manifest.read_checked(options.src)
     check_memory(source, options.quantization)
     carried = [path for path in source.others() if path.name.startswith(("token", "special_tokens", "generation"))]
-    with publish(options.dst) as folder:
+    with write_atomically(options.dst) as folder:
         converter = Converter(str(options.src))
         try:
             converter.convert(str(folder), quantization=options.quantization, force=True)

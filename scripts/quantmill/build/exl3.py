@@ -12,7 +12,7 @@ from importlib.metadata import version
 import torch
 from safetensors.torch import save_file
 
-from quantmill.build.quantizer.program import Job, build, parser
+from quantmill.build.quantizer.program import BuildTask, build, parser
 from quantmill.checkpoint import shards
 from quantmill.exllamav3 import library
 from quantmill.layouts.exl3 import BLOCK
@@ -20,7 +20,7 @@ from quantmill.layouts.exl3 import BLOCK
 PROGRESS = "ckpt/job.json"
 
 
-def quantize(job: Job) -> None:
+def quantize(job: BuildTask) -> None:
     """Call the converter with the samples' ids."""
     library()
     from exllamav3.conversion import convert_model

@@ -23,7 +23,7 @@ from quantmill.checkpoint.float16 import CAST, BeyondFloat16, fits, stored_dtype
 from quantmill.checkpoint.shards import Checkpoint
 from quantmill.checkpoint.tensor import DTYPE_BYTES, Tensor
 from quantmill.common import manifest
-from quantmill.common.atomic import place, publish, share
+from quantmill.common.atomic import clone_or_copy, share, write_atomically
 from quantmill.common.program import UserError, parser
 from quantmill.gate import quality_gate
 
@@ -88,7 +88,7 @@ def write_weights(
             if any(tensor.dtype in CAST for tensor in group):
                 safetensors_file.write(folder / name, group, dtype=dtype, copy=write, progress=bar.update)
             else:
-                (share if shared else place)(source.folder / name, folder / name)
+                (share if shared else clone_or_copy)(source.folder / name, folder / name)
 
 
 def main() -> None:
@@ -103,7 +103,7 @@ def main() -> None:
     source = shards.find(options.src)
     origin = manifest.read_checked(options.src)
     tensors = source.tensors()
-    with publish(options.dst, source=options.src) as folder:
+    with write_atomically(options.dst, source=options.src) as folder:
         folder.mkdir()
         groups = {file.name: [tensor for tensor in tensors.values() if tensor.path == file] for file in source.files}
         kept: set[str] = set()
@@ -125,7 +125,7 @@ def main() -> None:
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         for path in source.others():
             if path.name != "config.json":
-                place(path, folder / path.name)
+                clone_or_copy(path, folder / path.name)
         gate = quality_gate.check(folder, "transformers", "source", options.device, options, options.gate_python)
         manifest.write(
             folder,

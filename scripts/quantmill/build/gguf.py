@@ -23,7 +23,7 @@ from typing import Any
 from quantmill import llamacpp
 from quantmill.checkpoint import gguf_file, shards
 from quantmill.common import manifest, program
-from quantmill.common.atomic import publish
+from quantmill.common.atomic import write_atomically
 from quantmill.common.program import UserError, parser, run_child
 from quantmill.devices import cpu
 from quantmill.gate import quality_gate
@@ -112,7 +112,7 @@ def main() -> None:
         manifest.read_checked(options.base)
     threads = min(options.threads, cpu.available_threads())
     parameters, calibration = {"type": options.type}, None
-    with publish(options.dst) as folder:
+    with write_atomically(options.dst) as folder:
         folder.mkdir()
         out = (folder / files.MODEL).absolute()
         if options.base:

@@ -23,7 +23,7 @@ from quantmill import devices, llamacpp
 from quantmill.build.quantizer import calibration
 from quantmill.checkpoint import gguf_file
 from quantmill.common import manifest
-from quantmill.common.atomic import publish_json
+from quantmill.common.atomic import write_json
 from quantmill.common.program import UserError, parser
 from quantmill.devices import cpu
 from quantmill.llamacpp import files, ggml, quantizer
@@ -145,4 +145,4 @@ def main() -> None:
         "seconds": round(time.monotonic() - started, 1),
         "peak_memory_bytes": manifest.peak_rss_bytes(),
     }
-    publish_json(options.out, content)
+    write_json(options.out, content)

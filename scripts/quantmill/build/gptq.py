@@ -9,12 +9,12 @@ SRC is the fp16 artifact. The same input gives the same bytes on the same kind o
 from importlib.metadata import version
 
 from quantmill.build.quantizer.gptqmodel_tool import load_gptqmodel, save_gptqmodel
-from quantmill.build.quantizer.program import GPTQ, Job, build, gptq_parser
+from quantmill.build.quantizer.program import GPTQ, BuildTask, build, gptq_parser
 
 RESUMABLE = ("llama", "qwen3_moe")  # gptqmodel.looper.gptq_checkpoint.validate_checkpoint_support
 
 
-def quantize(job: Job) -> None:
+def quantize(job: BuildTask) -> None:
     """Call gptqmodel."""
     gptqmodel = load_gptqmodel(job)
     from gptqmodel.looper.checkpoint import CheckpointStopped

@@ -15,12 +15,12 @@ from hqq.models.hf.base import AutoHQQHFModel
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-from quantmill.build.quantizer.program import Job, build, parser
+from quantmill.build.quantizer.program import BuildTask, build, parser
 
 KEPT = ("lm_head",)  # in float16
 
 
-def quantize(job: Job) -> None:
+def quantize(job: BuildTask) -> None:
     """Call hqq for the linear layers of the blocks, and save the model's state."""
     model = AutoModelForCausalLM.from_pretrained(job.src, dtype="auto").to(job.device)
     config = BaseQuantizeConfig(nbits=job.parameters["nbits"], group_size=job.parameters["group_size"], axis=1)

@@ -15,7 +15,7 @@ from pathlib import Path
 from quantmill import devices, llamacpp
 from quantmill.build.quantizer import calibration
 from quantmill.common import manifest
-from quantmill.common.atomic import publish
+from quantmill.common.atomic import write_atomically
 from quantmill.common.program import UserError, parser
 from quantmill.devices import cpu
 from quantmill.llamacpp import files, vocabulary
@@ -55,7 +55,7 @@ def main() -> None:
             f"{options.text}: has {len(ids)} tokens, fewer than one sample of {length}; lower "
             "calibration.sequence_length"
         )
-    with publish(options.dst) as folder:
+    with write_atomically(options.dst) as folder:
         folder.mkdir()
         (folder / TEXT).write_text(text, encoding="utf-8")
         command = ["-m", file, "-f", TEXT, "-o", NAME, "-c", length, "--chunks", chunks, "--no-ppl"]

@@ -15,7 +15,7 @@ from llmcompressor.modifiers.gptq import GPTQModifier
 from llmcompressor.modifiers.quantization import QuantizationModifier
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from quantmill.build.quantizer.program import Job, build, parser
+from quantmill.build.quantizer.program import BuildTask, build, parser
 
 # scheme, by llm-compressor's name -> weights that share a scale: None for a row, "auto" where the scheme leaves it open
 GROUPS = {"W4A16": "auto", "W8A8": None, "FP8_DYNAMIC": None, "NVFP4A16": "16", "NVFP4": "16", "MXFP4": "32"}
@@ -24,7 +24,7 @@ ROUNDED = ("W4A16", "W8A8")  # by GPTQ
 IGNORED = ["lm_head"]
 
 
-def recipe(job: Job) -> GPTQModifier | QuantizationModifier:
+def recipe(job: BuildTask) -> GPTQModifier | QuantizationModifier:
     """What llm-compressor is to do."""
     scheme, size = job.parameters["scheme"], job.parameters.get("group_size")
     if scheme not in ROUNDED:
@@ -36,7 +36,7 @@ def recipe(job: Job) -> GPTQModifier | QuantizationModifier:
     return GPTQModifier(config_groups=groups, ignore=IGNORED)
 
 
-def quantize(job: Job) -> None:
+def quantize(job: BuildTask) -> None:
     """Call llm-compressor with the samples' ids, each by itself."""
     model = AutoModelForCausalLM.from_pretrained(job.src, dtype=job.dtype).to(job.device)
     more = {}

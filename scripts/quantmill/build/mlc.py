@@ -21,7 +21,7 @@ from tqdm import tqdm
 from quantmill import devices
 from quantmill.checkpoint import shards
 from quantmill.common import manifest
-from quantmill.common.atomic import place, publish
+from quantmill.common.atomic import clone_or_copy, write_atomically
 from quantmill.common.program import PACKAGE, UserError, parser
 from quantmill.gate import quality_gate
 from quantmill.mlc import chat_config, mlc_llm_tool, parameters, source_config
@@ -61,7 +61,7 @@ def build(folder: Path, source: shards.Checkpoint, config: SourceConfig, options
     chat_config.write(folder, options.src, config, options.quantization)
     for name in chat_config.TOKENIZER_FILES:
         if (options.src / name).is_file():
-            place(options.src / name, folder / name)
+            clone_or_copy(options.src / name, folder / name)
 
 
 def main() -> None:
@@ -88,7 +88,7 @@ def main() -> None:
     config = source_config.read(source.config(), options.src / "config.json")
     origin = manifest.read_checked(options.src)
     tool = choose_tool(options.tool, options.mlc_llm_python)
-    with publish(options.dst, source=options.src) as folder:
+    with write_atomically(options.dst, source=options.src) as folder:
         folder.mkdir()
         if tool == "mlc_llm":
             device = devices.resolve(options.device, hold=False) if options.library else None
@@ -99,7 +99,7 @@ def main() -> None:
             version = f"{quantmill_version()}, numpy {np.__version__}"
         gate = None
         if options.library:
-            place(options.library, folder / LIBRARY)
+            clone_or_copy(options.library, folder / LIBRARY)
             gate = quality_gate.check(folder, "quantmill-tvm", layout_of(options.quantization), options.device, options)
         manifest.write(
             folder,

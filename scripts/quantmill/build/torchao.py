@@ -10,12 +10,12 @@ from importlib.metadata import version
 from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig
 from transformers import AutoModelForCausalLM, TorchAoConfig
 
-from quantmill.build.quantizer.program import Job, build, parser
+from quantmill.build.quantizer.program import BuildTask, build, parser
 
 TYPES = {"int8": Int8WeightOnlyConfig, "fp8": Float8WeightOnlyConfig}
 
 
-def quantize(job: Job) -> None:
+def quantize(job: BuildTask) -> None:
     """Have transformers replace the linear layers' weights, and save."""
     config = TorchAoConfig(TYPES[job.parameters["type"]]())
     model = AutoModelForCausalLM.from_pretrained(

@@ -15,7 +15,7 @@ from quantmill.checkpoint.copying import equal_bytes
 from quantmill.checkpoint.shards import Checkpoint
 from quantmill.checkpoint.tensor import Tensor
 from quantmill.common import manifest, program
-from quantmill.common.atomic import fsync_path, place, publish, share
+from quantmill.common.atomic import clone_or_copy, fsync_path, share, write_atomically
 from quantmill.common.program import UserError
 
 WRITERS = {"safetensors": safetensors_file.write, "bin": torch_zip.write}
@@ -79,11 +79,11 @@ def publish_converted(
             )
     read_here = {file.name for file in source.files} if linked and only_finite else set()
     recorded = manifest.read_checked(options.src, read_here) if options.share else {}
-    with publish(options.dst, source=options.src, sync=options.verify) as folder:
+    with write_atomically(options.dst, source=options.src, sync=options.verify) as folder:
         folder.mkdir()
         if linked:
             for file in source.files:
-                (share if options.share else place)(file, folder / file.name)
+                (share if options.share else clone_or_copy)(file, folder / file.name)
             sharding.place_index(source, ordered, folder)
             hashes: dict[str, str | None] = hash_files(groups, folder) if only_finite else {}
             if options.share:
@@ -98,7 +98,7 @@ def publish_converted(
             if portable.config(config) != config:
                 (folder / path.name).write_text(json.dumps(portable.config(config), indent=2) + "\n", encoding="utf-8")
             else:
-                place(path, folder / path.name)
+                clone_or_copy(path, folder / path.name)
         parameters = {"verify": options.verify, "max_shard_size": options.max_shard_size, "finite": only_finite}
         manifest.write(
             folder,

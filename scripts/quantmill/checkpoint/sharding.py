@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from quantmill.checkpoint.shards import INDEXES, SINGLES, Checkpoint, read_json
 from quantmill.checkpoint.tensor import Tensor
-from quantmill.common.atomic import place
+from quantmill.common.atomic import clone_or_copy
 from quantmill.common.bounded_json import MAX_BYTES
 from quantmill.devices.cpu import available_threads
 
@@ -81,7 +81,7 @@ def place_index(source: Checkpoint, tensors: Sequence[Tensor], folder: Path) -> 
     metadata = read_json(index, MAX_BYTES).get("metadata")
     if isinstance(metadata, dict) and isinstance(metadata.get("total_size"), int | float):
         if folder != source.folder:
-            place(index, folder / index.name)
+            clone_or_copy(index, folder / index.name)
         return
     files = {group[0].path.name: group for group in group_by_file(tensors)}
     total = sum(tensor.nbytes for tensor in tensors)

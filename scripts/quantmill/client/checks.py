@@ -25,7 +25,7 @@ class Finding(NamedTuple):
     refuses: bool = True
 
 
-class Asked(NamedTuple):
+class LoadRequest(NamedTuple):
     """One request: a prompt (ids, or text) and how many tokens were to follow."""
 
     prompt: Prompt
@@ -51,7 +51,7 @@ class Counters:
         )
 
 
-def check_replies(replies: Sequence[Reply], asked: Sequence[Asked]) -> list[Finding]:
+def check_replies(replies: Sequence[Reply], asked: Sequence[LoadRequest]) -> list[Finding]:
     """Whether every request has a whole answer of the asked length."""
     found = [*_check_failures(replies)]
     good = [reply for reply in replies if reply.ok]
@@ -82,7 +82,7 @@ def check_replies(replies: Sequence[Reply], asked: Sequence[Asked]) -> list[Find
     return found + _check_events(good, asked) + _check_usage(good, asked)
 
 
-def _tokens(reply: Reply, asked: Sequence[Asked]) -> int | None:
+def _tokens(reply: Reply, asked: Sequence[LoadRequest]) -> int | None:
     """How many new tokens came; of a reply without ids as many as the server says, which are those that were asked for
     where they are nearly as many: some servers count the tokens of their text again."""
     told = reply.usage.new_tokens if reply.usage else None
@@ -118,7 +118,7 @@ def _check_failures(replies: Sequence[Reply]) -> list[Finding]:
     return found
 
 
-def _check_events(good: Sequence[Reply], asked: Sequence[Asked]) -> list[Finding]:
+def _check_events(good: Sequence[Reply], asked: Sequence[LoadRequest]) -> list[Finding]:
     found = []
     whole = [reply for reply in good if asked[reply.number].new_tokens > 1 and len(reply.events) == 1]
     streamed = [reply for reply in good if len(reply.events) > 1]
@@ -145,7 +145,7 @@ def _check_events(good: Sequence[Reply], asked: Sequence[Asked]) -> list[Finding
     return found
 
 
-def _check_usage(good: Sequence[Reply], asked: Sequence[Asked]) -> list[Finding]:
+def _check_usage(good: Sequence[Reply], asked: Sequence[LoadRequest]) -> list[Finding]:
     found = []
     silent = [reply for reply in good if reply.usage is None or reply.usage.new_tokens is None]
     if silent:
@@ -162,7 +162,7 @@ def _check_usage(good: Sequence[Reply], asked: Sequence[Asked]) -> list[Finding]
     return found + _check_prompts(good, asked)
 
 
-def _check_prompts(good: Sequence[Reply], asked: Sequence[Asked]) -> list[Finding]:
+def _check_prompts(good: Sequence[Reply], asked: Sequence[LoadRequest]) -> list[Finding]:
     """Whether the server read the ids that it was sent."""
     kinds: dict[str, list[str]] = {}
     for reply in good:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from quantmill.common import bounded_json, plain_file
-from quantmill.common.atomic import publish_json
+from quantmill.common.atomic import write_json
 from quantmill.common.program import UserError
 
 
@@ -76,7 +76,7 @@ class Poisson:
 
     def write(self, path: Path) -> None:
         """Store it as JSON with its hash."""
-        publish_json(path, self._content() | {"sha256": self.sha256})
+        write_json(path, self._content() | {"sha256": self.sha256})
 
     @classmethod
     def read(cls, path: Path) -> "Poisson":

@@ -38,7 +38,7 @@ def _remove(path: Path) -> None:
 
 
 @contextmanager
-def publish(final: Path, *, source: Path | None = None, sync: bool = True) -> Iterator[Path]:
+def write_atomically(final: Path, *, source: Path | None = None, sync: bool = True) -> Iterator[Path]:
     """Yield a path beside `final` to write a file or a folder to; rename it to `final` when the block succeeds.
 
     When the block raises, what it wrote is removed and `final` is left as it was. What a killed run left behind under
@@ -140,13 +140,13 @@ def work_folder(final: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def publish_json(final: Path, content: Any) -> None:
+def write_json(final: Path, content: Any) -> None:
     """Write `content` as JSON. NaN and infinity are refused: no reader of JSON need know them."""
-    with publish(final) as partial:
+    with write_atomically(final) as partial:
         partial.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def place(source: Path, target: Path) -> str:
+def clone_or_copy(source: Path, target: Path) -> str:
     """Copy somebody's file; the SHA-256 of what was copied. A reflink where the file system can, which costs no disk:
     in neither case does a later writer to one change the other, as with a hard link.
 
@@ -184,7 +184,7 @@ def share(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:
-        place(source, target)
+        clone_or_copy(source, target)
 
 
 def can_clone(folder: Path) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from quantmill.common.atomic import publish
+from quantmill.common.atomic import write_atomically
 
 MASK = "***"
 LEAST = 8  # characters of a secret: fewer stand in ordinary words and numbers
@@ -84,7 +84,7 @@ class Secrets:
             if all(self.text(line) == line for line in _pieces(lines)):
                 return
         with (
-            publish(path) as partial,
+            write_atomically(path) as partial,
             partial.open("w", encoding="utf-8") as out,
             path.open(encoding="utf-8", errors="replace") as lines,
         ):

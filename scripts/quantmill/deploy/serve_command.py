@@ -21,7 +21,7 @@ from quantmill.plan.model_source import CHECKOUT
 from quantmill.plan.registry import suggestion
 from quantmill.report.labels import label
 from quantmill.servers import lifecycle, vllm_settings
-from quantmill.servers.endpoint import Place
+from quantmill.servers.endpoint import Endpoint
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def texts(cell: Mapping[str, Any], listed: Mapping[str, Any]) -> str:
     kind.check_ours(options)
 
     def words(folder: str) -> list[str]:
-        place = Place(folder, f"{cell['model']}/{cell['format']}", HOST, PORT)
+        place = Endpoint(folder, f"{cell['model']}/{cell['format']}", HOST, PORT)
         return kind.words(artifact, place, gpus, processors, options)
 
     env = server.env(gpus)

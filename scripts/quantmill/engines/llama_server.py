@@ -10,7 +10,7 @@ from quantmill.checkpoint import gguf_file
 from quantmill.engines.served.started import MODEL, Started, flags
 from quantmill.llamacpp import files
 from quantmill.servers import lifecycle
-from quantmill.servers.endpoint import Place
+from quantmill.servers.endpoint import Endpoint
 
 
 class Engine(Started):
@@ -36,12 +36,12 @@ class Engine(Started):
         self.context = options.get("ctx_size", options.get("c", 0))
         types = [options.get(f"cache_type_{part}", options.get(f"ct{part}", "f16")) for part in "kv"]
         self.cache = ", ".join(map(str, dict.fromkeys(types)))
-        place = Place(str(artifact.absolute()), MODEL, lifecycle.LOCAL, port)
+        place = Endpoint(str(artifact.absolute()), MODEL, lifecycle.LOCAL, port)
         words = self.words(artifact, place, int(device == "cuda"), threads, options)
         return [str(llamacpp.folder() / "bin/llama-server"), *words], {}
 
     @staticmethod
-    def words(artifact: Path, place: Place, cards: int, threads: int, options: Mapping[str, Any]) -> list[str]:
+    def words(artifact: Path, place: Endpoint, cards: int, threads: int, options: Mapping[str, Any]) -> list[str]:
         """What llama-server is called with, to serve the artifact there on the cards that it sees (0: a CPU)."""
         settings = {"threads": threads, "parallel": 1, "cache_prompt": False, "webui": False, "metrics": True}
         if options.get("parallel", 1) > 1:

@@ -12,7 +12,7 @@ from quantmill.common import redaction
 from quantmill.devices import cuda
 from quantmill.engines.served.started import MODEL, Started, flags, python
 from quantmill.servers import lifecycle, vllm_settings
-from quantmill.servers.endpoint import Place
+from quantmill.servers.endpoint import Endpoint
 from quantmill.servers.vllm_settings import TOP
 
 # what its log says of the configuration that is in effect
@@ -45,13 +45,13 @@ class Engine(Started):
         self, artifact: Path, device: str, threads: int, port: int, options: Mapping[str, Any]
     ) -> tuple[list[str], dict[str, str]]:
         cards = cuda.count() if device == "cuda" else 0
-        place = Place(str(artifact.absolute()), MODEL, lifecycle.LOCAL, port)
+        place = Endpoint(str(artifact.absolute()), MODEL, lifecycle.LOCAL, port)
         theirs = sorted(lifecycle.divide_processors()[1])[:threads]
         argv = [*python(), *self.words(artifact, place, cards, threads, options)]
         return argv, vllm_settings.environment(cards, theirs) | vllm_settings.SOCKETS
 
     @staticmethod
-    def words(artifact: Path, place: Place, cards: int, threads: int, options: Mapping[str, Any]) -> list[str]:
+    def words(artifact: Path, place: Endpoint, cards: int, threads: int, options: Mapping[str, Any]) -> list[str]:
         """What a Python that has vLLM is called with, to serve the artifact there on so many cards (0: a CPU)."""
         argv = ["-P", "-m", "vllm.entrypoints.openai.api_server", f"--model={place.folder}"]
         argv += [f"--served-model-name={place.name}", f"--host={place.host}", f"--port={place.port}"]

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from quantmill.common.atomic import publish, work_folder
+from quantmill.common.atomic import work_folder, write_atomically
 from quantmill.common.manifest import NAME, sha256
 from quantmill.common.program import UserError, parser, start_child
 from quantmill.environments.create import find_uv, pip_config, pip_listing, uv_environment
@@ -278,7 +278,7 @@ def main() -> None:
     target = find_target(options.python_version, options.platform)
 
     environment = uv_environment(pip_config(pip_listing()), os.environ)
-    with publish(options.out) as folder, work_folder(options.out) as work:
+    with write_atomically(options.out) as folder, work_folder(options.out) as work:
         requirements = resolve(options.pins, target, work, environment)
         downloads = work.with_name(f".{options.out.name}.wheels")
         wheels = fetch(find_pip(options.pins) | requirements, target, downloads, work)

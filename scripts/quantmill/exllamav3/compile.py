@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from quantmill.common import manifest
-from quantmill.common.atomic import publish
+from quantmill.common.atomic import write_atomically
 from quantmill.common.cache_folder import cache, lock
 from quantmill.common.program import UserError, parser, run_compiler
 from quantmill.devices import cpu
@@ -101,7 +101,7 @@ def main() -> None:
         "architectures": architectures(),
     }
     module = compile_kernels(about, home, min(options.threads, cpu.available_threads()))
-    with publish(options.dst) as folder:
+    with write_atomically(options.dst) as folder:
         folder.mkdir()
         (folder / module.name).symlink_to(module)
         (folder / manifest.NAME).write_text(json.dumps(about, indent=2), encoding="utf-8")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from quantmill.checkpoint import headers, selection, shards
 from quantmill.common import manifest
-from quantmill.common.atomic import place, publish
+from quantmill.common.atomic import clone_or_copy, write_atomically
 from quantmill.common.program import parser
 
 
@@ -33,9 +33,9 @@ def main() -> None:
         shards.refuse_pointer(file)
     source.tensors()  # headers that do not fit their files are found before a byte is copied
     parameters = selection.report(str(options.src), selection.left_out(options.src, {file.name for file in files}))
-    with publish(options.dst, source=options.src) as folder, ThreadPoolExecutor(manifest.HASHERS) as workers:
+    with write_atomically(options.dst, source=options.src) as folder, ThreadPoolExecutor(manifest.HASHERS) as workers:
         folder.mkdir()
-        digests = workers.map(place, files, (folder / file.name for file in files))
+        digests = workers.map(clone_or_copy, files, (folder / file.name for file in files))
         hashes = {file.name: digest for file, digest in zip(files, digests, strict=True)}
         weights = {file.name: hashes[file.name] for file in source.files}
         manifest.write(

@@ -13,7 +13,7 @@ import huggingface_hub
 
 from quantmill.checkpoint import headers, selection, shards
 from quantmill.common import manifest
-from quantmill.common.atomic import place, publish
+from quantmill.common.atomic import clone_or_copy, write_atomically
 from quantmill.common.model_config import context_of
 from quantmill.common.program import UserError, parser, printable
 from quantmill.fetch import hub
@@ -46,9 +46,9 @@ def main() -> None:
         )
     files = hub.fetch(repository, names)
     left_out = sorted(map(printable, repository.files.keys() - {*names}))
-    with publish(options.dst) as folder:
+    with write_atomically(options.dst) as folder:
         folder.mkdir()
-        hashes = {name: place(path, folder / name) for name, path in files.items()}
+        hashes = {name: clone_or_copy(path, folder / name) for name, path in files.items()}
         for name, digest in hashes.items():
             if repository.files[name].sha256 not in (None, digest):
                 raise UserError(

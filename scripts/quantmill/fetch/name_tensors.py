@@ -27,7 +27,7 @@ from transformers.modeling_utils import LoadStateDictConfig, PreTrainedModel
 from quantmill.checkpoint import headers, used
 from quantmill.checkpoint.tensor import Tensor
 from quantmill.common import limited, remote_code
-from quantmill.common.atomic import publish
+from quantmill.common.atomic import write_atomically
 from quantmill.common.program import UserError, first_line, parser
 
 FLOAT = torch.float32  # of every weight here; what is stored matters to `used.check_dtypes` alone
@@ -134,5 +134,5 @@ def main() -> None:
     signal.signal(signal.SIGXCPU, refuse)
     with limited.step(str(config), megabytes=MEGABYTES, seconds=SECONDS):
         found = name_tensors(source, options.further_layers)
-    with publish(options.out) as partial:
+    with write_atomically(options.out) as partial:
         found.write(partial)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from quantmill.checkpoint import shards
 from quantmill.common import manifest, plain_file
-from quantmill.common.atomic import MANIFEST, place, publish
+from quantmill.common.atomic import MANIFEST, clone_or_copy, write_atomically
 from quantmill.common.program import UserError, parser
 from quantmill.fetch import hub
 from quantmill.fetch.prebuilt_layouts import PACKED, ct2, gguf, packed
@@ -103,14 +103,14 @@ def main() -> None:
         found = of_path(Path(options.artifact), options.layout)
     for path in found.files.values():
         shards.refuse_pointer(path)
-    with publish(options.dst) as folder:
+    with write_atomically(options.dst) as folder:
         folder.mkdir()
         with ThreadPoolExecutor(manifest.HASHERS) as workers:
-            digests = workers.map(place, found.files.values(), (folder / name for name in found.files))
+            digests = workers.map(clone_or_copy, found.files.values(), (folder / name for name in found.files))
             placed = dict(zip(found.files, digests, strict=True))
         check_hashes(found, placed)
         for path in layout.beside(options.model):
-            place(path, folder / path.name)
+            clone_or_copy(path, folder / path.name)
         try:
             facts = layout.check(folder, options.model, options.layout)
         except UserError as error:  # where it came from: this folder is gone when the line is read

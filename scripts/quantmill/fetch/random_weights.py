@@ -26,7 +26,7 @@ from quantmill.checkpoint import headers, model_shape, safetensors_file, selecti
 from quantmill.checkpoint.copying import write_all
 from quantmill.checkpoint.tensor import Tensor, row_major
 from quantmill.common import manifest, remote_code
-from quantmill.common.atomic import place, publish
+from quantmill.common.atomic import clone_or_copy, write_atomically
 from quantmill.common.program import UserError, first_line, parser
 
 MARGIN = 8  # times what a model of Llama's layers takes; others share layers, or have fewer experts
@@ -115,7 +115,7 @@ def main() -> None:
     given = [path for path in lying if selection.is_tokenizer(path.name)]
     for path in given:
         shards.refuse_pointer(path)
-    with publish(options.dst) as folder:
+    with write_atomically(options.dst) as folder:
         folder.mkdir()
         total = sum(tensor.nbytes for tensor in tensors)
         with tqdm(total=total, unit="B", unit_scale=True, desc="random weights", disable=None) as bar:
@@ -124,7 +124,7 @@ def main() -> None:
         dtypes = {"torch_dtype": "float16", "dtype": "float16"}
         (folder / "config.json").write_text(json.dumps(config | dtypes, indent=2) + "\n", encoding="utf-8")
         for path in given:
-            place(path, folder / path.name)
+            clone_or_copy(path, folder / path.name)
         if not given:
             write_placeholder_tokenizer(folder, vocab_size)
         manifest.write(

@@ -21,7 +21,7 @@ import pyarrow
 from pyarrow import parquet
 
 from quantmill.common import manifest
-from quantmill.common.atomic import publish
+from quantmill.common.atomic import write_atomically
 from quantmill.common.program import UserError, parser
 from quantmill.fetch import hub
 from quantmill.tokens import plain_text
@@ -102,7 +102,7 @@ def main() -> None:
     text = join.join(chosen)
     if not text.strip():
         raise UserError(f"{options.repository}: {options.file} holds no text in column {options.column!r}")
-    with publish(options.dst) as folder:
+    with write_atomically(options.dst) as folder:
         folder.mkdir()
         (folder / "text.txt").write_text(text, encoding="utf-8", newline="")
         rows = {"join": join, "characters": [len(document) for document in chosen]}

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from quantmill import devices, engines
-from quantmill.common.atomic import publish_json
+from quantmill.common.atomic import write_json
 from quantmill.common.program import UserError, parser
 from quantmill.devices import cpu
 from quantmill.gate import fidelity
@@ -79,4 +79,4 @@ def main() -> None:
     if perplexity is not None:
         check_sanity(perplexity, reference, options.factor)
     facts = {"perplexity": perplexity, "reference": reference["perplexity"], "windows": reference["windows"]}
-    publish_json(options.out, facts | {"protocol": options.protocol, "factor": options.factor, "faithful": faithful})
+    write_json(options.out, facts | {"protocol": options.protocol, "factor": options.factor, "faithful": faithful})

@@ -17,7 +17,7 @@ import torch
 from quantmill import devices, engines, layouts
 from quantmill.checkpoint import shards
 from quantmill.common import manifest
-from quantmill.common.atomic import publish_json
+from quantmill.common.atomic import write_json
 from quantmill.common.program import UserError, parser
 from quantmill.devices import cpu
 from quantmill.engines.decoding.merged import Merged
@@ -92,4 +92,4 @@ def main() -> None:
         found = {"unread": str(reason)}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    publish_json(options.out, found | {"protocol": options.protocol})
+    write_json(options.out, found | {"protocol": options.protocol})

@@ -23,12 +23,12 @@ from typing import Any
 
 from quantmill import devices, engines
 from quantmill.common import manifest
-from quantmill.common.atomic import publish_json, work_folder
+from quantmill.common.atomic import work_folder, write_json
 from quantmill.common.program import UserError, parser, start_child
 from quantmill.devices import cpu, listeners
 from quantmill.devices.monitor import Monitor
 from quantmill.latency import variants, worker
-from quantmill.latency.worker import Job, Measurement, Refusal, Trial
+from quantmill.latency.worker import LatencyTask, Measurement, Refusal, Trial
 from quantmill.metrics import METRICS_VERSION, latency
 from quantmill.quality import alignment
 
@@ -53,7 +53,7 @@ def check_length(options: argparse.Namespace) -> None:
         )
 
 
-def run_job(job: Job, folder: Path) -> dict[str, Any]:
+def run_job(job: LatencyTask, folder: Path) -> dict[str, Any]:
     """What a fresh process found. Where it fails, its own line says why.
 
     Its engine is told how many threads it has; the environment does not say otherwise.
@@ -70,7 +70,7 @@ def run_job(job: Job, folder: Path) -> dict[str, Any]:
     return json.loads(Path(job.out).read_text(encoding="utf-8"))
 
 
-def try_threads(job: Job, candidates: list[int], folder: Path) -> int:
+def try_threads(job: LatencyTask, candidates: list[int], folder: Path) -> int:
     """The number of CPU threads that decodes fastest, found by a process of its own: what the trials leave is no memory
     of the measured one."""
     if len(candidates) == 1:
@@ -78,7 +78,7 @@ def try_threads(job: Job, candidates: list[int], folder: Path) -> int:
     return Trial(**run_job(replace(job, task="try_threads", threads=candidates), folder)).threads
 
 
-def measure(job: Job, folder: Path) -> Observation | Refusal:
+def measure(job: LatencyTask, folder: Path) -> Observation | Refusal:
     """Run a process that measures, and watch the device meanwhile."""
     with Monitor(job.device, listeners.of_options(job.options)) as monitor:
         found = run_job(job, folder)
@@ -89,7 +89,7 @@ def measure(job: Job, folder: Path) -> Observation | Refusal:
     return Observation(measured, **seen)
 
 
-def measure_all(job: Job, processes: int, modes: str) -> list[list[Observation] | Refusal]:
+def measure_all(job: LatencyTask, processes: int, modes: str) -> list[list[Observation] | Refusal]:
     """All processes of each way to decode, the plain way first, one process after the other; a way that does not fit
     the model says why."""
     with work_folder(Path(job.out)) as folder:
@@ -127,7 +127,7 @@ def summarise(processes: Sequence[Observation], bandwidth: float, speculation: b
     measured = [each.measured for each in processes]
     first = measured[0]
     runs = [run for each in measured for run in each.runs]
-    samples = [latency.Run(r["process"], r["repeat"], r["prompt"], tuple(r["token_seconds"])) for r in runs]
+    samples = [latency.Sample(r["process"], r["repeat"], r["prompt"], tuple(r["token_seconds"])) for r in runs]
     summary = latency.summary(samples)
     memory = {
         kind: max(each.memory_bytes[kind] for each in measured)
@@ -266,7 +266,7 @@ def main() -> None:
     # of the device, not of the threads that will turn out best; first, so that a fault here costs no measurement
     threads = min(options.threads, cpu.available_threads())
     bandwidth = devices.copy_bandwidth(device, threads)
-    job = Job(
+    job = LatencyTask(
         task="measure",
         out=str(options.out),
         artifact=str(options.artifact),
@@ -284,4 +284,4 @@ def main() -> None:
     )
     measured = measure_all(job, options.processes, options.decode)
     result = assemble(options, measured, bandwidth)
-    publish_json(options.out, result | {"device": devices.describe(device, measured[0][0].measured.threads)})
+    write_json(options.out, result | {"device": devices.describe(device, measured[0][0].measured.threads)})

@@ -12,7 +12,7 @@ from quantmill.metrics import latency
 from quantmill.quality import alignment
 
 if TYPE_CHECKING:
-    from quantmill.latency.worker import Job
+    pass
 
 NEW_TOKENS = 64  # after a long prompt, at most: enough for TPOT, and TTFT is what its length costs
 
@@ -77,7 +77,7 @@ def join(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return dict(first)
     runs = [run for entry in entries for run in entry["runs"]]
     summary = latency.summary(
-        [latency.Run(run["process"], run["repeat"], run["prompt"], tuple(run["token_seconds"])) for run in runs]
+        [latency.Sample(run["process"], run["repeat"], run["prompt"], tuple(run["token_seconds"])) for run in runs]
     )
     size = first.get("batch", 1)
     summary |= {name: value * size for name, value in summary.items() if name.startswith("tokens_per_second")}

@@ -1,7 +1,7 @@
 """One fresh process of latency.measure: python scripts/quantmill latency.worker job.json
 
 It loads the artifact, warms up, measures every prompt, then longer prompts and batches; or it tries numbers of threads.
-The job is a `Job` as JSON; what was found is JSON in the file that the job names: a `Measurement`, a `Refusal` or a
+The job is a `LatencyTask` as JSON; what was found is JSON in the file that the job names: a `Measurement`, a `Refusal` or a
 `Trial`, by the job's task.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Literal
 from tqdm import tqdm
 
 from quantmill import devices, engines
-from quantmill.common.atomic import publish_json
+from quantmill.common.atomic import write_json
 from quantmill.common.program import UserError, command
 from quantmill.devices import cpu, cuda, host_load, processes
 from quantmill.latency import variants
@@ -30,7 +30,7 @@ TRIAL_NOISE = 0.1  # relative
 
 
 @dataclass(frozen=True)
-class Job:
+class LatencyTask:
     """What one process is to do; paths are text, so that a job is JSON as it stands."""
 
     task: Literal["measure", "try_threads"]
@@ -96,7 +96,7 @@ class Measurement:
     texts: list[list[str]] | None = None  # by prompt and repeat, of a server that tells no tokens: their ids are -1
 
 
-def try_threads(job: Job) -> Trial:
+def try_threads(job: LatencyTask) -> Trial:
     """Of several numbers of CPU threads the largest that decodes about as fast as the fastest.
 
     Each decodes `TRIAL_TOKENS` tokens, or as many as are measured, `TRIALS` times, of which the best counts;
@@ -113,7 +113,7 @@ def try_threads(job: Job) -> Trial:
     return Trial(max(each for each in job.threads if seconds[each] <= min(seconds.values()) * (1 + TRIAL_NOISE)))
 
 
-def measure(job: Job) -> Measurement | Refusal:
+def measure(job: LatencyTask) -> Measurement | Refusal:
     """Load, warm up and measure in this process.
 
     After that tokens are checked against the engine's own logits, where it has them: a few of the plain way's, every
@@ -195,7 +195,7 @@ def memory_bytes(engine: engines.Engine, device: str) -> dict[str, int | None]:
 
 def main() -> None:
     (path,) = sys.argv[1:]
-    job = Job(**json.loads(Path(path).read_text(encoding="utf-8")))
+    job = LatencyTask(**json.loads(Path(path).read_text(encoding="utf-8")))
     if devices.resolve(job.device, gpus=job.gpus) != job.device:
         raise UserError(f"device {job.device} is not there any more")
-    publish_json(Path(job.out), asdict({"measure": measure, "try_threads": try_threads}[job.task](job)))
+    write_json(Path(job.out), asdict({"measure": measure, "try_threads": try_threads}[job.task](job)))

@@ -155,7 +155,7 @@ def write_model(folder: Path, source: Checkpoint, reading: Reading | None, dtype
 
 def module(layout: str) -> ModuleType:
     """The module of a layout, `-` as `_`."""
-    return importlib.import_module(f"layouts.{layout.replace('-', '_')}")
+    return importlib.import_module(f"quantmill.layouts.{layout.replace('-', '_')}")
 
 
 def rounding(layout: str, artifact: Path) -> Callable[[str, Any], Any] | None:

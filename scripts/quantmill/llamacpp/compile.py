@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from quantmill.common import manifest, surroundings
-from quantmill.common.atomic import publish
+from quantmill.common.atomic import write_atomically
 from quantmill.common.cache_folder import cache, lock
 from quantmill.common.program import PACKAGE, UserError, parser, run_compiler
 from quantmill.devices import cpu
@@ -221,7 +221,7 @@ def main() -> None:
         "flags": definitions,
         "instruction_sets": used,
     } | about
-    with publish(options.dst) as folder:
+    with write_atomically(options.dst) as folder:
         folder.mkdir()
         for name, place in (("bin", build / "bin"), ("source", source), ("binding", sources / "binding")):
             (folder / name).symlink_to(place)

@@ -10,7 +10,7 @@ from quantmill.loads.server_start import Start
 
 
 @dataclass(frozen=True)
-class Job:
+class LoadTask:
     """What one process is to do; paths are text, so that a job is JSON as it stands."""
 
     artifact: str
@@ -34,7 +34,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Came:
+class StartResult:
     """What one start gave, and what the server says of itself."""
 
     start: Start

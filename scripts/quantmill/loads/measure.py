@@ -21,17 +21,17 @@ import numpy as np
 from quantmill import devices, engines
 from quantmill.checkpoint import is_mixture, shards
 from quantmill.common import manifest
-from quantmill.common.atomic import publish, publish_json, work_folder
+from quantmill.common.atomic import work_folder, write_atomically, write_json
 from quantmill.common.model_config import of_text
 from quantmill.common.program import UserError, parser, start_child
 from quantmill.devices import cpu, listeners
 from quantmill.devices.monitor import Monitor
 from quantmill.loads import client_ceiling, kv_cache, result, worker
-from quantmill.loads.job import Came, Job
+from quantmill.loads.job import LoadTask, StartResult
 from quantmill.metrics import METRICS_VERSION
 
 
-def run_job(job: Job, folder: Path) -> Came:
+def run_job(job: LoadTask, folder: Path) -> StartResult:
     """One start of the server, watched from outside. Where it fails, its own line says why."""
     path = folder / "job.json"
     path.write_text(json.dumps(asdict(job)), encoding="utf-8")
@@ -49,7 +49,7 @@ def run_job(job: Job, folder: Path) -> Came:
         raise UserError(f"{job.artifact}: its client was killed by signal {-status}; was memory short?")
     if status:
         sys.exit(status)
-    came: Came = pickle.loads(pickled)
+    came: StartResult = pickle.loads(pickled)
     for each in [*came.start.loads, *came.start.searched]:
         seen = monitor.describe(each.host, each.span, [each.span], each.own)
         each.conditions, each.interference = seen["conditions"], seen["interference"]
@@ -78,7 +78,7 @@ def main() -> None:
     limit = client_ceiling.measure()["events_per_core_second"]
     with work_folder(options.out) as folder:
         jobs = [
-            Job(
+            LoadTask(
                 artifact=str(options.artifact),
                 engine=options.engine,
                 options=options.options,
@@ -101,10 +101,10 @@ def main() -> None:
         result.join([each.loads[place] for each in starts], starts[0].findings, options.serving["limits"])
         for place in range(len(starts[0].loads))
     ]
-    with publish(options.out.with_suffix(".npz")) as partial, partial.open("wb") as file:
+    with write_atomically(options.out.with_suffix(".npz")) as partial, partial.open("wb") as file:
         np.savez_compressed(file, **result.raw(starts))
     memory = [each.peak_memory_bytes for each in came if each.peak_memory_bytes is not None]
-    publish_json(
+    write_json(
         options.out,
         {
             "kind": "serving",

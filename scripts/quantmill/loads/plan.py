@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quantmill.client.checks import Asked
+from quantmill.client.checks import LoadRequest
 from quantmill.client.schedule import Closed, Load, Poisson, burst
 from quantmill.common.program import UserError
 from quantmill.loads import prompts
@@ -17,12 +17,12 @@ PROBE_TOKENS = 12
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedLoad:
     """One load. `slots`: requests that it keeps in flight; `rate`: requests a second of a schedule with that hash; a
     burst has neither."""
 
     name: str
-    asked: list[Asked]
+    asked: list[LoadRequest]
     load: Load
     slots: int | None = None
     rate: float | None = None
@@ -53,12 +53,12 @@ class Plan:
         self.prefix = [] if evaluation.get("bos_id") is None else [evaluation["bos_id"]]
         self.context = evaluation["context"]
         self.used: list[list[int]] = []
-        self.loads: list[Planned] = []
+        self.loads: list[PlannedLoad] = []
         if serving["burst"]:
             self._plan_burst(texts)
         for slots in serving["concurrency"]:
             asked = stagger(self._cut(PER_SLOT * slots), slots)
-            self.loads.append(Planned(f"concurrency-{slots}", asked, Closed(slots), slots=slots))
+            self.loads.append(PlannedLoad(f"concurrency-{slots}", asked, Closed(slots), slots=slots))
         self.scheduled = self._cut(serving["requests"]) if serving["rates"] or serving["largest_rate"] else []
         self.loads += [self.at_rate(rate) for rate in serving["rates"]]
 
@@ -67,22 +67,22 @@ class Plan:
         if number > len(texts):
             raise UserError(f"serving.burst: {number} prompts, and its text holds {len(texts)}; lower it, or add more")
         lengths = prompts.draw_lengths(_lengths(self.serving["new_tokens"]), number, self.seed)
-        asked = [Asked(ids, n) for ids, n in zip(texts[:number], lengths, strict=True)]
+        asked = [LoadRequest(ids, n) for ids, n in zip(texts[:number], lengths, strict=True)]
         self._check(asked)
-        self.loads.append(Planned(f"burst-{number}", asked, burst(number)))
+        self.loads.append(PlannedLoad(f"burst-{number}", asked, burst(number)))
         self.used += [list(each.prompt) for each in asked]
 
-    def _cut(self, number: int) -> list[Asked]:
+    def _cut(self, number: int) -> list[LoadRequest]:
         """So many requests, whose prompts share no beginning with any before them."""
         sizes = prompts.draw_lengths(_lengths(self.serving["prompt_tokens"]), number, self.seed)
         lengths = prompts.draw_lengths(_lengths(self.serving["new_tokens"]), number, self.seed + 1)
         cut = prompts.cut_prompts(self.ids, sizes, seed=self.seed, prefix=self.prefix, others=self.used)
-        asked = [Asked(ids, n) for ids, n in zip(cut, lengths, strict=True)]
+        asked = [LoadRequest(ids, n) for ids, n in zip(cut, lengths, strict=True)]
         self._check(asked)
         self.used += cut
         return asked
 
-    def _check(self, asked: Sequence[Asked]) -> None:
+    def _check(self, asked: Sequence[LoadRequest]) -> None:
         longest = max(len(each.prompt) + each.new_tokens for each in asked)
         if self.context and longest > self.context:
             raise UserError(
@@ -103,13 +103,13 @@ class Plan:
                     f"{{ctx_size: {most}}}"
                 )
 
-    def at_rate(self, rate: float) -> Planned:
+    def at_rate(self, rate: float) -> PlannedLoad:
         """A load of the study's requests at so many a second, at times that its seed draws."""
         schedule = Poisson.draw(rate, len(self.scheduled), self.seed)
         name = f"rate-{rate:g}"
-        return Planned(name, self.scheduled, schedule.load, rate=schedule.rate, schedule_sha256=schedule.sha256)
+        return PlannedLoad(name, self.scheduled, schedule.load, rate=schedule.rate, schedule_sha256=schedule.sha256)
 
-    def warm_up(self) -> list[Asked]:
+    def warm_up(self) -> list[LoadRequest]:
         """A burst that covers every batch size of the loads; its prompts share nothing with theirs."""
         largest = max((each.together for each in self.loads), default=1)
         lengths = prompts.warm_up_lengths(largest)
@@ -117,18 +117,18 @@ class Plan:
         lengths = lengths if room > len(self.prefix) else [1] * largest
         sizes = [max(room, len(self.prefix) + 1)] * largest
         cut = prompts.cut_prompts(self.ids, sizes, seed=self.seed + 2, prefix=self.prefix, others=self.used)
-        return [Asked(ids, n) for ids, n in zip(cut, lengths, strict=True)]
+        return [LoadRequest(ids, n) for ids, n in zip(cut, lengths, strict=True)]
 
-    def probes(self, number: int) -> list[Asked]:
+    def probes(self, number: int) -> list[LoadRequest]:
         """So many short answers to prompts as long as the longest of the loads, which none of those is."""
         longest = max((len(each.prompt) for planned in self.loads for each in planned.asked), default=WARM_UP_PROMPT)
         cut = prompts.cut_prompts(
             self.ids, [longest] * number, seed=self.seed + 3, prefix=self.prefix, others=self.used
         )
-        return [Asked(ids, PROBE_TOKENS) for ids in cut]
+        return [LoadRequest(ids, PROBE_TOKENS) for ids in cut]
 
 
-def stagger(asked: Sequence[Asked], slots: int) -> list[Asked]:
+def stagger(asked: Sequence[LoadRequest], slots: int) -> list[LoadRequest]:
     """The same requests, of which the first ones end one after another: slots that begin together, with answers of one
     length, would go on in step, and every prompt would wait for all others'."""
     first = [

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from quantmill.client.checks import Finding
-from quantmill.loads.server_start import Loaded, Start
+from quantmill.loads.server_start import LoadResult, Start
 from quantmill.metrics import goodput, restarts, serving, steadiness
-from quantmill.metrics.goodput import LargestRate
+from quantmill.metrics.goodput import Goodput
 
 # faults of single requests: a rate at which they come is not met, and is no reason to doubt the others
 MISSES = {"rejected", "failed", "cut", "error_inside"}
@@ -17,7 +17,7 @@ MISSES = {"rejected", "failed", "cut", "error_inside"}
 OF_TOKENS = {"batch_dependent", "unlike_predictions"}
 
 
-def join(loads: Sequence[Loaded], alone: Sequence[Finding], limits: Mapping[str, float]) -> dict[str, Any]:
+def join(loads: Sequence[LoadResult], alone: Sequence[Finding], limits: Mapping[str, float]) -> dict[str, Any]:
     """One load of all starts.
 
     Args:
@@ -26,7 +26,7 @@ def join(loads: Sequence[Loaded], alone: Sequence[Finding], limits: Mapping[str,
     """
     planned, runs = loads[0].planned, [each.timelines for each in loads]
     figures, missing = serving.summary(runs, planned.slots)
-    met = [goodput.goodput(run, limits["ttft_ms"] / 1000, limits["tpot_ms"] / 1000) for run in runs]
+    met = [goodput.slo_attainment(run, limits["ttft_ms"] / 1000, limits["tpot_ms"] / 1000) for run in runs]
     figures["goodput"] = sum(good for good, _ in met) / sum(arrived for _, arrived in met)
     if "output_tokens_per_second" in figures:
         _, low, high = restarts.throughput(runs, planned.slots)
@@ -61,7 +61,7 @@ def largest_rate(start: Start) -> dict[str, Any] | None:
     """What the search for the largest rate found, and what refuses it; None where nobody searched."""
     if start.largest_rate is None:
         return None
-    found: LargestRate = start.largest_rate
+    found: Goodput = start.largest_rate
     findings = [
         *(finding for finding in start.findings if finding.refuses),
         *(finding for each in start.loads for finding in each.findings if finding.fault in OF_TOKENS),
@@ -102,7 +102,7 @@ def raw(starts: Sequence[Start]) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _server_counts(loads: Sequence[Loaded]) -> dict[str, float | None]:
+def _server_counts(loads: Sequence[LoadResult]) -> dict[str, float | None]:
     """What the server's own counters say over all starts; None where one does not tell."""
 
     def total(name: str) -> float | None:
@@ -121,11 +121,11 @@ def _server_counts(loads: Sequence[Loaded]) -> dict[str, float | None]:
     }
 
 
-def _tokens(loads: Sequence[Loaded]) -> float:
+def _tokens(loads: Sequence[LoadResult]) -> float:
     return sum(count for each in loads for timeline in each.timelines for count in timeline.tokens)
 
 
-def _reasons(loads: Sequence[Loaded]) -> list[str]:
+def _reasons(loads: Sequence[LoadResult]) -> list[str]:
     """What disturbed the loads, each reason once."""
     return list(dict.fromkeys(reason for each in loads for reason in each.interference))
 

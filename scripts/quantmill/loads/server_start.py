@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from quantmill.client import checks, client, schedule, stream, together
-from quantmill.client.checks import Asked, Counters, Finding
+from quantmill.client.checks import Counters, Finding, LoadRequest
 from quantmill.devices import host_load, processes
 from quantmill.engines.served.served import Served
 from quantmill.layouts.compressed_tensors import rounds_activations
 from quantmill.loads import agreement, load_checks
-from quantmill.loads.plan import Plan, Planned
+from quantmill.loads.plan import Plan, PlannedLoad
 from quantmill.metrics import goodput
 from quantmill.metrics.serving import Timeline
 from quantmill.quality import alignment
@@ -30,10 +30,10 @@ REPEATED = 5  # prompts that are sent again, to see what the server keeps
 
 
 @dataclass
-class Loaded:
+class LoadResult:
     """One load of one start. `equal`: the share of checked answers whose tokens are those of the same prompt alone."""
 
-    planned: Planned
+    planned: PlannedLoad
     timelines: list[Timeline]
     findings: list[Finding]
     client: dict[str, float]
@@ -53,10 +53,10 @@ class Start:
 
     startup_s: float | None
     findings: list[Finding] = field(default_factory=list)
-    loads: list[Loaded] = field(default_factory=list)
+    loads: list[LoadResult] = field(default_factory=list)
     nll_shift: float | None = None  # nats a token: how much predictions depend on load
-    largest_rate: goodput.LargestRate | None = None
-    searched: list[Loaded] = field(default_factory=list)  # the loads of the search for the largest rate
+    largest_rate: goodput.Goodput | None = None
+    searched: list[LoadResult] = field(default_factory=list)  # the loads of the search for the largest rate
 
 
 def fingerprint(folder: Path) -> dict[str, tuple[int, int, int]]:
@@ -80,7 +80,7 @@ class Loader:
         if (room := engine.shared_context(plan.context)) is not None:
             plan.check_room(room)
 
-    def send(self, asked: Sequence[Asked], load: schedule.Load) -> tuple[client.Recording, list[stream.Reply]]:
+    def send(self, asked: Sequence[LoadRequest], load: schedule.Load) -> tuple[client.Recording, list[stream.Reply]]:
         """Send requests, and read what came back. Raises `UserError` where the server has ended."""
         requests = [self.engine.request(list(each.prompt), each.new_tokens) for each in asked]
         recording = client.run(self.engine.target, requests, load)
@@ -92,7 +92,7 @@ class Loader:
         warm_up = self.plan.warm_up()
         self.send(warm_up, schedule.burst(len(warm_up)))
         new, *probes = self.plan.probes(1 + REPEATED)
-        ends = [Asked([*each.prompt[:-1], each.prompt[0]], each.new_tokens) for each in probes]
+        ends = [LoadRequest([*each.prompt[:-1], each.prompt[0]], each.new_tokens) for each in probes]
         alone = partial(self.send, load=schedule.Closed(1))
         alone([new])  # whatever a prompt of that length takes the first time
         first, again, longer = (alone(each)[1] for each in (probes, probes, ends))
@@ -102,7 +102,7 @@ class Loader:
         )
         return [each for each in found if not (told and each.fault == "prefix_cached")]  # counts tell, not times
 
-    def run(self, planned: Planned, check_tokens: bool) -> Loaded:
+    def run(self, planned: PlannedLoad, check_tokens: bool) -> LoadResult:
         """Put the server under one load. Raises `UserError` as `send`."""
         engine = self.engine
         before, counted = host_load.read(self.cpus, engine.processes()), engine.counters()
@@ -117,7 +117,7 @@ class Loader:
         findings += load_checks.check_load(timelines, planned.slots)
         findings += load_checks.check_client(recording, timelines, self.ceiling, planned.rate is not None)
         findings += load_checks.check_artifact(self.artifact, fingerprint(engine.artifact))
-        loaded = Loaded(
+        loaded = LoadResult(
             planned,
             timelines,
             findings,
@@ -146,7 +146,7 @@ class Loader:
                 return counted
             time.sleep(0.05)
 
-    def _check_tokens(self, loaded: Loaded, replies: Sequence[stream.Reply]) -> None:
+    def _check_tokens(self, loaded: LoadResult, replies: Sequence[stream.Reply]) -> None:
         """Hold some answers against those that the same prompts get alone, and against likelihoods."""
         asked = loaded.planned.asked
         places = sorted({round(place) for place in np.linspace(0, len(asked) - 1, CHECKED)})
@@ -202,9 +202,9 @@ def run(
             say(f"rate {rate:.4g}")
             loaded = loader.run(loader.plan.at_rate(rate), check_tokens=False)
             start.searched.append(loaded)
-            return goodput.goodput(loaded.timelines, limits["ttft_ms"] / 1000, limits["tpot_ms"] / 1000)
+            return goodput.slo_attainment(loaded.timelines, limits["ttft_ms"] / 1000, limits["tpot_ms"] / 1000)
 
-        start.largest_rate = goodput.largest_rate(met, _first_rate(start))
+        start.largest_rate = goodput.goodput(met, _first_rate(start))
     return start
 
 

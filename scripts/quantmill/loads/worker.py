@@ -2,7 +2,7 @@
 DESCRIPTOR
 
 It is the client, so nothing else runs in it: who looks at the device meanwhile is the process that started it. The job
-is a `loading.job.Job` as JSON; what came is a `Came`, pickled into the pipe with that descriptor.
+is a `loading.job.Job` as JSON; what came is a `StartResult`, pickled into the pipe with that descriptor.
 """
 
 import json
@@ -17,7 +17,7 @@ from quantmill.common.program import UserError, command
 from quantmill.devices import cpu, cuda, processes
 from quantmill.engines.served.served import Served
 from quantmill.loads import server_start
-from quantmill.loads.job import Came, Job
+from quantmill.loads.job import LoadTask, StartResult
 from quantmill.loads.server_start import Loader
 
 COMMAND = command("loads.worker")  # and a job's file
@@ -29,7 +29,7 @@ def raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def load(job: Job) -> Came:
+def load(job: LoadTask) -> StartResult:
     """Start the server, and put it under every load. Raises `UserError` for an engine that is none."""
     cpus = cpu.processors()
     plan = job.plan()
@@ -44,14 +44,14 @@ def load(job: Job) -> Came:
         memory = (
             cuda.used_bytes() if job.device == "cuda" and engine.here else processes.peak_rss_bytes(engine.processes())
         )
-        return Came(found, memory, engine.compute_type, engine.versions(), engine.threads)
+        return StartResult(found, memory, engine.compute_type, engine.versions(), engine.threads)
     finally:
         engine.close()
 
 
 def main() -> None:
     path, told = sys.argv[1:]
-    job = Job(**json.loads(Path(path).read_text(encoding="utf-8")))
+    job = LoadTask(**json.loads(Path(path).read_text(encoding="utf-8")))
     if devices.resolve(job.device, gpus=job.gpus) != job.device:
         raise UserError(f"device {job.device} is not there any more")
     came = load(job)

@@ -13,7 +13,7 @@ BRACKET = 0.05  # relative width at which the search for the largest rate ends
 GOOD = 0.99  # share of requests that must meet the limits
 
 
-def goodput(timelines: Sequence[Timeline], ttft: float, tpot: float) -> tuple[int, int]:
+def slo_attainment(timelines: Sequence[Timeline], ttft: float, tpot: float) -> tuple[int, int]:
     """How many requests met both limits (seconds), and how many arrived: rejected, failed and unfinished ones miss."""
     met = sum(
         each.outcome == "ok" and each.ttft is not None and each.ttft <= ttft and (each.tpot or 0.0) <= tpot
@@ -59,7 +59,7 @@ class Trial(NamedTuple):
     high: float
 
 
-class LargestRate(NamedTuple):
+class Goodput(NamedTuple):
     """The largest rate that was tried at which the share met the limits, and the smallest above it at which it did not;
     None where there is none.
 
@@ -74,7 +74,7 @@ class LargestRate(NamedTuple):
     trials: list[Trial]
 
 
-def largest_rate(measure: Callable[[float], tuple[int, int]], start: float, tries: int = 24) -> LargestRate:
+def goodput(measure: Callable[[float], tuple[int, int]], start: float, tries: int = 24) -> Goodput:
     """The largest rate at which `GOOD` of the requests meet the limits: doubled or halved from `start` until one rate
     meets them and one does not, then by bisection until they are less than `BRACKET` apart.
 
@@ -94,4 +94,4 @@ def largest_rate(measure: Callable[[float], tuple[int, int]], start: float, trie
         rate = low * 2 if high == math.inf else high / 2 if low == 0 else math.sqrt(low * high)
     proven = max((each.rate for each in trials if each.low >= GOOD), default=None)
     refuted = min((each.rate for each in trials if each.high < GOOD), default=None)
-    return LargestRate(low or None, high if high < math.inf else None, proven, refuted, trials)
+    return Goodput(low or None, high if high < math.inf else None, proven, refuted, trials)

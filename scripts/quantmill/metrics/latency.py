@@ -21,7 +21,7 @@ SCATTER = 0.15  # of the time of each prompt's faster repeats, by which all may 
 
 
 @dataclass(frozen=True)
-class Run:
+class Sample:
     """Seconds from the prompt's hand-over to each token's arrival on the host, for one prompt in one process."""
 
     process: int
@@ -40,7 +40,7 @@ class Run:
         return (self.token_seconds[-1] - self.token_seconds[0]) / (len(self.token_seconds) - 1)
 
 
-def _seconds(runs: Sequence[Run]) -> np.ndarray:
+def _seconds(runs: Sequence[Sample]) -> np.ndarray:
     """Seconds for each token [processes, repeats, prompts] of runs, of which each of these combinations has one."""
     keys = [(run.process, run.repeat, run.prompt) for run in runs]
     places = [{value: place for place, value in enumerate(sorted(set(axis)))} for axis in zip(*keys, strict=True)]
@@ -56,7 +56,7 @@ def _against_prompts(seconds: np.ndarray) -> np.ndarray:
     return seconds / seconds.mean(axis=(0, 1))
 
 
-def tokens_per_second(runs: Sequence[Run]) -> tuple[float, float, float]:
+def tokens_per_second(runs: Sequence[Sample]) -> tuple[float, float, float]:
     """Throughput and its 95% interval, which holds the speed of the undisturbed machine (docs/METHODS.md, Latency).
 
     Processes and prompts are both samples of what could have been measured. Half of a width is Student's t times the
@@ -113,7 +113,7 @@ def _lost(seconds: np.ndarray) -> float:
     return math.log(float(seconds.mean() / np.quantile(seconds, 0.25, axis=(0, 1)).mean()))
 
 
-def unsteadiness(runs: Sequence[Run]) -> str | None:
+def unsteadiness(runs: Sequence[Sample]) -> str | None:
     """Why a row's own samples say that its machine did not keep its speed, in words; None where they say nothing.
 
     Args:
@@ -131,7 +131,7 @@ def unsteadiness(runs: Sequence[Run]) -> str | None:
     return None
 
 
-def summary(runs: list[Run]) -> dict[str, float]:
+def summary(runs: list[Sample]) -> dict[str, float]:
     """Percentiles of TTFT, TPOT and inter-token gaps in milliseconds, and throughput with its interval."""
     samples = {
         "ttft_ms": [run.ttft for run in runs],

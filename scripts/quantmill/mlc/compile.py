@@ -12,7 +12,7 @@ from pathlib import Path
 
 from quantmill import devices
 from quantmill.checkpoint import shards
-from quantmill.common.atomic import publish, work_folder
+from quantmill.common.atomic import work_folder, write_atomically
 from quantmill.common.program import parser
 from quantmill.mlc import architecture, library, source_config
 
@@ -31,7 +31,7 @@ def main() -> None:
     device = "cuda" if options.arch else devices.resolve(options.device, hold=False)
     target = library.cuda_target(options.arch) if device == "cuda" else library.cpu_target()
     cached = options.cache and options.cache / f"{library.key(shape, target)}.so"
-    with publish(options.out) as partial, work_folder(options.out):
+    with write_atomically(options.out) as partial, work_folder(options.out):
         if cached and cached.is_file():
             shutil.copyfile(cached, partial)  # no link: Snakemake dates its outputs, and other models' with them
             return

@@ -33,7 +33,7 @@ class Cell:
     """One row. `run` is None for the default run; `options` are in the engine's own words."""
 
     model: str
-    format: str
+    artifact: str
     run: str | None
     engine: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -42,8 +42,8 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """`FORMAT` or `FORMAT@RUN`: what files and rows are called."""
-        return self.format if self.run is None else f"{self.format}@{self.run}"
+        """`ARTIFACT` or `ARTIFACT@RUN`: what files and rows are called."""
+        return self.artifact if self.run is None else f"{self.artifact}@{self.run}"
 
 
 @dataclass(frozen=True)

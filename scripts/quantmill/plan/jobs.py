@@ -2,7 +2,7 @@
 
 Memory and disk follow from a model's shape and from what formats and engines are registered to take. With device
 `auto` a job asks for as much as with `cuda`. A format or engine of which nobody said what it takes asks for
-`UNKNOWN`, generous for a tool that holds the whole model twice in float32, and its `Ask` says so.
+`UNKNOWN`, generous for a tool that holds the whole model twice in float32, and its `Resources` says so.
 
 Minutes are a limit to ask a cluster for: `SAFETY` times what recorded results come to, in proportion to the weights
 beyond the largest model measured. Seconds are a prediction, from the same format, engine and kind of device.
@@ -18,7 +18,7 @@ from quantmill.checkpoint.model_shape import Shape
 from quantmill.common.program import PACKAGE
 from quantmill.metrics import windows
 from quantmill.plan.durations import COMPARE, START, Rates, load_rows
-from quantmill.plan.resources import CUDA_BUILD, FLOAT16, MB, Costs, EngineCosts, Memory
+from quantmill.plan.resources import CUDA_BUILD, FLOAT16, MB, BuildResources, Memory, RunResources
 
 SNAKEMAKE = 160  # MB of Snakemake itself, with which a cluster's job runs its command: a dry run of the demo takes 138
 STREAMING = 50  # MB of a job that copies or converts bytes through a small buffer, whatever the model
@@ -51,7 +51,7 @@ RECORDED = [PACKAGE.parents[1] / f"results/{study}/results.json" for study in ("
 
 
 @dataclass(frozen=True)
-class Ask:
+class Resources:
     """What a job asks for: MB of memory and disk, minutes at most; and the seconds that it is likely to take, None
     where nothing recorded tells. `known` is False where nobody said what its format or engine takes."""
 
@@ -93,8 +93,8 @@ class Jobs:
 
     study: Mapping[str, Any]
     reference: tuple[str, str]
-    formats: Mapping[str, Costs | None]
-    engines: Mapping[str, EngineCosts | None]
+    formats: Mapping[str, BuildResources | None]
+    engines: Mapping[str, RunResources | None]
     rows: list[dict[str, Any]] = field(default_factory=lambda: load_rows(RECORDED))
 
     def artifact_bytes(self, format: str, model: Shape) -> int | None:
@@ -102,20 +102,22 @@ class Jobs:
         costs = self.formats.get(format)
         return None if costs is None else costs.size.bytes(model)
 
-    def copy(self, model: Shape) -> Ask:
+    def copy(self, model: Shape) -> Resources:
         """A job that reads float16 weights and writes them again, in another container."""
         disk_mb = FLOAT16.bytes(model) // MB + SMALL
         seconds = self._rates((SOURCE_FORMAT,), None, model).build(0)
-        return Ask(job_mb(STREAMING), self._build_limit(seconds, model, 0), disk_mb)
+        return Resources(job_mb(STREAMING), self._build_limit(seconds, model, 0), disk_mb)
 
-    def build(self, format: str, engine: str, model: Shape, gated: bool, tokens: int | None = None) -> Ask:
+    def build(self, format: str, engine: str, model: Shape, gated: bool, tokens: int | None = None) -> Resources:
         """The job that builds an artifact, calibrated by a text of so many tokens (None: enough), and that runs it in
         the quality gate, where it is `gated`."""
         costs, calibration = self.formats.get(format), self.study["calibration"]
         runs = self._run_mb(format, engine, model, self._window(model)) if gated else 0
         if costs is None or runs is None:
             float32 = 4 * model.parameters
-            return Ask(job_mb(UNKNOWN.mb(model, calibration)), UNKNOWN_MINUTES, 2 * float32 // MB + SMALL, known=False)
+            return Resources(
+                job_mb(UNKNOWN.mb(model, calibration)), UNKNOWN_MINUTES, 2 * float32 // MB + SMALL, known=False
+            )
         cpu = self.study["device"] == "cpu"
         seen = fill(calibration, model, tokens)
         memory = costs.cpu if cpu else costs.cuda
@@ -130,14 +132,14 @@ class Jobs:
         like = self._rates(costs.like or (format,), None, model).build(0)
         minutes = self._build_limit(like, model, forwards)
         seconds = self._rates((format,), None, model, strict=True).build(seen["samples"] * seen["sequence_length"])
-        return Ask(job_mb(mb), minutes, disk_mb, seconds)
+        return Resources(job_mb(mb), minutes, disk_mb, seconds)
 
-    def expect(self, model: Shape) -> Ask:
+    def expect(self, model: Shape) -> Resources:
         """The job that runs a model's source by transformers, for the gate to compare with."""
         seconds = self._rates((SOURCE_FORMAT,), None, model).build(0)  # to read the weights
-        return Ask(job_mb(self._source_mb(model)), self._build_limit(seconds, model, GATE))
+        return Resources(job_mb(self._source_mb(model)), self._build_limit(seconds, model, GATE))
 
-    def latency(self, format: str, engine: str, model: Shape, prompts: int) -> Ask:
+    def latency(self, format: str, engine: str, model: Shape, prompts: int) -> Resources:
         """A latency job: the process that measures, and the one that started it. For its limit a longer prompt and a
         batch of whatever size count as a prompt each."""
         protocol = self.study["latency"]
@@ -145,21 +147,21 @@ class Jobs:
         mb = UNKNOWN.mb(model, self.study["calibration"]) if runs is None else PARENT + runs
         further = len(protocol["prompt_tokens"]) + len(protocol["batch_sizes"])
         seconds = self._similar_rates(format, engine, model).latency(protocol, prompts + further)
-        return Ask(
+        return Resources(
             job_mb(max(mb, BANDWIDTH) if self.study["device"] == "cpu" else mb),
             limit(seconds),
             seconds=self._rates((format,), engine, model, strict=True).latency(protocol, prompts),
             known=runs is not None,
         )
 
-    def load(self, format: str, engine: str, model: Shape) -> Ask:
+    def load(self, format: str, engine: str, model: Shape) -> Resources:
         """The job that puts a server under the study's loads."""
         latency, serving = self.latency(format, engine, model, 0), self.study["serving"]
         minutes = limit(self._similar_rates(format, engine, model).loads(serving))
         seconds = self._rates((format,), engine, model, strict=True).loads(serving)
-        return Ask(latency.mb, minutes, seconds=seconds, known=latency.known)
+        return Resources(latency.mb, minutes, seconds=seconds, known=latency.known)
 
-    def score(self, format: str, engine: str, model: Shape, positions: int | None) -> Ask:
+    def score(self, format: str, engine: str, model: Shape, positions: int | None) -> Resources:
         """The job that scores so many positions of a text (None: unknown), and in which the reference runs beside it
         where its logits are not kept."""
         cells = [(format, engine)]
@@ -167,19 +169,19 @@ class Jobs:
         runs = [self._run_mb(format, engine, model, self._window(model)) for format, engine in cells]
         mb = sum(UNKNOWN.mb(model, self.study["calibration"]) if each is None else each for each in runs)
         if positions is None or None in runs:
-            return Ask(job_mb(mb), UNKNOWN_MINUTES, known=None not in runs)
+            return Resources(job_mb(mb), UNKNOWN_MINUTES, known=None not in runs)
         compare, read = positions * model.vocab * COMPARE, self._read(model, positions)
         minutes = limit(len(cells) * (START + self._forward(model, read)) + compare)
         seconds = self._rates((format,), engine, model, strict=True).scoring(read, model.vocab)
-        return Ask(job_mb(mb), minutes, seconds=seconds)
+        return Resources(job_mb(mb), minutes, seconds=seconds)
 
-    def tasks(self, format: str, engine: str, model: Shape, documents: int | None) -> Ask:
+    def tasks(self, format: str, engine: str, model: Shape, documents: int | None) -> Resources:
         """The job that runs tasks of so many documents together (None: unknown): the engine, and what asks it."""
         runs = self._run_mb(format, engine, model, self._window(model))
         mb = HARNESS + (UNKNOWN.mb(model, self.study["calibration"]) if runs is None else runs)
         if documents is None or runs is None:
-            return Ask(job_mb(mb), UNKNOWN_MINUTES, known=runs is not None)
-        return Ask(job_mb(mb), limit(START + self._forward(model, documents * DOCUMENT) + documents * ANSWER))
+            return Resources(job_mb(mb), UNKNOWN_MINUTES, known=runs is not None)
+        return Resources(job_mb(mb), limit(START + self._forward(model, documents * DOCUMENT) + documents * ANSWER))
 
     def _window(self, model: Shape) -> int:
         """Tokens of the longest window that the study scores."""

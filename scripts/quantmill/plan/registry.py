@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from quantmill.plan.config_values import ConfigError
-from quantmill.plan.resources import Costs, EngineCosts
+from quantmill.plan.resources import BuildResources, RunResources
 
 NAME = r"[a-z0-9][a-z0-9._-]*"
 MAX_NAME = 100  # letters of a format or a run or, in the schema, a model: files made of names stay below 255 bytes
@@ -44,7 +44,7 @@ class Format:
     logs: tuple[str, ...] = ()
     quantizer: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("cpu", "cuda")
-    costs: Costs | None = None
+    costs: BuildResources | None = None
 
     @property
     def calibrated(self) -> bool:
@@ -76,7 +76,7 @@ class Engine:
     slots: str | None = None
     attached: bool = False
     no_speed: str = ""
-    costs: EngineCosts | None = None
+    costs: RunResources | None = None
 
 
 def entry(kind: type, words: Mapping[str, Any]) -> Any:

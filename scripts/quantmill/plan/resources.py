@@ -76,7 +76,7 @@ FLOAT16 = Size(2)
 
 
 @dataclass(frozen=True)
-class Costs:
+class BuildResources:
     """What a format takes: its artifact, and the job that builds it.
 
     cpu, cuda: memory of the host, without the quality gate. quantized: the gate writes its weights out for
@@ -104,7 +104,7 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class EngineCosts:
+class RunResources:
     """What the process holds that runs an engine, in memory of the host.
 
     cpu: MB of libraries on a CPU. weights: bytes a weight held there; quantized: the same of a quantized format,
@@ -133,7 +133,7 @@ class EngineCosts:
         return round(self.cpu + (weights * model.parameters + (read if self.mapped else 0)) / MB) + logits
 
 
-def costs_of(entry: Mapping[str, Any]) -> Costs:
-    """`Costs` from the mapping that `dataclasses.asdict` makes of them."""
+def costs_of(entry: Mapping[str, Any]) -> BuildResources:
+    """`BuildResources` from the mapping that `dataclasses.asdict` makes of them."""
     memory = {device: Memory(**entry[device]) for device in ("cpu", "cuda")}
-    return Costs(**{**entry, **memory, "size": Size(**entry["size"])})
+    return BuildResources(**{**entry, **memory, "size": Size(**entry["size"])})

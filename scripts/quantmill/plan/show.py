@@ -28,9 +28,9 @@ from quantmill.plan import jobs
 from quantmill.plan.cells import prebuilt_files
 from quantmill.plan.config import source
 from quantmill.plan.durations import load_rows
-from quantmill.plan.jobs import Ask, Jobs
+from quantmill.plan.jobs import Jobs, Resources
 from quantmill.plan.model_facts import Origin, origin
-from quantmill.plan.resources import MB, EngineCosts, costs_of
+from quantmill.plan.resources import MB, RunResources, costs_of
 
 ARTIFACTS = Path("artifacts")
 HUB_TEXTS = {"Salesforce/wikitext": 1_290_590}  # bytes of WikiText-2's test text, the default
@@ -116,7 +116,7 @@ def weights_rows(name: str, model: dict[str, Any], found: Origin, left: set[str]
     return [row for row in rows if f"artifacts/{name}/{row.name}" in left]
 
 
-def row_of(model: str, name: str, disk: int | None, asks: list[Ask], beside: int = 0) -> Row:
+def row_of(model: str, name: str, disk: int | None, asks: list[Resources], beside: int = 0) -> Row:
     """The row of some jobs; its memory is that of the largest."""
     mb = max(ask.mb for ask in asks) if all(ask.known for ask in asks) else None
     return Row(model, name, disk, mb, tuple(ask.seconds for ask in asks), beside)
@@ -283,7 +283,7 @@ def main() -> None:
         study,
         tuple(listed["reference"]),
         {name: entry and costs_of(entry) for name, entry in listed["formats"].items()},
-        {name: entry and EngineCosts(**entry) for name, entry in listed["engines"].items()},
+        {name: entry and RunResources(**entry) for name, entry in listed["engines"].items()},
         load_rows([ARTIFACTS / "report/results.json", *jobs.RECORDED]),
     )
     origins = {name: origin(model, ARTIFACTS / name) for name, model in study["models"].items()}

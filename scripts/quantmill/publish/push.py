@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from quantmill.common import plain_file
-from quantmill.common.atomic import MANIFEST, publish_json
+from quantmill.common.atomic import MANIFEST, write_json
 from quantmill.common.program import UserError, parser, printable
 from quantmill.publish import contents, licence, model_card, public, remote
 from quantmill.report import axes, drawing, page
@@ -74,6 +74,6 @@ def main() -> None:
     for each in dict.fromkeys(allowed.withheld):
         print(f"not published: {printable(each)}", file=sys.stderr)
     pushed = remote.push(options.repository, files, hashes, not options.public, options.overwrite)
-    publish_json(options.receipt, remote.receipt(options.repository, pushed, hashes))
+    write_json(options.receipt, remote.receipt(options.repository, pushed, hashes))
     done = f"{len(pushed.sent)} of {len(files)} files sent" if pushed.sent or pushed.removed else "nothing to send"
     print(f"{options.repository}: {done}; commit {pushed.commit}, every hash as here")

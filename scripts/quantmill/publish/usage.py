@@ -14,7 +14,7 @@ from quantmill.engines.served.started import underscored
 from quantmill.llamacpp import files
 from quantmill.publish.contents import Artifact
 from quantmill.servers import vllm_settings
-from quantmill.servers.endpoint import Place
+from quantmill.servers.endpoint import Endpoint
 
 LOCAL = "127.0.0.1"
 SERVERS = {"vllm-serve": ["python3"], "llama-server": ["llama-server"]}  # what is called with the engine's words
@@ -136,7 +136,7 @@ def server_command(
     arguments = (row["versions"] or {}).get("arguments", "")
     threads = re.search(r"--threads (\d+)", arguments)
     kind = engines.module(row["engine"]).Engine
-    place = Place(artifact.name, repository, LOCAL, PORT)
+    place = Endpoint(artifact.name, repository, LOCAL, PORT)
     options = underscored(dict(row["options"]))
     words = kind.words(artifact.folder, place, cards, int(threads[1]) if threads else row["threads"] or 1, options)
     name = next(iter(artifact.files))

@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from quantmill import devices, engines
 from quantmill.common import manifest, program
-from quantmill.common.atomic import publish, publish_json
+from quantmill.common.atomic import write_atomically, write_json
 from quantmill.common.program import UserError, parser
 from quantmill.devices import cpu, cuda, processes
 from quantmill.metrics import METRICS_VERSION, bootstrap, divergence, perplexity
@@ -145,7 +145,7 @@ def summarise(positions: dict[str, np.ndarray], text: teacher_forcing.Text, prot
 def write_positions(out: Path, positions: dict[str, np.ndarray]) -> None:
     """Write the values of every position beside the result, those that the engine tells."""
     kinds = {"top1": np.bool_, **dict.fromkeys(("nll", "kld", "kld_bound", "delta_p"), np.float32)}
-    with publish(out.with_suffix(".npz")) as partial, partial.open("wb") as file:
+    with write_atomically(out.with_suffix(".npz")) as partial, partial.open("wb") as file:
         np.savez(file, **{name: positions[name].astype(kinds[name]) for name in kinds if name in positions})
 
 
@@ -190,7 +190,7 @@ def main() -> None:
         dtype = engines.other_dtype(options.engine, device)
         if dtype is None:
             reason = f"the engine {options.engine} calculates in one dtype alone"
-            publish_json(options.out, result | {"summary": None, "reason": reason})
+            write_json(options.out, result | {"summary": None, "reason": reason})
             return
         changes, text = {"dtype": dtype}, text.first(NOISE_WINDOWS)
     if options.recompute:
@@ -202,7 +202,7 @@ def main() -> None:
             write_positions(options.out, {})
             protocol = {"perplexity": options.protocol}
             reason = teacher_forcing.NO_PROBABILITIES
-            publish_json(options.out, result | {"protocol": protocol, "summary": None, "reason": reason})
+            write_json(options.out, result | {"protocol": protocol, "summary": None, "reason": reason})
             return
         if options.gate:
             alignment.examine(engine, options.artifact, text.ids, options.gate)
@@ -218,4 +218,4 @@ def main() -> None:
     }
     if not options.noise_floor:
         write_positions(options.out, positions)
-    publish_json(options.out, result)
+    write_json(options.out, result)

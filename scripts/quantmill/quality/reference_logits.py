@@ -12,7 +12,7 @@ import sys
 
 from quantmill import devices, engines
 from quantmill.common import manifest
-from quantmill.common.atomic import publish
+from quantmill.common.atomic import write_atomically
 from quantmill.common.program import UserError, parser
 from quantmill.devices import cpu
 from quantmill.quality import reference, teacher_forcing
@@ -38,5 +38,5 @@ def main() -> None:
         with out:
             reference.write(engine, text, out, None)
         return
-    with publish(options.out) as partial, partial.open("wb") as file:
+    with write_atomically(options.out) as partial, partial.open("wb") as file:
         reference.write(engine, text, file, partial.parent)

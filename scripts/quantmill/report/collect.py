@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyarrow import parquet as files
 
 from quantmill.common import manifest, plain_file
-from quantmill.common.atomic import publish
+from quantmill.common.atomic import write_atomically
 from quantmill.common.program import UserError, parser
 from quantmill.fetch import hub
 from quantmill.report import axes, drawing, merge_studies, page, parquet, summary, tasks
@@ -98,11 +98,11 @@ def main() -> None:
     drawn = drawing.draw(axes.points(wide, tasks.axes(columns)))
     text = page.render(merged, shown, drawn)
     options.out.mkdir(parents=True, exist_ok=True)
-    with publish(options.out / "collected.parquet") as partial:
+    with write_atomically(options.out / "collected.parquet") as partial:
         files.write_table(rows, partial)
-    with publish(options.out / "collected.html") as partial:
+    with write_atomically(options.out / "collected.html") as partial:
         partial.write_text(text, encoding="utf-8")
     for name, picture in (("quality-speed.svg", drawn.svg), ("quality-size.svg", drawn.sizes)):
-        with publish(options.out / name) as partial:
+        with write_atomically(options.out / name) as partial:
             partial.write_text(picture, encoding="utf-8")
     print(summary.text(merged, str(options.out / "collected.html")))

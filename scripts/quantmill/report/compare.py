@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quantmill.common.atomic import publish
+from quantmill.common.atomic import write_atomically
 from quantmill.common.program import UserError, parser, printable, run
 from quantmill.report import merge_runs
 from quantmill.report.column import Column
@@ -132,7 +132,7 @@ def write_page(path: Path, before: Mapping[str, Any], after: Mapping[str, Any]) 
         text = merge_runs.page(before, after)
     except ModuleNotFoundError as error:
         raise UserError(f"--page: {sys.executable} lacks {error.name}; run envs/tools/bin/python instead") from None
-    with publish(path) as partial:
+    with write_atomically(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 

@@ -17,7 +17,7 @@ ROUNDS = 4  # in which each label may move away from the others
 
 
 @dataclass(frozen=True)
-class Place:
+class LabelPosition:
     """Of a label: where its text is fixed, at which end (Vega's `align`), and where the line to its point ends."""
 
     x: float
@@ -32,7 +32,7 @@ class Place:
         return left, self.y - LINE / 2, left + width, self.y + LINE / 2
 
 
-def candidates(point: Point, text: str) -> list[tuple[float, Place]]:
+def candidates(point: Point, text: str) -> list[tuple[float, LabelPosition]]:
     """Where a label may go, the closest places first, each with its distance."""
     found = []
     for distance in DISTANCES:
@@ -44,13 +44,13 @@ def candidates(point: Point, text: str) -> list[tuple[float, Place]]:
             align = "center" if abs(sideways) < 1 else "left" if sideways > 0 else "right"
             x = point[0] + across * distance + (0 if align != "center" else sideways * width / 2)
             y = point[1] + down * distance + down / far * LINE / 2
-            left, top, right, bottom = Place(x, y, align, None).box(text)
+            left, top, right, bottom = LabelPosition(x, y, align, None).box(text)
             end = (min(max(point[0], left), right), min(max(point[1], top), bottom))
-            found.append((distance, Place(x, y, align, end if distance > NEAR else None)))
+            found.append((distance, LabelPosition(x, y, align, end if distance > NEAR else None)))
     return found
 
 
-def covered(point: Point, text: str, place: Place) -> list[Box]:
+def covered(point: Point, text: str, place: LabelPosition) -> list[Box]:
     """What a label and its line cover, the line as a few small boxes."""
     boxes = [place.box(text)]
     if place.line:
@@ -68,7 +68,7 @@ def hidden(boxes: Sequence[Box], others: Sequence[Box]) -> float:
     return float(area.sum() + 20 * np.count_nonzero(area))
 
 
-def places(points: Sequence[Point], texts: Sequence[str], obstacles: Sequence[Box], size: Point) -> list[Place]:
+def places(points: Sequence[Point], texts: Sequence[str], obstacles: Sequence[Box], size: Point) -> list[LabelPosition]:
     """A place for the label of each point, within a picture of that width and height."""
     outside = [(-9e3, -9e3, 9e3, 0), (-9e3, size[1], 9e3, 9e3), (-9e3, -9e3, 0, 9e3), (size[0], -9e3, 9e3, 9e3)]
     options = [

@@ -13,7 +13,7 @@ from typing import Any
 import altair as alt
 import vl_convert
 
-from quantmill.common.atomic import publish
+from quantmill.common.atomic import write_atomically
 from quantmill.common.cache_folder import cache
 from quantmill.common.program import UserError
 from quantmill.report.axes import COSTS, INTERVALS, MORE_IS_BETTER, SIZES, is_task, qualities, smallest
@@ -193,7 +193,7 @@ def program() -> str:
                 return content.decode()
     made = vl_convert.javascript_bundle(vl_version=version())
     digest = hashlib.sha256(made.encode()).hexdigest()
-    with suppress(OSError, UserError), publish(cache() / f"{name}-{digest}.js") as partial:
+    with suppress(OSError, UserError), write_atomically(cache() / f"{name}-{digest}.js") as partial:
         partial.write_bytes(made.encode())
     return made
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quantmill.common import bounded_json
-from quantmill.common.atomic import publish
+from quantmill.common.atomic import write_atomically
 from quantmill.common.program import UserError, parser
 from quantmill.report import quoted_figures
 from quantmill.report.markdown import lines, table
@@ -67,5 +67,5 @@ def main() -> None:
     if options.check and updated != text:
         raise UserError(f"{options.readme}: its tables or figures are not what the runs measured; run make readme")
     if not options.check:
-        with publish(options.readme) as partial:
+        with write_atomically(options.readme) as partial:
             partial.write_text(updated, encoding="utf-8")

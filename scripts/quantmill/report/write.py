@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from quantmill.common import manifest
-from quantmill.common.atomic import publish
+from quantmill.common.atomic import write_atomically
 from quantmill.common.program import parser, printable
 from quantmill.report import axes, drawing, loads, page, parquet, results, tasks
 from quantmill.report.load_columns import LOAD_COLUMNS
@@ -26,7 +26,7 @@ LONG_AGO = 1.0  # seconds since 1970
 def publish_file(path: Path, *, old: bool) -> Iterator[Path]:
     """A path to write a file to, which gets its final name when it is whole. `old`: dated before all that it is made
     of, so that Snakemake takes it for still to be made."""
-    with publish(path) as partial:
+    with write_atomically(path) as partial:
         yield partial
         if old:
             os.utime(partial, (LONG_AGO, LONG_AGO))

@@ -10,7 +10,7 @@ import sys
 import zlib
 from pathlib import Path
 
-from quantmill.common.atomic import publish
+from quantmill.common.atomic import write_atomically
 from quantmill.common.program import parser
 
 
@@ -18,5 +18,5 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("out", type=Path)
     options = arguments.parse_args()
-    with publish(options.out) as partial:
+    with write_atomically(options.out) as partial:
         partial.write_bytes(zlib.decompress(base64.b64decode(sys.stdin.read())))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Place:
+class Endpoint:
     """`folder`: the artifact's, as the server sees it. `name`: what requests call the model."""
 
     folder: str

@@ -16,7 +16,7 @@ from typing import IO
 
 from quantmill.client.client import Target, Unreachable, get
 from quantmill.common import bounded_json, redaction, surroundings
-from quantmill.common.atomic import publish_json
+from quantmill.common.atomic import write_json
 from quantmill.common.program import UserError, printable
 from quantmill.devices import cpu, gpu_lock, processes
 from quantmill.servers.supervisor import (
@@ -240,7 +240,7 @@ def _stop(supervisor: subprocess.Popen[bytes], grace: float) -> None:
 
 def _write(record: Path, supervisor: int) -> None:
     """Name what runs now, so that a later run finds what is left of it."""
-    publish_json(record, {str(pid): processes.began(pid) for pid in processes.tree([supervisor])})
+    write_json(record, {str(pid): processes.began(pid) for pid in processes.tree([supervisor])})
 
 
 def _code(code: int) -> str:

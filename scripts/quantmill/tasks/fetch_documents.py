@@ -14,7 +14,7 @@ import datasets
 import lm_eval
 
 from quantmill.common import limited, manifest
-from quantmill.common.atomic import publish
+from quantmill.common.atomic import write_atomically
 from quantmill.common.program import parser
 from quantmill.tasks import documents, harness
 
@@ -28,7 +28,7 @@ def main() -> None:
 
     limited.supervise()  # templates are a stranger's
     harness.restrain()
-    with publish(options.dst) as folder:
+    with write_atomically(options.dst) as folder:
         folder.mkdir()
         with documents.fetch_data(folder) as origins:
             loaded = harness.load(options.name, options.include)

@@ -27,7 +27,7 @@ from transformers import AutoConfig
 
 from quantmill import engines
 from quantmill.common import code_hash, limited, manifest, program, remote_code
-from quantmill.common.atomic import publish_json
+from quantmill.common.atomic import write_json
 from quantmill.common.program import PACKAGE, parser
 from quantmill.metrics import METRICS_VERSION
 from quantmill.tasks import answers, documents, harness, records
@@ -106,7 +106,7 @@ def main() -> None:
         for each in loaded:
             reason = why_not(each, told.facts)
             found[each.name] = {"reason": reason} if reason else evaluate_one(each, model, asked, options)
-    publish_json(
+    write_json(
         options.out,
         {
             "kind": "tasks",

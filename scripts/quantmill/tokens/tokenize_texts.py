@@ -26,7 +26,7 @@ from transformers import AutoTokenizer
 
 from quantmill.checkpoint import shards
 from quantmill.common import bounded_json, limited, manifest, remote_code, special_tokens, tokenizer
-from quantmill.common.atomic import publish_json
+from quantmill.common.atomic import write_json
 from quantmill.common.model_config import of_text
 from quantmill.common.program import UserError, first_line, parser
 from quantmill.tokens import plain_text
@@ -254,7 +254,7 @@ def main() -> None:
                 for part, ids in zip(parts, others, strict=True)
             ],
         }
-    publish_json(options.dst, content)
+    write_json(options.dst, content)
 
 
 def check_ids(model: Path, path: Path, vocab_size: int, texts: Texts, found: list[list[int]]) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 from transformers import GenerationConfig
 
-from quantmill.build.quantizer.program import Job
+from quantmill.build.quantizer.program import BuildTask
 
 
-def load_gptqmodel(job: Job) -> ModuleType:
+def load_gptqmodel(job: BuildTask) -> ModuleType:
     """Import gptqmodel. It starts CUDA then: not before this job holds a GPU."""
     # Read at import: its own guess is wrong on machines with two cores; no kernel sources may come from the network
     os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
@@ -24,7 +24,7 @@ def load_gptqmodel(job: Job) -> ModuleType:
     return gptqmodel
 
 
-def save_gptqmodel(model: Any, job: Job) -> None:
+def save_gptqmodel(model: Any, job: BuildTask) -> None:
     """Save what gptqmodel has quantized."""
     model.model.generation_config = GenerationConfig()  # the source's own is carried over; some are refused here
     config = model.model.config.get_text_config()

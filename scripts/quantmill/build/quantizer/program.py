@@ -27,7 +27,7 @@ from quantmill.checkpoint.float16 import BeyondFloat16, stored_dtype, write_floa
 from quantmill.checkpoint.shards import Checkpoint
 from quantmill.checkpoint.tensor import DTYPE_BYTES, Tensor
 from quantmill.common import manifest, program, remote_code
-from quantmill.common.atomic import place, publish, work_folder
+from quantmill.common.atomic import clone_or_copy, work_folder, write_atomically
 from quantmill.common.model_config import of_text
 from quantmill.common.program import UserError, first_line, printable, run_child
 from quantmill.devices import cpu
@@ -81,7 +81,7 @@ def boolean(text: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Job:
+class BuildTask:
     """What a tool is to do: quantize `src` as `parameters` say, on `calibration` where the format has one, and save to
     `saved`.
 
@@ -110,7 +110,7 @@ class Job:
 
 def build(
     options: argparse.Namespace,
-    quantize: Callable[[Job], None],
+    quantize: Callable[[BuildTask], None],
     *,
     format: str,
     engine: str,
@@ -153,13 +153,13 @@ def build(
     torch.set_num_threads(options.threads)
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # autoawq takes whatever card it sees
-    with publish(options.dst, source=options.src) as folder, work_folder(options.dst) as saved:
+    with write_atomically(options.dst, source=options.src) as folder, work_folder(options.dst) as saved:
         resume = resume_folder(options, source, parameters, samples, device, tool_version)
         folder.mkdir()
         dtype = torch.float32 if device == "cpu" else torch.float16
         facts = {"format": options.format or format, "engine": engine, "tool": tool, "tool_version": tool_version}
         experts = count_experts(options, saved) if samples and is_mixture(of_text(source.config())) else None
-        job = Job(options.src, saved, resume, parameters, samples, device, dtype, facts, experts)
+        job = BuildTask(options.src, saved, resume, parameters, samples, device, dtype, facts, experts)
         try:
             quantize(job)
         except Exception as error:  # whatever transformers and the tools raise for models that they do not know
@@ -232,7 +232,7 @@ def portable(quantization: dict[str, Any]) -> dict[str, Any]:
 
 def write_artifact(
     folder: Path,
-    job: Job,
+    job: BuildTask,
     source: Checkpoint,
     options: argparse.Namespace,
     cast: Callable[[Tensor], bool],
@@ -270,7 +270,7 @@ def write_artifact(
         (folder / "quantize_config.json").write_text(json.dumps(quantization, indent=2) + "\n", encoding="utf-8")
     for path in source.others():
         if path.name != "config.json":
-            place(path, folder / path.name)
+            clone_or_copy(path, folder / path.name)
     gate = quality_gate.check(folder, job.facts["engine"], method, job.device, options, options.engine_python)
     origin = manifest.read(source.folder)
     stored = {name: tensor.numel * DTYPE_BYTES[dtype(tensor)] for name, tensor in tensors.items()}
