@@ -20,9 +20,6 @@ for registration in sorted(RULES.glob("[ef]*/*.smk")):  # engines, formats
     include: registration
 
 
-include: "rules/quantize.smk"
-
-
 STUDY = check_study(config)
 CELLS = {(each.model, each.name): each for each in cells.of_study(STUDY, REGISTRY)}
 
@@ -38,6 +35,7 @@ include: "rules/lock.smk"
 include: "rules/envs.smk"
 include: "rules/weights.smk"
 include: "rules/prebuilt.smk"
+include: "rules/build.smk"
 include: "rules/tokens.smk"
 include: "rules/measure.smk"
 include: "rules/serving.smk"

@@ -27,6 +27,7 @@ from quantmill.plan.config_values import ConfigError, check_file, is_plain
 
 os.environ["PYTHONSAFEPATH"] = "1"  # for `python -m snakemake`, by which Snakemake runs a cluster's jobs
 
+LAYOUTS = dict(registry.LAYOUTS)  # name -> plan.registry.Layout; a format's file may add its own
 FORMATS = {}  # name -> plan.registry.Format; filled by rules/formats/*.smk
 ENGINES = {}  # name -> plan.registry.Engine; filled by rules/engines/*.smk
 COMPILED = {}  # environment -> files that a rule compiles for it besides; filled by the files of its formats
@@ -39,7 +40,7 @@ VARIANTS = {
 }
 PACKAGE = CHECKOUT / "scripts/quantmill"
 ENVS = [pins.stem for pins in sorted((CHECKOUT / "envs").glob("*.txt"))]
-REGISTRY = cells.Registry(FORMATS, ENGINES, ENVS)
+REGISTRY = registry.Registry(FORMATS, ENGINES, LAYOUTS, ENVS)
 
 # Only what downloads may ask the hub: whatever another job needs is among its inputs.
 # Libraries that look for a GPU when imported must not start CUDA before devices.card has chosen one.
@@ -71,6 +72,11 @@ def Format(**words):
     return entry(registry.Format, words)
 
 
+def Layout(**words):
+    """What a format's file puts in LAYOUTS: see plan.registry.Layout."""
+    return entry(registry.Layout, words)
+
+
 def Engine(**words):
     """What an engine's file puts in ENGINES: see plan.registry.Engine."""
     return entry(registry.Engine, words)
@@ -81,15 +87,6 @@ def entry(kind, words):
         return registry.entry(kind, words)
     except ConfigError as error:
         refuse(error)
-
-
-def makers(format):
-    """The rules that make a format's artifact. Where outputs go to a storage, its folder precedes them."""
-    return [
-        maker.name
-        for maker in workflow.rules
-        if any(file.match(f"{file.partition('artifacts/')[0]}artifacts/model/{format}") for file in maker.output)
-    ]
 
 
 def resource_limit(resource):
@@ -113,8 +110,9 @@ def check_study(config):
     """The config with its defaults; a mistake ends Snakemake with one line."""
     schema = yaml.safe_load((CHECKOUT / "config/config.schema.yaml").read_text())
     modules = [file.stem for file in (PACKAGE / "engines").glob("[!_]*.py")]
+    programs = [f"build.{file.stem}" for file in (PACKAGE / "build").glob("[!_]*.py")]
     try:
-        registry.check_registry(FORMATS, ENGINES, ENVS, modules, makers)
+        registry.check_registry(FORMATS, ENGINES, LAYOUTS, ENVS, modules, programs)
     except ConfigError as error:
         refuse(error)
     try:
@@ -138,7 +136,7 @@ def artifact_pattern(*formats):
 def parameters(artifact):
     """The parameters of a format or variant, in its tool's words; none where it has none."""
     variant = {key: value for key, value in STUDY["variants"].get(artifact, {}).items() if key != "format"}
-    return STUDY.get(FORMATS[format_of(artifact)].parameters, {}) | variant
+    return STUDY.get(FORMATS[format_of(artifact)].config, {}) | variant
 
 
 def cell(wildcards):

@@ -16,7 +16,12 @@ def prebuilt_options(wildcards):
     engine = find_cell(wildcards.model, wildcards.artifact).engine
     options = [words.get("path", words.get("hub"))]
     options += [f"--{key}={words[key]}" for key in ("revision", "file") if key in words]
-    options += [f"--layout={words['layout']}", f"--format={wildcards.artifact}", f"--engine={engine}"]
+    options += [
+        f"--layout={words['layout']}",
+        f"--checked-by={LAYOUTS[words['layout']].prebuilt}",
+        f"--format={wildcards.artifact}",
+        f"--engine={engine}",
+    ]
     return [*options, f"--engine-python={python(prebuilt_env(wildcards))}"]
 
 
@@ -52,7 +57,9 @@ rule prebuilt:
         disk_mb=build_disk,
         runtime=build_minutes,
     params:
-        program=program("fetch.prebuilt", *(PACKAGE / "layouts").glob("*.py")),
+        program=program(
+            "fetch.prebuilt", *(PACKAGE / "layouts").glob("*.py"), *(PACKAGE / "fetch/prebuilt_layouts").glob("*.py")
+        ),
         python=python("tools"),
         device=lambda wc: STUDY["device"],
         options=prebuilt_options,

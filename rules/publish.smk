@@ -30,6 +30,7 @@ def push_options(wildcards, input):
     """Where to, and under which terms, as the program's flags."""
     each, words = publication(wildcards), STUDY["publish"]
     options = [f"--repository={each.repository}", f"--model={each.model}", f"--layout={each.layout}"]
+    options += [f"--library={LAYOUTS[each.layout].hub_library}"]
     options += [f"--source={input.source}"] if input.source else []
     options += [f"--license={words['license']}"] if "license" in words else []
     options += [f"--base-model={words['base_model']}"] if "base_model" in words else []

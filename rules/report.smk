@@ -37,7 +37,8 @@ def logs(cell):
         "tokens-prompts",
         "tokens-evaluation",
     ]
-    made += ["fp16"] if format and format.quantizer else []
+    made += ["fp16"] if format and format.source == "fp16" else []
+    made += ["tokens-calibration"] if format and format.calibrated else []
     envs = {"tools", ENGINES[REFERENCE_ENGINE].env, ENGINES[cell.engine].env, *([format.env] if format else [])}
     built = [f"artifacts/logs/envs/{env}.log" for env in sorted(envs - INTERPRETERS.keys())]
     compiled = [Path(file).name for env in sorted(envs) for file in COMPILED.get(env, ())]

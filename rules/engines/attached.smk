@@ -7,19 +7,7 @@ ATTACHED = {
 }
 
 for name, layouts in {
-    "openai": (
-        "hf",
-        "gptq",
-        "awq",
-        "gguf",
-        "mlc",
-        "ct2",
-        "compressed-tensors",
-        "bitsandbytes",
-        "torchao",
-        "hqq",
-        "exl3",
-    ),
+    "openai": LAYOUTS.keys(),  # a view: with those that formats' files add
     "tgi": ("hf", "gptq", "awq", "compressed-tensors"),
     "sglang": ("hf", "gptq", "awq", "gguf", "compressed-tensors"),
     "lmdeploy": ("hf", "gptq", "awq"),

@@ -5,7 +5,7 @@ LLAMA = {
     "env": "llama_cpp",
     "loads": ("gguf",),
     "many_gpus": True,
-    "costs": RunResources(cpu=160, weights=0, floor=480, cuda=380, logits=16, mapped=True),
+    "resources": RunResources(cpu=160, weights=0, floor=480, cuda=380, logits=16, mapped=True),
 }
 
 ENGINES["llama_cpp"] = Engine(

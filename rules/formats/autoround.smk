@@ -8,9 +8,10 @@ for name, layout in (("autoround-int4", "gptq"), ("autoround-awq-int4", "awq")):
         layout=layout,
         engine="gptqmodel",
         env="quantizers",
-        parameters="autoround",
-        quantizer=("build.autoround", f"--layout={layout}"),
-        logs=("tokens-calibration",),
+        config="autoround",
+        program="build.autoround",
+        parameters={"layout": layout},
+        calibrated=True,
         # 200 steps of 8 samples, forward and back, are 37 forwards over 128 samples
         resources=BuildResources(
             Size(0.5, rest=2, group=2.5, input=4 if layout == "gptq" else 0),

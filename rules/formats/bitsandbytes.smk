@@ -6,16 +6,17 @@ BLOCKS = Size(0.5, rest=2, group=4, group_size=64)
 DOUBLE = Size(0.5, rest=2, group=1 + 4 / 256, group_size=64)
 ROWS = Size(1, rest=2, row=4)  # in 8 bits, a scale of 4 bytes a row
 
-for name, size, flags in (
-    ("bnb-nf4", BLOCKS, ("--type=nf4",)),
-    ("bnb-nf4-dq", DOUBLE, ("--type=nf4", "--double-quant=true")),
-    ("bnb-fp4", BLOCKS, ("--type=fp4",)),
-    ("bnb-int8", ROWS, ("--type=int8",)),
+for name, size, type_, double in (
+    ("bnb-nf4", BLOCKS, "nf4", False),
+    ("bnb-nf4-dq", DOUBLE, "nf4", True),
+    ("bnb-fp4", BLOCKS, "fp4", False),
+    ("bnb-int8", ROWS, "int8", False),
 ):
     FORMATS[name] = Format(
         layout="bitsandbytes",
         engine="bitsandbytes",
         env="quantizers",
-        quantizer=("build.bitsandbytes", *flags),
+        program="build.bitsandbytes",
+        parameters={"type": type_, "double_quant": double},
         resources=BuildResources(size, QUANTIZER, ROUNDED_CUDA, copies=2, like=UNCALIBRATED),
     )

@@ -7,27 +7,29 @@ The default run tells the quality alone: transformers unpacks the weights. Speed
 ROUNDED = Memory(550 + CUDA_BUILD, weights=6)
 SAMPLED = Memory(550 + CUDA_BUILD, weights=6, block=12, activations=24, attention=8)
 
-for name, scheme, size, forwards in (
-    ("ct-w4a16", "W4A16", Size(0.5, rest=2, group=2), 4),
-    ("ct-w8a8", "W8A8", Size(1, rest=2, row=4), 4),
-    ("ct-fp8", "FP8_DYNAMIC", Size(1, rest=2, row=4), 0),
-    ("ct-nvfp4a16", "NVFP4A16", Size(0.5, rest=2, group=1, group_size=16), 0),
-    ("ct-nvfp4", "NVFP4", Size(0.5, rest=2, group=1, group_size=16), 2),
-    ("ct-mxfp4", "MXFP4", Size(0.5, rest=2, group=1, group_size=32), 0),
+for name, size, forwards, parameters_ in (
+    ("ct-w4a16", Size(0.5, rest=2, group=2), 4, {"scheme": "W4A16"}),
+    ("ct-w8a8", Size(1, rest=2, row=4), 4, {"scheme": "W8A8"}),
+    ("ct-fp8", Size(1, rest=2, row=4), 0, {"scheme": "FP8_DYNAMIC"}),
+    ("ct-nvfp4a16", Size(0.5, rest=2, group=1, group_size=16), 0, {"scheme": "NVFP4A16", "group_size": 16}),
+    ("ct-nvfp4", Size(0.5, rest=2, group=1, group_size=16), 2, {"scheme": "NVFP4", "group_size": 16}),
+    ("ct-mxfp4", Size(0.5, rest=2, group=1, group_size=32), 0, {"scheme": "MXFP4", "group_size": 32}),
 ):
+    chosen = name == "ct-w4a16"  # whose groups the scheme leaves open
     FORMATS[name] = Format(
         layout="compressed-tensors",
         engine="compressed-tensors",
         env="quantizers",
-        parameters="llmcompressor" if scheme == "W4A16" else None,
-        quantizer=("build.llmcompressor", f"--scheme={scheme}"),
-        logs=("tokens-calibration",) if forwards else (),
+        program="build.llmcompressor",
+        config="llmcompressor" if chosen else None,
+        parameters=parameters_,
+        calibrated=forwards > 0,
         resources=BuildResources(
             size,
             SAMPLED if forwards else ROUNDED,
             QUANTIZER_CUDA,
             forwards=forwards,
-            group_size="group_size" if scheme == "W4A16" else None,
+            group_size="group_size" if chosen else None,
             copies=2,
             like=("gptq-int4",) if forwards else UNCALIBRATED,
         ),

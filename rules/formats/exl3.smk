@@ -10,9 +10,10 @@ for rate in (quarters / 4 for quarters in range(4, 33)):  # 1.0 to 8.0
         layout="exl3",
         engine="exllamav3",
         env="exllamav3",
-        parameters="exl3",
-        quantizer=("build.exl3", f"--bits={rate}"),
-        logs=("tokens-calibration",),
+        program="build.exl3",
+        config="exl3",
+        parameters={"bits": rate},
+        calibrated=True,
         devices=("cuda",),
         resources=BuildResources(
             Size(rate / 8, rest=2, row=2, input=2, head=6 / 8),

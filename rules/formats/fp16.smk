@@ -5,32 +5,11 @@ FORMATS["fp16"] = Format(
     layout="hf",
     engine="transformers",
     env="tools",
+    program="build.fp16",
+    parameters={"share": True},
+    source="safetensors",
+    gpu=False,
+    threads=1,
+    priority=20,
     resources=BuildResources(Size(2), COPYING, COPYING, quantized=False),
 )
-
-
-rule fp16:
-    input:
-        env=environment("tools"),
-        source="artifacts/{model}/safetensors",
-        gate=gate_input,
-    output:
-        directory("artifacts/{model}/{artifact}"),
-    log:
-        "artifacts/logs/{model}/{artifact}.log",
-    wildcard_constraints:
-        artifact=artifact_pattern("fp16"),
-    priority: 20
-    resources:
-        gpu=gate_gpus,
-        mem_mb=build_memory,
-        disk_mb=build_disk,
-        runtime=build_minutes,
-    params:
-        program=program("build.fp16"),
-        python=python("tools"),
-        device=lambda wc: STUDY["device"],
-        gate=gate_options,
-    shell:
-        "{params.python:q} {params.program.command:q} {input.source:q} {output:q} --share --device {params.device:q}"
-        " {params.gate:q} 2> {log:q}"

@@ -39,26 +39,78 @@ LLAMA_CPP = "artifacts/libraries/llama.cpp"
 GGUF_MEMORY = Memory(700 + CUDA_BUILD)  # the converter imports torch; llama-quantize holds a tensor in float32
 
 COMPILED["llama_cpp"] = [LLAMA_CPP]
-for type_, bits in (GGUF_CONVERTED | GGUF_QUANTIZED).items():
+
+
+def gguf_type(artifact):
+    """llama.cpp's name of a format's type; of a mixture, the type that it is as large as, or q4_k_m."""
+    if format_of(artifact) != "gguf-mixed":
+        return format_of(artifact).removeprefix("gguf-")
+    size = parameters(artifact)["size"]
+    if isinstance(size, str) and size not in GGUF_QUANTIZED:
+        refuse(f"{artifact}: unknown size {size!r}{registry.suggestion(size, GGUF_QUANTIZED)}")
+    return size if isinstance(size, str) else "q4_k_m"
+
+
+def imatrix(wildcards):
+    """The importance matrix, where the study wants it; a mixture is chosen with it in any case. To random weights no
+    text means anything: they have none."""
+    artifact = wildcards.artifact
+    wanted = parameters(artifact).get("imatrix", True)
+    if wanted and has_quality(wildcards.model):
+        return f"artifacts/{wildcards.model}/imatrix"
+    if format_of(artifact) == "gguf-mixed" or gguf_type(artifact) in GGUF_WANTS_IMATRIX:
+        why = f"{wildcards.model} has random weights; leave it out" if wanted else "set gguf.imatrix: true"
+        refuse(f"{artifact}: wants an importance matrix; {why}")
+    return None
+
+
+def converted_inputs(wildcards):
+    """What proves the tokenizer that the converter writes: a text, and its ids."""
+    ids = f"artifacts/{wildcards.model}/tokens/evaluation.json"
+    return {"evaluation": ids, "text": text_of(wildcards.model, "evaluation")}
+
+
+def quantized_inputs(wildcards):
+    """What llama-quantize reads, and for a mixture what its types are chosen by."""
+    gguf_type(wildcards.artifact)  # which refuses a size that is none
+    folder = f"artifacts/{wildcards.model}"
+    mixed = format_of(wildcards.artifact) == "gguf-mixed"
+    return {
+        "base": f"{folder}/gguf-f16",
+        "imatrix": imatrix(wildcards),
+        "sensitivity": f"{folder}/gguf-sensitivity.json" if mixed else None,
+    }
+
+
+GGUF = {"layout": "gguf", "engine": "llama_cpp", "env": "llama_cpp", "program": "build.gguf", "source": "safetensors"}
+GGUF |= {"gate_env": "llama_cpp", "gpu": False, "priority": 5}
+OF_QUANTIZED = {"inputs": quantized_inputs}
+OF_CONVERTED = {"inputs": converted_inputs, "flags": lambda wc: {"name": wc.model}, "threads": 1}
+
+
+def gguf_resources(bits_a_weight, **more):
+    """What llama.cpp's programs take, of so many bits a weight."""
+    return BuildResources(Size(bits_a_weight / 8, files=300_000), GGUF_MEMORY, GGUF_MEMORY, **more)
+
+
+for type_, bits in GGUF_CONVERTED.items():
+    resources = gguf_resources(bits, quantized=False)
+    FORMATS[f"gguf-{type_}"] = Format(**GGUF, **OF_CONVERTED, parameters={"type": type_}, resources=resources)
+for type_, bits in GGUF_QUANTIZED.items():
     FORMATS[f"gguf-{type_}"] = Format(
-        layout="gguf",
-        engine="llama_cpp",
-        env="llama_cpp",
-        parameters="gguf" if type_ in GGUF_QUANTIZED else None,
-        logs=("tokens-calibration", "gguf-f16", "imatrix") if type_ in GGUF_QUANTIZED else (),
-        resources=BuildResources(
-            Size(bits / 8, files=300_000), GGUF_MEMORY, GGUF_MEMORY, quantized=type_ in GGUF_QUANTIZED
-        ),
+        **GGUF,
+        **OF_QUANTIZED,
+        config="gguf",
+        parameters={"type": type_},
+        logs=("tokens-calibration", "gguf-f16", "imatrix"),
+        resources=gguf_resources(bits),
     )
 FORMATS["gguf-mixed"] = Format(
-    layout="gguf",
-    engine="llama_cpp",
-    env="llama_cpp",
-    parameters="gguf_mixed",
+    **GGUF,
+    **OF_QUANTIZED,
+    config="gguf_mixed",
     logs=("tokens-calibration", "gguf-f16", "imatrix", "gguf-sensitivity"),
-    resources=BuildResources(
-        Size(GGUF_QUANTIZED["q4_k_m"] / 8, files=300_000), GGUF_MEMORY, GGUF_MEMORY, bits=GGUF_QUANTIZED
-    ),
+    resources=gguf_resources(GGUF_QUANTIZED["q4_k_m"], bits=GGUF_QUANTIZED),
 )
 
 
@@ -80,52 +132,6 @@ rule llama_cpp:
         build=[f"--build={config['llama_cpp']}"] if config.get("llama_cpp") else [],
     shell:
         "{sys.executable:q} {params.program.command:q} {output:q} --tools {params.tools:q} {params.build:q} 2> {log:q}"
-
-
-def gguf_type(wildcards):
-    """llama.cpp's name of a format's type; of a mixture, the type that it is as large as, or q4_k_m."""
-    if format_of(wildcards.artifact) != "gguf-mixed":
-        return format_of(wildcards.artifact).removeprefix("gguf-")
-    size = parameters(wildcards.artifact)["size"]
-    if isinstance(size, str) and size not in GGUF_QUANTIZED:
-        refuse(f"{wildcards.artifact}: unknown size {size!r}{registry.suggestion(size, GGUF_QUANTIZED)}")
-    return size if isinstance(size, str) else "q4_k_m"
-
-
-def gguf_options(wildcards):
-    """The gate's options, with the interpreter that reads the format."""
-    return gate_options(wildcards, "llama_cpp")
-
-
-rule gguf:
-    input:
-        env=environment("llama_cpp"),
-        source="artifacts/{model}/safetensors",
-        evaluation="artifacts/{model}/tokens/evaluation.json",
-        text=lambda wc: text_of(wc.model, "evaluation"),
-        gate=gate_input,
-    output:
-        directory("artifacts/{model}/{artifact}"),
-    log:
-        "artifacts/logs/{model}/{artifact}.log",
-    wildcard_constraints:
-        artifact=artifact_pattern(*(f"gguf-{type_}" for type_ in GGUF_CONVERTED)),
-    priority: 5
-    resources:
-        gpu=gate_gpus,
-        mem_mb=build_memory,
-        disk_mb=build_disk,
-        runtime=build_minutes,
-    params:
-        program=program("build.gguf"),
-        python=python("llama_cpp"),
-        type=gguf_type,
-        device=lambda wc: STUDY["device"],
-        gate=gguf_options,
-    shell:
-        "{params.python:q} {params.program.command:q} {input.source:q} {output:q} --type {params.type:q}"
-        " --format {wildcards.artifact:q} --name {wildcards.model:q} --evaluation {input.evaluation:q}"
-        " --text {input.text:q} --device {params.device:q} {params.gate:q} 2> {log:q}"
 
 
 rule imatrix:
@@ -151,18 +157,6 @@ rule imatrix:
         "{params.python:q} {params.program.command:q} {input.base:q} {output:q} --text {input.text:q}"
         " --calibration {input.calibration:q} --evaluation {input.evaluation:q} --threads {threads}"
         " --device {params.device:q} {params.options:q} 2> {log:q}"
-
-
-def imatrix(wildcards):
-    """The importance matrix, where the study wants it; a mixture is chosen with it in any case. To random weights no
-    text means anything: they have none."""
-    wanted = parameters(wildcards.artifact).get("imatrix", True)
-    if wanted and has_quality(wildcards.model):
-        return f"artifacts/{wildcards.model}/imatrix"
-    if format_of(wildcards.artifact) == "gguf-mixed" or gguf_type(wildcards) in GGUF_WANTS_IMATRIX:
-        why = f"{wildcards.model} has random weights; leave it out" if wanted else "set gguf.imatrix: true"
-        refuse(f"{wildcards.artifact}: wants an importance matrix; {why}")
-    return []
 
 
 def sensitivity_memory(wildcards, input):
@@ -198,50 +192,3 @@ rule gguf_sensitivity:
         "{params.python:q} {params.program.command:q} {input.source:q} {output:q} --base {input.base:q}"
         " --imatrix {input.imatrix:q} --calibration {input.calibration:q} --evaluation {input.evaluation:q}"
         " --seed {params.seed:q} --threads {threads} --device {params.device:q} 2> {log:q}"
-
-
-def sensitivity(wildcards):
-    """What a mixture is chosen by; nothing for a type of llama.cpp's own."""
-    return f"artifacts/{wildcards.model}/gguf-sensitivity.json" if format_of(wildcards.artifact) == "gguf-mixed" else []
-
-
-def mixture(wildcards, input):
-    """The same, as flags of the program that builds."""
-    size = parameters(wildcards.artifact).get("size")
-    bits = [f"--bits={size}"] if isinstance(size, (int, float)) else []
-    return [f"--sensitivity={input.sensitivity}", *bits] if input.sensitivity else []
-
-
-rule quantize_gguf:
-    input:
-        env=environment("llama_cpp"),
-        source="artifacts/{model}/safetensors",
-        base="artifacts/{model}/gguf-f16",
-        imatrix=imatrix,
-        sensitivity=sensitivity,
-        gate=gate_input,
-    output:
-        directory("artifacts/{model}/{artifact}"),
-    log:
-        "artifacts/logs/{model}/{artifact}.log",
-    wildcard_constraints:
-        artifact=artifact_pattern("gguf-mixed", *(f"gguf-{type_}" for type_ in GGUF_QUANTIZED)),
-    priority: 5
-    threads: 8
-    resources:
-        gpu=gate_gpus,
-        mem_mb=build_memory,
-        disk_mb=build_disk,
-        runtime=build_minutes,
-    params:
-        program=program("build.gguf"),
-        python=python("llama_cpp"),
-        type=gguf_type,
-        imatrix=lambda wc, input: [f"--imatrix={input.imatrix}"] if input.imatrix else [],
-        mixture=mixture,
-        device=lambda wc: STUDY["device"],
-        gate=gguf_options,
-    shell:
-        "{params.python:q} {params.program.command:q} {input.source:q} {output:q} --type {params.type:q}"
-        " --format {wildcards.artifact:q} --base {input.base:q} {params.imatrix:q} {params.mixture:q} --threads {threads}"
-        " --device {params.device:q} {params.gate:q} 2> {log:q}"

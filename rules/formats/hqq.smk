@@ -4,8 +4,8 @@ FORMATS["hqq-int4"] = Format(
     layout="hqq",
     engine="hqq",
     env="quantizers",
-    parameters="hqq",
-    quantizer=("build.hqq",),
+    program="build.hqq",
+    config="hqq",
     resources=BuildResources(
         Size(0.5, rest=2, group=4, group_size=64),
         QUANTIZER,

@@ -24,7 +24,7 @@ GPTQ_COSTS = BuildResources(
 AWQ_COSTS = BuildResources(AWQ_SIZE, WHOLE, WHOLE_CUDA, forwards=25, group_size="q_group_size", **CALIBRATED)
 AUTOGPTQ_COSTS = replace(GPTQ_COSTS, cpu=replace(WHOLE, libraries=525 + CUDA_BUILD), cuda=WHOLE_CUDA)
 
-for name, layout, engine, env, key, quantizer, costs in (
+for name, layout, engine, env, key, program_, resources in (
     ("gptq-int4", "gptq", "gptqmodel", "gptqmodel", "gptq", "build.gptq", GPTQ_COSTS),
     ("awq-int4", "awq", "gptqmodel", "gptqmodel", "awq", "build.awq", AWQ_COSTS),
     ("autogptq-int4", "gptq", "autogptq", "autogptq", "gptq", "build.autogptq", AUTOGPTQ_COSTS),
@@ -33,8 +33,8 @@ for name, layout, engine, env, key, quantizer, costs in (
         layout=layout,
         engine=engine,
         env=env,
-        parameters=key,
-        quantizer=(quantizer,),
-        logs=("tokens-calibration",),
-        resources=costs,
+        program=program_,
+        config=key,
+        calibrated=True,
+        resources=resources,
     )

@@ -5,7 +5,8 @@ for name in ("int8", "fp8"):
         layout="torchao",
         engine="torchao",
         env="quantizers",
-        quantizer=("build.torchao", f"--type={name}"),
+        program="build.torchao",
+        parameters={"type": name},
         # of int8 a zero point of a byte a row besides
         resources=BuildResources(Size(1, rest=2, row=5), QUANTIZER, ROUNDED_CUDA, copies=2, like=UNCALIBRATED),
     )

@@ -19,7 +19,8 @@ from test_conditions import Nvml
 from quantmill.devices import cuda, listeners, monitor
 from quantmill.devices.listeners import Answering
 from quantmill.latency import measure
-from quantmill.latency.worker import LatencyTask, Measurement
+from quantmill.latency.job import LatencyTask
+from quantmill.latency.worker import Measurement
 
 pytestmark = [
     pytest.mark.timing,

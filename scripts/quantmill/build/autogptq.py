@@ -1,8 +1,7 @@
 """Quantize a model to GPTQ with auto-gptq 0.7.1, for who still runs it; build.gptq does the same with its successor.
 
     python scripts/quantmill build.autogptq SRC DST --calibration calibration.json --evaluation evaluation.json
-        [--bits 4]
-        [--group-size auto] [--sym true] [--desc-act false] [--damp-percent 0.05]
+        --parameters '{"bits": 4, "group_size": "auto", "sym": true, "desc_act": false, "damp_percent": 0.05}'
 
 SRC is the fp16 artifact. The same input gives the same bytes on the same kind of CPU with as many threads. With
 --sym true gptqmodel reads the result too.
@@ -15,7 +14,7 @@ from auto_gptq.modeling.auto import GPTQ_CAUSAL_LM_MODEL_MAP
 from auto_gptq.quantization import gptq
 from transformers import AutoModelForCausalLM
 
-from quantmill.build.quantizer.program import GPTQ, BuildTask, build, gptq_parser
+from quantmill.build.quantizer.program import GPTQ, BuildTask, Tool
 from quantmill.common.program import UserError
 
 
@@ -51,16 +50,8 @@ def quantize(job: BuildTask) -> None:
     quantized.save_quantized(str(job.saved))
 
 
-def main() -> None:
-    options = gptq_parser(__doc__).parse_args()
+TOOL = Tool("auto-gptq", quantize, parameters=GPTQ, group_size="group_size")
 
-    build(
-        options,
-        quantize,
-        format="autogptq-int4",
-        engine="autogptq",
-        tool="auto-gptq",
-        tool_version=auto_gptq.__version__,
-        parameters={name: getattr(options, name) for name in GPTQ},
-        group_size="group_size",
-    )
+
+def main() -> None:
+    TOOL.build(__doc__)

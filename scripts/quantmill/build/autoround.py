@@ -1,19 +1,17 @@
 """Quantize a model with AutoRound, which learns how to round, and store it as GPTQ or AWQ is stored.
 
-    python scripts/quantmill build.autoround SRC DST --layout gptq --calibration calibration.json
-        --evaluation evaluation.json [--bits 4] [--group-size auto] [--sym true] [--iters 200]
+    python scripts/quantmill build.autoround SRC DST --calibration calibration.json --evaluation evaluation.json
+        --parameters '{"layout": "gptq", "bits": 4, "group_size": "auto", "sym": true, "iters": 200}'
 
 SRC is the fp16 artifact. The same input gives the same bytes on the same kind of CPU with as many threads.
 """
-
-from importlib.metadata import version
 
 import torch
 from auto_round import AutoRound
 from auto_round.algorithms.quantization.sign_round.config import SignRoundConfig
 from transformers import AutoModelForCausalLM
 
-from quantmill.build.quantizer.program import BuildTask, boolean, build, parser
+from quantmill.build.quantizer.program import BuildTask, Tool
 from quantmill.common import tokenizer
 
 EXPORTS = {"gptq": "auto_gptq", "awq": "auto_awq"}
@@ -41,22 +39,10 @@ def quantize(job: BuildTask) -> None:
         file.rename(job.saved / file.name)
 
 
-def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--layout", choices=[*EXPORTS], required=True)
-    arguments.add_argument("--bits", type=int, choices=[4], default=4)
-    arguments.add_argument("--group-size", default="auto", help="weights that share a scale, or auto")
-    arguments.add_argument("--sym", type=boolean, default=True)
-    arguments.add_argument("--iters", type=int, default=200, help="steps of each block")
-    options = arguments.parse_args()
+TOOL = Tool(
+    "auto-round", quantize, parameters=("layout", "bits", "group_size", "sym", "iters"), group_size="group_size"
+)
 
-    build(
-        options,
-        quantize,
-        format="autoround-int4",
-        engine="gptqmodel",
-        tool="auto-round",
-        tool_version=version("auto-round"),
-        parameters={name: getattr(options, name) for name in ("layout", "bits", "group_size", "sym", "iters")},
-        group_size="group_size",
-    )
+
+def main() -> None:
+    TOOL.build(__doc__)

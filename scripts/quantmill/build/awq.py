@@ -1,7 +1,7 @@
 """Quantize a model to AWQ with autoawq, or with gptqmodel where autoawq does not know the architecture.
 
-    python scripts/quantmill build.awq SRC DST --calibration calibration.json --evaluation evaluation.json [--tool auto]
-        [--w-bit 4] [--q-group-size auto] [--zero-point true] [--version GEMM]
+    python scripts/quantmill build.awq SRC DST --calibration calibration.json --evaluation evaluation.json
+        --parameters '{"tool": "auto", "w_bit": 4, "q_group_size": "auto", "zero_point": true, "version": "GEMM"}'
 
 SRC is the fp16 artifact. The same input gives the same bytes on the same kind of CPU with as many threads.
 """
@@ -13,11 +13,9 @@ import torch
 from transformers import GenerationConfig
 
 from quantmill.build.quantizer.gptqmodel_tool import load_gptqmodel, save_gptqmodel
-from quantmill.build.quantizer.program import BuildTask, boolean, build, parser
+from quantmill.build.quantizer.program import BuildTask, Tool
 from quantmill.checkpoint import shards
 from quantmill.common import tokenizer
-
-PARAMETERS = ("tool", "w_bit", "q_group_size", "zero_point", "version")
 
 
 def quantizer() -> type:
@@ -96,22 +94,9 @@ def by_gptqmodel(job: BuildTask) -> None:
     save_gptqmodel(model, job)
 
 
-def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--tool", choices=["auto", "autoawq", "gptqmodel"], default="auto")
-    arguments.add_argument("--w-bit", type=int, choices=[4], default=4)
-    arguments.add_argument("--q-group-size", default="auto", help="weights that share a scale, or auto")
-    arguments.add_argument("--zero-point", type=boolean, choices=[True], default=True)
-    arguments.add_argument("--version", choices=["GEMM"], default="GEMM")
-    options = arguments.parse_args()
+PARAMETERS = ("tool", "w_bit", "q_group_size", "zero_point", "version")
+TOOL = Tool("autoawq", quantize, parameters=PARAMETERS, group_size="q_group_size")
 
-    build(
-        options,
-        quantize,
-        format="awq-int4",
-        engine="gptqmodel",
-        tool="autoawq",
-        tool_version=version("autoawq"),
-        parameters={name: getattr(options, name) for name in PARAMETERS},
-        group_size="q_group_size",
-    )
+
+def main() -> None:
+    TOOL.build(__doc__)

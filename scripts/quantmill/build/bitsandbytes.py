@@ -1,16 +1,14 @@
 """Quantize a model with bitsandbytes: nf4 or fp4, or the weights of LLM.int8().
 
-    python scripts/quantmill build.bitsandbytes SRC DST --type nf4 [--double-quant true]
+    python scripts/quantmill build.bitsandbytes SRC DST --parameters '{"type": "nf4", "double_quant": false}'
 
 SRC is the fp16 artifact. The same input gives the same bytes. The model is saved before anything runs it: on a CPU a
 forward packs weights anew, and what is saved afterwards is another model.
 """
 
-from importlib.metadata import version
-
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-from quantmill.build.quantizer.program import BuildTask, boolean, build, parser
+from quantmill.build.quantizer.program import BuildTask, Tool
 
 
 def quantize(job: BuildTask) -> None:
@@ -30,20 +28,14 @@ def quantize(job: BuildTask) -> None:
     model.save_pretrained(job.saved)
 
 
-def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--type", choices=["nf4", "fp4", "int8"], required=True)
-    arguments.add_argument("--double-quant", type=boolean, default=False, help="of four bits: scales in 8 bits too")
-    options = arguments.parse_args()
+TOOL = Tool(
+    "bitsandbytes",
+    quantize,
+    parameters=("type", "double_quant"),
+    calibrated=False,
+    cast=lambda tensor, _: False,  # loaded as the fp16 artifact stores it; scales stay float32
+)
 
-    build(
-        options,
-        quantize,
-        format=f"bnb-{options.type}",
-        engine="bitsandbytes",
-        tool="bitsandbytes",
-        tool_version=version("bitsandbytes"),
-        parameters={"type": options.type, "double_quant": options.double_quant},
-        calibrated=False,
-        cast=lambda tensor: False,  # loaded as the fp16 artifact stores it; scales stay float32
-    )
+
+def main() -> None:
+    TOOL.build(__doc__)

@@ -1,6 +1,6 @@
 """Convert a checkpoint to CTranslate2.
 
-    python scripts/quantmill build.ct2 SRC DST --quantization int8
+    python scripts/quantmill build.ct2 SRC DST --parameters '{"quantization": "int8"}'
 
 The quantization is what CTranslate2's own converter calls it. The converter holds about 1.5 times the float16 weights
 plus half a gigabyte, so a machine with less free memory is refused before any work.
@@ -19,10 +19,11 @@ import torch
 from ctranslate2.converters import TransformersConverter
 from ctranslate2.specs.attention_spec import RotaryScalingType
 
+from quantmill.build import check_parameters, parser
 from quantmill.checkpoint import ctranslate2_bin, ctranslate2_model, shards
 from quantmill.common import manifest, remote_code, special_tokens, tokenizer
 from quantmill.common.atomic import write_atomically
-from quantmill.common.program import UserError, first_line, parser
+from quantmill.common.program import UserError, first_line
 from quantmill.gate import quality_gate
 
 TORCH = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}  # what the converter reads
@@ -137,23 +138,21 @@ def check_memory(source: shards.Checkpoint, quantization: str) -> None:
 
 
 def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("src", type=Path, help="folder of the canonical safetensors")
-    arguments.add_argument("dst", type=Path, help="folder to write")
-    arguments.add_argument("--quantization", choices=QUANTIZATIONS, default="int8")
-    arguments.add_argument("--device", default="auto", help="auto, cpu or cuda: where the quality gate runs it")
-    quality_gate.add_arguments(arguments)
-    options = arguments.parse_args()
+    options = parser(__doc__).parse_args()
+    parameters = check_parameters(options.parameters, ("quantization",))
+    quantization = parameters["quantization"]
+    if quantization not in QUANTIZATIONS:
+        raise UserError(f"--parameters: quantization {quantization!r} is none of {', '.join(QUANTIZATIONS)}")
 
     remote_code.forbid()
     source = shards.find(options.src)
     origin = manifest.read_checked(options.src)
-    check_memory(source, options.quantization)
+    check_memory(source, quantization)
     carried = [path for path in source.others() if path.name.startswith(("token", "special_tokens", "generation"))]
     with write_atomically(options.dst) as folder:
         converter = Converter(str(options.src))
         try:
-            converter.convert(str(folder), quantization=options.quantization, force=True)
+            converter.convert(str(folder), quantization=quantization, force=True)
         except Exception as error:  # whatever transformers and CTranslate2 raise for models that they do not know
             raise UserError(f"{options.src}: CTranslate2 cannot convert it ({first_line(error)})") from None
         variables = ctranslate2_model.check(folder, source.config())
@@ -162,15 +161,15 @@ def main() -> None:
         ends, said = special_tokens.ends(source.config()), folder / "generation_config.json"
         if len(ends) > 1 and not said.exists():  # CTranslate2's own config.json has room for one
             said.write_text(json.dumps({"eos_token_id": ends}) + "\n", encoding="utf-8")
-        layout = "ct2" if options.quantization.startswith("int8") else "source"
-        gate = quality_gate.check(folder, "ctranslate2", layout, options.device, options)
+        layout = options.layout if quantization.startswith("int8") else "source"
+        gate = quality_gate.check(folder, options.engine, layout, options.device, options)
         manifest.write(
             folder,
-            format=f"ct2-{options.quantization}",
-            engine="ctranslate2",
+            format=options.format or options.dst.name,
+            engine=options.engine,
             tool="ctranslate2",
             tool_version=ctranslate2.__version__,
-            parameters={"quantization": options.quantization},
+            parameters=parameters,
             source=origin["source"],
             parameter_count=shards.text_parameters(options.src),
             weight_files=["model.bin"],

@@ -1,18 +1,16 @@
 """Quantize a model to EXL3 with ExLlamaV3's own converter, on a GPU.
 
-    python scripts/quantmill build.exl3 SRC DST --bits 4.0 --calibration calibration.json --evaluation evaluation.json
-        [--head-bits 6] [--codebook mul1]
+    python scripts/quantmill build.exl3 SRC DST --calibration calibration.json --evaluation evaluation.json
+        --parameters '{"bits": 4.0, "head_bits": 6, "codebook": "mul1"}'
 
 SRC is the fp16 artifact. Run it in envs/exllamav3; QUANTMILL_EXLLAMAV3 names a folder of exllamav3.compile. The tool
 saves its progress every two minutes, and goes on from there.
 """
 
-from importlib.metadata import version
-
 import torch
 from safetensors.torch import save_file
 
-from quantmill.build.quantizer.program import BuildTask, build, parser
+from quantmill.build.quantizer.program import BuildTask, Tool
 from quantmill.checkpoint import shards
 from quantmill.exllamav3 import library
 from quantmill.layouts.exl3 import BLOCK
@@ -55,20 +53,13 @@ def quantize(job: BuildTask) -> None:
         raise ValueError(f"{why}: {error}") from error
 
 
-def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--bits", type=float, required=True, help="of a weight, on average")
-    arguments.add_argument("--head-bits", type=float, default=6, help="of a weight of the head; 16 leaves it as it is")
-    arguments.add_argument("--codebook", choices=["mul1", "mcg", "3inst"], default="mul1")
-    options = arguments.parse_args()
+TOOL = Tool(
+    "exllamav3",
+    quantize,
+    parameters=("bits", "head_bits", "codebook"),
+    cast=lambda tensor, _: False,  # the library's own types
+)
 
-    build(
-        options,
-        quantize,
-        format=f"exl3-{options.bits}bpw",
-        engine="exllamav3",
-        tool="exllamav3",
-        tool_version=version("exllamav3"),
-        parameters={name: getattr(options, name) for name in ("bits", "head_bits", "codebook")},
-        cast=lambda tensor: False,  # the library's own types
-    )
+
+def main() -> None:
+    TOOL.build(__doc__)

@@ -2,9 +2,9 @@
 
     python scripts/quantmill build.fp16 SRC DST
 
-Files whose weights are all float16 already are copied, or with --share shared. float32 and bfloat16 are rounded to the
-nearest float16; a tensor that float16 cannot hold (beyond 65,504) stays as it is, because it would become infinite.
-Memory stays constant.
+Files whose weights are all float16 already are copied, or share SRC's bytes with --parameters '{"share": true}', where
+SRC is an artifact of Quantmill's. float32 and bfloat16 are rounded to the nearest float16; a tensor that float16 cannot
+hold (beyond 65,504) stays as it is, because it would become infinite. Memory stays constant.
 """
 
 import io
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from quantmill.build import check_parameters, parser
 from quantmill.checkpoint import portable, safetensors_file, sharding, shards
 from quantmill.checkpoint.copying import copy
 from quantmill.checkpoint.float16 import CAST, BeyondFloat16, fits, stored_dtype, write_float16
@@ -24,7 +25,7 @@ from quantmill.checkpoint.shards import Checkpoint
 from quantmill.checkpoint.tensor import DTYPE_BYTES, Tensor
 from quantmill.common import manifest
 from quantmill.common.atomic import clone_or_copy, share, write_atomically
-from quantmill.common.program import UserError, parser
+from quantmill.common.program import UserError
 from quantmill.gate import quality_gate
 
 OUTSIDE = ("rope_theta", "partial_rotary_factor")  # of rope_parameters: beside rope_scaling in transformers 4's words
@@ -92,13 +93,8 @@ def write_weights(
 
 
 def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("src", type=Path, help="folder of the canonical safetensors")
-    arguments.add_argument("dst", type=Path, help="folder to write")
-    arguments.add_argument("--share", action="store_true", help="SRC is a workflow's own: share its bytes with DST")
-    arguments.add_argument("--device", default="auto", help="auto, cpu or cuda: where the quality gate runs it")
-    quality_gate.add_arguments(arguments)
-    options = arguments.parse_args()
+    options = parser(__doc__).parse_args()
+    shared = check_parameters(options.parameters, (), ("share",)).get("share", False)
 
     source = shards.find(options.src)
     origin = manifest.read_checked(options.src)
@@ -108,12 +104,12 @@ def main() -> None:
         groups = {file.name: [tensor for tensor in tensors.values() if tensor.path == file] for file in source.files}
         kept: set[str] = set()
         try:
-            write_weights(folder, source, groups, kept, options.share)
+            write_weights(folder, source, groups, kept, shared)
         except BeyondFloat16:
             kept = {tensor.name for tensor in tensors.values() if not fits(tensor)}
             for name in groups:
                 (folder / name).unlink(missing_ok=True)  # never written over: it may be shared
-            write_weights(folder, source, groups, kept, options.share)
+            write_weights(folder, source, groups, kept, shared)
         sizes = {name: tensor.numel * DTYPE_BYTES[dtype_of(tensor, kept)] for name, tensor in tensors.items()}
         total = sum(sizes.values())
         if (options.src / shards.INDEXES["safetensors"]).exists():
@@ -126,12 +122,12 @@ def main() -> None:
         for path in source.others():
             if path.name != "config.json":
                 clone_or_copy(path, folder / path.name)
-        gate = quality_gate.check(folder, "transformers", "source", options.device, options, options.gate_python)
+        gate = quality_gate.check(folder, options.engine, "source", options.device, options, options.gate_python)
         manifest.write(
             folder,
-            format="fp16",
-            engine="transformers",
-            tool="build_fp16",
+            format=options.format or options.dst.name,
+            engine=options.engine,
+            tool="build.fp16",
             tool_version=f"numpy {np.__version__}",
             source=origin["source"],
             parameter_count=origin["parameter_count"],

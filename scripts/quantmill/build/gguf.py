@@ -1,17 +1,17 @@
 """Build a GGUF file with llama.cpp's own programs.
 
-    python scripts/quantmill build.gguf SRC DST --type f16 --name my-model --evaluation evaluation.json --text
-        evaluation.txt
-    python scripts/quantmill build.gguf SRC DST --type q4_k_m --base GGUF-F16 --imatrix IMATRIX
-    python scripts/quantmill build.gguf SRC DST --type q4_k_m --base GGUF-F16 --imatrix IMATRIX --sensitivity FILE
-        [--bits 4.5]
+    python scripts/quantmill build.gguf SRC DST --parameters '{"type": "f16"}' --name my-model
+        --evaluation evaluation.json --text evaluation.txt
+    python scripts/quantmill build.gguf SRC DST --parameters '{"type": "q4_k_m"}' --base GGUF-F16 --imatrix IMATRIX
+    python scripts/quantmill build.gguf SRC DST --parameters '{"size": 4.5}' --base GGUF-F16 --imatrix IMATRIX
+        --sensitivity FILE
 
 Without --base the checkpoint SRC is converted by convert_hf_to_gguf.py to one of its types, and the tokenizer in the
 file is proved: it must make the ids in --evaluation of --text. Random weights, whose tokens mean nothing, get a file
 without a tokenizer. With --base that file is quantized by llama-quantize, to any type of its. What each tensor is
 stored as is read back from the file, because llama-quantize takes another type where a row does not fit. With
 --sensitivity (build.gguf_sensitivity) each tensor's type is chosen by what it costs, and the file is no larger than
-that of --type, or than --bits a weight. QUANTMILL_LLAMA_CPP names a folder of llamacpp.compile.
+the type that `size` names, or than so many bits a weight. QUANTMILL_LLAMA_CPP names a folder of llamacpp.compile.
 """
 
 import hashlib
@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from quantmill import llamacpp
+from quantmill.build import check_parameters, parser
 from quantmill.checkpoint import gguf_file, shards
 from quantmill.common import manifest, program
 from quantmill.common.atomic import write_atomically
-from quantmill.common.program import UserError, parser, run_child
+from quantmill.common.program import UserError, run_child
 from quantmill.devices import cpu
 from quantmill.gate import quality_gate
 from quantmill.llamacpp import files, quantizer, vocabulary
@@ -85,25 +86,26 @@ def quantize(out: Path, options: Any, threads: int) -> dict[str, Any]:
     return parameters
 
 
+def read_parameters(options: Any) -> None:
+    """Set the `type` and the `bits` a weight that the parameters mean: a mixture's size is that of a type, or bits."""
+    given = check_parameters(options.parameters, (), ("type", "imatrix", "size"))
+    size = given.get("size")
+    options.bits = None if isinstance(size, str) else size
+    options.type = given.get("type") or (size if isinstance(size, str) else "q4_k_m")
+
+
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("src", type=Path, help="folder of the canonical safetensors")
-    arguments.add_argument("dst", type=Path, help="folder to write")
-    arguments.add_argument("--type", required=True, help="llama.cpp's name, such as q4_k_m")
-    arguments.add_argument("--format", help="the artifact's name; default: gguf-TYPE")
     arguments.add_argument("--name", default="model", help="of the model, for the file's metadata")
     arguments.add_argument("--evaluation", type=Path, help="what tokens.tokenize_texts wrote")
     arguments.add_argument("--text", type=Path, help="the text that it wrote that of")
     arguments.add_argument("--base", type=Path, help="an artifact of this program's, to quantize")
     arguments.add_argument("--imatrix", type=Path, help="what build.imatrix wrote")
     arguments.add_argument("--sensitivity", type=Path, help="what build.gguf_sensitivity wrote; types are chosen by it")
-    arguments.add_argument("--bits", type=float, help="a weight, of the file; default: as large as --type makes it")
-    arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="at most")
-    arguments.add_argument("--device", default="auto", help="auto, cpu or cuda: where the quality gate runs it")
-    quality_gate.add_arguments(arguments)
     options = arguments.parse_args()
+    read_parameters(options)
     if not options.base and options.type not in CONVERTED:
-        raise UserError(f"--type {options.type}: llama.cpp's converter writes {', '.join(CONVERTED)}; name a --base")
+        raise UserError(f"type {options.type}: llama.cpp's converter writes {', '.join(CONVERTED)}; name a --base")
     if options.sensitivity and not (options.base and options.imatrix):
         raise UserError("--sensitivity: was measured with a --base and an --imatrix; name them too")
 
@@ -124,13 +126,13 @@ def main() -> None:
         peak = manifest.peak_rss_bytes(children=True)  # llama.cpp's programs; the gate is none of them
         for path in files.beside(options.src):
             shutil.copy(path, folder / path.name)
-        layout = "source" if options.type in CONVERTED else "gguf"
+        layout = "source" if options.type in CONVERTED else options.layout
         content = gguf_file.read_all(out)
-        gate = quality_gate.check(folder, "llama_cpp", layout, options.device, options)
+        gate = quality_gate.check(folder, options.engine, layout, options.device, options)
         manifest.write(
             folder,
-            format=options.format or f"gguf-{parameters['type']}",
-            engine="llama_cpp",
+            format=options.format or options.dst.name,
+            engine=options.engine,
             tool="llama.cpp",
             tool_version=llamacpp.build()["sources"],
             parameters=parameters | {"tensors": files.types(content)},

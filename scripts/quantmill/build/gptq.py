@@ -1,15 +1,13 @@
 """Quantize a model to GPTQ with gptqmodel, the maintained successor of AutoGPTQ, whose files AutoGPTQ reads as well.
 
-    python scripts/quantmill build.gptq SRC DST --calibration calibration.json --evaluation evaluation.json [--bits 4]
-        [--group-size auto] [--sym true] [--desc-act false] [--damp-percent 0.05]
+    python scripts/quantmill build.gptq SRC DST --calibration calibration.json --evaluation evaluation.json
+        --parameters '{"bits": 4, "group_size": "auto", "sym": true, "desc_act": false, "damp_percent": 0.05}'
 
 SRC is the fp16 artifact. The same input gives the same bytes on the same kind of CPU with as many threads.
 """
 
-from importlib.metadata import version
-
 from quantmill.build.quantizer.gptqmodel_tool import load_gptqmodel, save_gptqmodel
-from quantmill.build.quantizer.program import GPTQ, BuildTask, build, gptq_parser
+from quantmill.build.quantizer.program import GPTQ, BuildTask, Tool
 
 RESUMABLE = ("llama", "qwen3_moe")  # gptqmodel.looper.gptq_checkpoint.validate_checkpoint_support
 
@@ -36,16 +34,8 @@ def quantize(job: BuildTask) -> None:
     save_gptqmodel(model, job)
 
 
-def main() -> None:
-    options = gptq_parser(__doc__).parse_args()
+TOOL = Tool("gptqmodel", quantize, parameters=GPTQ, group_size="group_size")
 
-    build(
-        options,
-        quantize,
-        format="gptq-int4",
-        engine="gptqmodel",
-        tool="gptqmodel",
-        tool_version=version("gptqmodel"),
-        parameters={name: getattr(options, name) for name in GPTQ},
-        group_size="group_size",
-    )
+
+def main() -> None:
+    TOOL.build(__doc__)

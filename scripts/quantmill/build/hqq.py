@@ -1,13 +1,12 @@
 """Quantize a model to HQQ, four bits with a float zero for each group, without calibration.
 
-    python scripts/quantmill build.hqq SRC DST [--group-size 64]
+    python scripts/quantmill build.hqq SRC DST --parameters '{"nbits": 4, "group_size": 64}'
 
 SRC is the fp16 artifact. The same input gives the same bytes on the same kind of CPU. Stored as safetensors, with the
 quantization_config that vLLM and older versions of transformers read.
 """
 
 import json
-from importlib.metadata import version
 
 import torch
 from hqq.core.quantize import BaseQuantizeConfig, HQQLinear
@@ -15,7 +14,7 @@ from hqq.models.hf.base import AutoHQQHFModel
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-from quantmill.build.quantizer.program import BuildTask, build, parser
+from quantmill.build.quantizer.program import BuildTask, Tool
 
 KEPT = ("lm_head",)  # in float16
 
@@ -40,22 +39,16 @@ def _plain(config: object) -> dict[str, object]:
     return json.loads(json.dumps(config, default=lambda value: str(value).removeprefix("torch.")))
 
 
-def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--nbits", type=int, choices=[4], default=4)
-    arguments.add_argument("--group-size", default="64", help="weights that share a scale and a zero, or auto")
-    options = arguments.parse_args()
+TOOL = Tool(
+    "hqq",
+    quantize,
+    parameters=("nbits", "group_size"),
+    group_size="group_size",
+    calibrated=False,
+    cast=lambda tensor, _: False,  # loaded as the fp16 artifact stores it
+)
 
+
+def main() -> None:
     torch.set_grad_enabled(False)
-    build(
-        options,
-        quantize,
-        format="hqq-int4",
-        engine="hqq",
-        tool="hqq",
-        tool_version=version("hqq"),
-        parameters={"nbits": options.nbits, "group_size": options.group_size},
-        group_size="group_size",
-        calibrated=False,
-        cast=lambda tensor: False,  # loaded as the fp16 artifact stores it
-    )
+    TOOL.build(__doc__)

@@ -1,13 +1,14 @@
 """Quantize a model to compressed-tensors with llm-compressor.
 
-    python scripts/quantmill build.llmcompressor SRC DST --scheme W4A16 --calibration calibration.json
-        --evaluation evaluation.json [--group-size auto]
+    python scripts/quantmill build.llmcompressor SRC DST --calibration calibration.json --evaluation evaluation.json
+        --parameters '{"scheme": "W4A16", "group_size": "auto"}'
 
 SRC is the fp16 artifact. W4A16 and W8A8 are rounded by GPTQ; the others to the nearest. All but FP8_DYNAMIC, NVFP4A16
 and MXFP4 calibrate. The same input gives the same bytes on the same kind of CPU with as many threads.
 """
 
-from importlib.metadata import version
+from collections.abc import Mapping
+from typing import Any
 
 from datasets import Dataset
 from llmcompressor import oneshot
@@ -15,11 +16,9 @@ from llmcompressor.modifiers.gptq import GPTQModifier
 from llmcompressor.modifiers.quantization import QuantizationModifier
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from quantmill.build.quantizer.program import BuildTask, build, parser
+from quantmill.build.quantizer.program import BuildTask, Tool
+from quantmill.checkpoint.tensor import Tensor
 
-# scheme, by llm-compressor's name -> weights that share a scale: None for a row, "auto" where the scheme leaves it open
-GROUPS = {"W4A16": "auto", "W8A8": None, "FP8_DYNAMIC": None, "NVFP4A16": "16", "NVFP4": "16", "MXFP4": "32"}
-CALIBRATED = ("W4A16", "W8A8", "NVFP4")
 ROUNDED = ("W4A16", "W8A8")  # by GPTQ
 IGNORED = ["lm_head"]
 
@@ -54,23 +53,21 @@ def quantize(job: BuildTask) -> None:
     model.save_pretrained(job.saved, save_compressed=True)
 
 
-def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--scheme", choices=[*GROUPS], required=True)
-    arguments.add_argument("--group-size", default="auto", help="of W4A16: weights that share a scale, or auto")
-    options = arguments.parse_args()
+def cast(tensor: Tensor, parameters: Mapping[str, Any]) -> bool:
+    """Scales of a row or a matrix may be smaller than float16's normal numbers."""
+    return tensor.dtype == "F32" and (parameters["scheme"] == "W4A16" or "_scale" not in tensor.name)
 
-    size = options.group_size if GROUPS[options.scheme] == "auto" else GROUPS[options.scheme]
-    build(
-        options,
-        quantize,
-        format=f"ct-{options.scheme.lower()}",
-        engine="compressed-tensors",
-        tool="llm-compressor",
-        tool_version=version("llmcompressor"),
-        parameters={"scheme": options.scheme, **({"group_size": size} if size else {})},
-        group_size="group_size" if size else None,
-        calibrated=options.scheme in CALIBRATED,
-        # scales of a row or a matrix may be smaller than float16's normal numbers
-        cast=lambda tensor: tensor.dtype == "F32" and (options.scheme == "W4A16" or "_scale" not in tensor.name),
-    )
+
+TOOL = Tool(
+    "llmcompressor",
+    quantize,
+    parameters=("scheme",),
+    optional=("group_size",),  # of a scheme that has groups
+    group_size="group_size",
+    calibrated=None,
+    cast=cast,
+)
+
+
+def main() -> None:
+    TOOL.build(__doc__)

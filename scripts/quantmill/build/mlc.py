@@ -1,8 +1,7 @@
 """Write a model's weights in MLC-LLM's format, byte for byte as its convert_weight does on a CPU.
 
-    python scripts/quantmill build.mlc SRC DST --library LIB [--quantization q4f16_1] [--tool auto] [--mlc-llm-python
-        PYTHON]
-    python scripts/quantmill build.mlc SRC DST --weights-only
+    python scripts/quantmill build.mlc SRC DST --library LIB --parameters '{"quantization": "q4f16_1", "tool": "auto"}'
+    python scripts/quantmill build.mlc SRC DST --weights-only --parameters '{"quantization": "q4f16_1"}'
 
 Neither MLC-LLM nor TVM is needed. Weights alone serve any runtime that reads the format; with a model library, as
 mlc.compile writes one, the artifact also runs here and passes the quality gate.
@@ -11,7 +10,6 @@ With --mlc-llm-python, an interpreter that has a working MLC-LLM, its convert_we
 beside a library its compile too, for its own engine (mlc_llm.so).
 """
 
-import argparse
 import tomllib
 from pathlib import Path
 
@@ -19,10 +17,11 @@ import numpy as np
 from tqdm import tqdm
 
 from quantmill import devices
+from quantmill.build import check_parameters, parser
 from quantmill.checkpoint import shards
 from quantmill.common import manifest
 from quantmill.common.atomic import clone_or_copy, write_atomically
-from quantmill.common.program import PACKAGE, UserError, parser
+from quantmill.common.program import PACKAGE, UserError
 from quantmill.gate import quality_gate
 from quantmill.mlc import chat_config, mlc_llm_tool, parameters, source_config
 from quantmill.mlc import shards as mlc_shards
@@ -38,7 +37,7 @@ def quantmill_version() -> str:
 
 
 def layout_of(quantization: str) -> str | None:
-    """The module of scripts/layouts that reads a quantization's weights."""
+    """The layout whose module reads a quantization's weights."""
     return "mlc" if quantization == "q4f16_1" else None
 
 
@@ -48,37 +47,35 @@ def choose_tool(tool: str, python: Path | None) -> str:
         return "builtin"
     reason = mlc_llm_tool.why_not(python) if python else "--mlc-llm-python names no interpreter"
     if reason and tool == "mlc_llm":
-        raise UserError(f"{python or 'mlc_llm'}: no working mlc_llm: {reason}; --tool builtin writes the same bytes")
+        raise UserError(f"{python or 'mlc_llm'}: no working mlc_llm: {reason}; the tool builtin writes the same bytes")
     return "builtin" if reason else "mlc_llm"
 
 
-def build(folder: Path, source: shards.Checkpoint, config: SourceConfig, options: argparse.Namespace) -> None:
+def build(folder: Path, source: shards.Checkpoint, config: SourceConfig, quantization: str) -> None:
     """Write weights, their table of contents, mlc-chat-config.json and tokenizer files, without MLC-LLM."""
-    found = parameters.find(source, config, parameters.LAYOUTS[options.quantization])
+    found = parameters.find(source, config, parameters.LAYOUTS[quantization])
     total = sum(part.numel for parameter in found for part in parameter.parts)
     with tqdm(total=total, unit=" weights", unit_scale=True, desc="to MLC", disable=None) as bar:
         mlc_shards.write(folder, found, parameters.count_weights(source, found), bar.update)
-    chat_config.write(folder, options.src, config, options.quantization)
+    chat_config.write(folder, source.folder, config, quantization)
     for name in chat_config.TOKENIZER_FILES:
-        if (options.src / name).is_file():
-            clone_or_copy(options.src / name, folder / name)
+        if (source.folder / name).is_file():
+            clone_or_copy(source.folder / name, folder / name)
 
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("src", type=Path, help="folder of the canonical safetensors")
-    arguments.add_argument("dst", type=Path, help="folder to write")
     kind = arguments.add_mutually_exclusive_group(required=True)
     kind.add_argument("--library", type=Path, help="what mlc.compile wrote for this model")
     kind.add_argument(
         "--weights-only", action="store_true", help="no library, so nothing runs it here: no quality gate"
     )
-    arguments.add_argument("--quantization", choices=list(parameters.LAYOUTS), default="q4f16_1")
-    arguments.add_argument("--tool", choices=["auto", "mlc_llm", "builtin"], default="auto")
     arguments.add_argument("--mlc-llm-python", type=Path, help="the interpreter that has mlc_llm")
-    arguments.add_argument("--device", default="auto", help="auto, cpu or cuda: what the library is for")
-    quality_gate.add_arguments(arguments)
     options = arguments.parse_args()
+    given = check_parameters(options.parameters, ("quantization",), ("tool",))
+    quantization, tool = given["quantization"], given.get("tool", "auto")
+    if quantization not in parameters.LAYOUTS:
+        raise UserError(f"--parameters: quantization {quantization!r} is none of {', '.join(parameters.LAYOUTS)}")
 
     source = shards.find(options.src)
     if source.form != "safetensors":
@@ -87,27 +84,27 @@ def main() -> None:
         raise UserError(f"{options.library}: no such file; mlc.compile writes a model library")
     config = source_config.read(source.config(), options.src / "config.json")
     origin = manifest.read_checked(options.src)
-    tool = choose_tool(options.tool, options.mlc_llm_python)
+    tool = choose_tool(tool, options.mlc_llm_python)
     with write_atomically(options.dst, source=options.src) as folder:
         folder.mkdir()
         if tool == "mlc_llm":
             device = devices.resolve(options.device, hold=False) if options.library else None
-            mlc_llm_tool.convert(options.mlc_llm_python, source, config, folder, options.quantization, device)
+            mlc_llm_tool.convert(options.mlc_llm_python, source, config, folder, quantization, device)
             version = mlc_llm_tool.version(options.mlc_llm_python)
         else:
-            build(folder, source, config, options)
+            build(folder, source, config, quantization)
             version = f"{quantmill_version()}, numpy {np.__version__}"
         gate = None
         if options.library:
             clone_or_copy(options.library, folder / LIBRARY)
-            gate = quality_gate.check(folder, "quantmill-tvm", layout_of(options.quantization), options.device, options)
+            gate = quality_gate.check(folder, options.engine, layout_of(quantization), options.device, options)
         manifest.write(
             folder,
-            format=f"mlc-{options.quantization}",
-            engine="quantmill-tvm" if options.library else None,
+            format=options.format or options.dst.name,
+            engine=options.engine if options.library else None,
             tool="quantmill" if tool == "builtin" else tool,
             tool_version=version,
-            parameters={"quantization": options.quantization, "weights_only": options.weights_only},
+            parameters={"quantization": quantization, "weights_only": options.weights_only},
             source=origin["source"],
             parameter_count=shards.text_parameters(options.src),
             weight_files=sorted(path.name for path in folder.glob("params_shard_*.bin")),

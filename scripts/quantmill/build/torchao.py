@@ -1,16 +1,14 @@
 """Quantize a model's weights to int8 or float8 with torchao, a scale for each row.
 
-    python scripts/quantmill build.torchao SRC DST --type int8
+    python scripts/quantmill build.torchao SRC DST --parameters '{"type": "int8"}'
 
 SRC is the fp16 artifact. The same input gives the same bytes.
 """
 
-from importlib.metadata import version
-
 from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig
 from transformers import AutoModelForCausalLM, TorchAoConfig
 
-from quantmill.build.quantizer.program import BuildTask, build, parser
+from quantmill.build.quantizer.program import BuildTask, Tool
 
 TYPES = {"int8": Int8WeightOnlyConfig, "fp8": Float8WeightOnlyConfig}
 
@@ -24,19 +22,14 @@ def quantize(job: BuildTask) -> None:
     model.save_pretrained(job.saved)
 
 
-def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--type", choices=[*TYPES], required=True)
-    options = arguments.parse_args()
+TOOL = Tool(
+    "torchao",
+    quantize,
+    parameters=("type",),
+    calibrated=False,
+    cast=lambda tensor, _: False,  # loaded as the fp16 artifact stores it; scales stay float32
+)
 
-    build(
-        options,
-        quantize,
-        format=f"torchao-{options.type}",
-        engine="torchao",
-        tool="torchao",
-        tool_version=version("torchao"),
-        parameters={"type": options.type},
-        calibrated=False,
-        cast=lambda tensor: False,  # loaded as the fp16 artifact stores it; scales stay float32
-    )
+
+def main() -> None:
+    TOOL.build(__doc__)

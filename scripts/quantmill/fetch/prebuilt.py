@@ -14,18 +14,17 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from quantmill.checkpoint import shards
 from quantmill.common import manifest, plain_file
 from quantmill.common.atomic import MANIFEST, clone_or_copy, write_atomically
 from quantmill.common.program import UserError, parser
-from quantmill.fetch import hub
-from quantmill.fetch.prebuilt_layouts import PACKED, ct2, gguf, packed
+from quantmill.fetch import hub, prebuilt_layouts
 from quantmill.gate import quality_gate
 
 CARD = "README.md"
-LAYOUTS = {"ct2": ct2, "gguf": gguf} | dict.fromkeys(PACKED, packed)
 
 
 class Found(NamedTuple):
@@ -60,18 +59,18 @@ def check_hashes(found: Found, digests: Mapping[str, str]) -> None:
             )
 
 
-def of_path(path: Path, layout: str) -> Found:
+def of_path(path: Path, layout: ModuleType) -> Found:
     """A local artifact. Raises `UserError` where files are missing."""
-    files = LAYOUTS[layout].local(path)
+    files = layout.local(path)
     folder = path if path.is_dir() else path.parent
     origins, names = ({name: kind(file) for name, file in files.items()} for kind in (str, attrgetter("name")))
     return Found(files, origins, {"kind": "path", "path": str(path), "commit": None}, names, folder, str(folder))
 
 
-def of_hub(name: str, revision: str, layout: str, file: str | None) -> Found:
+def of_hub(name: str, revision: str, layout: ModuleType, file: str | None) -> Found:
     """The same of a repository of the hub, at one commit."""
     repository = hub.resolve(name, revision)
-    names = LAYOUTS[layout].remote(repository.name, repository.files, file)
+    names = layout.remote(repository.name, repository.files, file)
     fetched = hub.fetch(repository, [*names.values(), *({MANIFEST} & repository.files.keys())])
     source = {"kind": "hub", "hub": repository.name, "revision": revision, "commit": repository.commit}
     files = {ours: fetched[theirs] for ours, theirs in names.items()}
@@ -87,7 +86,8 @@ def main() -> None:
     arguments.add_argument("--revision", help="branch, tag or commit")
     arguments.add_argument("--file", help="the repository's file; of a split one any part")
     arguments.add_argument("--model", type=Path, required=True, help="folder of this model's safetensors")
-    arguments.add_argument("--layout", choices=LAYOUTS, required=True)
+    arguments.add_argument("--layout", required=True)
+    arguments.add_argument("--checked-by", required=True, help="the module of prebuilt_layouts that knows this layout")
     arguments.add_argument("--format", required=True, help="its name in the study")
     arguments.add_argument("--engine", required=True, help="what runs it")
     arguments.add_argument("--engine-python", help="the interpreter that has the engine")
@@ -96,11 +96,11 @@ def main() -> None:
     options = arguments.parse_args()
     options.src = options.model
 
-    layout = LAYOUTS[options.layout]
+    layout = prebuilt_layouts.module(options.checked_by)
     if options.revision:
-        found = of_hub(options.artifact, options.revision, options.layout, options.file)
+        found = of_hub(options.artifact, options.revision, layout, options.file)
     else:
-        found = of_path(Path(options.artifact), options.layout)
+        found = of_path(Path(options.artifact), layout)
     for path in found.files.values():
         shards.refuse_pointer(path)
     with write_atomically(options.dst) as folder:
@@ -119,7 +119,7 @@ def main() -> None:
                 said = said.replace(str(folder / name), origin)
             raise UserError(said.replace(str(folder), options.artifact)) from None
         whole = manifest.read_checked(options.model)["parameter_count"]
-        weights = whole if options.layout in PACKED else shards.text_parameters(options.model)
+        weights = whole if options.checked_by == "packed" else shards.text_parameters(options.model)
         gate_layout = layout.gate_layout(folder, options.layout)
         gate = quality_gate.check(folder, options.engine, gate_layout, options.device, options, options.engine_python)
         unread = facts.pop("unread", {})

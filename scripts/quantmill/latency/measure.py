@@ -28,7 +28,8 @@ from quantmill.common.program import UserError, parser, start_child
 from quantmill.devices import cpu, listeners
 from quantmill.devices.monitor import Monitor
 from quantmill.latency import variants, worker
-from quantmill.latency.worker import LatencyTask, Measurement, Refusal, Trial
+from quantmill.latency.job import LatencyTask
+from quantmill.latency.worker import Measurement, Refusal, Trial
 from quantmill.metrics import METRICS_VERSION, latency
 from quantmill.quality import alignment
 

@@ -4,24 +4,24 @@ Both take their prompts from the evaluation text's ids (random ids where a model
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quantmill.engines import Engine
 from quantmill.latency.decoding import Timing, time_tokens
+from quantmill.latency.job import LatencyTask
 from quantmill.metrics import latency
 from quantmill.quality import alignment
-
-if TYPE_CHECKING:
-    pass
 
 NEW_TOKENS = 64  # after a long prompt, at most: enough for TPOT, and TTFT is what its length costs
 
 
-def measure_lengths(engine: Engine, job: "Job", evaluation: list[int], context: int | None) -> list[dict[str, Any]]:
+def measure_lengths(
+    engine: Engine, task: LatencyTask, evaluation: list[int], context: int | None
+) -> list[dict[str, Any]]:
     """For each of `prompt_tokens` the raw runs after a prompt of so many ids, or the reason why there are none."""
     found: list[dict[str, Any]] = []
-    n = min(job.new_tokens, NEW_TOKENS)
-    for length in sorted(job.prompt_tokens):  # a cache that was enlarged stays so, and all of it is read
+    n = min(task.new_tokens, NEW_TOKENS)
+    for length in sorted(task.prompt_tokens):  # a cache that was enlarged stays so, and all of it is read
         entry = {"tokens": length, "new_tokens": n}
         if context and length + n > context:
             found.append(entry | {"skipped": f"with {n} new tokens it exceeds the model's context of {context}"})
@@ -31,34 +31,34 @@ def measure_lengths(engine: Engine, job: "Job", evaluation: list[int], context: 
             continue
         ids = evaluation[:length]
         time_tokens(engine, [ids], n)  # its kernels, and a cache of its size
-        runs = [time_tokens(engine, [ids], n) for _ in range(job.repeats)]
-        entry |= {"runs": raw(runs, job.number), "outputs": [run.tokens for run in runs]}
+        runs = [time_tokens(engine, [ids], n) for _ in range(task.repeats)]
+        entry |= {"runs": raw(runs, task.number), "outputs": [run.tokens for run in runs]}
         if engine.mode != engine.modes[0]:
             entry["largest_gap"] = alignment.largest_gap(engine, ids, entry["outputs"])
         found.append(entry)
     return found
 
 
-def measure_batches(engine: Engine, job: "Job", evaluation: list[int], length: int) -> list[dict[str, Any]]:
+def measure_batches(engine: Engine, task: LatencyTask, evaluation: list[int], length: int) -> list[dict[str, Any]]:
     """For each of `batch_sizes` the raw runs of so many sequences at once, or the reason why there are none.
 
     Prompts are pieces of the evaluation text that are as long as the longest of the headline's. A batch of 1 alone is
     what the headline measures already.
     """
-    if list(job.batch_sizes) == [1]:
+    if list(task.batch_sizes) == [1]:
         return []
     found: list[dict[str, Any]] = []
-    for size in job.batch_sizes:
-        entry = {"batch": size, "prompt_tokens": length, "new_tokens": job.new_tokens}
+    for size in task.batch_sizes:
+        entry = {"batch": size, "prompt_tokens": length, "new_tokens": task.new_tokens}
         if size > 1 and "batches" not in engine.capabilities:
             found.append(entry | {"skipped": "this engine decodes one sequence at a time"})
         elif size * length > len(evaluation):
             found.append(entry | {"skipped": f"the evaluation text holds {len(evaluation)} tokens"})
         else:
             prompts = [evaluation[start : start + length] for start in range(0, size * length, length)]
-            time_tokens(engine, prompts, job.new_tokens)
-            runs = [time_tokens(engine, prompts, job.new_tokens) for _ in range(job.repeats)]
-            found.append(entry | {"runs": raw(runs, job.number)})
+            time_tokens(engine, prompts, task.new_tokens)
+            runs = [time_tokens(engine, prompts, task.new_tokens) for _ in range(task.repeats)]
+            found.append(entry | {"runs": raw(runs, task.number)})
     return found
 
 

@@ -1,8 +1,8 @@
 """One fresh process of latency.measure: python scripts/quantmill latency.worker job.json
 
 It loads the artifact, warms up, measures every prompt, then longer prompts and batches; or it tries numbers of threads.
-The job is a `LatencyTask` as JSON; what was found is JSON in the file that the job names: a `Measurement`, a `Refusal` or a
-`Trial`, by the job's task.
+The job is a `LatencyTask` as JSON. What was found is JSON in the file that the job names: a `Measurement`, a `Refusal`
+or a `Trial`, by the job's task.
 """
 
 import json
@@ -10,7 +10,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tqdm import tqdm
 
@@ -20,6 +20,7 @@ from quantmill.common.program import UserError, command
 from quantmill.devices import cpu, cuda, host_load, processes
 from quantmill.latency import variants
 from quantmill.latency.decoding import time_tokens
+from quantmill.latency.job import LatencyTask
 from quantmill.quality import alignment
 
 COMMAND = command("latency.worker")  # and a job's file
@@ -27,32 +28,6 @@ WARM_UP_TOKENS = 2  # after each prompt
 TRIAL_TOKENS = 64  # tokens of one trial of a number of threads
 TRIALS = 3
 TRIAL_NOISE = 0.1  # relative
-
-
-@dataclass(frozen=True)
-class LatencyTask:
-    """What one process is to do; paths are text, so that a job is JSON as it stands."""
-
-    task: Literal["measure", "try_threads"]
-    out: str
-    artifact: str
-    engine: str
-    options: dict[str, Any]
-    gpus: int
-    device: str
-    threads: list[int]  # one, or those to try
-    prompts: str  # what tokens.tokenize_texts wrote
-    evaluation: str | None  # the same of the text that longer prompts and batches are cut from
-    new_tokens: int
-    repeats: int
-    prompt_tokens: list[int]
-    batch_sizes: list[int]
-    number: int = 0  # of the process among those of its way to decode
-    mode: str | None = None  # the way to decode; None for the plain one
-
-    def load(self, threads: int) -> engines.Engine:
-        """The engine with the artifact."""
-        return engines.load(self.engine, Path(self.artifact), self.device, threads, self.gpus, **self.options)
 
 
 @dataclass(frozen=True)

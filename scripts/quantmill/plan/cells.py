@@ -2,7 +2,6 @@
 says (`FORMAT@RUN`)."""
 
 import re
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,13 +13,8 @@ from quantmill.checkpoint.gguf_names import split_names
 from quantmill.checkpoint.selection import is_artifacts
 from quantmill.client.urls import wrong_url
 from quantmill.common.atomic import MANIFEST
-from quantmill.fetch.prebuilt_layouts import PACKED
 from quantmill.plan.config_values import ConfigError
-from quantmill.plan.registry import TAKEN, Engine, Format, suggestion, unknown_format
-
-PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-# layout -> a file of each folder; of a pattern one file alone may be meant
-PREBUILT_FILES = {"ct2": "model.bin", "gguf": "*.gguf"} | dict.fromkeys(PACKED, "config.json")
+from quantmill.plan.registry import TAKEN, Engine, Registry, suggestion, unknown_format
 
 # variables of a run's environment that Quantmill sets: they place threads, cards and modules
 OURS = re.compile("CUDA_VISIBLE_DEVICES|PYTHON|QUANTMILL|.*_NUM_THREADS$")
@@ -46,48 +40,6 @@ class Cell:
         return self.artifact if self.run is None else f"{self.artifact}@{self.run}"
 
 
-@dataclass(frozen=True)
-class Registry:
-    """What is registered and what is there.
-
-    envs: environments with pins. interpreters: those that the config names a Python for.
-    device: what `auto` means here, or `auto` where jobs run elsewhere. gpus: what --resources gpu= allows.
-    """
-
-    formats: Mapping[str, Format]
-    engines: Mapping[str, Engine]
-    envs: Collection[str]
-    interpreters: Collection[str] = ()
-    device: str = "auto"
-    gpus: int | None = None
-
-    def layout(self, name: str, study: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
-        """The layout of a format, a variant or one of a model's prebuilt artifacts; None for an unknown name."""
-        if name in model.get("prebuilt", {}):
-            return model["prebuilt"][name]["layout"]
-        base = study["variants"].get(name, {"format": name})["format"]
-        return self.formats[base].layout if base in self.formats else None
-
-    def prebuilt_engine(self, prebuilt: Mapping[str, Any]) -> str:
-        """The engine that a prebuilt artifact names, or that of the first format that has its layout."""
-        layout = prebuilt["layout"]
-        return prebuilt.get("engine") or next(each.engine for each in self.formats.values() if each.layout == layout)
-
-    def why_not_here(self, env: str) -> str | None:
-        """Why an environment cannot be had, and what to do; None where it can."""
-        if env in self.interpreters:
-            return None
-        if env not in self.envs:
-            return f"{env} is not built here; name a python that has it under interpreters.{env}"
-        wanted = next((each.python for each in self.engines.values() if each.env == env and each.python), None)
-        if wanted in (None, PYTHON):
-            return None
-        return (
-            f"wants Python {wanted}, and this is {PYTHON}; leave it out, name a Python that has "
-            f"it in interpreters.{env}, or make .venv anew with PYTHON=python{wanted}"
-        )
-
-
 def check_name(where: str, name: str, others: Collection[str]) -> None:
     """Raises `ConfigError` for an artifact's name that something else has."""
     if name in others:
@@ -105,7 +57,7 @@ def check_variants(study: Mapping[str, Any], schema: Mapping[str, Any], registry
         if base not in registry.formats:
             raise ConfigError(f"{where}: {unknown_format(base, registry.formats)}")
         given = {key: value for key, value in variant.items() if key != "format"}
-        key = registry.formats[base].parameters
+        key = registry.formats[base].config
         properties = schema["properties"][key]["properties"] if key else {}
         for each in given:
             if each not in properties:
@@ -225,7 +177,11 @@ def check_prebuilt(name: str, model: Mapping[str, Any], study: Mapping[str, Any]
     for each, prebuilt in model["prebuilt"].items():
         where = f"models.{name}.prebuilt.{each}"
         check_name(where, each, (*registry.formats, *study["variants"]))
-        layout, pattern = prebuilt["layout"], PREBUILT_FILES[prebuilt["layout"]]
+        layout = prebuilt["layout"]
+        known = [each for each, words in registry.layouts.items() if words.prebuilt]
+        if layout not in known:
+            raise ConfigError(f"{where}.layout: unknown layout {layout!r}{suggestion(layout, known)}")
+        pattern = registry.layouts[layout].holds
         alone = "*" in pattern
         if "hub" in prebuilt and ("file" in prebuilt) != alone:
             what = f"name its file, such as NAME{pattern[1:]}" if alone else "its files are known; leave file out"

@@ -13,10 +13,9 @@ import jsonschema
 from quantmill.common import plain_file
 from quantmill.common.program import UserError
 from quantmill.plan import cells, lengths, publications, vllm_parallelism
-from quantmill.plan.cells import Registry
 from quantmill.plan.config_values import ConfigError, check_values
 from quantmill.plan.model_source import CHECKOUT, source
-from quantmill.plan.registry import suggestion, unknown_format
+from quantmill.plan.registry import Registry, suggestion, unknown_format
 from quantmill.report.task_columns import column_name
 from quantmill.tokens import plain_text
 

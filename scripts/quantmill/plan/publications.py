@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from quantmill.plan import cells
-from quantmill.plan.cells import Registry
 from quantmill.plan.config_values import ConfigError
 from quantmill.plan.model_source import source
-from quantmill.plan.registry import unknown_format
+from quantmill.plan.registry import Registry, unknown_format
 
 GGUF = "GGUF"  # what the repository of a model's GGUF files has for {format}; no artifact has capital letters
 MAX_NAME = 96  # letters of a repository's name, as the hub counts

@@ -2,13 +2,15 @@
 
 import difflib
 import re
+import sys
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
 from quantmill.plan.config_values import ConfigError
 from quantmill.plan.resources import BuildResources, RunResources
 
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 NAME = r"[a-z0-9][a-z0-9._-]*"
 MAX_NAME = 100  # letters of a format or a run or, in the schema, a model: files made of names stay below 255 bytes
 # formats that people know and that nothing here builds, by what their names begin with, and why
@@ -21,40 +23,72 @@ TAKEN = r"(source|tensors|tensors\.json|safetensors|bin|mlc|tokens|latency|quali
 TAKEN += r"|(expected-predictions|mlc-library)\Z"
 TAKEN += r"|(imatrix|gguf-sensitivity|gguf-sensitivity\.json|published|tasks)\Z"
 TAKEN += r"|(noise-floor|reference-logits|tokens-|latency-|quality-|serving-|tasks-|publish-)"
-CALIBRATION = "tokens-calibration"  # the log of what cuts the calibration text
-Makers = Callable[[str], Collection[str]]  # a format's name -> names of the rules that make its artifact
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What lies in an artifact's folder.
+
+    holds: a file, or a pattern, that each folder has. prebuilt: the module of fetch/prebuilt_layouts that checks
+    artifacts of others; None where there is none. hub_library: what loads it, in the hub's words.
+    """
+
+    holds: str
+    prebuilt: str | None = None
+    hub_library: str = "transformers"
+
+
+PACKED = Layout("config.json", "packed")  # safetensors with a quantization_config
+LAYOUTS = {
+    "hf": Layout("config.json"),
+    **dict.fromkeys(("gptq", "awq", "compressed-tensors", "bitsandbytes", "torchao"), PACKED),
+    "hqq": replace(PACKED, hub_library="hqq"),
+    "exl3": replace(PACKED, hub_library="exllamav3"),
+    "ct2": Layout("model.bin", "ct2", "ctranslate2"),
+    "gguf": Layout("*.gguf", "gguf", "gguf"),
+    "mlc": Layout("mlc-chat-config.json", hub_library="mlc-llm"),
+}
 
 
 @dataclass(frozen=True)
 class Format:
     """How an artifact is built.
 
-    layout: what lies on the disk, by the ecosystem's name (`hf`, `gptq`, …); says which engines can load it.
-    engine: the engine of its default run. env: the environment of the program that builds it.
-    parameters: the config's key that holds its parameters, where it has any.
-    logs: of jobs that it is made from and other formats are not, such as `tokens-calibration`.
-    quantizer: the program that the rule `quantize` builds it with, and its flags; none where it has a rule of its own.
-    costs: what it takes; None where nobody said, and then `make plan` says so.
+    layout: a key of `LAYOUTS`; says which engines can load it. engine: the engine of its default run.
+    env: the environment of its program. program: what builds it, such as `build.ct2`.
+    source: the model's folder that it reads: `fp16`, or `safetensors`, which is as the author published it.
+    config: the config's key that holds its parameters, where it has any. parameters: those that the format fixes.
+    calibrated: whether it is built from the calibration text.
+    inputs: further files, by the names of the program's flags. flags: further flags. Both are functions of the job's
+    wildcards, `model` and `artifact`. logs: of jobs that it is made from and other formats are not.
+    devices: where it can be built and run. gpu: whether its program uses a GPU. threads: that it uses, at most.
+    priority: of its job; None: 0 for what is calibrated, 10 for the rest.
+    gate_env: the environment that reads its weights for the quality gate.
+    resources: what it takes; None where nobody said, and then `make plan` says so.
     """
 
     layout: str
     engine: str
     env: str
-    parameters: str | None = None
+    program: str
+    source: str = "fp16"
+    config: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    calibrated: bool = False
+    inputs: Callable[[Any], Mapping[str, Any]] | None = None
+    flags: Callable[[Any], Mapping[str, Any]] | None = None
     logs: tuple[str, ...] = ()
-    quantizer: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("cpu", "cuda")
-    costs: BuildResources | None = None
-
-    @property
-    def calibrated(self) -> bool:
-        """Whether it is built from a calibration text."""
-        return CALIBRATION in self.logs
+    gpu: bool = True
+    threads: int = 8
+    priority: int | None = None
+    gate_env: str = "torch"
+    resources: BuildResources | None = None
 
 
 @dataclass(frozen=True)
 class Engine:
-    """What runs an artifact: scripts/engines/NAME.py, with `_` for `-`.
+    """What runs an artifact: scripts/quantmill/engines/NAME.py, with `_` for `-`.
 
     env: its environment; one without pins (envs/ENV.txt) is the user's own, which `interpreters` names.
     loads: the layouts that it loads. many_gpus: whether it can use several GPUs.
@@ -63,11 +97,11 @@ class Engine:
     serves: whether it is a server, which can be put under loads. slots: of a server that answers one request at a time
     unless an option says how many, this option. attached: whether its user runs it, at a run's url.
     no_speed: why its speed is not measured, where it says nothing of what people deploy.
-    costs: what it takes; None where nobody said.
+    resources: what it takes; None where nobody said.
     """
 
     env: str
-    loads: tuple[str, ...]
+    loads: Collection[str]
     devices: tuple[str, ...] = ("cpu", "cuda")
     many_gpus: bool = False
     options: Mapping[str, Mapping[str, Any]] | None = field(default_factory=dict)
@@ -76,7 +110,50 @@ class Engine:
     slots: str | None = None
     attached: bool = False
     no_speed: str = ""
-    costs: RunResources | None = None
+    resources: RunResources | None = None
+
+
+@dataclass(frozen=True)
+class Registry:
+    """What is registered and what is there.
+
+    envs: environments with pins. interpreters: those that the config names a Python for.
+    device: what `auto` means here, or `auto` where jobs run elsewhere. gpus: what --resources gpu= allows.
+    """
+
+    formats: Mapping[str, Format]
+    engines: Mapping[str, Engine]
+    layouts: Mapping[str, Layout]
+    envs: Collection[str]
+    interpreters: Collection[str] = ()
+    device: str = "auto"
+    gpus: int | None = None
+
+    def layout(self, name: str, study: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
+        """The layout of a format, a variant or one of a model's prebuilt artifacts; None for an unknown name."""
+        if name in model.get("prebuilt", {}):
+            return model["prebuilt"][name]["layout"]
+        base = study["variants"].get(name, {"format": name})["format"]
+        return self.formats[base].layout if base in self.formats else None
+
+    def prebuilt_engine(self, prebuilt: Mapping[str, Any]) -> str:
+        """The engine that a prebuilt artifact names, or that of the first format that has its layout."""
+        layout = prebuilt["layout"]
+        return prebuilt.get("engine") or next(each.engine for each in self.formats.values() if each.layout == layout)
+
+    def why_not_here(self, env: str) -> str | None:
+        """Why an environment cannot be had, and what to do; None where it can."""
+        if env in self.interpreters:
+            return None
+        if env not in self.envs:
+            return f"{env} is not built here; name a python that has it under interpreters.{env}"
+        wanted = next((each.python for each in self.engines.values() if each.env == env and each.python), None)
+        if wanted in (None, PYTHON):
+            return None
+        return (
+            f"wants Python {wanted}, and this is {PYTHON}; leave it out, name a Python that has "
+            f"it in interpreters.{env}, or make .venv anew with PYTHON=python{wanted}"
+        )
 
 
 def entry(kind: type, words: Mapping[str, Any]) -> Any:
@@ -97,18 +174,19 @@ def entry(kind: type, words: Mapping[str, Any]) -> Any:
 def check_registry(
     formats: Mapping[str, Format],
     engines: Mapping[str, Engine],
+    layouts: Collection[str],
     envs: Collection[str],
     modules: Collection[str],
-    makers: Makers,
+    programs: Collection[str],
 ) -> None:
     """Raises `ConfigError` for the first engine or format that lacks something.
 
     Args:
-        envs: environments with pins. modules: names of the modules in scripts/engines. makers: see `Makers`.
+        envs: environments with pins. modules: names of the modules in engines/. programs: names of all programs.
     """
     for name in engines:
         if name.replace("-", "_") not in modules:
-            raise ConfigError(f"engine {name!r}: scripts/engines/{name.replace('-', '_')}.py is missing")
+            raise ConfigError(f"engine {name!r}: scripts/quantmill/engines/{name.replace('-', '_')}.py is missing")
     for name, format in formats.items():
         if not re.fullmatch(NAME, name):
             raise ConfigError(f"format {name!r}: a name is small letters, digits, '.', '_' and '-'; rename it")
@@ -123,21 +201,18 @@ def check_registry(
             raise ConfigError(
                 f"format {name!r}: no file registers its engine {format.engine!r}{suggestion(format.engine, engines)}"
             )
+        if format.layout not in layouts:
+            raise ConfigError(
+                f"format {name!r}: there is no layout {format.layout!r}{suggestion(format.layout, layouts)}"
+            )
         if format.layout not in engines[format.engine].loads:
             raise ConfigError(
                 f"format {name!r}: its engine {format.engine} does not load the layout {format.layout!r}"
                 f"{suggestion(format.layout, engines[format.engine].loads)}"
             )
-        rules = makers(name)
-        if not rules:
+        if format.program not in programs:
             raise ConfigError(
-                f"format {name!r}: a rule that makes it is missing; "
-                f'its output is to be directory("artifacts/{{model}}/{name}")'
-            )
-        if len(rules) > 1:
-            raise ConfigError(
-                f"format {name!r}: made by the rules {' and '.join(sorted(rules))}; where an output has {{format}}, "
-                "the rule's wildcard_constraints say which formats it makes"
+                f"format {name!r}: there is no program {format.program!r}{suggestion(format.program, programs)}"
             )
 
 

@@ -95,7 +95,7 @@ class BuildResources:
     copies: int = 0
     like: tuple[str, ...] = ()
 
-    def with_parameters(self, parameters: Mapping[str, Any]) -> "Costs":
+    def with_parameters(self, parameters: Mapping[str, Any]) -> "BuildResources":
         """The costs with a tool's parameters; a size of groups that is left to the layers counts as the usual one."""
         if self.bits and isinstance(bits := self.bits.get(parameters["size"], parameters["size"]), (int, float)):
             return replace(self, size=replace(self.size, weights=bits / 8))

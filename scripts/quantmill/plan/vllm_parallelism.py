@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from quantmill.build.quantizer import GROUP_SIZES
-from quantmill.plan.cells import Registry, artifacts
+from quantmill.plan.cells import artifacts
 from quantmill.plan.config_values import ConfigError
 from quantmill.plan.model_source import local_config, read_config, source
-from quantmill.plan.registry import suggestion
+from quantmill.plan.registry import Registry, suggestion
 from quantmill.servers.vllm_options import SIZES, value
 
 ENGINES = ("vllm", "vllm-serve")
@@ -125,7 +125,7 @@ def group_size(
     if registry.layout(format, study, words) not in ("gptq", "awq"):
         return None
     variant = study["variants"].get(format, {"format": format})
-    parameters = study.get(registry.formats[variant["format"]].parameters, {}) | variant
+    parameters = study.get(registry.formats[variant["format"]].config, {}) | variant
     asked = next((size for key, size in parameters.items() if key.endswith("group_size")), "auto")
     if asked != "auto":
         return asked

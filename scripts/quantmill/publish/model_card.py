@@ -20,8 +20,6 @@ from quantmill.report.numbers import MISSING
 
 TEMPLATE = Path(__file__).with_name("model_card.md.j2")
 TASK = "text-generation"
-LIBRARIES = {"hf": "transformers", "ct2": "ctranslate2", "gguf": "gguf", "mlc": "mlc-llm", "hqq": "hqq"}
-LIBRARIES |= {"exl3": "exllamav3"}
 QUALITIES = ("perplexity", "kld_mean", "top1_agreement")  # columns that the head tells of a row
 SPEEDS = ("tokens_per_second", "ttft_ms_p50", "tpot_ms_p50")
 CALIBRATION = {"samples": "samples", "sequence_length": "tokens each"}  # parameters, and what they count
@@ -33,6 +31,7 @@ def render(
     repository: str,
     model: str,
     layout: str,
+    library: str,
     artifacts: Sequence[Artifact],
     results: Mapping[str, Any],
     licence: Mapping[str, str],
@@ -52,7 +51,7 @@ def render(
         base_model=base_model,
         base_model_relation="quantized" if base_model else None,
         **licence,
-        library_name=LIBRARIES.get(layout, "transformers"),
+        library_name=library,
         pipeline_tag=TASK,
         tags=["quantmill", layout, *(each.name for each in artifacts)],
         model_name=repository.partition("/")[2],

@@ -1,4 +1,4 @@
-"""What the programs that quantize share: their arguments, and how what a tool saved becomes an artifact."""
+"""What the programs that quantize share: how a tool is called, and how what it saved becomes an artifact."""
 
 import argparse
 import gc
@@ -7,7 +7,6 @@ import io
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from quantmill import devices
+from quantmill.build import check_parameters, parser
 from quantmill.build.quantizer import calibration, linear_layers
 from quantmill.build.quantizer.calibration import Calibration
 from quantmill.checkpoint import is_mixture, reads_more_than_text, safetensors_file, sharding, shards
@@ -39,45 +39,6 @@ SHARD_BYTES = 5 * 10**9
 GPTQ = ("bits", "group_size", "sym", "desc_act", "damp_percent")
 # auto-gptq's names for the files of a run, and a key of its that gptqmodel refuses whatever its value
 NOT_PORTABLE = ("meta", "model_name_or_path", "model_file_base_name", "is_marlin_format")
-
-
-def parser(doc: str) -> argparse.ArgumentParser:
-    """The arguments of a program that quantizes: a model and, where the format calibrates, a calibration and the text
-    that it must not share."""
-    arguments = program.parser(doc)
-    arguments.add_argument("src", type=Path, help="folder of the fp16 artifact")
-    arguments.add_argument("dst", type=Path, help="folder to write")
-    arguments.add_argument("--format", help="a variant's name; default: the format's own")
-    arguments.add_argument("--engine-python", default=sys.executable, help="the interpreter of what runs the result")
-    arguments.add_argument(
-        "--calibration", type=Path, help="what tokens.tokenize_texts wrote; of formats that calibrate"
-    )
-    arguments.add_argument("--evaluation", type=Path, help="the same, of the evaluation text")
-    arguments.add_argument("--samples", type=int, default=128)
-    arguments.add_argument("--sequence-length", type=int, default=2048)
-    arguments.add_argument("--seed", type=int, default=0)
-    arguments.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="CPU threads")
-    quality_gate.add_arguments(arguments)
-    return arguments
-
-
-def gptq_parser(doc: str) -> argparse.ArgumentParser:
-    """`parser` with `GPTQ`, the parameters of gptqmodel and auto-gptq."""
-    arguments = parser(doc)
-    arguments.add_argument("--bits", type=int, choices=[4], default=4)
-    arguments.add_argument("--group-size", default="auto", help="weights that share a scale, or auto")
-    arguments.add_argument("--sym", type=boolean, default=True)
-    arguments.add_argument("--desc-act", type=boolean, default=False)
-    arguments.add_argument("--damp-percent", type=float, default=0.05)
-    return arguments
-
-
-def boolean(text: str) -> bool:
-    """`true` or `false`, as a config writes them."""
-    if text.lower() not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
-    return text.lower() == "true"
 
 
 @dataclass(frozen=True)
@@ -108,72 +69,81 @@ class BuildTask:
         return [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in tensors]
 
 
-def build(
-    options: argparse.Namespace,
-    quantize: Callable[[BuildTask], None],
-    *,
-    format: str,
-    engine: str,
-    tool: str,
-    tool_version: str,
-    parameters: dict[str, Any],
-    group_size: str | None = None,
-    calibrated: bool = True,
-    cast: Callable[[Tensor], bool] = lambda tensor: True,
-) -> None:
-    """Quantize with a tool and publish the result.
+@dataclass(frozen=True)
+class Tool:
+    """A tool that quantizes a model of transformers and saves it.
 
-    Args:
-        options: of `parser`. quantize: calls the tool.
-        parameters: in the tool's own words; the one called `group_size`, where there is one, may be `auto`.
-        calibrated: whether it wants a calibration. cast: which of the tensors that are floats are stored in float16.
-
-    Raises `UserError` where the group size or the calibration does not fit, and for whatever the tool raises.
+    name: of its package. quantize: calls it. parameters, optional: names of what it is told, in its own words.
+    group_size: the parameter that may be `auto`, where there is one. calibrated: whether it wants a calibration; None:
+    some of its formats do. cast: which tensors that are floats are stored in float16, given the parameters too.
     """
-    source = shards.find(options.src)
-    manifest.read_checked(options.src)
-    linear = linear_layers.linear_layers(source.tensors())
-    if group_size:
-        parameters |= {group_size: linear_layers.group_size(str(parameters[group_size]), linear, options.src)}
-    samples = None
-    if calibrated:
-        if not (options.calibration and options.evaluation):
+
+    name: str
+    quantize: Callable[[BuildTask], None]
+    parameters: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+    group_size: str | None = None
+    calibrated: bool | None = True
+    cast: Callable[[Tensor, Mapping[str, Any]], bool] = lambda tensor, _: True
+
+    def build(self, doc: str | None) -> None:
+        """Read the program's arguments, quantize, and write the artifact.
+
+        Raises `UserError` where a parameter or the calibration does not fit, and for whatever the tool raises.
+        """
+        arguments = parser(doc or "")
+        arguments.add_argument("--calibration", type=Path, help="what tokens.tokenize_texts wrote")
+        arguments.add_argument("--evaluation", type=Path, help="the same, of the evaluation text")
+        arguments.add_argument("--samples", type=int, default=128)
+        arguments.add_argument("--sequence-length", type=int, default=2048)
+        options = arguments.parse_args()
+        source = shards.find(options.src)
+        manifest.read_checked(options.src)
+        parameters = check_parameters(options.parameters, self.parameters, self.optional)
+        if self.group_size in parameters:
+            linear = linear_layers.linear_layers(source.tensors())
+            asked = str(parameters[self.group_size])
+            parameters[self.group_size] = linear_layers.group_size(asked, linear, options.src)
+        samples = None
+        if options.calibration and options.evaluation:
+            samples = calibration.read(
+                options.calibration,
+                options.evaluation,
+                samples=options.samples,
+                sequence_length=options.sequence_length,
+                seed=options.seed,
+            )
+        elif self.calibrated:
             raise UserError(f"{options.dst}: is calibrated; name --calibration and --evaluation")
-        samples = calibration.read(
-            options.calibration,
-            options.evaluation,
-            samples=options.samples,
-            sequence_length=options.sequence_length,
-            seed=options.seed,
-        )
-    device = devices.resolve(options.device)
-    torch.manual_seed(options.seed)
-    # its own choice is one thread a physical core, and sums over other pieces have other last bits
-    options.threads = min(options.threads, cpu.available_threads())
-    torch.set_num_threads(options.threads)
-    if device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # autoawq takes whatever card it sees
-    with write_atomically(options.dst, source=options.src) as folder, work_folder(options.dst) as saved:
-        resume = resume_folder(options, source, parameters, samples, device, tool_version)
-        folder.mkdir()
-        dtype = torch.float32 if device == "cpu" else torch.float16
-        facts = {"format": options.format or format, "engine": engine, "tool": tool, "tool_version": tool_version}
-        experts = count_experts(options, saved) if samples and is_mixture(of_text(source.config())) else None
-        job = BuildTask(options.src, saved, resume, parameters, samples, device, dtype, facts, experts)
-        try:
-            quantize(job)
-        except Exception as error:  # whatever transformers and the tools raise for models that they do not know
-            if isinstance(error, OSError) and error.errno in program.FULL:  # not the tool's fault; its progress is good
-                raise
-            again = f"; to start from the beginning, remove {resume}" if resume.exists() else ""
-            raise UserError(
-                f"{options.src}: {facts['tool']} cannot quantize it ({first_line(error)}){again}"
-            ) from error
-        gc.collect()  # models are cycles; the gate's process wants the card
-        if device == "cuda":
-            torch.cuda.empty_cache()
-        write_artifact(folder, job, source, options, cast)
-    shutil.rmtree(resume, ignore_errors=True)
+        device = devices.resolve(options.device)
+        torch.manual_seed(options.seed)
+        # its own choice is one thread a physical core, and sums over other pieces have other last bits
+        options.threads = min(options.threads, cpu.available_threads())
+        torch.set_num_threads(options.threads)
+        if device == "cpu":
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # autoawq takes whatever card it sees
+        tool_version = version(self.name)
+        with write_atomically(options.dst, source=options.src) as folder, work_folder(options.dst) as saved:
+            resume = resume_folder(options, source, parameters, samples, device, tool_version)
+            folder.mkdir()
+            dtype = torch.float32 if device == "cpu" else torch.float16
+            facts = {"format": options.format or options.dst.name, "engine": options.engine}
+            facts |= {"tool": self.name, "tool_version": tool_version}
+            experts = count_experts(options, saved) if samples and is_mixture(of_text(source.config())) else None
+            task = BuildTask(options.src, saved, resume, parameters, samples, device, dtype, facts, experts)
+            try:
+                self.quantize(task)
+            except Exception as error:  # whatever transformers and the tools raise for models that they do not know
+                if isinstance(error, OSError) and error.errno in program.FULL:  # not the tool's fault
+                    raise
+                again = f"; to start from the beginning, remove {resume}" if resume.exists() else ""
+                why = f"{facts['tool']} cannot quantize it ({first_line(error)}){again}"
+                raise UserError(f"{options.src}: {why}") from error
+            gc.collect()  # models are cycles; the gate's process wants the card
+            if device == "cuda":
+                torch.cuda.empty_cache()
+            write_artifact(folder, task, source, options, lambda tensor: self.cast(tensor, task.parameters))
+        shutil.rmtree(resume, ignore_errors=True)
 
 
 def count_experts(options: argparse.Namespace, work: Path) -> dict[str, Any]:
@@ -244,7 +214,7 @@ def write_artifact(
     a cache that is off, rope_theta in one spelling) differs from run to run, or makes it another model. auto-gptq reads
     a local folder's quantize_config.json alone, so that GPTQ's is written there too.
 
-    `cast`: see `build`.
+    `cast`: see `Tool`.
     """
     written = shards.find(job.saved)
     tensors = drop_tied(source.config(), written.tensors())  # auto-gptq writes a tied head once more
@@ -271,7 +241,7 @@ def write_artifact(
     for path in source.others():
         if path.name != "config.json":
             clone_or_copy(path, folder / path.name)
-    gate = quality_gate.check(folder, job.facts["engine"], method, job.device, options, options.engine_python)
+    gate = quality_gate.check(folder, options.engine, options.layout, job.device, options, options.engine_python)
     origin = manifest.read(source.folder)
     stored = {name: tensor.numel * DTYPE_BYTES[dtype(tensor)] for name, tensor in tensors.items()}
     calibrated = job.calibration and {

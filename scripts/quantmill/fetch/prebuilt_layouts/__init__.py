@@ -1,6 +1,6 @@
 """Somebody else's artifacts: for each layout, which files make one, and whether they are of this model.
 
-A module of a layout, which the table in fetch.prebuilt names, has
+A module, which a layout of plan.registry names, has
 
 - `local(path)`: the files of what the config names; the name of each in the artifact -> its path. Headers that do not
   fit their files are found here, before a byte is copied.
@@ -15,13 +15,23 @@ A module of a layout, which the table in fetch.prebuilt names, has
 All raise `UserError` where something does not fit.
 """
 
+import importlib
+import importlib.util
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
-# layouts of packed.py: folders of safetensors with a quantization_config
-PACKED = ("gptq", "awq", "compressed-tensors", "bitsandbytes", "torchao", "hqq", "exl3")
+from quantmill.common.program import UserError
+
 MAX_WORD = 100  # letters
 MAX_NUMBER = 2**53  # what every reader of JSON can tell from the next
+
+
+def module(name: str) -> ModuleType:
+    """Return the module of this name. Raises `UserError` where there is none."""
+    if not (name.isidentifier() and importlib.util.find_spec(f"{__name__}.{name}")):
+        raise UserError(f"--checked-by {name}: there is no such module; see scripts/quantmill/fetch/prebuilt_layouts")
+    return importlib.import_module(f"{__name__}.{name}")
 
 
 def plain(words: Mapping[str, Any]) -> dict[str, Any]:

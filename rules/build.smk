@@ -1,0 +1,72 @@
+"""The one rule that builds artifacts: each format names its program and what it is given."""
+
+
+def of_artifact(wildcards):
+    """The registered format of the artifact that a job builds."""
+    return FORMATS[format_of(wildcards.artifact)]
+
+
+def artifact_texts(wildcards):
+    """The texts that a format calibrates on, and that it must not share with the evaluation."""
+    kinds = ("calibration", "evaluation") if of_artifact(wildcards).calibrated else ()
+    return {kind: f"artifacts/{wildcards.model}/tokens/{kind}.json" for kind in kinds}
+
+
+def artifact_inputs(wildcards):
+    """What an artifact is built from, by the names of its program's flags; besides, its environments and its gate."""
+    format = of_artifact(wildcards)
+    envs = dict.fromkeys((format.env, ENGINES[format.engine].env))
+    more = artifact_texts(wildcards) | (format.inputs(wildcards) if format.inputs else {})
+    return {
+        "source": f"artifacts/{wildcards.model}/{format.source}",
+        "env": [file for env in envs for file in environment(env)],
+        "gate": gate_input(wildcards),
+        **{name: path for name, path in more.items() if path},
+    }
+
+
+def artifact_options(wildcards, input):
+    """What the format and the config say to the program, as its flags."""
+    format = of_artifact(wildcards)
+    told = parameters(wildcards.artifact) | format.parameters
+    options = {"format": wildcards.artifact, "layout": format.layout, "engine": format.engine}
+    options |= {"seed": STUDY["seed"], "device": STUDY["device"]}
+    options |= {"engine-python": python(ENGINES[format.engine].env), "parameters": json.dumps(told, sort_keys=True)}
+    options |= STUDY["calibration"] if format.calibrated else {}
+    options |= format.flags(wildcards) if format.flags else {}
+    options |= {name: path for name, path in input.items() if name not in ("source", "env", "gate")}
+    return [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+
+
+def artifact_priority(wildcards):
+    """Cheap builds come first, so that rows become whole early; see the Snakefile."""
+    format = of_artifact(wildcards)
+    return (0 if format.calibrated else 10) if format.priority is None else format.priority
+
+
+# A build that was killed begins again. gptqmodel alone saves its progress, of Llama and Qwen3-MoE (beside the artifact,
+# in .ARTIFACT.resume-…; docs/FOOTGUNS.md).
+rule artifact:
+    input:
+        unpack(artifact_inputs),
+    output:
+        directory("artifacts/{model}/{artifact}"),
+    log:
+        "artifacts/logs/{model}/{artifact}.log",
+    wildcard_constraints:
+        artifact=artifact_pattern(*FORMATS),
+    priority: artifact_priority
+    threads: lambda wc: of_artifact(wc).threads
+    resources:
+        gpu=lambda wc: 1 if of_artifact(wc).gpu else gate_gpus(wc),
+        mem_mb=build_memory,
+        disk_mb=build_disk,
+        runtime=build_minutes,
+    params:
+        program=lambda wc: program(of_artifact(wc).program),
+        python=lambda wc: python(of_artifact(wc).env),
+        options=artifact_options,
+        gate=lambda wc: gate_options(wc, of_artifact(wc).gate_env),
+    shell:
+        "{params.python:q} {params.program.command:q} {input.source:q} {output:q} --threads {threads} {params.options:q}"
+        " {params.gate:q} > {log:q} 2>&1"
