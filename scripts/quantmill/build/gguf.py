@@ -15,7 +15,6 @@ the type that `size` names, or than so many bits a weight. QUANTMILL_LLAMA_CPP n
 """
 
 import hashlib
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from quantmill.devices import cpu
 from quantmill.gate import quality_gate
 from quantmill.llamacpp import files, quantizer, vocabulary
 from quantmill.tokens import plain_text
+from quantmill.tokens.files import Tokens
 
 CONVERTED = ("f32", "f16", "bf16")
 
@@ -48,10 +48,10 @@ def pre_tokenizer(folder: Path, origin: dict[str, Any], options: Any) -> str:
     if origin["source"].get("tokenizer") is False:
         return vocabulary.NONE
     text = plain_text.read(options.text / "text.txt" if options.text.is_dir() else options.text)
-    content = json.loads(options.evaluation.read_text(encoding="utf-8"))
-    if content["text_sha256"] != hashlib.sha256(text.encode()).hexdigest():
+    tokens = Tokens.read(options.evaluation)
+    if tokens.text_sha256 != hashlib.sha256(text.encode()).hexdigest():
         raise UserError(f"{options.text}: is not the text of {options.evaluation}")
-    return find_pre(options.src, folder, options.name, text, content["ids"])
+    return find_pre(options.src, folder, options.name, text, tokens.ids)
 
 
 def find_pre(source: Path, folder: Path, name: str, text: str, ids: list[int]) -> str:

@@ -8,7 +8,6 @@ first --samples pieces of --sequence-length tokens, or of the model's context wh
 a passage with the evaluation text is refused. On a GPU it runs where llama.cpp was compiled for one.
 """
 
-import json
 import shutil
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from quantmill.common.program import UserError, parser
 from quantmill.devices import cpu
 from quantmill.llamacpp import files, vocabulary
 from quantmill.tokens import plain_text
+from quantmill.tokens.files import Tokens
 
 NAME = "imatrix.gguf"
 TEXT = "calibration.txt"
@@ -41,14 +41,13 @@ def main() -> None:
     device = devices.resolve(options.device)
     origin = manifest.read_checked(options.base)
     file = files.first(options.base).absolute()
-    content = json.loads(options.calibration.read_text(encoding="utf-8"))
-    ids = content["ids"]
+    tokens = Tokens.read(options.calibration)
+    ids = tokens.ids
     text = plain_text.read(options.text / "text.txt" if options.text.is_dir() else options.text)
     if vocabulary.prove(file, text, ids, []):
         raise AssertionError("a name was tried where none was given")
-    evaluated = json.loads(options.evaluation.read_text(encoding="utf-8"))["ids"]
-    calibration.check_apart(options.calibration, ids, evaluated)
-    length = min(options.sequence_length, content["context"] or options.sequence_length)
+    calibration.check_apart(options.calibration, ids, Tokens.read(options.evaluation).ids)
+    length = min(options.sequence_length, tokens.context or options.sequence_length)
     chunks = min(options.samples, len(ids) // length)
     if chunks == 0:
         raise UserError(
@@ -72,6 +71,6 @@ def main() -> None:
             tool_version=llamacpp.build()["sources"],
             parameters={"samples": chunks, "sequence_length": length},
             source=origin["source"],
-            calibration_sha256=content["text_sha256"],
+            calibration_sha256=tokens.text_sha256,
             peak_memory_bytes=manifest.peak_rss_bytes(children=True),
         )

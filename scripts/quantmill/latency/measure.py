@@ -32,6 +32,7 @@ from quantmill.latency.job import LatencyTask
 from quantmill.latency.worker import Measurement, Refusal, Trial
 from quantmill.metrics import METRICS_VERSION, latency
 from quantmill.quality import alignment
+from quantmill.tokens.files import Tokens
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,11 @@ class Observation:
 
 def check_length(options: argparse.Namespace) -> None:
     """Refuse prompts and new tokens that together exceed the model's context, whether the engine minds or not."""
-    content = json.loads(options.prompts.read_text(encoding="utf-8"))
-    longest = max(len(prompt["ids"]) for prompt in content["prompts"]) + options.new_tokens
-    if content["context"] and longest > content["context"]:
+    text = Tokens.read(options.prompts)
+    longest = max(len(prompt.ids) for prompt in text.prompts) + options.new_tokens
+    if text.context and longest > text.context:
         raise UserError(
-            f"{options.artifact}: longest prompt + new tokens = {longest} exceeds its context of {content['context']}; "
+            f"{options.artifact}: longest prompt + new tokens = {longest} exceeds its context of {text.context}; "
             "lower latency.new_tokens, or shorten the prompts"
         )
 
@@ -204,8 +205,7 @@ def assemble(
     for way in ways[1:]:
         variants.refuse_differences(way["lengths"], ways[0]["lengths"])
     best = max((way for way in ways if not way["refused"]), key=lambda way: way["summary"]["tokens_per_second"])
-    content = json.loads(options.prompts.read_text(encoding="utf-8"))
-    prompts, first = content["prompts"], plain[0].measured
+    text, first = Tokens.read(options.prompts), plain[0].measured
     return {
         "kind": "latency",
         "metrics_version": METRICS_VERSION,
@@ -216,7 +216,7 @@ def assemble(
         "protocol": {
             "batch": 1,
             "decoding": "greedy, end-of-sequence disabled",
-            "prompts_sha256": content["text_sha256"],
+            "prompts_sha256": text.text_sha256,
             "new_tokens": options.new_tokens,
             "repeats": options.repeats,
             "processes": options.processes,
@@ -228,9 +228,9 @@ def assemble(
         },
         "copy_bandwidth_bytes_per_second": bandwidth,
         "prompts": [
-            {"text": prompt["text"], "tokens": len(prompt["ids"])}
+            {"text": prompt.text, "tokens": len(prompt.ids)}
             | ({"output_ids": [], "output_text": output} if isinstance(output, str) else {"output_ids": output})
-            for prompt, output in zip(prompts, best["outputs"], strict=True)
+            for prompt, output in zip(text.prompts, best["outputs"], strict=True)
         ],
         "batches": [variants.join(entries) for entries in zip(*(each.measured.batches for each in plain), strict=True)],
         "compute_type": first.compute_type,

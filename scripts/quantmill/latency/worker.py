@@ -22,6 +22,7 @@ from quantmill.latency import variants
 from quantmill.latency.decoding import time_tokens
 from quantmill.latency.job import LatencyTask
 from quantmill.quality import alignment
+from quantmill.tokens.files import Tokens
 
 COMMAND = command("latency.worker")  # and a job's file
 WARM_UP_TOKENS = 2  # after each prompt
@@ -79,7 +80,7 @@ def try_threads(job: LatencyTask) -> Trial:
     """
     if "own_threads" in engines.module(job.engine).Engine.capabilities:
         return Trial(max(job.threads))
-    ids = json.loads(Path(job.prompts).read_text(encoding="utf-8"))["prompts"][0]["ids"]
+    ids = Tokens.read(Path(job.prompts)).prompts[0].ids
     seconds, tokens = {}, min(TRIAL_TOKENS, job.new_tokens)
     for threads in job.threads:
         engine = job.load(threads)
@@ -95,8 +96,8 @@ def measure(job: LatencyTask) -> Measurement | Refusal:
     one of another way's.
     """
     processors = cpu.processors()  # before libraries bind threads
-    content = json.loads(Path(job.prompts).read_text(encoding="utf-8"))
-    prompts = [prompt["ids"] for prompt in content["prompts"]]
+    text = Tokens.read(Path(job.prompts))
+    prompts = [prompt.ids for prompt in text.prompts]
     (threads,) = job.threads
     started = time.perf_counter()
     engine = job.load(threads)
@@ -125,8 +126,8 @@ def measure(job: LatencyTask) -> Measurement | Refusal:
                 runs.append({"process": job.number, "repeat": repeat, "prompt": number} | timing.raw())
                 bar.update()
     memory = memory_bytes(engine, job.device)
-    evaluation = json.loads(Path(job.evaluation).read_text(encoding="utf-8"))["ids"] if job.evaluation else []
-    lengths = variants.measure_lengths(engine, job, evaluation, content["context"])
+    evaluation = Tokens.read(Path(job.evaluation)).ids if job.evaluation else []
+    lengths = variants.measure_lengths(engine, job, evaluation, text.context)
     plain = engine.mode == engine.modes[0]  # no other way to decode takes several sequences
     batches = variants.measure_batches(engine, job, evaluation, max(map(len, prompts))) if plain else []
     after, measured_to = host_load.read(processors, engine.processes()), time.perf_counter()

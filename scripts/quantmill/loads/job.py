@@ -1,12 +1,12 @@
 """What one start of a server is told, and what it gives back."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from quantmill.loads.plan import Plan
 from quantmill.loads.server_start import Start
+from quantmill.tokens.files import Tokens
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,8 @@ class LoadTask:
 
     def plan(self) -> Plan:
         """What is to be sent."""
-        evaluation = json.loads(Path(self.evaluation).read_text(encoding="utf-8"))
-        texts = json.loads(Path(self.burst).read_text(encoding="utf-8"))["prompts"] if self.burst else []
-        return Plan(self.serving, evaluation, [prompt["ids"] for prompt in texts], self.seed)
+        texts = Tokens.read(Path(self.burst)).prompts if self.burst else []
+        return Plan(self.serving, Tokens.read(Path(self.evaluation)), [prompt.ids for prompt in texts], self.seed)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from quantmill.client.schedule import Closed, Load, Poisson, burst
 from quantmill.common.program import UserError
 from quantmill.loads import prompts
 from quantmill.metrics.serving import WINDOW_REQUESTS
+from quantmill.tokens.files import Tokens
 
 # requests of each slot: the first is before the window, the last one is the drain (metrics.serving.window)
 PER_SLOT = WINDOW_REQUESTS + 3
@@ -37,21 +38,19 @@ class PlannedLoad:
 class Plan:
     """All loads of a study for one model."""
 
-    def __init__(
-        self, serving: Mapping[str, Any], evaluation: Mapping[str, Any], texts: Sequence[list[int]], seed: int
-    ) -> None:
+    def __init__(self, serving: Mapping[str, Any], evaluation: Tokens, texts: Sequence[list[int]], seed: int) -> None:
         """
         Args:
             serving: the study's config of that name.
-            evaluation: what tokenize_texts.py wrote: prompts are cut from it.
+            evaluation: the text that prompts are cut from.
             texts: ids of the burst's prompts.
 
         Raises:
             UserError: where a prompt and its new tokens exceed the model's context, or texts are too short.
         """
-        self.serving, self.ids, self.seed = serving, evaluation["ids"], seed
-        self.prefix = [] if evaluation.get("bos_id") is None else [evaluation["bos_id"]]
-        self.context = evaluation["context"]
+        self.serving, self.ids, self.seed = serving, evaluation.ids, seed
+        self.prefix = [] if evaluation.bos_id is None else [evaluation.bos_id]
+        self.context = evaluation.context
         self.used: list[list[int]] = []
         self.loads: list[PlannedLoad] = []
         if serving["burst"]:

@@ -1,7 +1,6 @@
 """Teacher-forced scoring: an engine's logits over a tokenised text, window by window, one chunk at a time."""
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from quantmill.common.program import UserError
 from quantmill.engines import Engine
 from quantmill.metrics import bootstrap
 from quantmill.metrics.windows import PROTOCOLS, Window
+from quantmill.tokens.files import Tokens
 
 # why a cell is empty
 NO_LOGITS = "its engine tells no logits"
@@ -74,19 +74,19 @@ def add_text_arguments(arguments: argparse.ArgumentParser, folder: str) -> None:
 def read_text(path: Path, protocol: str) -> Text:
     """Read what tokens.tokenize_texts wrote and cut it by a protocol. Raises `UserError` where it fills too few
     windows."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    way, context = PROTOCOLS[protocol], content["context"]
-    facts = {"text_sha256": content["text_sha256"], "unit": way.unit}
+    tokens = Tokens.read(path)
+    way, context = PROTOCOLS[protocol], tokens.context
+    facts = {"text_sha256": tokens.text_sha256, "unit": way.unit}
     if way.documents:
-        text = _documents(path, content, protocol)
+        text = _documents(path, tokens, protocol)
     else:
         try:
-            windows = way.windows(len(content["ids"]), context)
+            windows = way.windows(len(tokens.ids), context)
         except ValueError as error:
             raise UserError(f"{path}: {error}; give the model a longer evaluation text") from None
-        facts |= {"bytes": content["bytes"], "words": content["words"], "tokens": len(content["ids"])}
+        facts |= {"bytes": tokens.bytes, "words": tokens.words, "tokens": len(tokens.ids)}
         counts = [float(window.last - window.first) for window in windows]
-        text = Text(content["ids"], windows, counts, facts, content.get("bos_id") if way.bos else None)
+        text = Text(tokens.ids, windows, counts, facts, tokens.bos_id if way.bos else None)
     size = max((window.stop - window.start for window in text.windows), default=0)
     if len(text.windows) < bootstrap.MINIMUM:
         raise UserError(
@@ -97,26 +97,26 @@ def read_text(path: Path, protocol: str) -> Text:
     return replace(text, facts=facts | text.facts | {"window": size, "dropped_tokens": 0 if way.documents else dropped})
 
 
-def _documents(path: Path, content: dict[str, Any], protocol: str) -> Text:
+def _documents(path: Path, tokens: Tokens, protocol: str) -> Text:
     """Documents one after another, each with the prefix token before it; no window holds tokens of two.
 
     A document's words are shared out among its windows as its tokens are.
     """
-    documents = [document for document in content["documents"] if document["ids"]]
-    prefix = content["prefix_id"]
+    documents = [document for document in tokens.documents if document.ids]
+    prefix = tokens.prefix_id
     if prefix is None:
         raise UserError(f"{path}: {protocol} wants a token before each document, and this tokenizer has no such token")
     ids: list[int] = []
     windows: list[Window] = []
     counts: list[float] = []
     for document in documents:
-        tokens = len(document["ids"])
-        for window in PROTOCOLS[protocol].windows(tokens + 1, content["context"]):
+        length = len(document.ids)
+        for window in PROTOCOLS[protocol].windows(length + 1, tokens.context):
             windows.append(Window(*(place + len(ids) for place in window)))
-            counts.append(document["words"] * (window.last - window.first) / tokens)
-        ids += [prefix, *document["ids"]]
-    facts = {name: sum(document[name] for document in documents) for name in ("bytes", "words")}
-    facts |= {"tokens": len(ids) - len(documents), "documents": len(documents), "detokenizer": content["detokenizer"]}
+            counts.append(document.words * (window.last - window.first) / length)
+        ids += [prefix, *document.ids]
+    facts = {name: sum(getattr(document, name) for document in documents) for name in ("bytes", "words")}
+    facts |= {"tokens": len(ids) - len(documents), "documents": len(documents), "detokenizer": tokens.detokenizer}
     return Text(ids, windows, counts, facts)
 
 

@@ -17,6 +17,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,11 @@ from transformers import AutoTokenizer
 
 from quantmill.checkpoint import shards
 from quantmill.common import bounded_json, limited, manifest, remote_code, special_tokens, tokenizer
-from quantmill.common.atomic import write_json
 from quantmill.common.model_config import of_text
 from quantmill.common.program import UserError, first_line, parser
 from quantmill.tokens import plain_text
 from quantmill.tokens import wikitext as documents
+from quantmill.tokens.files import Document, Prompt, Tokens
 
 BYTES_A_TOKEN = 4
 SHORTEST = 32  # tokens of a context; no language model has fewer
@@ -216,12 +217,7 @@ def main() -> None:
     config = load_config(options.model)
     vocab_size = vocabulary(config, options.model)
     tokenizes = check_files(options.model)
-    content: dict[str, Any] = {
-        "kind": options.kind,
-        "text_sha256": hashlib.sha256(raw).hexdigest(),
-        "context": context(config, options.model),
-        "tokenizer": None,
-    }
+    found = Tokens(options.kind, hashlib.sha256(raw).hexdigest(), context(config, options.model))
     texts: list[tuple[str, bool]] = [(text, True)]
     parts: list[str] = []
     wikitext = False
@@ -233,28 +229,30 @@ def main() -> None:
     if tokenizes:
         read = limited.call(lambda: read_ids(options.model, texts, path))
         check_ids(options.model, path, vocab_size, texts, read["ids"])
-        content["tokenizer"] = read["class"]
+        found = replace(found, tokenizer=read["class"], tokenizer_differs=read["differs"])
         if read["differs"]:
             print(f"note: {read['differs']}", file=sys.stderr)
-            content["tokenizer_differs"] = read["differs"]
     else:
         read = {"ids": [random_ids(vocab_size, part) for part, _ in texts], "before": [], "bos": None, "eos": None}
 
     whole, *others = read["ids"]
     if options.kind == "prompts":
-        content["prompts"] = [{"text": part, "ids": ids} for (part, _), ids in zip(texts, read["ids"], strict=True)]
+        prompts = [Prompt(part, ids) for (part, _), ids in zip(texts, read["ids"], strict=True)]
+        found = replace(found, prompts=prompts)
     else:
-        content |= {"bytes": len(raw), "words": len(text.split()), "ids": whole}
+        found = replace(found, bytes=len(raw), words=len(text.split()), ids=whole)
     if options.kind == "evaluation":
-        content |= {
-            **firsts(read, of_text(shards.read_config(options.model / "config.json")), vocab_size, tokenizes),
-            "detokenizer": "wikitext" if wikitext else None,
-            "documents": [
-                {"ids": ids, "words": documents.words(part), "bytes": len(part.encode())}
+        said = of_text(shards.read_config(options.model / "config.json"))
+        found = replace(
+            found,
+            **firsts(read, said, vocab_size, tokenizes),
+            detokenizer="wikitext" if wikitext else None,
+            documents=[
+                Document(ids, documents.words(part), len(part.encode()))
                 for part, ids in zip(parts, others, strict=True)
             ],
-        }
-    write_json(options.dst, content)
+        )
+    found.write(options.dst)
 
 
 def check_ids(model: Path, path: Path, vocab_size: int, texts: Texts, found: list[list[int]]) -> None:

@@ -1,12 +1,12 @@
 """Calibration samples: windows of a tokenised text that shares nothing with the text on which quality is measured."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from quantmill.common.program import UserError
+from quantmill.tokens.files import Tokens
 
 SHARED = 32  # tokens in a row that two texts do not have in common by chance
 BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, of a rolling hash modulo 2**64
@@ -27,16 +27,16 @@ def read(path: Path, evaluation: Path, *, samples: int, sequence_length: int, se
     A text that fills fewer windows gives all of them. Raises `UserError` where it fills none, or where it shares a
     passage with the evaluation text: what was calibrated on it would be measured on it.
     """
-    text = json.loads(path.read_text(encoding="utf-8"))
-    ids, evaluated = text["ids"], json.loads(evaluation.read_text(encoding="utf-8"))["ids"]
-    length = min(sequence_length, text["context"] or sequence_length)
+    text = Tokens.read(path)
+    ids, evaluated = text.ids, Tokens.read(evaluation).ids
+    length = min(sequence_length, text.context or sequence_length)
     count = len(ids) // length
     if count == 0:
         raise UserError(f"{path}: the calibration text has {len(ids)} tokens, fewer than one sample of {length}")
     check_apart(path, ids, evaluated)
     chosen = np.sort(np.random.default_rng(seed).choice(count, min(samples, count), replace=False))
     windows = [ids[number * length : (number + 1) * length] for number in chosen.tolist()]
-    return Calibration(windows, length, text["text_sha256"])
+    return Calibration(windows, length, text.text_sha256)
 
 
 def check_apart(path: Path, ids: list[int], evaluated: list[int]) -> None:

@@ -1,0 +1,61 @@
+"""The files artifacts/MODEL/tokens/*.json: a text as ids. tokens.tokenize_texts writes them, all else reads them."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from quantmill.common.atomic import write_json
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A line of a text of prompts."""
+
+    text: str
+    ids: list[int]
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document of an evaluation text; its ids are without special tokens."""
+
+    ids: list[int]
+    words: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A text as ids.
+
+    kind: prompts, document or evaluation. text_sha256: of the text. context: tokens that the model was made for, where
+    its config says so. tokenizer: the class that made the ids; None for random ids. tokenizer_differs: how others read
+    the text otherwise, in words. prompts: of a text of prompts. ids, bytes, words: of the others, as one text.
+    bos_id: what an evaluation text begins with, where the tokenizer puts it there. prefix_id: before each document.
+    """
+
+    kind: str
+    text_sha256: str
+    context: int | None
+    tokenizer: str | None = None
+    tokenizer_differs: str | None = None
+    prompts: list[Prompt] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    bytes: int = 0
+    words: int = 0
+    bos_id: int | None = None
+    prefix_id: int | None = None
+    detokenizer: str | None = None
+    documents: list[Document] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: Path) -> "Tokens":
+        """Read a file of tokens."""
+        content = json.loads(path.read_text(encoding="utf-8"))
+        prompts = [Prompt(**each) for each in content.pop("prompts", ())]
+        documents = [Document(**each) for each in content.pop("documents", ())]
+        return cls(**content, prompts=prompts, documents=documents)
+
+    def write(self, path: Path) -> None:
+        """Write the file."""
+        write_json(path, asdict(self))
