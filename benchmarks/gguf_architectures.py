@@ -119,11 +119,13 @@ def check(name: str, work: Path) -> dict[str, Any]:
     except Exception as error:  # whatever transformers raises for a config that it does not take
         return {"refused": f"transformers: {error}"}
     gate = ["--gate-reference", work / "gate.json", "--gate-evaluation", work / "evaluation.json", "--device", "cpu"]
+    gate += ["--layout", "gguf", "--engine", "llama_cpp"]
     found: dict[str, Any] = {}
     try:
         texts = ["--evaluation", work / "evaluation.json", "--text", text]
-        run("build.gguf", safe, work / "f16", "--type", "f16", "--name", name, *texts, *gate)
-        run("build.gguf", safe, work / "q8_0", "--type", "q8_0", "--base", work / "f16", *gate)
+        f16, q8_0 = ([f"--parameters={json.dumps({'type': kind})}"] for kind in ("f16", "q8_0"))
+        run("build.gguf", safe, work / "f16", *f16, "--name", name, *texts, *gate)
+        run("build.gguf", safe, work / "q8_0", *q8_0, "--base", work / "f16", *gate)
         for kind in ("f16", "q8_0"):
             faithful = json.loads((work / kind / "quantmill.json").read_text())["gate"]["faithful"]
             found[kind] = faithful.get("divergence", faithful.get("unchecked"))

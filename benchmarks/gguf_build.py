@@ -10,6 +10,7 @@ root and Linux's control groups.
 """
 
 import argparse
+import json
 import os
 import shutil
 import statistics
@@ -59,6 +60,11 @@ def anonymous(pid: int) -> int:
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
 
 
+def typed(kind: str) -> str:
+    """The flag of build.gguf that names a type."""
+    return f"--parameters={json.dumps({'type': kind})}"
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("source", type=Path)
@@ -83,8 +89,8 @@ def main() -> None:
     ]
     quantize = [LIBRARY / "bin/llama-quantize", base / "model.gguf", file, options.type, threads]
     jobs = {
-        "f16": ([*ours, base, "--type", "f16"], convert),
-        options.type: ([*ours, options.folder / "q", "--type", options.type, "--base", base], quantize),
+        "f16": ([*ours, base, typed("f16")], convert),
+        options.type: ([*ours, options.folder / "q", typed(options.type), "--base", base], quantize),
     }
     options.folder.mkdir()
     print("| file | seconds | by hand | ratio | MB held | by hand |\n| --- | --- | --- | --- | --- | --- |")

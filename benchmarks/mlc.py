@@ -57,6 +57,7 @@ def main() -> None:
     config.write_text(json.dumps(SHAPE | {"num_hidden_layers": options.layers}))
     run([TORCH, "scripts/quantmill", "fetch.random_weights", config, source])
     program = [TOOLS, "scripts/quantmill", "build.mlc", source, target, "--weights-only"]
+    program += ["--parameters", '{"quantization": "q4f16_1"}']
     commands: dict[str, list[object]] = {
         "cp": ["cp", "-r", source, target],
         "build.mlc": program,

@@ -61,7 +61,9 @@ texts += ["--samples", "4", "--sequence-length", "128", "--device", "cpu"]
 text = ["--evaluation", work / "evaluation.json", "--device", "cpu"]
 program("gate.expected", work / "safetensors", work / "gate.json", *text)
 gate = ["--gate-reference", work / "gate.json", "--gate-evaluation", work / "evaluation.json", "--gate-factor", "1000"]
-program("build.gptq", work / "fp16", work / "gptq-int4", *texts, *gate)
+gate += ["--layout", "gptq", "--engine", "gptqmodel"]
+gptq = {"bits": 4, "group_size": "auto", "sym": True, "desc_act": False, "damp_percent": 0.05}
+program("build.gptq", work / "fp16", work / "gptq-int4", "--parameters", json.dumps(gptq), *texts, *gate)
 found = json.loads((work / "gptq-int4/quantmill.json").read_text())
 print(
     json.dumps(

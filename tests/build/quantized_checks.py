@@ -60,14 +60,15 @@ FORMATS = {
     "autoround-int4": ("build.autoround", "gptqmodel", gptq_weight),
     "autoround-awq-int4": ("build.autoround", "gptqmodel", awq_weight),
 }
-OTHER_GPTQ = ["--sym", "false", "--desc-act", "true", "--group-size", "64", "--samples", "2"]
+OTHER_GPTQ = {"bits": 4, "group_size": 64, "sym": False, "desc_act": True, "damp_percent": 0.05}
 THREADS = (1, 2)  # that torch may choose; the bytes are the same
 ids = json.loads((artifacts / "tokens/evaluation.json").read_text())["ids"][:256]
 
 
 def build(name: str, folder: Path, threads: int) -> Path:
     """Quantize the demo's fp16 to `folder`, by the other options."""
-    command = [sys.executable, REPO / "scripts/quantmill", FORMATS[name][0], artifacts / "fp16", folder, *OTHER_GPTQ]
+    command = [sys.executable, REPO / "scripts/quantmill", FORMATS[name][0], artifacts / "fp16", folder]
+    command += ["--parameters", json.dumps(OTHER_GPTQ), "--samples", "2"]
     command += ["--calibration", artifacts / "tokens/calibration.json"]
     command += ["--evaluation", artifacts / "tokens/evaluation.json"]
     environment = surroundings.of_child(command, os.environ | {"OMP_NUM_THREADS": str(threads)})

@@ -118,6 +118,11 @@ def score(run_gguf: Callable, *arguments: object) -> list[float]:
     return json.loads(result.stdout.splitlines()[-1])
 
 
+def typed(kind: str) -> str:
+    """The flag of build.gguf that names a type."""
+    return f"--parameters={json.dumps({'type': kind})}"
+
+
 def test_random_weights_get_a_file_without_a_tokenizer(
     gguf_model: Path, run_gguf: Callable, call: Callable, torch_python: Path, tools_python: Path, tmp_path: Path
 ) -> None:
@@ -134,7 +139,7 @@ def test_random_weights_get_a_file_without_a_tokenizer(
         assert result.returncode == 0, result.stderr
     text = ["--evaluation", evaluation, "--text", gguf_model / "evaluation.txt"]
     for kind, how in (("f16", text), ("q4_k_m", ["--base", tmp_path / "f16"])):
-        result = run_gguf("build.gguf", tmp_path / "safetensors", tmp_path / kind, "--type", kind, *how)
+        result = run_gguf("build.gguf", tmp_path / "safetensors", tmp_path / kind, typed(kind), *how)
         assert result.returncode == 0, result.stderr
     assert manifest(tmp_path / "f16")["parameters"]["pre_tokenizer"] == "none"
     metadata = gguf_file.read_all(tmp_path / "f16/model.gguf").metadata
@@ -195,7 +200,7 @@ def test_a_tokenizer_that_llama_cpp_never_saw_is_derived_and_proved(
 ) -> None:
     root = with_tokenizer(gguf_model, tmp_path, call, torch_python, steps)
     text = ["--evaluation", root / "evaluation.json", "--text", gguf_model / "evaluation.txt"]
-    result = run_gguf("build.gguf", root / "safetensors", root / "out", "--type", "f16", *text)
+    result = run_gguf("build.gguf", root / "safetensors", root / "out", typed("f16"), *text)
     assert result.returncode == 0, result.stderr
     assert manifest(root / "out")["parameters"]["pre_tokenizer"] == kind
 
@@ -207,7 +212,7 @@ def test_a_tokenizer_that_llama_cpp_cannot_have_is_refused(
     steps = [{"type": "Split", "pattern": {"String": "e"}, "behavior": "Isolated", "invert": False}, BYTES]
     root = with_tokenizer(gguf_model, tmp_path, call, torch_python, steps)
     text = ["--evaluation", root / "evaluation.json", "--text", gguf_model / "evaluation.txt"]
-    result = run_gguf("build.gguf", root / "safetensors", root / "out", "--type", "f16", *text)
+    result = run_gguf("build.gguf", root / "safetensors", root / "out", typed("f16"), *text)
     assert result.returncode == 1
     assert "llama.cpp's tokenizer makes other ids than the model's own, from token " in result.stderr.splitlines()[-1]
     assert not (root / "out").exists()

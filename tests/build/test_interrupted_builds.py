@@ -114,9 +114,11 @@ def build(request: pytest.FixtureRequest, model: Path, child: Child, tools_pytho
     if request.param == "gate.expected":
         library = model.with_name("library.so")
         library.write_bytes(b"no library; the gate would say so")
-        program, options = "build.mlc", ["--library", library, "--device", "cpu"]
+        options = ["--library", library, "--device", "cpu", "--parameters", '{"quantization": "q4f16_1"}']
+        program = "build.mlc"
     plain = [tools_python, REPO / "scripts/quantmill", program, model, out, *options]
     gate = ["--gate-reference", "reference.json", "--gate-evaluation", "text.json", "--gate-python", child.program]
+    gate += ["--layout", "hf", "--engine", "transformers"]
     return Build([*plain, *gate], plain, out)
 
 
@@ -205,7 +207,13 @@ class Killed:
     expected: dict[str, str]
 
 
-@pytest.fixture(scope="module", params=["build.gptq", "build.awq"])
+PARAMETERS = {
+    "build.gptq": {"bits": 4, "group_size": "auto", "sym": True, "desc_act": False, "damp_percent": 0.05},
+    "build.awq": {"tool": "auto", "w_bit": 4, "q_group_size": "auto", "zero_point": True, "version": "GEMM"},
+}
+
+
+@pytest.fixture(scope="module", params=PARAMETERS)
 def killed_build(request: pytest.FixtureRequest, one_layer: Path, tmp_path_factory: pytest.TempPathFactory) -> Killed:
     """A quantizer that is left alone with two threads, one that is killed while it quantizes the layer, and one after
     it with one thread."""
@@ -220,6 +228,7 @@ def killed_build(request: pytest.FixtureRequest, one_layer: Path, tmp_path_facto
         folder / "out",
         *texts,
     ]
+    command += ["--parameters", json.dumps(PARAMETERS[request.param])]
     command = [*map(str, command), "--samples", "2", "--sequence-length", "64", "--device", "cpu"]
 
     def finish(threads: int) -> dict[str, str]:

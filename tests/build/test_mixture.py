@@ -85,8 +85,15 @@ def sensitivity(gguf_model: Path, build_gguf: Callable, run_gguf: Callable) -> P
 def mix(gguf_model: Path, build_gguf: Callable, run_gguf: Callable, sensitivity: Path) -> Callable[..., Any]:
     """Build a mixture."""
 
-    def build(out: Path, *options: object) -> Any:
-        how = ["--type", "q4_k_m", "--base", build_gguf("f16"), "--imatrix", gguf_model / "imatrix"]
+    def build(out: Path, size: str | float = "q4_k_m", *options: object) -> Any:
+        how = [
+            "--parameters",
+            json.dumps({"size": size}),
+            "--base",
+            build_gguf("f16"),
+            "--imatrix",
+            gguf_model / "imatrix",
+        ]
         how += ["--sensitivity", sensitivity, *options]
         return run_gguf("build.gguf", gguf_model / "safetensors", out, *how)
 
@@ -120,12 +127,12 @@ def test_a_study_says_how_large_mixtures_are(call: Callable, checkout: Callable[
     planned = plan(call, checkout(), "iq4_xs")
     assert planned.returncode == 0, planned.stderr
     commands = [line for line in (planned.stdout + planned.stderr).splitlines() if "build.gguf" in line]
-    (mixed,) = [line for line in commands if "--format gguf-mixed " in line]
-    (four,) = [line for line in commands if "--format gguf-mixed-4 " in line]
+    (mixed,) = [line for line in commands if "--format=gguf-mixed " in line]
+    (four,) = [line for line in commands if "--format=gguf-mixed-4 " in line]
     shared = "--imatrix=artifacts/demo/imatrix --sensitivity=artifacts/demo/gguf-sensitivity.json"
-    assert "--type iq4_xs " in mixed
-    assert f" {shared} --threads" in mixed
-    assert f" {shared} --bits=4.0 --threads" in four
+    assert """'--parameters={"size": "iq4_xs"}'""" in mixed
+    assert """'--parameters={"size": 4.0}'""" in four
+    assert shared in mixed and shared in four
 
 
 def test_an_unknown_size_ends_with_one_line(call: Callable, checkout: Callable[[], Path]) -> None:
@@ -193,14 +200,14 @@ def test_the_mixture_loses_four_fifths_of_what_q4_k_m_loses(
 
 @pytest.mark.slow
 def test_bits_are_those_of_the_file(mix: Callable, tmp_path: Path) -> None:
-    result = mix(tmp_path / "out", "--bits", 4.5)
+    result = mix(tmp_path / "out", 4.5)
     assert result.returncode == 0, result.stderr
     assert 4.45 < json.loads((tmp_path / "out/quantmill.json").read_text())["bits_per_weight"] <= 4.5
 
 
 @pytest.mark.slow
 def test_too_few_bits_are_refused(mix: Callable, tmp_path: Path) -> None:
-    result = mix(tmp_path / "out", "--bits", 1.9)
+    result = mix(tmp_path / "out", 1.9)
     assert result.returncode == 1
     assert "error: the smallest types of all tensors take" in result.stderr.splitlines()[-1]
     assert not (tmp_path / "out").exists()
@@ -210,6 +217,6 @@ def test_too_few_bits_are_refused(mix: Callable, tmp_path: Path) -> None:
 def test_measurements_of_another_matrix_are_refused(mix: Callable, sensitivity: Path, tmp_path: Path) -> None:
     other = json.loads(sensitivity.read_text()) | {"imatrix_sha256": "0"}
     (tmp_path / "other.json").write_text(json.dumps(other))
-    result = mix(tmp_path / "out", "--sensitivity", tmp_path / "other.json")
+    result = mix(tmp_path / "out", "q4_k_m", "--sensitivity", tmp_path / "other.json")
     assert result.returncode == 1
     assert "was measured with another importance matrix than" in result.stderr.splitlines()[-1]

@@ -27,6 +27,7 @@ from quantmill.plan.resources import CUDA_BUILD
 FORMATS = {"gptq-int4": "TorchFused", "awq-int4": "TorchFused"} | dict.fromkeys(AUTOGPTQ, "cuda-old (torch)")
 NAMES = ["gptq-int4", "awq-int4", *(pytest.param(name, marks=pytest.mark.slow) for name in AUTOGPTQ)]
 on_python_3_11 = pytest.mark.skipif(not AUTOGPTQ, reason="envs/autogptq wants Python 3.11")
+GPTQ = {"bits": 4, "group_size": "auto", "sym": True, "desc_act": False, "damp_percent": 0.05}
 
 
 @given(st.integers(0, 2**32), st.integers(0, 300), st.integers(0, 200), st.integers(0, 2 * SHARED))
@@ -247,9 +248,8 @@ def test_a_group_size_that_does_not_fit_is_one_line(demo: Path, call: Callable, 
         "--evaluation",
         artifacts / "tokens/evaluation.json",
     )
-    result = call(
-        python, "scripts/quantmill", "build.gptq", artifacts / "fp16", tmp_path / "out", *texts, "--group-size", "96"
-    )
+    options = ["--parameters", json.dumps(GPTQ | {"group_size": 96})]
+    result = call(python, "scripts/quantmill", "build.gptq", artifacts / "fp16", tmp_path / "out", *texts, *options)
     assert result.returncode == 1
     assert "group_size 96 does not divide the inputs of" in result.stderr.splitlines()[-1]
     assert not (tmp_path / "out").exists()
@@ -280,9 +280,26 @@ def test_a_broken_conversion_is_refused_before_it_has_its_name(
     del record["files"][shard.name]  # as if it had been made so
     (broken / "quantmill.json").write_text(json.dumps(record))
     gate = ("--gate-reference", artifacts / "gate.json", "--gate-evaluation", artifacts / "tokens/evaluation.json")
-    program = (torch_python, "scripts/quantmill", "build.ct2", broken, tmp_path / "out", *gate, "--quantization")
+    program = (
+        torch_python,
+        "scripts/quantmill",
+        "build.ct2",
+        broken,
+        tmp_path / "out",
+        *gate,
+        "--engine",
+        "ctranslate2",
+    )
     for quantization, reason in (("float32", "does not calculate what the weights say"), ("int8", "its perplexity is")):
-        result = call(*program, quantization, "--gate-factor", "1.01")
+        options = [
+            "--engine",
+            "ctranslate2",
+            "--layout",
+            "ct2",
+            "--parameters",
+            json.dumps({"quantization": quantization}),
+        ]
+        result = call(*program, *options, "--gate-factor", "1.01")
         assert result.returncode == 1
         assert "out: refused by the quality gate: " in result.stderr.splitlines()[-1]
         assert reason in result.stderr.splitlines()[-1]
@@ -296,6 +313,7 @@ def test_gptq_goes_on_after_it_was_killed(demo: Path, call: Callable, tmp_path: 
     artifacts, out = demo / "artifacts/demo", tmp_path / "out"
     command = [interpreter("gptqmodel"), REPO / "scripts/quantmill", "build.gptq", artifacts / "fp16", out]
     command += [f"--{key.replace('_', '-')}={value}" for key, value in CALIBRATION.items()]
+    command += ["--parameters", json.dumps(GPTQ)]
     for kind in ("calibration", "evaluation"):
         command += [f"--{kind}", artifacts / f"tokens/{kind}.json"]
     first = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -81,7 +81,7 @@ def test_only_a_models_files_reach_the_artifacts_and_the_rest_is_named_once(
     assert result.returncode == 0, result.stderr
     assert not names(canonical) & JUNK
     shutil.copy(model / "token.json", canonical / "token.json")
-    result = call(tools_python, "scripts/quantmill", "build.fp16", canonical, fp16, "--share")
+    result = call(tools_python, "scripts/quantmill", "build.fp16", canonical, fp16, "--parameters", '{"share": true}')
     assert result.returncode == 0, result.stderr
     assert not names(fp16) & JUNK
     for folder in (canonical, fp16):

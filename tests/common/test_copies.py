@@ -75,12 +75,19 @@ def test_no_writer_to_a_users_files_changes_what_was_made_of_them(
     assert (digests(first), digests(out)) == before
 
 
+SHARED = {  # what makes a program share bytes with its input
+    "checkpoint.to_safetensors": ("--share",),
+    "checkpoint.to_bin": ("--share",),
+    "build.fp16": ("--parameters", '{"share": true}'),
+}
+
+
 def make(folder: Path, call: Callable, python: Path, *programs: str) -> None:
     """Artifacts of the demo: source, safetensors, fp16, as far as there are programs for them."""
     steps = {
         "fetch.link": (REPO / "demo", folder / "source"),
         "checkpoint.to_safetensors": (folder / "source", folder / "safetensors", "--share", "--verify"),
-        "build.fp16": (folder / "safetensors", folder / "fp16", "--share"),
+        "build.fp16": (folder / "safetensors", folder / "fp16", *SHARED["build.fp16"]),
         "checkpoint.to_bin": (folder / "safetensors", folder / "bin", "--share"),
     }
     for program in programs:
@@ -108,7 +115,7 @@ def test_a_build_stops_whose_input_is_not_what_its_manifest_names(
         byte = file.read(1)
         file.seek(-1, 1)
         file.write(bytes([byte[0] ^ 1]))
-    result = call(tools_python, "scripts/quantmill", program, tmp_path / folder, tmp_path / "out", "--share")
+    result = call(tools_python, "scripts/quantmill", program, tmp_path / folder, tmp_path / "out", *SHARED[program])
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1] == (
         f"error: {path}: is not what quantmill.json beside it names any more; remove the folder {path.parent}, "
@@ -117,7 +124,7 @@ def test_a_build_stops_whose_input_is_not_what_its_manifest_names(
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "out").exists()
     path.unlink()
-    result = call(tools_python, "scripts/quantmill", program, tmp_path / folder, tmp_path / "out", "--share")
+    result = call(tools_python, "scripts/quantmill", program, tmp_path / folder, tmp_path / "out", *SHARED[program])
     assert result.returncode == 1
     assert str(path) in result.stderr.splitlines()[-1]
 
@@ -184,7 +191,7 @@ def test_a_weight_beyond_float16_in_a_later_file_writes_over_nothing_that_is_sha
     (source / "model.safetensors.index.json").write_text(json.dumps(index))
     manifest.write(source, format="safetensors", tool="x", tool_version="1", source={}, parameter_count=4)
     before = digests(source)
-    result = call(tools_python, "scripts/quantmill", "build.fp16", source, tmp_path / "fp16", "--share")
+    result = call(tools_python, "scripts/quantmill", "build.fp16", source, tmp_path / "fp16", *SHARED["build.fp16"])
     assert result.returncode == 0, result.stderr
     made = digests(tmp_path / "fp16")
     assert digests(source) == before

@@ -47,18 +47,28 @@ def commands(folder: Path) -> list[list[object]]:
     engine = ["--engine", "transformers", "--device", "cpu", "--threads", 1]
     short = ["--new-tokens", 2, "--repeats", 1, "--processes", 1, "--decode", "generate"]
     st, fp16, evaluation = folder / "safetensors", folder / "fp16", folder / "evaluation.json"
+    q4f16_1 = ["--device", "cpu", "--parameters", '{"quantization": "q4f16_1"}']
     again = ["--recompute", fp16, "--recompute-engine", "transformers"]
     return [
-        [tools, "bin_to_safetensors", REPO / "demo", st, "--verify"],
-        [tools, "build_fp16", st, fp16],
-        [torch, "tokenize_texts", st, folder / "text.txt", evaluation, "--as", "evaluation"],
-        [torch, "tokenize_texts", st, folder / "prompts.txt", folder / "prompts.json", "--as", "prompts"],
-        [torch, "build_ct2", fp16, folder / "ct2", "--quantization", "int8"],
-        [mlc, "compile_mlc", st, folder / "library.so", "--device", "cpu"],
-        [mlc, "build_mlc", st, folder / "mlc", "--library", folder / "library.so", "--device", "cpu"],
-        [torch, "quality", fp16, folder / "quality.json", "--evaluation", evaluation, *engine, *again],
-        [torch, "latency", fp16, folder / "latency.json", "--prompts", folder / "prompts.json", *engine, *short],
-        [tools, "report", folder / "study.json", folder / "report"],
+        [tools, "checkpoint.to_safetensors", REPO / "demo", st, "--verify"],
+        [tools, "build.fp16", st, fp16],
+        [torch, "tokens.tokenize_texts", st, folder / "text.txt", evaluation, "--as", "evaluation"],
+        [torch, "tokens.tokenize_texts", st, folder / "prompts.txt", folder / "prompts.json", "--as", "prompts"],
+        [torch, "build.ct2", fp16, folder / "ct2", "--parameters", '{"quantization": "int8"}'],
+        [mlc, "mlc.compile", st, folder / "library.so", "--device", "cpu"],
+        [mlc, "build.mlc", st, folder / "mlc", "--library", folder / "library.so", *q4f16_1],
+        [torch, "quality.measure", fp16, folder / "quality.json", "--evaluation", evaluation, *engine, *again],
+        [
+            torch,
+            "latency.measure",
+            fp16,
+            folder / "latency.json",
+            "--prompts",
+            folder / "prompts.json",
+            *engine,
+            *short,
+        ],
+        [tools, "report.write", folder / "study.json", folder / "report"],
     ]
 
 

@@ -36,9 +36,9 @@ def outcomes(
 ) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("engines")
     for program, source, out in (
-        ("link_source", REPO / "demo", "source"),
-        ("bin_to_safetensors", folder / "source", "safetensors"),
-        ("build_fp16", folder / "safetensors", "fp16"),
+        ("fetch.link", REPO / "demo", "source"),
+        ("checkpoint.to_safetensors", folder / "source", "safetensors"),
+        ("build.fp16", folder / "safetensors", "fp16"),
     ):
         result = call(tools_python, "scripts/quantmill", program, source, folder / out)
         assert result.returncode == 0, result.stderr

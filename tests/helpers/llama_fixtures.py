@@ -1,5 +1,6 @@
 """llama.cpp as it was compiled on this machine; tests that want it are skipped where it was not."""
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -68,6 +69,7 @@ def build_gguf(gguf_model: Path, run_gguf: Callable) -> Callable[..., Path]:
         gguf_model / "evaluation.json",
         "--device",
         "cpu",
+        *("--layout", "gguf", "--engine", "llama_cpp"),
     ]
 
     def make(kind: str) -> Path:
@@ -83,7 +85,8 @@ def build_gguf(gguf_model: Path, run_gguf: Callable) -> Callable[..., Path]:
                 result = run_gguf("build.imatrix", make("f16"), gguf_model / "imatrix", *text, *size)
                 assert result.returncode == 0, result.stderr
             how = ["--base", make("f16"), "--imatrix", gguf_model / "imatrix"]
-        result = run_gguf("build.gguf", gguf_model / "safetensors", out, "--type", kind, "--name", "demo", *how, *gate)
+        how += ["--parameters", json.dumps({"type": kind}), "--name", "demo"]
+        result = run_gguf("build.gguf", gguf_model / "safetensors", out, *how, *gate)
         assert result.returncode == 0, result.stderr
         return out
 

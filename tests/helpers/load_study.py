@@ -1,11 +1,13 @@
 """What the fake server is put under, and a plan of it."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from fake_model import VOCAB
 
 from quantmill.loads.plan import Plan
+from quantmill.tokens.files import Tokens
 
 A, B, C, D = TIMES = (0.01, 0.0001, 0.01, 0.001)
 LIMITS = {"ttft_ms": 500.0, "tpot_ms": 100.0}
@@ -21,9 +23,9 @@ SERVING: dict[str, Any] = {
     "restarts": 1,
 }
 IDS = np.random.default_rng(3).integers(2, VOCAB, size=6000).tolist()
-EVALUATION = {"ids": IDS, "context": 512, "bos_id": None}
+EVALUATION = Tokens("evaluation", "", 512, ids=IDS)
 BURST = [IDS[40 * place : 40 * place + 20 + place] for place in range(12)]
 
 
 def plan(evaluation: dict[str, Any] | None = None, **serving: Any) -> Plan:
-    return Plan(SERVING | serving, EVALUATION | (evaluation or {}), BURST, seed=0)
+    return Plan(SERVING | serving, replace(EVALUATION, **(evaluation or {})), BURST, seed=0)

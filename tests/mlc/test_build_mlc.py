@@ -19,8 +19,10 @@ STAND_IN = REPO / "tests/mlc/stand_in_python.py"
 def program(call: Callable, tools_python: Path, tmp_path: Path) -> Callable:
     """Run build.mlc; output in tmp_path/out."""
 
-    def run(source: Path, *options: object, **environment: str) -> Any:
-        return call(tools_python, "scripts/quantmill", "build.mlc", source, tmp_path / "out", *options, **environment)
+    def run(source: Path, *options: object, tool: str | None = None, **environment: str) -> Any:
+        words = {"quantization": "q4f16_1"} | ({"tool": tool} if tool else {})
+        command = [tools_python, "scripts/quantmill", "build.mlc", source, tmp_path / "out"]
+        return call(*command, "--parameters", json.dumps(words), *options, **environment)
 
     return run
 
@@ -159,8 +161,8 @@ def test_mlc_llm_runs_where_it_works(program: Callable, tmp_path: Path) -> None:
 
 def test_mlc_llm_compiles_for_its_own_engine_beside_a_library(program: Callable, tmp_path: Path) -> None:
     (tmp_path / "lib.so").write_bytes(b"library")
-    options = ("--library", tmp_path / "lib.so", "--tool", "mlc_llm", "--mlc-llm-python", STAND_IN, "--device", "cpu")
-    result = program(golden(tmp_path), *options)
+    options = ("--library", tmp_path / "lib.so", "--mlc-llm-python", STAND_IN, "--device", "cpu")
+    result = program(golden(tmp_path), *options, tool="mlc_llm")
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "out/mlc_llm.so").read_text() == "compiled"
     assert (tmp_path / "out/model_lib.so").read_bytes() == b"library"
@@ -184,17 +186,17 @@ def test_auto_without_a_working_mlc_llm_writes_the_same_bytes(program: Callable,
         ("placeholder", STAND_IN, "`mlc_llm convert_weight --help` tells of no --quantization"),
         ("", "/nowhere/python", "no working mlc_llm: it does not run"),
         ("", None, "--mlc-llm-python names no interpreter"),
-        ("failing", STAND_IN, "convert_weight` failed: RuntimeError: no room; --tool builtin does without it"),
+        ("failing", STAND_IN, "convert_weight` failed: RuntimeError: no room; the tool builtin does without it"),
     ],
 )
 def test_mlc_llm_that_is_asked_for_and_does_not_work(
     program: Callable, tmp_path: Path, kind: str, python: Path | None, message: str
 ) -> None:
     named = ("--mlc-llm-python", python) if python else ()
-    result = program(golden(tmp_path), "--weights-only", "--tool", "mlc_llm", *named, STAND_IN=kind)
+    result = program(golden(tmp_path), "--weights-only", *named, tool="mlc_llm", STAND_IN=kind)
     assert message in refusal(result, tmp_path)
 
 
 def test_builtin_asks_nobody(program: Callable, tmp_path: Path) -> None:
-    result = program(golden(tmp_path), "--weights-only", "--tool", "builtin", "--mlc-llm-python", "/nowhere/python")
+    result = program(golden(tmp_path), "--weights-only", "--mlc-llm-python", "/nowhere/python", tool="builtin")
     assert result.returncode == 0, result.stderr

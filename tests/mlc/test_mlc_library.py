@@ -149,11 +149,12 @@ def test_the_demo_is_decoded_as_by_transformers(
     mlc_python: Path, tools_python: Path, call: Callable, run_both: Callable, tmp_path: Path
 ) -> None:
     source, artifact = tmp_path / "safetensors", tmp_path / "mlc"
+    options = ["--library", tmp_path / "model_lib.so", '--parameters={"quantization": "q4f16_1"}']
     for command in (
         (tools_python, "scripts/quantmill", "fetch.link", "demo", tmp_path / "source", "--kind", "demo"),
         (tools_python, "scripts/quantmill", "checkpoint.to_safetensors", tmp_path / "source", source),
         (mlc_python, "scripts/quantmill", "mlc.compile", source, tmp_path / "model_lib.so", "--device", "cpu"),
-        (mlc_python, "scripts/quantmill", "build.mlc", source, artifact, "--library", tmp_path / "model_lib.so"),
+        (mlc_python, "scripts/quantmill", "build.mlc", source, artifact, *options),
     ):
         result = call(*command)
         assert result.returncode == 0, result.stderr

@@ -23,6 +23,8 @@ from quantmill.mlc.parameters import Parameter
 
 GOLDEN = REPO / "tests/data/mlc-q4f16_1"
 
+Q4F16_1 = '--parameters={"quantization": "q4f16_1"}'
+
 
 @pytest.fixture
 def build(call: Callable, tools_python: Path, tmp_path: Path) -> Callable[..., Path]:
@@ -30,7 +32,14 @@ def build(call: Callable, tools_python: Path, tmp_path: Path) -> Callable[..., P
 
     def run(source: Path, *options: object) -> Path:
         result = call(
-            tools_python, "scripts/quantmill", "build.mlc", source, tmp_path / "out", "--weights-only", *options
+            tools_python,
+            "scripts/quantmill",
+            "build.mlc",
+            source,
+            tmp_path / "out",
+            "--weights-only",
+            Q4F16_1,
+            *options,
         )
         assert result.returncode == 0, result.stderr
         return tmp_path / "out"
@@ -82,10 +91,10 @@ def test_shapes_dtypes_and_families(build: Callable, tmp_path: Path, case: str, 
     config, dtype = CASES[case]
     tensors = random_tensors(config, dtype)
     source = write_model(tmp_path / "model", config, tensors, dtype)
-    out = build(source, "--quantization", quantization)
+    out = build(source, f"--parameters={json.dumps({'quantization': quantization})}")
     check(out, naive_writer.write(tensors, config, quantization, [sorted(tensors)]))
     manifest = json.loads((out / "quantmill.json").read_text())
-    assert (manifest["format"], manifest["engine"], manifest["tool"]) == (f"mlc-{quantization}", None, "quantmill")
+    assert (manifest["format"], manifest["engine"], manifest["tool"]) == ("out", None, "quantmill")
     assert manifest["weight_bytes"] == sum(path.stat().st_size for path in out.glob("params*"))
 
 
@@ -197,7 +206,17 @@ def test_memory_does_not_grow_with_the_model(call: Callable, tools_python: Path,
     }.items():
         source = write_sparse(tmp_path / name, wide | change)
         result = call(
-            *(tools_python, "-c", RUN, "scripts/quantmill", "build.mlc", source, tmp_path / "out", "--weights-only"),
+            *(
+                tools_python,
+                "-c",
+                RUN,
+                "scripts/quantmill",
+                "build.mlc",
+                source,
+                tmp_path / "out",
+                "--weights-only",
+                Q4F16_1,
+            ),
         )
         assert result.returncode == 0, result.stderr
         peaks[name] = int(result.stdout.split()[-1])

@@ -9,18 +9,17 @@ import pytest
 import yaml
 from conftest import REPO
 
-from quantmill.plan.cells import Registry
 from quantmill.plan.config import complete
-from quantmill.plan.registry import Engine, Format
+from quantmill.plan.registry import LAYOUTS, Engine, Format, Registry
 
 SCHEMA = yaml.safe_load((REPO / "config/config.schema.yaml").read_text())
 FORMATS = {
-    "fp16": Format("hf", "transformers", "torch"),
-    "ct2-int8": Format("ct2", "ctranslate2", "torch"),
-    "gptq-int4": Format("gptq", "gptqmodel", "torch", parameters="gptq"),
-    "awq-int4": Format("awq", "gptqmodel", "torch"),
-    "gguf-f16": Format("gguf", "llama", "torch"),
-    "only-gpu": Format("hf", "transformers", "torch", devices=("cuda",)),
+    "fp16": Format("hf", "transformers", "torch", "build.fp16"),
+    "ct2-int8": Format("ct2", "ctranslate2", "torch", "build.fp16"),
+    "gptq-int4": Format("gptq", "gptqmodel", "torch", "build.fp16", config="gptq"),
+    "awq-int4": Format("awq", "gptqmodel", "torch", "build.fp16"),
+    "gguf-f16": Format("gguf", "llama", "torch", "build.fp16"),
+    "only-gpu": Format("hf", "transformers", "torch", "build.fp16", devices=("cuda",)),
 }
 ENGINES = {
     "transformers": Engine("torch", ("hf",), options={"dtype": {"type": "string"}}),
@@ -34,7 +33,7 @@ ENGINES = {
     "theirs": Engine("tools", ("hf",), attached=True),
     "slots": Engine("torch", ("hf",), options=None, serves=True, slots="parallel"),
 }
-REGISTRY = Registry(FORMATS, ENGINES, ["torch", "tools", "old"])
+REGISTRY = Registry(FORMATS, ENGINES, LAYOUTS, ["torch", "tools", "old"])
 
 
 def check(**changes: Any) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def test_a_model_may_have_its_own_formats() -> None:
 
 
 def test_a_format_whose_environment_wants_another_python() -> None:
-    registry = replace(REGISTRY, formats=FORMATS | {"legacy": Format("hf", "old", "old")})
+    registry = replace(REGISTRY, formats=FORMATS | {"legacy": Format("hf", "old", "old", "build.fp16")})
     config = {"models": {"demo": {"source": "demo"}}, "formats": ["fp16", "legacy"]}
     with pytest.raises(ConfigError, match=r"formats: legacy wants Python 2\.7, and this is 3\.\d+; leave it out"):
         complete(config, SCHEMA, registry)

@@ -15,14 +15,13 @@ import yaml
 from conftest import REPO
 from workflows import SNAKEMAKE, study
 
-from quantmill.plan.cells import Registry
 from quantmill.plan.config import complete
 from quantmill.plan.config_values import MAX_VALUES, ConfigError, check_file, is_plain
-from quantmill.plan.registry import Engine, Format, check_registry
+from quantmill.plan.registry import LAYOUTS, Engine, Format, Registry, check_registry
 
 SCHEMA = yaml.safe_load((REPO / "config/config.schema.yaml").read_text())
 ENGINES = {"transformers": Engine("torch", ("hf",))}
-REGISTRY = Registry({"fp16": Format("hf", "transformers", "torch")}, ENGINES, ["torch"])
+REGISTRY = Registry({"fp16": Format("hf", "transformers", "torch", "build.fp16")}, ENGINES, LAYOUTS, ["torch"])
 
 
 def refusal(**changes: Any) -> str:
@@ -187,9 +186,8 @@ def test_what_stands_between_documents_may_be_lines() -> None:
 def test_a_formats_name_that_no_file_can_have() -> None:
     for name, message in (("a" * 101, "at most 100 letters"), ("a\n", "a name is small letters")):
         with pytest.raises(ConfigError, match=message):
-            check_registry(
-                {name: REGISTRY.formats["fp16"]}, ENGINES, ["torch"], ["transformers"], lambda name: ["rule"]
-            )
+            formats = {name: REGISTRY.formats["fp16"]}
+            check_registry(formats, ENGINES, LAYOUTS, ["torch"], ["transformers"], ["build.fp16"])
 
 
 @pytest.mark.parametrize(

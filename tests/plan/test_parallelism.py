@@ -10,21 +10,20 @@ import pytest
 import yaml
 from conftest import REPO
 
-from quantmill.plan.cells import Registry
 from quantmill.plan.config import complete
 from quantmill.plan.config_values import ConfigError
-from quantmill.plan.registry import Engine, Format
+from quantmill.plan.registry import LAYOUTS, Engine, Format, Registry
 from quantmill.plan.vllm_parallelism import METHODS
 
 SCHEMA = yaml.safe_load((REPO / "config/config.schema.yaml").read_text())
 FORMATS = {
-    "fp16": Format("hf", "transformers", "torch"),
-    "gptq-int4": Format("gptq", "transformers", "torch", parameters="gptq"),
-    "awq-int4": Format("awq", "transformers", "torch", parameters="awq"),
+    "fp16": Format("hf", "transformers", "torch", "build.fp16"),
+    "gptq-int4": Format("gptq", "transformers", "torch", "build.gptq", config="gptq"),
+    "awq-int4": Format("awq", "transformers", "torch", "build.awq", config="awq"),
 }
 VLLM = Engine("torch", ("hf", "gptq", "awq"), many_gpus=True, options=None, serves=True)
 ENGINES = {"transformers": Engine("torch", ("hf", "gptq", "awq")), "vllm": VLLM, "vllm-serve": VLLM}
-REGISTRY = Registry(FORMATS, ENGINES, ["torch"])
+REGISTRY = Registry(FORMATS, ENGINES, LAYOUTS, ["torch"])
 # 12 heads: 1, 2, 3, 4, 6, 12 divide them; 4 key-value heads: of these 1, 2, 4 divide them, and 12 is divided by them
 MODEL = {"num_attention_heads": 12, "num_key_value_heads": 4, "num_hidden_layers": 5}
 MODEL |= {"hidden_size": 768, "intermediate_size": 2304}  # 2304 = 18 x 128 = 36 x 64; 768 = 6 x 128 = 12 x 64

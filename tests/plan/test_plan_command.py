@@ -164,9 +164,8 @@ interpreters: {vllm: /bin/true}
 
 
 def test_what_nobody_said_is_unknown_and_not_another_format(plan: Callable) -> None:
-    rule = (plan.root / "rules/formats/fp16.smk").read_text().split("rule fp16:")[1]
-    registration = 'FORMATS["mine"] = Format(layout="hf", engine="transformers", env="tools")\n\n\nrule mine:'
-    (plan.root / "rules/formats/mine.smk").write_text(registration + rule.replace('"fp16"', '"mine"'))
+    registration = 'FORMATS["mine"] = Format(layout="hf", engine="transformers", env="tools", program="build.fp16")'
+    (plan.root / "rules/formats/mine.smk").write_text(registration)
     (plan.root / "study.yaml").write_text("models: {m: {source: demo}}\nformats: [fp16, mine]\ndevice: cpu\n")
     result = plan("study.yaml", "--disk", "1")
     assert result.returncode == 0, result.stderr

@@ -9,24 +9,23 @@ import yaml
 from conftest import REPO
 
 from quantmill.plan import publications
-from quantmill.plan.cells import Registry
 from quantmill.plan.config import complete
 from quantmill.plan.config_values import ConfigError
-from quantmill.plan.registry import Engine, Format
+from quantmill.plan.registry import LAYOUTS, Engine, Format, Registry
 
 SCHEMA = yaml.safe_load((REPO / "config/config.schema.yaml").read_text())
 FORMATS = {
-    "fp16": Format("hf", "transformers", "torch"),
-    "gptq-int4": Format("gptq", "gptqmodel", "torch", parameters="gptq"),
-    "gguf-f16": Format("gguf", "llama", "torch"),
-    "gguf-q4_k_m": Format("gguf", "llama", "torch"),
+    "fp16": Format("hf", "transformers", "torch", "build.fp16"),
+    "gptq-int4": Format("gptq", "gptqmodel", "torch", "build.fp16", config="gptq"),
+    "gguf-f16": Format("gguf", "llama", "torch", "build.fp16"),
+    "gguf-q4_k_m": Format("gguf", "llama", "torch", "build.fp16"),
 }
 ENGINES = {
     "transformers": Engine("torch", ("hf",)),
     "gptqmodel": Engine("torch", ("gptq",)),
     "llama": Engine("torch", ("gguf",)),
 }
-REGISTRY = Registry(FORMATS, ENGINES, ["torch"])
+REGISTRY = Registry(FORMATS, ENGINES, LAYOUTS, ["torch"])
 PUBLISH = {"repository": "acme/{model}-{format}", "formats": ["gptq-int4"]}
 
 

@@ -17,6 +17,8 @@ NAMES = ["endings", "letters", "last_words", "pages", "next_words"]
 ALL = [*NAMES, "sentences"]
 Call = Callable[..., subprocess.CompletedProcess[str]]
 
+FLOAT32 = json.dumps({"quantization": "float32"})
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, call: Call, tools_python: Path, torch_python: Path) -> Path:
@@ -26,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, call: Call, tools_python: P
         (tools_python, "fetch.link", "demo", folder / "source", "--kind", "demo"),
         (tools_python, "checkpoint.to_safetensors", folder / "source", folder / "safetensors"),
         (tools_python, "build.fp16", folder / "safetensors", folder / "fp16"),
-        (torch_python, "build.ct2", folder / "safetensors", folder / "ct2-float32", "--quantization", "float32"),
+        (torch_python, "build.ct2", folder / "safetensors", folder / "ct2-float32", f"--parameters={FLOAT32}"),
     ]
     steps += [
         (interpreter("lm-eval"), "tasks.fetch_documents", name, folder / "documents" / name, "--include", TASKS)

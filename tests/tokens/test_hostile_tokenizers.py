@@ -72,7 +72,10 @@ def test_a_conversion_runs_no_program_either(
     config = json.loads((source / "config.json").read_text())
     elsewhere = {"auto_map": named, "attn_implementation": "flash_attention_2"}
     (source / "config.json").write_text(json.dumps(config | elsewhere))
-    for program, read, out in (("bin_to_safetensors", "source", "safetensors"), ("build_fp16", "safetensors", "fp16")):
+    for program, read, out in (
+        ("checkpoint.to_safetensors", "source", "safetensors"),
+        ("build.fp16", "safetensors", "fp16"),
+    ):
         result = call(tools_python, "scripts/quantmill", program, tmp_path / read, tmp_path / out)
         assert result.returncode == 0, result.stderr
     assert elsewhere.keys().isdisjoint(json.loads((tmp_path / "fp16/config.json").read_text()))
@@ -89,6 +92,7 @@ def test_a_conversion_runs_no_program_either(
     said = json.loads((model / "quantmill.json").read_text())
     (model / "quantmill.json").write_text(json.dumps(said | {"files": {}}))  # or the hashes would refuse it before
     command = [torch_python, "scripts/quantmill", "build.ct2", model, tmp_path / "ct2"]
+    command += ["--parameters", '{"quantization": "int8"}']
     result = subprocess.run([*map(str, command)], cwd=REPO, input="y\ny\ny\n", capture_output=True, text=True)
     assert result.returncode == 1
     assert "CTranslate2 cannot convert it" in result.stderr.splitlines()[-1]

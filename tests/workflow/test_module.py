@@ -36,11 +36,10 @@ def test_a_dry_run_plans_the_whole_demo(folder: Path, call: Callable) -> None:
         "safetensors",
         "fp16",
         "mlc_library",
-        "mlc",
         "expected_predictions",
         "reference_logits",
     )
-    jobs = Counter({"latency": 6, "quality": 6, "tokens": 3, "ct2": 2, "quantize": 2})
+    jobs = Counter({"latency": 6, "quality": 6, "tokens": 3, "artifact": 6})
     jobs.update([*once, "noise_floor", "study", "page"])
     assert planned == {"all": 1, "count_prompts": 1} | {f"quantmill_{name}": count for name, count in jobs.items()}
     places, programs = zip(*re.findall(r"(\S+/scripts/quantmill) (\w+\.\w+)", said), strict=True)

@@ -141,7 +141,7 @@ def test_a_second_run_does_nothing(demo: Path, call: Callable) -> None:
         (
             "scripts/quantmill/build/ct2.py",
             {f"{rule} {name}" for rule in ("latency", "quality") for name in ("ct2-int8", "ct2-float16", "ct2-float32")}
-            | {"ct2 ct2-int8", "ct2 ct2-float16", "ct2 ct2-float32", "page", "report"},
+            | {"artifact ct2-int8", "artifact ct2-float16", "artifact ct2-float32", "page", "report"},
         ),
         ("scripts/quantmill/metrics/divergence.py", {"quality *", "noise_floor", "page", "report"}),
         ("scripts/quantmill/latency/measure.py", {"latency *", "page", "report"}),
@@ -219,10 +219,10 @@ def test_mlc_llm_of_the_users_is_asked_to_convert(demo: Path, call: Callable, tm
     study = tmp_path / "study.yaml"
     given = config.replace("interpreters: {", f'interpreters: {{"mlc_llm": "{sys.executable}", ')
     study.write_text(given + "mlc: {tool: mlc_llm}\n")
-    options = ("--configfile", study, "--forcerun", "mlc", "--", "artifacts/demo/mlc-q4f16_1")
+    options = ("--configfile", study, "--forcerun", "artifacts/demo/mlc-q4f16_1", "--", "artifacts/demo/mlc-q4f16_1")
     result = call(SNAKEMAKE, "-n", "-p", *options, cwd=demo)
     assert result.returncode == 0, result.stderr
-    assert f"--tool=mlc_llm --mlc-llm-python={sys.executable}" in result.stdout + result.stderr
+    assert f"--mlc-llm-python={sys.executable}" in result.stdout + result.stderr
 
 
 def test_snakemakes_own_report_holds_every_figure_with_a_caption(demo: Path, call: Callable, tmp_path: Path) -> None:

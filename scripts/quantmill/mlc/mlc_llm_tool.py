@@ -76,5 +76,5 @@ def _run(python: Path, *arguments: object) -> str:
     result = run_child(command, stdout=subprocess.PIPE)  # alive, it would write into the next run's folder
     if result.returncode:
         last = (result.stderr.strip().splitlines() or ["it says nothing"])[-1]
-        raise UserError(f"`{' '.join(command[:5])}` failed: {last[:300]}; --tool builtin does without it")
+        raise UserError(f"`{' '.join(command[:5])}` failed: {last[:300]}; the tool builtin does without it")
     return result.stdout
