@@ -115,10 +115,10 @@ def check(name: str, work: Path) -> dict[str, Any]:
         run("checkpoint.to_safetensors", source, safe)
         text = REPO / "config/evaluation.txt"
         run("tokens.tokenize_texts", safe, text, work / "evaluation.json", "--as", "evaluation")
-        run("gate.expected", source, work / "gate.json", "--evaluation", work / "evaluation.json")
+        run("gate.expected", source, work / "expected.json", "--evaluation", work / "evaluation.json")
     except Exception as error:  # whatever transformers raises for a config that it does not take
         return {"refused": f"transformers: {error}"}
-    gate = ["--gate-reference", work / "gate.json", "--gate-evaluation", work / "evaluation.json", "--device", "cpu"]
+    gate = ["--gate-reference", work / "expected.json", "--gate-evaluation", work / "evaluation.json", "--device", "cpu"]
     gate += ["--layout", "gguf", "--engine", "llama_cpp"]
     found: dict[str, Any] = {}
     try:

@@ -212,7 +212,7 @@ def environment(env, compiled=True):
 
 def intermediate(output):
     """An output that only leads to artifacts and figures: removed once nothing needs it, where the study says so."""
-    return temp(output) if STUDY["clean"] else output
+    return temp(output) if STUDY["remove_intermediates"] else output
 
 
 def has_quality(model):
@@ -240,7 +240,7 @@ def gate_input(wildcards):
     for the evaluation's tokens too: tools load a tokenizer without limits, and by then one has ended within them."""
     model = f"artifacts/{wildcards.model}"
     tokens = f"{model}/tokens/evaluation.json"
-    return [f"{model}/gate.json", tokens, *environment("torch")] if has_gate(wildcards) else [tokens]
+    return [f"{model}/expected.json", tokens, *environment("torch")] if has_gate(wildcards) else [tokens]
 
 
 def gate_options(wildcards, env="torch"):
@@ -249,7 +249,7 @@ def gate_options(wildcards, env="torch"):
         return []
     reference, evaluation, *_ = gate_input(wildcards)
     options = ["--gate-reference", reference, "--gate-evaluation", evaluation, f"--gate-python={python(env)}"]
-    return [*options, f"--gate-protocol={STUDY['perplexity']}", f"--gate-factor={STUDY['quality_gate']}"]
+    return [*options, f"--gate-protocol={STUDY['perplexity']}", f"--gate-factor={STUDY['max_perplexity_ratio']}"]
 
 
 def local_path(file):

@@ -119,7 +119,7 @@ rule expected_predictions:
         safetensors="artifacts/{model}/safetensors",  # so that our own reader has seen the weights before transformers does
         evaluation="artifacts/{model}/tokens/evaluation.json",
     output:
-        "artifacts/{model}/gate.json",
+        "artifacts/{model}/expected.json",
     log:
         "artifacts/logs/{model}/expected-predictions.log",
     priority: 1000
@@ -160,7 +160,7 @@ rule quality:
         artifact=lambda wc: f"artifacts/{wc.model}/{cell(wc).artifact}",
         evaluation="artifacts/{model}/tokens/evaluation.json",
         reference=REFERENCE,
-        gate=rules.expected_predictions.output[0],
+        expected=rules.expected_predictions.output[0],
     output:
         "artifacts/{model}/quality/{cell}.json",
         "artifacts/{model}/quality/{cell}.npz",
@@ -182,7 +182,7 @@ rule quality:
         made_of=REFERENCE_MADE_OF,
     shell:
         "{params.run[python]:q} {params.run[program]:q} {input.artifact:q} {output[0]:q} {params.run[arguments]:q}"
-        " {params.reference:q} --gate {input.gate:q}" + SCORING
+        " {params.reference:q} --expected {input.expected:q}" + SCORING
 
 
 rule noise_floor:

@@ -142,7 +142,7 @@ def test_the_gate_refuses_a_build_that_is_broken(
     broken = original.replace("keepdims=True) / 7", "keepdims=True) * 7")  # rounds every weight to zero
     assert broken != original
     demo = root / "artifacts/demo"
-    gate = ["--gate-reference", demo / "gate.json", "--gate-evaluation", demo / "tokens/evaluation.json"]
+    gate = ["--gate-reference", demo / "expected.json", "--gate-evaluation", demo / "tokens/evaluation.json"]
     program.write_text(broken)
     try:
         result = call(torch_python, PROGRAM, demo / "fp16", tmp_path / "out", *gate, cwd=root)

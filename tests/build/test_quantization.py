@@ -187,7 +187,7 @@ def test_each_gptq_tool_loads_what_the_other_wrote(
     """The folder as it is, with the quality that its own tool's engine has."""
     artifacts = demo / "artifacts/demo"
     options = ("--engine", engine, "--evaluation", artifacts / "tokens/evaluation.json")
-    options += ("--reference", artifacts / "quality/fp16-logits.npy", "--gate", artifacts / "gate.json")
+    options += ("--reference", artifacts / "quality/fp16-logits.npy", "--expected", artifacts / "expected.json")
     out = tmp_path / "quality.json"
     result = call(interpreter(engine), "scripts/quantmill", "quality.measure", artifacts / name, out, *options)
     assert result.returncode == 0, result.stderr
@@ -217,7 +217,7 @@ def test_an_artifact_that_lacks_a_weight_is_refused(demo: Path, call: Callable, 
     (broken / "model.safetensors").unlink()
     (broken / "model.safetensors").write_bytes(data.replace(b'"model.norm.weight"', b'"model.norm.wrong_"', 1))
     options = ("--engine", "autogptq", "--evaluation", artifacts / "tokens/evaluation.json")
-    options += ("--reference", artifacts / "gate.json")
+    options += ("--reference", artifacts / "expected.json")
     result = call(interpreter("autogptq"), "scripts/quantmill", "gate.check", broken, tmp_path / "gate.json", *options)
     assert result.returncode == 1
     assert "lacks model.norm.weight, which would be random" in result.stderr.splitlines()[-1]
@@ -279,7 +279,7 @@ def test_a_broken_conversion_is_refused_before_it_has_its_name(
     record = json.loads((broken / "quantmill.json").read_text())
     del record["files"][shard.name]  # as if it had been made so
     (broken / "quantmill.json").write_text(json.dumps(record))
-    gate = ("--gate-reference", artifacts / "gate.json", "--gate-evaluation", artifacts / "tokens/evaluation.json")
+    gate = ("--gate-reference", artifacts / "expected.json", "--gate-evaluation", artifacts / "tokens/evaluation.json")
     program = (
         torch_python,
         "scripts/quantmill",

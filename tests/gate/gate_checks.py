@@ -67,8 +67,8 @@ def prepare(folder: Path, model: Path = REPO / "demo", **changes: Any) -> list[o
     evaluation = folder / "evaluation.json"
     check_call("tokens.tokenize_texts", folder / "safetensors", folder / "text.txt", evaluation, "--as", "evaluation")
     text = ["--evaluation", evaluation, "--device", "cpu"]
-    check_call("gate.expected", folder / "source", folder / "gate.json", *text)
-    return ["--reference", folder / "gate.json", *text]
+    check_call("gate.expected", folder / "source", folder / "expected.json", *text)
+    return ["--reference", folder / "expected.json", *text]
 
 
 def gate(folder: Path, artifact: str, engine: str, options: list[object], *more: object) -> dict[str, Any]:

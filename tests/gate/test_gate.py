@@ -60,7 +60,7 @@ def test_weights_of_another_model_are_refused_where_the_source_s_are_due(facts: 
 def test_a_study_may_be_stricter(facts: dict[str, Any]) -> None:
     error = facts["poor for a strict study"]["error"]
     assert "more than 1.2 times the reference's" in error
-    assert error.endswith("raise quality_gate to keep it")
+    assert error.endswith("raise max_perplexity_ratio to keep it")
 
 
 def test_what_guesses_is_refused(facts: dict[str, Any]) -> None:

@@ -55,7 +55,7 @@ def gguf_model(
         files = root / "safetensors", root / f"{name}.txt", root / f"{name}.json"
         run(torch_python, "tokens.tokenize_texts", *files, "--as", kind)
     evaluation = ["--evaluation", root / "evaluation.json"]
-    run(torch_python, "gate.expected", root / "source", root / "gate.json", *evaluation)
+    run(torch_python, "gate.expected", root / "source", root / "expected.json", *evaluation)
     return root
 
 
@@ -64,7 +64,7 @@ def build_gguf(gguf_model: Path, run_gguf: Callable) -> Callable[..., Path]:
     """Build the demo's GGUF of a type, once; those that are quantized from f16 and with an importance matrix."""
     gate = [
         "--gate-reference",
-        gguf_model / "gate.json",
+        gguf_model / "expected.json",
         "--gate-evaluation",
         gguf_model / "evaluation.json",
         "--device",

@@ -53,7 +53,7 @@ def harness(tmp_path: Path, call: Callable) -> Callable[..., subprocess.Complete
 
 
 def expect(tmp_path: Path, protocol: str = "gptq-2048") -> Path:
-    """gate.json, of an engine without faults and noise."""
+    """expected.json, of an engine without faults and noise."""
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain/fake.json").write_text("{}")
     (tmp_path / "plain/config.json").write_text(json.dumps({"bos_token_id": fake.BOS, "vocab_size": fake.VOCAB}))
@@ -64,8 +64,8 @@ def expect(tmp_path: Path, protocol: str = "gptq-2048") -> Path:
     content |= {"against": "the source's weights", "compared_perplexity": found.perplexity}
     content["compute_type"] = "float32"
     content |= alignment.examine(engine, tmp_path / "plain", text.ids, None)
-    (tmp_path / "gate.json").write_text(json.dumps(content | found.as_json()))
-    return tmp_path / "gate.json"
+    (tmp_path / "expected.json").write_text(json.dumps(content | found.as_json()))
+    return tmp_path / "expected.json"
 
 
 def latency(harness: Callable, tmp_path: Path, does: dict[str, Any], *options: object) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def test_scoring_names_what_is_wrong(harness: Callable, tmp_path: Path, program:
     options = ["--reference", expect(tmp_path)]
     if program == "quality.measure":
         assert harness("quality.reference_logits", "logits.npy", {}).returncode == 0
-        options = ["--reference", tmp_path / "logits.npy", "--gate", tmp_path / "gate.json"]
+        options = ["--reference", tmp_path / "logits.npy", "--expected", tmp_path / "expected.json"]
     result = harness(program, "out.json", {"fault": fault, "noise": 0.5}, *options)
     assert result.returncode == 1
     assert message in result.stderr.splitlines()[-1]
@@ -206,7 +206,7 @@ TARGETS = {"tells": ["target_logprobs"]}
 
 
 def measure_quality(harness: Callable, tmp_path: Path, does: dict[str, Any], out: str) -> dict[str, Any]:
-    options = ["--reference", tmp_path / "logits.npy", "--gate", tmp_path / "gate.json"]
+    options = ["--reference", tmp_path / "logits.npy", "--expected", tmp_path / "expected.json"]
     result = harness("quality.measure", out, does, *options)
     assert result.returncode == 0, result.stderr
     return json.loads((tmp_path / out).read_text())
@@ -297,5 +297,5 @@ def test_a_gate_compares_by_the_reference_s_protocol(harness: Callable, tmp_path
     assert harness("gate.check", "out.json", {}, "--protocol", "hf-strided", *options).returncode == 0
     result = harness("gate.check", "out.json", {}, *options)
     assert result.returncode == 1
-    said = f"error: {tmp_path / 'gate.json'}: was made by hf-strided, not by gptq-2048, or is old; delete it"
+    said = f"error: {tmp_path / 'expected.json'}: was made by hf-strided, not by gptq-2048, or is old; delete it"
     assert result.stderr.splitlines()[-1] == said

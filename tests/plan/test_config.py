@@ -43,8 +43,8 @@ def test_a_format_whose_environment_wants_another_python() -> None:
 
 
 def test_a_default_that_is_written_out_is_the_same_study() -> None:
-    written = {"seed": 0, "quality_gate": 1, "latency": {"processes": 3.0, "new_tokens": 200}, "gptq": {"sym": True}}
-    assert repr(check(**written)) == repr(check(quality_gate=1.0))
+    written = {"seed": 0, "max_perplexity_ratio": 1, "latency": {"processes": 3.0, "new_tokens": 200}, "gptq": {"sym": True}}
+    assert repr(check(**written)) == repr(check(max_perplexity_ratio=1.0))
 
 
 def test_whole_numbers_are_integers_in_lists_too() -> None:
@@ -120,7 +120,7 @@ def test_texts_of_a_model_of_the_hub() -> None:
             {"interpreters": {1: "/bin/true"}},
             "interpreters: the name 1 is no text to YAML; put it in quotes",
         ),
-        ({"quality_gate": 1e300}, "quality_gate: 1e+300 is greater than the maximum of 1000000"),
+        ({"max_perplexity_ratio": 1e300}, "max_perplexity_ratio: 1e+300 is greater than the maximum of 1000000"),
         ({"mlc": {"tool": "mlc_llm"}}, "mlc.tool: mlc_llm is not built here; name a python that has it"),
         ({"models": {7: {"source": "demo"}}}, "models: the name 7 is no text to YAML"),
         (run(options={1: "x"}), "runs.x.options: the name 1 is no text to YAML; put it in quotes"),

@@ -136,7 +136,7 @@ def test_a_server_of_few_slots_is_put_under_loads_that_it_can_take(options: dict
             "variants.noise-floor: other files of Quantmill's have this name, or begin with it; choose another",
         ),
         ({"runs": {1: {"engine": "transformers", "formats": ["fp16"]}}}, "runs: the name 1 is no text to YAML; put"),
-        ({"models": demo(**{"gate.json": PREBUILT})}, "models.demo.prebuilt.gate.json: other files of Quantmill's"),
+        ({"models": demo(**{"expected.json": PREBUILT})}, "models.demo.prebuilt.expected.json: other files of Quantmill's"),
         ({"models": demo(imatrix=PREBUILT)}, "models.demo.prebuilt.imatrix: other files of Quantmill's"),
         ({"models": demo(**{"latency-fp16": PREBUILT})}, "models.demo.prebuilt.latency-fp16: other files of Quantm"),
         ({"models": {"a": {"source": "demo", "prebuilt": {7: PREBUILT}}}}, "models.a.prebuilt: the name 7 is no text"),

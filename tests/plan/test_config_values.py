@@ -65,7 +65,7 @@ def nest(levels: int) -> list[Any]:
         ({"seed": float("nan")}, "seed: nan is no number"),
         ({"latency": {"repeats": float("inf")}}, "latency.repeats: inf is no number"),
         ({"latency": {"prompt_tokens": [1, float("-inf")]}}, "latency.prompt_tokens.1: -inf is no number"),
-        ({"quality_gate": float("inf")}, "quality_gate: inf is no number"),
+        ({"max_perplexity_ratio": float("inf")}, "max_perplexity_ratio: inf is no number"),
         ({"latency": {"repeats": 1e100}}, "latency.repeats: 1000"),
         ({"latency": {"processes": 10**6}}, "latency.processes: 1000000 is greater than the maximum of 1000"),
         ({"calibration": {"samples": 10**9}}, "calibration.samples: 1000000000 is greater"),

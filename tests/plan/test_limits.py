@@ -96,7 +96,7 @@ def test_a_study_that_was_cleaned_up_is_measured_again(checkout: Callable[[], Pa
     for name in ("fp16", "mlc-q4f16_1"):  # of which one has no config.json
         (root / "artifacts/demo" / name).mkdir(parents=True)
     shutil.copy(root / "demo/config.json", root / "artifacts/demo/fp16")
-    study = "models: {demo: {source: demo}}\nformats: [fp16, mlc-q4f16_1]\ndevice: cpu\nclean: true\n"
+    study = "models: {demo: {source: demo}}\nformats: [fp16, mlc-q4f16_1]\ndevice: cpu\nremove_intermediates: true\n"
     (root / "study.yaml").write_text(study)
     command = [REPO / ".venv/bin/snakemake", "--dry-run", "--cores", "2", "--configfile", "study.yaml"]
     command += ["--forcerun", "latency", "--rerun-triggers", "mtime", "--", "artifacts/demo/latency/mlc-q4f16_1.json"]

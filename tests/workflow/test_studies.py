@@ -295,12 +295,12 @@ def test_after_failures_a_page_shows_the_rest_and_says_why(
 
 @pytest.mark.slow
 def test_what_leads_to_results_goes_and_results_stay(root: Path, call: Callable) -> None:
-    options = study(root, ONE_FORMAT.replace("[fp16]", "[fp16, ct2-float16]") + "clean: true\n")
+    options = study(root, ONE_FORMAT.replace("[fp16]", "[fp16, ct2-float16]") + "remove_intermediates: true\n")
     result = call(SNAKEMAKE, *options, cwd=root)
     assert result.returncode == 0, result.stderr
     folder = root / "artifacts/demo"
     kept = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
-    assert kept == {"fp16", "ct2-float16", "tokens", "latency", "quality", "gate.json", "tensors.json"}
+    assert kept == {"fp16", "ct2-float16", "tokens", "latency", "quality", "expected.json", "tensors.json"}
     assert not list(folder.rglob("*-logits.npy"))
     assert all(float(row["perplexity"]) > 1 for row in rows(root).values())
     assert jobs(call, root, *options[3:]) == set()

@@ -1,13 +1,12 @@
 """Refuse an artifact whose engine does not calculate what its weights say, or that has lost everything.
 
-    python scripts/quantmill gate.check ARTIFACT OUT --engine ctranslate2 --evaluation evaluation.json --reference
-        gate.json
-        [--expected expected.json] [--factor 100]
+    python scripts/quantmill gate.check ARTIFACT OUT --engine ctranslate2 --evaluation evaluation.json
+        --reference source.json [--expected artifact.json] [--factor 100]
 
 The programs that build artifacts run it, in a process of its own, before they publish: conversions go wrong in silence.
-gate.json is what gate.expected wrote for the model's source, expected.json the same for the artifact's
-weights; without it the engine is held against the source's. A large loss is no reason to refuse: it is what the report
-shows. OUT is a small JSON file of what was found.
+source.json is what gate.expected wrote for the model's source, artifact.json the same for the artifact's weights;
+without it the engine is held against the source's. A large loss is no reason to refuse: it is what the report shows. OUT
+is a small JSON file of what was found.
 """
 
 import json
@@ -42,7 +41,7 @@ def check_sanity(perplexity: float, reference: dict[str, Any], factor: float) ->
     first = f"its perplexity is {perplexity:.4g} on the first {reference['windows']} windows"
     if not perplexity <= factor * theirs:  # NaN is not either
         raise UserError(
-            f"{first}, more than {factor:g} times the reference's {theirs:.4g}; raise quality_gate to keep it"
+            f"{first}, more than {factor:g} times the reference's {theirs:.4g}; raise max_perplexity_ratio to keep it"
         )
     if perplexity > NOTHING * vocab and perplexity > WORSE * theirs:
         raise UserError(f"{first}, near that of guessing among {vocab} tokens (the reference's is {theirs:.4g})")

@@ -104,7 +104,7 @@ def check(
     it is beyond.
     """
     if expected["places"] != found.places:
-        raise UserError("what was expected is of other positions; delete gate.json and build again")
+        raise UserError("what was expected is of other positions; delete expected.json and build again")
     each, limit = (
         divergence(expected, found),
         tolerance(compute_type, expected["compute_type"], expected.get("rounding", 0)),

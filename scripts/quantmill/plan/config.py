@@ -25,6 +25,8 @@ WEIGHT_FILES = (
     *("pytorch_model.bin", "pytorch_model.bin.index.json"),
 )
 
+RENAMED = {"quality_gate": "max_perplexity_ratio", "clean": "remove_intermediates", "serving": "loads"}
+
 # kind of text -> where it lies by default: in the repository, and for a model of the hub on the hub, pinned to a commit
 TEXTS: dict[str, tuple[str, dict[str, Any] | None]] = {
     "prompts": (str(CHECKOUT / "config/prompts.txt"), None),
@@ -53,6 +55,9 @@ def complete(config: Mapping[str, Any], schema: Mapping[str, Any], registry: Reg
     """The config with the schema's defaults filled in. Raises `ConfigError` for the first thing that cannot be."""
     check_values(config)
     present = {key: value for key, value in config.items() if value is not None}  # `key:` alone means its default
+    for old, new in RENAMED.items():
+        if old in present:
+            raise ConfigError(f"{old}: is called {new} now")
     if isinstance(present.get("tasks"), list):
         present["tasks"] = {"names": present["tasks"]}
     filled = with_defaults(deepcopy(present), schema, schema)

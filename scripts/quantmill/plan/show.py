@@ -161,7 +161,7 @@ def reference_rows(name: str, model: dict[str, Any], found: Origin, left: set[st
     """What results are compared with: the source's predictions, the reference's logits and its noise floor."""
     folder, text = f"artifacts/{name}", model["texts"]["evaluation"]
     files = {
-        "gate": f"{folder}/gate.json",
+        "gate": f"{folder}/expected.json",
         "logits": f"{folder}/quality/{costs.study['reference']}-logits.npy",
         "noise-floor": f"{folder}/quality/noise-floor.json",
     }

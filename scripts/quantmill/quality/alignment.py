@@ -116,7 +116,7 @@ def check_logits(engine: Engine, ids: list[int], reference: Mapping[str, Any] | 
     Raises `UserError` where they are clearly those of another place, or of a text with a token more.
     """
     if reference is None:
-        raise UserError("what the reference wrote holds no probes: an older version made it; delete gate.json")
+        raise UserError("what the reference wrote holds no probes: an older version made it; delete expected.json")
     found = [rows(engine, piece) for piece in pieces(ids)]
     if found[0].shape[1] < reference["vocab"]:
         raise UserError(f"the engine's vocabulary is {found[0].shape[1]}, the reference's {reference['vocab']}")
@@ -142,7 +142,7 @@ def check_logits(engine: Engine, ids: list[int], reference: Mapping[str, Any] | 
 def check_targets(engine: Engine, ids: list[int], reference: Mapping[str, Any] | None) -> None:
     """The same for an engine that tells the targets' log-probabilities alone. Raises `UserError` as `check_logits`."""
     if reference is None or "targets" not in reference:
-        raise UserError("what the reference wrote holds no targets: an older version made it; delete gate.json")
+        raise UserError("what the reference wrote holds no targets: an older version made it; delete expected.json")
     found = np.array([engine.target_logprobs(piece).logprobs for piece in pieces(ids)])
     plain, added = (np.array(reference["targets"][name]) for name in ("plain", "added"))
     if found.shape != plain.shape:

@@ -1,7 +1,7 @@
 """Measure what an artifact lost: perplexity of the evaluation text, and divergence from the reference's predictions.
 
     python scripts/quantmill quality.measure ARTIFACT OUT --engine ctranslate2 --evaluation evaluation.json --gate
-        gate.json
+        expected.json
         (--reference logits.npy | --recompute FOLDER --recompute-engine transformers [--recompute-python PYTHON])
 
 OUT is a JSON file with sums a window (so that intervals and paired differences can be computed from it) and the
@@ -168,7 +168,7 @@ def main() -> None:
     arguments.add_argument("--recompute-engine", default="transformers", help="the reference's engine")
     arguments.add_argument("--recompute-python", help="the Python that has this engine; default: this one")
     arguments.add_argument(
-        "--gate", type=Path, help="what gate.check wrote for the reference; the engine is checked with it"
+        "--expected", type=Path, help="what gate.expected wrote for the source; the engine is checked with it"
     )
     arguments.add_argument("--noise-floor", action="store_true", help="calculate in another dtype than usual")
     options = arguments.parse_args()
@@ -204,8 +204,8 @@ def main() -> None:
             reason = teacher_forcing.NO_PROBABILITIES
             write_json(options.out, result | {"protocol": protocol, "summary": None, "reason": reason})
             return
-        if options.gate:
-            alignment.examine(engine, options.artifact, text.ids, options.gate)
+        if options.expected:
+            alignment.examine(engine, options.artifact, text.ids, options.expected)
         whole_answer = "logits" in engine.capabilities
         positions = score(engine, text, logits, whole) if whole_answer else score_targets(engine, text, logits)
     result |= {
