@@ -41,7 +41,7 @@ for shard, numbers in enumerate((range(count // 2), range(count // 2, count)), 1
 PARTLY = """
 import sys; sys.path.insert(0, 'scripts')
 from pathlib import Path
-from checkpoint import conversion, sharding, shards, torch_zip
+from quantmill.checkpoint import conversion, sharding, shards, torch_zip
 checks, source, target = sys.argv[1], shards.find(Path(sys.argv[2])), Path(sys.argv[3])
 target.mkdir()
 groups = sharding.group_by_file(list(source.tensors().values()))

@@ -118,7 +118,14 @@ def check(name: str, work: Path) -> dict[str, Any]:
         run("gate.expected", source, work / "expected.json", "--evaluation", work / "evaluation.json")
     except Exception as error:  # whatever transformers raises for a config that it does not take
         return {"refused": f"transformers: {error}"}
-    gate = ["--gate-reference", work / "expected.json", "--gate-evaluation", work / "evaluation.json", "--device", "cpu"]
+    gate = [
+        "--gate-reference",
+        work / "expected.json",
+        "--gate-evaluation",
+        work / "evaluation.json",
+        "--device",
+        "cpu",
+    ]
     gate += ["--layout", "gguf", "--engine", "llama_cpp"]
     found: dict[str, Any] = {}
     try:

@@ -46,7 +46,7 @@ def cells(path: Path, runs: int) -> list[str]:
     row = json.loads(path.read_text(encoding="utf-8"))
     model = path.parents[1]
     theirs, their_prompt = bench(model / path.stem.partition("@")[0], row, runs)
-    ours, step = (1000 / row["summary"][name] for name in ("tpot_ms_p50", "gap_ms_p50"))
+    ours, step = (1000 / row["summary"][name] for name in ("tpot_ms_p50", "itl_ms_p50"))
     prompt = next((each.get("ttft_ms_p50") for each in row["lengths"] if each["tokens"] == PROMPT), None)
     speeds = [f"{each:.1f}" for each in (ours, step, theirs)] + [f"{each / theirs:.3f}" for each in (ours, step)]
     return [model.name, f"`{path.stem}`", *speeds, f"{prompt:.1f}" if prompt else "", f"{their_prompt:.1f}"]

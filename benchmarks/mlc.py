@@ -34,9 +34,9 @@ SHAPE = {
 WEIGHTS = """
 import sys; sys.path.insert(0, 'scripts')
 from pathlib import Path
-from checkpoint import shards
-from mlc import parameters, source_config
-from mlc import shards as mlc_shards
+from quantmill.checkpoint import shards
+from quantmill.mlc import parameters, source_config
+from quantmill.mlc import shards as mlc_shards
 source, target = shards.find(Path(sys.argv[1])), Path(sys.argv[2])
 config = source_config.read(source.config(), source.folder)
 found = parameters.find(source, config, parameters.LAYOUTS['q4f16_1'])

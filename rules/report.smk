@@ -52,7 +52,7 @@ def logs(cell):
         "latency": [*built, f"{folder}/latency-{cell.name}.log"],
         "quality": [*scored, f"{folder}/quality-{cell.name}.log"],
         "noise_floor": [*scored, f"{folder}/noise-floor.log"],
-        "serving": [*built, f"{folder}/tokens-burst.log", f"{folder}/serving-{cell.name}.log"],
+        "loads": [*built, f"{folder}/tokens-burst.log", f"{folder}/loads-{cell.name}.log"],
         "tasks": [*built, *documents, f"{folder}/tasks-{cell.name}.log"],
     }
 
@@ -77,7 +77,7 @@ def rows():
             "artifact": f"artifacts/{cell.model}/{cell.artifact}",
             "latency": f"artifacts/{cell.model}/latency/{cell.name}.json" if has_speed(cell) else None,
             "quality": f"artifacts/{cell.model}/quality/{cell.name}.json" if has_quality(cell.model) else None,
-            "serving": f"artifacts/{cell.model}/serving/{cell.name}.json" if has_loads(cell) else None,
+            "loads": f"artifacts/{cell.model}/loads/{cell.name}.json" if has_loads(cell) else None,
             "tasks": f"artifacts/{cell.model}/tasks/{cell.name}.json" if has_tasks(cell) else None,
             "noise_floor": f"artifacts/{cell.model}/quality/noise-floor.json" if has_quality(cell.model) else None,
             "absent": absent(cell),
@@ -124,7 +124,7 @@ rule page:
         results=[
             cell[kind]
             for cell in rows()
-            for kind in ("latency", "quality", "noise_floor", "serving", "tasks")
+            for kind in ("latency", "quality", "noise_floor", "loads", "tasks")
             if cell[kind]
         ],
     output:

@@ -22,7 +22,7 @@ WINDOWS, TOKENS = 8, 100  # tokens scored in each window
 NEW_TOKENS = 4
 BOTH = """
 import json, sys
-from reporting import side_by_side
+from quantmill.report import merge_runs as side_by_side
 print(side_by_side.page(*(json.load(open(name)) for name in sys.argv[1:])))
 """
 HOSTILE = '</script><img src=x onerror="document.title=1"><b>&amp;'
@@ -104,7 +104,7 @@ def write_cell(
     """One model in one format, and its entry in study.json. `seen`: with values of each position."""
     home = folder / f"model{abs(hash(model))}" / name
     home.mkdir(parents=True)
-    manifest = {"source": {"kind": "path"}, "bits_per_weight": 8.0, "bytes": size, "build_seconds": 1.0, "files": {}}
+    manifest = {"source": {"kind": "path"}, "bits_per_weight": 8.0, "bytes": size, "build_s": 1.0, "files": {}}
     manifest |= {"tool": "t", "tool_version": HOSTILE, "parameters": {"p": HOSTILE}, "calibration_sha256": None}
     manifest["weight_bytes_per_token"] = size
     (home / "quantmill.json").write_text(json.dumps(manifest | {"gate": None}))

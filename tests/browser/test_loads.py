@@ -21,7 +21,7 @@ def load(users: int, total: float, ttft: float, tpot: float, *, refused: str | N
     figures: dict[str, float | None] = {"requests": 100, "output_tokens_per_second": total, "makespan_s": 10.0}
     figures |= {"output_tokens_per_second_low": 0.9 * total, "output_tokens_per_second_high": 1.1 * total}
     figures |= {f"ttft_ms_p{percent}": ttft * percent / 90 for percent in (50, 90)}
-    figures |= {f"tpot_ms_p{percent}": tpot * percent / 90 for percent in (50, 90)} | {"goodput": 0.5}
+    figures |= {f"tpot_ms_p{percent}": tpot * percent / 90 for percent in (50, 90)} | {"slo_attainment": 0.5}
     finding = {"fault": "short", "message": refused, "refuses": True}
     return {
         "load": f"concurrency-{users}",
@@ -31,7 +31,7 @@ def load(users: int, total: float, ttft: float, tpot: float, *, refused: str | N
         "missing": {},
         "findings": [finding] if refused else [],
         "interference": [],
-        "quantiles": {"ttft_ms": [ttft] * 13, "gap_ms": [0.0, *[tpot] * 12]},
+        "quantiles": {"ttft_ms": [ttft] * 13, "itl_ms": [0.0, *[tpot] * 12]},
     }
 
 
@@ -41,12 +41,12 @@ def serve(cell: dict[str, Any], run: str, loads: list[dict[str, Any]], rate: flo
     artifact = json.loads((Path(cell["artifact"]) / "quantmill.json").read_text())
     trials = [{"rate": 1.0, "met": 40, "arrived": 40, "low": 0.9, "high": 1.0}]
     found = {"rate": rate, "above": 2.0, "proven": None, "refuted": 4.0, "trials": trials, "findings": []}
-    content = {"kind": "serving", "metrics_version": METRICS_VERSION, "artifact": artifact, "engine": cell["engine"]}
-    content |= {"protocol": {"serving": SERVING}, "gpus": 1, "device": {"name": "a card"}, "loads": loads}
-    content |= {"summary": {"startup_s": [3.0]}, "largest_rate": found if rate else None, "versions": {}}
+    content = {"kind": "loads", "metrics_version": METRICS_VERSION, "artifact": artifact, "engine": cell["engine"]}
+    content |= {"protocol": {"loads": SERVING}, "gpus": 1, "device": {"name": "a card"}, "loads": loads}
+    content |= {"summary": {"startup_s": [3.0]}, "goodput": found if rate else None, "versions": {}}
     path.write_text(json.dumps(content))
-    logs = cell["logs"] | {"serving": cell["logs"]["latency"]}
-    return cell | {"run": run, "serving": str(path), "logs": logs}
+    logs = cell["logs"] | {"loads": cell["logs"]["latency"]}
+    return cell | {"run": run, "loads": str(path), "logs": logs}
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def page(tmp_path: Path, visit: Callable[..., Page]) -> Page:
     cells[1] = serve(cells[1], "server", [load(users, *each) for users, each in QUICK.items()], rate=1.5)
     cells[2] = serve(cells[2], "server", [load(users, *each) for users, each in SLOW.items()])
     cells[3] = serve(cells[3], "server", [load(8, 900, 10, 1, refused=SHORT)])
-    return visit(build(tmp_path, ["m"], cells, serving=SERVING))
+    return visit(build(tmp_path, ["m"], cells, loads=SERVING))
 
 
 def sentences(page: Page) -> list[str]:
@@ -92,7 +92,7 @@ def test_loads_that_were_disturbed_or_are_not_steady_are_not_ranked(tmp_path: Pa
     unsteady["findings"] = [{"fault": "steady", "message": "the load is not steady: TTFT grows", "refuses": False}]
     served = [[loud], [unsteady], [load(8, 200, 20, 10)], [loud, load(32, 100, 20, 10)]]
     served = [serve(cell, "server", loads) for cell, loads in zip(cells[1:], served, strict=True)]
-    page = visit(build(tmp_path, ["m"], [cells[0], *served], serving=SERVING))
+    page = visit(build(tmp_path, ["m"], [cells[0], *served], loads=SERVING))
     page.fill("#users", "8")
     best, second, *others = sentences(page)
     assert best.startswith("8 users are served best within these limits by c@server (concurrency-8)")
@@ -120,7 +120,7 @@ def test_the_verdict_leaves_out_large_losses_and_loads_that_are_not_steady(tmp_p
     unsteady = load(8, 200, 20, 10)
     unsteady["findings"] = [{"fault": "steady", "message": "the load is not steady: TTFT grows", "refuses": False}]
     cells[1] = serve(cells[1], "server", [load(1, 100, 20, 10), unsteady])
-    page = visit(build(tmp_path, ["m"], cells, serving=SERVING))
+    page = visit(build(tmp_path, ["m"], cells, loads=SERVING))
     said = page.locator("#verdict li").last
     limits = "TTFT 500 ms and TPOT 20 ms, of those within"
     expect(said).to_have_text(f"No server keeps a user within {limits} 1%, as far as it was measured.")
@@ -149,7 +149,7 @@ def test_the_verdict_takes_a_servers_loss_from_its_artifact(tmp_path: Path, visi
         serve(cell, "server", loads) | {"quality": str(told_nothing)}
         for cell, loads in zip(cells[1:], served, strict=True)
     ]
-    page = visit(build(tmp_path, ["m"], cells, serving=SERVING))
+    page = visit(build(tmp_path, ["m"], cells, loads=SERVING))
     said = page.locator("#verdict li").last
     limits = "TTFT 500 ms and TPOT 20 ms, of those within"
     expect(said).to_have_text(
@@ -165,7 +165,7 @@ def test_on_the_page_of_two_runs_a_server_has_the_loss_of_its_artifact(tmp_path:
     ]
     told_nothing = quality_that_is_not_told(tmp_path, cells[1])
     cells.append(serve(cells[1], "server", [load(8, 900, 20, 10)]) | {"quality": str(told_nothing)})
-    run = build(tmp_path, ["m"], cells, serving=SERVING)
+    run = build(tmp_path, ["m"], cells, loads=SERVING)
     page = visit(side_by_side(run, run, tmp_path / "both.html"))
     said = page.locator("#verdict li").last
     limits = "TTFT 500 ms and TPOT 20 ms, of those within"
@@ -178,12 +178,12 @@ def test_two_runs_have_the_limits_of_the_one_with_loads(tmp_path: Path, visit: C
     """Where neither has any, every load is within them."""
     cell = write_cell(tmp_path, "m", "reference", 9, 1, 10**6, [[1]], seen=False)
     bare = build(tmp_path / "bare", ["m"], [cell])
-    served = build(tmp_path / "served", ["m"], [serve(cell, "server", [load(8, 900, 20, 10)])], serving=SERVING)
+    served = build(tmp_path / "served", ["m"], [serve(cell, "server", [load(8, 900, 20, 10)])], loads=SERVING)
     page = visit(side_by_side(bare, served, tmp_path / "both.html"))
     assert [page.input_value(f"#limit-{name}") for name in ("ttft", "tpot")] == ["500", "20"]
     results = served.with_name("results.json")
     content = json.loads(results.read_text())
-    del content["config"]["serving"]
+    del content["config"]["loads"]
     results.write_text(json.dumps(content))
     page = visit(side_by_side(bare, served, tmp_path / "neither.html"))
     assert [page.input_value(f"#limit-{name}") for name in ("ttft", "tpot")] == ["", ""]
@@ -227,7 +227,7 @@ def test_plots_of_one_model_hold_no_other_models_servers(tmp_path: Path, visit: 
     for model, ttft in (("m", 20), ("n", 70)):
         cell = write_cell(tmp_path, model, "reference", 100, 1, 10**6, [[1, 2, 3, 4]] * 2, seen=False)
         cells.append(serve(cell, "server", [load(users, 100, ttft, 10) for users in (1, 8)], rate=1.5))
-    page = visit(build(tmp_path, ["m", "n"], cells, serving=SERVING))
+    page = visit(build(tmp_path, ["m", "n"], cells, loads=SERVING))
     for model, ttft in (("m", 20), ("n", 70)):
         page.select_option("#load-model", model)
         page.evaluate("given = []; drawAll = draw; draw = (target, name, plot, rows) => given.push(rows); null")

@@ -60,7 +60,14 @@ texts = ["--calibration", work / "calibration.json", "--evaluation", work / "eva
 texts += ["--samples", "4", "--sequence-length", "128", "--device", "cpu"]
 text = ["--evaluation", work / "evaluation.json", "--device", "cpu"]
 program("gate.expected", work / "safetensors", work / "expected.json", *text)
-gate = ["--gate-reference", work / "expected.json", "--gate-evaluation", work / "evaluation.json", "--gate-factor", "1000"]
+gate = [
+    "--gate-reference",
+    work / "expected.json",
+    "--gate-evaluation",
+    work / "evaluation.json",
+    "--gate-factor",
+    "1000",
+]
 gate += ["--layout", "gptq", "--engine", "gptqmodel"]
 gptq = {"bits": 4, "group_size": "auto", "sym": True, "desc_act": False, "damp_percent": 0.05}
 program("build.gptq", work / "fp16", work / "gptq-int4", "--parameters", json.dumps(gptq), *texts, *gate)

@@ -29,18 +29,18 @@ path.with_name("writing").rename(path)
 time.sleep(600)
 """
 SCRIPTS = f"import sys; sys.path.insert(0, {str(REPO / 'scripts')!r})\n"
-RECOMPUTED = SCRIPTS + "from scoring.reference import recompute\nwith recompute(sys.argv[1:]): pass"
-MLC_LLM = SCRIPTS + "from mlc import mlc_llm_tool\nmlc_llm_tool.version(sys.argv[1])"
+RECOMPUTED = SCRIPTS + "from quantmill.quality.reference import recompute\nwith recompute(sys.argv[1:]): pass"
+MLC_LLM = SCRIPTS + "from quantmill.mlc import mlc_llm_tool\nmlc_llm_tool.version(sys.argv[1])"
 LATENCY = (
     SCRIPTS
     + """
 import pathlib
 import latency
-from timing import process
+from quantmill.latency import worker as process
 process.COMMAND[0] = sys.argv[1]
 folder = pathlib.Path(sys.argv[1]).parent
-words = dict.fromkeys(process.Job.__dataclass_fields__, 0) | {"out": str(folder / "out.json"), "threads": [1]}
-latency.run_job(process.Job(**words), folder)
+words = dict.fromkeys(process.LatencyTask.__dataclass_fields__, 0) | {"out": str(folder / "out.json"), "threads": [1]}
+latency.run_job(process.LatencyTask(**words), folder)
 """
 )
 ENDS = {

@@ -263,7 +263,7 @@ DECODE = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-import engines
+from quantmill import engines
 engine = engines.load("ctranslate2", Path(sys.argv[2]), "cpu", 1)
 print([token for _, token, _ in engine.decode([[5, 6], [3, 4], [7, 8]], 3)])
 """

@@ -160,7 +160,7 @@ def test_no_end_of_a_model_is_chosen_by_ctranslate2(demo: Path, torch_python: Pa
     """Its own config.json knows one. The other is the token that it would choose first."""
     lines = f"""
 import json, shutil, sys, tempfile
-import engines
+from quantmill import engines
 from pathlib import Path
 
 def first(folder):

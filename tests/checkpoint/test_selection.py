@@ -31,7 +31,7 @@ KEPT = {
 CONTENTS = """
 import json, sys
 from pathlib import Path
-from publishing import contents
+from quantmill.publish import contents
 found = contents.read("m", Path(sys.argv[1]))
 print(json.dumps([sorted(found.files), found.left_out]))
 """

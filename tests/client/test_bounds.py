@@ -190,9 +190,9 @@ def test_deep_and_crowded_json_is_an_error() -> None:
 
 PRELUDE = """
 import sys; sys.path.insert(0, {scripts!r})
-from common.program import run
-from serving import client, together
-from serving.schedule import Closed, burst
+from quantmill.common.program import run
+from quantmill.client import client, together
+from quantmill.client.schedule import Closed, burst
 target = client.Target({url!r}, timeout=600.0, connect_timeout=600.0)
 bodies = [target.request("/", {{}})] * 4
 ask = lambda number: client.ask(target, "/", {{}})
@@ -289,7 +289,7 @@ def test_sigterm_ends_a_load_of_an_attached_server_that_hangs(tmp_path: Path) ->
             tmp_path / "out.json",
         ]
         command += ["--engine", "sglang", "--options", json.dumps({"url": url}), "--device", "cpu"]
-        command += ["--serving", json.dumps(SERVING | {"concurrency": [1]}), "--evaluation", evaluation]
+        command += ["--loads", json.dumps(SERVING | {"concurrency": [1]}), "--evaluation", evaluation]
         process = subprocess.Popen(
             list(map(str, command)), stderr=subprocess.PIPE, text=True, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}
         )

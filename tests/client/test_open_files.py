@@ -35,7 +35,7 @@ def test_files_that_the_client_may_not_open_are_no_fault_of_the_server(number: i
 def test_the_client_may_open_as_many_files_as_its_hosts_limit_allows() -> None:
     script = """
 import resource
-from loading import process
+from quantmill.loads import worker as process
 _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (min(64, most), most))
 process.raise_file_limit()

@@ -101,7 +101,7 @@ def test_a_user_error_and_a_fault_come_through() -> None:
 
 def test_a_supervised_program_ends_as_its_child_does() -> None:
     start = "import sys; sys.path.insert(0, 'scripts')\nfrom common import limited\n"
-    start += "from common.program import run, UserError\n"
+    start += "from quantmill.common.program import run, UserError\n"
     ends = {
         "print('done')": (0, "done\n", ""),
         "raise UserError('no')": (1, "", "error: no\n"),
@@ -161,9 +161,9 @@ def test_templates_of_tasks_end_within_limits(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import json, sys\n"
-        "from common import limited\n"
-        "from common.program import UserError\n"
-        "from evaluation import harness\n"
+        "from quantmill.common import limited\n"
+        "from quantmill.common.program import UserError\n"
+        "from quantmill.tasks import harness\n"
         "from lm_eval import utils\n"
         "harness.RENDERING['seconds'] = 2\n"
         "harness.restrain()\n"

@@ -63,7 +63,7 @@ def cell(name: str = "fp16@served", engine: str = "vllm-serve", **words: Any) ->
     format = name.partition("@")[0]
     found = {"name": f"demo/{name}", "model": "demo", "format": format, "engine": engine, "options": {}, "gpus": 1}
     found |= {"layout": "gguf" if format.startswith("gguf") else "hf", "artifact": f"artifacts/demo/{format}"}
-    return found | {"latency": f"artifacts/demo/latency/{name}.json", "serving": None} | words
+    return found | {"latency": f"artifacts/demo/latency/{name}.json", "loads": None} | words
 
 
 def measure(measured: dict[str, Any], device: str, versions: dict[str, str], **words: Any) -> None:

@@ -21,11 +21,11 @@ def nvmlDeviceGetUUID(number): return f"GPU-{number}"
 HOLD = """
 import os, subprocess, sys
 from pathlib import Path
-from devices import card
+from quantmill.devices import gpu_lock as card
 card.FOLDER = Path(sys.argv[1])
 card.hold(int(sys.argv[2]))
 print(os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
-child = "import os, sys; from devices import card; card.hold(int(sys.argv[1])); print(os.environ[card.HELD])"
+child = "import os, sys; from quantmill.devices import gpu_lock as card; card.hold(int(sys.argv[1])); print(os.environ[card.HELD])"
 subprocess.run([sys.executable, "-c", child, os.environ.get("CHILD", sys.argv[2])], check=True)
 sys.stdin.read()
 """

@@ -42,7 +42,7 @@ def test_a_batch_gives_each_prompt_the_tokens_that_it_gets_alone(facts: dict[str
 def test_ctranslate2_aborts_no_program_at_its_end(demo: Path, torch_python: Path, call: Callable) -> None:
     """Every second one did, where the interpreter unloaded what had decoded."""
     lines = f"""
-import engines
+from quantmill import engines
 from pathlib import Path
 
 kept = []
@@ -75,9 +75,9 @@ def test_the_gates_int8_does_not_saturate(call: Callable, torch_python: Path, vn
     """Where there is no VNNI, MKL multiplies by instructions that add in 32 bits; it must know before it is loaded."""
     lines = f"""
 import json, os
-from devices import cpu
+from quantmill.devices import cpu
 cpu.has_vnni = lambda: {vnni}
-import engines.ctranslate2
+import quantmill.engines.ctranslate2
 print(json.dumps({{name: os.environ[name] for name in ("CT2_USE_MKL", "MKL_CBWR") if name in os.environ}}))
 """
     result = call(torch_python, "-c", lines, PYTHONPATH=str(REPO / "scripts"), QUANTMILL_EXACT="1")

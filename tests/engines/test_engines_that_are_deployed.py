@@ -93,7 +93,7 @@ def test_vllm_does_not_outlive_kill_9(demo: Path, tmp_path: Path) -> None:
     lines = (
         "import engines, sys, time",
         "from pathlib import Path",
-        "from devices import processes",
+        "from quantmill.devices import processes",
         "if __name__ == '__main__':",
         f"    engine = engines.load('vllm', Path(sys.argv[1]), 'cpu', 1, **{UNCOMPILED})",
         "    Path(sys.argv[2]).write_text(' '.join(map(str, processes.tree(engine.processes()))))",

@@ -209,7 +209,7 @@ def test_an_abort_at_the_end_loses_no_result(hasty: bool, end: str, code: int, s
     """What was published stays a success, and a failure its line; what Python does at the end is done all the same."""
     lines = (
         "import atexit, ctypes, sys",
-        "from common import program",
+        "from quantmill.common import program",
         "atexit.register(lambda: print('good-bye'))",
         "libc = ctypes.CDLL(None)",
         "libc.__cxa_atexit(libc.abort, None, None)",

@@ -189,7 +189,7 @@ def test_a_large_file_takes_no_memory(call: Callable, tmp_path: Path) -> None:
         f"folder = Path({str(tmp_path)!r})\n"
         "parts = bundle.pack(folder, 'x', {'wheels/large.whl': folder / 'large.whl'}, 100 * 2**20)\n"
         "unpack_bundle.extract([folder / name for name in parts], folder / 'there')\n"
-        "from common.manifest import peak_rss_bytes; print(len(parts), peak_rss_bytes())"
+        "from quantmill.common.manifest import peak_rss_bytes; print(len(parts), peak_rss_bytes())"
     )
     result = call(sys.executable, "-c", code)
     assert result.returncode == 0, result.stderr

@@ -119,7 +119,7 @@ def test_a_file_is_as_large_as_predicted(rate: str) -> None:
 
 
 def test_what_a_card_says_of_loading_it_is_python(call: Callable, tools_python: Path) -> None:
-    code = "from publishing import usage; print(usage.PYTHON['exllamav3'])"
+    code = "from quantmill.publish import usage; print(usage.PYTHON['exllamav3'])"
     said = call(tools_python, "-c", code, PYTHONPATH=str(REPO / "scripts")).stdout
     lines = Template(said).substitute(repository="acme/demo")
     compile(lines, "snippet", "exec")
@@ -142,7 +142,7 @@ if pathlib.Path({broken!r}).exists():
 RUN = """
 import sys
 import compile_exllamav3
-from common.program import run
+from quantmill.common.program import run
 if {gpu}:
     compile_exllamav3.architectures = lambda: "9.0"
 run(compile_exllamav3.main)
@@ -210,7 +210,7 @@ def load(call: Callable, tmp_path: Path) -> Callable[[], str]:
     (tmp_path / "exllamav3.py").touch()
 
     def run() -> str:
-        code = "from exllama import library\nfrom common.program import run\nrun(library)"
+        code = "from quantmill.exllamav3 import library\nfrom quantmill.common.program import run\nrun(library)"
         paths = f"{tmp_path}:{REPO / 'scripts'}"
         return call(sys.executable, "-c", code, QUANTMILL_EXLLAMAV3=str(tmp_path / "built"), PYTHONPATH=paths).stderr
 
@@ -270,11 +270,11 @@ CONVERT = """
 import sys
 from pathlib import Path
 import build_exl3
-from quantization.calibration import Calibration
-from quantization.program import Job
+from quantmill.build.quantizer.calibration import Calibration
+from quantmill.build.quantizer.program import BuildTask
 build_exl3.library = lambda: None
 folder, words = Path(sys.argv[1]), {"bits": 4.0, "head_bits": 6, "codebook": "mul1"}
-build_exl3.quantize(Job(folder, folder / "out", folder / "resume", words, Calibration([[1, 2]], 2, ""), "", None, {}))
+build_exl3.quantize(BuildTask(folder, folder / "out", folder / "resume", words, Calibration([[1, 2]], 2, ""), "", None, {}))
 """
 
 

@@ -247,7 +247,7 @@ def test_a_context_that_is_too_short_is_told_before_any_weights(hub: Hub, downlo
     """The demo's is 512 tokens."""
     assert refusal(download("--most-tokens", "513"), tmp_path / "out") == (
         f"error: {NAME}: its context is 512 tokens, and the study asks for 513, a prompt and its answer; "
-        "lower latency.new_tokens, or serving's lengths"
+        "lower latency.new_tokens, or the lengths of loads"
     )
     assert not any("pytorch_model" in path for _, path, _ in hub.log)
     assert download("--most-tokens", "512").returncode == 0

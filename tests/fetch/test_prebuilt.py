@@ -445,7 +445,7 @@ def test_ctranslate2_of_a_model_with_other_names_for_its_sizes(fetch: Callable, 
 def test_integers_that_are_not_read_are_not_held_against_the_source(
     tools_python: Path, call: Callable, tmp_path: Path
 ) -> None:
-    ask = "import sys; from pathlib import Path; from prebuilt import ct2"
+    ask = "import sys; from pathlib import Path; from quantmill.fetch.prebuilt_layouts import ct2"
     ask += "; print([ct2.gate_layout(Path(each), 'ct2') for each in sys.argv[1:]])"
     arrays = ct2_model.variables(CONFIG)
     shorts = {name: each.astype(np.int16) if each.ndim == 2 else each for name, each in arrays.items()}

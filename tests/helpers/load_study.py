@@ -15,7 +15,7 @@ SERVING: dict[str, Any] = {
     "burst": 0,
     "concurrency": [],
     "rates": [],
-    "largest_rate": False,
+    "goodput": False,
     "limits": LIMITS,
     "prompt_tokens": 32,
     "new_tokens": 12,

@@ -42,7 +42,7 @@ def cell(
         "source": {},
         "bits_per_weight": 8.0,
         "bytes": 10,
-        "build_seconds": 1.0,
+        "build_s": 1.0,
         "files": {"b": {"sha256": "12"}, "a": {"sha256": "ef"}},
         "tool": "t",
         "tool_version": "1",

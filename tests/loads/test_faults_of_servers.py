@@ -223,7 +223,7 @@ def test_float16_on_a_processor_that_cannot_multiply_it_is_noted(
     monkeypatch.setattr(cpu, "features", lambda: features)
     notes = next(column for column in LOAD_COLUMNS if column.name == "notes")
     load = {"findings": [{"message": "an even load", "refuses": False}, {"message": "a fault", "refuses": True}]}
-    found = notes.value({"serving": {"versions": vllm_settings.products(tmp_path, "cpu", "float16")}, "load": load})
+    found = notes.value({"measured": {"versions": vllm_settings.products(tmp_path, "cpu", "float16")}, "load": load})
     said = "its float16 products are not among this processor's own: dtype: bfloat16 may be several times as fast"
     assert found == ([said] if slow else []) + ["an even load"]
     assert vllm_settings.products(tmp_path, "cuda", "float16") == {}

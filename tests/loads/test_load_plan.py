@@ -104,7 +104,7 @@ def test_slots_that_begin_together_do_not_go_on_in_step() -> None:
         (
             {"context": 40},
             {"concurrency": [1]},
-            r"^serving: prompt and new tokens are 44 together, and the model's",
+            r"^loads: prompt and new tokens are 44 together, and the model's",
         ),
         ({"ids": IDS[:40]}, {"concurrency": [4]}, r"^the text of 40 tokens has no \d+ prompts that begin differently"),
         ({"ids": IDS[:20]}, {"concurrency": [4]}, r"^a prompt of 32 tokens is longer than the text \(20\)"),
@@ -144,7 +144,7 @@ def test_predictions_that_depend_on_load_are_measured(shift: float, found: float
 def test_predictions_may_depend_on_load_as_far_as_rounding_moves_them(
     shift: float, rounds: bool, refused: bool
 ) -> None:
-    nothing = SimpleNamespace(loads=[], serving={"largest_rate": False})
+    nothing = SimpleNamespace(loads=[], asked={"goodput": False})
     loader = SimpleNamespace(begin=list, plan=nothing, score=lambda: shift, rounds=rounds)
     found = run_start(loader, 1.0, True, LIMITS, print)
     assert found.nll_shift == shift

@@ -49,7 +49,7 @@ def load(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
             tmp_path / "out.json",
         ]
         command += ["--engine", "fake-serve", "--device", "cpu", "--options", json.dumps({"times": TIMES} | options)]
-        command += ["--serving", json.dumps(SERVING | serving), "--evaluation", tmp_path / "evaluation.json"]
+        command += ["--loads", json.dumps(SERVING | serving), "--evaluation", tmp_path / "evaluation.json"]
         command += ["--burst", tmp_path / "burst.json"]
         return subprocess.run(list(map(str, command)), capture_output=True, text=True)
 
@@ -72,7 +72,7 @@ def test_a_server_is_put_under_every_load(load: Callable, tmp_path: Path) -> Non
     assert found["summary"]["nll_shift"] == 0  # of a table, whose predictions depend on nothing else
     for each in found["loads"]:
         assert each["figures"]["failed"] == each["figures"]["rejected"] == each["figures"]["unfinished"] == 0
-        assert each["figures"]["tokens_equal_alone"] == 1.0
+        assert each["figures"]["tokens_equal_solo"] == 1.0
         assert each["figures"]["cached_token_fraction"] == 0
         assert {one["fault"] for one in each["findings"] if one["refuses"]} <= DISTURBED
     generated = [sum(counted["generated_tokens"] for counted in each["counters"]) for each in found["loads"]]
@@ -139,9 +139,9 @@ def test_a_fault_of_the_server_takes_the_figures_away(load: Callable, tmp_path: 
 def test_the_largest_rate_is_searched_for(load: Callable, tmp_path: Path) -> None:
     # one slot that takes 1 + 11 x 3 ms a request: 29 a second at most
     times, limits = (0.001, 0.0, 0.003, 0.0), {"ttft_ms": 200, "tpot_ms": 50}
-    result = load({"slots": 1, "times": times}, largest_rate=True, concurrency=[1], requests=40, limits=limits)
+    result = load({"slots": 1, "times": times}, goodput=True, concurrency=[1], requests=40, limits=limits)
     assert result.returncode == 0, result.stderr
-    found = read(tmp_path)["largest_rate"]
+    found = read(tmp_path)["goodput"]
     assert 1 < found["rate"] < 35  # forty arrivals are few
     assert found["above"] <= found["rate"] * 1.06
     assert all(met <= arrived == 40 for _, met, arrived, _, _ in (each.values() for each in found["trials"]))
@@ -150,10 +150,10 @@ def test_the_largest_rate_is_searched_for(load: Callable, tmp_path: Path) -> Non
 def test_what_disturbed_the_search_for_the_largest_rate_is_said(load: Callable, tmp_path: Path) -> None:
     busy, noisy = "other programs took 62% of the processors' time", "the card was 20 degrees hotter"
     loaded = [SimpleNamespace(findings=[], interference=each) for each in ([busy], [], [noisy, busy])]
-    start = SimpleNamespace(largest_rate=Goodput(2.0, 2.1, None, None, []), findings=[], loads=[], searched=loaded)
-    found = result.largest_rate(start)
+    start = SimpleNamespace(goodput=Goodput(2.0, 2.1, None, None, []), findings=[], loads=[], searched=loaded)
+    found = result.goodput(start)
     assert load({}, concurrency=[1], requests=4).returncode == 0
-    (tmp_path / "out.json").write_text(json.dumps(read(tmp_path) | {"largest_rate": found}))
+    (tmp_path / "out.json").write_text(json.dumps(read(tmp_path) | {"goodput": found}))
     assert collect(tmp_path)[-1]["interference"] == [busy, noisy]
 
 
@@ -164,12 +164,12 @@ def test_what_refuses_a_servers_tokens_refuses_its_largest_rate() -> None:
         return SimpleNamespace(findings=[Finding(fault, "") for fault in faults], interference=[])
 
     start = SimpleNamespace(
-        largest_rate=Goodput(2.0, 2.1, None, None, []),
+        goodput=Goodput(2.0, 2.1, None, None, []),
         findings=[Finding("sampling", ""), Finding("noted", "", refuses=False)],
         loads=[load_with("batch_dependent", "stall"), load_with("unlike_predictions")],
         searched=[load_with("rejected", "serial")],
     )
-    found = {each["fault"] for each in result.largest_rate(start)["findings"]}
+    found = {each["fault"] for each in result.goodput(start)["findings"]}
     assert found == {"sampling", "batch_dependent", "unlike_predictions", "serial"}
 
 
@@ -212,7 +212,7 @@ def test_a_killed_program_leaves_no_server(load: Callable, tmp_path: Path) -> No
     artifact = tmp_path / "model/fake"
     command = [sys.executable, REPO / "tests/helpers/harness/run.py", "loads.measure", artifact, tmp_path / "out.json"]
     command += ["--engine", "fake-serve", "--device", "cpu", "--options", json.dumps({"times": (0.01, 0, 0.2, 0)})]
-    command += ["--serving", json.dumps(SERVING | {"concurrency": [2]}), "--evaluation", tmp_path / "evaluation.json"]
+    command += ["--loads", json.dumps(SERVING | {"concurrency": [2]}), "--evaluation", tmp_path / "evaluation.json"]
     with subprocess.Popen(list(map(str, command)), stderr=subprocess.DEVNULL) as program:
         records = tmp_path / "model/.servers"
         deadline = time.monotonic() + 60
@@ -231,10 +231,10 @@ def test_a_killed_program_leaves_no_server(load: Callable, tmp_path: Path) -> No
 def collect(tmp_path: Path, **changes: Any) -> list[dict[str, Any]]:
     """Rows of the report, of what loads.measure wrote."""
     found = read(tmp_path)
-    config = {"serving": found["protocol"]["serving"], "seed": 0}
+    config = {"loads": found["protocol"]["loads"], "seed": 0}
     cell = {"model": "m", "format": "fake", "run": "server", "engine": "fake-serve", "options": found["options"]}
-    cell |= {"gpus": 1, "artifact": str(tmp_path / "model/fake"), "serving": str(tmp_path / "out.json")}
-    cell |= {"logs": {"serving": [str(tmp_path / "log")], "artifact": [str(tmp_path / "log")]}} | changes
+    cell |= {"gpus": 1, "artifact": str(tmp_path / "model/fake"), "loads": str(tmp_path / "out.json")}
+    cell |= {"logs": {"loads": [str(tmp_path / "log")], "artifact": [str(tmp_path / "log")]}} | changes
     alone = {name: cell[name] for name in ("model", "format", "run")}
     alone |= {"bandwidth_fraction": 0.5, "device_bandwidth": {"bytes_per_second": 1e9}}
     return loads.collect({"config": config, "cells": [cell]}, [alone])
@@ -255,14 +255,14 @@ def test_a_load_reads_its_weights_once_a_step_and_each_users_cache(load: Callabl
         # a step of two users reads 5e7 bytes of weights; each has 15 + 3 tokens
         read_bytes = row["output_tokens_per_second"] * (5e7 / 2 + 18 * bytes_a_token)
         assert row["bandwidth_fraction"] == pytest.approx(read_bytes / 1e9, rel=1e-9)
-        assert row["reads_most"] == most
+        assert row["decode_bound_by"] == most
 
 
 def read_of(slots: int = 4, mixture: bool = False, **figures: float) -> Reads | None:
     """What decoding reads of 100 bytes of weights and 2 a token of the cache, at 60 tokens a second."""
     protocol = {"prompt_tokens": 8, "new_tokens": 4}
     found = {"artifact": {"weight_bytes_per_token": 100}, "kv_bytes_per_token": 2, "mixture": mixture}
-    found |= {"protocol": {"serving": protocol}}
+    found |= {"protocol": {"loads": protocol}}
     load = {"slots": slots, "figures": {"output_tokens_per_second": 60.0} | figures}
     return bytes_read(found, load, {"bandwidth_fraction": 0.5})
 
@@ -299,12 +299,12 @@ def test_rows_hold_the_figures_or_the_reason(load: Callable, tmp_path: Path) -> 
     assert [row["load"] for row in table] == ["burst-4", "concurrency-2"]
     assert table[0]["requests"] == ""
     assert table[0]["gpus"] == "1"
-    (pending,) = collect(tmp_path, pending=["serving"])
+    (pending,) = collect(tmp_path, pending=["loads"])
     assert (pending["load"], pending["missing"]["load"]) == (None, "still to come: the study is running")
     (other,) = collect(tmp_path, options={"slots": 3})
     assert other["missing"]["ttft_ms_p50"] == "was measured with another options; run again"
     (tmp_path / "log").write_text("error: no memory\n")
-    (failed,) = collect(tmp_path, serving=str(tmp_path / "none.json"))
+    (failed,) = collect(tmp_path, loads=str(tmp_path / "none.json"))
     assert failed["missing"]["load"] == "failed: no memory"
 
 

@@ -214,7 +214,7 @@ def test_summary_is_in_milliseconds() -> None:
     summary = latency.summary([run(0, 0, 0.010, 0.012, 0.014), run(1, 0, 0.010, 0.012, 0.014)])
     assert summary["ttft_ms_p50"] == pytest.approx(10)
     assert summary["tpot_ms_p99"] == pytest.approx(2)
-    assert summary["gap_ms_p90"] == pytest.approx(2)
+    assert summary["itl_ms_p90"] == pytest.approx(2)
 
 
 def test_perplexity_of_words_in_a_text_without_spaces_is_no_number() -> None:

@@ -17,9 +17,9 @@ LOAD = """
 import sys
 from pathlib import Path
 sys.path.insert(0, 'scripts')
-import engines
-from devices import cpu
-from common.program import run
+from quantmill import engines
+from quantmill.devices import cpu
+from quantmill.common.program import run
 run(lambda: engines.load('quantmill-tvm', Path(sys.argv[1]), 'cpu', 1))
 """
 

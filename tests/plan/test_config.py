@@ -43,17 +43,22 @@ def test_a_format_whose_environment_wants_another_python() -> None:
 
 
 def test_a_default_that_is_written_out_is_the_same_study() -> None:
-    written = {"seed": 0, "max_perplexity_ratio": 1, "latency": {"processes": 3.0, "new_tokens": 200}, "gptq": {"sym": True}}
+    written = {
+        "seed": 0,
+        "max_perplexity_ratio": 1,
+        "latency": {"processes": 3.0, "new_tokens": 200},
+        "gptq": {"sym": True},
+    }
     assert repr(check(**written)) == repr(check(max_perplexity_ratio=1.0))
 
 
 def test_whole_numbers_are_integers_in_lists_too() -> None:
     runs = {"x": {"engine": "slots", "formats": ["fp16"], "options": {"parallel": 4}}}
     serving = {"concurrency": [1, 4.0], "rates": [2], "prompt_tokens": 64.0, "new_tokens": [8.0, 16]}
-    written = {"latency": {"batch_sizes": [4.0]}, "serving": serving, "runs": runs}
+    written = {"latency": {"batch_sizes": [4.0]}, "loads": serving, "runs": runs}
     found = check(**written)
     assert repr(found["latency"]["batch_sizes"]) == "[4]"
-    as_found = {name: repr(found["serving"][name]) for name in serving}
+    as_found = {name: repr(found["loads"][name]) for name in serving}
     assert as_found == {"concurrency": "[1, 4]", "rates": "[2.0]", "prompt_tokens": "64", "new_tokens": "[8, 16]"}
     assert written["latency"]["batch_sizes"] == [4.0]  # the config itself stays
 

@@ -63,16 +63,16 @@ def test_variables_of_a_run_are_recorded_with_its_options() -> None:
 
 @pytest.mark.parametrize(("options", "concurrency"), [({"parallel": 4}, [1, 16]), ({}, [1]), ({}, [])])
 def test_a_server_of_few_slots_is_put_under_loads_that_it_can_take(options: dict, concurrency: list[int]) -> None:
-    study = check(**run(engine="slots", options=options), serving={"concurrency": concurrency, "burst": 59})
-    assert study["serving"]["concurrency"] == concurrency
+    study = check(**run(engine="slots", options=options), loads={"concurrency": concurrency, "burst": 59})
+    assert study["loads"]["concurrency"] == concurrency
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         (
-            run(engine="slots") | {"serving": {"concurrency": [1, 16]}},
-            "runs.x: slots answers one request at a time, and serving.concurrency keeps 16 in flight; set options: "
+            run(engine="slots") | {"loads": {"concurrency": [1, 16]}},
+            "runs.x: slots answers one request at a time, and loads.concurrency keeps 16 in flight; set options: "
             "{parallel: 16}",
         ),
         (run(engine="gptqmodel"), "runs.x: gptqmodel does not load fp16 (hf); it loads gptq, awq"),
@@ -136,7 +136,10 @@ def test_a_server_of_few_slots_is_put_under_loads_that_it_can_take(options: dict
             "variants.noise-floor: other files of Quantmill's have this name, or begin with it; choose another",
         ),
         ({"runs": {1: {"engine": "transformers", "formats": ["fp16"]}}}, "runs: the name 1 is no text to YAML; put"),
-        ({"models": demo(**{"expected.json": PREBUILT})}, "models.demo.prebuilt.expected.json: other files of Quantmill's"),
+        (
+            {"models": demo(**{"expected.json": PREBUILT})},
+            "models.demo.prebuilt.expected.json: other files of Quantmill's",
+        ),
         ({"models": demo(imatrix=PREBUILT)}, "models.demo.prebuilt.imatrix: other files of Quantmill's"),
         ({"models": demo(**{"latency-fp16": PREBUILT})}, "models.demo.prebuilt.latency-fp16: other files of Quantm"),
         ({"models": {"a": {"source": "demo", "prebuilt": {7: PREBUILT}}}}, "models.a.prebuilt: the name 7 is no text"),

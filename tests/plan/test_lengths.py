@@ -35,16 +35,16 @@ def test_new_tokens_fit_the_context_with_a_prompt(config: dict[str, Any]) -> Non
 def test_loads_fit_the_context() -> None:
     say("demo", max_position_embeddings=300)
     fits = {"concurrency": [4], "prompt_tokens": [32, 200], "new_tokens": 100}
-    assert check(**SERVER, serving=fits)
+    assert check(**SERVER, loads=fits)
     message = (
-        r"^serving\.new_tokens: a prompt and its new tokens are 301 together, and the context of demo is 300; lower it$"
+        r"^loads\.new_tokens: a prompt and its new tokens are 301 together, and the context of demo is 300; lower it$"
     )
     for change in ({"prompt_tokens": [32, 201]}, {"new_tokens": 101}, {"new_tokens": [2, 101]}):
         with pytest.raises(ConfigError, match=message):
-            check(**SERVER, serving=fits | change)
+            check(**SERVER, loads=fits | change)
     with pytest.raises(ConfigError, match="are 301 together"):  # a burst's prompts are the user's, of a token at least
-        check(**SERVER, serving={"burst": 2, "new_tokens": 300})
-    assert check(serving={"prompt_tokens": 1000, "new_tokens": 1000})  # and nothing is put under loads
+        check(**SERVER, loads={"burst": 2, "new_tokens": 300})
+    assert check(loads={"prompt_tokens": 1000, "new_tokens": 1000})  # and nothing is put under loads
 
 
 def test_random_weights_have_a_context_too() -> None:

@@ -186,7 +186,7 @@ def test_times_are_of_the_same_format_engine_device_and_number_of_samples() -> N
     row["tokens_per_second"] = 100.0
     row["artifact"] = {
         "parameter_count": 10,
-        "build_seconds": 85.0,
+        "build_s": 85.0,
         "parameters": {"samples": 4, "sequence_length": 100},
     }
     rates = Rates([row, row | {"engine": "other", "tokens_per_second": 1.0}], "cuda", ("gptq-int4",), "gptqmodel", 10)
@@ -201,12 +201,12 @@ def test_a_servers_loads_take_as_long_as_their_tokens_at_the_batch_measured() ->
     row = {"format": "fp16", "engine": "vllm-serve", "device_details": {"device": "cuda"}, "tokens_per_second": 100.0}
     row |= {"artifact": {"parameter_count": 10}, "batches": [{"batch": 10, "tokens_per_second": 500.0}]}
     rates = Rates([row], "cuda", ("fp16",), "vllm-serve", 10)
-    nothing = {"burst": 0, "concurrency": [], "rates": [], "largest_rate": False, "new_tokens": 50, "requests": 20}
+    nothing = {"burst": 0, "concurrency": [], "rates": [], "goodput": False, "new_tokens": 50, "requests": 20}
     for loads, seconds in (
         ({"burst": 20}, 50 * 20 / 500),  # twice the batch measured, twice the time of a step
         ({"concurrency": [1, 10]}, REQUESTS_A_SLOT * 50 * (1 / 100 + 10 / 500)),
         ({"rates": [4]}, 20 / 4 + 50 / 100),
-        ({"largest_rate": True, "new_tokens": [20, 80]}, TRIES * 50 * 20 / 500),
+        ({"goodput": True, "new_tokens": [20, 80]}, TRIES * 50 * 20 / 500),
     ):
         assert rates.loads(nothing | loads | {"restarts": 3}) == pytest.approx(3 * (SERVER_START + seconds))
     assert Rates([row], "cpu", ("fp16",), "vllm-serve", 10).loads(nothing | {"restarts": 1}) is None

@@ -151,7 +151,7 @@ models: {m: {source: {random: config/examples/llama-2-7b.json}}}
 formats: [fp16]
 device: cuda
 runs: {served: {engine: vllm-serve, formats: [fp16]}}
-serving: {concurrency: [%s]}
+loads: {concurrency: [%s]}
 interpreters: {vllm: /bin/true}
 """
     minutes = []

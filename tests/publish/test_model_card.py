@@ -288,7 +288,7 @@ def test_what_is_compiled_for_this_processor_stays_here(study: Study) -> None:
 
 FIND = """
 import sys, pathlib
-from publishing import public
+from quantmill.publish import public
 public.PIECE = 10
 for where in range(40):
     path = pathlib.Path(sys.argv[1])
@@ -354,7 +354,7 @@ SENTENCES = {
 }
 READ = """
 import json, sys
-from publishing.public import Public
+from quantmill.publish.public import Public
 shown = Public(frozenset(["fp16", "gptq-int4@theirs"]))
 found = shown.value(json.load(sys.stdin))
 print(json.dumps([found, shown.withheld]))
@@ -414,7 +414,7 @@ def test_options_that_name_a_place_are_not_published(tools_python: Path) -> None
 RECORDED = """
 import json, sys
 from pathlib import Path
-from publishing import public
+from quantmill.publish import public
 for path in map(Path, sys.argv[1:]):
     content = json.loads(path.read_text())
     shown = public.of_study(content)

@@ -21,8 +21,8 @@ from quantmill.report.labels import mode_label
 ADD = """
 import runpy, sys
 sys.path.insert(0, 'scripts')
-from reporting.column import of_artifact
-from reporting.columns import COLUMNS
+from quantmill.report.column import of_artifact
+from quantmill.report.columns import COLUMNS
 def count(artifact):
     return len(artifact['files'])
 COLUMNS.append(of_artifact('files', 'integer', 'How many files the artifact has.', count, title='file count', unit='s',
@@ -180,10 +180,10 @@ def test_rows_of_several_gpus_are_of_another_device(tmp_path: Path) -> None:
 
 def test_somebody_elses_artifact_says_so(tmp_path: Path) -> None:
     made = cell(tmp_path, "reference", 10, window_losses(0)) | {"prebuilt": True}
-    edit(f"{made['artifact']}/quantmill.json", lambda content: content.update(prebuilt=True, build_seconds=None))
+    edit(f"{made['artifact']}/quantmill.json", lambda content: content.update(prebuilt=True, build_s=None))
     row = collect(made)["reference"]
-    assert row["build_seconds"] is None
-    assert row["missing"]["build_seconds"] == "not built here"
+    assert row["build_s"] is None
+    assert row["missing"]["build_s"] == "not built here"
     assert row["warnings"] == ["not built here: somebody else's artifact"]
     assert row["prebuilt"] is True
 
@@ -192,7 +192,7 @@ def test_an_engine_that_tells_no_divergence_leaves_it_empty(tmp_path: Path) -> N
     made = cell(tmp_path, "reference", 10, window_losses(0))
 
     def drop_kld(content: dict[str, Any]) -> None:
-        content["summary"] |= {"kld_mean": None, "kld_bound": None}
+        content["summary"] |= {"kld_mean": None, "kld_lower_bound": None}
         del content["windows"]["kld"]
 
     edit(made["quality"], drop_kld)

@@ -51,7 +51,7 @@ KEPT = r"""
 import os, sys
 from pathlib import Path
 import vl_convert
-from reporting import plot
+from quantmill.report import plot
 made = plot.program()
 (kept,) = Path(sys.argv[1], "quantmill").glob("vega-*.js")
 assert "vega" in made and kept.read_text() == made

@@ -66,7 +66,7 @@ def test_an_engine_of_likeliest_tokens_has_the_reference_in_it_as_its_noise_floo
     def served(name: str, bound: float | None, **of_run: Any) -> dict[str, Any]:
         made = cell(tmp_path / name, name.partition(" ")[0], 10, window_losses(0.1))
         edit(made["quality"], lambda content: content["windows"].pop("kld"))
-        edit(made["quality"], lambda content: content["summary"].update(kld_mean=None, kld_bound=bound))
+        edit(made["quality"], lambda content: content["summary"].update(kld_mean=None, kld_lower_bound=bound))
         of_run = {"run": name, "engine": "server"} | of_run
         for part in ("latency", "quality"):
             told = {"engine": of_run["engine"], "options": of_run.get("options", {})}
@@ -238,8 +238,8 @@ def test_columns_are_those_of_the_contract() -> None:
     assert ",".join(NAMES) == (
         "model,format,run,engine,device,bits_per_weight,size_bytes,perplexity,perplexity_low,perplexity_high,kld_mean,"
         "kld_median,kld_p99,top1_agreement,ttft_ms_p50,tpot_ms_p50,tpot_ms_p99,tokens_per_second,tokens_per_second_low,"
-        "tokens_per_second_high,peak_memory_bytes,bandwidth_fraction,pareto,build_seconds,joules_per_token,interference,"
-        "kld_bound,kld_p999,kld_max,kld_noise_floor,above_noise_floor,delta_p_rms,nll_difference,nll_difference_low,"
+        "tokens_per_second_high,peak_memory_bytes,bandwidth_fraction,pareto,build_s,joules_per_token,interference,"
+        "kld_lower_bound,kld_p999,kld_max,kld_noise_floor,above_noise_floor,delta_p_rms,nll_difference,nll_difference_low,"
         "nll_difference_high,nll_verdict,group_size"
     )
 

@@ -274,7 +274,7 @@ def test_a_row_without_a_speed_has_its_quality_in_the_table(folder: Path) -> Non
     [
         ("tokens_per_event", 2.41, "2.41"),
         ("preemptions", 3.0, "3"),
-        ("goodput", 0.925, "92.5%"),
+        ("slo_attainment", 0.925, "92.5%"),
         ("bandwidth_fraction", 0.61, "61%"),
     ],
 )

@@ -234,8 +234,8 @@ def test_transformers_own_server_is_not_believed_to_read_as_tokenizer_json_says(
     program = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from common.program import run\n"
-        "from engines.transformers_serve import Engine\n"
+        "from quantmill.common.program import run\n"
+        "from quantmill.engines.transformers_serve import Engine\n"
         "def main():\n"
         "    engine = Engine.__new__(Engine)\n"
         "    engine.command(Path(sys.argv[1]), 'cpu', 1, 1, {})\n"

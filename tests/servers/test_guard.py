@@ -19,8 +19,8 @@ STARTS += "start_new_session=True); import time; time.sleep(600)"
 # a guarded process that starts another, which starts a third in a session of its own
 PARENT = f"""
 import os, subprocess, sys, time
-from devices import processes
-from serving.guard import Guard
+from quantmill.devices import processes
+from quantmill.servers.guard import Guard
 guard = Guard()
 child = subprocess.Popen([sys.executable, "-c", {STARTS!r}])
 while len(found := processes.tree([child.pid])) < 2:

@@ -180,7 +180,7 @@ def test_an_orphan_that_takes_the_port_is_named(begin: Callable) -> None:
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from serving import lifecycle
+from quantmill.servers import lifecycle
 folder, port, source = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 files = {"log": folder / "server.log", "record": folder / "server.json"}
 with lifecycle.start("demo@fake", [sys.executable, "-u", "-c", source, str(port)], port, grace=0.3, **files) as server:

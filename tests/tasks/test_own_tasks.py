@@ -14,8 +14,8 @@ from conftest import REPO, interpreter
 QUESTIONS = f"""
 import json, sys
 sys.path.insert(0, {str(REPO / "scripts")!r})
-from common.program import UserError
-from evaluation import documents
+from quantmill.common.program import UserError
+from quantmill.tasks import documents
 for path, name, words in json.load(sys.stdin):
     try:
         print(json.dumps(documents.check_question(path, name, words)))
@@ -27,8 +27,8 @@ FOLDERS = f"""
 import json, sys
 from pathlib import Path
 sys.path.insert(0, {str(REPO / "scripts")!r})
-from common.program import UserError
-from evaluation import own_tasks
+from quantmill.common.program import UserError
+from quantmill.tasks import own_tasks
 for folder in sys.argv[1:]:
     try:
         print(json.dumps(own_tasks.check(Path(folder))))

@@ -13,9 +13,9 @@ import json, sys
 from pathlib import Path
 from types import SimpleNamespace
 import tokenizers
-from common import limited
-from common.program import UserError
-from evaluation import adapter
+from quantmill.common import limited
+from quantmill.common.program import UserError
+from quantmill.tasks import adapter
 adapter.RENDERING["seconds"] = 2
 told = SimpleNamespace(facts={"capabilities": ["logits"]})
 for folder in map(Path, sys.argv[2:]):

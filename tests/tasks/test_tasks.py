@@ -231,8 +231,8 @@ UNKNOWN = """
 import sys
 sys.path.insert(0, "scripts")
 from pathlib import Path
-from common.program import UserError
-from evaluation import harness
+from quantmill.common.program import UserError
+from quantmill.tasks import harness
 try:
     harness.load("mien", Path(sys.argv[1]), [Path(sys.argv[1], "mine.yaml")])
 except UserError as error:

@@ -187,7 +187,7 @@ def test_a_job_shows_the_last_state_of_its_progress_bar(tmp_path: Path) -> None:
     assert last_line(str(tmp_path / "none.log")) == ""
 
 
-@pytest.mark.parametrize("rule", ["latency", "serving"])
+@pytest.mark.parametrize("rule", ["latency", "loads"])
 def test_a_measurement_waits_for_the_page_that_is_being_made(tmp_path: Path, rule: str) -> None:
     slow = "import json, sys, time; text = sys.stdin.read(); time.sleep(1); open(sys.argv[1], 'w').write(text)"
     rows = [{"artifact": f"{name}", "latency": f"{name}.json", "quality": None} for name in ("a", "b", "c")]

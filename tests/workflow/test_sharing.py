@@ -22,8 +22,8 @@ LOCK = """
 import sys
 sys.path.insert(0, "scripts")
 from pathlib import Path
-from common import workflow_lock
-from common.program import run
+from quantmill.common import workflow_lock
+from quantmill.common.program import run
 folder = Path(sys.argv[1])
 planned = workflow_lock.read(folder)
 if len(sys.argv) > 2:
@@ -37,12 +37,12 @@ PUBLISH = f"""
 import sys
 sys.path.insert(0, "scripts")
 from pathlib import Path
-from common.program import UserError
-from common.publish import publish
+from quantmill.common.program import UserError
+from quantmill.common.atomic import write_atomically
 final, done = Path(sys.argv[1]), 0
 while done < {REPLACED}:
     try:
-        with publish(final, sync=False) as folder:
+        with write_atomically(final, sync=False) as folder:
             folder.mkdir()
             for name in ("first", "second", "quantmill.json"):
                 (folder / name).write_text(f"{{sys.argv[2]}} {{done}}")

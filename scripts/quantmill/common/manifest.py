@@ -112,7 +112,7 @@ def write(
         "bits_per_weight": weight_bytes * 8 / parameter_count if parameter_count else None,
         "weight_bytes_per_token": weight_bytes_per_token,
         "bytes": sum(path.stat().st_size for path in files.values()),
-        "build_seconds": round(time.monotonic() - _STARTED - (gate or {}).get("seconds", 0), 3),
+        "build_s": round(time.monotonic() - _STARTED - (gate or {}).get("seconds", 0), 3),
         "peak_memory_bytes": peak_memory_bytes or peak_rss_bytes(),
         "files": {name: {"bytes": path.stat().st_size, "sha256": known[name]} for name, path in files.items()},
     }

@@ -109,7 +109,7 @@ def check_server(cell: Mapping[str, Any], listed: Mapping[str, Any]) -> None:
 
 def read_result(cell: Mapping[str, Any]) -> tuple[Path, dict[str, Any]] | None:
     """What the cell's measurement recorded; None where there is none."""
-    for file in filter(None, (cell["latency"], cell["serving"])):
+    for file in filter(None, (cell["latency"], cell["loads"])):
         if Path(file).is_file():
             return Path(file), json.loads(Path(file).read_text(encoding="utf-8"))
     return None

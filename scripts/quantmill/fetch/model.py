@@ -42,7 +42,7 @@ def main() -> None:
     if context is not None and context < options.most_tokens:
         raise UserError(
             f"{repository.name}: its context is {context} tokens, and the study asks for {options.most_tokens}, a "
-            "prompt and its answer; lower latency.new_tokens, or serving's lengths"
+            "prompt and its answer; lower latency.new_tokens, or the lengths of loads"
         )
     files = hub.fetch(repository, names)
     left_out = sorted(map(printable, repository.files.keys() - {*names}))

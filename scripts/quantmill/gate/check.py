@@ -5,8 +5,8 @@
 
 The programs that build artifacts run it, in a process of its own, before they publish: conversions go wrong in silence.
 source.json is what gate.expected wrote for the model's source, artifact.json the same for the artifact's weights;
-without it the engine is held against the source's. A large loss is no reason to refuse: it is what the report shows. OUT
-is a small JSON file of what was found.
+without it the engine is held against the source's. A large loss is no reason to refuse: it is what the report shows.
+OUT is a small JSON file of what was found.
 """
 
 import json

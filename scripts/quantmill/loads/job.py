@@ -19,7 +19,7 @@ class LoadTask:
     gpus: int
     device: str
     threads: int
-    serving: dict[str, Any]
+    loads: dict[str, Any]
     evaluation: str
     burst: str | None
     seed: int
@@ -29,7 +29,7 @@ class LoadTask:
     def plan(self) -> Plan:
         """What is to be sent."""
         texts = Tokens.read(Path(self.burst)).prompts if self.burst else []
-        return Plan(self.serving, Tokens.read(Path(self.evaluation)), [prompt.ids for prompt in texts], self.seed)
+        return Plan(self.loads, Tokens.read(Path(self.evaluation)), [prompt.ids for prompt in texts], self.seed)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Put a server under loads, and measure what its users would see.
 
-    python scripts/quantmill loads.measure ARTIFACT OUT --engine vllm-serve --evaluation evaluation.json --serving
+    python scripts/quantmill loads.measure ARTIFACT OUT --engine vllm-serve --evaluation evaluation.json --loads
         SERVING
 
 SERVING is JSON, the study's config of that name (docs/SERVING.md). The server is started afresh for each of its
@@ -67,7 +67,7 @@ def main() -> None:
     arguments.add_argument("artifact", type=Path)
     arguments.add_argument("out", type=Path)
     engines.add_arguments(arguments)
-    arguments.add_argument("--serving", type=engines.parse_options, required=True, help="JSON: the config of that name")
+    arguments.add_argument("--loads", type=engines.parse_options, required=True, help="JSON: the config of that name")
     arguments.add_argument("--evaluation", type=Path, required=True, help="what tokens.tokenize_texts wrote")
     arguments.add_argument("--burst", type=Path, help="the same, of the prompts that are sent at once")
     arguments.add_argument("--seed", type=int, default=0, help="of lengths, places of the text, and arrivals")
@@ -85,20 +85,20 @@ def main() -> None:
                 gpus=options.gpus,
                 device=device,
                 threads=min(options.threads, cpu.available_threads()),
-                serving=options.serving,
+                loads=options.loads,
                 evaluation=str(options.evaluation),
                 burst=options.burst and str(options.burst),
                 seed=options.seed,
                 ceiling=limit,
                 number=number,
             )
-            for number in range(options.serving["restarts"])
+            for number in range(options.loads["restarts"])
         ]
         jobs[0].plan()  # refuses what cannot be sent before any server starts
         came = [run_job(job, folder) for job in jobs]
     first, starts = came[0], [each.start for each in came]
     loads = [
-        result.join([each.loads[place] for each in starts], starts[0].findings, options.serving["limits"])
+        result.join([each.loads[place] for each in starts], starts[0].findings, options.loads["limits"])
         for place in range(len(starts[0].loads))
     ]
     with write_atomically(options.out.with_suffix(".npz")) as partial, partial.open("wb") as file:
@@ -107,13 +107,13 @@ def main() -> None:
     write_json(
         options.out,
         {
-            "kind": "serving",
+            "kind": "loads",
             "metrics_version": METRICS_VERSION,
             "artifact": artifact,
             "engine": options.engine,
             "options": options.options,
             "gpus": options.gpus,
-            "protocol": {"serving": options.serving, "seed": options.seed},
+            "protocol": {"loads": options.loads, "seed": options.seed},
             "summary": {
                 "startup_s": [each.startup_s for each in starts],
                 "nll_shift": first.start.nll_shift,
@@ -124,7 +124,7 @@ def main() -> None:
             ),
             "mixture": mixes_experts(options.artifact),
             "loads": loads,
-            "largest_rate": result.largest_rate(starts[0]),
+            "goodput": result.goodput(starts[0]),
             "client_ceiling": limit,
             "compute_type": first.compute_type,
             "versions": first.versions,

@@ -38,34 +38,34 @@ class PlannedLoad:
 class Plan:
     """All loads of a study for one model."""
 
-    def __init__(self, serving: Mapping[str, Any], evaluation: Tokens, texts: Sequence[list[int]], seed: int) -> None:
+    def __init__(self, asked: Mapping[str, Any], evaluation: Tokens, texts: Sequence[list[int]], seed: int) -> None:
         """
         Args:
-            serving: the study's config of that name.
+            asked: the study's `loads`.
             evaluation: the text that prompts are cut from.
             texts: ids of the burst's prompts.
 
         Raises:
             UserError: where a prompt and its new tokens exceed the model's context, or texts are too short.
         """
-        self.serving, self.ids, self.seed = serving, evaluation.ids, seed
+        self.asked, self.ids, self.seed = asked, evaluation.ids, seed
         self.prefix = [] if evaluation.bos_id is None else [evaluation.bos_id]
         self.context = evaluation.context
         self.used: list[list[int]] = []
         self.loads: list[PlannedLoad] = []
-        if serving["burst"]:
+        if asked["burst"]:
             self._plan_burst(texts)
-        for slots in serving["concurrency"]:
+        for slots in asked["concurrency"]:
             asked = stagger(self._cut(PER_SLOT * slots), slots)
             self.loads.append(PlannedLoad(f"concurrency-{slots}", asked, Closed(slots), slots=slots))
-        self.scheduled = self._cut(serving["requests"]) if serving["rates"] or serving["largest_rate"] else []
-        self.loads += [self.at_rate(rate) for rate in serving["rates"]]
+        self.scheduled = self._cut(asked["requests"]) if asked["rates"] or asked["goodput"] else []
+        self.loads += [self.at_rate(rate) for rate in asked["rates"]]
 
     def _plan_burst(self, texts: Sequence[list[int]]) -> None:
-        number = self.serving["burst"]
+        number = self.asked["burst"]
         if number > len(texts):
-            raise UserError(f"serving.burst: {number} prompts, and its text holds {len(texts)}; lower it, or add more")
-        lengths = prompts.draw_lengths(_lengths(self.serving["new_tokens"]), number, self.seed)
+            raise UserError(f"loads.burst: {number} prompts, and its text holds {len(texts)}; lower it, or add more")
+        lengths = prompts.draw_lengths(_lengths(self.asked["new_tokens"]), number, self.seed)
         asked = [LoadRequest(ids, n) for ids, n in zip(texts[:number], lengths, strict=True)]
         self._check(asked)
         self.loads.append(PlannedLoad(f"burst-{number}", asked, burst(number)))
@@ -73,8 +73,8 @@ class Plan:
 
     def _cut(self, number: int) -> list[LoadRequest]:
         """So many requests, whose prompts share no beginning with any before them."""
-        sizes = prompts.draw_lengths(_lengths(self.serving["prompt_tokens"]), number, self.seed)
-        lengths = prompts.draw_lengths(_lengths(self.serving["new_tokens"]), number, self.seed + 1)
+        sizes = prompts.draw_lengths(_lengths(self.asked["prompt_tokens"]), number, self.seed)
+        lengths = prompts.draw_lengths(_lengths(self.asked["new_tokens"]), number, self.seed + 1)
         cut = prompts.cut_prompts(self.ids, sizes, seed=self.seed, prefix=self.prefix, others=self.used)
         asked = [LoadRequest(ids, n) for ids, n in zip(cut, lengths, strict=True)]
         self._check(asked)
@@ -85,7 +85,7 @@ class Plan:
         longest = max(len(each.prompt) + each.new_tokens for each in asked)
         if self.context and longest > self.context:
             raise UserError(
-                f"serving: prompt and new tokens are {longest} together, and the model's context is {self.context}; "
+                f"loads: prompt and new tokens are {longest} together, and the model's context is {self.context}; "
                 "lower prompt_tokens or new_tokens"
             )
 
@@ -97,7 +97,7 @@ class Plan:
             if planned.together > 1 and planned.together * mean > room:
                 most = planned.together * max(len(each.prompt) + each.new_tokens for each in planned.asked)
                 raise UserError(
-                    f"serving: the {planned.together} requests of {planned.name} have some "
+                    f"loads: the {planned.together} requests of {planned.name} have some "
                     f"{planned.together * mean:.0f} tokens together, and the server's slots share {room}; set options: "
                     f"{{ctx_size: {most}}}"
                 )

@@ -8,8 +8,8 @@ import numpy as np
 
 from quantmill.client.checks import Finding
 from quantmill.loads.server_start import LoadResult, Start
-from quantmill.metrics import goodput, restarts, serving, steadiness
-from quantmill.metrics.goodput import Goodput
+from quantmill.metrics import restarts, serving, steadiness
+from quantmill.metrics.goodput import Goodput, slo_attainment
 
 # faults of single requests: a rate at which they come is not met, and is no reason to doubt the others
 MISSES = {"rejected", "failed", "cut", "error_inside"}
@@ -26,13 +26,13 @@ def join(loads: Sequence[LoadResult], alone: Sequence[Finding], limits: Mapping[
     """
     planned, runs = loads[0].planned, [each.timelines for each in loads]
     figures, missing = serving.summary(runs, planned.slots)
-    met = [goodput.slo_attainment(run, limits["ttft_ms"] / 1000, limits["tpot_ms"] / 1000) for run in runs]
-    figures["goodput"] = sum(good for good, _ in met) / sum(arrived for _, arrived in met)
+    met = [slo_attainment(run, limits["ttft_ms"] / 1000, limits["tpot_ms"] / 1000) for run in runs]
+    figures["slo_attainment"] = sum(good for good, _ in met) / sum(arrived for _, arrived in met)
     if "output_tokens_per_second" in figures:
         _, low, high = restarts.throughput(runs, planned.slots)
         figures |= {"output_tokens_per_second_low": low, "output_tokens_per_second_high": high}
     equal = [each.equal for each in loads if each.equal is not None]
-    figures["tokens_equal_alone"] = equal[0] if equal else None
+    figures["tokens_equal_solo"] = equal[0] if equal else None
     figures |= _server_counts(loads)
     joules, tokens = [each.conditions["decode_joules"] for each in loads], _tokens(loads)
     figures["joules_per_token"] = sum(joules) / tokens if None not in joules and tokens else None
@@ -57,11 +57,11 @@ def join(loads: Sequence[LoadResult], alone: Sequence[Finding], limits: Mapping[
     }
 
 
-def largest_rate(start: Start) -> dict[str, Any] | None:
+def goodput(start: Start) -> dict[str, Any] | None:
     """What the search for the largest rate found, and what refuses it; None where nobody searched."""
-    if start.largest_rate is None:
+    if start.goodput is None:
         return None
-    found: Goodput = start.largest_rate
+    found: Goodput = start.goodput
     findings = [
         *(finding for finding in start.findings if finding.refuses),
         *(finding for each in start.loads for finding in each.findings if finding.fault in OF_TOKENS),
@@ -156,5 +156,5 @@ def _quantiles(runs: Sequence[Sequence[serving.Timeline]], slots: int | None) ->
     without those that have none."""
     good = serving.answered_within(runs, serving.windows(runs, slots))
     gaps = [(later - earlier) * 1000 for each in good for earlier, later in pairwise(each.times)]
-    values = {"ttft_ms": serving.samples(good)["ttft_ms"], "gap_ms": gaps}
+    values = {"ttft_ms": serving.samples(good)["ttft_ms"], "itl_ms": gaps}
     return {name: np.quantile(found, serving.LEVELS).tolist() for name, found in values.items() if found}

@@ -17,7 +17,8 @@ from quantmill.engines.served.served import Served
 from quantmill.layouts.compressed_tensors import rounds_activations
 from quantmill.loads import agreement, load_checks
 from quantmill.loads.plan import Plan, PlannedLoad
-from quantmill.metrics import goodput
+from quantmill.metrics.goodput import Goodput, slo_attainment
+from quantmill.metrics.goodput import goodput as find_goodput
 from quantmill.metrics.serving import Timeline
 from quantmill.quality import alignment
 
@@ -55,7 +56,7 @@ class Start:
     findings: list[Finding] = field(default_factory=list)
     loads: list[LoadResult] = field(default_factory=list)
     nll_shift: float | None = None  # nats a token: how much predictions depend on load
-    largest_rate: goodput.Goodput | None = None
+    goodput: Goodput | None = None
     searched: list[LoadResult] = field(default_factory=list)  # the loads of the search for the largest rate
 
 
@@ -196,15 +197,15 @@ def run(
             f"the server's predictions depend on what else it does at the time: by {start.nll_shift:.2g} nats a token"
         )
         start.findings.append(Finding("load_dependent", words))
-    if first and loader.plan.serving["largest_rate"]:
+    if first and loader.plan.asked["goodput"]:
 
         def met(rate: float) -> tuple[int, int]:
             say(f"rate {rate:.4g}")
             loaded = loader.run(loader.plan.at_rate(rate), check_tokens=False)
             start.searched.append(loaded)
-            return goodput.slo_attainment(loaded.timelines, limits["ttft_ms"] / 1000, limits["tpot_ms"] / 1000)
+            return slo_attainment(loaded.timelines, limits["ttft_ms"] / 1000, limits["tpot_ms"] / 1000)
 
-        start.largest_rate = goodput.goodput(met, _first_rate(start))
+        start.goodput = find_goodput(met, _first_rate(start))
     return start
 
 

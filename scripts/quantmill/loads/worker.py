@@ -40,7 +40,7 @@ def load(job: LoadTask) -> StartResult:
     try:
         loader = Loader(engine, plan, job.ceiling, cpus)
         say = lambda name: print(f"start {job.number + 1}: {name}", file=sys.stderr)  # noqa: E731
-        found = server_start.run(loader, engine.startup_s, job.number == 0, job.serving["limits"], say)
+        found = server_start.run(loader, engine.startup_s, job.number == 0, job.loads["limits"], say)
         memory = (
             cuda.used_bytes() if job.device == "cuda" and engine.here else processes.peak_rss_bytes(engine.processes())
         )

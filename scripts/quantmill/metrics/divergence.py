@@ -66,8 +66,8 @@ def bound(
     Args: natural log-probabilities [positions] of the targets and [positions, k] of the k likeliest ids, and the
     reference's logits [positions, vocab].
 
-    nll, delta_p; where k is not 0 also top1, and kld_bound: the divergence of the two distributions over those ids and
-    the rest as one, which is never more than the whole (data processing inequality; Cover and Thomas, 2.8).
+    nll, delta_p; where k is not 0 also top1, and kld_lower_bound: the divergence of the two distributions over those
+    ids and the rest as one, which is never more than the whole (data processing inequality; Cover and Thomas, 2.8).
     """
     p = np.asarray(reference, np.float64)
     p = np.exp(p - p.max(axis=-1, keepdims=True))
@@ -84,7 +84,7 @@ def bound(
     rest_p, rest_q = (np.maximum(1 - each.sum(axis=1), np.finfo(np.float32).eps) for each in (kept, np.exp(log_q)))
     logs = np.log(np.maximum(kept, np.finfo(np.float64).tiny))
     shared = (kept * (logs - log_q)).sum(axis=1) + rest_p * np.log(rest_p / rest_q)
-    return found | {"kld_bound": shared, "top1": p.argmax(axis=1) == top_ids[:, 0]}
+    return found | {"kld_lower_bound": shared, "top1": p.argmax(axis=1) == top_ids[:, 0]}
 
 
 def summary(kld: np.ndarray, delta_p: np.ndarray, top1: np.ndarray) -> dict[str, float]:
@@ -97,9 +97,12 @@ def summary(kld: np.ndarray, delta_p: np.ndarray, top1: np.ndarray) -> dict[str,
 
 def without_kld(positions: dict[str, np.ndarray]) -> dict[str, float | None]:
     """The same figures where the divergence itself is not known, and what it is at least."""
-    found: dict[str, float | None] = dict.fromkeys(FIGURES) | {"kld_bound": None}
+    found: dict[str, float | None] = dict.fromkeys(FIGURES) | {"kld_lower_bound": None}
     if "delta_p" in positions:
         found["delta_p_rms"] = float(np.sqrt(np.square(positions["delta_p"]).mean()))
-    if "kld_bound" in positions:
-        found |= {"kld_bound": float(positions["kld_bound"].mean()), "top1_agreement": float(positions["top1"].mean())}
+    if "kld_lower_bound" in positions:
+        found |= {
+            "kld_lower_bound": float(positions["kld_lower_bound"].mean()),
+            "top1_agreement": float(positions["top1"].mean()),
+        }
     return found

@@ -136,7 +136,7 @@ def summary(runs: list[Sample]) -> dict[str, float]:
     samples = {
         "ttft_ms": [run.ttft for run in runs],
         "tpot_ms": [run.tpot for run in runs],
-        "gap_ms": np.concatenate([np.diff(run.token_seconds) for run in runs]),
+        "itl_ms": np.concatenate([np.diff(run.token_seconds) for run in runs]),
     }
     result = {}
     for name, seconds in samples.items():

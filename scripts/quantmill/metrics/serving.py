@@ -217,7 +217,7 @@ def samples(timelines: Sequence[Timeline]) -> dict[str, list[float]]:
         "ttft_ms": [each.ttft for each in timelines],
         "ttft_sent_ms": [each.ttft_sent for each in timelines],
         "tpot_ms": [each.tpot for each in timelines],
-        "gap_ms_max": [each.longest_gap for each in timelines],
+        "itl_ms_max": [each.longest_gap for each in timelines],
         "e2e_ms": [each.e2e for each in timelines],
     }
     return {name: [each * 1000 for each in found if each is not None] for name, found in values.items()}

@@ -149,27 +149,27 @@ def check_environment(where: str, run: Mapping[str, Any], engine: Engine) -> Non
 def check_serving(study: Mapping[str, Any], registry: Registry) -> None:
     """Raises `ConfigError` for loads without a server or for one that would refuse them, lengths that are none, and
     limits that nothing is held to."""
-    serving = study["serving"]
+    loads = study["loads"]
     for name in ("prompt_tokens", "new_tokens"):
-        if isinstance(serving[name], list) and serving[name][0] > serving[name][1]:
-            raise ConfigError(f"serving.{name}: {serving[name]} is no range; write the smaller number first")
+        if isinstance(loads[name], list) and loads[name][0] > loads[name][1]:
+            raise ConfigError(f"loads.{name}: {loads[name]} is no range; write the smaller number first")
     if wants_loads(study) and not any(registry.engines[run["engine"]].serves for run in study["runs"].values()):
         servers = ", ".join(sorted(name for name, engine in registry.engines.items() if engine.serves))
-        raise ConfigError(f"serving: no run is a server; add one under runs, with an engine of {servers}")
-    most = max(serving["concurrency"], default=0)
+        raise ConfigError(f"loads: no run is a server; add one under runs, with an engine of {servers}")
+    most = max(loads["concurrency"], default=0)
     for name, run in study["runs"].items():
         slots = registry.engines[run["engine"]].slots
         if most > 1 and slots and run["options"].get(slots, 1) == 1:
             raise ConfigError(
-                f"runs.{name}: {run['engine']} answers one request at a time, and serving.concurrency keeps {most} in "
+                f"runs.{name}: {run['engine']} answers one request at a time, and loads.concurrency keeps {most} in "
                 f"flight; set options: {{{slots}: {most}}}"
             )
 
 
 def wants_loads(study: Mapping[str, Any]) -> bool:
     """Whether servers are to be put under loads."""
-    serving = study["serving"]
-    return bool(serving["burst"] or serving["concurrency"] or serving["rates"] or serving["largest_rate"])
+    loads = study["loads"]
+    return bool(loads["burst"] or loads["concurrency"] or loads["rates"] or loads["goodput"])
 
 
 def check_prebuilt(name: str, model: Mapping[str, Any], study: Mapping[str, Any], registry: Registry) -> None:

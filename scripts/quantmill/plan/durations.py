@@ -17,7 +17,7 @@ MAX_RESULTS = 32 * 2**20  # bytes of a results.json
 START = 15.0  # seconds until a process has its libraries and a small model; most of it the import of torch
 SERVER_START = 90.0  # seconds until a server of a small model answers, and is warmed up and looked at alone
 REQUESTS_A_SLOT = 23  # loading.plan.PER_SLOT
-TRIES = 24  # rates that a search for the largest one tries, at most: metrics.goodput.largest_rate
+TRIES = 24  # rates that a search for the largest one tries, at most: metrics.goodput.goodput
 COMPARE = 3e-9  # seconds a position and token of the vocabulary (docs/PERFORMANCE.md, "Scoring")
 BEYOND = 2.0  # times the largest model measured, and the most tokens a quantizer saw, to which figures are stretched
 
@@ -87,7 +87,7 @@ class Rates:
             for row in self.rows
         ]
         fitting = [row for row, samples, length in seen if not samples or tokens <= self.beyond * samples * length]
-        seconds = self.estimate((row, row["artifact"]["build_seconds"]) for row in fitting)
+        seconds = self.estimate((row, row["artifact"]["build_s"]) for row in fitting)
         return None if seconds is None else seconds + START
 
     def latency(self, protocol: Mapping[str, Any], prompts: int) -> float | None:
@@ -107,19 +107,19 @@ class Rates:
         seconds = self.estimate((row, entry["ttft_ms_p50"] / entry["tokens"] / 1000) for row, entry in prompts)
         return None if seconds is None else START + positions * (seconds + vocab * COMPARE)
 
-    def loads(self, serving: Mapping[str, Any]) -> float | None:
+    def loads(self, loads: Mapping[str, Any]) -> float | None:
         """Seconds of a server under a study's loads, its starts with it. A search for the largest rate counts as all of
         its tries, each as long as its requests take at once."""
-        new, requests = fmean(_limits(serving["new_tokens"])), serving["requests"]
-        rounds = [(slots, REQUESTS_A_SLOT) for slots in serving["concurrency"]]
-        rounds += [(serving["burst"], 1)] if serving["burst"] else []
-        rounds += [(requests, TRIES)] if serving["largest_rate"] else []
+        new, requests = fmean(_limits(loads["new_tokens"])), loads["requests"]
+        rounds = [(slots, REQUESTS_A_SLOT) for slots in loads["concurrency"]]
+        rounds += [(loads["burst"], 1)] if loads["burst"] else []
+        rounds += [(requests, TRIES)] if loads["goodput"] else []
         steps, alone = [self.step(users) for users, _ in rounds], self.step(1)
         if alone is None or None in steps:
             return None
         answers = sum(number * new * step for (_, number), step in zip(rounds, steps, strict=True) if step)
-        answers += sum(requests / rate + new * alone for rate in serving["rates"])
-        return serving["restarts"] * (SERVER_START + answers)
+        answers += sum(requests / rate + new * alone for rate in loads["rates"])
+        return loads["restarts"] * (SERVER_START + answers)
 
     def step(self, users: int) -> float | None:
         """Seconds until each of so many users has one more token: from the largest batch measured that has no more, and

@@ -156,9 +156,9 @@ class Jobs:
 
     def load(self, format: str, engine: str, model: Shape) -> Resources:
         """The job that puts a server under the study's loads."""
-        latency, serving = self.latency(format, engine, model, 0), self.study["serving"]
-        minutes = limit(self._similar_rates(format, engine, model).loads(serving))
-        seconds = self._rates((format,), engine, model, strict=True).loads(serving)
+        latency, loads = self.latency(format, engine, model, 0), self.study["loads"]
+        minutes = limit(self._similar_rates(format, engine, model).loads(loads))
+        seconds = self._rates((format,), engine, model, strict=True).loads(loads)
         return Resources(latency.mb, minutes, seconds=seconds, known=latency.known)
 
     def score(self, format: str, engine: str, model: Shape, positions: int | None) -> Resources:

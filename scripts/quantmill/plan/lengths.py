@@ -15,12 +15,12 @@ BUILT = ("source", "safetensors", "fp16")  # folders of a model of the hub that 
 
 def asked(study: Mapping[str, Any]) -> dict[str, int]:
     """How many tokens a study puts into a model at once, a prompt and what follows it, by the keys that say so."""
-    latency, serving = study["latency"], study["serving"]
+    latency, loads = study["latency"], study["loads"]
     found = {"latency.new_tokens": SHORTEST + latency["new_tokens"]}
     if wants_loads(study):
-        cut = serving["concurrency"] or serving["rates"] or serving["largest_rate"]
-        prompt = _most(serving["prompt_tokens"]) if cut else SHORTEST
-        found["serving.new_tokens"] = prompt + _most(serving["new_tokens"])
+        cut = loads["concurrency"] or loads["rates"] or loads["goodput"]
+        prompt = _most(loads["prompt_tokens"]) if cut else SHORTEST
+        found["loads.new_tokens"] = prompt + _most(loads["new_tokens"])
     return found
 
 

@@ -19,10 +19,10 @@ NOT_BUILT = {
     "exl2": "ExLlamaV2 gave way to ExLlamaV3, by the same author; take exl3-4.0bpw",
 }
 # names of a model's other files, and what its logs begin with: no artifact may have them
-TAKEN = r"(source|tensors|tensors\.json|safetensors|bin|mlc|tokens|latency|quality|serving|expected\.json)\Z"
+TAKEN = r"(source|tensors|tensors\.json|safetensors|bin|mlc|tokens|latency|quality|loads|expected\.json)\Z"
 TAKEN += r"|(expected-predictions|mlc-library)\Z"
 TAKEN += r"|(imatrix|gguf-sensitivity|gguf-sensitivity\.json|published|tasks)\Z"
-TAKEN += r"|(noise-floor|reference-logits|tokens-|latency-|quality-|serving-|tasks-|publish-)"
+TAKEN += r"|(noise-floor|reference-logits|tokens-|latency-|quality-|loads-|tasks-|publish-)"
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ def cell_name(cell: dict[str, Any]) -> str:
 def cell_row(cell: dict[str, Any], model: dict[str, Any], found: Origin, left: set[str], costs: Jobs) -> Row | None:
     """A row of the report: its artifact, and the jobs that build, score, time and load it; None where none is left."""
     name, format, engine = cell_name(cell), cell["format"], cell["engine"]
-    parts = ("artifact", "latency", "quality", "serving", "tasks")
+    parts = ("artifact", "latency", "quality", "loads", "tasks")
     kinds = [kind for kind in parts if cell.get(kind) in left]
     if not kinds:
         return None
@@ -152,7 +152,7 @@ def cell_row(cell: dict[str, Any], model: dict[str, Any], found: Origin, left: s
         asks.append(costs.tasks(format, engine, found.shape, None))
     if "quality" in kinds:
         asks.append(costs.score(format, engine, found.shape, tokens(texts["evaluation"])))
-    if "serving" in kinds:
+    if "loads" in kinds:
         asks.append(costs.load(format, engine, found.shape))
     return row_of(cell["model"], name, size, asks, beside)
 
@@ -209,7 +209,7 @@ def most_gpus(listed: dict[str, Any], device: str) -> str:
     cells = [
         each
         for each in listed["cells"]
-        if left & {each["latency"], each["quality"], each["serving"], each.get("tasks")}
+        if left & {each["latency"], each["quality"], each["loads"], each.get("tasks")}
     ]
     if device == "cpu" or not listed["left"]:
         return "0"

@@ -26,7 +26,7 @@ WITHHELD = "not published"  # in place of a value
 FAILED = "failed: the reason is not published"
 TOP = ("schema_version", "metrics_version", "units", "config", "rows", "loads", "tasks")  # of results.json
 OF_SERVERS = ("url", "authority", "token_variable")  # options of a run that say where its server is
-OF_MACHINES = ("interpreters", "llama_cpp", "publish", "serving")  # keys of a study that rebuild nothing
+OF_MACHINES = ("interpreters", "llama_cpp", "publish", "loads")  # keys of a study that rebuild nothing
 # last words of options whose values are places or secrets, whatever they look like
 PLACES = {"address", "cache", "dir", "directory", "endpoint", "file", "folder", "home", "host", "hostname", "key"}
 PLACES |= {"password", "path", "proxy", "root", "secret", "server", "socket", "token", "url", "user", "username"}

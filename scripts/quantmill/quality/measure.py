@@ -63,8 +63,8 @@ def score(
 def score_targets(
     engine: engines.Engine, text: teacher_forcing.Text, logits: reference.Logits
 ) -> dict[str, np.ndarray]:
-    """The columns of `score`, of an engine without logits: instead of the divergence `kld_bound`, what it is at least,
-    and that and `top1` only where the engine tells its likeliest tokens."""
+    """The columns of `score`, of an engine without logits: instead of the divergence `kld_lower_bound`, what it is at
+    least, and that and `top1` only where the engine tells its likeliest tokens."""
     parts: list[dict[str, np.ndarray]] = []
     size = max(1, BLOCK["cpu"] // logits.vocab_size)
     for number, found, ids in teacher_forcing.targets(engine, text):
@@ -144,7 +144,7 @@ def summarise(positions: dict[str, np.ndarray], text: teacher_forcing.Text, prot
 
 def write_positions(out: Path, positions: dict[str, np.ndarray]) -> None:
     """Write the values of every position beside the result, those that the engine tells."""
-    kinds = {"top1": np.bool_, **dict.fromkeys(("nll", "kld", "kld_bound", "delta_p"), np.float32)}
+    kinds = {"top1": np.bool_, **dict.fromkeys(("nll", "kld", "kld_lower_bound", "delta_p"), np.float32)}
     with write_atomically(out.with_suffix(".npz")) as partial, partial.open("wb") as file:
         np.savez(file, **{name: positions[name].astype(kinds[name]) for name in kinds if name in positions})
 

@@ -184,11 +184,11 @@ COLUMNS = [
         shown=17,
     ),
     of_artifact(
-        "build_seconds",
+        "build_s",
         "number",
         "Wall-clock time that building the artifact took, the quality gate left out; null where somebody else built "
         "it.",
-        lambda artifact: None if artifact.get("prebuilt") else artifact["build_seconds"],
+        lambda artifact: None if artifact.get("prebuilt") else artifact["build_s"],
         why_missing="not built here",
         unit="s",
         title="build time",
@@ -213,7 +213,7 @@ COLUMNS = [
         limits={},
     ),
     of_quality(
-        "kld_bound",
+        "kld_lower_bound",
         "What the mean KL divergence is at least, of an engine that tells only its likeliest tokens: that over these "
         "and all others as one (METHODS.md, Distance from the reference).",
         unit="nat",
@@ -235,8 +235,8 @@ COLUMNS = [
         name="above_noise_floor",
         kind="boolean",
         text="Whether the row's mean KL divergence over the same windows is above the noise floor; where it is not, "
-        "the format cannot be told from the reference. Of an engine with kld_bound alone: whether that is above the "
-        "reference's own in the same engine.",
+        "the format cannot be told from the reference. Of an engine with kld_lower_bound alone: whether that is above "
+        "the reference's own in the same engine.",
         parts=("quality", "noise_floor"),
         source=above_noise_floor,
         why_missing="the engine does not tell what it follows from",

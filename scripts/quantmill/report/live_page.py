@@ -15,7 +15,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 from quantmill.common import surroundings
 from quantmill.common.program import start_child
 
-ALONE = ("latency", "serving", "page")  # rules whose jobs wait until the page is made
+ALONE = ("latency", "loads", "page")  # rules whose jobs wait until the page is made
 PATIENCE = 120  # seconds that such a job waits at most
 PARTS = ("artifact", "latency", "quality")  # what a row is made of
 

@@ -40,10 +40,10 @@ def limits(length: int | list[int]) -> list[int]:
     return length if isinstance(length, list) else [length]
 
 
-def bytes_read(serving: dict[str, Any], load: dict[str, Any], row: dict[str, Any]) -> Reads | None:
+def bytes_read(measured: dict[str, Any], load: dict[str, Any], row: dict[str, Any]) -> Reads | None:
     """What decoding reads under a load that keeps a number of requests in flight; None where it does not, or where
     weights, cache or throughput are not known, or how many of its experts a mixture reads for several users."""
-    weights, keys = serving["artifact"].get("weight_bytes_per_token"), serving.get("kv_bytes_per_token")
+    weights, keys = measured["artifact"].get("weight_bytes_per_token"), measured.get("kv_bytes_per_token")
     figures = load["figures"]
     throughput = figures.get("output_tokens_per_second")
     # without speculation an event of several tokens is of several steps: the server was slow to send them
@@ -51,20 +51,20 @@ def bytes_read(serving: dict[str, Any], load: dict[str, Any], row: dict[str, Any
     # of a server elsewhere the row tells no share: its device is not the one whose bandwidth is known
     if None in (weights, keys, throughput, step, load["slots"], row["bandwidth_fraction"]):
         return None
-    if serving.get("mixture") and load["slots"] > 1:  # the weights are counted with the experts of one token
+    if measured.get("mixture") and load["slots"] > 1:  # the weights are counted with the experts of one token
         return None
-    prompt, new = (mean(limits(serving["protocol"]["serving"][name])) for name in ("prompt_tokens", "new_tokens"))
+    prompt, new = (mean(limits(measured["protocol"]["loads"][name])) for name in ("prompt_tokens", "new_tokens"))
     return reads(throughput, load["slots"], step, prompt + new / 2, weights, keys)
 
 
-def bandwidth_fraction(serving: dict[str, Any], load: dict[str, Any], row: dict[str, Any]) -> float | None:
+def bandwidth_fraction(measured: dict[str, Any], load: dict[str, Any], row: dict[str, Any]) -> float | None:
     """Of `device_bandwidth`."""
-    found = bytes_read(serving, load, row)
+    found = bytes_read(measured, load, row)
     return sum(found) / row["device_bandwidth"]["bytes_per_second"] if found else None
 
 
-def reads_most(serving: dict[str, Any], load: dict[str, Any], row: dict[str, Any]) -> str | None:
-    found = bytes_read(serving, load, row)
+def decode_bound_by(measured: dict[str, Any], load: dict[str, Any], row: dict[str, Any]) -> str | None:
+    found = bytes_read(measured, load, row)
     return found and ("weights" if found.weights > found.keys else "cache")
 
 
@@ -81,7 +81,7 @@ LOAD_COLUMNS = [
         name="device",
         kind="string",
         text="Name of the processor or GPU that the server ran on.",
-        parts=("serving",),
+        parts=("measured",),
         source=device,
         why_missing=UNTOLD,
     ),
@@ -89,8 +89,8 @@ LOAD_COLUMNS = [
         name="gpus",
         kind="integer",
         text="GPUs that the server ran on.",
-        parts=("serving",),
-        source=lambda serving: serving["gpus"],
+        parts=("measured",),
+        source=lambda measured: measured["gpus"],
         limits=POSITIVE,
         why_missing=UNTOLD,
     ),
@@ -120,13 +120,13 @@ LOAD_COLUMNS = [
         shown=5,
     ),
     of_load(
-        "rate_proven",
+        "rate_ci_low",
         "The largest rate whose share is at least 99% by its 95% interval.",
         unit="1/s",
         why_missing=SEARCH,
     ),
     of_load(
-        "rate_refuted",
+        "rate_ci_high",
         "The smallest rate whose share is less than 99% by its 95% interval.",
         unit="1/s",
         why_missing=SEARCH,
@@ -160,7 +160,7 @@ LOAD_COLUMNS = [
     latency("tpot_ms", TPOT, 50, title="TPOT", shown=10),
     latency("tpot_ms", TPOT, 90, title="TPOT p90", shown=11),
     latency("tpot_ms", TPOT, 99),
-    latency("gap_ms_max", "the longest time between two events of a request", 99),
+    latency("itl_ms_max", "the longest time between two events of a request", 99),
     latency("e2e_ms", "the time from when a request was to be sent to its end", 99),
     of_load(
         "makespan_s",
@@ -170,7 +170,7 @@ LOAD_COLUMNS = [
         shown=12,
     ),
     of_load(
-        "goodput",
+        "slo_attainment",
         "Share of the requests that arrived and met the config's limits for TTFT and TPOT.",
         limits=SHARE,
         better="higher",
@@ -192,22 +192,22 @@ LOAD_COLUMNS = [
         "requests in flight, and each one's keys and values. What is missing to 1 went to prompts, arithmetic and "
         "waiting.",
         source=bandwidth_fraction,
-        parts=("serving", "load", "row"),
+        parts=("measured", "load", "row"),
         limits=NOT_NEGATIVE,
         why_missing=UNREAD,
         title="of the bandwidth",
     ),
     of_load(
-        "reads_most",
+        "decode_bound_by",
         "What the larger part of these bytes is: weights, or the cache of keys and values.",
         "string",
-        source=reads_most,
-        parts=("serving", "load", "row"),
+        source=decode_bound_by,
+        parts=("measured", "load", "row"),
         limits={"enum": ["weights", "cache", None]},
         why_missing=UNREAD,
     ),
     of_load(
-        "tokens_equal_alone",
+        "tokens_equal_solo",
         "Share of the answers that were compared whose tokens are those of the same prompt alone; where they are not, "
         "each token is within 0.05 nats of the likeliest, or the load is refused.",
         limits=SHARE,
@@ -220,8 +220,8 @@ LOAD_COLUMNS = [
         kind="number",
         text="How far the mean log-probability of a text's tokens is from that of the same text alone, where eight "
         "texts are scored together: the server's own noise floor.",
-        parts=("serving",),
-        source=lambda serving: serving["summary"].get("nll_shift"),
+        parts=("measured",),
+        source=lambda measured: measured["summary"].get("nll_shift"),
         unit="nat/token",
         why_missing=UNTOLD,
         better="lower",
@@ -242,8 +242,8 @@ LOAD_COLUMNS = [
         name="startup_s",
         kind="number",
         text="From the server's start to its first answer; the median of the starts.",
-        parts=("serving",),
-        source=lambda serving: startup(serving["summary"]["startup_s"]),
+        parts=("measured",),
+        source=lambda measured: startup(measured["summary"]["startup_s"]),
         unit="s",
         why_missing=UNTOLD,
         better="lower",
@@ -260,9 +260,9 @@ LOAD_COLUMNS = [
         "notes",
         "What was noticed and changes no figure. In loads.csv joined by '; ', or none.",
         "array",
-        parts=("serving", "load"),
-        source=lambda serving, load: [
-            *caveats.products_warnings(serving["versions"]),
+        parts=("measured", "load"),
+        source=lambda measured, load: [
+            *caveats.products_warnings(measured["versions"]),
             *(each["message"] for each in load["findings"] if not each["refuses"]),
         ],
         limits={},

@@ -13,8 +13,8 @@ def specifications(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any
     """Vega specifications without data, by name; `rows` as for the plots of one request at a time, so that a server has
     the same colour everywhere.
 
-    throughput: what all users get together over what one sees. goodput: share within the limits over the rate.
-    ttft_ms, gap_ms: how many requests, or gaps, were as fast.
+    throughput: what all users get together over what one sees. slo_attainment: share within the limits over the rate.
+    ttft_ms, itl_ms: how many requests, or gaps, were as fast.
     """
     colour = colours(rows)
     colour.legend = alt.Legend(orient="bottom", columns=3, title=None)
@@ -33,15 +33,15 @@ def specifications(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any
         bar.encode(x=alone, y=alt.Y(low, title=total), y2=high, color=colour),
         base.mark_point(filled=True, size=80).encode(x=alone, y=together, color=colour, tooltip=told),
     )
-    goodput = base.mark_line(point=True, strokeWidth=1.5).encode(
+    attainment = base.mark_line(point=True, strokeWidth=1.5).encode(
         x=alt.X("rate:Q", title="requests a second that arrive", scale=alt.Scale(zero=False, padding=20)),
-        y=alt.Y("goodput:Q", title="share within the limits", axis=alt.Axis(format="~%")),
+        y=alt.Y("slo_attainment:Q", title="share within the limits", axis=alt.Axis(format="~%")),
         color=colour,
         order="rate:Q",
-        tooltip=[*hovered, alt.Tooltip("rate:Q", format=".4~g"), alt.Tooltip("goodput:Q", format=".2%")],
+        tooltip=[*hovered, alt.Tooltip("rate:Q", format=".4~g"), alt.Tooltip("slo_attainment:Q", format=".2%")],
     )
-    drawn = {"throughput": throughput, "goodput": goodput}
-    for name, title in (("ttft_ms", "time to the first token, ms"), ("gap_ms", "time between two events, ms")):
+    drawn = {"throughput": throughput, "slo_attainment": attainment}
+    for name, title in (("ttft_ms", "time to the first token, ms"), ("itl_ms", "time between two events, ms")):
         drawn[name] = base.mark_line().encode(
             x=alt.X("ms:Q", title=title, scale=alt.Scale(type="log", nice=False), axis=alt.Axis(format="~g")),
             y=alt.Y("quantile:Q", title="share that came as fast", axis=alt.Axis(format="~%")),

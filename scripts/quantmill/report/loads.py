@@ -16,27 +16,27 @@ def collect(study: Mapping[str, Any], alone: Sequence[Mapping[str, Any]]) -> lis
     cells, which were measured one request at a time."""
     config = study["config"]
     known = {tuple(row[name] for name in ("model", "format", "run")): row for row in alone}
-    served = [cell for cell in study["cells"] if cell.get("serving")]
+    served = [cell for cell in study["cells"] if cell.get("loads")]
     return [row for cell in served for row in _rows(cell, config, known[cell["model"], cell["format"], cell["run"]])]
 
 
 def _rows(cell: Mapping[str, Any], config: Mapping[str, Any], alone: Mapping[str, Any]) -> list[dict[str, Any]]:
-    why = absence(cell, "serving")
+    why = absence(cell, "loads")
     if not why:
-        result = read(Path(cell["serving"]), "serving")
+        result = read(Path(cell["loads"]), "loads")
         why = mismatch(cell, config, result)
     if why:
         known = [column for column in LOAD_COLUMNS if column.parts == ("cell",)]
         values = dict.fromkeys(column.name for column in LOAD_COLUMNS)
         values |= {column.name: column.value({"cell": cell}) for column in known} | {"notes": [], "interference": []}
         return [values | {"missing": {name: why for name, value in values.items() if value is None}, "quantiles": {}}]
-    loads = [*result["loads"], *([_largest(result["largest_rate"])] if result["largest_rate"] else [])]
+    loads = [*result["loads"], *([_largest(result["goodput"])] if result["goodput"] else [])]
     return [_row(cell, result, load, alone) for load in loads]
 
 
 def _largest(found: Mapping[str, Any]) -> dict[str, Any]:
     """The search for the largest rate as a load."""
-    figures = {"rate_proven": found["proven"], "rate_refuted": found["refuted"]}
+    figures = {"rate_ci_low": found["proven"], "rate_ci_high": found["refuted"]}
     missing = dict.fromkeys((column.name for column in LOAD_COLUMNS), "a search is of many loads: see its trials")
     missing["rate"] = "no rate that was tried met the limits"
     return {
@@ -55,7 +55,7 @@ def _largest(found: Mapping[str, Any]) -> dict[str, Any]:
 def _row(
     cell: Mapping[str, Any], result: Mapping[str, Any], load: Mapping[str, Any], alone: Mapping[str, Any]
 ) -> dict[str, Any]:
-    found = {"cell": cell, "serving": result, "load": load, "row": alone}
+    found = {"cell": cell, "measured": result, "load": load, "row": alone}
     values = {column.name: column.value(found) for column in LOAD_COLUMNS}
     refused = values["refused"]
     missing = {}

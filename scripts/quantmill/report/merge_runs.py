@@ -27,7 +27,7 @@ def merge(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]
     config = {**before["config"], "models": models, "reference": f"{reference}@before"}
     served = (each["config"] for each in (before, after) if each.get("loads"))
     # the limits of the loads
-    config |= next(({"serving": each["serving"]} for each in served if "serving" in each), {})
+    config |= next(({"loads": each["loads"]} for each in served if "loads" in each), {})
     kept = {name: content for name, content in before.items() if name not in both}
     return {**kept, "config": config, **{name: entries for name, entries in both.items() if entries}}
 

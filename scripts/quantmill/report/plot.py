@@ -217,11 +217,11 @@ def detail_specifications(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[s
         tooltip=[*hovered, alt.Tooltip("kld:Q", format=".2~e"), alt.Tooltip("share:Q", format=".2%")],
     )
     gaps = base.mark_line().encode(
-        x=alt.X("gap_ms:Q", scale=log, title="time between two tokens, ms", axis=alt.Axis(format="~g", tickCount=7)),
+        x=alt.X("itl_ms:Q", scale=log, title="time between two tokens, ms", axis=alt.Axis(format="~g", tickCount=7)),
         y=alt.Y("quantile:Q", title="share of tokens that came as fast", axis=alt.Axis(format="~%")),
         color=colour,
         order="quantile:Q",
-        tooltip=[*hovered, alt.Tooltip("gap_ms:Q", format=".3~g"), alt.Tooltip("quantile:Q", format=".1%")],
+        tooltip=[*hovered, alt.Tooltip("itl_ms:Q", format=".3~g"), alt.Tooltip("quantile:Q", format=".1%")],
     )
     prompts = base.mark_point(filled=True, size=60, opacity=0.9).encode(
         x=alt.X("prompt:O", title="prompt", axis=alt.Axis(labelAngle=0)),

@@ -29,7 +29,7 @@ ADDED: dict[int, dict[str, Any]] = {
 }
 REASONS = {"group_size": "not recorded by schema version 1", "run": "the format's default run"}
 # the same of rows of servers under load, up to schema version 3
-LOADS_ADDED = dict.fromkeys(("bandwidth_fraction", "reads_most"), "not recorded by schema version 3")
+LOADS_ADDED = dict.fromkeys(("bandwidth_fraction", "decode_bound_by"), "not recorded by schema version 3")
 RENAMED = {"mlc": "quantmill-tvm"}  # engines, since schema version 2
 
 PARTS = ("artifact", "latency", "quality", "noise_floor")
@@ -102,7 +102,7 @@ def other_protocol(cell: Mapping[str, Any], config: Mapping[str, Any], result: M
     """What of a result's protocol is not the study's: names of the config's keys, and of texts that were cut anew."""
     asked = {
         **config.get("latency", {}),
-        **{name: config.get(name) for name in ("perplexity", "serving", "tasks", "seed")},
+        **{name: config.get(name) for name in ("perplexity", "loads", "tasks", "seed")},
     }
     protocol = result.get("protocol", {})  # a noise floor that no engine gives has none
     other = [name for name, value in protocol.items() if asked.get(name, value) != value]
@@ -232,18 +232,19 @@ def quality_details(loss: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def mark_noise(rows: Sequence[dict[str, Any]], reference: str) -> None:
-    """Set `above_noise_floor` of rows whose engine does not tell the whole divergence: whether `kld_bound` is above
-    that of the reference's own weights in the same engine without options. That row is the floor, and not above it."""
-    told = [each for each in rows if each["kld_mean"] is None and each["kld_bound"] is not None]
+    """Set `above_noise_floor` of rows whose engine does not tell the whole divergence: whether `kld_lower_bound` is
+    above that of the reference's own weights in the same engine without options. That row is the floor, and not above
+    it."""
+    told = [each for each in rows if each["kld_mean"] is None and each["kld_lower_bound"] is not None]
     floors = {
-        (each["model"], each["engine"]): each["kld_bound"]
+        (each["model"], each["engine"]): each["kld_lower_bound"]
         for each in told
         if each["format"] == reference and not each["options"]
     }
     for each in told:
         floor = floors.get((each["model"], each["engine"]))
         if floor is not None:
-            each["above_noise_floor"] = each["kld_bound"] > floor
+            each["above_noise_floor"] = each["kld_lower_bound"] > floor
             each["missing"].pop("above_noise_floor", None)
 
 

@@ -53,7 +53,7 @@ def main() -> None:
     study = json.loads(options.study.read_text(encoding="utf-8"))
     to_come = set(json.load(sys.stdin)) if old else set()
     for cell in study["cells"]:
-        parts = [name for name in (*results.PARTS, "serving", "tasks") if cell.get(name) in to_come]
+        parts = [name for name in (*results.PARTS, "loads", "tasks") if cell.get(name) in to_come]
         cell["pending" if options.running else "outdated"] = parts
     collected = results.collect(study)
     rows = collected["rows"]

@@ -61,7 +61,7 @@ function showDetails() {
   const formats = Object.entries(detail.formats);
   const charts = {
     divergence: ["How far each position is from the reference", formats.flatMap(([format, each]) => (each.divergence?.shares ?? []).slice(1).map((share, i) => ({ cell: format, share, kld: DATA.edges[i] }))).filter((each) => each.cell !== DATA.reference)],
-    gaps: ["How long each token took after the one before", formats.flatMap(([format, each]) => (each.gaps_ms ?? []).map((gap_ms, i) => ({ cell: format, gap_ms, quantile: DATA.quantiles[i] })))],
+    gaps: ["How long each token took after the one before", formats.flatMap(([format, each]) => (each.gaps_ms ?? []).map((itl_ms, i) => ({ cell: format, itl_ms, quantile: DATA.quantiles[i] })))],
     prompts: ["How long each prompt took to its first token", formats.flatMap(([format, each]) => (each.prompts ?? []).map((prompt, i) => ({ cell: format, prompt: i + 1, tokens: prompt.tokens, ttft_ms: prompt.ttft_ms, per_second: prompt.tokens_per_second })))],
   };
   const figures = Object.entries(DATA.undrawn ? {} : charts).filter(([, [, values]]) => values.length).map(([name, [caption, values]]) => {

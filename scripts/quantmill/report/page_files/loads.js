@@ -7,14 +7,14 @@ const LOADS = (DATA.loads?.rows ?? []).map((values, i) => ({
   trials: DATA.loads.trials[i],
   default: DATA.loads.defaults[i], // the row of its artifact
 }));
-const LIMITS = DATA.config.serving?.limits; // a page of several runs may have none
+const LIMITS = DATA.config.loads?.limits; // a page of several runs may have none
 const SHORTEST = 0.01; // ms, on an axis that has no zero: tokens that came together
 const serverOf = (row) => (MODELS.length > 1 ? `${row.model}/` : "") + `${row.format}@${row.run}`;
 const LOAD_PLOTS = {
   throughput: ["What all users get, over what one of them sees", "Each point is a number of users at once; the line joins those of a server. The better corner is the upper right one."],
-  goodput: ["Who keeps the limits as requests arrive faster", "Requests arrive by chance (Poisson), whatever the server does. The share of those that met both limits of the config, for each rate that was tried."],
+  slo_attainment: ["Who keeps the limits as requests arrive faster", "Requests arrive by chance (Poisson), whatever the server does. The share of those that met both limits of the config, for each rate that was tried."],
   ttft_ms: ["How long a user waits for the first token", "A curve that is further to the left is faster. The time counts from when the request was to be sent."],
-  gap_ms: ["How long the pauses between tokens are", "The time between two events that brought tokens. Where a curve has a long foot, text comes in bursts."],
+  itl_ms: ["How long the pauses between tokens are", "The time between two events that brought tokens. Where a curve has a long foot, text comes in bursts."],
 };
 
 /** Why a load is not ranked: it was disturbed, its latencies changed while it lasted, or its artifact was not checked; null where it is. */
@@ -83,9 +83,9 @@ function showServers() {
 function drawnLoads(name) {
   const named = (row) => ({ model: row.model, cell: `${row.format}@${row.run}`, load: row.load });
   if (name === "throughput") return LOADS.filter((row) => row.slots !== null && row.output_tokens_per_second !== null && row.user_tokens_per_second !== null).map((row) => ({ ...row, ...named(row) }));
-  if (name === "goodput") {
-    const rates = LOADS.filter((row) => row.rate !== null && row.goodput !== null).map((row) => ({ ...named(row), rate: row.rate, goodput: row.goodput }));
-    return [...rates, ...LOADS.flatMap((row) => (row.trials ?? []).map(([rate, goodput]) => ({ ...named(row), rate, goodput })))];
+  if (name === "slo_attainment") {
+    const rates = LOADS.filter((row) => row.rate !== null && row.slo_attainment !== null).map((row) => ({ ...named(row), rate: row.rate, slo_attainment: row.slo_attainment }));
+    return [...rates, ...LOADS.flatMap((row) => (row.trials ?? []).map(([rate, slo_attainment]) => ({ ...named(row), rate, slo_attainment })))];
   }
   const chosen = find("distribution").value;
   return LOADS.filter((row) => row.load === chosen).flatMap((row) => (row.quantiles[name] ?? []).map((ms, i) => ({ ...named(row), ms: Math.max(ms, SHORTEST), quantile: DATA.loads.levels[i] })));
@@ -112,7 +112,7 @@ function loadCell(row, column) {
     const text = why.startsWith("still to come") ? "not yet" : /^failed/.test(why) ? "failed" : /^refused/.test(why) ? "refused" : "–";
     return element("td", { class: "empty" }, reason(text, `${column.title} of ${serverOf(row)}, ${row.load}`, why));
   }
-  const shares = ["goodput", "tokens_equal_alone"].includes(column.name);
+  const shares = ["slo_attainment", "tokens_equal_solo"].includes(column.name);
   const [low, high] = [row[`${column.name}_low`], row[`${column.name}_high`]];
   const below = low === undefined || low === null ? null : element("small", {}, `${figure(low, 3)} to ${figure(high, 3)}`);
   const notes = column.name === "load" ? [...row.notes, ...row.interference] : [];

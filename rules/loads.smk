@@ -8,7 +8,7 @@ def has_loads(cell):
 
 def burst_tokens(wildcards):
     """The prompts that are sent at once, where the study sends any."""
-    return f"artifacts/{wildcards.model}/tokens/burst.json" if STUDY["serving"]["burst"] else []
+    return f"artifacts/{wildcards.model}/tokens/burst.json" if STUDY["loads"]["burst"] else []
 
 
 def load_ask(wildcards, input):
@@ -17,17 +17,17 @@ def load_ask(wildcards, input):
     return study_jobs().load(each.artifact, each.engine, shape_of_cell(wildcards, input))
 
 
-rule serving:
+rule loads:
     input:
         env=lambda wc: environment(ENGINES[cell(wc).engine].env),
         artifact=lambda wc: f"artifacts/{wc.model}/{cell(wc).artifact}",
         evaluation="artifacts/{model}/tokens/evaluation.json",
         burst=burst_tokens,
     output:
-        "artifacts/{model}/serving/{cell}.json",
-        "artifacts/{model}/serving/{cell}.npz",
+        "artifacts/{model}/loads/{cell}.json",
+        "artifacts/{model}/loads/{cell}.npz",
     log:
-        "artifacts/logs/{model}/serving-{cell}.log",
+        "artifacts/logs/{model}/loads-{cell}.log",
     priority: 100
     # as for latency: nothing runs beside a measurement
     threads: 1024
@@ -38,10 +38,10 @@ rule serving:
     params:
         run=lambda wc: cell_runner("loads.measure", wc),
         device=STUDY["device"],
-        serving=json.dumps(STUDY["serving"], sort_keys=True),
+        loads=json.dumps(STUDY["loads"], sort_keys=True),
         seed=STUDY["seed"],
         burst=lambda wc, input: [f"--burst={file}" for file in [input.burst] if file],
     shell:
         "{params.run[python]:q} {params.run[program]:q} {input.artifact:q} {output[0]:q} {params.run[arguments]:q}"
-        " --serving {params.serving:q} --evaluation {input.evaluation:q} {params.burst:q} --seed {params.seed:q}"
+        " --loads {params.loads:q} --evaluation {input.evaluation:q} {params.burst:q} --seed {params.seed:q}"
         " --device {params.device:q} --threads {threads} 2> {log:q}"
