@@ -32,7 +32,7 @@ wildcard_constraints:
 # 100: its speed, the reference's first. 20: the reference's build. 10: other builds without calibration, and what all
 # builds need. 1: MLC and the noise floor. 0: calibration and quantizers. Steps of ten: Snakemake adds them up.
 include: "rules/lock.smk"
-include: "rules/envs.smk"
+include: "rules/environments.smk"
 include: "rules/weights.smk"
 include: "rules/prebuilt.smk"
 include: "rules/build.smk"

@@ -9,8 +9,8 @@ from typing import Any
 
 from quantmill.checkpoint import EXPERTS
 from quantmill.common import bounded_json, plain_file
+from quantmill.common.model_config import MAX_CONFIG
 from quantmill.common.program import UserError
-from quantmill.plan.model_source import MAX_CONFIG
 
 LARGEST = 2**32  # of any size: what is beyond was not meant
 

@@ -9,10 +9,9 @@ from quantmill.checkpoint import reads_more_than_text, safetensors_file, share_r
 from quantmill.checkpoint.selection import ADAPTERS, INDEXES, SHARDS, SINGLES, carried
 from quantmill.checkpoint.tensor import MAX_NAME, Tensor
 from quantmill.common import bounded_json, plain_file
-from quantmill.common.model_config import of_text
+from quantmill.common.model_config import MAX_CONFIG, of_text
 from quantmill.common.program import UserError
 
-MAX_CONFIG = 4 * 2**20  # bytes of a config.json; those with a name for each of 20,000 classes take 1 MB
 MAX_LEVELS = 100  # of values in one another in a config.json
 MAX_TENSORS = 200_000  # of a model; the largest have 90,000
 READERS = {"safetensors": safetensors_file.read, "bin": torch_zip.read}

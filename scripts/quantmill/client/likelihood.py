@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from quantmill.client.words import Told, Untrue
-from quantmill.servers.vllm_settings import TOP
 
 NUMBER = re.compile(r"0|[1-9][0-9]*")
+
+TOP = 20  # likeliest tokens of each place: vLLM's own limit
 
 
 @dataclass(frozen=True)

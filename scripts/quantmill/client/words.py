@@ -8,7 +8,7 @@ import numpy as np
 
 from quantmill.common import bounded_json
 from quantmill.common.redaction import Secrets
-from quantmill.engines import Targets
+from quantmill.metrics.targets import Targets
 
 MAX_IDS = 2**31  # of a vocabulary that is not known
 MAX_WORD = 200  # characters of a name or a reason

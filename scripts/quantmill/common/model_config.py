@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+MAX_CONFIG = 4 * 2**20  # bytes of a config.json; those with a name for each of 20,000 classes take 1 MB
+
 
 def of_text(config: Mapping[str, Any]) -> dict[str, Any]:
     """Its keys of the language model, some of which lie in `text_config` where a model reads more than text."""

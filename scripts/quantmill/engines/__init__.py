@@ -20,6 +20,7 @@ import numpy as np
 
 from quantmill.common.program import PACKAGE, UserError, first_line
 from quantmill.devices import cpu
+from quantmill.metrics.targets import Targets as Targets
 
 # float32 values in one chunk of logits: 40 MiB. glibc's malloc gives more than 32 MiB back at once, and kept a little
 # less than that four times over
@@ -36,19 +37,6 @@ Capability = Literal["logits", "target_logprobs", "batches", "gpus", "own_thread
 
 class CannotDecode(UserError):
     """An engine's other way to decode that this model does not take, found when it was tried."""
-
-
-class Targets(NamedTuple):
-    """What an engine without logits tells of a text's n ids: natural log-probabilities given those before.
-
-    logprobs: [n - 1], of each id but the first.
-    top_ids, top_logprobs: [n - 1, k], the k likeliest ids at each of these places, the likeliest first, and what they
-    have; k is 0 where the engine tells the targets' alone.
-    """
-
-    logprobs: np.ndarray
-    top_ids: np.ndarray
-    top_logprobs: np.ndarray
 
 
 class Engine:

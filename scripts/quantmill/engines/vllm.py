@@ -21,12 +21,13 @@ from vllm.sampling_params import RequestOutputKind
 
 from quantmill import engines
 from quantmill.checkpoint import shards
+from quantmill.client.likelihood import TOP
 from quantmill.common import special_tokens
 from quantmill.common.program import UserError, first_line, leave_at_once
 from quantmill.devices import cpu
 from quantmill.servers import vllm_settings
 from quantmill.servers.guard import Guard
-from quantmill.servers.vllm_settings import OURS, TOP
+from quantmill.servers.vllm_settings import OURS
 
 OPTIONS = {field.name for field in dataclasses.fields(EngineArgs)}
 

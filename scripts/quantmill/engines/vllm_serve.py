@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 from quantmill.checkpoint import shards
 from quantmill.client import client, stream, words
+from quantmill.client.likelihood import TOP
 from quantmill.common import redaction
 from quantmill.devices import cuda
 from quantmill.engines.served.started import MODEL, Started, flags, python
 from quantmill.servers import lifecycle, vllm_settings
 from quantmill.servers.endpoint import Endpoint
-from quantmill.servers.vllm_settings import TOP
 
 # what its log says of the configuration that is in effect
 SAID = {

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from quantmill.common import bounded_json, plain_file
+from quantmill.common.model_config import MAX_CONFIG
 from quantmill.common.program import PACKAGE, UserError
-
-MAX_CONFIG = 4 * 2**20  # bytes, as in checkpoint.shards
 
 # This checkout, as the working directory sees it: `.` but where another workflow uses this one as a module
 CHECKOUT = Path(os.path.relpath(PACKAGE.parents[1]))

@@ -207,9 +207,7 @@ def most_gpus(listed: dict[str, Any], device: str) -> str:
     """GPUs that the jobs that are left need at once at most, and of whom; what is to be allowed where it is several."""
     left = set(listed["left"])
     cells = [
-        each
-        for each in listed["cells"]
-        if left & {each["latency"], each["quality"], each["loads"], each.get("tasks")}
+        each for each in listed["cells"] if left & {each["latency"], each["quality"], each["loads"], each.get("tasks")}
     ]
     if device == "cpu" or not listed["left"]:
         return "0"

@@ -14,7 +14,6 @@ OURS = frozenset(
     {"model", "tokenizer", "trust_remote_code", "served_model_name", "host", "port", "uds", "api_key"}
     | {"root_path", "ssl_keyfile", "ssl_certfile", "max_logprobs", "skip_tokenizer_init", "config"}
 )
-TOP = 20  # likeliest tokens of each place: vLLM's own limit
 # of sockets, whose names have at most 107 bytes: a job's folder for temporary files may be longer
 SOCKETS = {"VLLM_RPC_BASE_PATH": "/tmp"}
 W4A8 = "VLLM_CPU_INT4_W4A8"  # 0 turns its rounding off

@@ -14,11 +14,11 @@ from quantmill.client import client, prometheus, schedule, stream, together, wor
 from quantmill.client.checks import Counters
 from quantmill.client.connection import Exchange
 from quantmill.client.dialects import DIALECTS, Prompt
+from quantmill.client.likelihood import TOP
 from quantmill.client.words import ANYTHING, Expected, Untrue
 from quantmill.common import redaction
 from quantmill.common.model_config import of_text
 from quantmill.common.program import UserError, printable
-from quantmill.servers.vllm_settings import TOP
 
 UNKNOWN = -1  # the id of a token that a server does not tell
 AT_ONCE = 16  # texts that are scored
