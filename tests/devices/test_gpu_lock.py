@@ -25,7 +25,8 @@ from quantmill.devices import gpu_lock as card
 card.FOLDER = Path(sys.argv[1])
 card.hold(int(sys.argv[2]))
 print(os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
-child = "import os, sys; from quantmill.devices import gpu_lock as lock\nlock.hold(int(sys.argv[1])); print(os.environ[lock.HELD])"
+child = "import os, sys; from quantmill.devices import gpu_lock as lock; "
+child += "lock.hold(int(sys.argv[1])); print(os.environ[lock.HELD])"
 subprocess.run([sys.executable, "-c", child, os.environ.get("CHILD", sys.argv[2])], check=True)
 sys.stdin.read()
 """

@@ -269,12 +269,13 @@ def main(settings, state):
 CONVERT = """
 import sys
 from pathlib import Path
-import build_exl3
+from quantmill.build import exl3 as build_exl3
 from quantmill.build.quantizer.calibration import Calibration
 from quantmill.build.quantizer.program import BuildTask
 build_exl3.library = lambda: None
 folder, words = Path(sys.argv[1]), {"bits": 4.0, "head_bits": 6, "codebook": "mul1"}
-build_exl3.quantize(BuildTask(folder, folder / "out", folder / "resume", words, Calibration([[1, 2]], 2, ""), "", None, {}))
+samples = Calibration([[1, 2]], 2, "")
+build_exl3.quantize(BuildTask(folder, folder / "out", folder / "resume", words, samples, "", None, {}))
 """
 
 

@@ -134,8 +134,8 @@ def test_manifest_hashes_files_and_divides_bits_by_weights(tmp_path: Path) -> No
 def test_peak_memory_is_not_that_of_the_parent(call: Callable) -> None:
     held = bytearray(600_000_000)
     held[::4096] = bytes(len(held[::4096]))  # touched, so that it is resident here
-    code = "import sys; sys.path.insert(0, 'scripts'); from quantmill.common import manifest; print(manifest.peak_rss_bytes())"
-    peak = int(call(sys.executable, "-c", code).stdout)
+    code = "from quantmill.common import manifest; print(manifest.peak_rss_bytes())"
+    peak = int(call(sys.executable, "-c", code, PYTHONPATH=str(REPO / "scripts")).stdout)
     assert 5_000_000 < peak < 200_000_000
     assert manifest.peak_rss_bytes() > 600_000_000
 

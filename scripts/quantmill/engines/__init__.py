@@ -14,9 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, Literal, NamedTuple
-
-import numpy as np
+from typing import Any, ClassVar, Literal
 
 from quantmill.common.program import PACKAGE, UserError, first_line
 from quantmill.devices import cpu
