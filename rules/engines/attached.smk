@@ -23,7 +23,7 @@ for name, layouts in {
         env="tools",
         loads=layouts,
         options=ATTACHED,
-        many_gpus=True,
+        multi_gpu=True,
         serves=True,
         attached=True,
         resources=RunResources(cpu=200, weights=0, floor=200, cuda=200),

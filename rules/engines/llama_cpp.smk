@@ -4,7 +4,7 @@ KV = {"enum": ["f32", "f16", "bf16", "q8_0", "q4_0"]}
 LLAMA = {
     "env": "llama_cpp",
     "loads": ("gguf",),
-    "many_gpus": True,
+    "multi_gpu": True,
     "resources": RunResources(cpu=160, weights=0, floor=480, cuda=380, logits=16, mapped=True),
 }
 

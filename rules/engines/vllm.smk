@@ -8,7 +8,7 @@ for name in ("vllm", "vllm-serve"):
     ENGINES[name] = Engine(
         env=VLLM,
         loads=LOADS,
-        many_gpus=True,
+        multi_gpu=True,
         options=None,
         serves=name == "vllm-serve",
         # with 1 GiB of key-value cache on a CPU

@@ -35,7 +35,7 @@ LATENCY = (
     SCRIPTS
     + """
 import pathlib
-import latency
+from quantmill.latency import measure as latency
 from quantmill.latency import worker as process
 process.COMMAND[0] = sys.argv[1]
 folder = pathlib.Path(sys.argv[1]).parent

@@ -28,7 +28,7 @@ ENGINES = {
     "quick": Engine("torch", ("gptq",)),
     "llama": Engine("torch", ("gguf",)),
     "old": Engine("old", ("hf", "gptq"), python="2.7"),
-    "many": Engine("torch", ("hf",), devices=("cuda",), many_gpus=True, options=None),
+    "many": Engine("torch", ("hf",), devices=("cuda",), multi_gpu=True, options=None),
     "external": Engine("mlc_llm", ("hf",)),
     "theirs": Engine("tools", ("hf",), attached=True),
     "slots": Engine("torch", ("hf",), options=None, serves=True, slots="parallel"),

@@ -226,7 +226,7 @@ def test_what_this_machine_has(tmp_path: Path) -> None:
         complete(config, SCHEMA, replace(here, gpus=1))
     with pytest.raises(ConfigError, match=r"runs.x: many does not run on device cpu; leave it out"):
         complete(config, SCHEMA, replace(here, device="cpu"))
-    either = replace(here, device="cpu", engines=ENGINES | {"many": Engine("torch", ("hf",), many_gpus=True)})
+    either = replace(here, device="cpu", engines=ENGINES | {"many": Engine("torch", ("hf",), multi_gpu=True)})
     with pytest.raises(ConfigError, match=r"runs.x.gpus: 2, and the device is cpu; leave gpus out"):
         complete(config, SCHEMA, either)
     (tmp_path / "bare/model.bin").touch()

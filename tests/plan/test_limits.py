@@ -51,7 +51,7 @@ def test_jobs_say_what_they_take(checkout: Callable[[], Path]) -> None:
 def test_a_run_of_several_gpus_asks_for_them(checkout: Callable[[], Path]) -> None:
     """Both of its jobs do; and a cluster's node without a card, which reads the config too, refuses nothing."""
     root = checkout()
-    engine = 'ENGINES["many"] = Engine(env="torch", loads=("hf",), devices=("cuda",), many_gpus=True, options=None)\n'
+    engine = 'ENGINES["many"] = Engine(env="torch", loads=("hf",), devices=("cuda",), multi_gpu=True, options=None)\n'
     (root / "rules/engines/many.smk").write_text(engine)
     (root / "scripts/quantmill/engines/many.py").write_text("")
     (root / "study.yaml").write_text(

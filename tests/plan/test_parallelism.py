@@ -21,7 +21,7 @@ FORMATS = {
     "gptq-int4": Format("gptq", "transformers", "torch", "build.gptq", config="gptq"),
     "awq-int4": Format("awq", "transformers", "torch", "build.awq", config="awq"),
 }
-VLLM = Engine("torch", ("hf", "gptq", "awq"), many_gpus=True, options=None, serves=True)
+VLLM = Engine("torch", ("hf", "gptq", "awq"), multi_gpu=True, options=None, serves=True)
 ENGINES = {"transformers": Engine("torch", ("hf", "gptq", "awq")), "vllm": VLLM, "vllm-serve": VLLM}
 REGISTRY = Registry(FORMATS, ENGINES, LAYOUTS, ["torch"])
 # 12 heads: 1, 2, 3, 4, 6, 12 divide them; 4 key-value heads: of these 1, 2, 4 divide them, and 12 is divided by them

@@ -30,7 +30,7 @@ EXACT = "QUANTMILL_EXACT"
 
 # logits, target_logprobs: it has the method; batches: `decode` takes several prompts; gpus: it runs on several at once;
 # own_threads: how many CPU threads are best is its own affair
-Capability = Literal["logits", "target_logprobs", "batches", "gpus", "own_threads"]
+Capability = Literal["logits", "target_logprobs", "batches", "multi_gpu", "own_threads"]
 
 
 class CannotDecode(UserError):
@@ -80,11 +80,11 @@ class Engine:
         """What it thinks of each id but the first, given those before it."""
         raise NotImplementedError
 
-    def many_target_logprobs(self, texts: list[list[int]]) -> Iterator[Targets]:
+    def target_logprobs_batch(self, texts: list[list[int]]) -> Iterator[Targets]:
         """`target_logprobs` of several texts, in order; at once, where an engine has batches."""
         yield from map(self.target_logprobs, texts)
 
-    def last_logits(self, texts: list[list[int]], counts: list[int]) -> Iterator[tuple[int, Any]]:
+    def logits_of_last_tokens(self, texts: list[list[int]], counts: list[int]) -> Iterator[tuple[int, Any]]:
         """Yield the logits of the last positions of several texts, so many of each: a text's number with chunks
         [positions, vocab] as `logits` yields them, in order. One text after another, where an engine has no batches."""
         for number, (ids, count) in enumerate(zip(texts, counts, strict=True)):
@@ -95,7 +95,7 @@ class Engine:
                 if len(rows):
                     yield number, rows
 
-    def allow_ends(self) -> bool:
+    def allow_eos(self) -> bool:
         """Let `decode` choose tokens that end a sequence too, from now on, and end after them or go on; whether it can.
         Whoever asks stops at the first."""
         return False
@@ -142,10 +142,10 @@ def load(name: str, artifact: Path, device: str, threads: int, gpus: int = 1, **
         kind = module(name).Engine
         kind.environment = environment
         check_options(name, kind, options)
-        if gpus > 1 and "gpus" not in kind.capabilities:
+        if gpus > 1 and "multi_gpu" not in kind.capabilities:
             raise UserError(f"engine {name} runs on one GPU, and {gpus} are asked for; leave gpus out")
         engine = kind(artifact, device, threads, **options)
-    for method in ("decode", "logits", "last_logits", "many_target_logprobs"):
+    for method in ("decode", "logits", "logits_of_last_tokens", "target_logprobs_batch"):
         setattr(engine, method, _guard_iterator(getattr(engine, method), name, artifact))
     for method in ("target_logprobs", "processes", "weight_bytes", "peak_allocated_bytes", "versions"):
         setattr(engine, method, _guard(getattr(engine, method), name, artifact))

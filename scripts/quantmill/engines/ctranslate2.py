@@ -109,7 +109,7 @@ class Engine(engines.Engine):
         for chunk in np.split(view, range(size := engines.chunk_positions(view.shape[1]), len(view), size)):
             yield chunk.copy()
 
-    def allow_ends(self) -> bool:
+    def allow_eos(self) -> bool:
         self.may_end = True  # it cannot go on after one, and who asks does not want it to
         return True
 

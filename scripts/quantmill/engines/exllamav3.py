@@ -104,7 +104,7 @@ class Engine(engines.Engine):
         for chunk in self._forward(ids).split(engines.chunk_positions(self.vocab_size)):
             yield chunk.float()
 
-    def allow_ends(self) -> bool:
+    def allow_eos(self) -> bool:
         self.stop_ids = []
         return True
 

@@ -26,7 +26,7 @@ class Engine(engines.Engine):
     """See `engines.Engine`. Options are those of llama.cpp's programs; what they leave out is llama.cpp's default."""
 
     options: ClassVar = {"type_k": str, "type_v": str, "flash_attn": str, "n_batch": int, "n_ubatch": int}
-    capabilities = frozenset({"logits", "batches", "gpus"})
+    capabilities = frozenset({"logits", "batches", "multi_gpu"})
     modes = ("greedy",)
     mode = modes[0]
 
@@ -164,7 +164,7 @@ class Engine(engines.Engine):
             self._calculate()
             yield self._rows(len(part)).copy()
 
-    def allow_ends(self) -> bool:
+    def allow_eos(self) -> bool:
         self.stop_ids = []
         return True
 

@@ -82,7 +82,7 @@ class Engine(engines.Engine):
             told = min(len(self.came), n)
         self.engine.reset()  # what is left of the request
 
-    def allow_ends(self) -> bool:
+    def allow_eos(self) -> bool:
         self.stop_ids = []
         return True
 

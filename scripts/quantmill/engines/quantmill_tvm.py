@@ -91,7 +91,7 @@ class Engine(engines.Engine):
         for start in range(0, len(ids), size := engines.chunk_positions(self.shape.vocab_size)):
             yield self.session.score(ids[start : start + size])
 
-    def allow_ends(self) -> bool:
+    def allow_eos(self) -> bool:
         self.stop_ids = []
         self.session.allow_all()
         return True

@@ -198,11 +198,11 @@ class Engine(engines.Engine):
         for chunk in tokens.split(size, dim=1):
             yield self._deliver(self._run(self.model, input_ids=chunk, past_key_values=cache, use_cache=True).logits[0])
 
-    def last_logits(self, texts: list[list[int]], counts: list[int]) -> Iterator[tuple[int, Any]]:
+    def logits_of_last_tokens(self, texts: list[list[int]], counts: list[int]) -> Iterator[tuple[int, Any]]:
         if self.plain_head is None:
             self.plain_head = self._has_plain_head(torch.tensor([texts[0][:PROBE]], device=self.device))
         if not self.plain_head:
-            yield from super().last_logits(texts, counts)
+            yield from super().logits_of_last_tokens(texts, counts)
             return
         size, head = engines.chunk_positions(self.vocab_size), self.model.get_output_embeddings()
         for batch in self._batches(texts):
@@ -228,7 +228,7 @@ class Engine(engines.Engine):
             batch.append(number)
         yield batch
 
-    def allow_ends(self) -> bool:
+    def allow_eos(self) -> bool:
         self.ends, self.stop_ids, self.static = True, [], None
         return True
 

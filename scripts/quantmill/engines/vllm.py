@@ -36,7 +36,7 @@ class Engine(engines.Engine):
     """See `engines.Engine`."""
 
     options: ClassVar = dict.fromkeys(OPTIONS - OURS, object)
-    capabilities = frozenset({"target_logprobs", "batches", "gpus", "own_threads"})
+    capabilities = frozenset({"target_logprobs", "batches", "multi_gpu", "own_threads"})
     modes = ("vLLM",)
     mode = modes[0]
     may_end = False
@@ -95,9 +95,9 @@ class Engine(engines.Engine):
         return name
 
     def target_logprobs(self, ids: list[int]) -> engines.Targets:
-        return next(self.many_target_logprobs([ids]))
+        return next(self.target_logprobs_batch([ids]))
 
-    def many_target_logprobs(self, texts: list[list[int]]) -> Iterator[engines.Targets]:
+    def target_logprobs_batch(self, texts: list[list[int]]) -> Iterator[engines.Targets]:
         asked = vllm.SamplingParams(
             temperature=0, max_tokens=1, prompt_logprobs=TOP, flat_logprobs=True, detokenize=False
         )
@@ -110,7 +110,7 @@ class Engine(engines.Engine):
                 raise UserError(f"{self.artifact}: vLLM told log-probabilities of other tokens than it was given")
             yield engines.Targets(values[:, 0], tokens[:, 1:], values[:, 1:])
 
-    def allow_ends(self) -> bool:
+    def allow_eos(self) -> bool:
         self.may_end = True  # it ends there, and tells the token
         return True
 

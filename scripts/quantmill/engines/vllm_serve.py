@@ -69,7 +69,7 @@ class Engine(Started):
     def more(self, n: int) -> dict[str, Any]:
         return {"min_tokens": 0 if self.may_end else n, "stop_token_ids": self.stop_ids, "ignore_eos": False}
 
-    def allow_ends(self) -> bool:
+    def allow_eos(self) -> bool:
         self.may_end = True  # it ends there, and tells the token
         return True
 

@@ -101,7 +101,7 @@ def check_runs(study: Mapping[str, Any], registry: Registry) -> None:
             error = next(jsonschema.Draft202012Validator(engine.options[option]).iter_errors(value), None)
             if error:
                 raise ConfigError(f"{where}.options.{option}: {error.message}")
-        if run["gpus"] > 1 and not engine.many_gpus:
+        if run["gpus"] > 1 and not engine.multi_gpu:
             raise ConfigError(f"{where}.gpus: {run['engine']} uses one GPU; leave gpus out")
         if run["gpus"] > 1 and registry.device == "cpu":
             raise ConfigError(f"{where}.gpus: {run['gpus']}, and the device is cpu; leave gpus out")

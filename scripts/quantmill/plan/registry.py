@@ -91,7 +91,7 @@ class Engine:
     """What runs an artifact: scripts/quantmill/engines/NAME.py, with `_` for `-`.
 
     env: its environment; one without pins (envs/ENV.txt) is the user's own, which `interpreters` names.
-    loads: the layouts that it loads. many_gpus: whether it can use several GPUs.
+    loads: the layouts that it loads. multi_gpu: whether it can use several GPUs.
     options: name -> JSON schema of its value; None takes any option, in the engine's own words.
     python: the one version, such as 3.11, that its environment can be built with; None for any.
     serves: whether it is a server, which can be put under loads. slots: of a server that answers one request at a time
@@ -103,7 +103,7 @@ class Engine:
     env: str
     loads: Collection[str]
     devices: tuple[str, ...] = ("cpu", "cuda")
-    many_gpus: bool = False
+    multi_gpu: bool = False
     options: Mapping[str, Mapping[str, Any]] | None = field(default_factory=dict)
     python: str | None = None
     serves: bool = False

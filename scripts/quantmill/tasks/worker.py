@@ -38,7 +38,7 @@ def score(engine: engines.Engine, entries: Sequence[tuple[list[int], Continuatio
         return
     counts = [max(map(len, continuations)) for _, continuations in entries]
     logprobs: list[list[np.ndarray]] = []
-    for number, chunk in engine.last_logits([ids for ids, _ in entries], counts):
+    for number, chunk in engine.logits_of_last_tokens([ids for ids, _ in entries], counts):
         while number >= len(logprobs):
             if logprobs:
                 yield answers(logprobs[-1], entries[len(logprobs) - 1][1], counts[len(logprobs) - 1])
@@ -86,7 +86,7 @@ def score_targets(engine: engines.Engine, entries: Sequence[tuple[list[int], Con
     """The same by an engine without logits, which is asked for each continuation by itself. Raises `UserError` where it
     does not tell its likeliest tokens."""
     texts = [ids[: len(ids) + 1 - len(each)] + each for ids, continuations in entries for each in continuations]
-    told = engine.many_target_logprobs(texts)
+    told = engine.target_logprobs_batch(texts)
     for _, continuations in entries:
         found = []
         for continuation in continuations:
@@ -131,7 +131,7 @@ def main() -> None:
     engine = engines.load(options.engine, options.artifact, device, threads, options.gpus, **options.options)
     facts = {"compute_type": engine.compute_type, "versions": engine.versions()}
     facts |= {"device": devices.describe(device, engine.threads or threads)}
-    tell(out, facts | {"capabilities": sorted(engine.capabilities), "ends": engine.allow_ends()})
+    tell(out, facts | {"capabilities": sorted(engine.capabilities), "ends": engine.allow_eos()})
     lines = iter(sys.stdin.readline, "")
     for line in lines:
         asked = json.loads(line)

@@ -31,7 +31,7 @@ class Attached(Served):
     """See `serving.engine.Served`. Options: `url`; `model`, what the server calls it; `token_variable`, the environment
     variable that holds its token; `authority`, a file of certificates to trust instead of the system's."""
 
-    capabilities = frozenset({"own_threads", "batches", "gpus"})
+    capabilities = frozenset({"own_threads", "batches", "multi_gpu"})
     options: ClassVar = {"url": str, "model": str, "token_variable": str, "authority": str}
     models: ClassVar[str] = "/v1/models"  # where its models' names are
     version: ClassVar[tuple[str, str] | None] = None  # where its version is, and the key

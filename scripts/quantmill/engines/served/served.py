@@ -134,7 +134,7 @@ class Served(engines.Engine):
             said = f"it counts {usage.new_tokens} new tokens where {reply.tokens} came"
             raise Contradiction(f"{self.where()}: {said}: its usage is not true")
 
-    def many_target_logprobs(self, texts: list[list[int]]) -> Iterator[engines.Targets]:
+    def target_logprobs_batch(self, texts: list[list[int]]) -> Iterator[engines.Targets]:
         yield from together.each(self.target_logprobs, texts, AT_ONCE)
 
     def target_logprobs(self, ids: list[int]) -> engines.Targets:
