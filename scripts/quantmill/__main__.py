@@ -39,7 +39,8 @@ def main() -> None:
     sys.argv[0] = f"quantmill {name}"
     from quantmill.common.program import run
 
-    run(importlib.import_module(f"quantmill.{name}").main)
+    module = importlib.import_module(f"quantmill.{name}")
+    run(module.main, getattr(module, "ERROR", 1))
 
 
 main()

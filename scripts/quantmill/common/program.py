@@ -43,9 +43,9 @@ def parser(doc: str) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
-def command(name: str, python: str | Path = sys.executable) -> list[str]:
+def command(name: str, python: str | Path | None = None) -> list[str]:
     """Return what starts one of our programs, such as `latency.worker`; its arguments follow."""
-    return [str(python), str(PACKAGE), name]
+    return [str(python or sys.executable), str(PACKAGE), name]
 
 
 _hasty = False
@@ -58,7 +58,7 @@ def leave_at_once() -> None:
     _hasty = True
 
 
-def run(main: Callable[[], None]) -> None:
+def run(main: Callable[[], None], error_status: int = 1) -> None:
     """Call `main`; what the user can mend (or an interrupt) ends the program with one line instead of a traceback.
 
     SIGTERM, which schedulers send, and SIGHUP, which a closed terminal sends, are interrupts as Ctrl-C is: what was
@@ -70,16 +70,19 @@ def run(main: Callable[[], None]) -> None:
         _call(main)
     except SystemExit as ended:
         status = ended.code
-        if not _hasty:
+        if not _hasty and error_status == 1:
             raise
+    if isinstance(status, str):
+        print(status, file=sys.stderr)
+        status = error_status
     if _hasty:
-        if isinstance(status, str):
-            print(status, file=sys.stderr)
         atexit._run_exitfuncs()  # temporary files, and what libraries have to say good-bye to
         with suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
-        os._exit(1 if isinstance(status, str) else status or 0)
+        os._exit(status or 0)
+    if status is not None:
+        sys.exit(status)
 
 
 def _call(main: Callable[[], None]) -> None:
@@ -98,18 +101,16 @@ def _call(main: Callable[[], None]) -> None:
         sys.exit(f"error: {printable(str(error))}; is somebody still writing it? run again")
     except OSError as error:
         if error.errno in FULL:
-            sys.exit(f"error: {error.strerror}, and nothing was published; free some space there and run again")
+            sys.exit(f"error: {error.strerror}, and nothing was written; free some space there and run again")
         named = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
         sys.exit(f"error: {printable(named)}")
     except MemoryError:
-        sys.exit(
-            "error: memory ran out, and nothing was published; let fewer jobs run at once, or use a larger machine"
-        )
+        sys.exit("error: memory ran out, and nothing was written; let fewer jobs run at once, or use a larger machine")
     except Exception as error:
         traceback.print_exc()
         sys.exit(f"error: a fault of this program's: {printable(f'{type(error).__name__}: {first_line(error)}')}")
     except KeyboardInterrupt:
-        sys.exit("error: interrupted; nothing was published")
+        sys.exit("error: interrupted; nothing was written")
     finally:
         with suppress(OSError, ValueError):  # what libraries printed: the line comes after it where both go to a log
             sys.stdout.flush()

@@ -30,7 +30,7 @@ def main() -> None:
     arguments.add_argument("--repository", required=True)
     arguments.add_argument("--model", required=True, help="its name in the study")
     arguments.add_argument("--layout", required=True)
-    arguments.add_argument("--library", required=True, help="what loads this layout, in the hub's words")
+    arguments.add_argument("--library", default="transformers", help="what loads this layout, in the hub's words")
     arguments.add_argument("--results", type=Path, required=True, help="the report's results.json")
     arguments.add_argument("--source", type=Path, help="folder of the checkpoint, for its licence")
     arguments.add_argument("--license", help="instead of the source's")

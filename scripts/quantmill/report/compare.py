@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from quantmill.common.atomic import write_atomically
-from quantmill.common.program import UserError, parser, printable, run
+from quantmill.common.program import UserError, parser, printable
 from quantmill.report import merge_runs
 from quantmill.report.column import Column
 from quantmill.report.columns import COLUMNS
@@ -34,6 +34,7 @@ WORDS = {
     "better": "better",
     "new": "new",
 }  # the gravest first
+ERROR = 2  # the exit status of an error, which is not a regression
 
 
 def column_of(change: Change) -> Column:
@@ -160,13 +161,3 @@ def main() -> None:
         write_page(options.page, before, after)
     print("\n".join(lines).rstrip())
     sys.exit(status(found))
-
-
-if __name__ == "__main__":
-    try:
-        run(main)
-    except SystemExit as stop:  # an error, which is no regression
-        if not isinstance(stop.code, str):
-            raise
-        print(stop.code, file=sys.stderr)
-        sys.exit(2)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Train the demo model that the repository ships: a small, real Llama.
 
-    python demo/train.py war-and-peace.txt tinyshakespeare.txt --out demo
+    python benchmarks/train_demo.py war-and-peace.txt tinyshakespeare.txt --out demo
 
 The corpus is the given public-domain texts plus the docstrings of the running Python's standard library. The result is
 a Llama checkpoint of 5.9 million parameters in float16, written the way many older models are published: sharded
