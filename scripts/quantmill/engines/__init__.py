@@ -28,8 +28,8 @@ CHUNK_LOGITS = 10 * 2**20
 # products are off by more than rounding on this processor then uses others, however slow
 EXACT = "QUANTMILL_EXACT"
 
-# logits, target_logprobs: it has the method; batches: `decode` takes several prompts; gpus: it runs on several at once;
-# own_threads: how many CPU threads are best is its own affair
+# logits, target_logprobs: it has the method; batches: `decode` takes several prompts; multi_gpu: it runs on several
+# GPUs at once; own_threads: it chooses the number of CPU threads itself
 Capability = Literal["logits", "target_logprobs", "batches", "multi_gpu", "own_threads"]
 
 

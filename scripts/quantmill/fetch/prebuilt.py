@@ -87,7 +87,6 @@ def main() -> None:
     arguments.add_argument("--file", help="the repository's file; of a split one any part")
     arguments.add_argument("--model", type=Path, required=True, help="folder of this model's safetensors")
     arguments.add_argument("--layout", required=True)
-    arguments.add_argument("--checked-by", required=True, help="the module of prebuilt_layouts that knows this layout")
     arguments.add_argument("--format", required=True, help="its name in the study")
     arguments.add_argument("--engine", required=True, help="what runs it")
     arguments.add_argument("--engine-python", help="the interpreter that has the engine")
@@ -96,7 +95,7 @@ def main() -> None:
     options = arguments.parse_args()
     options.src = options.model
 
-    layout = prebuilt_layouts.module(options.checked_by)
+    layout = prebuilt_layouts.of(options.layout)
     if options.revision:
         found = of_hub(options.artifact, options.revision, layout, options.file)
     else:
@@ -119,7 +118,7 @@ def main() -> None:
                 said = said.replace(str(folder / name), origin)
             raise UserError(said.replace(str(folder), options.artifact)) from None
         whole = manifest.read_checked(options.model)["parameter_count"]
-        weights = whole if options.checked_by == "packed" else shards.text_parameters(options.model)
+        weights = whole if prebuilt_layouts.is_packed(options.layout) else shards.text_parameters(options.model)
         gate_layout = layout.gate_layout(folder, options.layout)
         gate = quality_gate.check(folder, options.engine, gate_layout, options.device, options, options.engine_python)
         unread = facts.pop("unread", {})

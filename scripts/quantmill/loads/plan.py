@@ -56,8 +56,8 @@ class Plan:
         if asked["burst"]:
             self._plan_burst(texts)
         for slots in asked["concurrency"]:
-            asked = stagger(self._cut(PER_SLOT * slots), slots)
-            self.loads.append(PlannedLoad(f"concurrency-{slots}", asked, Closed(slots), slots=slots))
+            requests = stagger(self._cut(PER_SLOT * slots), slots)
+            self.loads.append(PlannedLoad(f"concurrency-{slots}", requests, Closed(slots), slots=slots))
         self.scheduled = self._cut(asked["requests"]) if asked["rates"] or asked["goodput"] else []
         self.loads += [self.at_rate(rate) for rate in asked["rates"]]
 

@@ -29,24 +29,24 @@ TAKEN += r"|(noise-floor|reference-logits|tokens-|latency-|quality-|loads-|tasks
 class Layout:
     """What lies in an artifact's folder.
 
-    holds: a file, or a pattern, that each folder has. prebuilt: the module of fetch/prebuilt_layouts that checks
-    artifacts of others; None where there is none. hub_library: what loads it, in the hub's words.
+    holds: a file, or a pattern, that each folder has. prebuilt: whether artifacts of others are taken (and checked by
+    fetch/prebuilt_layouts). hub_library: what loads it, in the hub's words.
     """
 
     holds: str
-    prebuilt: str | None = None
+    prebuilt: bool = True
     hub_library: str = "transformers"
 
 
-PACKED = Layout("config.json", "packed")  # safetensors with a quantization_config
+PACKED = Layout("config.json")  # safetensors with a quantization_config
 LAYOUTS = {
-    "hf": Layout("config.json"),
+    "hf": Layout("config.json", prebuilt=False),
     **dict.fromkeys(("gptq", "awq", "compressed-tensors", "bitsandbytes", "torchao"), PACKED),
     "hqq": replace(PACKED, hub_library="hqq"),
     "exl3": replace(PACKED, hub_library="exllamav3"),
-    "ct2": Layout("model.bin", "ct2", "ctranslate2"),
-    "gguf": Layout("*.gguf", "gguf", "gguf"),
-    "mlc": Layout("mlc-chat-config.json", hub_library="mlc-llm"),
+    "ct2": Layout("model.bin", hub_library="ctranslate2"),
+    "gguf": Layout("*.gguf", hub_library="gguf"),
+    "mlc": Layout("mlc-chat-config.json", prebuilt=False, hub_library="mlc-llm"),
 }
 
 

@@ -34,9 +34,9 @@ class Tokens:
     bos_id: what an evaluation text begins with, where the tokenizer puts it there. prefix_id: before each document.
     """
 
-    kind: str
-    text_sha256: str
-    context: int | None
+    kind: str = "document"
+    text_sha256: str = ""
+    context: int | None = None
     tokenizer: str | None = None
     tokenizer_differs: str | None = None
     prompts: list[Prompt] = field(default_factory=list)

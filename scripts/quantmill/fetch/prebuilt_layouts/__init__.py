@@ -1,6 +1,6 @@
 """Somebody else's artifacts: for each layout, which files make one, and whether they are of this model.
 
-A module, which a layout of plan.registry names, has
+A module has the name of its layout; `packed` is that of all others. It has
 
 - `local(path)`: the files of what the config names; the name of each in the artifact -> its path. Headers that do not
   fit their files are found here, before a byte is copied.
@@ -21,17 +21,22 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from quantmill.common.program import UserError
-
 MAX_WORD = 100  # letters
 MAX_NUMBER = 2**53  # what every reader of JSON can tell from the next
 
 
-def module(name: str) -> ModuleType:
-    """Return the module of this name. Raises `UserError` where there is none."""
-    if not (name.isidentifier() and importlib.util.find_spec(f"{__name__}.{name}")):
-        raise UserError(f"--checked-by {name}: there is no such module; see scripts/quantmill/fetch/prebuilt_layouts")
-    return importlib.import_module(f"{__name__}.{name}")
+def is_packed(layout: str) -> bool:
+    """Return whether a layout is safetensors with a quantization_config, which need no module of their own."""
+    return importlib.util.find_spec(_module(layout)) is None
+
+
+def of(layout: str) -> ModuleType:
+    """Return the module of a layout: the one of its name, else `packed`."""
+    return importlib.import_module(f"{__name__}.packed" if is_packed(layout) else _module(layout))
+
+
+def _module(layout: str) -> str:
+    return f"{__name__}.{layout.replace('-', '_')}"
 
 
 def plain(words: Mapping[str, Any]) -> dict[str, Any]:
