@@ -44,8 +44,8 @@ latency.run_job(process.LatencyTask(**words), folder)
 """
 )
 ENDS = {
-    signal.SIGTERM: "error: interrupted; nothing was published\n",
-    signal.SIGINT: "error: interrupted; nothing was published\n",
+    signal.SIGTERM: "error: interrupted; nothing was written\n",
+    signal.SIGINT: "error: interrupted; nothing was written\n",
     signal.SIGKILL: "",
 }
 

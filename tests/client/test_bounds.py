@@ -236,7 +236,7 @@ def end(call: str, url: str, seconds: float = 1.0) -> tuple[int, str]:
 @pytest.mark.parametrize("state", STATES)
 def test_sigterm_ends_a_client_in_every_state_with_one_line(state: str, call: str) -> None:
     with serve(STATES[state]) as url:
-        assert end(CALLS[call], url) == (1, "error: interrupted; nothing was published\n")
+        assert end(CALLS[call], url) == (1, "error: interrupted; nothing was written\n")
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -252,7 +252,7 @@ def test_sigterm_ends_a_client_that_connects(scheme: str, call: str) -> None:
             waiting[-1].connect_ex(listener.getsockname())
     try:
         found = end(CALLS[call], f"{scheme}://127.0.0.1:{listener.getsockname()[1]}")
-        assert found == (1, "error: interrupted; nothing was published\n")
+        assert found == (1, "error: interrupted; nothing was written\n")
     finally:
         for each in (*waiting, listener):
             each.close()
@@ -300,6 +300,6 @@ def test_sigterm_ends_a_load_of_an_attached_server_that_hangs(tmp_path: Path) ->
             _, said = process.communicate(timeout=30)
         finally:
             process.kill()
-    assert said.splitlines()[-1] == "error: interrupted; nothing was published"
+    assert said.splitlines()[-1] == "error: interrupted; nothing was written"
     assert process.returncode == 1
     assert not (tmp_path / "out.json").exists()

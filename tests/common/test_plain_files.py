@@ -88,6 +88,7 @@ def refused(tmp_path: Path, tools_python: Path) -> Callable[..., str]:
         assert result.returncode == 1, result.stdout + result.stderr
         assert sorted(tmp_path.iterdir()) == before
         assert int(result.stdout.split()[-1]) < MEMORY
+        assert len(result.stderr.splitlines()) == 1, result.stderr
         [line] = result.stderr.splitlines()
         return line
 
@@ -139,7 +140,7 @@ def test_a_sparse_terabyte_that_its_header_tells_of_is_refused_where_there_is_no
         pytest.skip("this disk has room for it")
     os.truncate(safetensors_with(model / "model.safetensors", header), 8 + len(header) + size)
     (model / "config.json").write_text("{}")  # which tells nothing that the weights could contradict
-    assert "No space left on device, and nothing was published" in refused("fetch.link", model, model.parent / "o")
+    assert "No space left on device, and nothing was written" in refused("fetch.link", model, model.parent / "o")
 
 
 @pytest.mark.parametrize("name", ["pytorch_model-00001-of-00003.bin", "pytorch_model.bin.index.json", "config.json"])

@@ -100,7 +100,7 @@ esac
     (found,) = json.loads((tmp_path / "table.json").read_text())
     assert list(found.values()) == ["m", "`fp16@vllm`", "vLLM", "100.0", "90.9", "1.100 (1.000 to 1.200)"]
     again, by_hand = (tmp_path / "calls").read_text().splitlines()[:2]
-    assert again.split()[1] == str(tmp_path / "artifacts/m/fp16")
+    assert again.split()[2] == str(tmp_path / "artifacts/m/fp16")
     assert '--options={"dtype": "float16"}' in again and "--threads=2" in again
     assert by_hand.split()[1:] == ["--alone", str(tmp_path / "artifacts/m/fp16"), str(latency)]
 

@@ -172,7 +172,7 @@ def run_out_of_memory() -> None:
     [
         (raise_from, "error: a line", True),
         (fault, r"error: a fault of this program's: KeyError: 'x\ny'", True),
-        (run_out_of_memory, "error: memory ran out, and nothing was published", False),
+        (run_out_of_memory, "error: memory ran out, and nothing was written", False),
     ],
 )
 def test_a_program_ends_with_one_line_below_the_traceback(

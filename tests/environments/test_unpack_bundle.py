@@ -185,7 +185,8 @@ def test_a_large_file_takes_no_memory(call: Callable, tmp_path: Path) -> None:
     with (tmp_path / "large.whl").open("wb") as file:
         file.truncate(size)
     code = (
-        "import sys; sys.path.insert(0, 'scripts'); from pathlib import Path; import bundle, unpack_bundle\n"
+        "import sys; sys.path.insert(0, 'scripts'); from pathlib import Path\n"
+        "from quantmill.environments import bundle, unpack_bundle\n"
         f"folder = Path({str(tmp_path)!r})\n"
         "parts = bundle.pack(folder, 'x', {'wheels/large.whl': folder / 'large.whl'}, 100 * 2**20)\n"
         "unpack_bundle.extract([folder / name for name in parts], folder / 'there')\n"

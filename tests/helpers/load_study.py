@@ -23,7 +23,7 @@ SERVING: dict[str, Any] = {
     "restarts": 1,
 }
 IDS = np.random.default_rng(3).integers(2, VOCAB, size=6000).tolist()
-EVALUATION = Tokens("evaluation", "", 512, ids=IDS)
+EVALUATION = Tokens("evaluation", context=512, ids=IDS)
 BURST = [IDS[40 * place : 40 * place + 20 + place] for place in range(12)]
 
 

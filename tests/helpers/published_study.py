@@ -12,6 +12,8 @@ from typing import Any
 from conftest import REPO
 from hub_server import Hub
 
+from quantmill.plan import registry
+
 TOKEN = "hf_tokenoftheuserwhopublishes"
 WEIGHTS = {"ct2-int8": "model.bin", "gptq-int4": "model.safetensors", "fp16": "model.safetensors"}
 LAYOUTS = {"ct2-int8": "ct2", "gptq-int4": "gptq", "fp16": "hf"}
@@ -65,7 +67,9 @@ class Study:
         """What publishes artifacts."""
         folders = [f"artifacts/demo/{name}" for name in names]
         command = [self.python, REPO / "scripts/quantmill", "publish.push", "artifacts/demo/published/x.json", *folders]
-        command += ["--repository", repository, "--model", "demo", "--layout", layout or LAYOUTS[names[0]]]
+        layout = layout or LAYOUTS[names[0]]
+        command += ["--repository", repository, "--model", "demo", "--layout", layout]
+        command += ["--library", registry.LAYOUTS[layout].hub_library]
         command += ["--results", "artifacts/report/results.json"]
         return [*map(str, command)]
 

@@ -108,7 +108,7 @@ def test_what_a_compilation_started_ends_with_it(compile_it: Callable, tmp_path:
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as compiling:
         pid = wait_for_pid(child)
         compiling.send_signal(signal.SIGTERM)
-        assert compiling.communicate()[1].splitlines()[-1] == "error: interrupted; nothing was published"
+        assert compiling.communicate()[1].splitlines()[-1] == "error: interrupted; nothing was written"
     wait_for_end(pid)
     child.unlink()
     assert compile_it() is None
@@ -120,7 +120,7 @@ def test_a_program_of_llama_cpps_ends_with_who_called_it(tmp_path: Path) -> None
     (compiled / "quantmill.json").write_text("{}")
     (compiled / "bin/llama-imatrix").write_text(f"#!/bin/sh\necho $$ > {child}\nexec sleep 100\n")
     (compiled / "bin/llama-imatrix").chmod(0o755)
-    command = [sys.executable, "-c", "import llamacpp; llamacpp.call('llama-imatrix')"]
+    command = [sys.executable, "-c", "from quantmill import llamacpp; llamacpp.call('llama-imatrix')"]
     environment = os.environ | {"QUANTMILL_LLAMA_CPP": str(compiled)}
     with subprocess.Popen(command, cwd=REPO / "scripts", env=environment, stderr=subprocess.PIPE) as calling:
         pid = wait_for_pid(child)

@@ -100,7 +100,7 @@ def test_slots_that_begin_together_do_not_go_on_in_step() -> None:
 @pytest.mark.parametrize(
     ("evaluation", "serving", "message"),
     [
-        ({}, {"burst": 13}, r"^serving.burst: 13 prompts, and its text holds 12; lower it, or add more$"),
+        ({}, {"burst": 13}, r"^loads.burst: 13 prompts, and its text holds 12; lower it, or add more$"),
         (
             {"context": 40},
             {"concurrency": [1]},

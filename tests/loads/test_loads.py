@@ -37,7 +37,7 @@ def load(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     artifact.mkdir(parents=True)
     (artifact / "config.json").write_text(json.dumps({"vocab_size": VOCAB, "eos_token_id": EOS}))
     manifest.write(artifact, format="fake", tool="fake", tool_version="1")
-    (tmp_path / "evaluation.json").write_text(json.dumps(EVALUATION))
+    EVALUATION.write(tmp_path / "evaluation.json")
     (tmp_path / "burst.json").write_text(json.dumps({"prompts": [{"text": "", "ids": ids} for ids in BURST]}))
 
     def run(options: dict[str, Any], **serving: Any) -> subprocess.CompletedProcess[str]:

@@ -22,7 +22,8 @@ def program(call: Callable, tools_python: Path, tmp_path: Path) -> Callable:
     def run(source: Path, *options: object, tool: str | None = None, **environment: str) -> Any:
         words = {"quantization": "q4f16_1"} | ({"tool": tool} if tool else {})
         command = [tools_python, "scripts/quantmill", "build.mlc", source, tmp_path / "out"]
-        return call(*command, "--parameters", json.dumps(words), *options, **environment)
+        engine = ["--engine", "quantmill-tvm", "--layout", "mlc"]
+        return call(*command, *engine, "--parameters", json.dumps(words), *options, **environment)
 
     return run
 

@@ -166,7 +166,10 @@ def test_a_server_of_few_slots_is_put_under_loads_that_it_can_take(options: dict
             {"models": demo(x={"layout": "ct2", "path": "bare"})},
             "models.demo.prebuilt.x: bare holds no model.bin, so it is no ct2 artifact",
         ),
-        ({"models": demo(x={"layout": "mlc", "path": "bare"})}, "models.demo.prebuilt.x: a prebuilt artifact is {lay"),
+        (
+            {"models": demo(x={"layout": "mlc", "path": "bare"})},
+            "models.demo.prebuilt.x.layout: unknown layout 'mlc'; known: awq, ",
+        ),
         (
             {"models": demo(x={"layout": "gguf", "path": "bare"})},
             "models.demo.prebuilt.x: bare holds no *.gguf, so it is no gguf artifact",

@@ -112,7 +112,7 @@ def test_a_limit_of_time_grows_with_the_model(checkout: Callable[[], Path]) -> N
     config = (root / "config/config.yaml").read_text().replace("device: auto", "device: cpu")
     (root / "config/config.yaml").write_text(config)
     demo = json.loads((root / "demo/config.json").read_text())
-    text = {"context": 512, "prompts": [{"ids": [1] * 20}] * 3}
+    text = {"context": 512, "prompts": [{"text": "", "ids": [1] * 20}] * 3}
     (root / "artifacts/demo/tokens").mkdir(parents=True)
     for kind in ("prompts", "evaluation", "calibration"):
         (root / f"artifacts/demo/tokens/{kind}.json").write_text(json.dumps(text))

@@ -13,7 +13,7 @@ import pytest
 from quantmill import servers
 from quantmill.devices import processes
 
-SCRIPTS = Path(servers.__file__).parents[1]
+SCRIPTS = Path(servers.__file__).parents[2]
 STARTS = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], "
 STARTS += "start_new_session=True); import time; time.sleep(600)"
 # a guarded process that starts another, which starts a third in a session of its own

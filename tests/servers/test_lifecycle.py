@@ -17,7 +17,7 @@ from quantmill.devices import processes
 from quantmill.engines.served.started import Started
 from quantmill.servers import lifecycle
 
-SCRIPTS = Path(lifecycle.__file__).parents[1]
+SCRIPTS = Path(lifecycle.__file__).parents[2]
 # a server that answers, with what is wrong with it before it begins
 SERVER = """
 import http.server, os, signal, subprocess, sys, time

@@ -26,7 +26,7 @@ from quantmill.common import manifest
 TOKENS = "artifacts/demo/tokens/evaluation.json"
 TARGETS = ["artifacts/demo/bin", TOKENS]  # with what they are made from, nothing that wants torch
 MADE = {"source", "safetensors", "bin"}
-FULL = "error: No space left on device, and nothing was published; free some space there and run again\n"
+FULL = "error: No space left on device, and nothing was written; free some space there and run again\n"
 MESSAGE_SECONDS = 0.001  # that a network file system's messages take, each way
 LATE = f"""#!{sys.executable}
 import os, subprocess, sys, threading, time

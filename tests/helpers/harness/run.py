@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1] / "scripts"))
+sys.path.insert(0, str(HERE.parents[2] / "scripts"))
 
 from quantmill import engines  # noqa: E402
 from quantmill.common.program import run  # noqa: E402
