@@ -20,7 +20,8 @@ from quantmill.metrics import latency
 
 ROWS, PROMPTS = 1000, 9
 UNDISTURBED = 10.0  # tokens a second of the mean process and prompt
-Slowdown = Callable[[np.random.Generator, int, int], np.ndarray]  # times as slow [runs], of so many runs and processes
+# of a generator and the numbers of runs and processes: how many times as slow each run is, [runs]
+Slowdown = Callable[[np.random.Generator, int, int], np.ndarray]
 
 
 def factor(random: np.random.Generator) -> float:
