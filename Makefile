@@ -95,6 +95,7 @@ lint: $(BOOTSTRAP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile rules
+	PYTHONPATH=scripts $(BIN)/lint-imports --no-cache
 	$(BIN)/python scripts/quantmill report.update_readme README.md results/smollm2 --short --check
 	for page in $(QUOTING); do $(BIN)/python scripts/quantmill report.update_readme $$page --check || exit 1; done
 	for run in $(RUNS); do $(BIN)/python scripts/quantmill report.update_readme $$run/README.md $$run $$(ls $$run/perplexities*.json $$run/by-hand*.json 2>/dev/null) --check || exit 1; done

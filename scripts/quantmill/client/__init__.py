@@ -1,0 +1,1 @@
+"""The HTTP load client: sockets, streams, dialects, schedules, and checks of replies."""

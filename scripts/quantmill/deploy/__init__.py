@@ -1,0 +1,1 @@
+"""The command that serves a row as it was measured."""

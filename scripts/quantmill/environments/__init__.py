@@ -1,0 +1,1 @@
+"""Virtual environments from pins, and bundles of them for machines without a network."""

@@ -1,0 +1,1 @@
+"""The quality gate: expected predictions of a model, and the check of every artifact against them."""

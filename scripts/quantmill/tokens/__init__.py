@@ -1,0 +1,1 @@
+"""Texts become token ids, and the one reader of the files that hold them."""
