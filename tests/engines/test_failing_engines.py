@@ -120,6 +120,14 @@ def test_options_that_an_engine_does_not_take_are_one_line(options: dict[str, An
     assert str(caught.value) == message
 
 
+def test_an_engine_has_its_own_module_or_is_a_package() -> None:
+    assert engines.module("llama-server").__name__ == "quantmill.engines.llama_server"
+    kind = engines.find("llama-server")
+    assert (kind.name, kind.__module__) == ("llama-server", "quantmill.engines.llama_server")
+    with pytest.raises(UserError, match=r"'foo-int': there is no scripts/.*/foo_int.py, and no package foo-int$"):
+        engines.module("foo-int")
+
+
 def test_variables_of_a_run_are_set_before_the_engine_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QM_TEST", "of the shell")  # and put back afterwards
     seen = []

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,21 @@ def test_a_formats_name_that_no_file_can_have() -> None:
         with pytest.raises(ConfigError, match=message):
             formats = {name: REGISTRY.formats["fp16"]}
             check_registry(formats, ENGINES, LAYOUTS, ["torch"], ["transformers"], ["build.fp16"])
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "message"),
+    [
+        ("foo-int", "", "engine 'foo-int': scripts/quantmill/engines/foo_int.py is missing"),
+        ("foo", "quantised", "engine 'foo': scripts/quantmill/engines/quantised.py is missing"),
+        ("own", "quantized", "engine 'own': it has a module of its own; leave module='quantized' out"),
+        ("foo", "quantized", None),
+    ],
+)
+def test_an_engine_has_a_module(name: str, module: str, message: str | None) -> None:
+    engines = {name: Engine("torch", ("hf",), module=module)}
+    with nullcontext() if message is None else pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        check_registry({}, engines, LAYOUTS, ["torch"], ["quantized", "own"], [])
 
 
 @pytest.mark.parametrize(

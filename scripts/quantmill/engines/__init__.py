@@ -6,6 +6,7 @@ An engine's module holds a class `Engine` and imports its libraries; it is impor
 import argparse
 import difflib
 import importlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -40,6 +41,7 @@ class CannotDecode(UserError):
 class Engine:
     """A loaded artifact on a device."""
 
+    name: ClassVar[str]  # by which it is registered; by itself its module's
     # what `__init__` takes, in the engine's own words, and its type; None: whatever the engine itself takes
     options: ClassVar[Mapping[str, type] | None] = {}
     capabilities: frozenset[Capability] = frozenset({"logits"})  # what cannot be had is an empty cell, with the reason
@@ -52,6 +54,9 @@ class Engine:
     threads: int | None = None  # CPU threads that it uses, where it takes another number than it is given
     sent: float | None = None  # when a server was asked last: a client makes its request and its connection before
     text: str | None = None  # what was written last, after the first prompt, by a server that tells no tokens
+
+    def __init_subclass__(cls) -> None:
+        cls.name = cls.__module__.rpartition(".")[2].replace("_", "-")
 
     def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
         """Load `artifact` on `device` (`cpu`, or `cuda`: every card that is visible) with `threads` CPU threads.
@@ -122,11 +127,22 @@ class Engine:
 
 
 def module(name: str) -> ModuleType:
-    """Import engine `name`: the module of that name, `-` as `_`. Raises `UserError` where there is none."""
+    """Import the module of engine `name`: the one of that name (`-` as `_`), or `quantized` where it is the name of an
+    installed package. Raises `UserError` where it is neither."""
     file = name.replace("-", "_")
     if importlib.util.find_spec(f"quantmill.engines.{file}") is None:
-        raise UserError(f"engine {name!r}: there is no scripts/quantmill/engines/{file}.py")
+        if not any(importlib.metadata.Distribution.discover(name=name)):
+            raise UserError(f"engine {name!r}: there is no scripts/quantmill/engines/{file}.py, and no package {name}")
+        file = "quantized"
     return importlib.import_module(f"quantmill.engines.{file}")
+
+
+def find(name: str) -> type[Engine]:
+    """Return the class of engine `name`. Raises `UserError` where there is none."""
+    base = module(name).Engine
+    kind: type[Engine] = type("Engine", (base,), {"__module__": base.__module__})
+    kind.name = name
+    return kind
 
 
 def load(name: str, artifact: Path, device: str, threads: int, gpus: int = 1, **options: Any) -> Engine:
@@ -139,7 +155,7 @@ def load(name: str, artifact: Path, device: str, threads: int, gpus: int = 1, **
     with one_line(name, artifact):
         environment = options.pop("environment", {})
         os.environ |= environment
-        kind = module(name).Engine
+        kind = find(name)
         kind.environment = environment
         check_options(name, kind, options)
         if gpus > 1 and "multi_gpu" not in kind.capabilities:

@@ -1,31 +1,26 @@
 """compressed-tensors in transformers' model: weights are unpacked when they are loaded, and activations rounded as the
 format says. What it predicts is the format's; its speed is that of unpacked weights, which nobody deploys."""
 
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import CompressedTensorsConfig, PreTrainedModel
 
-from quantmill.engines import transformers
+from quantmill.engines import quantized
 from quantmill.layouts import compressed_tensors
 
 BFLOAT16 = ("nvfp4-pack-quantized", "mxfp4-pack-quantized")  # the library unpacks these to bfloat16 alone
 
 
-class Engine(transformers.Engine):
+class Engine(quantized.Engine):
     """See `engines.Engine`."""
-
-    library = "compressed-tensors"
-    plain = False
 
     def load_options(self, artifact: Path, device: str) -> dict[str, Any]:
         unpacked = CompressedTensorsConfig(run_compressed=False)
         return super().load_options(artifact, device) | {"quantization_config": unpacked}
 
     def _load(self, artifact: Path, device: str) -> PreTrainedModel:
-        import torch
-
         found = compressed_tensors.quantization(artifact)
         if found["format"] in BFLOAT16:
             self.dtype = torch.bfloat16
@@ -35,5 +30,5 @@ class Engine(transformers.Engine):
             self.compute_type = f"{inputs['type']}{inputs['num_bits']}"
         return model
 
-    def versions(self) -> dict[str, str]:
-        return super().versions() | {"compressed-tensors": version("compressed-tensors"), "kernel": "unpacked"}
+    def kernel(self) -> str:
+        return "unpacked"

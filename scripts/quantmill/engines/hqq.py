@@ -1,6 +1,5 @@
 """HQQ's own layers in transformers' model: weights of four bits, unpacked for each product."""
 
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -12,17 +11,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from quantmill.checkpoint import shards
 from quantmill.common.program import UserError
-from quantmill.engines import transformers
+from quantmill.engines import quantized
 
 MARK = ".W_q"  # what a quantized layer has, and no other
 FLOATS = ("scale", "zero", "bias")
 
 
-class Engine(transformers.Engine):
+class Engine(quantized.Engine):
     """See `engines.Engine`."""
-
-    library = "hqq"
-    plain = False
 
     def _load(self, artifact: Path, device: str) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(artifact)
@@ -30,11 +26,12 @@ class Engine(transformers.Engine):
             del config.quantization_config
         with init_empty_weights(include_buffers=False):
             model = AutoModelForCausalLM.from_config(config, dtype=self.dtype, **self.attention)
-        state = {}
+        state: dict[str, torch.Tensor] = {}
         for file in shards.find(artifact).files:
             with safe_open(file, "pt", device=device) as opened:
                 state |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        packed: dict[str, dict] = {name.removesuffix(MARK): {} for name in state if name.endswith(MARK)}
+        layers = [name.removesuffix(MARK) for name in state if name.endswith(MARK)]
+        packed: dict[str, dict[str, torch.Tensor]] = {name: {} for name in layers}
         for name in list(state):
             layer, _, part = name.rpartition(".")
             if layer in packed:
@@ -63,9 +60,8 @@ class Engine(transformers.Engine):
         layer.load_state_dict(found)
         return layer
 
-    def weight_bytes(self) -> int:
-        quantized = (each.W_q.nbytes + each.meta["scale"].nbytes + each.meta["zero"].nbytes for each in self.layers)
-        return super().weight_bytes() + sum(quantized)
+    def stored_bytes(self, layer: torch.nn.Module) -> int:
+        return layer.W_q.nbytes + layer.meta["scale"].nbytes + layer.meta["zero"].nbytes
 
-    def versions(self) -> dict[str, str]:
-        return super().versions() | {"hqq": version("hqq"), "kernel": str(HQQLinear.backend)}
+    def kernel(self) -> str:
+        return str(HQQLinear.backend)

@@ -47,7 +47,6 @@ class Engine(engines.Engine):
 
     options: ClassVar = {"dtype": str, "attn_implementation": str}
     capabilities = frozenset({"logits", "batches"})
-    library = "transformers"
     plain = True  # layers of torch's own: they can be moved to a device, and merged there
 
     def __init__(
@@ -101,7 +100,7 @@ class Engine(engines.Engine):
                 **self.load_options(artifact, device),
             )
         except Exception as error:  # whatever its many model classes raise
-            raise UserError(f"{artifact}: {self.library} cannot load it ({first_line(error)})") from None
+            raise UserError(f"{artifact}: {self.name} cannot load it ({first_line(error)})") from None
         wrong = sorted({*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])})
         if wrong:
             raise UserError(

@@ -90,6 +90,8 @@ class Format:
 class Engine:
     """What runs an artifact: scripts/quantmill/engines/NAME.py, with `_` for `-`.
 
+    module: of an engine without a module of its own, the one that runs it. `quantized` runs what transformers loads by
+    the quantization_config of its config.json; such an engine has the name of its library's package.
     env: its environment; one without pins (envs/ENV.txt) is the user's own, which `interpreters` names.
     loads: the layouts that it loads. multi_gpu: whether it can use several GPUs.
     options: name -> JSON schema of its value; None takes any option, in the engine's own words.
@@ -102,6 +104,7 @@ class Engine:
 
     env: str
     loads: Collection[str]
+    module: str = ""
     devices: tuple[str, ...] = ("cpu", "cuda")
     multi_gpu: bool = False
     options: Mapping[str, Mapping[str, Any]] | None = field(default_factory=dict)
@@ -184,9 +187,12 @@ def check_registry(
     Args:
         envs: environments with pins. modules: names of the modules in engines/. programs: names of all programs.
     """
-    for name in engines:
-        if name.replace("-", "_") not in modules:
-            raise ConfigError(f"engine {name!r}: scripts/quantmill/engines/{name.replace('-', '_')}.py is missing")
+    for name, engine in engines.items():
+        own = name.replace("-", "_")
+        if engine.module and own in modules:
+            raise ConfigError(f"engine {name!r}: it has a module of its own; leave module={engine.module!r} out")
+        if (engine.module or own) not in modules:
+            raise ConfigError(f"engine {name!r}: scripts/quantmill/engines/{engine.module or own}.py is missing")
     for name, format in formats.items():
         if not re.fullmatch(NAME, name):
             raise ConfigError(f"format {name!r}: a name is small letters, digits, '.', '_' and '-'; rename it")
