@@ -21,7 +21,7 @@ from quantmill import layouts
 from quantmill.checkpoint import shards
 from quantmill.checkpoint.shards import Checkpoint
 from quantmill.exllamav3 import decodes_in_int8
-from quantmill.layouts import Unread, exl3
+from quantmill.layouts import Layer, Unread, exl3
 from quantmill.plan.resources import costs_of
 
 LAYER = "model.layers.0.mlp.up_proj"
@@ -96,14 +96,14 @@ def test_a_tied_model_is_run_with_the_head_that_is_stored(tmp_path: Path) -> Non
 def test_a_trellis_of_another_matrix_is_refused(changes: dict, message: str, tmp_path: Path) -> None:
     stored = shards.find(artifact(tmp_path / "exl3", LAYER, parts("mul1-4") | changes)).tensors()
     with pytest.raises(Unread, match=message):
-        exl3.check(stored, f"{LAYER}.weight", (128, 128))
+        exl3.check(Layer(plain(tmp_path / "source").tensors()[f"{LAYER}.weight"], stored))
 
 
 def test_half_bits_are_of_one_codebook(tmp_path: Path) -> None:
     tensors = {name: value for name, value in parts("mul1-2.5").items() if name != "mul1"}
     stored = shards.find(artifact(tmp_path / "exl3", LAYER, tensors)).tensors()
     with pytest.raises(Unread, match="half bits are of the codebook mul1 alone"):
-        exl3.check(stored, f"{LAYER}.weight", (128, 128))
+        exl3.check(Layer(plain(tmp_path / "source").tensors()[f"{LAYER}.weight"], stored))
 
 
 @pytest.mark.parametrize("rate", ["4.0bpw", "2.5bpw"])

@@ -220,8 +220,8 @@ ORDER = np.arange(INPUTS, dtype=np.int32) // GROUP
             f"its {LAYER}.qzeros is [1, 2]; 4 bits and groups of 32, its config's, make [2,",
         ),
         ("qzeros", ZEROS.astype(np.float32), f"its {LAYER}.qzeros is F32, which no gptq artifact's is"),
-        ("qzeros", None, f"lacks {LAYER}.qzeros, without which {LAYER} is no weights"),
-        ("scales", None, f"lacks {LAYER}.scales, without which {LAYER} is no weights"),
+        ("qzeros", None, f"lacks {LAYER}.qzeros, without which {LAYER} has no weights"),
+        ("scales", None, f"lacks {LAYER}.scales, without which {LAYER} has no weights"),
         ("scales", ZEROS, f"its {LAYER}.scales is I32, which no gptq artifact's is"),
     ],
 )
@@ -381,7 +381,7 @@ def test_an_artifact_of_the_hub(tools_python: Path, call: Callable, model: Path,
         assert names == {"config.json", "tokenizer.json", "model.safetensors", "quantmill.json"}
         repository.files["model.safetensors"] += b"x"
         hub.faults.append(Fault("/cdn/", corrupt=True))
-        result = call(tools_python, *[*command[:2], tmp_path / "again", *command[3:]], **cache)
+        result = call(tools_python, *[*command[:3], tmp_path / "again", *command[4:]], **cache)
     assert "model.safetensors came with other bytes than the hub's hash says" in result.stderr
     assert not (tmp_path / "again").exists()
 

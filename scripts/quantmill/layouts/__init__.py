@@ -1,20 +1,31 @@
-"""What the weights of an artifact are, by our own reading of its format: one module a layout, by its common name.
+"""The weights of an artifact, read by its format's description alone. Each layout has a module of its common name.
 
-A module has `read(artifact, source)`, which returns a function: a tensor of the source -> the float32 array, in that
-tensor's shape, that the artifact holds in its place. Reading is numpy alone: no library that made or runs the format.
+No module uses the library that made or runs the format: reading is numpy. The shortest are hf.py and torchao.py. Every
+module has
 
-Where an engine rounds activations too, the module has `rounding(artifact)`, which returns a function: a layer's name
-and the tensor of torch's that it is given -> the same rounded; or None where this artifact's are not. Where an artifact
-can have a head of its own though its model ties it to the embeddings, `own_head(artifact)` says whether it does. Of
-layouts that somebody else may have built, `packed` says what is stored (see `Shapes`), PARTS is a pattern of all that
-a layer may have besides, and `check`, where there is one, refuses what its library could not read safely.
+- `read(artifact, source)`: return a function that maps a tensor of the source to the float32 array that the artifact
+  holds in its place, in the same shape. `read_layers` makes it for safetensors whose matrices alone are packed. Raise
+  `Unread` for a packing that the module does not know; the artifact is then not compared.
+
+A layout of safetensors that others may have built also has
+
+- `packed_shapes(words, shape)`: return the tensors that hold a matrix of this shape, part -> shape; `words` are the
+  artifact's quantization_config. A layer without any of them is stored as in the source.
+- `PARTS`: a pattern of all parts that a layer may have.
+- `check(layer)`, optional: raise `Unread` or `UserError` for what the format's library would read beyond its bounds.
+
+Optional for every layout:
+
+- `rounding(artifact)`: return a function of a layer's name and its input, a tensor of torch, that rounds the input as
+  the engine does; None if the engine of this artifact rounds nothing.
+- `own_head(artifact)`: return whether the artifact has a head although its model ties it to the embeddings.
 """
 
 import importlib
 import io
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -32,9 +43,6 @@ from quantmill.common.atomic import share
 FLOATS = CAST | {"F16"}
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 Reading = Callable[[Tensor], np.ndarray]
-# What a module's `packed(quantization_config, layer, shape)` returns: the tensors that hold a matrix of this shape,
-# with theirs. A layer that has none of these names is stored plain.
-Shapes = Mapping[str, tuple[int, ...]]
 NUMPY = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "U32": "<u4", "I64": "<i8", "I16": "<i2"}
 NUMPY |= {"U8": "u1", "I8": "i1"}
 FOUR_BITS = np.arange(0, 32, 4, dtype=np.uint32)
@@ -91,6 +99,52 @@ def find(stored: Mapping[str, Tensor], name: str) -> np.ndarray:
     if name not in stored:
         raise Unread(f"it holds no {name}")
     return array(stored[name])
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer: its matrix in the source, and all tensors of the artifact."""
+
+    matrix: Tensor
+    stored: Mapping[str, Tensor]
+
+    @property
+    def name(self) -> str:
+        """The layer's name, without `.weight`."""
+        return self.matrix.name.removesuffix(".weight")
+
+    def tensor(self, part: str) -> Tensor | None:
+        """Return the stored tensor of a part, such as `scales`; None if there is none."""
+        return self.stored.get(f"{self.name}.{part}")
+
+    def __contains__(self, part: str) -> bool:
+        return f"{self.name}.{part}" in self.stored
+
+    def __getitem__(self, part: str) -> np.ndarray:
+        """Return a part as it is stored. Raises `Unread` if it is missing."""
+        return find(self.stored, f"{self.name}.{part}")
+
+    def floats(self, part: str) -> np.ndarray:
+        """Return a part as float32."""
+        return self[part].astype(np.float32)
+
+
+def read_layers(
+    artifact: Path, source: Checkpoint, markers: Iterable[str], weights: Callable[[Layer], np.ndarray]
+) -> Reading:
+    """Return the `Reading` of safetensors: layers with a part of `markers` by `weights`, other tensors as stored."""
+    stored = stored_tensors(artifact, source)
+
+    def reading(tensor: Tensor) -> np.ndarray:
+        layer = Layer(tensor, stored)
+        return weights(layer) if any(part in layer for part in markers) else find(stored, tensor.name)
+
+    return reading
+
+
+def quantization(artifact: Path) -> dict[str, Any]:
+    """Return the quantization_config of an artifact's config.json, empty if there is none."""
+    return shards.read_json(artifact / "config.json").get("quantization_config") or {}
 
 
 def nibbles(words: np.ndarray) -> np.ndarray:
