@@ -10,10 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import interpreter
 from workflows import SNAKEMAKE
 
 PROGRAM = "scripts/quantmill/build/rtn.py"
-BLOCK = re.compile(r"^`([\w./]+)`[^\n]*:\n\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^`([\w./]+)`[^\n]*:\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SECOND, SCHEMA = "## A format with a layout of its own", "config/config.schema.yaml"
 LIMIT = 1.5  # times the reference's perplexity: rounding loses less
 
 
@@ -21,19 +23,33 @@ LIMIT = 1.5  # times the reference's perplexity: rounding loses less
 def root(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the finished demo, with the files of the page."""
     root = shutil.copytree(demo, tmp_path_factory.mktemp("adding") / "demo", symlinks=True)
-    files = dict(BLOCK.findall((root / "docs/ADDING_A_FORMAT.md").read_text()))
+    files = files_of(page(root).partition(SECOND)[0])
     assert set(files) == {"rules/formats/rtn.smk", PROGRAM}
+    add(root, files)
+    return root
+
+
+def page(root: Path) -> str:
+    return (root / "docs/ADDING_A_FORMAT.md").read_text()
+
+
+def files_of(text: str) -> dict[str, str]:
+    """Return the files that a part of the page shows, by their paths."""
+    return dict(BLOCK.findall(text))
+
+
+def add(root: Path, files: dict[str, str]) -> None:
+    """Write new files."""
     for name, text in files.items():
         assert not (root / name).exists()
         (root / name).write_text(text)
-    return root
 
 
 @pytest.fixture(scope="module")
 def output(root: Path, call: Callable) -> str:
     """What Snakemake said when the new format joined a study that was finished without it."""
     before = stamps(root)
-    (line,) = re.findall(r"^```yaml\n(formats: .*)\n```$", (root / "docs/ADDING_A_FORMAT.md").read_text(), re.MULTILINE)
+    (line,) = re.findall(r"^```yaml\n(formats: .*)\n```$", page(root), re.MULTILINE)
     config = (root / "config/config.yaml").read_text()
     (root / "config/config.yaml").write_text(re.sub("^formats: .*", line, config, flags=re.MULTILINE))
     result = call(SNAKEMAKE, "--cores", "8", "report", cwd=root)
@@ -64,6 +80,16 @@ def weights(folder: Path) -> dict[str, np.ndarray]:
                 begin, end = (8 + length + offset for offset in entry["data_offsets"])
                 found[name] = np.frombuffer(data[begin:end], "<f2").reshape(entry["shape"])
     return found
+
+
+def raw(path: Path, name: str, dtype: str, as_numpy: str) -> np.ndarray:
+    """Return one tensor of a file of safetensors."""
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    entry = json.loads(data[8 : 8 + length])[name]
+    assert entry["dtype"] == dtype
+    begin, end = (8 + length + offset for offset in entry["data_offsets"])
+    return np.frombuffer(data[begin:end], as_numpy).reshape(entry["shape"])
 
 
 def assert_nearest(source: np.ndarray, stored: np.ndarray, group: int) -> None:
@@ -151,3 +177,59 @@ def test_the_gate_refuses_a_build_that_is_broken(
     assert result.returncode == 1
     assert re.search(r"^error: .*out: refused by the quality gate: .*its perplexity is \d", result.stderr, re.MULTILINE)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def artifact(demo: Path, call: Callable, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The second format, built and scored in another copy of the demo, to which the page's files were added."""
+    root = shutil.copytree(demo, tmp_path_factory.mktemp("layout") / "demo", symlinks=True)
+    text = page(root).partition(SECOND)[2].partition("\n## ")[0]
+    files = files_of(text)
+    new = ["rules/formats", "scripts/quantmill/layouts", "scripts/quantmill/build"]
+    assert list(files) == ["envs/fp8.in", f"{new[0]}/fp8_block.smk", f"{new[1]}/fp8_block.py", f"{new[2]}/fp8_block.py"]
+    add(root, files)
+    shutil.copy(root / "envs/gptqmodel.txt", root / "envs/fp8.txt")  # holds these packages too, and is there already
+    (key,) = re.findall(r"^```yaml\n(  \w+:\n.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    schema = (root / SCHEMA).read_text()
+    assert schema.count("\nproperties:\n") == 1
+    (root / SCHEMA).write_text(schema.replace("\nproperties:\n", f"\nproperties:\n{key}"))
+    config = root / "config/config.yaml"
+    study = "formats: [fp16, fp8-block]\nvariants: {fp8-b64: {format: fp8-block, block_size: 64}}"
+    study = re.sub("^formats: .*", study, config.read_text(), flags=re.MULTILINE)
+    assert study.count("interpreters: {") == 1
+    config.write_text(study.replace("interpreters: {", f'interpreters: {{"fp8": "{interpreter("gptqmodel")}", '))
+    result = call(SNAKEMAKE, "--cores", "8", "artifacts/demo/quality/fp8-b64.json", cwd=root)
+    assert result.returncode == 0, result.stderr
+    return root / "artifacts/demo/fp8-b64"
+
+
+def test_a_layout_of_its_own_passes_the_gate(artifact: Path) -> None:
+    made = json.loads((artifact / "quantmill.json").read_text())
+    assert (made["engine"], made["parameters"]["block_size"]) == ("accelerate", 64)
+    assert made["gate"]["faithful"]["against"] == "its own weights"
+    assert made["gate"]["faithful"]["divergence"] <= made["gate"]["faithful"]["tolerance"]
+    quality = json.loads((artifact.parent / "quality/fp8-b64.json").read_text())["summary"]
+    assert 1e-6 < quality["kld_mean"] < 0.01
+
+
+def test_each_block_holds_the_nearest_float8(artifact: Path) -> None:
+    """e4m3 as arXiv:2209.05433 defines it: four bits of exponent with bias 7, three of mantissa, no infinities."""
+    name = "model.layers.0.mlp.up_proj.weight"
+    source = weights(artifact.parent / "fp16")[name].astype(np.float64)
+    (path,) = artifact.glob("*.safetensors")
+    stored, scales = raw(path, name, "F8_E4M3", "u1"), raw(path, f"{name}_scale_inv", "F32", "<f4")
+    assert scales.shape == tuple(-(-side // 64) for side in source.shape)
+    bits = np.arange(127)
+    exponent, mantissa = bits >> 3, bits & 7
+    levels = np.where(exponent > 0, (1 + mantissa / 8) * 2.0 ** (exponent - 7), mantissa * 2.0**-9)
+    assert levels.max() == 448
+    for row in range(0, len(source), 64):
+        for column in range(0, len(source[0]), 64):
+            values, codes = (each[row : row + 64, column : column + 64] for each in (source, stored))
+            scale = float(scales[row // 64, column // 64])
+            assert scale == pytest.approx(np.abs(values).max() / 448, rel=1e-6)
+            magnitudes = np.abs(values) / scale
+            nearest = np.min(np.abs(magnitudes[..., None] - levels), axis=-1)
+            held = levels[codes & 127]
+            assert np.all(np.abs(magnitudes - held) <= nearest + 1e-4 * held)  # float32's rounding of a tie
+            assert np.all((codes >> 7 == 1) == (values < 0))

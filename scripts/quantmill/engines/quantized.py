@@ -1,6 +1,6 @@
 """Quantized weights that transformers loads, in the layers or tensors of the library that its config.json names.
 
-An engine that has no module of its own and is registered with `module="quantized"` is this one. Its name is that of the
+An engine that has no module of its own and is registered with `backend="quantized"` is this one. Its name is that of the
 library's package. A subclass says what its library does otherwise.
 """
 

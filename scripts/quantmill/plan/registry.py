@@ -90,7 +90,7 @@ class Format:
 class Engine:
     """What runs an artifact: scripts/quantmill/engines/NAME.py, with `_` for `-`.
 
-    module: of an engine without a module of its own, the one that runs it. `quantized` runs what transformers loads by
+    backend: of an engine without a module of its own, the one that runs it. `quantized` runs what transformers loads by
     the quantization_config of its config.json; such an engine has the name of its library's package.
     env: its environment; one without pins (envs/ENV.txt) is the user's own, which `interpreters` names.
     loads: the layouts that it loads. multi_gpu: whether it can use several GPUs.
@@ -104,7 +104,7 @@ class Engine:
 
     env: str
     loads: Collection[str]
-    module: str = ""
+    backend: str = ""  # Snakemake forbids the word module at the beginning of a line
     devices: tuple[str, ...] = ("cpu", "cuda")
     multi_gpu: bool = False
     options: Mapping[str, Mapping[str, Any]] | None = field(default_factory=dict)
@@ -189,10 +189,10 @@ def check_registry(
     """
     for name, engine in engines.items():
         own = name.replace("-", "_")
-        if engine.module and own in modules:
-            raise ConfigError(f"engine {name!r}: it has a module of its own; leave module={engine.module!r} out")
-        if (engine.module or own) not in modules:
-            raise ConfigError(f"engine {name!r}: scripts/quantmill/engines/{engine.module or own}.py is missing")
+        if engine.backend and own in modules:
+            raise ConfigError(f"engine {name!r}: it has a module of its own; leave backend={engine.backend!r} out")
+        if (engine.backend or own) not in modules:
+            raise ConfigError(f"engine {name!r}: scripts/quantmill/engines/{engine.backend or own}.py is missing")
     for name, format in formats.items():
         if not re.fullmatch(NAME, name):
             raise ConfigError(f"format {name!r}: a name is small letters, digits, '.', '_' and '-'; rename it")
