@@ -3,12 +3,24 @@
 Nothing here needs an engine's libraries: CUDA is asked through the driver's own library and NVML.
 """
 
+import argparse
 from typing import Any
 
 from quantmill.common.program import UserError
 from quantmill.devices import cpu, cuda, gpu_lock
 
 CHOICES = ("auto", "cpu", "cuda")
+
+
+def add_arguments(arguments: argparse.ArgumentParser) -> None:
+    """Add --device and --threads, which each program that calculates takes."""
+    arguments.add_argument("--device", default="auto", help=", ".join(CHOICES))
+    arguments.add_argument(
+        "--threads",
+        type=cpu.limit_threads,
+        default=cpu.available_threads(),
+        help="CPU threads; at most the processors that this process may use",
+    )
 
 
 def resolve(choice: str, hold: bool = True, gpus: int = 1) -> str:

@@ -28,6 +28,16 @@ def available_threads() -> int:
     return len(processors())
 
 
+def limit_threads(text: str) -> int:
+    """Parse a number of threads, at most the processors that this process may use."""
+    return min(int(text), available_threads())
+
+
+def environment() -> dict[str, str]:
+    """Return the environment without thread counts, for a process that is told its number of threads."""
+    return {name: value for name, value in os.environ.items() if name not in THREAD_VARIABLES}
+
+
 def flags() -> set[str]:
     """What the processor has, by Linux's names; nothing where it is not told."""
     cpuinfo = Path("/proc/cpuinfo")
