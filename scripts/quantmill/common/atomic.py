@@ -155,7 +155,7 @@ def clone_or_copy(source: Path, target: Path) -> str:
     """
     digest, copied = hashlib.sha256(), 0
     buffer = memoryview(bytearray(COPIED))
-    with open_plain(source, buffering=0) as read, target.open("xb+", buffering=0) as written:
+    with open_plain(source) as read, target.open("xb+", buffering=0) as written:
         before = os.fstat(read.fileno())
         cloned = _clone(read, written)
         if not cloned:

@@ -83,8 +83,8 @@ def step(what: str, *, megabytes: int, seconds: int) -> Iterator[None]:
             raise UserError(_out_of_memory(what, megabytes)) from None
         raise UserError(f"{what}: its library fails ({first_line(error)}); download it again") from None
     finally:
-        for each, limit in before.items():
-            resource.setrlimit(each, limit)
+        for each, old in before.items():
+            resource.setrlimit(each, old)
         if _board:
             _board.memory[:] = outer
 

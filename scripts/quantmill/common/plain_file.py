@@ -2,8 +2,8 @@
 
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from quantmill.common.program import UserError
 
@@ -35,7 +35,7 @@ def is_there(path: Path) -> bool:
     return True
 
 
-def open_plain(path: Path, buffering: int = -1) -> BinaryIO:
+def open_plain(path: Path) -> BufferedReader:
     """Open a plain file to be read. Without the kernel's wait for a pipe's writer, and what was opened is looked at.
 
     Raises `UserError` where `is_there` does, and FileNotFoundError where nothing lies there.
@@ -49,7 +49,7 @@ def open_plain(path: Path, buffering: int = -1) -> BinaryIO:
         raise FileNotFoundError(2, os.strerror(2), str(path))
     try:
         _check(path, os.fstat(descriptor))  # what is there now
-        return os.fdopen(descriptor, "rb", buffering)
+        return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
         raise

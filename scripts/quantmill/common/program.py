@@ -129,9 +129,10 @@ def start_child(
         if os.getppid() != mine:  # it ended before that
             os._exit(1)
 
-    prepare = {"preexec_fn": end_with_parent} if sys.platform == "linux" else {}
+    if sys.platform == "linux":
+        options["preexec_fn"] = end_with_parent
     told = surroundings.of_child(command, env)
-    with subprocess.Popen([str(part) for part in command], env=told, **prepare, **options) as process:
+    with subprocess.Popen([str(part) for part in command], env=told, **options) as process:
         try:
             yield process
         finally:
@@ -153,8 +154,9 @@ def run_child(
         stdout: what becomes of its standard output, in subprocess's words.
         timeout: seconds after which it is ended, and `subprocess.TimeoutExpired` raised.
     """
-    pipe = {} if stdin is None else {"stdin": subprocess.PIPE}
-    with start_child(command, stdout=stdout, stderr=subprocess.PIPE, text=True, **pipe, **options) as process:
+    if stdin is not None:
+        options["stdin"] = subprocess.PIPE
+    with start_child(command, stdout=stdout, stderr=subprocess.PIPE, text=True, **options) as process:
         printed, said = process.communicate(stdin, timeout)
     return subprocess.CompletedProcess(process.args, process.returncode, printed, said)
 

@@ -40,8 +40,8 @@ def hold(count: int = 1) -> None:
     waiting = False
     while not (taken := _try_locks(visible, count)):
         if not waiting:
-            taken = "every GPU is held by another job" if count == 1 else f"fewer than {count} GPUs are free"
-            print(f"{taken} ({', '.join(visible)}); waiting for {'one' if count == 1 else count}", file=sys.stderr)
+            reason = "every GPU is held by another job" if count == 1 else f"fewer than {count} GPUs are free"
+            print(f"{reason} ({', '.join(visible)}); waiting for {'one' if count == 1 else count}", file=sys.stderr)
         waiting = True
         time.sleep(POLL_SECONDS)
     os.environ["CUDA_VISIBLE_DEVICES"] = os.environ[HELD] = ",".join(card for card in visible if card in taken)

@@ -3,12 +3,13 @@
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
-from typing import Any
+from typing import Any, TypeVar
 
 from quantmill.devices.conditions import Sample, count_others
 
+Answer = TypeVar("Answer")
 CONTEXT_BYTES = 256 * 2**20  # less than a process with a CUDA context takes on any board of today
 
 
@@ -18,18 +19,23 @@ class Gpus:
     def __init__(self, nvml: Any, handles: Sequence[Any]) -> None:
         self.nvml, self.handles = nvml, handles
 
-    def _ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any] | None:
-        """A function's answers of all of them."""
+    def _ask(
+        self, combine: Callable[[list[Any]], Answer], function: Callable[..., Any], *arguments: Any
+    ) -> Answer | None:
+        """Combine a function's answers for all GPUs."""
         try:
-            return [function(handle, *arguments) for handle in self.handles]
+            return combine([function(handle, *arguments) for handle in self.handles])
         except self.nvml.NVMLError:
             return None
 
     def used_bytes(self) -> int | None:
         """Memory in use by processes; without what the driver reserves, where that is told apart."""
-        memory = self._ask(self.nvml.nvmlDeviceGetMemoryInfo, self.nvml.nvmlMemory_v2)
-        memory = memory or self._ask(self.nvml.nvmlDeviceGetMemoryInfo)
-        return memory and sum(board.used for board in memory)
+
+        def used(boards: list[Any]) -> int:
+            return sum(board.used for board in boards)
+
+        memory = self._ask(used, self.nvml.nvmlDeviceGetMemoryInfo, self.nvml.nvmlMemory_v2)
+        return self._ask(used, self.nvml.nvmlDeviceGetMemoryInfo) if memory is None else memory
 
     def processes(self) -> tuple[frozenset[int], ...] | None:
         """The ids of processes other than this one that compute on each GPU.
@@ -37,9 +43,12 @@ class Gpus:
         In a container NVML may know them by numbers of another namespace, or not at all: none may mean that none is
         shown.
         """
-        found = self._ask(self.nvml.nvmlDeviceGetComputeRunningProcesses)
         mine = os.getpid()
-        return found and tuple(frozenset(each.pid for each in board if each.pid != mine) for board in found)
+
+        def others(boards: list[Any]) -> tuple[frozenset[int], ...]:
+            return tuple(frozenset(each.pid for each in board if each.pid != mine) for board in boards)
+
+        return self._ask(others, self.nvml.nvmlDeviceGetComputeRunningProcesses)
 
     def company(self, own: Collection[int] = ()) -> list[str]:
         """Who is on the GPUs while none of our processes that measure is, in words; empty where they are free.
@@ -57,19 +66,18 @@ class Gpus:
     def sample(self) -> Sample:
         """The GPUs now: energy and memory of all, the lowest clocks, the highest temperature."""
         nvml = self.nvml
-        millijoules = self._ask(nvml.nvmlDeviceGetTotalEnergyConsumption)
-        milliwatts = self._ask(nvml.nvmlDeviceGetPowerUsage)
-        clocks = self._ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM)
-        memory_clocks = self._ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM)
-        celsius = self._ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU)
+
+        def total(thousandths: list[int]) -> float:
+            return sum(thousandths) / 1000
+
         return Sample(
             at=time.perf_counter(),
-            joules=millijoules and sum(millijoules) / 1000,
-            watts=milliwatts and sum(milliwatts) / 1000,
-            clock_mhz=clocks and min(clocks),
-            memory_clock_mhz=memory_clocks and min(memory_clocks),
-            celsius=celsius and max(celsius),
+            joules=self._ask(total, nvml.nvmlDeviceGetTotalEnergyConsumption),
+            watts=self._ask(total, nvml.nvmlDeviceGetPowerUsage),
+            clock_mhz=self._ask(min, nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
+            memory_clock_mhz=self._ask(min, nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
+            celsius=self._ask(max, nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
             used_bytes=self.used_bytes(),
-            throttling=reduce(or_, self._ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons) or (), 0),
+            throttling=self._ask(partial(reduce, or_), nvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0,
             processes=self.processes(),
         )

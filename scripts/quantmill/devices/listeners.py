@@ -19,9 +19,9 @@ from quantmill.devices import processes
 PROC = processes.PROC
 LISTENING = "0A"  # a state of /proc/net/tcp
 # they pass on what others answer; the kernel cuts names after 15 characters
-PASSAGES = ("apache2", "caddy", "cloudflared", "envoy", "frpc", "gvproxy", "haproxy", "httpd", "kubectl", "nginx")
-PASSAGES += ("pasta", "pasta.avx2", "socat", "ssh", "sshd", "sshd-session", "stunnel", "tailscaled", "traefik")
-OF_CONTAINERS = ("docker-proxy", "rootlessport", "slirp4netns")  # they pass on to a container of this machine
+PASSAGES = {"apache2", "caddy", "cloudflared", "envoy", "frpc", "gvproxy", "haproxy", "httpd", "kubectl", "nginx"}
+PASSAGES |= {"pasta", "pasta.avx2", "socat", "ssh", "sshd", "sshd-session", "stunnel", "tailscaled", "traefik"}
+OF_CONTAINERS = {"docker-proxy", "rootlessport", "slirp4netns"}  # they pass on to a container of this machine
 PORTS = {"http": 80, "https": 443}
 DISTURBANCE = "disturbance"  # among the versions of an engine: why it is not known
 UNKNOWN = "so whether other programs disturbed it is not known"
@@ -85,12 +85,12 @@ def _describe(listeners: list[Listener]) -> Answering:
     owners = _owners({each.inode for each in listeners})
     found = set().union(*owners.values())
     names = {_name(pid) for pid in found}
-    if passages := names & {*OF_CONTAINERS, *PASSAGES}:
-        for pid in found if passages & {*OF_CONTAINERS} else ():
+    if passages := names & (OF_CONTAINERS | PASSAGES):
+        for pid in found if passages & OF_CONTAINERS else ():
             if inside := _behind(pid):
                 return inside
-        place = "here" if passages & {*OF_CONTAINERS} else "unknown"
-        return Answering(place, unknown=f"{min(passages)} passes requests on to the server, {UNKNOWN}")
+        unknown = f"{min(passages)} passes requests on to the server, {UNKNOWN}"
+        return Answering("here" if passages & OF_CONTAINERS else "unknown", unknown=unknown)
     if not all(owners.values()):
         return Answering("here", unknown=f"the server's processes are another user's, {UNKNOWN}")
     return Answering("here", frozenset(map(_head, found)))

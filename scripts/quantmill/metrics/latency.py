@@ -133,7 +133,7 @@ def unsteadiness(runs: Sequence[Sample]) -> str | None:
 
 def summary(runs: list[Sample]) -> dict[str, float]:
     """Percentiles of TTFT, TPOT and inter-token gaps in milliseconds, and throughput with its interval."""
-    samples = {
+    samples: dict[str, np.ndarray | list[float]] = {
         "ttft_ms": [run.ttft for run in runs],
         "tpot_ms": [run.tpot for run in runs],
         "itl_ms": np.concatenate([np.diff(run.token_seconds) for run in runs]),

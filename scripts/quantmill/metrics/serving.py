@@ -213,7 +213,7 @@ def summary(runs: Sequence[Sequence[Timeline]], concurrency: int | None = None) 
 
 def samples(timelines: Sequence[Timeline]) -> dict[str, list[float]]:
     """Milliseconds of each request by name, of those that give them."""
-    values = {
+    values: dict[str, list[float | None]] = {
         "ttft_ms": [each.ttft for each in timelines],
         "ttft_sent_ms": [each.ttft_sent for each in timelines],
         "tpot_ms": [each.tpot for each in timelines],

@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from quantmill.metrics import bootstrap
 from quantmill.metrics.serving import BLOCKS, Timeline, Window, tokens_between
@@ -74,7 +75,7 @@ def uneven_part(values: Sequence[float]) -> Part | None:
     return Part(begin, end, math.exp(change))
 
 
-def drift(times: Sequence[float], values: Sequence[float]) -> float | None:
+def drift(times: ArrayLike, values: ArrayLike) -> float | None:
     """How much a figure changes over its time, as a share of its mean, if that is more than `DRIFT` and no accident.
 
     A line through the means of `BLOCKS` blocks: its slope must be beyond Student's t at 95%. None where it is not, or

@@ -228,7 +228,8 @@ def _wait_until_ready(
 
 
 def _stop(supervisor: subprocess.Popen[bytes], grace: float) -> None:
-    supervisor.stdin.close()
+    if supervisor.stdin:
+        supervisor.stdin.close()
     try:
         supervisor.wait(grace + MARGIN)
     except subprocess.TimeoutExpired:

@@ -243,9 +243,11 @@ def main() -> None:
         found = replace(found, bytes=len(raw), words=len(text.split()), ids=whole)
     if options.kind == "evaluation":
         said = of_text(shards.read_config(options.model / "config.json"))
+        begin, prefix = firsts(read, said, vocab_size, tokenizes)
         found = replace(
             found,
-            **firsts(read, said, vocab_size, tokenizes),
+            bos_id=begin,
+            prefix_id=prefix,
             detokenizer="wikitext" if wikitext else None,
             documents=[
                 Document(ids, documents.words(part), len(part.encode()))
@@ -267,18 +269,22 @@ def check_ids(model: Path, path: Path, vocab_size: int, texts: Texts, found: lis
             )
 
 
-def firsts(read: Mapping[str, Any], said: Mapping[str, Any], vocab_size: int, tokenizes: bool) -> dict[str, int | None]:
-    """Tokens before texts. `bos_id`: what the evaluation text begins with, where the tokenizer puts it there.
-    `prefix_id`, before each document: the same, else what the model calls its beginning or end of sequence."""
+def firsts(
+    read: Mapping[str, Any], said: Mapping[str, Any], vocab_size: int, tokenizes: bool
+) -> tuple[int | None, int | None]:
+    """Return the token that the tokenizer puts before the evaluation text, and the one before each document.
+
+    The second is the same token, else the model's beginning or end of sequence. Both are None for random ids.
+    """
+    if not tokenizes:
+        return None, None
     named = [special_tokens.select(said.get(f"{role}_token_id"), vocab_size) for role in ROLES]
     begins, ends = [read["bos"], *named[0]], [read["eos"], *named[1]]
     whole = read["ids"][0]
     first = whole[0] if read["before"] or whole[0] in begins else None
-    if not tokenizes:
-        return {"bos_id": None, "prefix_id": None}
     candidates = [first, read["bos"], read["eos"], *begins, *ends]
     prefix = next((token for token in candidates if token is not None), None)
     if prefix is not None and not 0 <= prefix < vocab_size:
         print(f"note: the token before documents, {prefix}, is beyond the vocabulary: there is none", file=sys.stderr)
         prefix = None
-    return {"bos_id": first, "prefix_id": prefix}
+    return first, prefix

@@ -62,8 +62,8 @@ def detokenize(page: str) -> str:
     """A page of WikiText as one would write it."""
     for old, new in BEFORE:
         page = page.replace(old, new)
-    for opening, closing in BRACKETS:
-        page = strip_inside(page, opening, closing)
+    for marks in BRACKETS:
+        page = strip_inside(page, marks[0], marks[1])
     for old, new in AFTER:
         page = page.replace(old, new)
     return page
