@@ -150,7 +150,7 @@ def test_an_index_that_names_a_tensor_twice(hostile_model: Path, refusal: Callab
     write_shards(hostile_model, FIRST, SECOND)
     index = hostile_model / "model.safetensors.index.json"
     index.write_text(f'{{"weight_map": {{"a": "{FIRST}", "a": "{SECOND}"}}}}')
-    assert "the key 'a' stands twice" in refusal()
+    assert "the key 'a' occurs twice" in refusal()
 
 
 def test_an_index_of_another_model(hostile_model: Path, refusal: Callable) -> None:

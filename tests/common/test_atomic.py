@@ -35,14 +35,14 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_what_is_not_ours_is_left_alone(tmp_path: Path, name: str) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / name).write_text("precious")
-    with pytest.raises(UserError, match="no artifact of Quantmill"):
+    with pytest.raises(UserError, match="not an artifact of Quantmill"):
         build(tmp_path / "out")
     assert (tmp_path / "out" / name).read_text() == "precious"
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("precious")
-    with pytest.raises(UserError, match="is a file where a folder is to be"):
+    with pytest.raises(UserError, match="is a file, not a folder"):
         build(tmp_path / "out")
     assert (tmp_path / "out").read_text() == "precious"
 
@@ -50,7 +50,7 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
 def test_a_folder_that_holds_its_source_is_not_replaced(tmp_path: Path) -> None:
     build(tmp_path / "out")
     (tmp_path / "out/src").mkdir()
-    with pytest.raises(UserError, match=r"holds .*src, which is to be read"):
+    with pytest.raises(UserError, match=r"contains the input .*src"):
         build(tmp_path / "out", source=tmp_path / "out/src")
     assert (tmp_path / "out/src").is_dir()
 

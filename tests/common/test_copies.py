@@ -118,8 +118,7 @@ def test_a_build_stops_whose_input_is_not_what_its_manifest_names(
     result = call(tools_python, "scripts/quantmill", program, tmp_path / folder, tmp_path / "out", *SHARED[program])
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1] == (
-        f"error: {path}: is not what quantmill.json beside it names any more; remove the folder {path.parent}, "
-        "and it is made again"
+        f"error: {path}: has changed since quantmill.json was written; remove the folder {path.parent}, and run again"
     )
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "out").exists()
@@ -145,7 +144,7 @@ def test_shared_weights_that_were_written_to_stop_the_next_build(
     result = call(
         tools_python, "scripts/quantmill", "checkpoint.to_safetensors", *again[:1], tmp_path / "third", *again[2:]
     )
-    assert f"{name}: is not what quantmill.json beside it names any more" in result.stderr.splitlines()[-1]
+    assert f"{name}: has changed since quantmill.json was written" in result.stderr.splitlines()[-1]
     assert not (tmp_path / "third").exists()
 
 
@@ -168,9 +167,7 @@ def test_what_is_measured_is_read_again_only_where_it_was_written_to(
     for content in ("WEIGHTS", "more weights"):
         (artifact / "model.safetensors").write_text(content)
         os.utime(artifact / "model.safetensors", ns=(later, later))
-        with pytest.raises(
-            UserError, match=r"model\.safetensors: is not what quantmill\.json beside it names any more"
-        ):
+        with pytest.raises(UserError, match=r"model\.safetensors: has changed since quantmill\.json was written"):
             manifest.read_unchanged(artifact)
 
 

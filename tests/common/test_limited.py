@@ -63,7 +63,7 @@ def test_memory_and_time_run_out_with_one_line(work: Callable, said: str) -> Non
 
 def test_work_that_only_waits_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limited, "PATIENCE", 1)
-    with pytest.raises(UserError, match=r"tokenizer\.json: was not done after 1 s"):
+    with pytest.raises(UserError, match=r"tokenizer\.json: did not finish within the 1 s"):
         run(lambda: time.sleep(600))
 
 

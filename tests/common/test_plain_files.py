@@ -60,7 +60,7 @@ def ring(path: Path) -> str:
 
 def dangling(path: Path) -> str:
     path.symlink_to("../blobs/gone")
-    return "is a link that leads nowhere"
+    return "is a dangling link"
 
 
 NO_FILES = [pipe, a_socket, folder, zeros, ring, dangling]

@@ -145,7 +145,7 @@ def test_a_process_that_was_there_before_marks(nvml: Nvml) -> None:
 def test_memory_that_nobody_shown_holds_marks(nvml: Nvml) -> None:
     nvml.used = 3 * 10**9  # in a container the processes of others are not listed
     assert watch(nvml, meanwhile=[])["interference"] == [
-        "somebody else held 3 GB of the GPU's memory before it started"
+        "another program held 3 GB of the GPU's memory before it started"
     ]
 
 

@@ -118,7 +118,7 @@ def test_jobs_that_want_the_same_cards_in_another_order_do_not_wait_for_one_anot
 def test_more_cards_than_there_are_is_one_line(start) -> None:  # noqa: ANN001
     job = start(3)
     assert job.wait() == 1
-    message = "3 GPUs are asked for, and 2 are there (GPU-0, GPU-1); lower gpus"
+    message = "gpus is 3, but 2 are visible (GPU-0, GPU-1); lower gpus"
     assert job.stderr.read().splitlines()[-1].endswith(message)
 
 

@@ -127,7 +127,7 @@ def test_who_listens_at_another_address_of_the_port_is_a_stranger(serve: Serve) 
 @pytest.mark.parametrize("name", ["ssh", "nginx", "haproxy", "kubectl"])
 def test_who_only_passes_requests_on_is_not_the_server(serve: Serve, name: str) -> None:
     port, *_ = serve("127.0.0.1", name)
-    words = f"{name} passes requests on to the server, so whether other programs disturbed it is not known"
+    words = f"{name} forwards requests to the server, so interference from other programs is unknown"
     assert listeners.find(f"http://127.0.0.1:{port}") == Answering("unknown", unknown=words)
 
 
@@ -135,7 +135,7 @@ def test_a_container_that_is_not_shown_is_of_this_machine(serve: Serve) -> None:
     port, *_ = serve("127.0.0.1", "docker-proxy")
     found = listeners.find(f"http://127.0.0.1:{port}")
     assert (found.place, found.pids) == ("here", frozenset())
-    assert found.unknown.startswith("docker-proxy passes requests on to the server")
+    assert found.unknown.startswith("docker-proxy forwards requests to the server")
 
 
 def in_a_namespace(address: str) -> tuple[str, ...]:
@@ -182,7 +182,7 @@ def test_another_users_server_cannot_be_known(serve: Serve) -> None:
 
 
 def test_a_server_on_another_host_is_said_to_be_there() -> None:
-    words = "the server runs on another host, so whether other programs disturbed it is not known"
+    words = "the server runs on another host, so interference from other programs is unknown"
     for host in ("192.0.2.7", "name.invalid", "[2001:db8::1]"):
         assert listeners.find(f"http://{host}:8000") == Answering("elsewhere", unknown=words)
 

@@ -17,7 +17,7 @@ CODE = {"auto_map": {"AutoTokenizer": [None, "code.Tokenizer"]}, "tokenizer_clas
 # file -> what is changed in it, and what the program says
 CASES = {
     "a token beyond the vocabulary": (
-        *("config.json", {"vocab_size": 50}, "and the model has 50; an engine would read what is not there"),
+        *("config.json", {"vocab_size": 50}, "but the model has 50; download it again"),
     ),
     **{
         f"a context of {tokens!r}": ("config.json", {"max_position_embeddings": tokens}, "max_position_embeddings")

@@ -129,7 +129,7 @@ def test_what_is_no_text_is_refused_by_the_program_too(outcomes: dict[str, Any],
 
 def test_a_token_before_the_text_that_the_vocabulary_lacks(outcomes: dict[str, Any]) -> None:
     end = outcomes["bos beyond text of lf evaluation"]["end"]
-    assert "its tokenizer makes token 99999, and the model has 2048" in end
+    assert "its tokenizer makes token 99999, but the model has 2048" in end
 
 
 def test_a_text_begins_with_what_tokenizer_json_puts_there_whatever_names_say(outcomes: dict[str, Any]) -> None:
@@ -146,7 +146,7 @@ def test_a_token_before_documents_that_the_vocabulary_lacks_is_none(outcomes: di
 
 
 def test_a_vocabulary_of_no_size(outcomes: dict[str, Any]) -> None:
-    assert "vocab_size is -3, no number of tokens" in outcomes["size text of lf evaluation"]["end"]
+    assert "vocab_size is -3, not a number of tokens" in outcomes["size text of lf evaluation"]["end"]
 
 
 @pytest.mark.parametrize("kind", ["prompts", "evaluation"])

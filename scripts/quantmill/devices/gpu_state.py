@@ -1,4 +1,4 @@
-"""NVIDIA GPUs' energy, clocks, temperature and company, asked of NVML (NVML API reference)."""
+"""Energy, clocks, temperature and other processes of NVIDIA GPUs (NVML API reference)."""
 
 import os
 import time
@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 from quantmill.devices.conditions import Sample, count_others
 
 Answer = TypeVar("Answer")
-CONTEXT_BYTES = 256 * 2**20  # less than a process with a CUDA context takes on any board of today
+CONTEXT_BYTES = 256 * 2**20  # below the memory of any process with a CUDA context
 
 
 class Gpus:
-    """One GPU or several that work together; what one board, or the slice of one, does not tell is None."""
+    """One GPU or several that work together; a value that one of them does not report is None."""
 
     def __init__(self, nvml: Any, handles: Sequence[Any]) -> None:
         self.nvml, self.handles = nvml, handles
@@ -29,7 +29,7 @@ class Gpus:
             return None
 
     def used_bytes(self) -> int | None:
-        """Memory in use by processes; without what the driver reserves, where that is told apart."""
+        """Return the memory in use by processes, without the driver's reserve if NVML separates it."""
 
         def used(boards: list[Any]) -> int:
             return sum(board.used for board in boards)
@@ -38,10 +38,9 @@ class Gpus:
         return self._ask(used, self.nvml.nvmlDeviceGetMemoryInfo) if memory is None else memory
 
     def processes(self) -> tuple[frozenset[int], ...] | None:
-        """The ids of processes other than this one that compute on each GPU.
+        """Return the ids of other processes that compute on each GPU.
 
-        In a container NVML may know them by numbers of another namespace, or not at all: none may mean that none is
-        shown.
+        In a container, NVML may report ids of another namespace, or hide the processes.
         """
         mine = os.getpid()
 
@@ -51,20 +50,20 @@ class Gpus:
         return self._ask(others, self.nvml.nvmlDeviceGetComputeRunningProcesses)
 
     def company(self, own: Collection[int] = ()) -> list[str]:
-        """Who is on the GPUs while none of our processes that measure is, in words; empty where they are free.
+        """Describe other users of the GPUs while no process of ours measures; empty if the GPUs are free.
 
-        `own`: processes of a server that is measured and runs already. What memory is its own is then not known.
+        `own`: processes of a measured server that runs already; memory in use is then not reported.
         """
         cards, used = self.processes() or (), self.used_bytes()
         count = count_others(cards, own) if own else len(frozenset().union(*cards))
         if count > 0:
             return [f"{count} other process{'es' if count > 1 else ''} on the GPU"]
         if not own and used and used > CONTEXT_BYTES * len(self.handles):
-            return [f"somebody else held {used / 1e9:.2g} GB of the GPU's memory"]
+            return [f"another program held {used / 1e9:.2g} GB of the GPU's memory"]
         return []
 
     def sample(self) -> Sample:
-        """The GPUs now: energy and memory of all, the lowest clocks, the highest temperature."""
+        """Sample the GPUs: total energy and memory, the lowest clocks, the highest temperature."""
         nvml = self.nvml
 
         def total(thousandths: list[int]) -> float:
