@@ -1,4 +1,4 @@
-"""What is written later to a user's files, or by hand to an artifact, never passes for what was measured."""
+"""Later writes to a user's files, and changes to an artifact by hand, never pass for what was measured."""
 
 import errno
 import fcntl

@@ -1,4 +1,4 @@
-"""What a stranger's tokenizer or template computes ends within limits, with one line that names the file."""
+"""Computations of untrusted tokenizers and templates end within limits, with one line that names the file."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ BOMBS: dict[str, tuple[dict[str, Any], str | None]] = {
 
 
 def run(work: Callable[[], Any], megabytes: int = 200, seconds: int = 1) -> Any:
-    """What `limited.call` makes of work within limits."""
+    """Return the error of `limited.call` for work within limits."""
 
     def step() -> Any:
         with limited.step("tokenizer.json", megabytes=megabytes, seconds=seconds):

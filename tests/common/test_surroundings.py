@@ -49,7 +49,7 @@ def traps(folder: Path, names: list[str]) -> Path:
 
 
 def sites(python: Path) -> list[Path]:
-    """Where an environment's packages lie."""
+    """Return the folder of an environment's packages."""
     return list((python.parent.parent / "lib").glob("python3*/site-packages"))
 
 

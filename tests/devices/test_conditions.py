@@ -1,4 +1,4 @@
-"""What a measurement ran under, from counts whose meaning is known. NVML is a stand-in: its answers are ours."""
+"""Conditions of measurements, from known counters. NVML is a stand-in."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ class Nvml:
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU, nvmlMemory_v2 = 1, 2, 0, 0x2000028
 
     class NVMLError(Exception):
-        """What pynvml raises for everything."""
+        """The error that pynvml raises for everything."""
 
     def __init__(self) -> None:
         self.throttling, self.pids, self.used, self.counts_energy = 0x4, [], 2**20, True
@@ -74,7 +74,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
 
 
 def watch(nvml: Nvml, seconds: float = 0.5, meanwhile: Any = None, own: tuple[int, ...] = ()) -> dict[str, Any]:
-    """What a process measured under whose decoding filled the middle of so many seconds."""
+    """Return the conditions of a process whose decoding filled the middle of the given seconds."""
     with monitor.Monitor("cuda") as each:
         start = time.perf_counter()
         nvml.pids = [12345] if meanwhile is None else meanwhile

@@ -53,7 +53,7 @@ def start(tmp_path: Path):  # noqa: ANN201 - a function that starts a job
 
 
 def cards(job: subprocess.Popen[str]) -> tuple[str, str]:
-    """What a job and a process of its own see."""
+    """Return the GPUs that a job and a child of it see."""
     return job.stdout.readline().strip(), job.stdout.readline().strip()
 
 

@@ -1,4 +1,4 @@
-"""Who answers at a URL, found among real processes that listen; the GPU is a stand-in, whose processes are ours."""
+"""Servers at a URL, found among real listening processes; the GPU is a stand-in, whose processes are ours."""
 
 import json
 import os
@@ -139,7 +139,7 @@ def test_a_container_that_is_not_shown_is_of_this_machine(serve: Serve) -> None:
 
 
 def in_a_namespace(address: str) -> tuple[str, ...]:
-    """What starts a program with a network of its own, as a container has one."""
+    """Return the beginning of a command that runs in its own network, like a container."""
     words = f'ip link set lo up && ip address add {address}/32 dev lo && exec "$@"'
     return ("unshare", "--net", "sh", "-c", words, "sh")
 
@@ -205,7 +205,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
 
 
 def disturbed(url: str, monkeypatch: pytest.MonkeyPatch, own: set[int], load: dict[str, Any] | None) -> list[str]:
-    """What latency.measure says to have disturbed a measurement of the server at a URL; its process is a stand-in."""
+    """Return the interference that latency.measure reports for the server at a URL; its process is a stand-in."""
     names = dict.fromkeys(Measurement.__dataclass_fields__)
 
     def run_job(job: LatencyTask, folder: Path) -> dict[str, Any]:

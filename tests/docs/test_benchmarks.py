@@ -185,7 +185,7 @@ def test_a_text_that_is_too_short_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokens").mkdir()
     (tmp_path / "tokens/evaluation.json").write_text('{"ids": [1, 2, 3]}')
     result = benchmark("rounding_noise.py", tmp_path / "out.json", tmp_path / "fp16")
-    assert_one_line(result, "evaluation.json: has 3 tokens, and 2048 are read")
+    assert_one_line(result, "evaluation.json: has 3 tokens, but 2048 are needed")
     assert not (tmp_path / "out.json").exists()
 
 

@@ -35,11 +35,11 @@ class Study:
         self.write()
 
     def row(self, format: str) -> dict[str, Any]:
-        """The recorded row of a format's default run."""
+        """Return the recorded row of a format's default run."""
         return next(row for row in self.results["rows"] if row["format"] == format and row["run"] is None)
 
     def build(self, name: str, sizes: dict[str, int], like: str = "", **changes: Any) -> Path:
-        """An artifact with files of so many random bytes, and a config.json; its manifest is that of a recorded row."""
+        """Write an artifact with random files of the given sizes, a config.json, and a recorded row's manifest."""
         folder = self.root / "artifacts/demo" / name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 512}\n')
@@ -64,7 +64,7 @@ class Study:
         (self.root / "artifacts/report/results.json").write_text(json.dumps(self.results))
 
     def command(self, *names: str, repository: str = "acme/demo", layout: str = "") -> list[str]:
-        """What publishes artifacts."""
+        """Return the command that publishes artifacts."""
         folders = [f"artifacts/demo/{name}" for name in names]
         command = [self.python, REPO / "scripts/quantmill", "publish.push", "artifacts/demo/published/x.json", *folders]
         layout = layout or LAYOUTS[names[0]]
@@ -74,7 +74,7 @@ class Study:
         return [*map(str, command)]
 
     def environment(self, **more: str) -> dict[str, str]:
-        """That of a user with a token, and a cache of its own; uploads go over LFS, which the hub here speaks."""
+        """Return the environment of a user with a token and an own cache; uploads use LFS, like the test's hub."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
         mine = {"HF_ENDPOINT": self.hub.endpoint, "HF_HOME": str(self.root / "home"), "HF_TOKEN": TOKEN}
         return kept | mine | {"HF_HUB_DISABLE_XET": "1", "HF_HUB_ETAG_TIMEOUT": "5"} | more
@@ -89,6 +89,6 @@ class Study:
         )
 
     def receipt(self) -> dict[str, Any] | None:
-        """What is kept of the last upload."""
+        """Return the record of the last upload."""
         path = self.root / "artifacts/demo/published/x.json"
         return json.loads(path.read_text()) if path.exists() else None

@@ -16,7 +16,7 @@ Run = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def run_text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A run of three rows, as text: whoever changes it has one of its own."""
+    """Return a run of three rows as text, so that each test can change its own copy."""
     folder = tmp_path_factory.mktemp("run")
     cells = [
         whole_cell(folder, "reference", 100.0, window_losses(0), kld=0.0),

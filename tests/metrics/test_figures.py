@@ -34,7 +34,7 @@ def prompt(place: int) -> list[int]:
 def run(
     load: Load, number: int, faults: tuple[str, ...] = (), dialect: str = "completions", **engine: Any
 ) -> tuple[list[serving.Timeline], list[Job], Recording, list[stream.Reply]]:
-    """So many requests of 40 tokens, with 20 new ones each."""
+    """Return requests of 40 tokens, with 20 new ones each."""
     loop = Loop()
     server = Server(Engine(loop, **engine), faults)
     target, kind = Target("http://fake"), DIALECTS[dialect]

@@ -15,7 +15,7 @@ TOKENS = 2
 
 
 def simulate(rate: float, seed: int, speed: float = 1.0, number: int = 120, **engine: float) -> list[serving.Timeline]:
-    """Poisson arrivals at a server that is so many times slower."""
+    """Run Poisson arrivals at a server that is `speed` times slower."""
     clock = Heap()
     server = Engine(clock, speed=lambda now: speed, **engine)
     for at in Poisson.draw(rate, number, seed).times:
@@ -32,7 +32,7 @@ def timelines(server: Engine) -> list[serving.Timeline]:
 
 
 def closed(speed: float, noise: np.ndarray, slots: int = 2) -> list[serving.Timeline]:
-    """A closed loop at a server whose speed also wanders, from one twentieth of a second to the next."""
+    """Run a closed loop at a server whose speed also wanders, from one twentieth of a second to the next."""
     clock = Heap()
     server = Engine(clock, speed=lambda now: speed * noise[int(now * 20) % len(noise)])
     left = [150 * slots]
@@ -57,7 +57,7 @@ def wander(rng: np.random.Generator) -> np.ndarray:
 
 
 def truth() -> float:
-    """Tokens a second of a server that is neither fast nor slow, from so many runs that its error is a thousandth."""
+    """Return the mean server's tokens per second, from enough runs for an error of a thousandth."""
     rng = np.random.default_rng(99)
     tokens = seconds = 0.0
     for _ in range(60):
@@ -80,7 +80,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(starts: int) -> None:
 
 
 def test_an_interval_without_restarts_does_not_know_how_they_differ() -> None:
-    """Why restarts are the samples: of one start each, the same interval misses the truth most of the time."""
+    """Restarts are the samples, because intervals of one start each miss the truth most of the time."""
     right, inside, rng = truth(), 0, np.random.default_rng(1)
     for _ in range(50):
         found = restarts.throughput([closed(float(np.exp(rng.normal(0, 0.03))), wander(rng))], 2)

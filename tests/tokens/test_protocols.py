@@ -17,7 +17,7 @@ WIKITEXT = REPO.parent / "shared/data/wiki.test.raw"
 
 
 def wikitext_of(text: str, size: int) -> str:
-    """The beginning of a text in WikiText's form: pages of three paragraphs, spaces around punctuation."""
+    """Return a text in WikiText's form: pages of three paragraphs, spaces around punctuation."""
     paragraphs = [part for part in text.split("\n\n") if part.strip()]
     pages, length = [], 0
     while length < size:
@@ -30,7 +30,7 @@ def wikitext_of(text: str, size: int) -> str:
 
 @pytest.fixture(scope="module")
 def fp16(tmp_path_factory: pytest.TempPathFactory, call: Callable, tools_python: Path) -> Path:
-    """The demo's fp16 artifact."""
+    """Build the demo's fp16 artifact."""
     folder = tmp_path_factory.mktemp("protocols")
     steps = (
         *(("fetch.link", REPO / "demo", "source", "--kind", "demo"),),
@@ -87,7 +87,7 @@ def facts(texts: list[Path], fp16: Path, call: Callable, torch_python: Path) -> 
 
 @pytest.fixture(scope="module")
 def harness(texts: list[Path], fp16: Path, call: Callable) -> list[dict[str, float]]:
-    """What lm-evaluation-harness says of the pages."""
+    """Return lm-evaluation-harness's figures of the pages."""
     rows = [path.with_suffix(".jsonl") for path in texts[1:]]
     result = call(interpreter("lm-eval"), "benchmarks/lm_eval_wikitext.py", fp16, fp16.with_name("cache"), *rows)
     assert result.returncode == 0, result.stderr

@@ -61,7 +61,7 @@ def write(folder: Path, changed: dict[str, Any], config: dict[str, Any] | None) 
 
 
 def tokenize(torch_python: Path, folder: Path, models: list[Path]) -> dict[str, dict[str, Any]]:
-    """What tokens.tokenize_texts printed, ended with and wrote of each model."""
+    """Return the output, end and file of tokens.tokenize_texts for each model."""
     (folder / "text.txt").write_text(TEXT)
     commands = [[*map(str, (each, folder / "text.txt", each / "out.json")), "--as", "evaluation"] for each in models]
     command = [*map(str, (torch_python, REPO / "tests/helpers/in_one_process.py", "tokens.tokenize_texts"))]
@@ -75,7 +75,7 @@ def tokenize(torch_python: Path, folder: Path, models: list[Path]) -> dict[str, 
 
 
 def own_ids(torch_python: Path, text: Path, *folders: Path) -> list[list[int]]:
-    """What the library `tokenizers` makes of a text by each folder's tokenizer.json alone."""
+    """Return the ids of the library `tokenizers` for a text, by each folder's tokenizer.json alone."""
     command = [*map(str, (torch_python, "-c", OWN, text, *folders))]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     return [json.loads(line) for line in lines]
@@ -113,7 +113,7 @@ def test_documents_have_no_special_tokens(outcomes: dict[str, Any]) -> None:
 
 
 def test_the_demo_under_llamas_class_keeps_its_tokens(outcomes: dict[str, Any]) -> None:
-    """transformers drops the spaces there: a text had 6,415 ids for 5,156, and a perplexity of 4,880."""
+    """Check a case where transformers drops the spaces: a text had 6,415 ids for 5,156, and a perplexity of 4,880."""
     mine, theirs = (outcomes[name]["written"] for name in ("as it is", "Llama's class over byte level"))
     assert theirs["ids"] == mine["ids"]
     assert f"tokens where tokenizer.json makes {len(mine['ids']):,}, " in theirs["tokenizer_differs"]
