@@ -221,7 +221,7 @@ def test_perplexity_of_words_in_a_text_without_spaces_is_no_number() -> None:
     found = perplexity.normalise(2.4, tokens=3000, words=10, size=9000)  # exp(720)
     assert found["word_perplexity"] is None
     assert found["token_perplexity"] == pytest.approx(math.exp(2.4))
-    with pytest.raises(OverflowError, match=r"perplexity is exp\(720\), no number"):
+    with pytest.raises(OverflowError, match=r"perplexity is exp\(720\), which is too large"):
         perplexity.perplexity(np.array([7200.0]), np.array([10.0]))
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from quantmill.client.client import Target, get
 from quantmill.common.program import UserError
-from quantmill.devices import processes
+from quantmill.devices import listeners, processes
 from quantmill.engines.served.started import Started
 from quantmill.servers import lifecycle
 
@@ -83,12 +83,12 @@ def test_a_server_is_ready_and_then_gone(begin: Callable, tmp_path: Path) -> Non
         assert get(server.target, "/health") == b"ok"
         assert 0 < server.startup_s < 20
         (pid,) = server.processes()
-        assert processes.listeners(server.port) == {pid}
+        assert listeners.on_port(server.port) == {pid}
         server.check()
         assert (tmp_path / "server.json").exists()
     assert not runs(pid)
     assert not (tmp_path / "server.json").exists()
-    assert processes.listeners(server.port) == set()
+    assert listeners.on_port(server.port) == set()
 
 
 def test_a_server_leaves_processors_to_the_client(begin: Callable) -> None:

@@ -8,8 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 COPY_BYTES = 256 * 2**20  # well beyond any cache
 REPEATS = 7
 # Schedulers and Snakemake's shell set them. MKL obeys them instead of the number that an engine is given.
@@ -40,9 +38,14 @@ def environment() -> dict[str, str]:
 
 def flags() -> set[str]:
     """Return the processor's flags by Linux's names; empty if unknown."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
-    return set(next((line.split(":", 1)[1].split() for line in lines if line.startswith(("flags", "Features"))), []))
+    return set((_cpuinfo("flags") or _cpuinfo("Features")).split())
+
+
+def _cpuinfo(key: str) -> str:
+    """Return the first value of a key in /proc/cpuinfo, or an empty text."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")
 
 
 def features() -> list[str]:
@@ -67,14 +70,13 @@ def has_amx() -> bool:
 
 def describe(threads: int) -> dict[str, Any]:
     """Return the processor's name and the threads used."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return {"name": names[0] if names else platform.processor() or platform.machine(), "threads": threads}
+    return {"name": _cpuinfo("model name") or platform.processor() or platform.machine(), "threads": threads}
 
 
 def copy_bandwidth(threads: int) -> float:
     """Copy between two arrays of `COPY_BYTES`; return bytes per second, read plus written (median)."""
+    import numpy as np  # half of the start of programs that use nothing else of it
+
     source, target = np.ones(COPY_BYTES, np.uint8), np.zeros(COPY_BYTES, np.uint8)
     pieces = list(zip(np.array_split(target, threads), np.array_split(source, threads), strict=True))
     seconds = []

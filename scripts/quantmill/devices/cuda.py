@@ -6,10 +6,10 @@ Function names and signatures: CUDA Driver API and NVML API references.
 import ctypes
 import os
 import statistics
-from collections.abc import Callable
 from typing import Any
 
 from quantmill.common.program import UserError
+from quantmill.devices.gpu_state import Gpus
 
 COPY_BYTES = 2 * 2**30  # far beyond the L2 cache
 REPEATS = 9
@@ -61,25 +61,15 @@ def describe() -> dict[str, Any]:
     Names, total memory in bytes, total power limit in watts, driver, ECC of all, and the lowest current clocks in MHz.
     """
     nvml, handles = nvml_devices()
-
-    def ask(combine: Callable[[list[Any]], Any], function: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            return combine([function(handle, *arguments) for handle in handles])
-        except nvml.NVMLError:
-            return None  # this board, or this slice of one, does not report it
-
-    def total_memory(boards: list[Any]) -> int:
-        return sum(board.total for board in boards)
-
-    milliwatts = ask(sum, nvml.nvmlDeviceGetEnforcedPowerLimit)
+    ask = Gpus(nvml, handles).ask
     return {
         "name": " + ".join(dict.fromkeys(nvml.nvmlDeviceGetName(handle) for handle in handles)),
-        "memory_bytes": ask(total_memory, nvml.nvmlDeviceGetMemoryInfo),
+        "memory_bytes": ask(lambda boards: sum(board.total for board in boards), nvml.nvmlDeviceGetMemoryInfo),
         "driver": nvml.nvmlSystemGetDriverVersion(),
         "ecc": ask(lambda modes: all(bool(mode[0]) for mode in modes), nvml.nvmlDeviceGetEccMode),
         "sm_clock_mhz": ask(min, nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
         "memory_clock_mhz": ask(min, nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
-        "power_limit_w": milliwatts and milliwatts / 1000,
+        "power_limit_w": ask(lambda milliwatts: sum(milliwatts) / 1000, nvml.nvmlDeviceGetEnforcedPowerLimit),
     }
 
 

@@ -19,7 +19,7 @@ class Gpus:
     def __init__(self, nvml: Any, handles: Sequence[Any]) -> None:
         self.nvml, self.handles = nvml, handles
 
-    def _ask(
+    def ask(
         self, combine: Callable[[list[Any]], Answer], function: Callable[..., Any], *arguments: Any
     ) -> Answer | None:
         """Combine a function's answers for all GPUs."""
@@ -34,8 +34,8 @@ class Gpus:
         def used(boards: list[Any]) -> int:
             return sum(board.used for board in boards)
 
-        memory = self._ask(used, self.nvml.nvmlDeviceGetMemoryInfo, self.nvml.nvmlMemory_v2)
-        return self._ask(used, self.nvml.nvmlDeviceGetMemoryInfo) if memory is None else memory
+        memory = self.ask(used, self.nvml.nvmlDeviceGetMemoryInfo, self.nvml.nvmlMemory_v2)
+        return self.ask(used, self.nvml.nvmlDeviceGetMemoryInfo) if memory is None else memory
 
     def processes(self) -> tuple[frozenset[int], ...] | None:
         """Return the ids of other processes that compute on each GPU.
@@ -47,7 +47,7 @@ class Gpus:
         def others(boards: list[Any]) -> tuple[frozenset[int], ...]:
             return tuple(frozenset(each.pid for each in board if each.pid != mine) for board in boards)
 
-        return self._ask(others, self.nvml.nvmlDeviceGetComputeRunningProcesses)
+        return self.ask(others, self.nvml.nvmlDeviceGetComputeRunningProcesses)
 
     def company(self, own: Collection[int] = ()) -> list[str]:
         """Describe other users of the GPUs while no process of ours measures; empty if the GPUs are free.
@@ -71,12 +71,12 @@ class Gpus:
 
         return Sample(
             at=time.perf_counter(),
-            joules=self._ask(total, nvml.nvmlDeviceGetTotalEnergyConsumption),
-            watts=self._ask(total, nvml.nvmlDeviceGetPowerUsage),
-            clock_mhz=self._ask(min, nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
-            memory_clock_mhz=self._ask(min, nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
-            celsius=self._ask(max, nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
+            joules=self.ask(total, nvml.nvmlDeviceGetTotalEnergyConsumption),
+            watts=self.ask(total, nvml.nvmlDeviceGetPowerUsage),
+            clock_mhz=self.ask(min, nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
+            memory_clock_mhz=self.ask(min, nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
+            celsius=self.ask(max, nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
             used_bytes=self.used_bytes(),
-            throttling=self._ask(partial(reduce, or_), nvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0,
+            throttling=self.ask(partial(reduce, or_), nvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0,
             processes=self.processes(),
         )

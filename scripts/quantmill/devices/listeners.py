@@ -80,6 +80,12 @@ def find(url: object) -> Answering | None:
     return Answering("unknown", unknown=f"no process of this machine listens on port {port}, {UNKNOWN}")
 
 
+def on_port(port: int) -> set[int]:
+    """Return the processes that listen on a TCP port of this machine, of those that this user may inspect."""
+    found = _owners({each.inode for each in _listeners(PROC / "net", port)})
+    return set().union(*found.values())
+
+
 def _describe(listeners: list[Listener]) -> Answering:
     """Describe the server on listening sockets of this machine."""
     owners = _owners({each.inode for each in listeners})

@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
 from quantmill.common import manifest
@@ -11,7 +10,6 @@ from quantmill.common import manifest
 PROC = Path("/proc")
 # fields of /proc/PID/stat after the name; times, of itself and of ended children, and start since boot, in ticks
 PARENT, GROUP, SESSION, TERMINAL, TIMES, BEGAN = 1, 2, 3, 4, slice(11, 15), 19
-LISTENING = "0A"  # a state of /proc/net/tcp
 
 
 def tree(pids: Iterable[int]) -> set[int]:
@@ -54,22 +52,6 @@ def began(pid: int) -> int | None:
     """Return a process's start in ticks since boot, which identifies it with its pid; None if it has ended."""
     fields = stat(pid)
     return int(fields[BEGAN]) if fields and fields[0] != "Z" else None
-
-
-def listeners(port: int) -> set[int]:
-    """Return the processes that listen on a TCP port, of those that this user may inspect."""
-    lines = [line.split() for name in ("tcp", "tcp6") for line in _lines(PROC / "net" / name)[1:]]
-    sockets = {f"socket:[{line[9]}]" for line in lines if line[3] == LISTENING and line[1].endswith(f":{port:04X}")}
-    found = set()
-    for descriptor in PROC.glob("[0-9]*/fd/*") if sockets else []:
-        with suppress(OSError):  # it has ended, or is another user's
-            if str(descriptor.readlink()) in sockets:
-                found.add(int(descriptor.parts[-3]))
-    return found
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text(encoding="ascii").splitlines() if path.exists() else []
 
 
 def _peak(pid: int) -> int | None:

@@ -14,6 +14,8 @@ import numpy as np
 RESAMPLES = 10_000
 CONFIDENCE = 0.95
 MINIMUM = 5  # samples; fewer give no interval
+# of 1, 2 and 3 degrees of freedom, from the closed form of the distribution (Abramowitz and Stegun, 26.7.3 and 26.7.4)
+STUDENT_T = {1: 12.706204736174659, 2: 4.302652729749458, 3: 3.182446305283705}
 
 
 @lru_cache(maxsize=1)  # a report needs the same ones for every pair of rows
@@ -41,11 +43,10 @@ def interval(replicates: np.ndarray, n: int | None = None) -> tuple[float, float
 def student_t(freedom: int) -> float:
     """Return the upper 2.5% point of Student's t, to 0.3% from 4 degrees of freedom on and to 0.1% below.
 
-    By the Cornish-Fisher expansion (Abramowitz and Stegun, 26.7.5). Below 4, where that is too small, by inverting the
-    closed form of the distribution function (26.7.3 and 26.7.4).
+    By the Cornish-Fisher expansion (Abramowitz and Stegun, 26.7.5), which is too small below 4.
     """
-    if freedom < 4:
-        return _few(freedom)
+    if freedom in STUDENT_T:
+        return STUDENT_T[freedom]
     z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     terms = (
         (z**3 + z) / 4,
@@ -53,17 +54,3 @@ def student_t(freedom: int) -> float:
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
     )
     return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
-
-
-def _few(freedom: int) -> float:
-    """Return the same for 1, 2 or 3 degrees of freedom, by bisection for a central share of `CONFIDENCE`."""
-    low, high = 0.0, math.pi / 2
-    for _ in range(60):
-        angle = (low + high) / 2
-        middle = {
-            1: 2 * angle / math.pi,
-            2: math.sin(angle),
-            3: 2 / math.pi * (angle + math.sin(angle) * math.cos(angle)),
-        }
-        low, high = (angle, high) if middle[freedom] < CONFIDENCE else (low, angle)
-    return math.sqrt(freedom) * math.tan(low)

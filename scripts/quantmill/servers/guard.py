@@ -28,21 +28,16 @@ class Guard:
 
     def __init__(self) -> None:
         command = [*program.command("servers.guard"), str(os.getpid())]
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-            env=surroundings.of_child(command),
-        )
-        assert self.process.stdin is not None
-        os.register_at_fork(after_in_child=self.process.stdin.close)  # a pipe ends when no process holds it
+        pipe, environment = subprocess.PIPE, surroundings.of_child(command)
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True, env=environment)
+        assert self.process.stdin and self.process.stdout
+        self.words, self.replies = self.process.stdin, self.process.stdout
+        os.register_at_fork(after_in_child=self.words.close)  # a pipe ends when no process holds it
 
     def settle(self) -> None:
         """Stop watching for new processes; return when all present ones are known."""
         self._tell(SETTLED)
-        assert self.process.stdout is not None
-        self.process.stdout.read(1)  # empty if it was killed
+        self.replies.read(1)  # empty if it was killed
 
     def close(self) -> None:
         """End the guard; the started processes have ended, or may stay."""
@@ -50,10 +45,9 @@ class Guard:
         self.process.wait()
 
     def _tell(self, word: bytes) -> None:
-        assert self.process.stdin is not None
         with suppress(BrokenPipeError):  # it was killed
-            self.process.stdin.write(word)
-            self.process.stdin.flush()
+            self.words.write(word)
+            self.words.flush()
 
 
 def watch(pid: int) -> None:

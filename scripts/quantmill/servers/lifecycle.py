@@ -18,7 +18,7 @@ from quantmill.client.client import Target, Unreachable, get
 from quantmill.common import bounded_json, redaction, surroundings
 from quantmill.common.atomic import write_json
 from quantmill.common.program import UserError, printable
-from quantmill.devices import cpu, gpu_lock, processes
+from quantmill.devices import cpu, gpu_lock, listeners, processes
 from quantmill.servers.supervisor import (
     __file__ as SUPERVISOR,  # it is run, and imported so that the workflow knows of it
 )
@@ -91,11 +91,11 @@ class Server:
 
     def check(self) -> None:
         """Raise `UserError` if it has ended, or if another process listens on its port."""
-        listeners = processes.listeners(self.port)
+        answering = listeners.on_port(self.port)
         with suppress(subprocess.TimeoutExpired):
-            self.supervisor.wait(0 if listeners else TOLD)
+            self.supervisor.wait(0 if answering else TOLD)
         ended = self.supervisor.returncode
-        others = listeners - self.processes()
+        others = answering - self.processes()
         words = []
         if ended is not None:
             words.append(f"the server ended ({_code(ended)}): {last_error(self.log)}; its log is {self.log}")
@@ -137,7 +137,7 @@ def start(
             time; with the last error of its log.
     """
     wait_for_last(name, record, grace + MARGIN)
-    if taken := processes.listeners(port):
+    if taken := listeners.on_port(port):
         raise UserError(f"{name}: port {port} is taken by process {_names(taken)}; end it, or choose another port")
     log.parent.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()

@@ -15,7 +15,8 @@ bytes of the text, which is about the rate of English with a vocabulary of 32,00
 import hashlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,17 @@ def check_files(model: Path) -> bool:
     raise UserError(f"{model}: holds no tokenizer ({tokenizer.FILE}); copy it to the weights")
 
 
+@contextmanager
+def refuse(words: str) -> Iterator[None]:
+    """Convert an error of a library's many tokenizer and config classes, which raise anything, to a `UserError`."""
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        raise UserError(f"{words} ({first_line(error)})") from None
+
+
 def read_ids(model: Path, texts: Texts, path: Path) -> dict[str, Any]:
     """Tokenize texts; to be called in a child process (`limited.call`).
 
@@ -64,28 +76,21 @@ def read_ids(model: Path, texts: Texts, path: Path) -> dict[str, Any]:
     """
     own = tokenizer.read(model)
     name = model / tokenizer.FILE if (model / tokenizer.FILE).exists() else model / tokenizer.BYTE_LEVEL[0]
-    try:
+    fails = f"{model}: its tokenizer fails on {path}"
+    with refuse(fails):
         ids = tokenizer.encode(own, texts, f"{name} on {path}")
         put = tokenizer.before(own, texts[0][0], f"{name} on {path}")
         tokenizer.decode(own, ids[0][:DECODED], f"{name} on tokens")  # the page and servers decode tokens
-    except UserError:
-        raise
-    except Exception as error:  # the library raises nothing narrower
-        raise UserError(f"{model}: its tokenizer fails on {path} ({first_line(error)})") from None
     size = sum(len(text.encode()) for text, _ in texts)
     with tokenizer.limits(f"{model}: the tokenizer that transformers makes", size):
         theirs = load_class(model)
-        try:
+        with refuse(fails):
             others = [theirs(text, add_special_tokens=special).input_ids for text, special in texts]
             named = {each: getattr(theirs, f"{each}_token") for each in ROLES}
             known = {each: own.token_to_id(token) if token else None for each, token in named.items()}
             roles = {
                 each: getattr(theirs, f"{each}_token_id") if token is None else token for each, token in known.items()
             }
-        except MemoryError:
-            raise
-        except Exception as error:  # its many tokenizer classes raise anything
-            raise UserError(f"{model}: its tokenizer fails on {path} ({first_line(error)})") from None
     kind, differs = type(theirs).__name__, None
     if not (model / tokenizer.FILE).exists():
         ids, put = others, prove_byte_level(model, ids, others, texts, kind)
@@ -99,12 +104,8 @@ def read_ids(model: Path, texts: Texts, path: Path) -> dict[str, Any]:
 def load_class(model: Path) -> transformers.PreTrainedTokenizerBase:
     """Load a model's tokenizer with transformers. Raises `UserError` if it cannot."""
     transformers.logging.set_verbosity_error()  # no warning for a document longer than the context
-    try:
+    with refuse(f"{model}: transformers cannot read its tokenizer"):
         found = AutoTokenizer.from_pretrained(model)
-    except MemoryError:
-        raise
-    except Exception as error:  # its many tokenizer classes raise anything
-        raise UserError(f"{model}: transformers cannot read its tokenizer ({first_line(error)})") from None
     if not isinstance(found, transformers.PreTrainedTokenizerBase):
         raise UserError(f"{model}: tokenizer_class {type(found).__name__} is not a tokenizer; download it again")
     return found
@@ -157,10 +158,8 @@ def prove_byte_level(model: Path, ids: list[list[int]], others: list[list[int]],
 
 def load_config(model: Path) -> transformers.PretrainedConfig:
     """Load the config of the language model, with transformers' common names."""
-    try:
+    with refuse(f"{model}: transformers cannot read its config.json"):
         return transformers.AutoConfig.from_pretrained(model).get_text_config()
-    except Exception as error:  # its many config classes raise anything
-        raise UserError(f"{model}: transformers cannot read its config.json ({first_line(error)})") from None
 
 
 def context(config: transformers.PretrainedConfig, model: Path) -> int | None:
