@@ -16,6 +16,7 @@ from quantmill.checkpoint import ctranslate2_bin, shards
 from quantmill.checkpoint.ctranslate2_bin import Variable
 from quantmill.common import special_tokens
 from quantmill.common.program import UserError
+from quantmill.layouts.write_model import write_model
 from quantmill.servers import vllm_settings
 
 MIXTURE = {"num_experts": 8, "num_experts_per_tok": 2}
@@ -93,7 +94,7 @@ def test_a_weight_beyond_float16_is_run_as_it_is(tmp_path: Path) -> None:
     large = np.array([[1, 70_000], [2, 3]], np.float32)
     tensors = {"model.layers.0.mlp.up_proj.weight": large, "model.norm.weight": np.ones(2, np.float32)}
     source = shards.find(checkpoint(tmp_path / "m", tensors, {}))
-    layouts.write_model(tmp_path / "run", source, layouts.array, "F16")
+    write_model(tmp_path / "run", source, layouts.array, "F16")
     run = shards.find(tmp_path / "run").tensors()
     assert {name: tensor.dtype for name, tensor in run.items()} == dict(zip(tensors, ("F32", "F16"), strict=True))
     assert (layouts.array(run["model.layers.0.mlp.up_proj.weight"]) == large).all()

@@ -112,7 +112,7 @@ def test_a_long_name_in_an_index(hostile_model: Path, refusal: Callable) -> None
 def test_a_config_of_15_megabytes(hostile_model: Path, refusal: Callable) -> None:
     (hostile_model / "config.json").write_text(json.dumps({"a": [{f"{n:x}一": "二"} for n in range(390_000)]}))
     safetensors_with(hostile_model / "model.safetensors", ONE)
-    assert "config.json: no valid JSON (over 4 MiB)" in refusal()
+    assert "config.json: not valid JSON (over 4 MiB)" in refusal()
 
 
 def test_a_shard_that_is_missing(hostile_model: Path, refusal: Callable) -> None:

@@ -36,7 +36,7 @@ NESTED = pack("<IQIQ", ARRAY, 1, 0, 0)
 HOSTILE = {
     "another file": ({"start": b"GGML\3\0\0\0"}, "is no GGUF file: it begins with b'GGML'"),
     "a zip": ({"start": b"PK\3\4\3\0\0\0"}, "is no GGUF file"),
-    "a pointer": ({"start": b"version "}, "only git-lfs's pointer to the weights; run `git lfs pull`"),
+    "a pointer": ({"start": b"version https://git-lfs"}, "only git-lfs's pointer to the file; run `git lfs pull`"),
     "big-endian": ({"start": b"GGUF\0\0\0\3"}, "is big-endian; take the little-endian file"),
     "version 0": ({"start": b"GGUF\0\0\0\0"}, "is big-endian"),
     "version 1": ({"start": b"GGUF\1\0\0\0"}, "is GGUF version 1, and 2 and 3 are known; convert the model again"),

@@ -22,6 +22,7 @@ from quantmill.common.program import UserError, parser
 from quantmill.devices import cpu
 from quantmill.engines.decoding.merged import Merged
 from quantmill.gate import fidelity
+from quantmill.layouts.write_model import write_model
 from quantmill.quality import alignment, teacher_forcing
 from quantmill.quality.teacher_forcing import Text
 
@@ -83,7 +84,7 @@ def main() -> None:
     try:
         reading = layouts.module(options.layout).read(options.artifact, source) if options.artifact else None
         own_head = bool(options.artifact) and layouts.own_head(options.layout, options.artifact)
-        layouts.write_model(folder, source, reading, "F32" if device == "cpu" else "F16", own_head)
+        write_model(folder, source, reading, "F32" if device == "cpu" else "F16", own_head)
         found = predict(folder, text, device, threads, options.artifact, options.layout)
         found["against"] = "its own weights" if options.artifact else "the source's weights"
     except UserError as error:
