@@ -26,7 +26,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # a waiting thread that spins takes the
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 settings.register_profile("suite", deadline=None)  # an example's time depends on the machine's load
 settings.load_profile("suite")
-pytest_plugins = ["attached_servers", "bundle_fixtures", "llama_fixtures", "run_fixtures"]
+pytest_plugins = ["attached_servers", "bundle_fixtures", "llama_fixtures", "program_fixtures", "run_fixtures"]
 collect_ignore = ["browser"]  # in an environment of its own: make test
 AUTOGPTQ = ["autogptq-int4"] if sys.version_info[:2] == (3, 11) else []  # its environment is for Python 3.11 alone
 MEMORY = 200 * 1024  # KiB
@@ -108,10 +108,13 @@ def tools_python() -> Path:
 
 
 @pytest.fixture(scope="session")
-def call() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run a command offline and capture its output."""
+def call(request: pytest.FixtureRequest) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a command offline and capture its output; our programs of envs/tools by `run_program`, which is quicker."""
+    ours = [REPO / "envs/tools/bin/python", Path("scripts/quantmill")]
 
     def run(*command: object, cwd: Path = REPO, **environment: str) -> subprocess.CompletedProcess[str]:
+        if [Path(str(part)) for part in command[:2]] == ours and cwd == REPO:
+            return request.getfixturevalue("run_program")(*command[2:], **environment)
         env = os.environ | {"HF_HUB_OFFLINE": "1"} | environment
         return subprocess.run([str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True)
 
@@ -188,19 +191,18 @@ def hostile_model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def refusal(tmp_path: Path, tools_python: Path, hostile_model: Path) -> Callable[[], str]:
+def refusal(tmp_path: Path, run_program: Callable, hostile_model: Path) -> Callable[[], str]:
+    """Convert the hostile model; the one line that refuses it. Nothing is left, and little memory was held."""
+
     def run() -> str:
         before = sorted(tmp_path.iterdir())
-        program = "scripts/quantmill", "checkpoint.to_safetensors"
-        command = [tools_python, "-c", RUN, *program, hostile_model, tmp_path / "out", "--verify"]
-        result = subprocess.run([*map(str, command)], cwd=REPO, capture_output=True, text=True, timeout=60)
-        assert result.returncode == 1, result.stdout + result.stderr
+        result = run_program("checkpoint.to_safetensors", hostile_model, tmp_path / "out", "--verify")
+        assert result.returncode == 1, result
         # nothing converted, nothing half-done, nothing that a pickle made
         assert sorted(tmp_path.iterdir()) == before
-        assert int(result.stdout) < MEMORY
-        lines = result.stderr.splitlines()
-        assert len(lines) == 1, lines
-        assert lines[0].startswith(f"error: {hostile_model}"), lines
-        return lines[0]
+        assert result.memory < MEMORY
+        (line,) = result.stderr.splitlines()
+        assert line.startswith(f"error: {hostile_model}")
+        return line
 
     return run

@@ -21,6 +21,7 @@ from quantmill.common.atomic import write_json
 from quantmill.common.program import UserError, parser
 from quantmill.engines.decoding.merged import Merged
 from quantmill.gate import fidelity
+from quantmill.layouts.write_model import write_model
 from quantmill.quality import alignment, teacher_forcing
 from quantmill.quality.teacher_forcing import Text
 
@@ -81,7 +82,7 @@ def main() -> None:
     try:
         reading = layouts.module(options.layout).read(options.artifact, source) if options.artifact else None
         own_head = bool(options.artifact) and layouts.own_head(options.layout, options.artifact)
-        layouts.write_model(folder, source, reading, "F32" if device == "cpu" else "F16", own_head)
+        write_model(folder, source, reading, "F32" if device == "cpu" else "F16", own_head)
         found = predict(folder, text, device, options.threads, options.artifact, options.layout)
         found["against"] = "its own weights" if options.artifact else "the source's weights"
     except UserError as error:

@@ -1,40 +1,42 @@
-"""What the weights of an artifact are, by our own reading of its format: one module a layout, by its common name.
+"""The weights of an artifact, read by its format's description alone. Each layout has a module of its common name.
 
-A module has `read(artifact, source)`, which returns a function: a tensor of the source -> the float32 array, in that
-tensor's shape, that the artifact holds in its place. Reading is numpy alone: no library that made or runs the format.
+No module uses the library that made or runs the format: reading is numpy. The shortest are hf.py and torchao.py. Every
+module has
 
-Where an engine rounds activations too, the module has `rounding(artifact)`, which returns a function: a layer's name
-and the tensor of torch's that it is given -> the same rounded; or None where this artifact's are not. Where an artifact
-can have a head of its own though its model ties it to the embeddings, `own_head(artifact)` says whether it does. Of
-layouts that somebody else may have built, `packed` says what is stored (see `Shapes`), PARTS is a pattern of all that
-a layer may have besides, and `check`, where there is one, refuses what its library could not read safely.
+- `read(artifact, source)`: return a function that maps a tensor of the source to the float32 array that the artifact
+  holds in its place, in the same shape. `read_layers` makes it for safetensors whose matrices alone are packed. Raise
+  `Unread` for a packing that the module does not know; the artifact is then not compared.
+
+A layout of safetensors that others may have built also has
+
+- `packed_shapes(words, shape)`: return the tensors that hold a matrix of this shape, part -> shape; `words` are the
+  artifact's quantization_config. A layer without any of them is stored as in the source.
+- `PARTS`: a pattern of all parts that a layer may have.
+- `check(layer)`, optional: raise `Unread` or `UserError` for what the format's library would read beyond its bounds.
+
+Optional for every layout:
+
+- `rounding(artifact)`: return a function of a layer's name and its input, a tensor of torch, that rounds the input as
+  the engine does; None if the engine of this artifact rounds nothing.
+- `own_head(artifact)`: return whether the artifact has a head although its model ties it to the embeddings.
 """
 
 import importlib
-import io
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from quantmill.checkpoint import conversion, headers, portable, safetensors_file, sharding, shards, used
-from quantmill.checkpoint.copying import copy, write_all
-from quantmill.checkpoint.float16 import CAST, as_float, fits
+from quantmill.checkpoint import shards
+from quantmill.checkpoint.float16 import CAST, as_float
 from quantmill.checkpoint.shards import Checkpoint
 from quantmill.checkpoint.tensor import Tensor
-from quantmill.common.atomic import share
 
 FLOATS = CAST | {"F16"}
-EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 Reading = Callable[[Tensor], np.ndarray]
-# What a module's `packed(quantization_config, layer, shape)` returns: the tensors that hold a matrix of this shape,
-# with theirs. A layer that has none of these names is stored plain.
-Shapes = Mapping[str, tuple[int, ...]]
 NUMPY = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "U32": "<u4", "I64": "<i8", "I16": "<i2"}
 NUMPY |= {"U8": "u1", "I8": "i1"}
 FOUR_BITS = np.arange(0, 32, 4, dtype=np.uint32)
@@ -93,6 +95,52 @@ def find(stored: Mapping[str, Tensor], name: str) -> np.ndarray:
     return array(stored[name])
 
 
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer: its matrix in the source, and all tensors of the artifact."""
+
+    matrix: Tensor
+    stored: Mapping[str, Tensor]
+
+    @property
+    def name(self) -> str:
+        """The layer's name, without `.weight`."""
+        return self.matrix.name.removesuffix(".weight")
+
+    def tensor(self, part: str) -> Tensor | None:
+        """Return the stored tensor of a part, such as `scales`; None if there is none."""
+        return self.stored.get(f"{self.name}.{part}")
+
+    def __contains__(self, part: str) -> bool:
+        return f"{self.name}.{part}" in self.stored
+
+    def __getitem__(self, part: str) -> np.ndarray:
+        """Return a part as it is stored. Raises `Unread` if it is missing."""
+        return find(self.stored, f"{self.name}.{part}")
+
+    def floats(self, part: str) -> np.ndarray:
+        """Return a part as float32."""
+        return self[part].astype(np.float32)
+
+
+def read_layers(
+    artifact: Path, source: Checkpoint, markers: Iterable[str], weights: Callable[[Layer], np.ndarray]
+) -> Reading:
+    """Return the `Reading` of safetensors: layers with a part of `markers` by `weights`, other tensors as stored."""
+    stored = stored_tensors(artifact, source)
+
+    def reading(tensor: Tensor) -> np.ndarray:
+        layer = Layer(tensor, stored)
+        return weights(layer) if any(part in layer for part in markers) else find(stored, tensor.name)
+
+    return reading
+
+
+def quantization(artifact: Path) -> dict[str, Any]:
+    """Return the quantization_config of an artifact's config.json, empty if there is none."""
+    return shards.read_json(artifact / "config.json").get("quantization_config") or {}
+
+
 def nibbles(words: np.ndarray) -> np.ndarray:
     """int32 [..., n] -> float32 [..., n, 8]: the eight numbers of each word, the lowest bits first."""
     return ((words.view(np.uint32)[..., None] >> FOUR_BITS) & 15).astype(np.float32)
@@ -102,55 +150,6 @@ def step_round(x: Any, steps: int) -> Any:
     """A tensor of torch's [..., inputs], each row rounded to so many steps to either side, its largest the last."""
     step = x.abs().amax(dim=-1, keepdim=True).clamp(min=1e-30) / steps
     return (x / step).round() * step
-
-
-def write_model(folder: Path, source: Checkpoint, reading: Reading | None, dtype: str, own_head: bool = False) -> None:
-    """Write a model's folder that transformers loads: a source's config.json, and its weights as an artifact holds
-    them, stored as `dtype` (F32 or F16), or where there is no `reading` the source's own files, shared.
-    `own_head`: the artifact has a head besides the embeddings, which is written too. What the source's manifest says to
-    be beside what its model uses is not asked for.
-
-    Raises `Unread` where the artifact's weights cannot be read.
-    """
-    folder.mkdir()
-    config, beside = portable.config(source.config()), used.beside(source.folder)
-    tensors = {name: tensor for name, tensor in source.tensors().items() if name not in beside}
-    if own_head and HEAD not in tensors:
-        config |= {"tie_word_embeddings": False}
-        tensors |= {HEAD: replace(tensors[EMBEDDINGS], name=HEAD)}
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    if reading is None:
-        model = headers.read(source.folder)
-        if model.dropped:  # which transformers would not take off: it would begin at random
-            groups = sharding.group_by_file(list(model.tensors.values()))
-            conversion.convert(groups, folder, "safetensors", verify=False, hash=False)
-            return
-        for file in source.files:
-            share(file, folder / file.name)
-        sharding.place_index(source, list(tensors.values()), folder)
-        return
-
-    # the engine sees weights that float16 has no number for, and takes bfloat16
-    wide = {each.name for each in tensors.values() if dtype == "F16" and each.is_weight and not fits(each)}
-
-    def stored_dtype(tensor: Tensor) -> str:
-        if tensor.dtype not in FLOATS:
-            return tensor.dtype
-        return "F32" if tensor.name in wide else dtype
-
-    def write_weights(tensor: Tensor, target: io.FileIO) -> None:
-        if tensor.dtype not in FLOATS:  # buffers of integers
-            copy(tensor, target)
-            return
-        weights = reading(tensor)
-        if weights.shape != tensor.shape:
-            raise Unread(f"{tensor.name} has shape {list(weights.shape)}, not {list(tensor.shape)}")
-        write_all(
-            target, memoryview(np.ascontiguousarray(weights, NUMPY[stored_dtype(tensor)]).reshape(-1).view(np.uint8))
-        )
-
-    write_file = partial(safetensors_file.write, dtype=stored_dtype, copy=write_weights)
-    sharding.write(folder, "safetensors", sharding.group_by_file(list(tensors.values())), write_file)
 
 
 def module(layout: str) -> ModuleType:

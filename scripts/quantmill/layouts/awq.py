@@ -10,41 +10,32 @@ from typing import Any
 
 import numpy as np
 
-from quantmill.checkpoint import shards
 from quantmill.checkpoint.shards import Checkpoint
-from quantmill.checkpoint.tensor import Tensor
-from quantmill.layouts import Reading, Shapes, Unread, find, nibbles, stored_tensors
+from quantmill.layouts import Layer, Reading, Unread, nibbles, quantization, read_layers
 
 PLACES = np.argsort([0, 2, 4, 6, 1, 3, 5, 7])  # of each output among a word's nibbles
-PARTS = r"qweight|qzeros|scales"  # of a layer: see `layouts`
+PARTS = r"qweight|qzeros|scales"
 
 
-def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shapes:
-    """See `layouts.Shapes`."""
+def packed_shapes(words: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """See `layouts`."""
     outputs, inputs = shape
     bits, group = words.get("bits", words.get("w_bit")), words.get("group_size", words.get("q_group_size", -1))
-    groups = -(-inputs // group) if group > 0 else 1
-    return {
-        f"{layer}.qweight": (inputs, outputs * bits // 32),
-        f"{layer}.scales": (groups, outputs),
-        f"{layer}.qzeros": (groups, outputs * bits // 32),
-    }
+    groups, width = -(-inputs // group) if group > 0 else 1, outputs * bits // 32
+    return {"qweight": (inputs, width), "scales": (groups, outputs), "qzeros": (groups, width)}
 
 
 def read(artifact: Path, source: Checkpoint) -> Reading:
     """See `layouts`. Raises `Unread` for another number of bits or another packing."""
-    stored = stored_tensors(artifact, source)
-    config = shards.read_json(artifact / "config.json")["quantization_config"]
+    config = quantization(artifact)
     if config.get("bits", config.get("w_bit")) != 4 or str(config.get("version", "gemm")).lower() != "gemm":
         raise Unread(f"{config.get('bits')} bits, version {config.get('version')}")
 
-    def weights(tensor: Tensor) -> np.ndarray:
-        layer = tensor.name.removesuffix(".weight")
-        if f"{layer}.qweight" not in stored:
-            return find(stored, tensor.name)
-        packed, zeros, scales = (find(stored, f"{layer}.{part}") for part in ("qweight", "qzeros", "scales"))
-        values, points = (nibbles(words)[..., PLACES].reshape(len(words), -1) for words in (packed, zeros))
+    def weights(layer: Layer) -> np.ndarray:
+        packed = layer["qweight"], layer["qzeros"]
+        values, points = (nibbles(words)[..., PLACES].reshape(len(words), -1) for words in packed)
+        scales = layer.floats("scales")
         size = len(values) // len(scales)
-        return ((values - points.repeat(size, 0)) * scales.astype(np.float32).repeat(size, 0)).T
+        return ((values - points.repeat(size, 0)) * scales.repeat(size, 0)).T
 
-    return weights
+    return read_layers(artifact, source, ["qweight"], weights)

@@ -8,7 +8,6 @@ the shape, the offset, the dtype that a weight is rounded to) is JSON in `weight
 int8: `weight` times its row's `SCB` / 127.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,80 +16,74 @@ import numpy as np
 
 from quantmill.checkpoint import shards
 from quantmill.checkpoint.shards import Checkpoint
-from quantmill.checkpoint.tensor import Tensor
 from quantmill.common import bounded_json
-from quantmill.layouts import Reading, Shapes, Unread, find, stored_tensors
+from quantmill.layouts import Layer, Reading, Unread, array, quantization, read_layers, step_round
 
 STATE_KEYS = ("blocksize", "nested_blocksize", "nested_offset", "dtype", "shape")
 BLOCK_SIZES = tuple(2**power for power in range(5, 13))  # 32 to 4096
 STATE = "quant_state.bitsandbytes__"
 MAX_STATE = 2**16  # bytes of one; they take 200
 OUTLIER = 6.0  # llm_int8_threshold: columns with a larger activation are multiplied without rounding
-# of a layer: see `layouts`
 PARTS = r"SCB|weight_format|weight\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\..+)"
 
 
-def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shapes:
-    """See `layouts.Shapes`."""
+def packed_shapes(words: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """See `layouts`."""
     outputs, inputs = shape
     if words.get("load_in_8bit"):
-        return {f"{layer}.weight": (outputs, inputs), f"{layer}.SCB": (outputs,)}
-    return {f"{layer}.weight": (-(-outputs * inputs // 2), 1), f"{layer}.weight.quant_map": (16,)}
+        return {"weight": (outputs, inputs), "SCB": (outputs,)}
+    return {"weight": (-(-outputs * inputs // 2), 1), "weight.quant_map": (16,)}
 
 
-def check(stored: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> None:
-    """Raises `Unread` where what a quant_state says of a matrix is not what its scales are: the library's kernels go by
-    it, beyond the end of them."""
-    if f"{name}.absmax" not in stored:
+def check(layer: Layer) -> None:
+    """Raise `Unread` if a quant_state contradicts a matrix's scales: the library's kernels believe it, and would read
+    beyond their end."""
+    if (peaks := layer.tensor("weight.absmax")) is None:
         return
-    state, blocks = _state(stored, name), stored[f"{name}.absmax"].numel
-    sizes = [(state.get("blocksize"), math.prod(shape), blocks)]
-    if f"{name}.nested_absmax" in stored:
-        sizes.append((state.get("nested_blocksize"), blocks, stored[f"{name}.nested_absmax"].numel))
-        table = stored.get(f"{name}.nested_quant_map")
-        if table is None or table.numel != 256 or stored[f"{name}.absmax"].dtype != "U8":
+    name, state = layer.matrix.name, _state(layer)
+    sizes = [(state.get("blocksize"), layer.matrix.numel, peaks.numel)]
+    if nested := layer.tensor("weight.nested_absmax"):
+        sizes.append((state.get("nested_blocksize"), peaks.numel, nested.numel))
+        table = layer.tensor("weight.nested_quant_map")
+        if table is None or table.numel != 256 or peaks.dtype != "U8":
             raise Unread(f"{name} has no table of 256 scales")
     for size, numbers, scales in sizes:
         if type(size) is not int or size not in BLOCK_SIZES or -(-numbers // size) != scales:
             raise Unread(f"{name} has {scales} scales of {size!s:.20} numbers each, and is {numbers} numbers")
-    if state.get("shape") != list(shape):
+    if state.get("shape") != list(layer.matrix.shape):
         raise Unread(f"{name} says that it is {state.get('shape')!s:.60}")
 
 
 def read(artifact: Path, source: Checkpoint) -> Reading:
     """See `layouts`. Raises `Unread` where a layer's quant_state is not as above."""
-    stored = stored_tensors(artifact, source)
 
-    def weights(tensor: Tensor) -> np.ndarray:
-        layer = tensor.name.removesuffix(".weight")
-        if f"{layer}.SCB" in stored:
-            scales = find(stored, f"{layer}.SCB").astype(np.float32) / 127
-            return find(stored, tensor.name).astype(np.float32) * scales[:, None]
-        if f"{tensor.name}.absmax" not in stored:
-            return find(stored, tensor.name)
-        check(stored, tensor.name, tensor.shape)
-        state = _state(stored, tensor.name)
-        halves = find(stored, tensor.name).reshape(-1)
-        places = np.stack([halves >> 4, halves & 15], axis=-1).reshape(-1)[: tensor.numel]
-        peaks = find(stored, f"{tensor.name}.absmax").reshape(-1)
-        if f"{tensor.name}.nested_absmax" in stored:
-            outer = np.repeat(find(stored, f"{tensor.name}.nested_absmax"), state["nested_blocksize"])[: len(peaks)]
-            peaks = find(stored, f"{tensor.name}.nested_quant_map")[peaks] * outer + np.float32(state["nested_offset"])
-        values = find(stored, f"{tensor.name}.quant_map")[places]
-        values = values * np.repeat(peaks, state["blocksize"])[: tensor.numel]
-        return _round_to(values, state.get("dtype")).reshape(tensor.shape)
+    def weights(layer: Layer) -> np.ndarray:
+        if "SCB" in layer:
+            return layer.floats("weight") * (layer.floats("SCB") / 127)[:, None]
+        check(layer)
+        state, count = _state(layer), layer.matrix.numel
+        halves = layer["weight"].reshape(-1)
+        places = np.stack([halves >> 4, halves & 15], axis=-1).reshape(-1)[:count]
+        peaks = layer["weight.absmax"].reshape(-1)
+        if "weight.nested_absmax" in layer:
+            outer = np.repeat(layer["weight.nested_absmax"], state["nested_blocksize"])[: len(peaks)]
+            peaks = layer["weight.nested_quant_map"][peaks] * outer + np.float32(state["nested_offset"])
+        values = layer["weight.quant_map"][places] * np.repeat(peaks, state["blocksize"])[:count]
+        return _round_to(values, state.get("dtype")).reshape(layer.matrix.shape)
 
-    return weights
+    return read_layers(artifact, source, ["SCB", "weight.absmax"], weights)
 
 
-def _state(stored: Mapping[str, Tensor], name: str) -> dict[str, Any]:
-    found = [each for each in stored if each.startswith(f"{name}.{STATE}")]
+def _state(layer: Layer) -> dict[str, Any]:
+    """Return the values of a matrix's quant_state that are used. Raises `Unread` if it is missing, large or damaged."""
+    name = layer.matrix.name
+    found = next((each for key, each in layer.stored.items() if key.startswith(f"{name}.{STATE}")), None)
+    if found and found.nbytes > MAX_STATE:  # before it is read
+        raise Unread(f"{found.name} is over {MAX_STATE >> 10} KiB")
     try:
-        if stored[found[0]].nbytes > MAX_STATE:  # before it is read
-            raise Unread(f"{found[0]} is over {MAX_STATE >> 10} KiB")
-        state = bounded_json.loads(find(stored, found[0]).tobytes(), MAX_STATE)
+        state = bounded_json.loads(array(found).tobytes() if found else b"", MAX_STATE)
         return {key: state[key] for key in STATE_KEYS if key in state}
-    except (IndexError, ValueError, TypeError):
+    except (ValueError, TypeError):
         raise Unread(f"{name} has no {STATE}TYPE that is JSON") from None
 
 
@@ -109,8 +102,7 @@ def _round_to(values: np.ndarray, dtype: str | None) -> np.ndarray:
 def rounding(artifact: Path) -> Callable[[str, Any], Any] | None:
     """See `layouts`: LLM.int8() rounds each row of activations in steps of 1/127 of its largest, but for columns that
     hold an outlier (arXiv:2208.07339). Four-bit weights are multiplied as float numbers."""
-    words = shards.read_json(artifact / "config.json").get("quantization_config") or {}
-    if not words.get("load_in_8bit"):
+    if not quantization(artifact).get("load_in_8bit"):
         return None
     stored = shards.find(artifact).tensors()
 
@@ -119,7 +111,6 @@ def rounding(artifact: Path) -> Callable[[str, Any], Any] | None:
             return x
         large = x.abs() >= OUTLIER
         whole = large.flatten(0, -2).any(0)
-        step = x.masked_fill(large, 0).abs().amax(dim=-1, keepdim=True).clamp(min=1e-30) / 127
-        return x.where(whole, (x / step).round() * step)
+        return x.where(whole, step_round(x.masked_fill(large, 0), 127))
 
     return round_input

@@ -21,8 +21,7 @@ import numpy as np
 
 from quantmill.checkpoint import shards
 from quantmill.checkpoint.shards import Checkpoint
-from quantmill.checkpoint.tensor import Tensor
-from quantmill.layouts import E4M3, Reading, Shapes, Unread, array, find, nibbles, step_round, stored_tensors
+from quantmill.layouts import E4M3, Layer, Reading, Unread, find, nibbles, quantization, read_layers, step_round
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 E2M1 = np.concatenate([E2M1, -E2M1])
@@ -47,52 +46,42 @@ def scheme(words: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def quantization(artifact: Path) -> dict[str, Any]:
-    """`scheme` of an artifact."""
-    return scheme(shards.read_json(artifact / "config.json").get("quantization_config") or {})
-
-
-# of a layer: see `layouts`
 PARTS = r"weight_(packed|scale|shape|zero_point|global_scale|g_idx)|(input|output)_(scale|zero_point|global_scale)"
 
 
-def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shapes:
-    """See `layouts.Shapes`."""
+def packed_shapes(words: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """See `layouts`."""
     outputs, inputs = shape
     found = scheme(words)
     bits, size = found["weights"]["num_bits"], found["weights"].get("group_size")
     groups = -(-inputs // size) if isinstance(size, int) and size > 0 else 1
     if found["format"] not in PACKED:
-        return {f"{layer}.weight": (outputs, inputs), f"{layer}.weight_scale": (outputs, groups)}
+        return {"weight": (outputs, inputs), "weight_scale": (outputs, groups)}
     width = inputs * bits // (32 if found["format"] == "pack-quantized" else 8)
-    return {f"{layer}.weight_packed": (outputs, width), f"{layer}.weight_scale": (outputs, groups)}
+    return {"weight_packed": (outputs, width), "weight_scale": (outputs, groups)}
 
 
 def read(artifact: Path, source: Checkpoint) -> Reading:
     """See `layouts`. Raises `Unread` for layers that are packed in another way."""
-    stored = stored_tensors(artifact, source)
-    format = quantization(artifact)["format"]
+    format = scheme(quantization(artifact))["format"]
 
-    def weights(tensor: Tensor) -> np.ndarray:
-        layer = tensor.name.removesuffix(".weight")
-        if f"{layer}.weight_scale" not in stored:
-            return find(stored, tensor.name)
-        scales = find(stored, f"{layer}.weight_scale")
+    def weights(layer: Layer) -> np.ndarray:
+        scales = layer["weight_scale"]
         if format == "pack-quantized":
-            words = find(stored, f"{layer}.weight_packed")
-            numbers = nibbles(words).reshape(len(words), -1)[:, : tensor.shape[1]] - 8
+            words = layer["weight_packed"]
+            numbers = nibbles(words).reshape(len(words), -1)[:, : layer.matrix.shape[1]] - 8
         elif format in PACKED:
-            halves = find(stored, f"{layer}.weight_packed")
+            halves = layer["weight_packed"]
             numbers = E2M1[np.stack([halves & 15, halves >> 4], axis=-1).reshape(len(halves), -1)]
         else:
-            numbers = array(stored[tensor.name]).astype(np.float32)
+            numbers = layer.floats("weight")
         if format == "mxfp4-pack-quantized":
             scales = np.exp2(scales.astype(np.float32) - 127)
         elif format == "nvfp4-pack-quantized":
-            scales = scales / find(stored, f"{layer}.weight_global_scale")
+            scales = scales / layer["weight_global_scale"]
         return numbers * np.repeat(scales.astype(np.float32), numbers.shape[1] // scales.shape[1], axis=1)
 
-    return weights
+    return read_layers(artifact, source, ["weight_scale"], weights)
 
 
 def rounds_activations(artifact: Path) -> bool:
@@ -107,7 +96,7 @@ def rounds_activations(artifact: Path) -> bool:
 def rounding(artifact: Path) -> Callable[[str, Any], Any] | None:
     """See `layouts`: int8 and float8 by the row, four-bit floats by groups of the row; none where the config names no
     input_activations."""
-    found = quantization(artifact)
+    found = scheme(quantization(artifact))
     if not found.get("input_activations"):
         return None
     stored = shards.find(artifact).tensors()

@@ -13,44 +13,50 @@ outputs. From the format's description (doc/exl3.md of turboderp-org/exllamav3) 
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from quantmill.checkpoint import shards
+from quantmill.checkpoint import EMBEDDINGS, HEAD, shards
 from quantmill.checkpoint.shards import Checkpoint
-from quantmill.checkpoint.tensor import Tensor
-from quantmill.layouts import EMBEDDINGS, HEAD, Reading, Shapes, Unread, find
+from quantmill.layouts import Layer, Reading, Unread, read_layers
 
 BLOCK, TILE = 128, 16
 RATES = (1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8)  # bits a weight
-HALVES = np.float64(np.array([0x1EEE, 0xC931], "<u2").view("<f2"))  # of mul1: what the sum is multiplied by, and added
-PARTS = r"trellis|suh|svh|su|sv|mcg|mul1"  # of a layer: see `layouts`
+HALVES = (
+    np.array([0x1EEE, 0xC931], "<u2").view("<f2").astype(np.float64)
+)  # of mul1: what the sum is multiplied by, and added
+PARTS = r"trellis|suh|svh|su|sv|mcg|mul1"
 
 
-def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shapes:
-    """See `layouts.Shapes`. The trellis has its layer's own rate: see `check`."""
+def packed_shapes(words: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """See `layouts`. Each layer's trellis has a rate of its own, which `check` reads."""
     outputs, inputs = map(_whole_blocks, shape)
-    return {f"{layer}.suh": (inputs,), f"{layer}.svh": (outputs,)}
+    return {"suh": (inputs,), "svh": (outputs,)}
 
 
-def check(stored: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> None:
-    """Raises `Unread` where a layer's tensors are not of its matrix: the library's kernels do not ask. With the
-    embeddings their head is checked, which a model that ties it does not name."""
-    layer = (HEAD if name == EMBEDDINGS else name).removesuffix(".weight")
-    if f"{layer}.trellis" not in stored and f"{layer}.suh" not in stored:
+def check(layer: Layer) -> None:
+    """Raise `Unread` if a layer's tensors do not fit its matrix, which the library's kernels do not check. The head is
+    checked together with the embeddings, since a model that ties it does not name it."""
+    if layer.matrix.name == EMBEDDINGS:
+        layer = replace(layer, matrix=replace(layer.matrix, name=HEAD))
+    trellis, shape = layer.tensor("trellis"), layer.matrix.shape
+    if trellis is None and "suh" not in layer:
         return
-    for part, expected in packed({}, layer, shape).items():
-        if part not in stored or stored[part].shape != expected or stored[part].dtype != "F16":
-            raise Unread(f"{part} is not float16 of {list(expected)}")
+    for part, expected in packed_shapes({}, shape).items():
+        found = layer.tensor(part)
+        if found is None or found.shape != expected or found.dtype != "F16":
+            raise Unread(f"{layer.name}.{part} is not float16 of {list(expected)}")
     tiles = tuple(_whole_blocks(size) // TILE for size in reversed(shape))
-    trellis = stored.get(f"{layer}.trellis")
     if trellis is None or trellis.dtype != "I16" or len(trellis.shape) != 3 or trellis.shape[:2] != tiles:
-        raise Unread(f"{layer}.trellis is {trellis and list(trellis.shape)}, and the layer has {list(tiles)} tiles")
+        raise Unread(
+            f"{layer.name}.trellis is {trellis and list(trellis.shape)}, and the layer has {list(tiles)} tiles"
+        )
     _rate(layer, trellis.shape[2])
-    if (f"{layer}.mul1" not in stored) and trellis.shape[2] % TILE:
-        raise Unread(f"{layer}: half bits are of the codebook mul1 alone")
+    if "mul1" not in layer and trellis.shape[2] % TILE:
+        raise Unread(f"{layer.name}: half bits are of the codebook mul1 alone")
 
 
 def own_head(artifact: Path) -> bool:
@@ -60,32 +66,28 @@ def own_head(artifact: Path) -> bool:
 
 def read(artifact: Path, source: Checkpoint) -> Reading:
     """See `layouts`. Raises `Unread` for rates that there are not."""
-    stored = shards.find(artifact).tensors()
 
-    def weights(tensor: Tensor) -> np.ndarray:
-        layer = tensor.name.removesuffix(".weight")
-        if f"{layer}.trellis" not in stored:
-            return find(stored, tensor.name)
-        turned = _tiles(find(stored, f"{layer}.trellis"), layer, stored)
-        suh, svh = (find(stored, f"{layer}.{part}").astype(np.float32) for part in ("suh", "svh"))
+    def weights(layer: Layer) -> np.ndarray:
+        turned = _tiles(layer)
         inputs, outputs = turned.shape
         matrix = _hadamard() @ turned.reshape(-1, BLOCK, outputs)
-        matrix = (matrix.reshape(inputs, outputs) * suh[:, None]).reshape(inputs, -1, BLOCK) @ _hadamard()
-        matrix = matrix.reshape(inputs, outputs) * svh
-        return np.ascontiguousarray(matrix.T[: tensor.shape[0], : tensor.shape[1]])
+        matrix = matrix.reshape(inputs, outputs) * layer.floats("suh")[:, None]
+        matrix = (matrix.reshape(inputs, -1, BLOCK) @ _hadamard()).reshape(inputs, outputs) * layer.floats("svh")
+        rows, columns = layer.matrix.shape
+        return np.ascontiguousarray(matrix.T[:rows, :columns])
 
-    return weights
+    return read_layers(artifact, source, ["trellis"], weights)
 
 
 def _whole_blocks(size: int) -> int:
     return -(-size // BLOCK) * BLOCK
 
 
-def _rate(layer: str, words: int) -> float:
+def _rate(layer: Layer, words: int) -> float:
     """Bits a weight of a tile of so many 16-bit words."""
     rate = words / TILE
     if rate not in RATES:
-        raise Unread(f"{layer}: {rate:g} bits a weight")
+        raise Unread(f"{layer.name}: {rate:g} bits a weight")
     return rate
 
 
@@ -107,14 +109,15 @@ def _order() -> np.ndarray:
     return rows * TILE + columns
 
 
-def _tiles(trellis: np.ndarray, layer: str, stored: Mapping[str, Tensor]) -> np.ndarray:
-    """int16 [rows, columns, words] -> the turned matrix, float32 [16 * rows, 16 * columns]."""
+def _tiles(layer: Layer) -> np.ndarray:
+    """Return the turned matrix of a trellis, int16 [rows, columns, words], as float32 [16 * rows, 16 * columns]."""
+    trellis = layer["trellis"]
     rows, columns, words = trellis.shape
     rate = _rate(layer, words)
     steps = np.full(256, int(rate))
     steps[1::2] += rate != int(rate)
     ends = np.cumsum(steps)
-    kind = next((each for each in ("mcg", "mul1") if f"{layer}.{each}" in stored), "3inst")
+    kind = next((each for each in ("mcg", "mul1") if each in layer), "3inst")
     order = _order()
     matrix = np.empty((rows, TILE, columns, TILE), np.float32)
     window = (ends[:, None] + np.arange(-TILE, 0)) % (TILE * words)  # [256, 16]: bits of the ring

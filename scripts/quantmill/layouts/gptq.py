@@ -11,36 +11,33 @@ from typing import Any
 
 import numpy as np
 
-from quantmill.checkpoint import shards
 from quantmill.checkpoint.shards import Checkpoint
-from quantmill.checkpoint.tensor import Tensor
 from quantmill.common.program import UserError
-from quantmill.layouts import Reading, Shapes, Unread, array, find, nibbles, stored_tensors
+from quantmill.layouts import Layer, Reading, Unread, array, nibbles, quantization, read_layers
 
-PARTS = r"qweight|qzeros|scales|g_idx"  # of a layer: see `layouts`
+PARTS = r"qweight|qzeros|scales|g_idx"
 
 
-def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shapes:
-    """See `layouts.Shapes`."""
+def packed_shapes(words: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """See `layouts`."""
     outputs, inputs = shape
     bits, group = words["bits"], words.get("group_size", -1)
     groups = -(-inputs // group) if group > 0 else 1
     return {
-        f"{layer}.qweight": (inputs * bits // 32, outputs),
-        f"{layer}.scales": (groups, outputs),
-        f"{layer}.qzeros": (groups, outputs * bits // 32),
+        "qweight": (inputs * bits // 32, outputs),
+        "scales": (groups, outputs),
+        "qzeros": (groups, outputs * bits // 32),
     }
 
 
-def check(stored: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> None:
-    """Raises `UserError` where an input's group is none of its layer's: kernels would read a scale beyond their end."""
-    layer = name.removesuffix(".weight")
-    order, scales = stored.get(f"{layer}.g_idx"), stored.get(f"{layer}.scales")
+def check(layer: Layer) -> None:
+    """Raise `UserError` if an input's group is not one of its layer: kernels would read beyond the last scale."""
+    order, scales, inputs = layer.tensor("g_idx"), layer.tensor("scales"), layer.matrix.shape[1:]
     if order is None or scales is None or not scales.shape:
         return
-    if order.dtype not in ("I32", "I64") or order.shape != shape[1:]:
+    if order.dtype not in ("I32", "I64") or order.shape != inputs:
         raise UserError(
-            f"{order.path}: {order.name} is {order.dtype} {list(order.shape)}, where I32 {list(shape[1:])} is due, the "
+            f"{order.path}: {order.name} is {order.dtype} {list(order.shape)}, where I32 {list(inputs)} is due, the "
             "group of each input; download it again"
         )
     groups, named = scales.shape[0], array(order)
@@ -52,23 +49,18 @@ def check(stored: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> No
 
 def read(artifact: Path, source: Checkpoint) -> Reading:
     """See `layouts`. Raises `Unread` for another number of bits."""
-    stored = stored_tensors(artifact, source)
-    config = shards.read_json(artifact / "config.json")["quantization_config"]
+    config = quantization(artifact)
     if config.get("bits") != 4:
         raise Unread(f"{config.get('bits')} bits")
     less = 0 if config.get("checkpoint_format") == "gptq_v2" else 1
 
-    def weights(tensor: Tensor) -> np.ndarray:
-        layer = tensor.name.removesuffix(".weight")
-        if f"{layer}.qweight" not in stored:
-            return find(stored, tensor.name)
-        packed, zeros, scales = (find(stored, f"{layer}.{part}") for part in ("qweight", "qzeros", "scales"))
-        outputs = packed.shape[1]
-        values = nibbles(packed).transpose(0, 2, 1).reshape(-1, outputs)
+    def weights(layer: Layer) -> np.ndarray:
+        outputs, inputs = layer.matrix.shape
+        values = nibbles(layer["qweight"]).transpose(0, 2, 1).reshape(-1, outputs)
+        zeros, size = layer["qzeros"], config.get("group_size", -1)
         points = nibbles(zeros).reshape(len(zeros), -1)[:, :outputs] + less
-        inputs, size = tensor.shape[1], config.get("group_size", -1)
-        named = f"{layer}.g_idx" in stored  # some leave the usual order out
-        group = find(stored, f"{layer}.g_idx") if named else np.arange(inputs) // (size if size > 0 else inputs)
-        return ((values - points[group]) * scales.astype(np.float32)[group]).T
+        usual = np.arange(inputs) // (size if size > 0 else inputs)  # which some artifacts leave out
+        group = usual if layer.tensor("g_idx") is None else layer["g_idx"]
+        return ((values - points[group]) * layer.floats("scales")[group]).T
 
-    return weights
+    return read_layers(artifact, source, ["qweight"], weights)

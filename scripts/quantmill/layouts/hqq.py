@@ -13,40 +13,33 @@ from typing import Any
 import numpy as np
 
 from quantmill.checkpoint.shards import Checkpoint
-from quantmill.checkpoint.tensor import Tensor
-from quantmill.layouts import Reading, Shapes, Unread, find, stored_tensors
+from quantmill.layouts import Layer, Reading, Unread, read_layers
 
-# of a layer: see `layouts`
 PARTS = (
     r"W_q|nbits|group_size|shape|scale|zero|axis|packing|unpack_view_dtype|view_as_float|quant_scale|quant_zero|"
     r"compute_dtype|offload_meta|encoded_state_dict|stores_quant_config|channel_wise|optimize|round_zero"
 )
 
 
-def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shapes:
-    """See `layouts.Shapes`. Raises `Unread` where the config does not name the groups' size."""
+def packed_shapes(words: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """See `layouts`. Raises `Unread` where the config does not name the groups' size."""
     try:
         size = words["quant_config"]["weight_quant_params"]["group_size"]
         groups = shape[0] * shape[1] // size
     except (KeyError, TypeError, ZeroDivisionError):
         raise Unread("its config does not name a group_size") from None
-    return {f"{layer}.W_q": (groups // 2, size), f"{layer}.scale": (groups, 1), f"{layer}.zero": (groups, 1)}
+    return {"W_q": (groups // 2, size), "scale": (groups, 1), "zero": (groups, 1)}
 
 
 def read(artifact: Path, source: Checkpoint) -> Reading:
     """See `layouts`. Raises `Unread` for other bits, and for groups along the outputs."""
-    stored = stored_tensors(artifact, source)
 
-    def weights(tensor: Tensor) -> np.ndarray:
-        layer = tensor.name.removesuffix(".weight")
-        if f"{layer}.W_q" not in stored:
-            return find(stored, tensor.name)
-        bits, axis = (int(find(stored, f"{layer}.{part}")) for part in ("nbits", "axis"))
+    def weights(layer: Layer) -> np.ndarray:
+        bits, axis = int(layer["nbits"]), int(layer["axis"])
         if (bits, axis) != (4, 1):
-            raise Unread(f"{layer}: {bits} bits along axis {axis}")
-        halves = find(stored, f"{layer}.W_q")
+            raise Unread(f"{layer.name}: {bits} bits along axis {axis}")
+        halves = layer["W_q"]
         numbers = np.concatenate([halves >> 4, halves & 15]).astype(np.float32)
-        scales, zeros = (find(stored, f"{layer}.{part}").astype(np.float32) for part in ("scale", "zero"))
-        return ((numbers - zeros) * scales).reshape(tensor.shape)
+        return ((numbers - layer.floats("zero")) * layer.floats("scale")).reshape(layer.matrix.shape)
 
-    return weights
+    return read_layers(artifact, source, ["W_q"], weights)

@@ -10,8 +10,7 @@ import numpy as np
 
 from quantmill.checkpoint.shards import Checkpoint
 from quantmill.checkpoint.tensor import Tensor
-from quantmill.layouts import Reading, Unread
-from quantmill.layouts.gptq import nibbles
+from quantmill.layouts import Reading, Unread, nibbles
 from quantmill.mlc import parameters, source_config, tensor_cache
 from quantmill.mlc.quantize import GROUP
 from quantmill.mlc.shards import stored_tensors

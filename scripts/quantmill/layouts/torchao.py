@@ -8,21 +8,20 @@ from typing import Any
 import numpy as np
 
 from quantmill.checkpoint.shards import Checkpoint
-from quantmill.checkpoint.tensor import Tensor
-from quantmill.layouts import Reading, Shapes, Unread, find, stored_tensors
+from quantmill.layouts import Layer, Reading, Unread, read_layers
 
 # What a quantization_config of these may name. The library makes an object of whatever else its modules hold.
 INT8 = "Int8WeightOnlyConfig"
 KNOWN = {INT8, "Float8WeightOnlyConfig", "PerRow", "torch.dtype"}
-PARTS = r"_weight_(qdata|scale|zero_point)"  # of a layer: see `layouts`
+PARTS = r"_weight_(qdata|scale|zero_point)"
 
 
-def packed(words: Mapping[str, Any], layer: str, shape: tuple[int, ...]) -> Shapes:
-    """See `layouts.Shapes`. Raises `Unread` where the config names other objects than these."""
+def packed_shapes(words: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """See `layouts`. Raises `Unread` where the config names other objects than these."""
     unknown = sorted({str(each) for each in types(words)} - KNOWN)
     if unknown:
         raise Unread(f"its config names {unknown[0]!r:.60}")
-    return {f"{layer}._weight_qdata": shape, f"{layer}._weight_scale": (shape[0], 1)}
+    return {"_weight_qdata": shape, "_weight_scale": (shape[0], 1)}
 
 
 def types(content: Any) -> Iterator[Any]:
@@ -37,15 +36,11 @@ def types(content: Any) -> Iterator[Any]:
 
 def read(artifact: Path, source: Checkpoint) -> Reading:
     """See `layouts`."""
-    stored = stored_tensors(artifact, source)
 
-    def weights(tensor: Tensor) -> np.ndarray:
-        layer = tensor.name.removesuffix(".weight")
-        if f"{layer}._weight_qdata" not in stored:
-            return find(stored, tensor.name)
-        numbers, scales = (find(stored, f"{layer}._weight_{part}").astype(np.float32) for part in ("qdata", "scale"))
-        if f"{layer}._weight_zero_point" in stored:
-            numbers = numbers - find(stored, f"{layer}._weight_zero_point").astype(np.float32)
-        return numbers * scales
+    def weights(layer: Layer) -> np.ndarray:
+        numbers = layer.floats("_weight_qdata")
+        if "_weight_zero_point" in layer:
+            numbers = numbers - layer.floats("_weight_zero_point")
+        return numbers * layer.floats("_weight_scale")
 
-    return weights
+    return read_layers(artifact, source, ["_weight_qdata"], weights)

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from quantmill import layouts
-from quantmill.checkpoint import headers, reads_more_than_text, same_model, sharding, shards, sizes, used
+from quantmill.checkpoint import EMBEDDINGS, HEAD, headers, reads_more_than_text, sharding, shards, sizes, used
 from quantmill.checkpoint.copying import equal_bytes
 from quantmill.checkpoint.selection import select
 from quantmill.checkpoint.shards import Checkpoint
 from quantmill.checkpoint.tensor import Tensor
 from quantmill.common import plain_file
 from quantmill.common.program import UserError, printable
+from quantmill.fetch import same_model
 from quantmill.fetch.prebuilt_layouts import MAX_WORD, plain
-from quantmill.layouts import EMBEDDINGS, HEAD
 
 QUANTIZE_CONFIG = "quantize_config.json"  # where auto-gptq reads what the others have in config.json
 MAX_GROUP = 2**31  # no model has so many inputs, and a table of results holds no more than 64 bits
@@ -49,7 +49,7 @@ def check(folder: Path, model: Path, layout: str) -> dict[str, Any]:
     config, source = shards.read_config(folder / "config.json"), shards.find(model)
     sizes.check(folder / "config.json", config, source.tensors())
     headers.check_ids(folder / "config.json", config)
-    theirs, ours = (same_model.tokens(each / same_model.TOKENIZER) for each in (folder, model))
+    theirs, ours = (same_model.tokens(each) for each in (folder, model))
     if theirs and ours:
         same_model.check_tokens(folder, theirs, ours)
     found = find(folder)
@@ -120,33 +120,32 @@ def check_packed(folder: Path, layout: str, words: Mapping[str, Any], source: Ch
                 "on, or -1 for groups of a whole column"
             )
         said = f"{bits} bits and groups of {group}, its config's, "
-    ours, of_layer = (
-        source.tensors(),
-        {each.rpartition(".")[0]: each for each in stored.keys() - source.tensors().keys()},
-    )
+    ours = source.tensors()
+    of_layer = {each.rpartition(".")[0]: each for each in stored.keys() - ours.keys()}
     for name, tensor in ours.items():
-        layer = name.removesuffix(".weight")
-        if len(tensor.shape) != 2 and layer in of_layer:
-            raise UserError(f"{folder}: holds {of_layer[layer]}, and this model's {name} is no matrix; name its own")
+        layer = layouts.Layer(tensor, stored)
+        if len(tensor.shape) != 2 and layer.name in of_layer:
+            other = of_layer[layer.name]
+            raise UserError(f"{folder}: holds {other}, and this model's {name} is not a matrix; name its own")
         try:
-            parts = reader.packed(words, layer, tensor.shape) if len(tensor.shape) == 2 else {}
-            if parts and hasattr(reader, "check"):
-                reader.check(stored, name, tensor.shape)
+            shapes = reader.packed_shapes(words, tensor.shape) if len(tensor.shape) == 2 else {}
+            if shapes and hasattr(reader, "check"):
+                reader.check(layer)
         except layouts.Unread as reason:
             raise UserError(f"{folder}: {reason}; Quantmill does not know how to check such an artifact") from None
-        if not any(part in stored for part in parts.keys() - {name}):
+        if not any(part in layer for part in shapes if part != "weight"):
             if name not in stored:
                 raise UserError(f"{folder}: lacks {name}, which this model has")
             if stored[name].shape != tensor.shape:
-                shapes = f"{list(stored[name].shape)}, this model's {list(tensor.shape)}"
-                raise UserError(f"{folder}: is another model: its {name} is {shapes}")
+                both = f"{list(stored[name].shape)}, this model's {list(tensor.shape)}"
+                raise UserError(f"{folder}: is another model: its {name} is {both}")
             if tensor.dtype in layouts.FLOATS and stored[name].dtype not in layouts.FLOATS:
                 raise UserError(f"{folder}: its {name} is {stored[name].dtype}, and nothing scales it")
             continue
-        for part, shape in parts.items():
-            found = stored.get(part)
+        for part, shape in shapes.items():
+            found, part = layer.tensor(part), f"{layer.name}.{part}"
             if found is None:
-                raise UserError(f"{folder}: lacks {part}, without which {layer} is no weights")
+                raise UserError(f"{folder}: lacks {part}, without which {layer.name} has no weights")
             if said and found.dtype not in (layouts.FLOATS if part.endswith(".scales") else {"I32"}):
                 raise UserError(f"{folder}: its {part} is {found.dtype}, which no {layout} artifact's is")
             if found.shape != shape:
@@ -176,7 +175,7 @@ def left_over(folder: Path, layout: str, stored: Mapping[str, Tensor], source: C
         tensor, layer = stored[name], name.removesuffix(".bias")
         if layer in layers and layer != name and len(tensor.shape) == 1 and not layouts.array(tensor).any():
             harmless.add(name)  # as early versions of auto-gptq wrote for every layer
-        if name == HEAD and EMBEDDINGS in stored and is_same(tensor, stored[EMBEDDINGS]):
+        if name == HEAD and EMBEDDINGS in stored and equal_bytes(tensor, stored[EMBEDDINGS]):
             harmless.add(name)
     unread = [name for name in left if name not in harmless]
     if unread:
@@ -186,11 +185,6 @@ def left_over(folder: Path, layout: str, stored: Mapping[str, Tensor], source: C
             "out if nothing is to read them"
         )
     return left
-
-
-def is_same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors hold the same."""
-    return (one.dtype, one.shape) == (other.dtype, other.shape) and equal_bytes(one, other)
 
 
 def tool(words: Mapping[str, Any]) -> str:
