@@ -7,13 +7,12 @@ import os
 import shutil
 import socket
 import struct
-import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import MEMORY, REPO, RUN
+from conftest import MEMORY, REPO
 from forge import safetensors_with
 
 from quantmill.checkpoint import ctranslate2_bin, gguf_file, safetensors_file
@@ -67,7 +66,7 @@ NO_FILES = [pipe, a_socket, folder, zeros, ring, dangling]
 
 
 def without(function: Callable[[Path], str], path: Path) -> str:
-    """Put something else where a file was; what is said of it."""
+    """Replace a file by something else; return the error's words."""
     path.unlink(missing_ok=True)
     return f"{path}: {function(path)}"
 
@@ -78,18 +77,16 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def refused(tmp_path: Path, tools_python: Path) -> Callable[..., str]:
-    """Run a program that is to end at once, with one line and nothing made; that line."""
+def refused(tmp_path: Path, run_program: Callable) -> Callable[..., str]:
+    """Run a program that is to end at once, with one line and nothing made; return that line."""
 
     def run(program: str, *arguments: object) -> str:
         before = sorted(tmp_path.iterdir())
-        command = [tools_python, "-c", RUN, "scripts/quantmill", program, *arguments]
-        result = subprocess.run([*map(str, command)], cwd=REPO, capture_output=True, text=True, timeout=60)
-        assert result.returncode == 1, result.stdout + result.stderr
+        result = run_program(program, *arguments)
+        assert result.returncode == 1, result
         assert sorted(tmp_path.iterdir()) == before
-        assert int(result.stdout.split()[-1]) < MEMORY
-        assert len(result.stderr.splitlines()) == 1, result.stderr
-        [line] = result.stderr.splitlines()
+        assert result.memory < MEMORY
+        (line,) = result.stderr.splitlines()
         return line
 
     return run
@@ -111,9 +108,9 @@ def test_a_readme_that_is_no_file(model: Path, refused: Callable, kind: Callable
 
 
 @pytest.mark.parametrize("name", ["notes", "last.ckpt", ".git"])
-def test_what_is_no_part_of_a_model_may_be_anything(model: Path, call: Callable, tools_python: Path, name: str) -> None:
+def test_what_is_no_part_of_a_model_may_be_anything(model: Path, run_program: Callable, name: str) -> None:
     pipe(model / name)
-    result = call("timeout", "60", tools_python, "scripts/quantmill", "fetch.link", model, model.parent / "out")
+    result = run_program("fetch.link", model, model.parent / "out")
     assert result.returncode == 0, result.stderr
 
 
