@@ -56,11 +56,10 @@ def uneven_part(values: Sequence[float]) -> Part | None:
     sizes = ends - starts
 
     def sums(rows: np.ndarray) -> np.ndarray:
-        """Return the sum of deviations from the mean in each part [..., parts]."""
-        whole = np.pad(
-            np.cumsum(rows - rows.mean(axis=-1, keepdims=True), axis=-1), [(0, 0)] * (rows.ndim - 1) + [(1, 0)]
-        )
-        return whole[..., ends] - whole[..., starts]
+        """Return the sum of deviations from the mean in each part [parts, ...] of rows [..., pieces]."""
+        whole = np.zeros((rows.shape[-1] + 1, *rows.shape[:-1]))
+        whole[1:] = np.cumsum(rows - rows.mean(axis=-1, keepdims=True), axis=-1).T
+        return whole[ends] - whole[starts]
 
     errors = np.sqrt(sizes * (1 - sizes / count))
     found = sums(pieces)
@@ -69,7 +68,7 @@ def uneven_part(values: Sequence[float]) -> Part | None:
     if abs(change) < math.log(SLOWER):
         return None
     shuffled = np.random.default_rng(0).permuted(np.tile(pieces, (SHUFFLES, 1)), axis=1)
-    most = (np.abs(sums(shuffled)) / errors).max(axis=1)
+    most = (np.abs(sums(shuffled)) / errors[:, None]).max(axis=0)
     as_uneven = int((most >= np.abs(found[place]) / errors[place] - 1e-9).sum())
     if (1 + as_uneven) / (1 + SHUFFLES) > CHANCE:
         return None
