@@ -47,7 +47,7 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_text() == "precious"
 
 
-def test_a_folder_that_holds_its_source_is_not_replaced(tmp_path: Path) -> None:
+def test_a_folder_with_its_source_is_not_replaced(tmp_path: Path) -> None:
     build(tmp_path / "out")
     (tmp_path / "out/src").mkdir()
     with pytest.raises(UserError, match=r"contains the input .*src"):
@@ -65,7 +65,7 @@ def test_a_second_writer_is_told_so(tmp_path: Path, call: Callable, tools_python
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["first"]
 
 
-def test_what_was_put_aside_comes_back_after_a_kill(tmp_path: Path) -> None:
+def test_an_old_folder_comes_back_after_a_kill(tmp_path: Path) -> None:
     build(tmp_path / "out", "old")
     (tmp_path / "out").rename(tmp_path / ".out.old")  # as if killed between the two renames
     with pytest.raises(ZeroDivisionError), write_atomically(tmp_path / "out"):
@@ -91,9 +91,7 @@ def test_a_manifest_is_never_written_through_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "victim").read_text() == "precious"
 
 
-def test_hashes_are_of_the_bytes_and_not_of_what_a_manifest_claims(
-    tmp_path: Path, call: Callable, tools_python: Path
-) -> None:
+def test_hashes_are_of_bytes_not_of_a_manifest(tmp_path: Path, call: Callable, tools_python: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(REPO / "demo", model)
     (model / "quantmill.json").write_text('{"source": {}, "files": {"config.json": {"sha256": "FORGED"}}}')

@@ -78,7 +78,7 @@ def test_a_panic_is_no_exception_and_is_caught() -> None:
         run(panic)
 
 
-def test_what_fits_comes_back_and_the_next_step_has_room_again() -> None:
+def test_each_step_has_its_own_room() -> None:
     def twice() -> list[int]:
         found = []
         for _ in range(2):
@@ -145,7 +145,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, torch_python: Path) -> di
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_tokenizer_without_end_is_one_line_or_none(outcomes: dict[str, dict[str, Any]], name: str) -> None:
+def test_an_endless_tokenizer_is_one_line_or_none(outcomes: dict[str, dict[str, Any]], name: str) -> None:
     found, said = outcomes[name], BOMBS[name][1]
     if said is None:
         assert found["written"] == outcomes["the demo"]["written"]

@@ -69,7 +69,7 @@ def truth() -> float:
 
 
 @pytest.mark.parametrize("starts", [1, 5])
-def test_intervals_hold_the_truth_as_often_as_they_say(starts: int) -> None:
+def test_intervals_have_their_coverage(starts: int) -> None:
     """200 simulated studies of one server. Its starts differ by 3%, twentieths of a second within each by 5%."""
     right, inside, rng = truth(), 0, np.random.default_rng(starts)
     for _ in range(200):
@@ -79,7 +79,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(starts: int) -> None:
     assert 0.9 <= inside / 200 <= 0.99
 
 
-def test_an_interval_without_restarts_does_not_know_how_they_differ() -> None:
+def test_an_interval_of_one_start_is_too_narrow() -> None:
     """Restarts are the samples, because intervals of one start each miss the truth most of the time."""
     right, inside, rng = truth(), 0, np.random.default_rng(1)
     for _ in range(50):
@@ -88,7 +88,7 @@ def test_an_interval_without_restarts_does_not_know_how_they_differ() -> None:
     assert inside / 50 < 0.7
 
 
-def test_a_ratio_of_two_servers_holds_the_truth_as_often_as_it_says() -> None:
+def test_ratios_of_servers_have_their_coverage() -> None:
     """100 simulated comparisons of three starts each, that differ by 2%."""
     inside, rng = 0, np.random.default_rng(1)
     for study in range(100):
@@ -152,7 +152,7 @@ def test_requests_without_an_answer_miss_the_limits() -> None:
     assert goodput.slo_attainment(made, ttft=0.2, tpot=0.02) == (1, 6)
 
 
-def test_the_largest_rate_of_a_queue_lies_in_the_bracket() -> None:
+def test_goodput_of_a_queue_lies_in_the_bracket() -> None:
     """One slot and equal requests are a queue M/D/1. On the arrivals that were drawn, waits follow from one another
     (Lindley 1952); of all that could be drawn, their distribution is known (Erlang 1909)."""
     service = 0.02 + 0.0001 * 40 + 0.0045  # TTFT and one token more
@@ -218,7 +218,7 @@ def uneven(runs: list[list[serving.Timeline]]) -> steadiness.Part | None:
     return steadiness.uneven_tokens(runs, serving.windows(runs, 2))
 
 
-def test_a_server_that_slows_down_in_the_middle_of_a_load_is_found() -> None:
+def test_a_slow_middle_of_a_load_is_found() -> None:
     """Of 100 loads of three starts, in which twentieths of a second differ by 5% and starts by 3%: none that was even,
     and nearly all whose second start was 1.5 times slower for its middle."""
     rng, wrong, found = np.random.default_rng(7), 0, 0
@@ -231,7 +231,7 @@ def test_a_server_that_slows_down_in_the_middle_of_a_load_is_found() -> None:
     assert found >= 95
 
 
-def test_a_load_tells_that_it_was_not_steady_in_words() -> None:
+def test_an_unsteady_load_is_described() -> None:
     noise = np.where(np.arange(120) < 60, 1.0, 2.0)
     assert result.unsteady([closed(1.0, np.ones(120))], 2) == []
     (reason,) = result.unsteady([closed(1.0, noise)], 2)

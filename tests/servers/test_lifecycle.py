@@ -110,7 +110,7 @@ def test_children_that_hear_nothing_are_ended_too(begin: Callable, tmp_path: Pat
     assert not runs(child)
 
 
-def test_a_server_that_dies_in_the_middle_leaves_no_children_and_says_why(begin: Callable, tmp_path: Path) -> None:
+def test_a_dying_server_leaves_no_children(begin: Callable, tmp_path: Path) -> None:
     dies = "import threading; threading.Timer(0.5, lambda: (print('RuntimeError: card lost'), os._exit(3))).start()"
     with begin(f"{LEAVES}\n{dies}") as server:
         child = int((tmp_path / "server.log").read_text().split()[1])
@@ -120,7 +120,7 @@ def test_a_server_that_dies_in_the_middle_leaves_no_children_and_says_why(begin:
             server.check()
 
 
-def test_a_server_that_dies_at_its_start_says_why(begin: Callable) -> None:
+def test_a_server_that_cannot_start_says_why(begin: Callable) -> None:
     wrong = "raise SystemExit('starting\\nValueError: no such model\\nRuntimeError: failed; see root cause above')"
     with (
         pytest.raises(UserError, match=r"before it was ready \(exit code 1\): ValueError: no such model; its log is"),

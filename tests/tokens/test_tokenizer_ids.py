@@ -92,7 +92,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, torch_python: Path) -> di
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_ids_are_those_of_tokenizer_json_and_a_difference_is_recorded(outcomes: dict[str, Any], name: str) -> None:
+def test_ids_follow_tokenizer_json_and_differences_are_recorded(outcomes: dict[str, Any], name: str) -> None:
     found, said = outcomes[name], DIFFERENT[name][2]
     assert found["end"] is None
     assert found["written"]["ids"] == found["own"]
@@ -101,7 +101,7 @@ def test_ids_are_those_of_tokenizer_json_and_a_difference_is_recorded(outcomes: 
     assert ("note: " in found["printed"]) is (said is not None)
 
 
-def test_a_text_begins_with_bos_where_its_ids_do(outcomes: dict[str, Any]) -> None:
+def test_a_text_begins_with_its_bos(outcomes: dict[str, Any]) -> None:
     for name, (changed, _, _) in DIFFERENT.items():
         written = outcomes[name]["written"]
         assert written["bos_id"] == (None if "post_processor" in changed else 0), name
@@ -120,7 +120,7 @@ def test_the_demo_under_llamas_class_keeps_its_tokens(outcomes: dict[str, Any]) 
     assert "(LlamaTokenizer)" in theirs["tokenizer_differs"]
 
 
-def test_other_kinds_of_files_are_proved_or_are_one_line(tmp_path: Path, torch_python: Path) -> None:
+def test_other_tokenizer_files_are_proved_or_refused(tmp_path: Path, torch_python: Path) -> None:
     """vocab.json and merges.txt are read as GPT-2 reads them; nothing here reads tokenizer.model."""
     models = []
     for name, kind in (("gpt2", "GPT2Tokenizer"), ("llama", "LlamaTokenizer"), ("sentencepiece", "LlamaTokenizer")):
