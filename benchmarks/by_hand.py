@@ -38,7 +38,7 @@ OWN = "_shared_heads"  # Quantmill's own way to call an attention of transformer
 LATENCY = [str(Path(__file__).resolve().parents[1] / "scripts/quantmill"), "latency.measure"]
 SAID = "by hand: "  # what libraries print goes to the same place
 
-Decode = Callable[[list[int], int], None]  # so many tokens after a prompt's
+Decode = Callable[[list[int], int], None]  # prompt, and number of tokens
 
 
 def by_transformers(artifact: Path, row: dict[str, Any]) -> Decode:
@@ -209,7 +209,7 @@ def compare(path: Path, pythons: dict[str, str], rounds: int) -> Iterator[dict[s
         engine, _ = row["engine"], seconds_of_row(row)
     except (ValueError, LookupError, TypeError, StopIteration) as error:
         said = f"{error!s:.80}" or f"has none of the modes {', '.join(MODES)}"
-        raise UserError(f"{path}: is no such latency result ({said}); name artifacts/MODEL/latency/CELL.json") from None
+        raise UserError(f"{path}: is not such a latency result ({said}); name artifacts/MODEL/latency/CELL.json") from None
     if engine not in ENVIRONMENTS:
         raise UserError(f"{path}: no other way to use {engine} is here; name rows of {', '.join(ENVIRONMENTS)}")
     env = ENVIRONMENTS[engine]
@@ -217,7 +217,7 @@ def compare(path: Path, pythons: dict[str, str], rounds: int) -> Iterator[dict[s
         env = "vllm-cpu"
     python = pythons.get(env, f"envs/{env}/bin/python")
     if shutil.which(python) is None:
-        raise UserError(f"{python}: is no program; name a Python that has {engine} with --python {env}=INTERPRETER")
+        raise UserError(f"{python}: is not a program; name a Python that has {engine} with --python {env}=INTERPRETER")
     artifact = path.parents[1] / path.stem.partition("@")[0]
     ours, theirs = [], []
     for _ in range(rounds):

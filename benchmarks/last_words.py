@@ -51,7 +51,7 @@ def main() -> None:
     try:
         lines = options.text.read_text(encoding="utf-8")[options.skip :].splitlines()[1:]
     except UnicodeDecodeError as error:
-        raise UserError(f"{options.text}: is no UTF-8 text ({error.reason} at byte {error.start})") from None
+        raise UserError(f"{options.text}: is not UTF-8 text ({error.reason} at byte {error.start})") from None
     found = [each for line in lines if (each := passage(line))][: options.passages]
     if not found:
         raise UserError(f"{options.text}: no line has such a passage; name a text with a paragraph a line")

@@ -77,7 +77,7 @@ def row(path: Path, text: Path) -> dict[str, Any]:
         windows = result["protocol"]["windows"]
     except (ValueError, LookupError, TypeError) as error:
         raise UserError(
-            f"{path}: is no quality result ({error!s:.80}); name artifacts/MODEL/quality/CELL.json"
+            f"{path}: is not a quality result ({error!s:.80}); name artifacts/MODEL/quality/CELL.json"
         ) from None
     if result["protocol"].get("text_sha256") != manifest.sha256(text):
         raise UserError(f"{path}: was measured on another text than {text}; name the study's")

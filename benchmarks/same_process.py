@@ -41,7 +41,7 @@ from quantmill.metrics import bootstrap
 
 THREADS, PROMPTS = 2, 3
 
-Measure = Callable[[list[int], int], float]  # seconds for each token after the first, of so many that follow a prompt
+Measure = Callable[[list[int], int], float]  # prompt and number of tokens -> TPOT in seconds
 Ways = dict[str, Measure]
 Versions = dict[str, str]
 

@@ -105,7 +105,7 @@ def build_model(arguments: argparse.Namespace) -> LlamaForCausalLM:
         eos_token_id=1,
     )
     model = LlamaForCausalLM(config)
-    for layer in model.model.layers:  # residual dropout, which Llama itself has not; it leaves no trace in the weights
+    for layer in model.model.layers:  # residual dropout, which Llama does not have; the weights keep no trace of it
         for projection in (layer.self_attn.o_proj, layer.mlp.down_proj):
             projection.register_forward_hook(
                 lambda module, _, output: torch.nn.functional.dropout(output, arguments.dropout, module.training)

@@ -36,7 +36,7 @@ def test_a_passage_ends_before_a_word_that_it_has(tmp_path: Path) -> None:
     [
         (b"", "no line has such a passage"),
         (b"short\n" * 9, "no line has such a passage"),
-        (b"\xff\xfe", "is no UTF-8 text"),
+        (b"\xff\xfe", "is not UTF-8 text"),
         (None, "No such file or directory"),
     ],
 )
@@ -71,7 +71,7 @@ def test_another_protocol_and_another_engine_are_named(tmp_path: Path) -> None:
     assert_one_line(benchmark("by_hand.py", out, tmp_path / "latency.json"), "use ctranslate2")
     (tmp_path / "latency.json").write_text(json.dumps(row | {"engine": "vllm", "device": {"device": "cpu"}}))
     result = benchmark("by_hand.py", out, tmp_path / "latency.json", "--python", "vllm-cpu=nowhere/python")
-    assert_one_line(result, "nowhere/python: is no program; name a Python that has vllm with --python vllm-cpu=INTERPR")
+    assert_one_line(result, "nowhere/python: is not a program; name a Python that has vllm with --python vllm-cpu=INTERPR")
     assert not out.exists()
 
 

@@ -1,4 +1,4 @@
-"""Start a server, wait until it is ready, and leave nothing of it behind; or find one that somebody else runs."""
+"""Start a server, wait until it is ready, and end all its processes; or attach to a server that the user runs."""
 
 import os
 import re
