@@ -209,7 +209,7 @@ def compare(path: Path, pythons: dict[str, str], rounds: int) -> Iterator[dict[s
         engine, _ = row["engine"], seconds_of_row(row)
     except (ValueError, LookupError, TypeError, StopIteration) as error:
         said = f"{error!s:.80}" or f"has none of the modes {', '.join(MODES)}"
-        raise UserError(f"{path}: is not such a latency result ({said}); name artifacts/MODEL/latency/CELL.json") from None
+        raise UserError(f"{path}: is not a latency result ({said}); name artifacts/MODEL/latency/CELL.json") from None
     if engine not in ENVIRONMENTS:
         raise UserError(f"{path}: no other way to use {engine} is here; name rows of {', '.join(ENVIRONMENTS)}")
     env = ENVIRONMENTS[engine]

@@ -52,7 +52,7 @@ def test_a_text_without_passages_makes_no_task(tmp_path: Path, content: bytes | 
 def test_what_is_no_result_is_one_line(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / "cell.json").write_text(content)
     arguments = [tmp_path / "cell.json"] * (3 if name == "perplexities.py" else 2)
-    assert_one_line(benchmark(name, *arguments), "cell.json: is no ")
+    assert_one_line(benchmark(name, *arguments), "cell.json: is not ")
 
 
 def test_another_protocol_and_another_engine_are_named(tmp_path: Path) -> None:
@@ -71,7 +71,9 @@ def test_another_protocol_and_another_engine_are_named(tmp_path: Path) -> None:
     assert_one_line(benchmark("by_hand.py", out, tmp_path / "latency.json"), "use ctranslate2")
     (tmp_path / "latency.json").write_text(json.dumps(row | {"engine": "vllm", "device": {"device": "cpu"}}))
     result = benchmark("by_hand.py", out, tmp_path / "latency.json", "--python", "vllm-cpu=nowhere/python")
-    assert_one_line(result, "nowhere/python: is not a program; name a Python that has vllm with --python vllm-cpu=INTERPR")
+    assert_one_line(
+        result, "nowhere/python: is not a program; name a Python that has vllm with --python vllm-cpu=INTERPR"
+    )
     assert not out.exists()
 
 
