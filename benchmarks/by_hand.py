@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""Rows beside the same library used by hand, on the same weights, prompts and device: a table, as JSON.
+"""Compare rows with the same library used by hand, on the same weights, prompts and device; write a table as JSON.
 
     python benchmarks/by_hand.py OUT artifacts/MODEL/latency/CELL.json… [--rounds 3] [--python vllm=/path/to/python]
 
 For rows of vLLM (its class LLM), of ExLlamaV3 (its Generator), of gptqmodel, which chooses its kernel itself, and of
 libraries that transformers loads (`generate` of the model). A row's artifact, engine and options are measured again
-(latency.measure, one process), in turn with the library, so that a machine that changes changes both. By hand, the time
-for each token after the first is that of an answer less that of its first token alone; the row's is that of its tokens'
-own times, for decoding that Python drives where it has several modes. Medians over five prompts, then over the rounds;
-the range is over rounds.
+(latency.measure, one process), in turn with the library, so that a change of the machine affects both. By hand, TPOT is
+the time of an answer minus the time of its first token alone. The row's TPOT is from its tokens' times, with decoding
+driven by Python if it has several modes. Medians over five prompts, then over the rounds; the range is over rounds.
 """
 
 import json
@@ -39,11 +38,11 @@ OWN = "_shared_heads"  # Quantmill's own way to call an attention of transformer
 LATENCY = [str(Path(__file__).resolve().parents[1] / "scripts/quantmill"), "latency.measure"]
 SAID = "by hand: "  # what libraries print goes to the same place
 
-Decode = Callable[[list[int], int], None]  # so many tokens after a prompt's
+Decode = Callable[[list[int], int], None]  # prompt, and number of tokens
 
 
 def by_transformers(artifact: Path, row: dict[str, Any]) -> Decode:
-    """`generate` in the row's dtype and with its attention."""
+    """Decode by `generate`, in the row's dtype and with its attention."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -60,8 +59,10 @@ def by_transformers(artifact: Path, row: dict[str, Any]) -> Decode:
 
 
 def dtype(row: dict[str, Any]) -> str:
-    """What a row's model was loaded in. Its `compute_type` tells what the layers multiply in: on a CPU that may be
-    bfloat16 for layers of four bits, in a model of float32."""
+    """Return the dtype that a row's model was loaded in.
+
+    It may differ from `compute_type`: on a CPU, 4-bit layers may multiply bfloat16 in a model of float32.
+    """
     if row["device"]["device"] == "cpu":
         own = "float32"
     else:
@@ -70,7 +71,7 @@ def dtype(row: dict[str, Any]) -> str:
 
 
 def by_gptqmodel(artifact: Path, row: dict[str, Any]) -> Decode:
-    """`generate` of the model that it loads."""
+    """Decode by `generate` of gptqmodel's model."""
     import torch
     from gptqmodel import GPTQModel
 
@@ -81,7 +82,7 @@ def by_gptqmodel(artifact: Path, row: dict[str, Any]) -> Decode:
 
 
 def generate(model: Any, device: str) -> Decode:
-    """As transformers' manual has it."""
+    """Decode as in transformers' manual."""
     import torch
 
     def decode(prompt: list[int], tokens: int) -> None:
@@ -95,7 +96,7 @@ def generate(model: Any, device: str) -> Decode:
 
 
 def by_vllm(artifact: Path, row: dict[str, Any]) -> Decode:
-    """`LLM.generate` with the row's options. Without a cache of prompts: the one token alone would fill it."""
+    """Decode by `LLM.generate` with the row's options, without a prefix cache: the first token alone would fill it."""
     if row["device"]["device"] == "cpu":
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; vLLM would take nearly all memory
     from vllm import LLM, SamplingParams
@@ -111,7 +112,7 @@ def by_vllm(artifact: Path, row: dict[str, Any]) -> Decode:
 
 
 def by_exllamav3(artifact: Path, row: dict[str, Any]) -> Decode:
-    """A job at a time of one generator. It keeps the pages of prompts that it has seen."""
+    """Decode by jobs of one generator, one at a time. It caches the prompts that it has seen."""
     import torch
 
     from quantmill.exllamav3 import library
@@ -138,7 +139,7 @@ BY_HAND = {"vllm": by_vllm, "exllamav3": by_exllamav3, "gptqmodel": by_gptqmodel
 
 
 def seconds_by_hand(artifact: Path, row: dict[str, Any]) -> float:
-    """For each token after the first."""
+    """Return the TPOT of the answer."""
     told = json.loads((artifact.parent / "tokens/prompts.json").read_text(encoding="utf-8"))["prompts"]
     prompts = [prompt["ids"] for prompt in told[:PROMPTS]]
     os.environ |= row["options"].pop("environment", {})
@@ -157,14 +158,14 @@ def seconds_by_hand(artifact: Path, row: dict[str, Any]) -> float:
 
 
 def seconds_of_row(row: dict[str, Any]) -> tuple[str, float]:
-    """The mode that is compared, and its time for each token after the first."""
+    """Return the compared mode and its TPOT."""
     mode = next(each for each in (row, *row["other_modes"]) if each["mode"] in MODES)
     times = [run["token_seconds"] for run in mode["runs"] if run["prompt"] < PROMPTS]
     return mode["mode"], statistics.median((each[-1] - each[0]) / (len(each) - 1) for each in times)
 
 
 def measure_again(artifact: Path, row: dict[str, Any], python: str) -> tuple[str, float] | None:
-    """What `seconds_of_row` says of a new measurement by Quantmill; None where that fails, which it says itself."""
+    """Measure the row again; return the result of `seconds_of_row`, or None after a failure, which is printed."""
     protocol, device = row["protocol"], row["device"]["device"]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "row.json"
@@ -187,7 +188,7 @@ def measure_again(artifact: Path, row: dict[str, Any], python: str) -> tuple[str
 
 
 def measure_by_hand(artifact: Path, path: Path, python: str) -> float | None:
-    """The same without Quantmill."""
+    """Measure the library by hand, without Quantmill."""
     command = [python, __file__, "--alone", str(artifact), str(path)]
     result = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     said = [line.removeprefix(SAID) for line in result.stdout.splitlines() if line.startswith(SAID)]
@@ -195,7 +196,7 @@ def measure_by_hand(artifact: Path, path: Path, python: str) -> float | None:
 
 
 def compare(path: Path, pythons: dict[str, str], rounds: int) -> Iterator[dict[str, str]]:
-    """The table's row of a latency result, after each round.
+    """Yield the table's row of a latency result after each round.
 
     Raises `UserError` for another file, engine or way to decode.
     """
@@ -208,7 +209,7 @@ def compare(path: Path, pythons: dict[str, str], rounds: int) -> Iterator[dict[s
         engine, _ = row["engine"], seconds_of_row(row)
     except (ValueError, LookupError, TypeError, StopIteration) as error:
         said = f"{error!s:.80}" or f"has none of the modes {', '.join(MODES)}"
-        raise UserError(f"{path}: is no such latency result ({said}); name artifacts/MODEL/latency/CELL.json") from None
+        raise UserError(f"{path}: is not a latency result ({said}); name artifacts/MODEL/latency/CELL.json") from None
     if engine not in ENVIRONMENTS:
         raise UserError(f"{path}: no other way to use {engine} is here; name rows of {', '.join(ENVIRONMENTS)}")
     env = ENVIRONMENTS[engine]
@@ -216,7 +217,7 @@ def compare(path: Path, pythons: dict[str, str], rounds: int) -> Iterator[dict[s
         env = "vllm-cpu"
     python = pythons.get(env, f"envs/{env}/bin/python")
     if shutil.which(python) is None:
-        raise UserError(f"{python}: is no program; name a Python that has {engine} with --python {env}=INTERPRETER")
+        raise UserError(f"{python}: is not a program; name a Python that has {engine} with --python {env}=INTERPRETER")
     artifact = path.parents[1] / path.stem.partition("@")[0]
     ours, theirs = [], []
     for _ in range(rounds):
@@ -238,10 +239,10 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("out", type=Path, help="the table")
     arguments.add_argument("rows", type=Path, nargs="+", help="latency results")
-    arguments.add_argument("--rounds", type=int, default=3, help="how often, in turn")
-    arguments.add_argument("--python", action="append", default=[], help="ENVIRONMENT=an interpreter that has it")
+    arguments.add_argument("--rounds", type=int, default=3, help="rounds of both, in turn")
+    arguments.add_argument("--python", action="append", default=[], help="ENVIRONMENT=its interpreter")
     arguments.add_argument(
-        "--alone", action="store_true", help="OUT is an artifact, and its row follows: by hand alone"
+        "--alone", action="store_true", help="measure by hand only; OUT is an artifact, and its row follows"
     )
     options = arguments.parse_args()
     if options.alone:

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""How long .bin -> safetensors -> .bin takes beside `cp` of the same bytes, and beside what safetensors' script does.
+"""Time .bin -> safetensors -> .bin against `cp` of the same bytes and against safetensors' script.
 
     python3 benchmarks/convert.py FOLDER [--gigabytes 4] [--runs 7] [--sparse 20]
 
 Writes a checkpoint of random float16 in two shards with torch.save to FOLDER, then runs in turn, RUNS times: cp; each
 program without checks, with some, and with --verify (CRCs, comparison, SHA-256, flush to the disk); and
 torch.load, save_file, load_file and torch.equal, as safetensors' own script (bindings/python/convert.py) does. Before
-each run the disk is idle and the input in memory. At last it converts one sparse file, for its memory. FOLDER needs
+each run the disk is idle and the input in memory. Finally it converts one sparse file, for its memory. FOLDER needs
 room for three times the checkpoint. Needs Linux, envs/torch and envs/tools.
 """
 
@@ -37,7 +37,7 @@ for shard, numbers in enumerate((range(count // 2), range(count // 2, count)), 1
     weight_map |= dict.fromkeys(tensors, file)
 (folder / 'pytorch_model.bin.index.json').write_text(json.dumps({{'weight_map': weight_map}}))
 """
-# What --verify does but for the SHA-256 (checks = "CRC, compare, flush"), or for more (checks = "CRC")
+# --verify without the SHA-256 (checks = "CRC, compare, flush"), or without more (checks = "CRC")
 PARTLY = """
 import sys; sys.path.insert(0, 'scripts')
 from pathlib import Path
@@ -63,7 +63,7 @@ for path in sorted(pathlib.Path(sys.argv[1]).glob('*.bin')):
 
 
 def make_sparse(folder: Path, gigabytes: float) -> None:
-    """One .bin file that holds next to nothing but says that it is large."""
+    """Write a sparse .bin file that is nominally large."""
     sys.path.insert(0, str(REPO / "scripts"))
     from quantmill.checkpoint import torch_pickle
     from quantmill.checkpoint.zip_directory import crc32
@@ -86,10 +86,10 @@ def make_sparse(folder: Path, gigabytes: float) -> None:
 
 
 def settle(options: argparse.Namespace, source: Path, target: Path) -> None:
-    """Remove the last output, flush the disk, and leave memory full of files that may go, the input among them.
+    """Remove the last output, flush the disk, and fill memory with cached files, including the input.
 
-    A virtual machine gives free memory back to its host, and taking it again costs more than copying: what is measured
-    must find no memory that is free.
+    A virtual machine returns free memory to its host, and getting it back costs more than copying. So the measured
+    program must not find free memory.
     """
     shutil.rmtree(target, ignore_errors=True)
     os.sync()
@@ -105,7 +105,7 @@ def settle(options: argparse.Namespace, source: Path, target: Path) -> None:
 
 
 def run(command: list[object]) -> dict[str, float]:
-    """Wall and CPU seconds and peak memory of a command."""
+    """Run a command; return wall and CPU seconds and peak memory."""
     started = time.perf_counter()
     process = os.posix_spawnp(str(command[0]), [str(part) for part in command], os.environ)
     _, status, usage = os.wait4(process, 0)

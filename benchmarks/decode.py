@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""How fast a shape decodes on a GPU, by `generate` and captured, and which kernels a captured step spends its time in.
+"""Measure decoding of a shape on a GPU, by `generate` and captured, and the kernels of a captured step.
 
     envs/gptqmodel/bin/python benchmarks/decode.py CONFIG float16|gptq|awq [--unmerged] [--backend GPTQ_TRITON]
 
 Speed does not depend on the values of weights, so those of CONFIG (a Llama's config.json) are random words, made where
-they are used: no checkpoint, no quantization. --unmerged leaves the projections that read one input apart, --backend
-takes another of gptqmodel's kernels than the engine would. Prints tokens/s of decoding (the first token's time left
-out; median and range of the runs), whether captured tokens are those of `generate`, and the kernels.
+they are used: no checkpoint, no quantization. --unmerged does not merge the projections that read one input. --backend
+selects another of gptqmodel's kernels. Prints tokens/s of decoding (without the first token; median and range of the
+runs), whether captured tokens equal those of `generate`, and the kernels.
 """
 
 import argparse
@@ -30,7 +30,7 @@ NEW_TOKENS, PROMPT, GROUP = 200, 23, 128
 
 
 class Float16(transformers.Engine):
-    """The engine of float16 with weights made on the device."""
+    """Engine of float16 with weights made on the device."""
 
     def _load(self, artifact: Path, device: str) -> PreTrainedModel:
         self.compute_type = "float16"
@@ -78,7 +78,7 @@ def write_artifact(config: dict, method: str, folder: Path) -> None:
 
 
 def rates(engine: transformers.Engine, ids: list[int], runs: int) -> tuple[list[int], list[float]]:
-    """The tokens, and tokens/s after the first one of each run; one run warms up."""
+    """Decode after a warm-up; return the tokens, and tokens/s after the first token of each run."""
     found = []
     for _ in range(1 + runs):
         _, tokens, times = zip(*engine.decode([ids], NEW_TOKENS), strict=True)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Which architectures llama.cpp converts and runs right: a tiny random model of each, built, held to account, decoded.
+"""Check the architectures that llama.cpp converts and runs correctly, with a tiny random model of each.
 
     envs/llama_cpp/bin/python benchmarks/gguf_architectures.py [NAME...] [--write docs/GGUF.md]
 
 Each is a model of two or four layers with random weights, the demo's tokenizer and the demo's text. It is converted to
 float16 and quantized to q8_0 as the workflow does, by the same programs, and the gate holds both against transformers
-with the same weights. Prints a table; --write puts it into a page, between its two marks. Wants `make llama.cpp` first.
+with the same weights. Prints a table; --write puts it into a page between its two marks. Run `make llama.cpp` first.
 """
 
 import argparse
@@ -75,7 +75,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' confi
 
 
 def write_model(name: str, folder: Path) -> None:
-    """A random model with the demo's tokenizer, as somebody would publish it."""
+    """Write a random model with the demo's tokenizer, in the form of a published one."""
     kind, words = MODELS[name]
     torch.manual_seed(0)
     config = getattr(transformers, kind)(**words)
@@ -92,7 +92,7 @@ def write_model(name: str, folder: Path) -> None:
 
 
 def run(program: str, *arguments: object) -> None:
-    """Run a program in this process, whose libraries take long to import. Raises `RuntimeError` with its last line."""
+    """Run a program in this process, because its imports take long. Raises `RuntimeError` with its last line."""
     errors, before = io.StringIO(), sys.argv
     sys.argv = ["quantmill", program, *map(str, arguments)]
     try:
@@ -107,7 +107,7 @@ def run(program: str, *arguments: object) -> None:
 
 
 def check(name: str, work: Path) -> dict[str, Any]:
-    """What became of one architecture: `refused`, or how far both artifacts are from transformers, in nats."""
+    """Build and check one architecture; return `refused`, or both artifacts' distances from transformers in nats."""
     source, safe = work / "source", work / "safetensors"
     try:
         write_model(name, work / "published")
@@ -116,7 +116,7 @@ def check(name: str, work: Path) -> dict[str, Any]:
         text = REPO / "config/evaluation.txt"
         run("tokens.tokenize_texts", safe, text, work / "evaluation.json", "--as", "evaluation")
         run("gate.expected", source, work / "expected.json", "--evaluation", work / "evaluation.json")
-    except Exception as error:  # whatever transformers raises for a config that it does not take
+    except Exception as error:  # transformers raises anything for a config that it refuses
         return {"refused": f"transformers: {error}"}
     gate = [
         "--gate-reference",
@@ -147,7 +147,7 @@ def check(name: str, work: Path) -> dict[str, Any]:
 
 
 def row(name: str, found: dict[str, Any]) -> str:
-    """One line of the table."""
+    """Return one line of the table."""
     if "refused" in found:
         reason = re.sub(r"/\S*/", "", found["refused"]).replace("|", "\\|").removeprefix("error: ")
         return f"| {name} | refused: {reason} | | |"

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""How long GGUF files take beside llama.cpp's own programs, and what they hold in memory, as a Markdown table.
+"""Compare time and memory of building GGUF files with llama.cpp's own programs; print a Markdown table.
 
     envs/tools/bin/python benchmarks/gguf_build.py SAFETENSORS FOLDER [--rounds 3] [--type q4_k_m] [--limit-mb 1000]
 
-SAFETENSORS is an artifact of random weights (`artifacts/MODEL/safetensors`): nothing but conversion and quantization
-takes time. The programs run by turns, each round ours and theirs. Memory is what the processes hold beside pages of
-files, which Linux takes back as it likes. --limit-mb: all of that and the files' pages together may not be more; wants
-root and Linux's control groups.
+SAFETENSORS is an artifact of random weights (`artifacts/MODEL/safetensors`), so that only conversion and quantization
+take time. Each round runs our program and theirs. Memory is that of the processes without cached file pages, which
+Linux can reclaim. --limit-mb limits both together; it needs root and Linux's control groups.
 """
 
 import argparse
@@ -31,7 +30,7 @@ SAMPLE = 0.02  # seconds
 
 
 def run(command: list[object], limit_mb: int | None) -> tuple[float, float]:
-    """Seconds of a command, and MB that its processes held at most beside pages of files."""
+    """Run a command; return seconds, and peak MB of its processes without cached file pages."""
     before: list[str] = []
     if limit_mb:
         GROUP.mkdir(exist_ok=True)
@@ -52,7 +51,7 @@ def run(command: list[object], limit_mb: int | None) -> tuple[float, float]:
 
 
 def anonymous(pid: int) -> int:
-    """Bytes that a process holds and no file does."""
+    """Return the anonymous memory of a process in bytes."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
     except OSError:  # it has ended
@@ -61,14 +60,14 @@ def anonymous(pid: int) -> int:
 
 
 def typed(kind: str) -> str:
-    """The flag of build.gguf that names a type."""
+    """Return the flag of build.gguf that names a type."""
     return f"--parameters={json.dumps({'type': kind})}"
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("source", type=Path)
-    arguments.add_argument("folder", type=Path, help="for what is made; removed afterwards")
+    arguments.add_argument("folder", type=Path, help="for temporary files; removed afterwards")
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--type", default="q4_k_m")
     arguments.add_argument("--limit-mb", type=int)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What gguf-mixed loses beside the type that it is as large as: a table of studies that have both.
+"""Compare gguf-mixed with the type of the same size, in studies that have both; print a table.
 
     .venv/bin/python benchmarks/gguf_mixed.py artifacts/MODEL...
 
 Each study has scored gguf-mixed, with `gguf_mixed: { size: TYPE }`, and gguf-TYPE. The ratio of their mean divergences
-has a 95% interval, by paired bootstrap over windows of the evaluation text. The last ratio is estimated: of a mixture
-that leaves every tensor as TYPE has it whose rows are no multiple of 256, for which llama-quantize takes larger types.
+has a 95% interval, by paired bootstrap over windows of the evaluation text. The last ratio is an estimate, for a
+mixture that keeps TYPE's choice for tensors whose rows are not a multiple of 256, which llama-quantize makes larger.
 """
 
 import json
@@ -31,7 +31,7 @@ def read(path: Path) -> Any:
 
 
 def held(model: Path, name: str, sensitivity: Any) -> float:
-    """Estimated loss of a mixture in which tensors with other rows are as in gguf-NAME, beside that of gguf-NAME."""
+    """Estimate the loss of a mixture with gguf-NAME's types for tensors with other rows, relative to gguf-NAME."""
     stored = gguf_file.read_all(model / f"gguf-{name}/model.gguf").tensors
     options = {
         tensor: {type_: mixture.Choice(type_, entry["bytes"], entry["kld"]) for type_, entry in types.items()}
@@ -47,7 +47,7 @@ def held(model: Path, name: str, sensitivity: Any) -> float:
 
 
 def row(model: Path) -> list[str]:
-    """The table's cells for a model's folder of artifacts."""
+    """Return the table's cells for a model's folder of artifacts."""
     mixed = read(model / "quality/gguf-mixed.json")
     name = mixed["artifact"]["parameters"]["as_large_as"]
     plain, sensitivity = read(model / f"quality/gguf-{name}.json"), read(model / "gguf-sensitivity.json")

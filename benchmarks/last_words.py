@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""A task of a text of one's own: the last word of a passage, which has that word before. For studies without a network.
+"""Make a task from a local text, for studies without a network: predict a passage's last word, which occurred before.
 
     python benchmarks/last_words.py TEXT FOLDER [--skip CHARACTERS] [--passages 200]
 
 writes FOLDER/last_words.yaml and .jsonl for `tasks: {names: [last_words], include: FOLDER}`. A passage is the beginning
-of a line of TEXT, of 40 to 80 words, up to the first word of six letters or more that the passage has before. `--skip`
-leaves out the beginning of TEXT, which a study scores for its perplexity. As in LAMBADA (Paperno et al. 2016), an
-answer is right where each of the word's tokens is the likeliest.
+of a line of TEXT, of 40 to 80 words, up to the first word of at least six letters that occurred before. `--skip` skips
+the beginning of TEXT, which a study scores for its perplexity. As in LAMBADA (Paperno et al. 2016), an answer is
+correct if each of the word's tokens is the likeliest.
 """
 
 import json
@@ -32,7 +32,7 @@ metric_list: [{metric: acc}, {metric: perplexity}]
 
 
 def passage(line: str) -> dict[str, str] | None:
-    """A line's passage and its last word; None where it has none."""
+    """Return a line's passage and its last word, or None."""
     words = line.split()
     for place in range(LEAST, min(MOST, len(words))):
         if re.fullmatch(f"[A-Za-z]{{{LETTERS},}}", words[place]) and words[place] in words[:place]:
@@ -51,7 +51,7 @@ def main() -> None:
     try:
         lines = options.text.read_text(encoding="utf-8")[options.skip :].splitlines()[1:]
     except UnicodeDecodeError as error:
-        raise UserError(f"{options.text}: is no UTF-8 text ({error.reason} at byte {error.start})") from None
+        raise UserError(f"{options.text}: is not UTF-8 text ({error.reason} at byte {error.start})") from None
     found = [each for line in lines if (each := passage(line))][: options.passages]
     if not found:
         raise UserError(f"{options.text}: no line has such a passage; name a text with a paragraph a line")

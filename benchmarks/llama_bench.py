@@ -1,14 +1,12 @@
 #!/usr/bin/env python3
-"""llama.cpp's own llama-bench beside measured rows, on the same files and device: a table.
+"""Compare measured rows with llama.cpp's llama-bench, on the same files and device; print a table.
 
     python benchmarks/llama_bench.py [artifacts/MODEL/latency/CELL.json…] [--runs 5]
 
-Without names, every row of the engine llama_cpp in ./artifacts. llama-bench decodes as many tokens as the row did,
-after none, and reads a prompt of 512. It counts no prompt when it decodes, so a row's time for each token after the
-first (TPOT) is held against it, and its median step: on a GPU the first steps after each prompt are slower, and
-llama-bench has no prompt between its runs. Of the prompt it is the time to its first token, where the row has one of
-512.
-QUANTMILL_LLAMA_CPP names a folder of llamacpp.compile.
+Without names, all rows of the engine llama_cpp in ./artifacts. llama-bench decodes as many tokens as the row did,
+without a prompt, and reads a prompt of 512 tokens. So its decoding is compared with the row's TPOT and with its median
+step: on a GPU the first steps after each prompt are slower, and llama-bench has no prompt between its runs. Its prompt
+is compared with the row's TTFT of 512 tokens, if there is one. QUANTMILL_LLAMA_CPP names a folder of llamacpp.compile.
 """
 
 import argparse
@@ -30,7 +28,7 @@ HEADINGS += (f"{PROMPT} tokens, ms", "llama-bench")
 
 
 def bench(artifact: Path, row: dict[str, Any], runs: int) -> tuple[float, float]:
-    """What llama-bench measures on a row's file: tokens a second, and milliseconds of the prompt."""
+    """Run llama-bench on a row's file; return tokens per second, and milliseconds of the prompt."""
     command = [llamacpp.folder() / "bin/llama-bench", "-m", files.first(artifact), "-o", "json", "-r", runs]
     command += ["-p", PROMPT, "-n", row["protocol"]["new_tokens"]]
     command += [word for name, value in row["options"].items() for word in (FLAGS[name], value)]
@@ -42,7 +40,7 @@ def bench(artifact: Path, row: dict[str, Any], runs: int) -> tuple[float, float]
 
 
 def cells(path: Path, runs: int) -> list[str]:
-    """The table's cells for a latency result."""
+    """Return the table's cells for a latency result."""
     row = json.loads(path.read_text(encoding="utf-8"))
     model = path.parents[1]
     theirs, their_prompt = bench(model / path.stem.partition("@")[0], row, runs)
@@ -55,7 +53,7 @@ def cells(path: Path, runs: int) -> list[str]:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("rows", type=Path, nargs="*", help="latency results of the engine llama_cpp")
-    arguments.add_argument("--runs", type=int, default=5, help="of llama-bench, of which it takes the mean")
+    arguments.add_argument("--runs", type=int, default=5, help="runs of llama-bench, which reports their mean")
     options = arguments.parse_args()
     rows = options.rows or sorted(Path("artifacts").glob("*/latency/gguf-*.json"))
     devices.resolve("auto")  # one card alone, as the rows had

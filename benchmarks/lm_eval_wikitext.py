@@ -1,9 +1,9 @@
-"""Run in envs/lm-eval: lm-evaluation-harness's own task `wikitext` over pages of local files, and its figures as JSON.
+"""Run lm-evaluation-harness's task `wikitext` on pages of local files, in envs/lm-eval; print its figures as JSON.
 
     python benchmarks/lm_eval_wikitext.py MODEL CACHE PAGES.jsonl...
 
-Its data set has a page a row; everything else is the task's own. `add_bos_token=False` is what earlier versions always
-did: without it a tokenizer that adds a token to every text gives two of them, and the second one is scored.
+The data set has a page per row; everything else is the task's. `add_bos_token=False` was the fixed behaviour of earlier
+versions: without it, a tokenizer that adds BOS to every text gives two of them, and the second one is scored.
 """
 
 import json

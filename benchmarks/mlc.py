@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How long build.mlc takes beside `cp` of its input, in turn, as benchmarks/convert.py measures.
+"""Time build.mlc against `cp` of its input, in turn, as benchmarks/convert.py does.
 
     python3 benchmarks/mlc.py FOLDER [--layers 9] [--runs 7]
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""The GPU's kernels of mlc-q4f16_1 one by one, checked and timed, and then a whole step.
+"""Check and time the GPU kernels of mlc-q4f16_1 one by one, and then a whole step.
 
     envs/mlc/bin/python benchmarks/mlc_gpu.py CONFIG [--variants 8x4 4x4 …] [--blocks 2x2x2x1x8x4 …] [--only matrices …]
         [--positions 512 …] [--plain] [--library FILE]
 
-CONFIG is a config.json, of a checkpoint that need not be there: weights are random. A variant is warps of a block x
-blocks of a multiprocessor; --blocks are `mlc.cuda_products.Block`s. Matrices are read in turn from 400 MB of them, so
-that none is still in a cache, and the calls are recorded and replayed as a graph, as in a step. Every result is
-compared with numpy's float32. Needs a GPU and nvcc on PATH; where torch can be imported too, a table of the step's
-kernels is printed.
+CONFIG is a config.json; its checkpoint is not needed, because weights are random. A variant is warps per block x blocks
+per multiprocessor; --blocks are `mlc.cuda_products.Block`s. Matrices are read in turn from 400 MB of them, so that none
+is still in a cache, and the calls are recorded and replayed as a graph, as in a step. Every result is
+compared with numpy's float32. Needs a GPU and nvcc on PATH. If torch can be imported, a table of the
+step's kernels is printed.
 """
 
 import argparse
@@ -39,7 +39,9 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("config", type=Path)
     arguments.add_argument("--variants", nargs="+", default=VARIANTS)
-    arguments.add_argument("--blocks", nargs="*", default=BLOCKS, help="for many positions, beside those chosen")
+    arguments.add_argument(
+        "--blocks", nargs="*", default=BLOCKS, help="for many positions, in addition to the chosen ones"
+    )
     arguments.add_argument("--positions", nargs="+", type=int, default=(16, 64, 128, 512, 2048))
     arguments.add_argument("--only", nargs="+", choices=PARTS)
     arguments.add_argument("--plain", action="store_true", help="dlight's kernels for products of many positions too")
@@ -67,7 +69,7 @@ def main() -> None:
 
 
 def attention(bench: Bench, shape: architecture.Architecture) -> None:
-    """One position after so many others, in every layer."""
+    """Check and time attention of one position after many others."""
     layers, heads, kv_heads, size = (
         shape.num_hidden_layers,
         shape.num_attention_heads,
@@ -111,7 +113,7 @@ def attention(bench: Bench, shape: architecture.Architecture) -> None:
 
 
 def choice(bench: Bench, shape: architecture.Architecture) -> None:
-    """The largest of the logits, with equals, at places that threads and vectors cut."""
+    """Check argmax of the logits, with ties, at the borders of threads and vectors."""
     function = bench.compile({"f": cuda_vectors.choose(shape.vocab_size)})["f"]
     token, position = bench.empty((1, 1), "int32"), bench.empty((1,), "int32")
     bias = np.zeros(shape.vocab_size, np.float32)
@@ -132,7 +134,7 @@ def choice(bench: Bench, shape: architecture.Architecture) -> None:
 
 
 def step(bench: Bench, shape: architecture.Architecture, path: Path | None, copy: float) -> None:
-    """Tokens a second, and what the kernels take."""
+    """Print tokens per second, and the time of each kernel."""
     with tempfile.TemporaryDirectory() as folder:
         if path is None:
             path = Path(folder) / "model_lib.so"

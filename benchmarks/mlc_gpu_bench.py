@@ -1,4 +1,4 @@
-"""What the parts of mlc_gpu.py share: a clock for recorded calls, random weights, and a measure of error."""
+"""Shared parts of mlc_gpu.py: a clock for recorded calls, random weights, and a measure of error."""
 
 import sys
 import time
@@ -21,7 +21,7 @@ RANDOM = np.random.default_rng(0)
 
 
 class Bench:
-    """A device, and how long recorded calls take on it."""
+    """A device that times recorded calls."""
 
     def __init__(self, device: tvm.runtime.Device) -> None:
         self.device = device
@@ -37,13 +37,13 @@ class Bench:
         return self.tensor(np.zeros(shape, dtype))
 
     def compile(self, functions: dict[str, tvm.tirx.PrimFunc]) -> Any:
-        """Functions of a module by name."""
+        """Compile a module; return its functions by name."""
         module = tvm.IRModule({name: made.with_attr("global_symbol", name) for name, made in functions.items()})
         with self.target:
             return tvm.compile(library.launches(self.target)(module), self.target)
 
     def microseconds(self, calls: list[Callable[[], object]]) -> float:
-        """Of a call, in a recording of all."""
+        """Return the microseconds per call, in a recording of all."""
 
         def once() -> None:
             for call in calls:
@@ -66,12 +66,12 @@ class Bench:
 
 
 def random_matrix(outputs: int, inputs: int) -> tuple[np.ndarray, np.ndarray]:
-    """Words without the nibble 15, and scales, of weights with a product about as large as the vector."""
+    """Draw words without the nibble 15, and scales, whose product is about as large as the vector."""
     words = RANDOM.integers(0, 2**32, (outputs, inputs // 8), dtype=np.uint32) & np.uint32(0xEEEEEEEE)
     scales = RANDOM.uniform(0.5, 1.5, (outputs, inputs // 32)) / (5 * inputs**0.5)
     return words, scales.astype(np.float16)
 
 
 def error(found: np.ndarray, wanted: np.ndarray) -> float:
-    """Largest difference over the root mean square of what is wanted."""
+    """Return the largest difference over the root mean square of the expected values."""
     return float(np.abs(found.astype(np.float32) - wanted).max() / np.sqrt(np.mean(wanted**2)))

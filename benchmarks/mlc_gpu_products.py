@@ -1,4 +1,4 @@
-"""The products of mlc_gpu.py: by one position, and by many."""
+"""The matrix products of mlc_gpu.py: of one position, and of many."""
 
 from collections.abc import Iterator
 from dataclasses import astuple
@@ -20,7 +20,7 @@ BYTES = 400_000_000
 
 
 def products(shape: architecture.Architecture) -> Iterator[tuple[str, int, int, bool, bool, bool]]:
-    """Name, outputs, inputs, whether normed, added to and gated, of a step's products."""
+    """Yield name, outputs, inputs, and flags (normed, added to, gated) of a step's products."""
     hidden, inner = shape.hidden_size, shape.intermediate_size
     yield "qkv", shape.qkv_size, hidden, True, shape.qkv_bias, False
     yield "o_proj", hidden, shape.num_attention_heads * shape.head_dim, False, True, False
@@ -30,7 +30,7 @@ def products(shape: architecture.Architecture) -> Iterator[tuple[str, int, int, 
 
 
 def reference(words: np.ndarray, scales: np.ndarray, x: np.ndarray, norm: Any, add: Any, gate: bool) -> np.ndarray:
-    """Float32 [S, results] of x [S, inputs], by the formulas; x is rounded to float16 after the norm, as by kernels."""
+    """Compute float32 [S, results] of x [S, inputs]; x is rounded to float16 after the norm, as in the kernels."""
     x = x.astype(np.float32)
     if norm is not None:
         x = x / np.sqrt(np.mean(x * x, -1, keepdims=True) + EPSILON) * norm.astype(np.float32)
@@ -48,7 +48,7 @@ def reference(words: np.ndarray, scales: np.ndarray, x: np.ndarray, norm: Any, a
 
 
 def matrices(bench: Bench, shape: architecture.Architecture, variants: list[Launch], copy: float) -> None:
-    """Every product of one position in every variant."""
+    """Check and time each product of one position in each variant."""
     for name, outputs, inputs, normed, added, gate in products(shape):
         words, scales = random_matrix(outputs, inputs)
         x = RANDOM.normal(0, 1, (1, 1, inputs)).astype(np.float16)
@@ -84,14 +84,14 @@ def matrices(bench: Bench, shape: architecture.Architecture, variants: list[Laun
 
 
 def arrange(x: np.ndarray) -> np.ndarray:
-    """Rows as products of many positions read them: 32 elements are a matrix [8, 4], transposed."""
+    """Arrange rows for products of many positions: each 32 elements are a transposed matrix [8, 4]."""
     return np.ascontiguousarray(x.reshape(*x.shape[:-1], -1, 8, 4).swapaxes(-1, -2)).reshape(x.shape)
 
 
 def many(
     bench: Bench, shape: architecture.Architecture, blocks: list[tuple[Block, ...]], counts: list[int], plain: bool
 ) -> None:
-    """Every product of so many positions, in every choice of blocks; a few positions are checked."""
+    """Time each product of many positions in each choice of blocks; check a few positions."""
     for name, outputs, inputs, _, added, gate in products(shape):
         words, scales = random_matrix(outputs, inputs)
         copies = max(4, -(-BYTES // (words.nbytes + scales.nbytes)))
@@ -141,7 +141,7 @@ def many(
 
 
 def norms(bench: Bench, shape: architecture.Architecture, counts: list[int]) -> None:
-    """The norm of so many positions."""
+    """Check and time the norm of many positions."""
     function = bench.compile({"f": cuda_products.rms_norm(shape.hidden_size, EPSILON)})["f"]
     for count in counts:
         x = RANDOM.normal(0, 1, (1, count, shape.hidden_size)).astype(np.float16)
@@ -155,13 +155,13 @@ def norms(bench: Bench, shape: architecture.Architecture, counts: list[int]) -> 
 
 
 class Product(nn.Module):
-    """One product of tensor expressions, which dlight schedules."""
+    """Build one product of tensor expressions, which dlight schedules."""
 
     def __init__(self, outputs: int, inputs: int, gate: bool) -> None:
         self.layer, self.gate = model.Linear(cuda.Kernels(), outputs, inputs), gate
 
     def forward(self, x: nn.Tensor) -> nn.Tensor:
-        """[1, S, inputs] -> [1, S, outputs]."""
+        """Map [1, S, inputs] to [1, S, outputs]."""
 
         def multiply(x: te.Tensor, weight: te.Tensor, scale: te.Tensor) -> te.Tensor:
             shape = (self.layer.outputs, self.layer.inputs)
@@ -182,7 +182,7 @@ class Product(nn.Module):
 
 
 def plain_product(bench: Bench, outputs: int, inputs: int, gate: bool) -> VirtualMachine:
-    """dlight's kernels of a product."""
+    """Build dlight's kernels of a product."""
     made = Product(outputs, inputs, gate)
     given = {"x": spec.Tensor([1, "S", inputs], "float16"), "$": {"param_mode": "plain"}}
     module = made.export_tvm(spec=nn.spec.ModuleSpec.from_raw({"forward": given}, made))[0]

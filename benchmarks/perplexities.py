@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Perplexities of other programs beside measured ones, of the same weights and text: a table, as JSON.
+"""Compare measured perplexities with other programs, on the same weights and text; write a table as JSON.
 
     python benchmarks/perplexities.py TEXT OUT artifacts/MODEL/quality/CELL.json …
 
-Results of `llamacpp-512` are held against llama.cpp's llama-perplexity, those of `lm-eval-word` against
+Results of `llamacpp-512` are compared with llama.cpp's llama-perplexity, those of `lm-eval-word` with
 lm-evaluation-harness' task `wikitext` in envs/lm-eval. TEXT is the study's, in WikiText's form for the second.
 QUANTMILL_LLAMA_CPP names a folder of llamacpp.compile.
 """
@@ -29,7 +29,7 @@ REPO = Path(__file__).resolve().parents[1]
 
 
 def output(command: list[Any]) -> str:
-    """What another program prints. Raises `UserError` where it fails; it has said why."""
+    """Run another program; return its output. Raises `UserError` after its own message if it fails."""
     result = subprocess.run([*map(str, command)], stdout=subprocess.PIPE, text=True)
     if result.returncode:
         raise UserError(f"{command[0]}: failed with exit code {result.returncode}; its messages are above")
@@ -37,10 +37,10 @@ def output(command: list[Any]) -> str:
 
 
 def by_llama_perplexity(artifact: Path, text: Path, windows: int) -> float:
-    """What it prints after that many windows of 512.
+    """Run llama-perplexity; return its figure after that many windows of 512.
 
-    It ends without waiting for the thread that prints, so its last lines can be lost: it gets the text twice, and
-    eight windows more than are read.
+    It exits without waiting for its printing thread, so its last lines can be lost. So it gets the text twice, and
+    eight more windows than are read.
     """
     with tempfile.TemporaryDirectory() as folder:
         twice = Path(folder, "twice.txt")
@@ -54,7 +54,7 @@ def by_llama_perplexity(artifact: Path, text: Path, windows: int) -> float:
 
 
 def by_harness(artifact: Path, text: Path, _windows: int) -> float:
-    """Word perplexity of the task `wikitext`, of all pages, in float32."""
+    """Return the word perplexity of the task `wikitext`, over all pages, in float32."""
     with tempfile.TemporaryDirectory() as folder:
         pages = Path(folder, "pages.jsonl")
         rows = (json.dumps({"page": page}) for page in wikitext.pages(text.read_text(encoding="utf-8")))
@@ -70,14 +70,14 @@ OTHERS = {
 
 
 def row(path: Path, text: Path) -> dict[str, Any]:
-    """The table's row of a quality result. Raises `UserError` for another file or protocol."""
+    """Return the table's row of a quality result. Raises `UserError` for another file or protocol."""
     try:
         result = bounded_json.loads(path.read_bytes())
         protocol, ours = result["protocol"]["perplexity"], result["summary"]["perplexity"]
         windows = result["protocol"]["windows"]
     except (ValueError, LookupError, TypeError) as error:
         raise UserError(
-            f"{path}: is no quality result ({error!s:.80}); name artifacts/MODEL/quality/CELL.json"
+            f"{path}: is not a quality result ({error!s:.80}); name artifacts/MODEL/quality/CELL.json"
         ) from None
     if result["protocol"].get("text_sha256") != manifest.sha256(text):
         raise UserError(f"{path}: was measured on another text than {text}; name the study's")

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What a plan of many models costs, beside a workflow of Snakemake alone with as many jobs and files.
+"""Time the plan of many models against a bare Snakemake workflow with as many jobs and files.
 
     .venv/bin/python benchmarks/plan.py [--models 200] [--runs 3]
 
-Makes a study of random weights in ten formats and plans it (--dry-run) in a clone of the last commit, and beside it a
-workflow of bare rules, without parameters, resources or logs. Prints CPU-seconds of both, user's and system's, the
-least of RUNS.
+Makes a study of random weights in ten formats and plans it (--dry-run) in a clone of the last commit, in turn with a
+workflow of bare rules, without parameters, resources or logs. Prints CPU-seconds of both, user plus system, minimum of
+RUNS.
 """
 
 import argparse
@@ -100,7 +100,7 @@ rule latency:
 
 
 def plan(root: Path, *options: str) -> tuple[float, str]:
-    """CPU-seconds of a plan, user's and system's, and what it printed."""
+    """Make a plan; return its CPU-seconds, user plus system, and its output."""
     command = [REPO / ".venv/bin/snakemake", "--dry-run", "--cores", "8", *options, "--", "report"]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     result = subprocess.run(list(map(str, command)), cwd=root, capture_output=True, text=True)
@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=200)
     parser.add_argument("--runs", type=int, default=3)
     options = parser.parse_args()
-    # of each model source, safetensors, library, 3 of tokens, and builds and latency; study, page, report
+    # per model: source, safetensors, library, 3 of tokens, builds and latency; then study, page, report
     jobs = options.models * (6 + 2 * len(FORMATS)) + 3
     with tempfile.TemporaryDirectory() as folder:
         ours, bare = Path(folder, "ours"), Path(folder, "bare")

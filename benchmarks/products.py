@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""How long one position's matrix products take on a GPU, by kernel: the four of a block, projections merged.
+"""Time one position's matrix products on a GPU by kernel: the four of a block, with merged projections.
 
     envs/gptqmodel/bin/python benchmarks/products.py
 
 Random symmetric 4-bit weights with groups of 128, more of them than a GPU's cache holds, one after another in a CUDA
 graph. Prints the median of seven runs, in microseconds, and the largest error over the largest value, against float64.
-`atomics` is Marlin whose blocks add their parts to the output in any order, `half sums` Marlin that adds them in
-float16, `float16` cuBLAS on weights of that type.
+`atomics` is Marlin with atomic additions in any order, `half sums` Marlin with additions in float16, `float16` cuBLAS
+on weights of that type.
 """
 
 import os
@@ -33,7 +33,7 @@ SHAPES = {  # inputs, outputs: q, k and v; o; gate and up; down
 
 
 def microseconds(product: Callable[[int], torch.Tensor], count: int) -> float:
-    """The median time of one of `count` products with weights of their own, in a CUDA graph."""
+    """Return the median time of one of `count` products with different weights, in a CUDA graph."""
     for number in range(count):
         product(number)
     torch.cuda.synchronize()
@@ -54,7 +54,7 @@ def microseconds(product: Callable[[int], torch.Tensor], count: int) -> float:
 
 
 def measure(inputs: int, outputs: int) -> dict[str, tuple[float, float]]:
-    """Time and error of every kernel."""
+    """Print the time and error of each kernel."""
     copies = max(24, min(200, BYTES * 2 // (inputs * outputs)))
     words = torch.randint(-(2**31), 2**31 - 1, (copies, inputs // 8, outputs), dtype=torch.int32, device="cuda")
     scales = (torch.rand(inputs // GROUP, outputs, device="cuda") * 0.004 + 0.001).half()

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Make quantized weights at random from a config.json: what a 7B model's speed is measured with, in seconds.
+"""Make random quantized weights from a config.json, to measure the speed of a 7B model without quantizing it.
 
     envs/torch/bin/python benchmarks/random_packed.py CONFIG DST --format gptq|awq|ct-w4a16|ct-fp8|… [--repeat N]
 
 CONFIG is a config.json of a Llama-like model. Tensors and words are those that GPTQ, AWQ, llm-compressor and ExLlamaV3
-write (scripts/layouts describes them). Weights of 4 bits are in groups of 128, but for the four-bit floats and EXL3. A
-study takes DST as `prebuilt` of a model whose source is {random: CONFIG}. As with random weights of 16 bits, the speed
-is the format's and the text is noise; with --repeat the text goes round every N tokens, so that any speculation is
-right: layers add little to the embedding, and the head answers a token's embedding with the next of its N.
+write (scripts/quantmill/layouts). Weights of 4 bits are in groups of 128, except 4-bit floats and EXL3. A study takes
+DST as `prebuilt` of a model whose source is {random: CONFIG}. As with random weights of 16 bits, the speed is the
+format's and the text is noise. With --repeat the text repeats every N tokens, so that all speculation is correct: the
+layers add little to the embedding, and the head maps a token's embedding to the next of its N tokens.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def bits(noise: np.random.Generator, shape: tuple[int, ...], dtype: type) -> tor
 
 
 def groups_of_four_bits(layout: str) -> Callable[..., Tensors]:
-    """A linear layer of GPTQ or AWQ."""
+    """Draw a linear layer of GPTQ or AWQ."""
 
     def pack(outputs: int, inputs: int, deviation: float, noise: np.random.Generator) -> Tensors:
         groups, zero = inputs // GROUP, np.uint32(ZERO_POINTS[layout]).astype(np.int32).item()
@@ -71,7 +71,7 @@ def w8a8(outputs: int, inputs: int, deviation: float, noise: np.random.Generator
 
 
 def fp8(outputs: int, inputs: int, deviation: float, noise: np.random.Generator) -> Tensors:
-    # without the highest bit of the exponent, so that no weight is NaN
+    # without the highest exponent bit, so that no weight is NaN
     weight = (bits(noise, (outputs, inputs), np.uint8) & 0xBF).view(torch.float8_e4m3fn)
     return {"weight": weight, "weight_scale": torch.full((outputs, 1), deviation / E4M3)}
 
@@ -103,7 +103,7 @@ def exl3(outputs: int, inputs: int, deviation: float, noise: np.random.Generator
 
 
 def compressed_tensors(format: str, activations: dict[str, Any] | None = None, **weights: Any) -> dict[str, Any]:
-    """The words of a `quantization_config`."""
+    """Return the `quantization_config`."""
     common = {"symmetric": True, "dynamic": False}
     group = {
         "targets": ["Linear"],
@@ -116,7 +116,7 @@ def compressed_tensors(format: str, activations: dict[str, Any] | None = None, *
 
 
 def repeat(tensors: Tensors, tokens: int, vocab_size: int) -> None:
-    """Let each token be followed by the next of so many, and the last of them by the first."""
+    """Make each token be followed by the next of n, and the last by the first."""
     embeddings, head = tensors["model.embed_tokens.weight"], tensors["lm_head.weight"]
     embeddings.div_(embeddings.float().std())
     ids = torch.arange(vocab_size)
@@ -151,12 +151,12 @@ FORMATS: dict[str, tuple[Callable[..., Tensors], dict[str, Any]]] = {
 
 
 def main() -> None:
-    """Make it."""
+    """Write the artifact."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("config", type=Path)
     arguments.add_argument("dst", type=Path)
     arguments.add_argument("--format", choices=list(FORMATS), required=True)
-    arguments.add_argument("--repeat", type=int, default=0, help="tokens until the text goes round")
+    arguments.add_argument("--repeat", type=int, default=0, help="tokens until the text repeats")
     options = arguments.parse_args()
     if options.repeat and options.format == "exl3":
         arguments.error("--repeat: answers by the head, which EXL3 quantizes")

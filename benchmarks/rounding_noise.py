@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""How far an artifact's predictions move when what its layers multiply changes as much as float16 rounds, as JSON.
+"""Measure the change of an artifact's predictions when layers' inputs change by float16's rounding, as JSON.
 
     envs/quantizers/bin/python benchmarks/rounding_noise.py OUT artifacts/MODEL/FORMAT…
 
-Two ways to add the same sums, such as reading a text and decoding it, differ by roundings of this size in every layer.
-transformers reads eight pieces of the evaluation text in float32, 256 tokens each: as they are, and with each input of
-a linear layer changed by up to 2**-11 of itself, at random. How many nats are the tokens that are the likeliest with
-the change behind without it, and how far does the mean log-probability of a piece's own tokens move? Loads of a server
-are judged by both (scripts/quantmill/loads/agreement.py, scripts/quantmill/loads/server_start.py).
+Two orders of the same sums, as in prefill and decoding, differ by roundings of this size in each layer. transformers
+reads eight pieces of 256 tokens of the evaluation text in float32: unchanged, and with each input of a linear layer
+changed at random by up to 2**-11 of itself. Two figures follow: the nats by which the likeliest tokens with the change
+are behind without it, and the shift of the mean log-probability of a piece's tokens. Loads of a server are judged by
+both (scripts/quantmill/loads/agreement.py, scripts/quantmill/loads/server_start.py).
 """
 
 import sys
@@ -29,12 +29,14 @@ ROUNDING = 2.0**-11  # of a value: half of float16's last place
 
 
 def read_twice(artifact: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Log-probabilities [PIECES, TOKENS, vocab] without the change and with it, and the text's ids [PIECES, TOKENS].
-    Raises `UserError` for a text that is too short and for an engine that is not transformers'."""
+    """Return log-probabilities [PIECES, TOKENS, vocab] without and with the change, and ids [PIECES, TOKENS].
+
+    Raises `UserError` for a text that is too short and for another engine than transformers.
+    """
     path = artifact.parent / "tokens/evaluation.json"
     text = shards.read_json(path)["ids"]
     if len(text) < PIECES * TOKENS:
-        raise UserError(f"{path}: has {len(text)} tokens, and {PIECES * TOKENS} are read; name a longer text")
+        raise UserError(f"{path}: has {len(text)} tokens, but {PIECES * TOKENS} are needed; name a longer text")
     import torch
 
     engine: Any = engines.load(manifest.read(artifact)["engine"], artifact, "cpu", THREADS, dtype="float32")
@@ -60,9 +62,12 @@ def read_twice(artifact: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def compare(plain: np.ndarray, moved: np.ndarray, ids: np.ndarray) -> dict[str, Any]:
-    """What the change did to log-probabilities [pieces, tokens, vocab]: nats that its likeliest token is behind without
-    it, the share of places with another one, how far the likeliest one's own log-probability moved, and by how much a
-    token the mean one of a piece's own tokens (`ids` [pieces, tokens]), the mean of all pieces."""
+    """Compare log-probabilities [pieces, tokens, vocab] without and with the change.
+
+    Returns the nats by which the changed likeliest token is behind without the change, the share of positions with
+    another likeliest token, the shift of the likeliest token's log-probability, and the shift per token of the mean
+    log-probability of a piece's tokens (`ids` [pieces, tokens]), as a mean over pieces.
+    """
     first = plain.argmax(axis=2)[..., None]
     behind = np.take_along_axis(plain, first, 2) - np.take_along_axis(plain, moved.argmax(axis=2)[..., None], 2)
     shift = np.take_along_axis(moved - plain, first, 2)

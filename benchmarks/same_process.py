@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
-"""Why a row and its library used by hand differ: their ways to decode, in turn in one process, as JSON.
+"""Compare a row's decoding with its library used by hand, in turn in one process, to explain differences, as JSON.
 
     envs/gptqmodel/bin/python benchmarks/same_process.py OUT artifacts/MODEL/gptq-int4
     envs/quantizers/bin/python benchmarks/same_process.py OUT artifacts/MODEL/bnb-int8
     envs/quantizers/bin/python benchmarks/same_process.py OUT artifacts/MODEL/torchao-fp8 --transformers cuda
     envs/vllm/bin/python benchmarks/same_process.py OUT artifacts/MODEL/awq-int4 --vllm cuda
 
-Of GPTQ: as gptqmodel loads it by itself, as the row does, and with the row's kernel in bfloat16. Of bitsandbytes: with
-its warnings and without. Both on a CPU. Of transformers, and of what runs in it (bitsandbytes, torchao, HQQ):
-`generate` of the model as the library makes it (by hand), the row, and `generate` of the row's model. HQQ makes it of
-the fp16 artifact beside. Of vLLM: one call that returns the answer (by hand) and one step at a time (the row), each
-with the ends of an answer ignored, or forbidden until it is long enough (the row). Each way decodes three prompts of
-the study, 64 tokens, in so many rounds after one that warms up. A time is that of a token after the first, in ms: an
-answer less its first token alone, or of the row's steps, from first to last. `speed` is a way's beside the first one's:
-the median of the rounds, each by the medians of its prompts, and its 95% interval by bootstrap. `versions` and `device`
-are what a row has.
+GPTQ on a CPU: as gptqmodel loads it by itself, as the row does, and with the row's kernel in bfloat16. bitsandbytes on
+a CPU: with its warnings and without. transformers and the libraries in it (bitsandbytes, torchao, HQQ): `generate` of
+the model as the library makes it (by hand), the row, and `generate` of the row's model; HQQ makes its model from the
+fp16 artifact next to it. vLLM: one call that returns the answer (by hand), and one step at a time (the row), each with
+EOS ignored, or forbidden until the answer is long enough (the row).
+
+Each way decodes 64 tokens after three prompts of the study, in each round after a warm-up. A time is the TPOT in ms: of
+an answer minus its first token alone, or of the row's steps from first to last. `speed` is relative to the first way:
+the median of the rounds, each by the medians of its prompts, with a 95% interval by bootstrap. `versions` and `device`
+are as in a row.
 """
 
 import logging
@@ -40,7 +41,7 @@ from quantmill.metrics import bootstrap
 
 THREADS, PROMPTS = 2, 3
 
-Measure = Callable[[list[int], int], float]  # seconds for each token after the first, of so many that follow a prompt
+Measure = Callable[[list[int], int], float]  # prompt and number of tokens -> TPOT in seconds
 Ways = dict[str, Measure]
 Versions = dict[str, str]
 
@@ -73,7 +74,7 @@ def by_bitsandbytes(artifact: Path) -> tuple[Ways, Versions]:
 
 
 def library_versions(library: str) -> Versions:
-    """Versions of a library that runs in transformers, and of what it runs in."""
+    """Return the versions of a library in transformers, and of transformers and torch."""
     return {name: version(name) for name in (library, "transformers", "torch")}
 
 
@@ -103,7 +104,7 @@ METHODS = {"gptq": by_gptqmodel, "bitsandbytes": by_bitsandbytes}
 
 
 def generate(model: Any, prepare: Callable[[], None] = lambda: None) -> Measure:
-    """Of transformers and of what has its `generate`; `prepare` comes before each turn."""
+    """Time `generate` of a model; `prepare` is called before each turn."""
     import torch
 
     def decode(prompt: list[int], tokens: int) -> None:
@@ -118,7 +119,7 @@ def generate(model: Any, prepare: Callable[[], None] = lambda: None) -> Measure:
 
 
 def steps(engine: Any, prepare: Callable[[], None] = lambda: None) -> Measure:
-    """Of a row's engine, by the times of its tokens."""
+    """Time a row's engine by the times of its tokens."""
     from quantmill.latency.decoding import time_tokens
 
     def measure(prompt: list[int], tokens: int) -> float:
@@ -169,7 +170,7 @@ def by_vllm(artifact: Path, device: str, threads: int, options: dict[str, Any]) 
 
 
 def compare(found: dict[str, list[float]], rounds: int) -> dict[str, dict[str, Any]]:
-    """Each way's times (ms, in every round one for each prompt), their median, and its speed beside the first way's."""
+    """Return each way's times (ms, per round and prompt), their median, and its speed relative to the first way."""
     medians = {name: np.median(np.reshape(each, (rounds, -1)), axis=1) for name, each in found.items()}
     first = next(iter(medians.values()))
     compared = {}
@@ -190,7 +191,7 @@ def main() -> None:
     library.add_argument("--transformers", choices=("cpu", "cuda"), help="decode by transformers on this device")
     library.add_argument("--vllm", choices=("cpu", "cuda"), help="decode by vLLM on this device")
     arguments.add_argument("--options", type=engines.parse_options, default={}, help="of vLLM, as JSON")
-    arguments.add_argument("--rounds", type=int, default=3, help="of all ways, after one that warms up")
+    arguments.add_argument("--rounds", type=int, default=3, help="rounds of all ways, after a warm-up")
     arguments.add_argument("--tokens", type=int, default=64, help="of an answer, 2 or more")
     options = arguments.parse_args()
     if options.rounds < 1:

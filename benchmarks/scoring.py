@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""How long scoring takes beside plain forwards of the same windows, and how much memory beyond the model's body.
+"""Compare scoring with plain forwards of the same windows in time, and its memory with that of the model's body.
 
     envs/torch/bin/python benchmarks/scoring.py --hidden 256 --layers 4 --vocab 128256
 
 A random Llama of that shape is made in a temporary folder; the reference's logits are its own, from a file. A plain
 forward is transformers' model with all logits of a window at once. The body is the model without its head: memory is
-the peak of scoring less the peak of running the body (Linux counts it anew when asked). Prints JSON, for each round the
-ratio of CPU seconds, which other programs disturb less than wall time.
+the peak of scoring minus the peak of running the body (Linux can reset the peak). Prints JSON with the ratio of CPU
+seconds of each round, which other programs disturb less than wall time.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from quantmill.quality.measure import score
 
 
 def make(folder: Path, options: argparse.Namespace) -> None:
-    """A random model of the shape that was asked for."""
+    """Make a random model of the given shape."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=options.vocab,
@@ -46,7 +46,7 @@ def make(folder: Path, options: argparse.Namespace) -> None:
 
 
 def count_anew() -> None:
-    """Let the peak of memory begin at what is held now."""
+    """Reset the peak of memory to the current value."""
     Path("/proc/self/clear_refs").write_text("5")
 
 

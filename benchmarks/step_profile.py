@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What a token takes in transformers and in the libraries that run in it: how much of it the GPU works, a JSON list.
+"""Profile a token in transformers and the libraries in it: its time, and the GPU's share of it, as a JSON list.
 
     python benchmarks/step_profile.py OUT artifacts/MODEL/FORMAT… [--tokens 64]
 
-Each artifact is loaded by its engine, and `generate` of the model answers one prompt of the study. `ms` is the time of
-a token after the first without a profiler, the median of five answers. `gpu_ms` is what the kernels of one token take
-together, as torch's profiler tells them, and `kernels` how many there are. What is left of `ms` the GPU waits.
-`largest` are the kernels that take the most, with their share of `gpu_ms`. `versions` and `device` are what a row has.
+Each artifact is loaded by its engine, and `generate` of the model answers one prompt of the study. `ms` is the TPOT
+without a profiler, the median of five answers. `gpu_ms` is the total time of a token's kernels by torch's profiler, and
+`kernels` their number. The GPU waits for the rest of `ms`. `largest` are the longest kernels, with their share of
+`gpu_ms`. `versions` and `device` are as in a row.
 """
 
 import json
@@ -28,7 +28,7 @@ ENGINES = ("transformers", "bitsandbytes", "torchao", "hqq", "gptqmodel")
 
 
 class Kernel(NamedTuple):
-    """All calls of a kernel: how many, and how long they took together, in microseconds."""
+    """All calls of a kernel: their number and total microseconds."""
 
     name: str
     calls: int
@@ -36,8 +36,10 @@ class Kernel(NamedTuple):
 
 
 def summary(whole: Iterable[Kernel], first: Iterable[Kernel], tokens: int) -> dict[str, Any]:
-    """`gpu_ms`, `kernels` and `largest` of a token after the first, of an answer's kernels (`whole`) less those of its
-    first token alone. `tokens`: of the answer."""
+    """Return `gpu_ms`, `kernels` and `largest` of a token after the first.
+
+    From the kernels of an answer of `tokens` tokens (`whole`), minus those of its first token alone.
+    """
     left = {each.name: (each.calls, each.microseconds) for each in whole}
     for name, calls, microseconds in first:
         before = left.get(name, (0, 0.0))
@@ -52,7 +54,7 @@ def summary(whole: Iterable[Kernel], first: Iterable[Kernel], tokens: int) -> di
 
 
 def profile(artifact: Path, tokens: int) -> dict[str, Any]:
-    """One artifact's figures. Raises `UserError` for one of another engine, and where there is no GPU."""
+    """Return one artifact's figures. Raises `UserError` for another engine and without a GPU."""
     name = manifest.read(artifact)["engine"]
     if name not in ENGINES:
         raise UserError(f"{artifact}: runs in {name}; name artifacts of {', '.join(ENGINES)}")

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Measure one row ten times, on a quiet host or beside a load that comes and goes: what its interval and its marks are
-worth. With --table, print what was recorded as rows of a table.
+"""Measure one row ten times, on a quiet host or with an intermittent load, to check its interval and its marks.
+
+With --table, write recorded rows as a table.
 
     python benchmarks/ten_rows.py quiet.json envs/torch/bin/python artifacts/demo/fp16
     python benchmarks/ten_rows.py busy.json envs/torch/bin/python artifacts/demo/fp16 --busy
     python benchmarks/ten_rows.py rows.json --table quiet.json busy.json
 
 Each row is a run of scripts/quantmill/latency/measure.py by its engine's interpreter. The load is a process that keeps
-a processor busy for 2 to 8 seconds and then rests as long, at times that a seed draws. A row is right if its interval
-holds the speed of all quiet rows together, pooled; where there are none, that of the other rows of its file.
+a processor busy for 2 to 8 seconds and then rests as long, at random times with a seed. A row is right if its interval
+contains the pooled speed of all quiet rows, or of the other rows of its file if there are none.
 """
 
 import argparse
@@ -37,7 +38,7 @@ KEPT = ("tokens_per_second", "tokens_per_second_low", "tokens_per_second_high")
 
 @contextmanager
 def coming_and_going(seed: int) -> Iterator[None]:
-    """A load of one processor that comes and goes for as long as the block lasts."""
+    """Run an intermittent load of one processor while the block lasts."""
     ended, draw = threading.Event(), random.Random(seed)
 
     def spin() -> None:
@@ -56,7 +57,7 @@ def coming_and_going(seed: int) -> Iterator[None]:
 
 
 def measure(python: Path, artifact: Path, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """One row: its speed with the interval, all that took what time, and what it says to have disturbed it."""
+    """Measure one row; return its speed with the interval, its times, and its interference."""
     out = folder / "row.json"
     command = [
         python,
@@ -89,12 +90,12 @@ def measure(python: Path, artifact: Path, options: argparse.Namespace, folder: P
 
 
 def pooled(rows: Sequence[dict[str, Any]]) -> float:
-    """Tokens a second of several rows together."""
+    """Return the pooled tokens per second of several rows."""
     return sum(row["tokens"] for row in rows) / sum(row["seconds"] for row in rows)
 
 
 def explain(row: dict[str, Any], truth: float) -> str:
-    """Return the reason why an interval misses the truth, as far as the row itself tells it."""
+    """Return the row's own explanation of an interval that misses the truth."""
     if row["tokens_per_second_low"] <= truth <= row["tokens_per_second_high"]:
         return ""
     side = "slower" if row["tokens_per_second_high"] < truth else "faster"
@@ -104,7 +105,7 @@ def explain(row: dict[str, Any], truth: float) -> str:
 
 
 def table(paths: Sequence[Path]) -> list[dict[str, str]]:
-    """Rows of a table: each measured row, and whether its interval holds the truth."""
+    """Return the table: each measured row, and whether its interval contains the truth."""
     arms = {path.stem: bounded_json.loads(path.read_bytes())["rows"] for path in paths}
     found = []
     for name, rows in arms.items():
@@ -133,13 +134,13 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("out", type=Path)
     arguments.add_argument("python", type=Path, nargs="?", help="the engine's interpreter")
-    arguments.add_argument("artifact", type=Path, nargs="?", help="beside it, tokens/prompts.json")
-    arguments.add_argument("--busy", action="store_true", help="beside a load that comes and goes")
+    arguments.add_argument("artifact", type=Path, nargs="?", help="with tokens/prompts.json next to it")
+    arguments.add_argument("--busy", action="store_true", help="with an intermittent load")
     arguments.add_argument("--rows", type=int, default=10)
     arguments.add_argument("--processes", type=int, default=3)
     arguments.add_argument("--repeats", type=int, default=3)
     arguments.add_argument("--new-tokens", type=int, default=64)
-    arguments.add_argument("--table", type=Path, nargs="+", help="files of rows, of which OUT is to be the table")
+    arguments.add_argument("--table", type=Path, nargs="+", help="files of rows; OUT becomes their table")
     options = arguments.parse_args()
     if options.table:
         write_json(options.out, table(options.table))

@@ -5,10 +5,10 @@
 
 The corpus is the given public-domain texts plus the docstrings of the running Python's standard library. The result is
 a Llama checkpoint of 5.9 million parameters in float16, written the way many older models are published: sharded
-`pytorch_model-0000x-of-0000y.bin` files with an index. A small vocabulary and
-seven narrow layers leave little redundancy in its weights, so that 4-bit quantization costs something that one can see.
+`pytorch_model-0000x-of-0000y.bin` files with an index. A small vocabulary and seven narrow layers leave little
+redundancy in its weights, so that 4-bit quantization has a visible cost.
 
-Wants torch, transformers and tokenizers (the `torch` environment); minutes on a GPU, hours on a CPU.
+Needs torch, transformers and tokenizers (the `torch` environment); minutes on a GPU, hours on a CPU.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def unwrap(text: str) -> str:
 
 
 def docstrings() -> Iterator[str]:
-    """Docstrings of at least 80 characters in the standard library (its tests left out)."""
+    """Return the docstrings of at least 80 characters in the standard library, without its tests."""
     stdlib = Path(sysconfig.get_paths()["stdlib"])
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for path in sorted(stdlib.rglob("*.py")):
@@ -55,7 +55,7 @@ def docstrings() -> Iterator[str]:
 
 
 def read_corpus(paths: list[Path]) -> list[str]:
-    """Documents: one a given file (prose unwrapped, verse as it is), and one of all docstrings."""
+    """Return the documents: one per given file (prose unwrapped, verse as it is), and one of all docstrings."""
     documents = []
     for path in paths:
         text = path.read_text(encoding="utf-8")
@@ -67,7 +67,7 @@ def read_corpus(paths: list[Path]) -> list[str]:
 
 
 def train_tokenizer(documents: list[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE that puts `<s>` before every text, as Llama's tokenizer does."""
+    """Train a byte-level BPE that puts `<s>` before each text, like Llama's tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -90,7 +90,7 @@ def train_tokenizer(documents: list[str], vocab_size: int) -> Tokenizer:
 
 
 def build_model(arguments: argparse.Namespace) -> LlamaForCausalLM:
-    """A Llama whose every matrix dimension is a multiple of 128, with grouped-query attention and its own lm_head."""
+    """Make a Llama with matrix dimensions that are multiples of 128, grouped-query attention and its own lm_head."""
     config = LlamaConfig(
         vocab_size=arguments.vocab_size,
         hidden_size=arguments.hidden,
@@ -105,7 +105,7 @@ def build_model(arguments: argparse.Namespace) -> LlamaForCausalLM:
         eos_token_id=1,
     )
     model = LlamaForCausalLM(config)
-    for layer in model.model.layers:  # residual dropout, which Llama itself has not; it leaves no trace in the weights
+    for layer in model.model.layers:  # residual dropout, which Llama does not have; the weights keep no trace of it
         for projection in (layer.self_attn.o_proj, layer.mlp.down_proj):
             projection.register_forward_hook(
                 lambda module, _, output: torch.nn.functional.dropout(output, arguments.dropout, module.training)
@@ -115,7 +115,7 @@ def build_model(arguments: argparse.Namespace) -> LlamaForCausalLM:
 
 @torch.no_grad()
 def validation_loss(model: LlamaForCausalLM, windows: torch.Tensor) -> float:
-    """Mean NLL per token, in nats, over held-out windows [n, CONTEXT]."""
+    """Return the mean NLL per token, in nats, over held-out windows [n, CONTEXT]."""
     model.eval()
     total = sum(float(model(input_ids=batch, labels=batch).loss) * len(batch) for batch in windows.split(32))
     model.train()
@@ -123,7 +123,7 @@ def validation_loss(model: LlamaForCausalLM, windows: torch.Tensor) -> float:
 
 
 def train(model: LlamaForCausalLM, streams: list[torch.Tensor], arguments: argparse.Namespace) -> float:
-    """AdamW with a warm-up and a cosine; keeps the weights of the lowest validation loss, which it returns."""
+    """Train by AdamW with warm-up and cosine; keep the weights of the lowest validation loss, and return that loss."""
     device = arguments.device
     train_ids, held_out = [], []
     for stream in streams:
@@ -209,7 +209,7 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
 
 @torch.no_grad()
 def sample(model: LlamaForCausalLM, tokenizer: Tokenizer, prompt: str) -> str:
-    """Greedy continuation of 60 tokens."""
+    """Return a greedy continuation of 60 tokens."""
     ids = torch.tensor([tokenizer.encode(prompt).ids], device=model.device)
     for _ in range(60):
         ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], dim=1)

@@ -1,15 +1,17 @@
-"""One workflow at a time in artifacts/, which may be a link to a folder that others work in too."""
+"""One workflow at a time in artifacts/, which may be a link to a shared folder."""
 
 import _thread
 import signal
 
-from quantmill.common import workflow_lock
 from quantmill.common.program import UserError
 
 ARTIFACTS, RECORDS = Path("artifacts"), Path(".snakemake")
 
-# jobs of a cluster read this file too; another workflow that uses this one as a module has hooks and records of its own
+# Jobs of a cluster read this file too. A workflow that uses this one as a module has hooks and records of its own; its
+# Snakemake need not have the library of the lock.
 if workflow.is_main_process and Path(workflow.basedir).samefile(CHECKOUT):
+    from quantmill.common import workflow_lock
+
     if not os.access(RECORDS if RECORDS.exists() else ".", os.W_OK):
         sys.exit(
             f"error: {Path.cwd()}: cannot be written, and Snakemake keeps its records there; work in another folder"
@@ -19,8 +21,8 @@ if workflow.is_main_process and Path(workflow.basedir).samefile(CHECKOUT):
 
 
 def heed_signals():
-    """End as after Ctrl-C where the terminal is closed (after nohup it means nothing), and never wait for SIGTERM's
-    handler: Snakemake's waits for a lock that what it has interrupted may hold."""
+    """Treat a closed terminal as Ctrl-C, except after nohup. Run SIGTERM's handler in a thread: Snakemake's handler
+    waits for a lock that the interrupted code may hold."""
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
         signal.signal(signal.SIGHUP, signal.default_int_handler)
     finish = signal.getsignal(signal.SIGTERM)
@@ -29,8 +31,8 @@ def heed_signals():
 
 
 def work_alone():
-    """Hold the lock where jobs will write something; Snakemake ends with one line where another workflow holds it. Its
-    own lock is off (profiles/default), because it outlives a run that was killed."""
+    """Hold the lock if jobs will write files; end with one line if another workflow holds it. Snakemake's own lock is
+    off (profiles/default), because it outlives a run that was killed."""
     if any(job.output for job in workflow.dag.needrun_jobs()):
         try:
             workflow_lock.hold(ARTIFACTS, LAST)

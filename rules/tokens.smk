@@ -1,14 +1,14 @@
-"""Texts become token ids once a model, by its own tokenizer; no engine ever sees a text."""
+"""Tokenize each text once per model, with the model's tokenizer; engines get ids and never a text."""
 
 
 def text_of(model, kind):
-    """Where a model's text of a kind lies: the user's own file, or what is fetched from the hub."""
+    """Path of a model's text of a kind: the user's file, or one fetched from the Hub."""
     text = STUDY["models"][model]["texts"][kind]
     return f"artifacts/texts/{kind}" if isinstance(text, dict) else text
 
 
 def hub_text(kind):
-    """The text of a kind that comes from the hub; all models that take one take the same."""
+    """The text of a kind from the Hub; all models that use one use the same."""
     texts = [model["texts"][kind] for model in STUDY["models"].values() if isinstance(model["texts"][kind], dict)]
     return texts[0] if texts else refuse(f"artifacts/texts/{kind}: the study takes no {kind} text from the hub")
 

@@ -1,9 +1,9 @@
-"""Fixtures, markers and the order of the tests. They run in the bootstrap environment; what needs torch or the report's
-libraries is run by the interpreters of `envs/`, which `make test` builds first.
+"""Fixtures, markers and the order of the tests. They run in the bootstrap environment; programs that need torch or the
+report's libraries are run by the interpreters of `envs/`, which `make test` builds first.
 
-A test needs no marker of its own kind: it is `workflow` where a fixture of it copies the project, to run Snakemake
-there, and `unit` where nothing of it starts another environment's libraries either. `slow` and `timing` are written at
-the test. pytest-xdist gives the tests of a file to one worker, in their order, so that their fixtures are made once.
+A test is marked `workflow` here if one of its fixtures copies the project, to run Snakemake there, and `unit` if it
+does not start heavy libraries of another environment either. `slow` and `timing` are written at the test. pytest-xdist
+runs the tests of a file in one worker, in their order, so that their fixtures are made once.
 """
 
 import fcntl
@@ -20,12 +20,13 @@ import pytest
 from hypothesis import settings
 
 REPO = Path(__file__).parent.parent
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each program that is started compiles what it imports
-if "PYTEST_XDIST_WORKER" in os.environ:  # a thread that spins while it waits takes the core from the other worker's
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each started program compiles its imports
+sys.dont_write_bytecode = False  # nor are assertions rewritten in each run
+if "PYTEST_XDIST_WORKER" in os.environ:  # a waiting thread that spins takes the core from the other worker
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-settings.register_profile("suite", deadline=None)  # how long an example takes says how busy the machine is
+settings.register_profile("suite", deadline=None)  # an example's time depends on the machine's load
 settings.load_profile("suite")
-pytest_plugins = ["attached_servers", "bundle_fixtures", "llama_fixtures", "run_fixtures"]
+pytest_plugins = ["attached_servers", "bundle_fixtures", "llama_fixtures", "program_fixtures", "run_fixtures"]
 collect_ignore = ["browser"]  # in an environment of its own: make test
 AUTOGPTQ = ["autogptq-int4"] if sys.version_info[:2] == (3, 11) else []  # its environment is for Python 3.11 alone
 MEMORY = 200 * 1024  # KiB
@@ -46,8 +47,10 @@ runpy.run_path(sys.argv[0], run_name='__main__')
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests by what they use. The demo's run comes first, for which other files wait; slow tests come last, so
-    that they are what a slow machine has no time for."""
+    """Mark the tests by their fixtures, and order them.
+
+    The demo's run comes first, because other files wait for it. Slow tests come last: slow machines skip them.
+    """
     for item in items:
         copies = "checkout" in item.fixturenames
         if copies:
@@ -58,7 +61,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("unit")
     slow = {item.path for item in items if has_marker(item, "slow")}
     quick = {item.path for item in items if not has_marker(item, "slow")}
-    late = {item.path for item in items if "demo" in item.fixturenames}  # while one worker makes it, none is to wait
+    late = {item.path for item in items if "demo" in item.fixturenames}  # so that no worker waits while it is made
     first = "test_workflow.py"
     items.sort(key=lambda item: (item.path.name != first, item.path in slow, item.path not in quick, item.path in late))
 
@@ -71,12 +74,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def has_marker(item: pytest.Item, *names: str) -> bool:
-    """Whether a test has one of these markers."""
+    """Return whether a test has one of these markers."""
     return any(map(item.get_closest_marker, names))
 
 
 def line_of_refusal(result: subprocess.CompletedProcess[str], out: Path) -> str | None:
-    """The last line of a program that failed, which left no traceback and nothing at `out`; None where it went well."""
+    """Return the last line of a failed program, which left no traceback and nothing at `out`; None if it succeeded."""
     if result.returncode == 0:
         return None
     assert "Traceback" not in result.stderr
@@ -85,7 +88,7 @@ def line_of_refusal(result: subprocess.CompletedProcess[str], out: Path) -> str 
 
 
 def interpreter(env: str) -> Path:
-    """The interpreter of an environment."""
+    """Return the interpreter of an environment; skip the test if it is not built."""
     path = REPO / "envs" / env / "bin" / "python"
     if not path.exists():
         pytest.skip(f"envs/{env} is not built; `.venv/bin/snakemake envs/{env}` builds it")
@@ -94,21 +97,24 @@ def interpreter(env: str) -> Path:
 
 @pytest.fixture(scope="session")
 def torch_python() -> Path:
-    """The interpreter of envs/torch."""
+    """Return the interpreter of envs/torch."""
     return interpreter("torch")
 
 
 @pytest.fixture(scope="session")
 def tools_python() -> Path:
-    """The interpreter of envs/tools."""
+    """Return the interpreter of envs/tools."""
     return interpreter("tools")
 
 
 @pytest.fixture(scope="session")
-def call() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run a command offline and capture its output."""
+def call(request: pytest.FixtureRequest) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a command offline and capture its output; our programs of envs/tools by `run_program`, which is quicker."""
+    ours = [REPO / "envs/tools/bin/python", Path("scripts/quantmill")]
 
     def run(*command: object, cwd: Path = REPO, **environment: str) -> subprocess.CompletedProcess[str]:
+        if [Path(str(part)) for part in command[:2]] == ours and cwd == REPO:
+            return request.getfixturevalue("run_program")(*command[2:], **environment)
         env = os.environ | {"HF_HUB_OFFLINE": "1"} | environment
         return subprocess.run([str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True)
 
@@ -149,9 +155,11 @@ def demo(
     legacy: list[str],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
-    """The whole default job in a copy of the project, run once for all workers: with this checkout's environments, a
-    short text, little calibration, a short latency protocol, and ct2-float32 too. Whoever changes it, or runs Snakemake
-    there, takes a copy of it."""
+    """Run the whole default job in a copy of the project, once for all workers.
+
+    It has this checkout's environments, a short text, little calibration, a short latency protocol, and ct2-float32. A
+    test that changes it, or runs Snakemake there, copies it first.
+    """
     base = tmp_path_factory.getbasetemp()
     root = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "demo"
     root.mkdir(exist_ok=True)
@@ -183,19 +191,18 @@ def hostile_model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def refusal(tmp_path: Path, tools_python: Path, hostile_model: Path) -> Callable[[], str]:
+def refusal(tmp_path: Path, run_program: Callable, hostile_model: Path) -> Callable[[], str]:
+    """Convert the hostile model; the one line that refuses it. Nothing is left, and little memory was held."""
+
     def run() -> str:
         before = sorted(tmp_path.iterdir())
-        program = "scripts/quantmill", "checkpoint.to_safetensors"
-        command = [tools_python, "-c", RUN, *program, hostile_model, tmp_path / "out", "--verify"]
-        result = subprocess.run([*map(str, command)], cwd=REPO, capture_output=True, text=True, timeout=60)
-        assert result.returncode == 1, result.stdout + result.stderr
+        result = run_program("checkpoint.to_safetensors", hostile_model, tmp_path / "out", "--verify")
+        assert result.returncode == 1, result
         # nothing converted, nothing half-done, nothing that a pickle made
         assert sorted(tmp_path.iterdir()) == before
-        assert int(result.stdout) < MEMORY
-        lines = result.stderr.splitlines()
-        assert len(lines) == 1, lines
-        assert lines[0].startswith(f"error: {hostile_model}"), lines
-        return lines[0]
+        assert result.memory < MEMORY
+        (line,) = result.stderr.splitlines()
+        assert line.startswith(f"error: {hostile_model}")
+        return line
 
     return run

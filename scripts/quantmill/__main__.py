@@ -3,7 +3,7 @@
 import signal
 
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # while libraries are imported, an interrupt has no traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupt during imports shows no traceback
 
 import ast
 import difflib
@@ -16,7 +16,7 @@ sys.path[0] = str(HERE.parent)  # not this folder: its rooms must not hide libra
 
 
 def programs() -> dict[str, str]:
-    """Each program's name and the first line of its docstring."""
+    """Return the programs' names and the first lines of their docstrings."""
     found = {}
     for file in sorted(HERE.glob("*/*.py")):
         text = file.read_text(encoding="utf-8")

@@ -114,8 +114,8 @@ def test_large_transposed_tensors_come_in_small_pieces(tmp_path: Path) -> None:
     assert b"".join(pieces) == values.T.tobytes()
 
 
-def test_program_converts_the_demo_and_carries_its_files(call: Callable, tmp_path: Path, tools_python: Path) -> None:
-    result = call(tools_python, "scripts/quantmill", "checkpoint.to_safetensors", "demo", tmp_path / "out")
+def test_program_converts_the_demo_and_carries_its_files(run_program: Callable, tmp_path: Path) -> None:
+    result = run_program("checkpoint.to_safetensors", "demo", tmp_path / "out")
     assert result.returncode == 0, result.stderr
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"config.json", "tokenizer.json", "quantmill.json", "model.safetensors.index.json"} <= names
@@ -128,13 +128,13 @@ def test_program_converts_the_demo_and_carries_its_files(call: Callable, tmp_pat
     )
 
 
-def test_programs_convert_there_and_back(call: Callable, tmp_path: Path, tools_python: Path) -> None:
+def test_programs_convert_there_and_back(run_program: Callable, tmp_path: Path) -> None:
     for program, source, target in (
         ("checkpoint.to_safetensors", REPO / "demo", tmp_path / "first"),
         ("checkpoint.to_bin", tmp_path / "first", tmp_path / "bin"),
         ("checkpoint.to_safetensors", tmp_path / "bin", tmp_path / "second"),
     ):
-        result = call(tools_python, "scripts/quantmill", program, source, target)
+        result = run_program(program, source, target)
         assert result.returncode == 0, result.stderr
     files = sorted((tmp_path / "first").glob("*.safetensors*"))
     assert len(files) == 4
@@ -185,12 +185,9 @@ assert not any(info.values()), info
 
 
 def test_transformers_loads_what_we_write_and_says_nothing(
-    call: Callable, tmp_path: Path, tools_python: Path, torch_python: Path
+    run_program: Callable, call: Callable, tmp_path: Path, torch_python: Path
 ) -> None:
-    assert (
-        call(tools_python, "scripts/quantmill", "checkpoint.to_safetensors", REPO / "demo", tmp_path / "out").returncode
-        == 0
-    )
+    assert run_program("checkpoint.to_safetensors", REPO / "demo", tmp_path / "out").returncode == 0
     result = call(torch_python, "-W", "error", "-c", SILENT, tmp_path / "out", HF_HUB_DISABLE_PROGRESS_BARS="1")
     lines = [line for line in result.stderr.splitlines() if "Loading weights" not in line]  # its progress bar
     assert (result.returncode, lines) == (0, [])
@@ -198,11 +195,9 @@ def test_transformers_loads_what_we_write_and_says_nothing(
 
 @pytest.mark.parametrize("name", ["tied", "copied"])
 def test_a_tied_head_is_dropped_wherever_it_lies(
-    call: Callable, samples: Path, tmp_path: Path, tools_python: Path, name: str
+    run_program: Callable, samples: Path, tmp_path: Path, name: str
 ) -> None:
-    result = call(
-        tools_python, "scripts/quantmill", "checkpoint.to_safetensors", samples / name, tmp_path / "out", "--verify"
-    )
+    result = run_program("checkpoint.to_safetensors", samples / name, tmp_path / "out", "--verify")
     assert result.returncode == 0, result.stderr
     index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
     found = shards.find(tmp_path / "out").tensors()
@@ -211,14 +206,14 @@ def test_a_tied_head_is_dropped_wherever_it_lies(
     assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in found.values())
 
 
-def test_resharding(call: Callable, tmp_path: Path, tools_python: Path) -> None:
-    program = "scripts/quantmill", "checkpoint.to_safetensors"
-    result = call(tools_python, *program, REPO / "demo", tmp_path / "out", "--verify", "--max-shard-size", "2MB")
+def test_resharding(run_program: Callable, tmp_path: Path) -> None:
+    program, out = "checkpoint.to_safetensors", tmp_path / "out"
+    result = run_program(program, REPO / "demo", out, "--verify", "--max-shard-size", "2MB")
     assert result.returncode == 0, result.stderr
-    sizes = [path.stat().st_size for path in (tmp_path / "out").glob("*.safetensors")]
+    sizes = [path.stat().st_size for path in out.glob("*.safetensors")]
     assert len(sizes) > 5
     assert max(sizes) < 2.1e6
-    result = call(tools_python, *program, tmp_path / "out", tmp_path / "one", "--max-shard-size", "1GB")
+    result = run_program(program, out, tmp_path / "one", "--max-shard-size", "1GB")
     assert result.returncode == 0, result.stderr
     assert not (tmp_path / "one/model.safetensors.index.json").exists()
     found, original = shards.find(tmp_path / "one").tensors(), shards.find(REPO / "demo").tensors()

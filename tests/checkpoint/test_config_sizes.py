@@ -2,13 +2,12 @@
 
 import json
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MEMORY, REPO, RUN
+from conftest import MEMORY, REPO
 from model_folders import (
     EXPERTS,
     GPT2,
@@ -229,15 +228,14 @@ def test_a_model_without_weights_is_bounded_by_what_any_model_has() -> None:
 @pytest.mark.parametrize("change", [{"num_hidden_layers": 10**9}, {"num_labels": 10**9}], ids=["layers", "labels"])
 @pytest.mark.parametrize("program", ["fetch.link", "checkpoint.to_safetensors"])
 def test_a_program_refuses_it_before_memory_is_taken(
-    tools_python: Path, tmp_path: Path, program: str, change: dict[str, Any]
+    run_program: Callable, tmp_path: Path, program: str, change: dict[str, Any]
 ) -> None:
     folder, out = write(tmp_path / "model", LLAMA | change), tmp_path / "out"
-    command = [tools_python, "-c", RUN, "scripts/quantmill", program, folder, out]
-    result = subprocess.run([*map(str, command)], cwd=REPO, capture_output=True, text=True, timeout=120)
+    result = run_program(program, folder, out)
     assert result.returncode == 1
     assert len(result.stderr.splitlines()) == 1
     assert result.stderr.startswith(f"error: {folder}/config.json: {next(iter(change))} is 1000000000, which is more")
-    assert int(result.stdout) < MEMORY
+    assert result.memory < MEMORY
     assert not out.exists()
 
 

@@ -94,15 +94,15 @@ def model(folder: Path, place: tuple[int, int], value: float) -> Path:
 @pytest.mark.parametrize("form", ["safetensors", "bin"])
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
 def test_linked_or_converted_weights_that_are_no_numbers(
-    tmp_path: Path, call: Callable, tools_python: Path, form: str, value: float
+    tmp_path: Path, run_program: Callable, form: str, value: float
 ) -> None:
     source = model(tmp_path / "m", (511, 767), value)
     if form == "bin":
-        converted = call(tools_python, "scripts/quantmill", "checkpoint.to_bin", source, tmp_path / "bin")
+        converted = run_program("checkpoint.to_bin", source, tmp_path / "bin")
         assert converted.returncode == 0, converted.stderr
         source = tmp_path / "bin"
-    program = (tools_python, "scripts/quantmill", "checkpoint.to_safetensors", source)
-    result = call(*program, tmp_path / "out", "--verify", "--finite")
+    conversion = ("checkpoint.to_safetensors", source, tmp_path / "out", "--verify")
+    result = run_program(*conversion, "--finite")
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
     file = {"safetensors": "model.safetensors", "bin": "pytorch_model.bin"}[form]
@@ -111,22 +111,18 @@ def test_linked_or_converted_weights_that_are_no_numbers(
         "download it again"
     )
     assert not (tmp_path / "out").exists()
-    assert call(*program, tmp_path / "out", "--verify").returncode == 0  # by hand, a converter changes no byte
+    assert run_program(*conversion).returncode == 0  # by hand, a converter changes no byte
     found = safetensors_file.read(tmp_path / "out/model.safetensors")["model.embed_tokens.weight"]
     with pytest.raises(UserError, match=r"embed_tokens\.weight is NaN or infinite at \[511, 767\]"):
         finite.sha256(found.path, [found])
 
 
-def test_finite_weights_are_copied_and_converted_with_their_hashes(
-    tmp_path: Path, call: Callable, tools_python: Path
-) -> None:
+def test_finite_weights_are_copied_and_converted_with_their_hashes(tmp_path: Path, run_program: Callable) -> None:
     source = model(tmp_path / "m", (0, 0), 65504)
-    assert call(tools_python, "scripts/quantmill", "checkpoint.to_bin", source, tmp_path / "bin").returncode == 0
+    assert run_program("checkpoint.to_bin", source, tmp_path / "bin").returncode == 0
     for name in ("m", "bin"):
         out = tmp_path / f"from {name}"
-        result = call(
-            tools_python, "scripts/quantmill", "checkpoint.to_safetensors", tmp_path / name, out, "--verify", "--finite"
-        )
+        result = run_program("checkpoint.to_safetensors", tmp_path / name, out, "--verify", "--finite")
         assert result.returncode == 0, result.stderr
         said = json.loads((out / manifest.NAME).read_text())
         assert said["files"]["model.safetensors"]["sha256"] == manifest.sha256(out / "model.safetensors")
@@ -136,9 +132,11 @@ def test_finite_weights_are_copied_and_converted_with_their_hashes(
     assert not copy.samefile(original)
 
 
-def test_the_workflow_asks_for_it(call: Callable, checkout: Callable, tools_python: Path, torch_python: Path) -> None:
+def test_the_workflow_asks_for_it(
+    run_program: Callable, call: Callable, checkout: Callable, torch_python: Path
+) -> None:
     root = checkout()
-    assert call(tools_python, "scripts/quantmill", "checkpoint.to_safetensors", "demo", root / "mine").returncode == 0
+    assert run_program("checkpoint.to_safetensors", "demo", root / "mine").returncode == 0
     name = "model.embed_tokens.weight"
     index = json.loads((root / "mine/model.safetensors.index.json").read_text())
     with (root / "mine" / index["weight_map"][name]).open("r+b") as file:

@@ -65,22 +65,18 @@ PREFIXES = (
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)
-def test_a_prefix_of_all_names_is_taken_off(tmp_path: Path, call: Callable, tools_python: Path, prefix: str) -> None:
+def test_a_prefix_of_all_names_is_taken_off(tmp_path: Path, run_program: Callable, prefix: str) -> None:
     """The files are those of the same checkpoint without it, and the manifest says what was taken off."""
     plain = write(tmp_path / "plain")
     wrapped = write(tmp_path / "wrapped", LLAMA, {f"{prefix}{name}": value for name, value in llama().items()})
     for folder in (plain, wrapped):
-        result = call(
-            tools_python, "scripts/quantmill", "checkpoint.to_safetensors", folder, tmp_path / f"{folder.name}-out"
-        )
+        result = run_program("checkpoint.to_safetensors", folder, tmp_path / f"{folder.name}-out")
         assert result.returncode == 0, result.stderr
     assert f"note: {wrapped}: {'' if prefix == 'module._orig_mod.' else prefix}" in result.stderr
     assert "is taken off the tensors' names" in result.stderr
     ours, theirs = (shards.find(tmp_path / f"{name}-out") for name in ("wrapped", "plain"))
     assert ours.tensors().keys() == theirs.tensors().keys() == llama().keys()
-    again = call(
-        tools_python,
-        "scripts/quantmill",
+    again = run_program(
         "checkpoint.to_safetensors",
         plain,
         tmp_path / "cut",
@@ -143,11 +139,11 @@ FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "generati
 
 
 @pytest.mark.parametrize("name", [*FILES, "model.safetensors", "model.safetensors.index.json", "vocab.txt"])
-def test_a_pointer_of_git_lfs_is_named(tmp_path: Path, call: Callable, tools_python: Path, name: str) -> None:
+def test_a_pointer_of_git_lfs_is_named(tmp_path: Path, run_program: Callable, name: str) -> None:
     folder = write(tmp_path / "m")
     (folder / name).write_text(POINTER)
     for program in ("fetch.link", "checkpoint.to_safetensors"):
-        result = call(tools_python, "scripts/quantmill", program, folder, tmp_path / "out")
+        result = run_program(program, folder, tmp_path / "out")
         assert result.returncode == 1
         assert result.stderr.startswith(f"error: {folder / name}: only git-lfs's pointer to the ")
         assert result.stderr.endswith("run `git lfs pull` in its repository\n")
@@ -166,7 +162,7 @@ METADATA = [None, {}, [], "x", {"metadata": None}, {"metadata": {}}, {"metadata"
 
 
 @pytest.mark.parametrize("more", METADATA)
-def test_an_index_without_metadata_is_completed(tmp_path: Path, call: Callable, tools_python: Path, more: Any) -> None:
+def test_an_index_without_metadata_is_completed(tmp_path: Path, run_program: Callable, more: Any) -> None:
     """transformers asks for it by name; what is there stays as it is."""
     file = "model-00001-of-00001.safetensors"
     folder = write(tmp_path / "m")
@@ -174,7 +170,7 @@ def test_an_index_without_metadata_is_completed(tmp_path: Path, call: Callable, 
     said = more if isinstance(more, dict) and "metadata" in more else {} if more is None else {"metadata": more}
     index = said | {"weight_map": dict.fromkeys(llama(), file)}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    result = call(tools_python, "scripts/quantmill", "checkpoint.to_safetensors", folder, tmp_path / "out")
+    result = run_program("checkpoint.to_safetensors", folder, tmp_path / "out")
     assert result.returncode == 0, result.stderr
     written = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
     assert written["metadata"] == {"total_size": sum(value.nbytes for value in llama().values())}
@@ -182,15 +178,13 @@ def test_an_index_without_metadata_is_completed(tmp_path: Path, call: Callable, 
     assert json.loads((folder / "model.safetensors.index.json").read_text()) == index  # the user's own
 
 
-def test_an_index_with_metadata_is_carried_as_it_is(tmp_path: Path, call: Callable, tools_python: Path) -> None:
+def test_an_index_with_metadata_is_carried_as_it_is(tmp_path: Path, run_program: Callable) -> None:
     file = "model-00001-of-00001.safetensors"
     folder = write(tmp_path / "m")
     (folder / "model.safetensors").rename(folder / file)
     index = {"metadata": {"total_size": 1.0, "total_parameters": 5}, "weight_map": dict.fromkeys(llama(), file)}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert (
-        call(tools_python, "scripts/quantmill", "checkpoint.to_safetensors", folder, tmp_path / "out").returncode == 0
-    )
+    assert run_program("checkpoint.to_safetensors", folder, tmp_path / "out").returncode == 0
     assert json.loads((tmp_path / "out/model.safetensors.index.json").read_text()) == index
 
 

@@ -16,6 +16,7 @@ from quantmill.checkpoint import ctranslate2_bin, shards
 from quantmill.checkpoint.ctranslate2_bin import Variable
 from quantmill.common import special_tokens
 from quantmill.common.program import UserError
+from quantmill.layouts.write_model import write_model
 from quantmill.servers import vllm_settings
 
 MIXTURE = {"num_experts": 8, "num_experts_per_tok": 2}
@@ -69,22 +70,20 @@ def model_with_masks(folder: Path, constant: np.ndarray) -> Path:
     return checkpoint(folder, tensors, {"architectures": ["GPTNeoXForCausalLM"]})
 
 
-def test_masks_are_no_weights(tmp_path: Path, call: Callable, tools_python: Path) -> None:
+def test_masks_are_no_weights(tmp_path: Path, run_program: Callable) -> None:
     """They are neither counted, nor do their infinities refuse the model."""
     source = model_with_masks(tmp_path / "m", np.array(-np.inf, np.float16))
     out = tmp_path / "out"
-    result = call(tools_python, "scripts/quantmill", "checkpoint.to_safetensors", source, out, "--verify", "--finite")
+    result = run_program("checkpoint.to_safetensors", source, out, "--verify", "--finite")
     assert result.returncode == 0, result.stderr
     assert json.loads((out / "quantmill.json").read_text())["parameter_count"] == 2 * 10 * 4
 
 
-def test_a_constant_beyond_float16_leaves_the_weights_in_float16(
-    tmp_path: Path, call: Callable, tools_python: Path
-) -> None:
+def test_a_constant_beyond_float16_leaves_the_weights_in_float16(tmp_path: Path, run_program: Callable) -> None:
     source = model_with_masks(tmp_path / "m", np.array(-1e9, np.float32))
     out = tmp_path / "out"
-    assert call(tools_python, "scripts/quantmill", "checkpoint.to_safetensors", source, out, "--finite").returncode == 0
-    result = call(tools_python, "scripts/quantmill", "build.fp16", out, tmp_path / "fp16")
+    assert run_program("checkpoint.to_safetensors", source, out, "--finite").returncode == 0
+    result = run_program("build.fp16", out, tmp_path / "fp16")
     assert result.returncode == 0, result.stderr
     assert json.loads((tmp_path / "fp16/config.json").read_text())["dtype"] == "float16"
 
@@ -93,7 +92,7 @@ def test_a_weight_beyond_float16_is_run_as_it_is(tmp_path: Path) -> None:
     large = np.array([[1, 70_000], [2, 3]], np.float32)
     tensors = {"model.layers.0.mlp.up_proj.weight": large, "model.norm.weight": np.ones(2, np.float32)}
     source = shards.find(checkpoint(tmp_path / "m", tensors, {}))
-    layouts.write_model(tmp_path / "run", source, layouts.array, "F16")
+    write_model(tmp_path / "run", source, layouts.array, "F16")
     run = shards.find(tmp_path / "run").tensors()
     assert {name: tensor.dtype for name, tensor in run.items()} == dict(zip(tensors, ("F32", "F16"), strict=True))
     assert (layouts.array(run["model.layers.0.mlp.up_proj.weight"]) == large).all()

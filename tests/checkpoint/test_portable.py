@@ -25,19 +25,14 @@ def test_keys_are_left_out_wherever_they_stand() -> None:
 
 
 @pytest.mark.parametrize("form", ["bin", "safetensors"])
-def test_they_reach_no_artifact(tools_python: Path, call: Callable, tmp_path: Path, form: str) -> None:
+def test_they_reach_no_artifact(run_program: Callable, tmp_path: Path, form: str) -> None:
     """Neither on the way from .bin nor where safetensors are linked."""
     model = tmp_path / "model"
     model.mkdir()
     for file in (REPO / "demo").iterdir():
         (model / file.name).write_bytes(file.read_bytes())
     if form == "safetensors":
-        assert (
-            call(
-                tools_python, "scripts/quantmill", "checkpoint.to_safetensors", model, tmp_path / "converted"
-            ).returncode
-            == 0
-        )
+        assert run_program("checkpoint.to_safetensors", model, tmp_path / "converted").returncode == 0
         model = tmp_path / "converted"
         (model / "quantmill.json").unlink()
         (model / "config.json").unlink()
@@ -51,7 +46,7 @@ def test_they_reach_no_artifact(tools_python: Path, call: Callable, tmp_path: Pa
         ("build.fp16", tmp_path / "safetensors", tmp_path / "fp16"),
     ]
     for program, *folders in steps:
-        result = call(tools_python, "scripts/quantmill", program, *folders)
+        result = run_program(program, *folders)
         assert result.returncode == 0, result.stderr
     for name in ("safetensors", "fp16"):
         folder = tmp_path / name

@@ -2,12 +2,11 @@
 
 import json
 import struct
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import MEMORY, REPO, RUN
+from conftest import MEMORY
 from forge import gguf_array, gguf_key, gguf_part, gguf_tensor, gguf_text, gguf_texts, gguf_with
 
 from quantmill.checkpoint import gguf_file
@@ -36,7 +35,7 @@ NESTED = pack("<IQIQ", ARRAY, 1, 0, 0)
 HOSTILE = {
     "another file": ({"start": b"GGML\3\0\0\0"}, "is no GGUF file: it begins with b'GGML'"),
     "a zip": ({"start": b"PK\3\4\3\0\0\0"}, "is no GGUF file"),
-    "a pointer": ({"start": b"version "}, "only git-lfs's pointer to the weights; run `git lfs pull`"),
+    "a pointer": ({"start": b"version https://git-lfs"}, "only git-lfs's pointer to the file; run `git lfs pull`"),
     "big-endian": ({"start": b"GGUF\0\0\0\3"}, "is big-endian; take the little-endian file"),
     "version 0": ({"start": b"GGUF\0\0\0\0"}, "is big-endian"),
     "version 1": ({"start": b"GGUF\1\0\0\0"}, "is GGUF version 1, and 2 and 3 are known; convert the model again"),
@@ -151,7 +150,7 @@ FILL = {  # what takes the most memory for its bytes, in a header that is as lon
 
 
 @pytest.fixture
-def refusal(tmp_path: Path, tools_python: Path) -> Callable[[Path], str]:
+def refusal(tmp_path: Path, run_program: Callable) -> Callable[[Path], str]:
     """Have the program take a prebuilt file; its one line, after which nothing is there and little memory was held."""
     model = tmp_path / "model"
     model.mkdir()
@@ -161,26 +160,14 @@ def refusal(tmp_path: Path, tools_python: Path) -> Callable[[Path], str]:
 
     def run(path: Path) -> str:
         before = sorted(tmp_path.rglob("*"))
-        command = [
-            tools_python,
-            "-c",
-            RUN,
-            "scripts/quantmill",
-            "fetch.prebuilt",
-            path,
-            tmp_path / "out",
-            "--model",
-            model,
-        ]
-        command += ["--layout", "gguf", "--format", "theirs", "--engine", "llama_cpp"]
-        result = subprocess.run([*map(str, command)], cwd=REPO, capture_output=True, text=True, timeout=120)
-        assert result.returncode == 1, result.stdout + result.stderr
+        words = "--layout", "gguf", "--format", "theirs", "--engine", "llama_cpp"
+        result = run_program("fetch.prebuilt", path, tmp_path / "out", "--model", model, *words)
+        assert result.returncode == 1, result
         assert sorted(tmp_path.rglob("*")) == before
-        assert int(result.stdout) < MEMORY
-        lines = result.stderr.splitlines()
-        assert len(lines) == 1, lines
-        assert lines[0].startswith(f"error: {path}: "), lines
-        return lines[0]
+        assert result.memory < MEMORY
+        (line,) = result.stderr.splitlines()
+        assert line.startswith(f"error: {path}: ")
+        return line
 
     return run
 

@@ -60,11 +60,11 @@ def names(folder: Path) -> set[str]:
 
 
 def test_only_a_models_files_reach_the_artifacts_and_the_rest_is_named_once(
-    tmp_path: Path, call: Callable, tools_python: Path
+    tmp_path: Path, run_program: Callable
 ) -> None:
     model = with_junk(tmp_path / "model")
     source, canonical, fp16 = (tmp_path / name for name in ("source", "safetensors", "fp16"))
-    result = call(tools_python, "scripts/quantmill", "fetch.link", model, source)
+    result = run_program("fetch.link", model, source)
     assert result.returncode == 0, result.stderr
     assert names(source) == {*names(REPO / "demo"), manifest.NAME}
     said = json.loads((source / manifest.NAME).read_text())
@@ -77,11 +77,11 @@ def test_only_a_models_files_reach_the_artifacts_and_the_rest_is_named_once(
     assert "left_out" not in json.dumps(said["source"])  # which every artifact's manifest repeats
     for name in JUNK:  # as in a folder that was made before
         shutil.copy(model / name, source / name)
-    result = call(tools_python, "scripts/quantmill", "checkpoint.to_safetensors", source, canonical, "--share")
+    result = run_program("checkpoint.to_safetensors", source, canonical, "--share")
     assert result.returncode == 0, result.stderr
     assert not names(canonical) & JUNK
     shutil.copy(model / "token.json", canonical / "token.json")
-    result = call(tools_python, "scripts/quantmill", "build.fp16", canonical, fp16, "--parameters", '{"share": true}')
+    result = run_program("build.fp16", canonical, fp16, "--parameters", '{"share": true}')
     assert result.returncode == 0, result.stderr
     assert not names(fp16) & JUNK
     for folder in (canonical, fp16):
@@ -99,13 +99,11 @@ def test_a_folder_and_a_repository_of_the_same_files_make_the_same_model(tmp_pat
     assert {path.name for path in selection.parts(model)} == local | {"training_args.bin", "draft.safetensors"}
 
 
-def test_a_tokenizer_of_ten_gigabytes_is_refused_by_its_size(
-    tmp_path: Path, call: Callable, tools_python: Path
-) -> None:
+def test_a_tokenizer_of_ten_gigabytes_is_refused_by_its_size(tmp_path: Path, run_program: Callable) -> None:
     model = tmp_path / "model"
     shutil.copytree(REPO / "demo", model)
     os.truncate(model / "tokenizer.json", 10**10)
-    result = call(tools_python, "scripts/quantmill", "fetch.link", model, tmp_path / "out")
+    result = run_program("fetch.link", model, tmp_path / "out")
     said = "tokenizer.json: is 10.0 GB, and such a file has 64 MiB at most; remove it"
     assert result.stderr.splitlines() == [f"error: {model}/{said}"]
     files = {"config.json": File(1), "model.safetensors": File(10**12)}

@@ -121,7 +121,7 @@ def test_a_model_whose_routers_nobody_saw_is_not_called_whole(facts: dict[str, A
 
 
 def test_all_that_is_made_of_a_model_leaves_its_buffers_out(
-    torch_python: Path, tools_python: Path, call: Callable, tmp_path: Path
+    torch_python: Path, run_program: Callable, call: Callable, tmp_path: Path
 ) -> None:
     """The demo with a buffer in each of its seven layers, as libraries wrote it until 2023."""
     demo = shards.find(REPO / "demo")
@@ -132,15 +132,13 @@ def test_all_that_is_made_of_a_model_leaves_its_buffers_out(
         shutil.copy(path, model)
     buffers = {name: replace(write_tensor(tmp_path / name, bytes(128), "F32", 32), name=name) for name in names}
     safetensors_file.write(model / "model.safetensors", [*demo.tensors().values(), *buffers.values()])
-    steps = [
-        (tools_python, "fetch.link", model, tmp_path / "source"),
-        (torch_python, "fetch.name_tensors", tmp_path / "source", tmp_path / "tensors.json"),
-        (tools_python, "checkpoint.to_safetensors", tmp_path / "source", tmp_path / "safetensors", "--tensors"),
-        (tools_python, "build.fp16", tmp_path / "safetensors", tmp_path / "fp16"),
-    ]
-    for python, program, *arguments in steps:
-        listed = [tmp_path / "tensors.json"] if arguments[-1] == "--tensors" else []
-        result = call(python, "scripts/quantmill", program, *arguments, *listed)
+    source, tensors = tmp_path / "source", tmp_path / "tensors.json"
+    for result in (
+        run_program("fetch.link", model, source),
+        call(torch_python, "scripts/quantmill", "fetch.name_tensors", source, tensors),
+        run_program("checkpoint.to_safetensors", source, tmp_path / "safetensors", "--tensors", tensors),
+        run_program("build.fp16", tmp_path / "safetensors", tmp_path / "fp16"),
+    ):
         assert result.returncode == 0, result.stderr
     for name in ("safetensors", "fp16"):
         assert shards.find(tmp_path / name).tensors().keys() == demo.tensors().keys()
@@ -148,19 +146,18 @@ def test_all_that_is_made_of_a_model_leaves_its_buffers_out(
         assert sorted(found["source"]["dropped"]) == names
         assert found["parameter_count"] == sum(tensor.numel for tensor in demo.tensors().values())
     # weights that came after the list was made
-    (tmp_path / "source/model.safetensors").unlink()
-    safetensors_file.write(tmp_path / "source/model.safetensors", demo.tensors().values())
-    again = [tmp_path / "source", tmp_path / "again", "--tensors", tmp_path / "tensors.json"]
-    result = call(tools_python, "scripts/quantmill", "checkpoint.to_safetensors", *again)
+    (source / "model.safetensors").unlink()
+    safetensors_file.write(source / "model.safetensors", demo.tensors().values())
+    result = run_program("checkpoint.to_safetensors", source, tmp_path / "again", "--tensors", tensors)
     assert "tensors.json: is of other weights than these; delete it and run again" in result.stderr
 
 
 @pytest.mark.parametrize("name", shards.ADAPTERS)
-def test_an_adapter_beside_a_model_is_refused(tools_python: Path, call: Callable, tmp_path: Path, name: str) -> None:
+def test_an_adapter_beside_a_model_is_refused(run_program: Callable, tmp_path: Path, name: str) -> None:
     """transformers adds it to the model where peft is installed, and not where it is not."""
     model = shutil.copytree(REPO / "demo", tmp_path / "model")
     (model / name).write_bytes(b"weights")
-    result = call(tools_python, "scripts/quantmill", "fetch.link", model, tmp_path / "source")
+    result = run_program("fetch.link", model, tmp_path / "source")
     assert f"{model / name}: is an adapter beside a model; merge it into" in result.stderr
     assert not (tmp_path / "source").exists()
     files = ["config.json", "model.safetensors", name]

@@ -35,22 +35,22 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_what_is_not_ours_is_left_alone(tmp_path: Path, name: str) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / name).write_text("precious")
-    with pytest.raises(UserError, match="no artifact of Quantmill"):
+    with pytest.raises(UserError, match="not an artifact of Quantmill"):
         build(tmp_path / "out")
     assert (tmp_path / "out" / name).read_text() == "precious"
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("precious")
-    with pytest.raises(UserError, match="is a file where a folder is to be"):
+    with pytest.raises(UserError, match="is a file, not a folder"):
         build(tmp_path / "out")
     assert (tmp_path / "out").read_text() == "precious"
 
 
-def test_a_folder_that_holds_its_source_is_not_replaced(tmp_path: Path) -> None:
+def test_a_folder_with_its_source_is_not_replaced(tmp_path: Path) -> None:
     build(tmp_path / "out")
     (tmp_path / "out/src").mkdir()
-    with pytest.raises(UserError, match=r"holds .*src, which is to be read"):
+    with pytest.raises(UserError, match=r"contains the input .*src"):
         build(tmp_path / "out", source=tmp_path / "out/src")
     assert (tmp_path / "out/src").is_dir()
 
@@ -65,7 +65,7 @@ def test_a_second_writer_is_told_so(tmp_path: Path, call: Callable, tools_python
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["first"]
 
 
-def test_what_was_put_aside_comes_back_after_a_kill(tmp_path: Path) -> None:
+def test_an_old_folder_comes_back_after_a_kill(tmp_path: Path) -> None:
     build(tmp_path / "out", "old")
     (tmp_path / "out").rename(tmp_path / ".out.old")  # as if killed between the two renames
     with pytest.raises(ZeroDivisionError), write_atomically(tmp_path / "out"):
@@ -91,9 +91,7 @@ def test_a_manifest_is_never_written_through_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "victim").read_text() == "precious"
 
 
-def test_hashes_are_of_the_bytes_and_not_of_what_a_manifest_claims(
-    tmp_path: Path, call: Callable, tools_python: Path
-) -> None:
+def test_hashes_are_of_bytes_not_of_a_manifest(tmp_path: Path, call: Callable, tools_python: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(REPO / "demo", model)
     (model / "quantmill.json").write_text('{"source": {}, "files": {"config.json": {"sha256": "FORGED"}}}')

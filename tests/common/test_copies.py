@@ -1,4 +1,4 @@
-"""What is written later to a user's files, or by hand to an artifact, never passes for what was measured."""
+"""Later writes to a user's files, and changes to an artifact by hand, never pass for what was measured."""
 
 import errno
 import fcntl
@@ -51,7 +51,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("program", ["fetch.link", "checkpoint.to_safetensors"])
 @pytest.mark.parametrize("write", WRITERS)
-def test_no_writer_to_a_users_files_changes_what_was_made_of_them(
+def test_no_later_write_to_a_source_changes_artifacts(
     tmp_path: Path, call: Callable, tools_python: Path, program: str, write: Callable
 ) -> None:
     model, first, out = (tmp_path / name for name in ("model", "first", "out"))
@@ -105,7 +105,7 @@ BUILDS = [
 
 
 @pytest.mark.parametrize(("program", "folder", "name"), BUILDS)
-def test_a_build_stops_whose_input_is_not_what_its_manifest_names(
+def test_a_build_from_a_changed_input_stops(
     tmp_path: Path, call: Callable, tools_python: Path, program: str, folder: str, name: str
 ) -> None:
     make(tmp_path, call, tools_python, "fetch.link", "checkpoint.to_safetensors")
@@ -118,8 +118,7 @@ def test_a_build_stops_whose_input_is_not_what_its_manifest_names(
     result = call(tools_python, "scripts/quantmill", program, tmp_path / folder, tmp_path / "out", *SHARED[program])
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1] == (
-        f"error: {path}: is not what quantmill.json beside it names any more; remove the folder {path.parent}, "
-        "and it is made again"
+        f"error: {path}: has changed since quantmill.json was written; remove the folder {path.parent}, and run again"
     )
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "out").exists()
@@ -129,9 +128,7 @@ def test_a_build_stops_whose_input_is_not_what_its_manifest_names(
     assert str(path) in result.stderr.splitlines()[-1]
 
 
-def test_shared_weights_that_were_written_to_stop_the_next_build(
-    tmp_path: Path, call: Callable, tools_python: Path
-) -> None:
+def test_changed_shared_weights_stop_the_next_build(tmp_path: Path, call: Callable, tools_python: Path) -> None:
     """The check of weights that are hashed by the way, for NaN, instead of once more."""
     make(tmp_path, call, tools_python, "fetch.link", "checkpoint.to_safetensors")
     again = [tmp_path / "safetensors", tmp_path / "again", "--share", "--verify", "--finite"]
@@ -145,13 +142,11 @@ def test_shared_weights_that_were_written_to_stop_the_next_build(
     result = call(
         tools_python, "scripts/quantmill", "checkpoint.to_safetensors", *again[:1], tmp_path / "third", *again[2:]
     )
-    assert f"{name}: is not what quantmill.json beside it names any more" in result.stderr.splitlines()[-1]
+    assert f"{name}: has changed since quantmill.json was written" in result.stderr.splitlines()[-1]
     assert not (tmp_path / "third").exists()
 
 
-def test_what_is_measured_is_read_again_only_where_it_was_written_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_written_files_are_hashed_before_a_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     artifact = tmp_path / "fp16"
     artifact.mkdir()
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
@@ -168,15 +163,11 @@ def test_what_is_measured_is_read_again_only_where_it_was_written_to(
     for content in ("WEIGHTS", "more weights"):
         (artifact / "model.safetensors").write_text(content)
         os.utime(artifact / "model.safetensors", ns=(later, later))
-        with pytest.raises(
-            UserError, match=r"model\.safetensors: is not what quantmill\.json beside it names any more"
-        ):
+        with pytest.raises(UserError, match=r"model\.safetensors: has changed since quantmill\.json was written"):
             manifest.read_unchanged(artifact)
 
 
-def test_a_weight_beyond_float16_in_a_later_file_writes_over_nothing_that_is_shared(
-    tmp_path: Path, call: Callable, tools_python: Path
-) -> None:
+def test_a_weight_beyond_float16_overwrites_no_shared_file(tmp_path: Path, call: Callable, tools_python: Path) -> None:
     """The files before it are shared by then, and written once more."""
     source = tmp_path / "safetensors"
     source.mkdir()
@@ -213,7 +204,7 @@ def test_a_strangers_manifest_is_no_reason_to_share(tmp_path: Path, call: Callab
         assert path.stat().st_nlink == 1
 
 
-def test_a_copy_has_the_bytes_and_says_their_hash(tmp_path: Path) -> None:
+def test_a_copy_has_the_bytes_and_their_hash(tmp_path: Path) -> None:
     content = os.urandom(2**20 + 1)
     (tmp_path / "a").write_bytes(content)
     assert clone_or_copy(tmp_path / "a", tmp_path / "b") == hashlib.sha256(content).hexdigest()
@@ -225,7 +216,7 @@ def test_a_copy_has_the_bytes_and_says_their_hash(tmp_path: Path) -> None:
     assert (tmp_path / "b").read_bytes() == content
 
 
-def test_a_file_that_grows_while_it_is_copied_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_grows_during_copying_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "a"
     source.write_bytes(bytes(3 * 2**20))
 
@@ -252,7 +243,7 @@ def test_a_file_without_an_end_is_refused(tmp_path: Path) -> None:
         clone_or_copy(Path("/proc/self/status"), tmp_path / "b")
 
 
-def test_what_has_no_room_is_refused_before_it_is_copied(tmp_path: Path) -> None:
+def test_a_file_without_room_is_not_copied(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     size = 2**43
     if shutil.disk_usage(tmp_path).free > size:
@@ -264,7 +255,7 @@ def test_what_has_no_room_is_refused_before_it_is_copied(tmp_path: Path) -> None
     assert (tmp_path / "b").stat().st_size == 0
 
 
-def test_a_reflink_is_taken_where_the_file_system_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reflinks_are_used_where_they_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for the kernel, which few file systems ask for it: FICLONE makes the target's bytes the source's."""
     asked = []
 
@@ -285,7 +276,7 @@ def test_a_reflink_is_taken_where_the_file_system_has_them(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("kind", ["btrfs", "xfs"])
-def test_a_copy_takes_no_disk_where_there_are_reflinks(tmp_path: Path, kind: str) -> None:
+def test_a_reflink_takes_no_disk(tmp_path: Path, kind: str) -> None:
     if os.geteuid() or not shutil.which(f"mkfs.{kind}"):
         pytest.skip(f"needs root and mkfs.{kind}")
     disk, image = tmp_path / "disk", tmp_path / "image"

@@ -1,4 +1,4 @@
-"""What a stranger's tokenizer or template computes ends within limits, with one line that names the file."""
+"""Computations of untrusted tokenizers and templates end within limits, with one line that names the file."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ BOMBS: dict[str, tuple[dict[str, Any], str | None]] = {
 
 
 def run(work: Callable[[], Any], megabytes: int = 200, seconds: int = 1) -> Any:
-    """What `limited.call` makes of work within limits."""
+    """Return the error of `limited.call` for work within limits."""
 
     def step() -> Any:
         with limited.step("tokenizer.json", megabytes=megabytes, seconds=seconds):
@@ -63,7 +63,7 @@ def test_memory_and_time_run_out_with_one_line(work: Callable, said: str) -> Non
 
 def test_work_that_only_waits_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limited, "PATIENCE", 1)
-    with pytest.raises(UserError, match=r"tokenizer\.json: was not done after 1 s"):
+    with pytest.raises(UserError, match=r"tokenizer\.json: did not finish within the 1 s"):
         run(lambda: time.sleep(600))
 
 
@@ -78,7 +78,7 @@ def test_a_panic_is_no_exception_and_is_caught() -> None:
         run(panic)
 
 
-def test_what_fits_comes_back_and_the_next_step_has_room_again() -> None:
+def test_each_step_has_its_own_room() -> None:
     def twice() -> list[int]:
         found = []
         for _ in range(2):
@@ -145,7 +145,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, torch_python: Path) -> di
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_tokenizer_without_end_is_one_line_or_none(outcomes: dict[str, dict[str, Any]], name: str) -> None:
+def test_an_endless_tokenizer_is_one_line_or_none(outcomes: dict[str, dict[str, Any]], name: str) -> None:
     found, said = outcomes[name], BOMBS[name][1]
     if said is None:
         assert found["written"] == outcomes["the demo"]["written"]

@@ -7,13 +7,12 @@ import os
 import shutil
 import socket
 import struct
-import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import MEMORY, REPO, RUN
+from conftest import MEMORY, REPO
 from forge import safetensors_with
 
 from quantmill.checkpoint import ctranslate2_bin, gguf_file, safetensors_file
@@ -60,14 +59,14 @@ def ring(path: Path) -> str:
 
 def dangling(path: Path) -> str:
     path.symlink_to("../blobs/gone")
-    return "is a link that leads nowhere"
+    return "is a dangling link"
 
 
 NO_FILES = [pipe, a_socket, folder, zeros, ring, dangling]
 
 
 def without(function: Callable[[Path], str], path: Path) -> str:
-    """Put something else where a file was; what is said of it."""
+    """Replace a file by something else; return the error's words."""
     path.unlink(missing_ok=True)
     return f"{path}: {function(path)}"
 
@@ -78,18 +77,16 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def refused(tmp_path: Path, tools_python: Path) -> Callable[..., str]:
-    """Run a program that is to end at once, with one line and nothing made; that line."""
+def refused(tmp_path: Path, run_program: Callable) -> Callable[..., str]:
+    """Run a program that is to end at once, with one line and nothing made; return that line."""
 
     def run(program: str, *arguments: object) -> str:
         before = sorted(tmp_path.iterdir())
-        command = [tools_python, "-c", RUN, "scripts/quantmill", program, *arguments]
-        result = subprocess.run([*map(str, command)], cwd=REPO, capture_output=True, text=True, timeout=60)
-        assert result.returncode == 1, result.stdout + result.stderr
+        result = run_program(program, *arguments)
+        assert result.returncode == 1, result
         assert sorted(tmp_path.iterdir()) == before
-        assert int(result.stdout.split()[-1]) < MEMORY
-        assert len(result.stderr.splitlines()) == 1, result.stderr
-        [line] = result.stderr.splitlines()
+        assert result.memory < MEMORY
+        (line,) = result.stderr.splitlines()
         return line
 
     return run
@@ -99,7 +96,7 @@ def refused(tmp_path: Path, tools_python: Path) -> Callable[..., str]:
 @pytest.mark.parametrize(
     "name", ["config.json", "pytorch_model.bin.index.json", "pytorch_model-00002-of-00003.bin", "tokenizer.json"]
 )
-def test_a_part_of_a_model_that_is_no_file(model: Path, refused: Callable, kind: Callable, name: str) -> None:
+def test_a_models_file_that_is_not_plain(model: Path, refused: Callable, kind: Callable, name: str) -> None:
     said = without(kind, model / name)
     assert refused("fetch.link", model, model.parent / "out").startswith(f"error: {said}")
 
@@ -111,9 +108,9 @@ def test_a_readme_that_is_no_file(model: Path, refused: Callable, kind: Callable
 
 
 @pytest.mark.parametrize("name", ["notes", "last.ckpt", ".git"])
-def test_what_is_no_part_of_a_model_may_be_anything(model: Path, call: Callable, tools_python: Path, name: str) -> None:
+def test_files_beside_a_model_may_be_anything(model: Path, run_program: Callable, name: str) -> None:
     pipe(model / name)
-    result = call("timeout", "60", tools_python, "scripts/quantmill", "fetch.link", model, model.parent / "out")
+    result = run_program("fetch.link", model, model.parent / "out")
     assert result.returncode == 0, result.stderr
 
 
@@ -129,9 +126,7 @@ def test_a_sparse_terabyte_is_refused_by_its_header(model: Path, refused: Callab
     assert f"model.safetensors: is {TERABYTE} bytes where its header tells of {8 + len(HEADER) + 8}" in line
 
 
-def test_a_sparse_terabyte_that_its_header_tells_of_is_refused_where_there_is_no_room(
-    model: Path, refused: Callable
-) -> None:
+def test_a_described_terabyte_without_room_is_refused(model: Path, refused: Callable) -> None:
     for path in model.glob("pytorch_model*"):
         path.unlink()
     size = 8 * TERABYTE
@@ -151,7 +146,7 @@ def test_other_sparse_terabytes_are_refused_unread(model: Path, refused: Callabl
 
 @pytest.mark.parametrize("read", [safetensors_file.read, gguf_file.read, gguf_file.read_all, ctranslate2_bin.read])
 @pytest.mark.parametrize("kind", NO_FILES)
-def test_no_reader_of_weights_opens_what_is_no_file(tmp_path: Path, read: Callable, kind: Callable) -> None:
+def test_readers_of_weights_open_plain_files_only(tmp_path: Path, read: Callable, kind: Callable) -> None:
     said = kind(tmp_path / "w.gguf")
     with pytest.raises(UserError, match=f"w.gguf: {said}"):
         read(tmp_path / "w.gguf")
@@ -167,7 +162,7 @@ def test_prebuilt_artifacts_that_are_no_files(tmp_path: Path, kind: Callable) ->
             layout.local(artifact)
 
 
-def test_a_prebuilt_terabyte_is_refused_by_its_header_and_not_hashed(model: Path, refused: Callable) -> None:
+def test_a_prebuilt_terabyte_is_refused_before_hashing(model: Path, refused: Callable) -> None:
     artifact = model.parent / "ct2"
     artifact.mkdir()
     for name in ("config.json", "vocabulary.json"):
@@ -180,7 +175,7 @@ def test_a_prebuilt_terabyte_is_refused_by_its_header_and_not_hashed(model: Path
 
 
 @pytest.mark.parametrize("kind", NO_FILES)
-def test_texts_configs_results_and_schedules_that_are_no_files(tmp_path: Path, kind: Callable) -> None:
+def test_texts_configs_results_and_schedules_are_plain_files(tmp_path: Path, kind: Callable) -> None:
     path = tmp_path / "input"
     said = f"{path}: {kind(path)}"
     with pytest.raises(ConfigError, match=f"texts.evaluation: {said}"):
@@ -218,7 +213,7 @@ def test_a_study_that_is_no_file(
     assert result.stderr.splitlines() == [f"error: config: {tmp_path / 'study.yaml'}: {said}; put a file there"]
 
 
-def test_sparse_texts_and_tasks_are_refused_by_their_size(tmp_path: Path) -> None:
+def test_sparse_texts_and_tasks_are_too_large(tmp_path: Path) -> None:
     path = tmp_path / "task.yaml"
     path.touch()
     os.truncate(path, TERABYTE)
@@ -235,7 +230,7 @@ def test_sparse_texts_and_tasks_are_refused_by_their_size(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("path", ["/proc/self/status", "/proc/self/maps", "/proc/self/environ"])
-def test_files_whose_size_is_not_that_of_their_content_are_refused(path: str) -> None:
+def test_files_with_a_wrong_size_are_refused(path: str) -> None:
     with pytest.raises(UserError, match="its size is not that of its content"):
         plain_file.read(Path(path), 10**6)
 

@@ -25,7 +25,7 @@ TEXT = "The river rose in the night and the bridge was gone by morning. " * 180
 
 
 def command_in(surroundings: Sequence[str], folder: Path) -> list[str]:
-    """The beginning of a command that runs its rest in such surroundings."""
+    """Return the beginning of a command that runs its rest in such surroundings."""
     script = ["set -e"]
     for number, name in enumerate(surroundings):
         (folder / f"poor-{number}").mkdir(exist_ok=True)

@@ -49,7 +49,7 @@ def traps(folder: Path, names: list[str]) -> Path:
 
 
 def sites(python: Path) -> list[Path]:
-    """Where an environment's packages lie."""
+    """Return the folder of an environment's packages."""
     return list((python.parent.parent / "lib").glob("python3*/site-packages"))
 
 
@@ -81,7 +81,7 @@ def make(trapped: Trapped, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=trapped.clone, env=trapped.environment, **pipes)
 
 
-def test_a_clone_at_an_odd_path_measures_among_traps(trapped: Trapped, torch_python: Path, tools_python: Path) -> None:
+def test_a_clone_at_an_odd_path_ignores_traps(trapped: Trapped, torch_python: Path, tools_python: Path) -> None:
     """The packages of torch's environment come from a wrapper script that sets PYTHONPATH over another Python."""
     clone = trapped.clone
     wrapper = clone / "my python"
@@ -134,9 +134,7 @@ def test_an_environment_is_built_among_traps(trapped: Trapped, tmp_path: Path) -
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_make_says_in_one_line_among_traps_what_is_wrong_with_a_study(
-    trapped: Trapped, words: list[str], line: str
-) -> None:
+def test_make_reports_a_wrong_study_among_traps(trapped: Trapped, words: list[str], line: str) -> None:
     (trapped.clone / "no study.yaml").write_text("models: {}\n")
     (trapped.clone / "latin.yaml").write_bytes(b"models: {d\xe9: {source: demo}}\n")
     done = make(trapped, *words, "CORES=1")
@@ -147,7 +145,7 @@ def test_make_says_in_one_line_among_traps_what_is_wrong_with_a_study(
 
 
 @pytest.mark.parametrize("target", ["report", "plan", "serve-command"])
-def test_make_hands_on_a_study_and_a_cell_as_one_word(target: str) -> None:
+def test_make_passes_a_study_as_one_word(target: str) -> None:
     config, cell = 'my $study\'s "own" é.yaml', "m/$a b'c"
     words = ["make", "--dry-run", "--assume-old=.venv/.complete", target, f"CONFIG={config}", f"CELL={cell}"]
     shown = subprocess.run(words, cwd=REPO, capture_output=True, text=True, check=True).stdout
@@ -156,7 +154,7 @@ def test_make_hands_on_a_study_and_a_cell_as_one_word(target: str) -> None:
     assert any(cell in command for command in commands) == (target == "serve-command")
 
 
-def test_the_same_interpreter_keeps_what_a_wrapper_told_it_and_another_is_told_nothing() -> None:
+def test_only_the_same_interpreter_keeps_a_wrappers_environment() -> None:
     here = {"PATH": "/bin", "PYTHONPATH": ":/packages:", "PYTHONHOME": "/home/python", "PYTHONSAFEPATH": "1"}
     module = [sys.executable, "-P", "-m", "pip"]
     assert surroundings.of_child(module, here) == here | {"PYTHONPATH": "/packages"}
@@ -166,7 +164,7 @@ def test_the_same_interpreter_keeps_what_a_wrapper_told_it_and_another_is_told_n
     assert surroundings.of_child([Path(sys.executable), *module[1:]], here) == nothing
 
 
-def test_a_child_is_not_told_where_our_modules_lie() -> None:
+def test_a_child_gets_no_path_of_our_modules() -> None:
     here = {"PYTHONPATH": os.pathsep.join([str(REPO / "scripts"), "/packages"])}
     theirs = surroundings.of_child([sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server"], here)
     assert theirs == {"PYTHONPATH": "/packages", "PYTHONSAFEPATH": "1"}
@@ -183,7 +181,7 @@ def words(node: ast.AST) -> list[list[object]]:
 OTHERS = {"imatrix.py", "perplexities.py", "llama_bench.py", "gguf_build.py"}
 
 
-def test_every_module_or_line_of_code_that_a_program_runs_comes_without_the_current_folder() -> None:
+def test_programs_run_without_the_current_folder() -> None:
     found = 0
     for file in sorted([*(REPO / "scripts").rglob("*.py"), *(REPO / "benchmarks").rglob("*.py")]):
         for command in words(ast.parse(file.read_text())) if file.name not in OTHERS else []:

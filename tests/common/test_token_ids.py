@@ -47,7 +47,7 @@ def test_ids_of_a_vocabulary_of_ten(value: Any, expected: list[int]) -> None:
         (None, 5),
     ],
 )
-def test_the_token_that_an_engine_might_add_is_in_the_vocabulary(
+def test_an_engines_added_token_is_in_the_vocabulary(
     tmp_path: Path, config: dict[str, Any] | None, expected: int
 ) -> None:
     if config is not None:
@@ -57,7 +57,7 @@ def test_the_token_that_an_engine_might_add_is_in_the_vocabulary(
 
 @pytest.mark.parametrize("value", [99999, -1, True, "x", [1, 99999, "x"], [], {}])
 @pytest.mark.parametrize("key", ["eos_token_id", "bos_token_id", "pad_token_id"])
-def test_an_mlc_artifact_is_read_whatever_its_ids_are(tmp_path: Path, key: str, value: Any) -> None:
+def test_an_mlc_artifact_with_any_ids_is_read(tmp_path: Path, key: str, value: Any) -> None:
     content = json.loads((REPO / "demo/config.json").read_text()) | {key: value}
     (tmp_path / "config.json").write_text(json.dumps(content))
     chat_config.write(tmp_path, tmp_path, source_config.read(content, tmp_path / "config.json"), "q4f16_1")

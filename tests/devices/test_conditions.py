@@ -1,4 +1,4 @@
-"""What a measurement ran under, from counts whose meaning is known. NVML is a stand-in: its answers are ours."""
+"""Conditions of measurements, from known counters. NVML is a stand-in."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ class Nvml:
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU, nvmlMemory_v2 = 1, 2, 0, 0x2000028
 
     class NVMLError(Exception):
-        """What pynvml raises for everything."""
+        """The error that pynvml raises for everything."""
 
     def __init__(self) -> None:
         self.throttling, self.pids, self.used, self.counts_energy = 0x4, [], 2**20, True
@@ -74,7 +74,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
 
 
 def watch(nvml: Nvml, seconds: float = 0.5, meanwhile: Any = None, own: tuple[int, ...] = ()) -> dict[str, Any]:
-    """What a process measured under whose decoding filled the middle of so many seconds."""
+    """Return the conditions of a process whose decoding filled the middle of the given seconds."""
     with monitor.Monitor("cuda") as each:
         start = time.perf_counter()
         nvml.pids = [12345] if meanwhile is None else meanwhile
@@ -98,11 +98,11 @@ def test_energy_of_the_decode_phases(nvml: Nvml, counter: bool, source: str) -> 
     assert "celsius" not in device
 
 
-def test_a_measurement_too_short_for_the_counter_has_no_energy(nvml: Nvml) -> None:
+def test_a_short_measurement_has_no_energy(nvml: Nvml) -> None:
     assert watch(nvml, seconds=0.06)["conditions"]["decode_joules"] is None
 
 
-def test_a_gpu_of_ones_own_at_its_power_cap_is_clean(nvml: Nvml) -> None:
+def test_an_own_gpu_at_its_power_cap_is_clean(nvml: Nvml) -> None:
     found = watch(nvml)
     assert found["interference"] == []
     assert found["conditions"]["device"]["throttling"] == {"power cap": 1.0}
@@ -145,11 +145,11 @@ def test_a_process_that_was_there_before_marks(nvml: Nvml) -> None:
 def test_memory_that_nobody_shown_holds_marks(nvml: Nvml) -> None:
     nvml.used = 3 * 10**9  # in a container the processes of others are not listed
     assert watch(nvml, meanwhile=[])["interference"] == [
-        "somebody else held 3 GB of the GPU's memory before it started"
+        "another program held 3 GB of the GPU's memory before it started"
     ]
 
 
-def test_a_monitor_that_is_not_told_of_processes_says_nothing(nvml: Nvml) -> None:
+def test_a_monitor_without_processes_reports_nothing(nvml: Nvml) -> None:
     def refuse(handle: str) -> None:
         raise Nvml.NVMLError
 
@@ -218,7 +218,7 @@ def test_ones_own_threads_and_processes_are_no_others() -> None:
 
 
 @LINUX
-def test_programs_that_are_not_ours_are_seen_unless_they_are_named() -> None:
+def test_other_programs_are_seen_unless_named() -> None:
     detached = subprocess.run(["sh", "-c", '"$@" >/dev/null 2>&1 & echo $!', "sh", *SPIN], stdout=subprocess.PIPE)
     pid = int(detached.stdout)
     try:
@@ -233,7 +233,7 @@ def test_programs_that_are_not_ours_are_seen_unless_they_are_named() -> None:
 
 
 @LINUX
-def test_memory_is_that_of_a_process_and_of_those_that_it_started() -> None:
+def test_memory_includes_descendants() -> None:
     code = (
         "import subprocess, sys; kept = bytearray(b'x') * 60_000_000; "
         "child = subprocess.Popen([sys.executable, '-c', \"kept = bytearray(b'x') * 90_000_000; print(1, flush=True); "
@@ -269,7 +269,7 @@ def test_pages_that_forked_workers_share_count_once() -> None:
     assert 100e6 < found < 230e6  # its own 100 MB, and its workers' shares: three quarters of them again
 
 
-def test_energy_of_processors_goes_on_when_their_counter_goes_round(tmp_path: Path) -> None:
+def test_energy_survives_a_counters_overflow(tmp_path: Path) -> None:
     package = tmp_path / "intel-rapl:0"
     for folder, name in (
         (package, "package-0"),

@@ -53,11 +53,11 @@ def start(tmp_path: Path):  # noqa: ANN201 - a function that starts a job
 
 
 def cards(job: subprocess.Popen[str]) -> tuple[str, str]:
-    """What a job and a process of its own see."""
+    """Return the GPUs that a job and a child of it see."""
     return job.stdout.readline().strip(), job.stdout.readline().strip()
 
 
-def test_jobs_take_a_card_each_and_the_third_waits(start) -> None:  # noqa: ANN001
+def test_each_job_takes_a_gpu_and_one_waits(start) -> None:  # noqa: ANN001
     first, second = start(), None
     assert cards(first) == ("GPU-0", "GPU-0")
     second = start()
@@ -76,7 +76,7 @@ def test_only_what_is_visible_is_taken(start) -> None:  # noqa: ANN001
     assert cards(start(CUDA_VISIBLE_DEVICES="GPU-9,-1,0")) == ("GPU-9", "GPU-9")
 
 
-def test_a_job_of_several_cards_has_them_all_or_waits(start) -> None:  # noqa: ANN001
+def test_a_job_of_several_gpus_has_all_or_waits(start) -> None:  # noqa: ANN001
     one = start(1, CARDS="3")
     assert cards(one) == ("GPU-0", "GPU-0")
     two = start(2, CARDS="3")
@@ -93,12 +93,12 @@ def test_a_job_of_several_cards_has_them_all_or_waits(start) -> None:  # noqa: A
     assert cards(three) == ("GPU-0,GPU-1,GPU-2", "GPU-0,GPU-1,GPU-2")
 
 
-def test_a_process_of_a_job_that_wants_fewer_sees_no_more(start) -> None:  # noqa: ANN001
+def test_a_child_that_wants_fewer_sees_fewer(start) -> None:  # noqa: ANN001
     """Such as the reference, which runs beside what it is compared with."""
     assert cards(start(2, CHILD="1")) == ("GPU-0,GPU-1", "GPU-0")
 
 
-def test_jobs_that_want_the_same_cards_in_another_order_do_not_wait_for_one_another(start) -> None:  # noqa: ANN001
+def test_orders_of_gpus_cause_no_deadlock(start) -> None:  # noqa: ANN001
     orders = ("0,1,2", "2,1,0", "1,2,0", "0,2,1")
     jobs = [start(2, CARDS="3", CUDA_VISIBLE_DEVICES=order) for order in orders]
     done = []
@@ -118,7 +118,7 @@ def test_jobs_that_want_the_same_cards_in_another_order_do_not_wait_for_one_anot
 def test_more_cards_than_there_are_is_one_line(start) -> None:  # noqa: ANN001
     job = start(3)
     assert job.wait() == 1
-    message = "3 GPUs are asked for, and 2 are there (GPU-0, GPU-1); lower gpus"
+    message = "gpus is 3, but 2 are visible (GPU-0, GPU-1); lower gpus"
     assert job.stderr.read().splitlines()[-1].endswith(message)
 
 

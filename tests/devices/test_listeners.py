@@ -1,4 +1,4 @@
-"""Who answers at a URL, found among real processes that listen; the GPU is a stand-in, whose processes are ours."""
+"""Servers at a URL, found among real listening processes; the GPU is a stand-in, whose processes are ours."""
 
 import json
 import os
@@ -96,27 +96,27 @@ IPV6 = pytest.mark.skipif(not has_ipv6(), reason="there is no IPv6")
         pytest.param("::", "[::]", marks=IPV6),
     ],
 )
-def test_a_server_of_this_machine_is_known_by_every_name_of_the_machine(serve: Serve, listens: str, asked: str) -> None:
+def test_a_local_server_is_known_by_every_name(serve: Serve, listens: str, asked: str) -> None:
     port, server, child = serve(listens, "")
     found = listeners.find(f"http://{asked.replace('HOST', socket.gethostname())}:{port}/v1")
     assert found == Answering("here", frozenset({server}))
     assert found.processes() == {server, child}
 
 
-def test_workers_beside_the_one_that_listens_are_the_servers_too(serve: Serve) -> None:
+def test_workers_next_to_the_listener_count(serve: Serve) -> None:
     port, router, child, launcher, worker = serve(SERVER, program=LAUNCHER)
     found = listeners.find(f"http://127.0.0.1:{port}")
     assert found.pids == {launcher}
     assert found.processes() == {launcher, router, child, worker}
 
 
-def test_several_that_listen_on_one_port_are_all_the_servers(serve: Serve) -> None:
+def test_several_listeners_on_one_port_count(serve: Serve) -> None:
     port, one, child = serve("127.0.0.1", "")
     _, other, second = serve("127.0.0.1", "", str(port))
     assert listeners.find(f"http://127.0.0.1:{port}").processes() == {one, child, other, second}
 
 
-def test_who_listens_at_another_address_of_the_port_is_a_stranger(serve: Serve) -> None:
+def test_a_listener_at_another_address_is_a_stranger(serve: Serve) -> None:
     port, one, _ = serve("127.0.0.1", "")
     _, other, _ = serve("127.0.0.2", "", str(port))
     _, every, _ = serve("0.0.0.0", "", str(port))
@@ -125,21 +125,21 @@ def test_who_listens_at_another_address_of_the_port_is_a_stranger(serve: Serve) 
 
 
 @pytest.mark.parametrize("name", ["ssh", "nginx", "haproxy", "kubectl"])
-def test_who_only_passes_requests_on_is_not_the_server(serve: Serve, name: str) -> None:
+def test_a_forwarder_is_not_the_server(serve: Serve, name: str) -> None:
     port, *_ = serve("127.0.0.1", name)
-    words = f"{name} passes requests on to the server, so whether other programs disturbed it is not known"
+    words = f"{name} forwards requests to the server, so interference from other programs is unknown"
     assert listeners.find(f"http://127.0.0.1:{port}") == Answering("unknown", unknown=words)
 
 
-def test_a_container_that_is_not_shown_is_of_this_machine(serve: Serve) -> None:
+def test_a_hidden_container_is_of_this_machine(serve: Serve) -> None:
     port, *_ = serve("127.0.0.1", "docker-proxy")
     found = listeners.find(f"http://127.0.0.1:{port}")
     assert (found.place, found.pids) == ("here", frozenset())
-    assert found.unknown.startswith("docker-proxy passes requests on to the server")
+    assert found.unknown.startswith("docker-proxy forwards requests to the server")
 
 
 def in_a_namespace(address: str) -> tuple[str, ...]:
-    """What starts a program with a network of its own, as a container has one."""
+    """Return the beginning of a command that runs in its own network, like a container."""
     words = f'ip link set lo up && ip address add {address}/32 dev lo && exec "$@"'
     return ("unshare", "--net", "sh", "-c", words, "sh")
 
@@ -153,7 +153,7 @@ CONTAINERS = pytest.mark.skipif(
 
 @CONTAINERS
 @pytest.mark.parametrize("passed_on", [True, False])
-def test_a_server_in_a_container_is_known_where_its_processes_are_shown(serve: Serve, passed_on: bool) -> None:
+def test_a_server_in_a_visible_container_is_known(serve: Serve, passed_on: bool) -> None:
     port, server, child = serve("0.0.0.0", "", prefix=in_a_namespace("10.99.9.9"))
     url = f"http://10.99.9.9:{port}"
     if passed_on:
@@ -181,13 +181,13 @@ def test_another_users_server_cannot_be_known(serve: Serve) -> None:
     assert found["unknown"].startswith("the server's processes are another user's")
 
 
-def test_a_server_on_another_host_is_said_to_be_there() -> None:
-    words = "the server runs on another host, so whether other programs disturbed it is not known"
+def test_a_server_on_another_host_is_reported() -> None:
+    words = "the server runs on another host, so interference from other programs is unknown"
     for host in ("192.0.2.7", "name.invalid", "[2001:db8::1]"):
         assert listeners.find(f"http://{host}:8000") == Answering("elsewhere", unknown=words)
 
 
-def test_a_port_on_which_nobody_listens_and_what_is_no_url() -> None:
+def test_unused_ports_and_invalid_urls() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     assert listeners.find(f"http://127.0.0.1:{port}").place == "unknown"
@@ -205,7 +205,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
 
 
 def disturbed(url: str, monkeypatch: pytest.MonkeyPatch, own: set[int], load: dict[str, Any] | None) -> list[str]:
-    """What latency.measure says to have disturbed a measurement of the server at a URL; its process is a stand-in."""
+    """Return the interference that latency.measure reports for the server at a URL; its process is a stand-in."""
     names = dict.fromkeys(Measurement.__dataclass_fields__)
 
     def run_job(job: LatencyTask, folder: Path) -> dict[str, Any]:
@@ -220,9 +220,7 @@ def disturbed(url: str, monkeypatch: pytest.MonkeyPatch, own: set[int], load: di
     return found.interference
 
 
-def test_a_server_on_this_machines_card_is_no_stranger_and_a_stranger_is_one(
-    serve: Serve, nvml: Nvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_local_server_is_its_gpus_user(serve: Serve, nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
     port, server, child = serve("127.0.0.1", "")
     url, own = f"http://127.0.0.1:{port}", {server, child}
     nvml.pids, nvml.used = [child], 40 * 10**9
@@ -239,7 +237,7 @@ def test_a_server_on_this_machines_card_is_no_stranger_and_a_stranger_is_one(
 
 
 @pytest.mark.parametrize("place", ["passage", "elsewhere"])
-def test_nobody_is_called_a_disturbance_of_a_server_that_cannot_be_told_from_others(
+def test_an_unknown_server_has_no_disturbance(
     serve: Serve, nvml: Nvml, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     url = "http://192.0.2.7:8000" if place == "elsewhere" else f"http://127.0.0.1:{serve('127.0.0.1', 'ssh')[0]}"

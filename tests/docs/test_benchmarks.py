@@ -36,7 +36,7 @@ def test_a_passage_ends_before_a_word_that_it_has(tmp_path: Path) -> None:
     [
         (b"", "no line has such a passage"),
         (b"short\n" * 9, "no line has such a passage"),
-        (b"\xff\xfe", "is no UTF-8 text"),
+        (b"\xff\xfe", "is not UTF-8 text"),
         (None, "No such file or directory"),
     ],
 )
@@ -52,7 +52,7 @@ def test_a_text_without_passages_makes_no_task(tmp_path: Path, content: bytes | 
 def test_what_is_no_result_is_one_line(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / "cell.json").write_text(content)
     arguments = [tmp_path / "cell.json"] * (3 if name == "perplexities.py" else 2)
-    assert_one_line(benchmark(name, *arguments), "cell.json: is no ")
+    assert_one_line(benchmark(name, *arguments), "cell.json: is not ")
 
 
 def test_another_protocol_and_another_engine_are_named(tmp_path: Path) -> None:
@@ -71,7 +71,9 @@ def test_another_protocol_and_another_engine_are_named(tmp_path: Path) -> None:
     assert_one_line(benchmark("by_hand.py", out, tmp_path / "latency.json"), "use ctranslate2")
     (tmp_path / "latency.json").write_text(json.dumps(row | {"engine": "vllm", "device": {"device": "cpu"}}))
     result = benchmark("by_hand.py", out, tmp_path / "latency.json", "--python", "vllm-cpu=nowhere/python")
-    assert_one_line(result, "nowhere/python: is no program; name a Python that has vllm with --python vllm-cpu=INTERPR")
+    assert_one_line(
+        result, "nowhere/python: is not a program; name a Python that has vllm with --python vllm-cpu=INTERPR"
+    )
     assert not out.exists()
 
 
@@ -185,7 +187,7 @@ def test_a_text_that_is_too_short_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokens").mkdir()
     (tmp_path / "tokens/evaluation.json").write_text('{"ids": [1, 2, 3]}')
     result = benchmark("rounding_noise.py", tmp_path / "out.json", tmp_path / "fp16")
-    assert_one_line(result, "evaluation.json: has 3 tokens, and 2048 are read")
+    assert_one_line(result, "evaluation.json: has 3 tokens, but 2048 are needed")
     assert not (tmp_path / "out.json").exists()
 
 

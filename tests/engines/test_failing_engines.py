@@ -179,7 +179,7 @@ def run_out_of_memory() -> None:
     ("main", "line", "traced"),
     [
         (raise_from, "error: a line", True),
-        (fault, r"error: a fault of this program's: KeyError: 'x\ny'", True),
+        (fault, r"error: a bug in this program: KeyError: 'x\ny'", True),
         (run_out_of_memory, "error: memory ran out, and nothing was written", False),
     ],
 )

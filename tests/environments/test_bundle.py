@@ -145,7 +145,7 @@ def test_what_cannot_be_packed_is_one_line(envs: Path, pack: Callable, tmp_path:
         assert f"--platform {wanted}: is no Linux with glibc" in pack(out, "--platform", wanted)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/file").touch()
-    assert "holds files that are no artifact" in pack(tmp_path / "mine")
+    assert "holds files that are not an artifact" in pack(tmp_path / "mine")
 
 
 @pytest.mark.parametrize(("text", "size"), [("1M", 2**20), ("700M", 700 * 2**20), ("4G", 2**32), ("1048576", 2**20)])

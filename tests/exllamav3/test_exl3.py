@@ -18,10 +18,11 @@ from recorded_rows import list_jobs, of_file
 from weight_files import save_file, source
 
 from quantmill import layouts
-from quantmill.checkpoint import shards
+from quantmill.checkpoint import EMBEDDINGS, HEAD, shards
 from quantmill.checkpoint.shards import Checkpoint
 from quantmill.exllamav3 import decodes_in_int8
 from quantmill.layouts import Layer, Unread, exl3
+from quantmill.layouts.write_model import write_model
 from quantmill.plan.resources import costs_of
 
 LAYER = "model.layers.0.mlp.up_proj"
@@ -72,14 +73,14 @@ def test_sizes_that_are_no_blocks_are_cut(tmp_path: Path) -> None:
 
 def test_a_tied_model_is_run_with_the_head_that_is_stored(tmp_path: Path) -> None:
     table = np.full((128, 128), 0.5, np.float16)
-    tied = source(tmp_path / "source", {layouts.EMBEDDINGS: table})
-    folder = artifact(tmp_path / "exl3", "lm_head", parts("mul1-4"), **{layouts.EMBEDDINGS: table})
+    tied = source(tmp_path / "source", {EMBEDDINGS: table})
+    folder = artifact(tmp_path / "exl3", "lm_head", parts("mul1-4"), **{EMBEDDINGS: table})
     assert layouts.own_head("exl3", folder)
-    layouts.write_model(tmp_path / "run", tied, exl3.read(folder, tied), "F32", own_head=True)
+    write_model(tmp_path / "run", tied, exl3.read(folder, tied), "F32", own_head=True)
     run = shards.find(tmp_path / "run")
     assert run.config()["tie_word_embeddings"] is False
-    assert (layouts.array(run.tensors()[layouts.EMBEDDINGS]) == 0.5).all()
-    head = layouts.array(run.tensors()[layouts.HEAD])
+    assert (layouts.array(run.tensors()[EMBEDDINGS]) == 0.5).all()
+    head = layouts.array(run.tensors()[HEAD])
     expected = GOLDEN["mul1-4.weight"].T.astype(np.float32)
     assert np.linalg.norm(head - expected) < 1e-3 * np.linalg.norm(expected)
     assert shards.bytes_per_token(folder) == sum(value.nbytes for value in parts("mul1-4").values())

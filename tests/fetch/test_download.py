@@ -3,13 +3,13 @@
 import json
 import os
 import random
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from conftest import REPO
 from hub_server import Fault, Hub, Repository, serve
+from program_fixtures import Result
 
 from quantmill.checkpoint.selection import select
 from quantmill.common import manifest
@@ -17,7 +17,7 @@ from quantmill.common.program import UserError
 
 NAME = "acme/tiny"
 TOKEN = "hf_secretsecretsecret"
-Download = Callable[..., subprocess.CompletedProcess[str]]
+Download = Callable[..., Result]
 
 
 @pytest.fixture
@@ -28,23 +28,20 @@ def hub() -> Iterator[Hub]:
 
 
 @pytest.fixture
-def download(hub: Hub, tmp_path: Path, tools_python: Path) -> Download:
+def download(hub: Hub, tmp_path: Path, run_program: Callable, monkeypatch: pytest.MonkeyPatch) -> Download:
     """Run the program against the hub, with a cache and a home of its own."""
+    for name in [name for name in os.environ if name.startswith(("HF_", "HUGGING"))]:
+        monkeypatch.delenv(name)
+    words = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_ETAG_TIMEOUT": "5"}
 
-    def run(*options: str, name: str = NAME, **environment: str) -> subprocess.CompletedProcess[str]:
-        env = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
-        env |= {
-            "HF_ENDPOINT": hub.endpoint,
-            "HF_HOME": str(tmp_path / "home"),
-            "HF_HUB_ETAG_TIMEOUT": "5",
-        } | environment
-        command = [tools_python, "scripts/quantmill", "fetch.model", name, tmp_path / "out", *options]
-        return subprocess.run([*map(str, command)], cwd=REPO, env=env, capture_output=True, text=True, timeout=120)
+    def run(*options: str, name: str = NAME, sleep: bool = True, **environment: str) -> Result:
+        environment = words | {"HF_HUB_OFFLINE": "0"} | environment
+        return run_program("fetch.model", name, tmp_path / "out", *options, sleep=sleep, **environment)
 
     return run
 
 
-def refusal(result: subprocess.CompletedProcess[str], out: Path) -> str:
+def refusal(result: Result, out: Path) -> str:
     """The one line that a refused download ends with."""
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
@@ -110,7 +107,7 @@ def test_a_write_into_the_hubs_cache_changes_no_artifact(download: Download, tmp
 
 
 def test_a_dropped_connection_is_resumed_where_it_broke(hub: Hub, download: Download, tmp_path: Path) -> None:
-    weights = random.Random(0).randbytes(32_000_000)
+    weights = random.Random(0).randbytes(24_000_000)
     hub.repositories[f"models/{NAME}"] = Repository({"config.json": b"{}", "model.safetensors": weights})
     hub.faults = [Fault("GET /cdn/", times=2, drop_after=12_000_000)]
     result = download()
@@ -145,7 +142,7 @@ def test_what_arrived_before_a_failure_is_not_fetched_again(hub: Hub, download: 
 )
 def test_what_passes_is_waited_for(hub: Hub, download: Download, fault: Fault) -> None:
     hub.faults = [fault]
-    result = download()
+    result = download(sleep=fault.status == 429)
     assert result.returncode == 0, result.stderr
 
 
@@ -215,7 +212,8 @@ def test_what_is_not_there(
     download: Download, tmp_path: Path, arguments: dict, environment: dict, message: str
 ) -> None:
     names = {"name": arguments["name"]} if "name" in arguments else {}
-    assert message in refusal(download(*arguments.get("options", []), **names, **environment), tmp_path / "out")
+    result = download(*arguments.get("options", []), sleep=False, **names, **environment)
+    assert message in refusal(result, tmp_path / "out")
 
 
 def test_offline_takes_what_the_cache_has(hub: Hub, download: Download, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import struct
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,14 +64,12 @@ def pack(layout: str = "gptq", bits: int = 4) -> dict[str, np.ndarray]:
 
 
 @pytest.fixture
-def fetch(tools_python: Path, call: Callable, model: Path, tmp_path: Path) -> Callable[..., str]:
+def fetch(run_program: Callable, model: Path, tmp_path: Path) -> Callable[..., str]:
     """Run the program; what it said in its one line, after which nothing is under the final name."""
 
     def run(theirs: Path, layout: str = "gptq", good: bool = False) -> str:
-        command = [tools_python, "scripts/quantmill", "fetch.prebuilt", theirs, tmp_path / "out", "--model", model]
-        result: subprocess.CompletedProcess[str] = call(
-            *command, "--layout", layout, "--format", "theirs", "--engine", "gptqmodel"
-        )
+        words = "--model", model, "--layout", layout, "--format", "theirs", "--engine", "gptqmodel"
+        result = run_program("fetch.prebuilt", theirs, tmp_path / "out", *words)
         assert (result.returncode == 0) == good, result.stderr
         if not good:
             assert not (tmp_path / "out").exists()
@@ -364,16 +361,16 @@ def test_hashes_that_lie_beside_it(fetch: Callable, tmp_path: Path) -> None:
     assert "has not the SHA-256 that quantmill.json beside it names; fetch it again" in fetch(theirs)
 
 
-def test_an_artifact_of_the_hub(tools_python: Path, call: Callable, model: Path, tmp_path: Path) -> None:
+def test_an_artifact_of_the_hub(run_program: Callable, model: Path, tmp_path: Path) -> None:
     """At a branch's commit, by its layout's files alone, each with the hub's hash."""
     theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, pack())
     (theirs / "modeling_x.py").write_text("raise SystemExit")
     with serve() as hub:
         hub.repositories["models/acme/tiny-gptq"] = repository = Repository.of(theirs)
-        command = ["scripts/quantmill", "fetch.prebuilt", "acme/tiny-gptq", tmp_path / "out", "--revision", "main"]
-        command += ["--model", model, "--layout", "gptq", "--format", "theirs", "--engine", "gptqmodel"]
+        words = ["--revision", "main", "--model", model, "--layout", "gptq", "--format", "theirs"]
+        words += ["--engine", "gptqmodel"]
         cache = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home")}
-        result = call(tools_python, *command, **cache)
+        result = run_program("fetch.prebuilt", "acme/tiny-gptq", tmp_path / "out", *words, **cache)
         assert result.returncode == 0, result.stderr
         source = json.loads((tmp_path / "out/quantmill.json").read_text())["source"]
         assert (source["kind"], source["hub"], source["commit"]) == ("hub", "acme/tiny-gptq", repository.commit)
@@ -381,7 +378,7 @@ def test_an_artifact_of_the_hub(tools_python: Path, call: Callable, model: Path,
         assert names == {"config.json", "tokenizer.json", "model.safetensors", "quantmill.json"}
         repository.files["model.safetensors"] += b"x"
         hub.faults.append(Fault("/cdn/", corrupt=True))
-        result = call(tools_python, *[*command[:3], tmp_path / "again", *command[4:]], **cache)
+        result = run_program("fetch.prebuilt", "acme/tiny-gptq", tmp_path / "again", *words, **cache)
     assert "model.safetensors came with other bytes than the hub's hash says" in result.stderr
     assert not (tmp_path / "again").exists()
 
@@ -462,19 +459,18 @@ def test_ctranslate2_of_another_model(fetch: Callable, tmp_path: Path, demo: Pat
     assert "is another model: vocabulary, width and layers are [2048, 256, 7], this model's [5, 64, 1]" in said
 
 
-def test_ctranslate2_with_another_vocabulary(tools_python: Path, call: Callable, tmp_path: Path, demo: Path) -> None:
+def test_ctranslate2_with_another_vocabulary(run_program: Callable, tmp_path: Path, demo: Path) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     for path in (demo / "artifacts/demo/ct2-int8").iterdir():
         if path.name != "quantmill.json":
             (theirs / path.name).write_bytes(path.read_bytes())
-    command = [tools_python, "scripts/quantmill", "fetch.prebuilt", theirs, tmp_path / "out"]
-    command += ["--model", demo / "artifacts/demo/safetensors", "--layout", "ct2"]
-    command += ["--format", "theirs", "--engine", "ctranslate2"]
-    assert call(*command).returncode == 0
+    of = ["--model", demo / "artifacts/demo/safetensors", "--layout", "ct2", "--format", "theirs"]
+    of += ["--engine", "ctranslate2"]
+    assert run_program("fetch.prebuilt", theirs, tmp_path / "out", *of).returncode == 0
     words = json.loads((theirs / "vocabulary.json").read_text())
     words[300], words[301] = words[301], words[300]
     (theirs / "vocabulary.json").write_text(json.dumps(words))
-    result = call(*command[:3], tmp_path / "other", *command[4:])
+    result = run_program("fetch.prebuilt", theirs, tmp_path / "other", *of)
     assert f"has another vocabulary: its token 300 is {words[300]!r}" in result.stderr
     assert not (tmp_path / "other").exists()

@@ -108,21 +108,12 @@ def theirs(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def fetch(tools_python: Path, call: Callable, model: Path, tmp_path: Path) -> Callable[..., str]:
+def fetch(run_program: Callable, model: Path, tmp_path: Path) -> Callable[..., str]:
     """Run the program; what it said, in one line where it did not take the artifact, and then nothing is there."""
 
     def run(artifact: object, *more: object, good: bool = False, **environment: str) -> str:
-        command = [
-            tools_python,
-            "scripts/quantmill",
-            "fetch.prebuilt",
-            artifact,
-            tmp_path / "out",
-            "--model",
-            model,
-            *more,
-        ]
-        result = call(*command, "--layout", "gguf", "--format", "theirs", "--engine", "llama_cpp", **environment)
+        words = "--model", model, *more, "--layout", "gguf", "--format", "theirs", "--engine", "llama_cpp"
+        result = run_program("fetch.prebuilt", artifact, tmp_path / "out", *words, **environment)
         assert (result.returncode == 0) == good, result.stderr
         if not good:
             assert not (tmp_path / "out").exists()

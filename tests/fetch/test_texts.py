@@ -28,6 +28,29 @@ def lines_of(rows: list[str]) -> bytes:
     return "".join(json.dumps({"text": row, "url": "x"}) + "\n" for row in rows).encode()
 
 
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory, tools_python: Path) -> Repository:
+    parquet = parquet_of(ROWS, tmp_path_factory.mktemp("rows") / "t.parquet", tools_python)
+    return Repository(
+        {
+            "a/test.parquet": parquet,
+            "test.jsonl": lines_of(ROWS),
+            "en/c4.json.gz": gzip.compress(lines_of(ROWS)),
+            "plain.txt": "".join(ROWS).encode(),
+            "bad.parquet": b"PAR1",
+            "bad.json.gz": b"not gzip",
+            "empty.txt": b" \n",
+            "null.jsonl": b'{"text": null}\n',
+            "half.jsonl": b'{"text": "\\ud800"}\n',
+            "cut.json.gz": gzip.compress(lines_of(ROWS))[:-9],
+            "deep.jsonl": b"[" * 100_000,
+            "marks.jsonl": b"\xef\xbb\xbf" + lines_of(["\ufeffOne\r\ntwo\r", "\ufeffThree\r"]),
+            "long.jsonl.gz": gzip.compress(b"[" + b" " * 2**27),  # of 130 kB
+            "nul.jsonl": lines_of(["One", "two\0"]),
+        }
+    )
+
+
 @pytest.mark.parametrize(
     ("file", "options", "expected"),
     [
@@ -53,38 +76,14 @@ def lines_of(rows: list[str]) -> bytes:
         ),
     ],
 )
-def test_a_text(tmp_path: Path, tools_python: Path, call: Callable, file: str, options: list, expected: str) -> None:
+def test_a_text(
+    tmp_path: Path, run_program: Callable, texts: Repository, file: str, options: list, expected: str
+) -> None:
     with serve() as hub:
-        hub.repositories["datasets/acme/texts"] = repository = Repository(
-            {
-                "a/test.parquet": parquet_of(ROWS, tmp_path / "t.parquet", tools_python),
-                "test.jsonl": lines_of(ROWS),
-                "en/c4.json.gz": gzip.compress(lines_of(ROWS)),
-                "plain.txt": "".join(ROWS).encode(),
-                "bad.parquet": b"PAR1",
-                "bad.json.gz": b"not gzip",
-                "empty.txt": b" \n",
-                "null.jsonl": b'{"text": null}\n',
-                "half.jsonl": b'{"text": "\\ud800"}\n',
-                "cut.json.gz": gzip.compress(lines_of(ROWS))[:-9],
-                "deep.jsonl": b"[" * 100_000,
-                "marks.jsonl": b"\xef\xbb\xbf" + lines_of(["\ufeffOne\r\ntwo\r", "\ufeffThree\r"]),
-                "long.jsonl.gz": gzip.compress(b"[" + b" " * 2**27),  # of 130 kB
-                "nul.jsonl": lines_of(["One", "two\0"]),
-            }
-        )
+        hub.repositories["datasets/acme/texts"] = texts
         environment = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
-        program = (
-            tools_python,
-            "scripts/quantmill",
-            "fetch.text",
-            "acme/texts",
-            file,
-            tmp_path / "out",
-            "--revision",
-            "main",
-        )
-        result = call(*program, *options, **environment)
+        arguments = ["acme/texts", file, tmp_path / "out", "--revision", "main", *options]
+        result = run_program("fetch.text", *arguments, **environment)
     if expected.startswith(("has", "cannot", "holds", "document")):
         assert result.returncode == 1
         assert expected in result.stderr.splitlines()[-1]
@@ -93,7 +92,7 @@ def test_a_text(tmp_path: Path, tools_python: Path, call: Callable, file: str, o
         return
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "out/text.txt").read_text(encoding="utf-8") == expected
-    assert json.loads((tmp_path / "out/quantmill.json").read_text())["source"]["commit"] == repository.commit
+    assert json.loads((tmp_path / "out/quantmill.json").read_text())["source"]["commit"] == texts.commit
     said = json.loads((tmp_path / "out/rows.json").read_text())
     assert sum(said["characters"]) + (len(said["characters"]) - 1) * len(said["join"]) == len(expected)
 

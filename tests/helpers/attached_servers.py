@@ -26,7 +26,7 @@ def model_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def attach(model_files: Path, call: Callable[..., Told]) -> Callable[..., Told]:
-    """What an engine says of a server."""
+    """Return an engine's report of a server."""
 
     def run(engine: str, url: str, environment: dict[str, str] | None = None, **options: Any) -> Told:
         command = [interpreter("tools"), REPO / "tests/servers/attached_facts.py", engine, model_files]

@@ -24,7 +24,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def variables(config: Mapping[str, Any] = CONFIG, int8: bool = False) -> Arrays:
-    """The variables of a model of Llama's kind, by name."""
+    """Return the variables of a Llama by name."""
     random = np.random.default_rng(0)
     width, inner, heads = (config[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads"))
     of_keys, size = config.get("num_key_value_heads", heads), width // heads
@@ -70,7 +70,7 @@ def text(word: str) -> bytes:
 
 
 def variable(name: str, shape: Iterable[int], dtype: int, data: bytes, nbytes: int | None = None) -> bytes:
-    """A variable's header and data; `nbytes`: how long the header says that its data are."""
+    """Encode a variable's header and data; `nbytes`: the length of the data by the header."""
     sizes = list(shape)
     head = text(name) + struct.pack(f"<B{len(sizes)}I", len(sizes), *sizes)
     return head + struct.pack("<BI", dtype, len(data) if nbytes is None else nbytes) + data
@@ -85,7 +85,7 @@ def pack(arrays: Iterable[tuple[str, np.ndarray]], aliases: Iterable[tuple[str, 
 
 
 def write(folder: Path, content: bytes, tokens: int = CONFIG["vocab_size"]) -> Path:
-    """A folder that CTranslate2 loads."""
+    """Write a folder that CTranslate2 loads."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.bin").write_bytes(content)
     words = {"bos_token": "0", "eos_token": "1", "unk_token": "2", "layer_norm_epsilon": 1e-6}

@@ -1,4 +1,4 @@
-"""How the fake server writes an answer, event by event, and what can be wrong with that."""
+"""The fake server's answers, event by event, and their faults."""
 
 import json
 from typing import Any
@@ -20,12 +20,12 @@ class Answer:
         self.begun = self.broken = False
 
     def begin(self, job: Job, total: int) -> None:
-        """What is needed at each step."""
+        """Prepare what each step needs."""
         self.job, self.total = job, total
         self.tokens = self.server.tokens(self.prompt, total, lambda: self.server.engine.running <= 1)
 
     def step(self, tokens: int, last: bool) -> None:
-        """So many tokens are due."""
+        """Write the tokens that are due."""
         if self.broken:
             return
         new = [self.tokens.next() for _ in range(tokens)]

@@ -17,7 +17,7 @@ class Model:
         self.seed = seed
 
     def state(self, ids: list[int], before: int | None = None) -> int:
-        """The hash of ids, which can go on from that of those before them."""
+        """Hash ids, starting from the hash of earlier ones."""
         state = self.seed if before is None else before
         for token in ids:
             state = (state * 6364136223846793005 + 1442695040888963407 * (token + 1)) & MASK
@@ -34,12 +34,12 @@ class Model:
         return [each - total for each in logits]
 
     def choose(self, state: int, rank: int = 0) -> int:
-        """The likeliest token but the end of sequence, or the one of another rank."""
+        """Return the likeliest token except EOS, or the one of another rank."""
         logits = self.logits(state)
         return sorted(range(1, VOCAB), key=logits.__getitem__)[-1 - rank]
 
     def decode(self, prompt: list[int], n: int) -> list[int]:
-        """n tokens, each the likeliest."""
+        """Return n tokens, each the likeliest."""
         state, found = self.state(prompt), []
         for _ in range(n):
             found.append(self.choose(state))
@@ -47,7 +47,7 @@ class Model:
         return found
 
     def behind(self, prompt: list[int], ids: list[int]) -> list[float]:
-        """How many nats each token is less likely than the likeliest after what is before it."""
+        """Return the nats by which each token is behind the likeliest one at its position."""
         state, found = self.state(prompt), []
         for token in ids:
             logits = self.logits(state)
@@ -66,17 +66,17 @@ def _logits(state: int) -> list[float]:
 
 
 def _noise(state: int, number: int) -> float:
-    """A number between 0 and 1."""
+    """Return a number between 0 and 1."""
     mixed = ((state ^ (number * 0x9E3779B97F4A7C15)) * 0xD6E8FEB86659FD93) & MASK
     mixed = ((mixed ^ (mixed >> 32)) * 0xD6E8FEB86659FD93) & MASK
     return (mixed >> 11) / 2**53
 
 
 def text(ids: list[int]) -> str:
-    """The text of ids."""
+    """Return the text of ids."""
     return "".join(WORDS[token] for token in ids)
 
 
 def tokenize(words: str) -> list[int]:
-    """The ids of a text that `text` wrote."""
+    """Return the ids of a text that `text` wrote."""
     return [WORDS.index(f" {word}") for word in words.split()]

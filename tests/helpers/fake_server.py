@@ -51,7 +51,7 @@ class Server:
         engine.speculate = bool({"speculation", "lossy", "acceptance"} & self.faults)
 
     def counters(self) -> dict[str, int | None]:
-        """What /metrics would tell."""
+        """Return the reply of /metrics."""
         accepted = self.engine.accepted * (2 if "acceptance" in self.faults else 1)
         cached = None if {"prefix_cache", "answer_cache"} & self.faults else self.cached
         return {
@@ -63,7 +63,7 @@ class Server:
         }
 
     def tokens(self, prompt: list[int], n: int, alone: Callable[[], bool]) -> "Tokens":
-        """What is written after a prompt."""
+        """Return the ids that are written after a prompt."""
         return Tokens(self, prompt, n, alone)
 
     def prompt_logprobs(self, ids: list[int]) -> list[float | None]:
@@ -79,7 +79,7 @@ class Tokens:
         self.state = server.model.state(prompt)
 
     def next(self) -> int:
-        """The next one."""
+        """Return the next one."""
         faults, model, rank = self.server.faults, self.server.model, 0
         if (
             ("batch" in faults and not self.alone() and self.written == 3)
@@ -123,7 +123,7 @@ class Session:
         self._answer(path, json.loads(rest[:size]))
 
     def whole(self, status: int, content: Any) -> None:
-        """An answer that is no stream."""
+        """Write an answer that is not a stream."""
         body = json.dumps(content, ensure_ascii=False).encode()
         head = f"HTTP/1.1 {status} Status\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         self.write(head.encode() + body)

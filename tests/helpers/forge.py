@@ -25,7 +25,7 @@ def zip_with(path: Path, pickled: bytes, storage: bytes = bytes(16), compression
 
 
 def tensor_pickle(offset: int, shape: tuple, stride: tuple, elements: int = 4) -> bytes:
-    """The pickle of {"weight": tensor} as torch writes it, with any numbers in it."""
+    """Pickle {"weight": tensor} like torch, with any numbers in it."""
 
     class Storage:
         pass
@@ -62,23 +62,23 @@ def safetensors_with(path: Path, header: bytes, data: bytes = bytes(8)) -> Path:
 
 
 def gguf_text(text: str | bytes) -> bytes:
-    """A text as GGUF stores it."""
+    """Encode a text for GGUF."""
     data = text.encode() if isinstance(text, str) else text
     return struct.pack("<Q", len(data)) + data
 
 
 def gguf_key(key: str | bytes, kind: int, value: bytes) -> bytes:
-    """A key of GGUF's metadata with a value of a type."""
+    """Encode a key of GGUF's metadata with a value of a type."""
     return gguf_text(key) + struct.pack("<I", kind) + value
 
 
 def gguf_array(key: str, kind: int, *values: bytes, count: int | None = None) -> bytes:
-    """A key with an array, which may claim to have another number of values."""
+    """Encode a key with an array, which may claim another number of values."""
     return gguf_key(key, 9, struct.pack("<IQ", kind, len(values) if count is None else count) + b"".join(values))
 
 
 def gguf_tensor(name: str | bytes, dimensions: tuple[int, ...], kind: int, offset: int = 0) -> bytes:
-    """What GGUF says of a tensor; the innermost dimension comes first."""
+    """Encode GGUF's description of a tensor; the innermost dimension comes first."""
     sizes = struct.pack(f"<I{len(dimensions)}Q", len(dimensions), *dimensions)
     return gguf_text(name) + sizes + struct.pack("<IQ", kind, offset)
 
@@ -93,19 +93,19 @@ def gguf_with(
     counts: tuple[int, int] | None = None,
     alignment: int = 32,
 ) -> Path:
-    """A GGUF file: magic and version, numbers of tensors and keys (which may lie), these, and data where it is due."""
+    """Write a GGUF file: magic, version, counts of tensors and keys (which may be wrong), these, and aligned data."""
     head = start + struct.pack("<QQ", *(counts or (len(tensors), len(keys)))) + b"".join((*keys, *tensors))
     path.write_bytes(head + bytes(-len(head) % alignment) + data)
     return path
 
 
 def gguf_texts(key: str, *values: str | bytes) -> bytes:
-    """A key with an array of texts."""
+    """Encode a key with an array of texts."""
     return gguf_array(key, 8, *map(gguf_text, values))
 
 
 def gguf_part(folder: Path, number: int, count: int, *names: str, tensors: int = 2, name: str | None = None) -> Path:
-    """A part, counted from 0, of a model that was split, with tensors of these names."""
+    """Write a part, counted from 0, of a split model, with tensors of these names."""
     keys = gguf_key("split.no", 2, struct.pack("<H", number)), gguf_key("split.count", 2, struct.pack("<H", count))
     keys += (gguf_key("split.tensors.count", 5, struct.pack("<i", tensors)),)
     held = tuple(gguf_tensor(each, (8,), 0, 32 * place) for place, each in enumerate(names))

@@ -88,7 +88,7 @@ class Hub(ThreadingHTTPServer):
 
     @staticmethod
     def is_large(name: str) -> bool:
-        """Whether a file is stored apart."""
+        """Return whether a file is stored in LFS."""
         return name.endswith(LARGE)
 
     def fault(self, path: str) -> Fault | None:
@@ -132,7 +132,7 @@ class Handler(Uploads, BaseHTTPRequestHandler):
             self.send(404, b"", **{"X-Error-Code": "EntryNotFound"})
 
     def repository(self, kind: str, name: str, revision: str | None) -> Repository | None:
-        """The repository, or none where the refusal has been sent."""
+        """Return the repository, or None after sending a refusal."""
         found = self.server.repositories.get(f"{kind}/{name}")
         given = self.headers.get("Authorization", "").removeprefix("Bearer ")
         if given.startswith("bad"):
@@ -232,7 +232,7 @@ def sha256(content: bytes) -> str:
 
 @contextmanager
 def serve() -> Iterator[Hub]:
-    """A hub that runs in a thread of its own while the block does."""
+    """Run a hub in a thread while the block lasts."""
     hub = Hub()
     thread = threading.Thread(target=hub.serve_forever, args=(0.05,))
     thread.start()

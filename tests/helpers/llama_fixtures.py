@@ -14,7 +14,7 @@ from quantmill.llamacpp import compile
 
 @pytest.fixture(scope="session")
 def llama_cpp(tmp_path_factory: pytest.TempPathFactory, call: Callable) -> Path:
-    """The folder that llamacpp.compile makes, of what lies in the user's cache."""
+    """Return the folder of llamacpp.compile, made from the user's cache."""
     if not list(compile.cache().glob("llama.cpp-*/ready")):
         pytest.skip("llama.cpp is not compiled here; `make llama.cpp` does it, in ten minutes")
     folder = tmp_path_factory.mktemp("llama.cpp") / "llama.cpp"
@@ -40,7 +40,7 @@ def run_gguf(llama_cpp: Path, call: Callable) -> Callable:
 def gguf_model(
     tmp_path_factory: pytest.TempPathFactory, call: Callable, torch_python: Path, tools_python: Path
 ) -> Path:
-    """The demo as the workflow prepares it: safetensors, tokens, what transformers expects; and the texts."""
+    """Prepare the demo like the workflow: safetensors, tokens, transformers' expected predictions, and the texts."""
     root = tmp_path_factory.mktemp("model")
     for name, length in (("evaluation", None), ("calibration", CHARACTERS)):
         (root / f"{name}.txt").write_text((REPO / f"config/{name}.txt").read_text()[:length])

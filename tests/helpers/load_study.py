@@ -1,4 +1,4 @@
-"""What the fake server is put under, and a plan of it."""
+"""Loads for the fake server, and a plan of them."""
 
 from dataclasses import replace
 from typing import Any

@@ -68,7 +68,7 @@ def gpt2() -> Tensors:
 
 
 def write(folder: Path, config: Mapping[str, Any] = LLAMA, tensors: Tensors | None = None) -> Path:
-    """A model's folder with these tensors, those of `llama` where nothing else is said."""
+    """Write a model's folder with these tensors, by default those of `llama`."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     save_file(llama() if tensors is None else tensors, folder / "model.safetensors")

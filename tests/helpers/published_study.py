@@ -5,7 +5,9 @@ import hashlib
 import json
 import os
 import random
+import resource
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,17 @@ from quantmill.plan import registry
 TOKEN = "hf_tokenoftheuserwhopublishes"
 WEIGHTS = {"ct2-int8": "model.bin", "gptq-int4": "model.safetensors", "fp16": "model.safetensors"}
 LAYOUTS = {"ct2-int8": "ct2", "gptq-int4": "gptq", "fp16": "hf"}
+ADDRESSES = 16 * 2**30  # bytes that a program may reserve; drawing, which reserves 68 GB, then gives up at once
 HEAD = "---\nlicense: apache-2.0\n---\n# A model\n"
 
 
 class Study:
-    """Artifacts of one model in `root`, and the program that publishes them to a hub on this machine."""
+    """Artifacts of one model in `root`, and the program that publishes them to a hub on this machine.
+
+    Where `draws` is false, the picture is a text that says why there is none: drawing takes half of the time.
+    """
+
+    draws = False
 
     def __init__(self, root: Path, hub: Hub, python: Path) -> None:
         self.root, self.hub, self.python = root, hub, python
@@ -35,11 +43,11 @@ class Study:
         self.write()
 
     def row(self, format: str) -> dict[str, Any]:
-        """The recorded row of a format's default run."""
+        """Return the recorded row of a format's default run."""
         return next(row for row in self.results["rows"] if row["format"] == format and row["run"] is None)
 
     def build(self, name: str, sizes: dict[str, int], like: str = "", **changes: Any) -> Path:
-        """An artifact with files of so many random bytes, and a config.json; its manifest is that of a recorded row."""
+        """Write an artifact with random files of the given sizes, a config.json, and a recorded row's manifest."""
         folder = self.root / "artifacts/demo" / name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 512}\n')
@@ -64,7 +72,7 @@ class Study:
         (self.root / "artifacts/report/results.json").write_text(json.dumps(self.results))
 
     def command(self, *names: str, repository: str = "acme/demo", layout: str = "") -> list[str]:
-        """What publishes artifacts."""
+        """Return the command that publishes artifacts."""
         folders = [f"artifacts/demo/{name}" for name in names]
         command = [self.python, REPO / "scripts/quantmill", "publish.push", "artifacts/demo/published/x.json", *folders]
         layout = layout or LAYOUTS[names[0]]
@@ -74,7 +82,7 @@ class Study:
         return [*map(str, command)]
 
     def environment(self, **more: str) -> dict[str, str]:
-        """That of a user with a token, and a cache of its own; uploads go over LFS, which the hub here speaks."""
+        """Return the environment of a user with a token and an own cache; uploads use LFS, like the test's hub."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
         mine = {"HF_ENDPOINT": self.hub.endpoint, "HF_HOME": str(self.root / "home"), "HF_TOKEN": TOKEN}
         return kept | mine | {"HF_HUB_DISABLE_XET": "1", "HF_HUB_ETAG_TIMEOUT": "5"} | more
@@ -84,11 +92,11 @@ class Study:
     ) -> subprocess.CompletedProcess[str]:
         """Publish artifacts."""
         command = self.command(*names, **{key: words.pop(key) for key in ("repository", "layout") if key in words})
-        return subprocess.run(
-            [*command, *more], cwd=self.root, env=self.environment(**words), capture_output=True, text=True, timeout=120
-        )
+        limit = partial(resource.setrlimit, resource.RLIMIT_AS, (ADDRESSES, ADDRESSES))
+        options = {"cwd": self.root, "env": self.environment(**words), "preexec_fn": None if self.draws else limit}
+        return subprocess.run([*command, *more], **options, capture_output=True, text=True, timeout=120)
 
     def receipt(self) -> dict[str, Any] | None:
-        """What is kept of the last upload."""
+        """Return the record of the last upload."""
         path = self.root / "artifacts/demo/published/x.json"
         return json.loads(path.read_text()) if path.exists() else None

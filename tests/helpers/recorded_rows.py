@@ -24,18 +24,18 @@ SAMPLES = {"samples": 128, "sequence_length": 2048}
 
 
 def of_file(file: str | Path) -> model_shape.Shape:
-    """The shape of a config.json."""
+    """Return the shape of a config.json."""
     return model_shape.of(json.loads((REPO / file).read_text()))
 
 
 def of_row(row: dict[str, Any]) -> model_shape.Shape:
-    """The shape of a recorded row's model, by its number of parameters."""
+    """Return the shape of a recorded row's model, by its number of parameters."""
     return of_file(next(file for file, count in KNOWN.items() if count == row["artifact"]["parameter_count"]))
 
 
 @cache
 def list_jobs() -> dict[str, Any]:
-    """What Snakemake knows of the demo's study: see scripts/quantmill/plan/list_jobs.py."""
+    """Return Snakemake's plan of the demo's study (scripts/quantmill/plan/list_jobs.py)."""
     command = [REPO / ".venv/bin/python", REPO / "scripts/quantmill", "plan.list_jobs"]
     result = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
@@ -43,7 +43,7 @@ def list_jobs() -> dict[str, Any]:
 
 
 def jobs_of(device: str, **changes: Any) -> Jobs:
-    """The demo's study on a device, with changes to its config."""
+    """Return the demo's study on a device, with changes to its config."""
     formats = {name: costs_of(entry) for name, entry in list_jobs()["formats"].items()}
     engines = {name: entry and RunResources(**entry) for name, entry in list_jobs()["engines"].items()}
     study = list_jobs()["study"] | {"device": device} | changes

@@ -1,8 +1,6 @@
 """Two runs of one small study, and the program that compares them."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,13 +8,12 @@ from typing import Any
 import pytest
 from whole_results import collect_results, whole_cell, window_losses
 
-REPO = Path(__file__).resolve().parents[2]
 Run = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
 def run_text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A run of three rows, as text: whoever changes it has one of its own."""
+    """Return a run of three rows as text, so that each test can change its own copy."""
     folder = tmp_path_factory.mktemp("run")
     cells = [
         whole_cell(folder, "reference", 100.0, window_losses(0), kld=0.0),
@@ -37,14 +34,13 @@ def after(run_text: str) -> Run:
 
 
 @pytest.fixture
-def compare(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def compare(tmp_path: Path, run_program: Callable) -> Callable:
     """Run the program on two runs."""
 
-    def run(one: Run, other: Run, *options: str) -> subprocess.CompletedProcess[str]:
+    def run(one: Run, other: Run, *options: str) -> Any:
         paths = [tmp_path / "before.json", tmp_path / "after.json"]
         for path, content in zip(paths, (one, other), strict=True):
             path.write_text(json.dumps(content))
-        command = [sys.executable, "scripts/quantmill", "report.compare", *map(str, paths), *options]
-        return subprocess.run(command, cwd=REPO, capture_output=True, text=True)
+        return run_program("report.compare", *paths, *options)
 
     return run

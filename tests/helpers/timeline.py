@@ -13,7 +13,7 @@ STEPS = (1, 3, 2, 4)  # tokens of each step where a draft is accepted
 
 
 class Clock(Protocol):
-    """What the engine needs of an event loop."""
+    """The part of an event loop that the engine needs."""
 
     def time(self) -> float: ...
 
@@ -78,7 +78,7 @@ class Engine:
     accepted: int = 0
 
     def submit(self, job: Job) -> None:
-        """A request has come."""
+        """Accept a request."""
         job.arrival = self.clock.time()
         self.jobs.append(job)
         self.waiting.append(job)

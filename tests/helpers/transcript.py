@@ -1,4 +1,4 @@
-"""What went over the wire between an engine and a server, to record it from a real one and to replay it.
+"""Record the traffic between an engine and a real server, and replay it.
 
     python tests/helpers/transcript.py URL OUT    beside a real server: what is sent to the printed port is kept in OUT
 
@@ -24,7 +24,7 @@ Answer = Callable[[str, str, Any, dict[str, str]], Exchange]
 
 @contextmanager
 def listen(answer: Answer) -> Iterator[str]:
-    """The URL of a server that gives the answers of `answer(method, path, body, headers)`."""
+    """Yield the URL of a server that gives the answers of `answer(method, path, body, headers)`."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

@@ -20,7 +20,7 @@ PIECE = 2**16
 
 @dataclass
 class Storage:
-    """What was uploaded.
+    """The uploaded files.
 
     writers: tokens that may write. part: bytes of a part of a large file. received: bytes of each object that arrived,
     whole or not. commits: names of the files of each. bodies: all that was sent.
@@ -40,7 +40,7 @@ class Broken(Exception):
 
 
 class Uploads:
-    """What the server's handler answers to POST and PUT."""
+    """The handler's answers to POST and PUT."""
 
     server: "Hub"
 
@@ -71,7 +71,7 @@ class Uploads:
             self.change(path, body, fault)
 
     def body(self, path: str, fault: "Fault | None") -> bytes:
-        """What was sent, as slowly or as far as the fault has it."""
+        """Read the request's body, as slowly or as far as the fault says."""
         left = int(self.headers.get("Content-Length", 0))
         if fault and fault.drop_after is not None:
             left = min(left, fault.drop_after)
@@ -109,7 +109,7 @@ class Uploads:
         self.reply({})
 
     def change(self, path: str, body: bytes, fault: "Fault | None") -> None:
-        """What only who may write is answered."""
+        """Answer a request that needs the right to write."""
         given = self.headers.get("Authorization", "").removeprefix("Bearer ")
         named = re.fullmatch(r"/api/models/([^/]+/[^/]+)/(preupload|commit)/main", path)
         batch = re.fullmatch(r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch", path)
@@ -144,13 +144,13 @@ class Uploads:
         self.reply({"url": f"{self.server.endpoint}/{name}", "name": name, "id": "1"})
 
     def mode(self, found: "Repository", wanted: dict[str, Any]) -> dict[str, Any]:
-        """Whether a file is stored apart, and what the repository has by its name."""
+        """Answer for each file whether it is stored in LFS, and the repository's own version."""
         large, content = self.server.is_large(wanted["path"]), found.files.get(wanted["path"])
         oid = content and (hashlib.sha256(content).hexdigest() if large else git_blob(content))
         return {"path": wanted["path"], "uploadMode": "lfs" if large else "regular", "shouldIgnore": False, "oid": oid}
 
     def action(self, wanted: dict[str, Any]) -> dict[str, Any]:
-        """Where to send an object; nowhere if it is there."""
+        """Answer where to send an object; nowhere if it exists."""
         oid, size, storage = wanted["oid"], wanted["size"], self.server.storage
         if oid in storage.objects:
             return wanted

@@ -64,7 +64,7 @@ class Transport:
 def send(
     loop: Loop, server: Server, requests: list[bytes], load: Load, delay: float = 0.0, **options: Any
 ) -> client.Recording:
-    """A load on a fake server, in simulated time. A connection takes `delay`; options are those of `client.send`."""
+    """Run a load on a fake server in simulated time. A connection takes `delay`; options are those of `client.send`."""
 
     async def connect(factory: Any) -> tuple[Transport, Connection]:
         await asyncio.sleep(delay)

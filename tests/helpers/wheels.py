@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_wheel(folder: Path, name: str, version: str, files: dict[str, bytes], *, requires: str = "") -> Path:
-    """A wheel of a package that no registry has, or not so."""
+    """Write a wheel of a package that no registry has in this form."""
     info = f"{name}-{version}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
     metadata += f"Requires-Dist: {requires}\n" if requires else ""

@@ -100,7 +100,7 @@ def edit(path: str, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 def whole_cell(folder: Path, name: str, rate: float, nll: list[float] | None, **options: Any) -> dict[str, Any]:
-    """What `cell` writes, with the parts that it leaves out."""
+    """Write a cell like `cell`, with the parts that it leaves out."""
     made = cell(folder, name, rate, nll, **options)
     variant = {"new_tokens": 64, "ttft_ms_p50": 3.0, "tpot_ms_p50": 1.0, "tokens_per_second": 900.0}
 

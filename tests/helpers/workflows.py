@@ -23,14 +23,13 @@ ONE_FORMAT = "models: {demo: {source: demo}}\nformats: [fp16]\n" + SHORT + LATEN
 
 
 def with_interpreters(text: str) -> str:
-    """A config that names this checkout's environments."""
+    """Return a config that names this checkout's environments."""
     interpreters = {env: str(REPO / f"envs/{env}/bin/python") for env in ("torch", "tools")}
     return f"{text}interpreters: {json.dumps(interpreters)}\n"
 
 
 def study(root: Path, text: str) -> list[str]:
-    """A config file in `root`, with this checkout's environments as interpreters, and the texts that `SHORT` names;
-    options that select it."""
+    """Write a config with this checkout's environments and the texts of `SHORT` into `root`; return its options."""
     (root / "short.txt").write_text((root / "config/evaluation.txt").read_text()[:CHARACTERS])
     (root / "two.txt").write_text("".join((root / "config/prompts.txt").read_text().splitlines(True)[:2]))
     (root / "study.yaml").write_text(with_interpreters(text))
@@ -38,7 +37,7 @@ def study(root: Path, text: str) -> list[str]:
 
 
 def study_of_demo(demo: Path, folder: Path, text: str) -> Path:
-    """A copy of the finished demo, whose config has `text` in place of its models and formats."""
+    """Copy the finished demo; replace the models and formats of its config by `text`."""
     root = shutil.copytree(demo, folder / "demo", symlinks=True)
     path = root / "config/config.yaml"
     kept = re.sub("^(models|formats):.*(\n  .*)*\n", "", path.read_text(), flags=re.MULTILINE)
@@ -47,21 +46,21 @@ def study_of_demo(demo: Path, folder: Path, text: str) -> Path:
 
 
 def start(root: Path, *targets: str, **options: Any) -> subprocess.Popen[str]:
-    """A workflow of the copy's study that runs. A closed terminal ends it, also where the tests run under nohup."""
+    """Start a workflow of the copy's study. A closed terminal ends it, even if the tests run under nohup."""
     command = ["env", "--default-signal=HUP", str(SNAKEMAKE), "--cores", "8", *targets, "--configfile", "study.yaml"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(command, cwd=root, **pipes, **options)
 
 
 def run(root: Path, *targets: str) -> tuple[int, str]:
-    """The exit code of a workflow, and what it said."""
+    """Run a workflow; return its exit code and output."""
     process = start(root, *targets)
     told, _ = process.communicate()
     return process.returncode, told
 
 
 def wait_for(found: Callable[[], object], seconds: float = 300) -> None:
-    """Return when something has been found, and fail where it was not in that time."""
+    """Wait until something is found; fail after that time."""
     end = time.monotonic() + seconds
     while not found():
         assert time.monotonic() < end, "what was waited for did not come"
@@ -69,7 +68,7 @@ def wait_for(found: Callable[[], object], seconds: float = 300) -> None:
 
 
 def check_whole(folder: Path) -> dict[str, str]:
-    """An artifact holds the files of its manifest with their hashes; the hashes."""
+    """Check that an artifact's files have their manifest's hashes; return the hashes."""
     files = json.loads((folder / manifest.NAME).read_text())["files"]
     hashes = {name: manifest.sha256(folder / name) for name in files}
     assert hashes == {name: entry["sha256"] for name, entry in files.items()}
@@ -77,7 +76,7 @@ def check_whole(folder: Path) -> dict[str, str]:
 
 
 def check_artifacts(folder: Path) -> set[str]:
-    """Every artifact holds the files of its manifest with their hashes and no others; their names."""
+    """Check that all artifacts have exactly the files of their manifests; return their names."""
     found = [path.parent for path in folder.glob("demo/*/quantmill.json")]
     for artifact in found:
         there = {file.name for file in artifact.iterdir() if not file.name.startswith(".")}
@@ -87,7 +86,7 @@ def check_artifacts(folder: Path) -> set[str]:
 
 
 def jobs(call: Callable, root: Path, *options: str) -> set[str]:
-    """The jobs that a dry run plans: rule names, with the format where there is one."""
+    """Return the jobs of a dry run: rule names, with the format if there is one."""
     result = call(SNAKEMAKE, "-n", "report", *options, cwd=root)
     assert result.returncode == 0, result.stderr
     planned = set()
@@ -103,6 +102,6 @@ def jobs(call: Callable, root: Path, *options: str) -> set[str]:
 
 
 def rows(root: Path) -> dict[str, dict[str, str]]:
-    """The report's rows, by format."""
+    """Return the report's rows by format."""
     with (root / "artifacts/report/results.csv").open() as file:
         return {row["format"]: row for row in csv.DictReader(file)}

@@ -286,7 +286,7 @@ def test_options_and_cards_are_recorded_or_refused_in_a_line(harness: Callable, 
     for more, message in (
         (("--options", '{"stop": 1.0}'), "error: engine fake: unknown option 'stop'; did you mean 'step'?"),
         (("--options", '{"step": "x"}'), "error: engine fake: option step is 'x'; it is to be of type float"),
-        (("--gpus", 2), "error: device cpu has no GPUs, and 2 are asked for; leave gpus out, or set device: cuda"),
+        (("--gpus", 2), "error: device cpu has no GPUs, but gpus is 2; remove gpus, or set device: cuda"),
     ):
         result = harness("gate.check", "out.json", {}, *options, *more)
         assert (result.returncode, result.stderr.splitlines()[-1]) == (1, message)

@@ -13,6 +13,7 @@ from quantmill.checkpoint import shards
 from quantmill.checkpoint.shards import Checkpoint
 from quantmill.common.program import UserError
 from quantmill.layouts import Unread, awq, ct2, gptq, hf
+from quantmill.layouts.write_model import write_model
 
 LAYER = "model.layers.0.mlp.up_proj"
 INPUTS, OUTPUTS, GROUP = 16, 8, 8
@@ -142,7 +143,7 @@ def test_a_matrix_that_is_not_quantized_is_the_source_s(tmp_path: Path) -> None:
 
 
 def test_the_model_that_is_run_holds_what_was_read(plain: Checkpoint, tmp_path: Path) -> None:
-    layouts.write_model(tmp_path / "run", plain, lambda tensor: np.full(tensor.shape, 0.5), "F32")
+    write_model(tmp_path / "run", plain, lambda tensor: np.full(tensor.shape, 0.5), "F32")
     run = shards.find(tmp_path / "run")
     assert run.config() == {"vocab_size": 3}
     assert {tensor.dtype for tensor in run.tensors().values()} == {"F32"}

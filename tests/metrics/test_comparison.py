@@ -10,7 +10,7 @@ from quantmill.metrics import latency
 from quantmill.report.comparison import rate_ratio
 
 
-def test_the_interval_of_a_ratio_is_that_of_independent_runs() -> None:
+def test_a_ratios_interval_is_of_independent_runs() -> None:
     half = 0.1  # of each interval, as logarithms
     one, other = {}, {}
     set_rate(one, 100, 100 * math.exp(-half), 100 * math.exp(half))
@@ -21,7 +21,7 @@ def test_the_interval_of_a_ratio_is_that_of_independent_runs() -> None:
     assert rate_ratio(other, one) == pytest.approx((1 / ratio, 1 / high, 1 / low))
 
 
-def test_equal_runs_are_seldom_called_different_and_slower_ones_nearly_always() -> None:
+def test_equal_runs_seldom_differ_and_slower_ones_do() -> None:
     random = np.random.default_rng(0)
 
     def measure(slower: float) -> dict[str, float]:

@@ -34,7 +34,7 @@ def prompt(place: int) -> list[int]:
 def run(
     load: Load, number: int, faults: tuple[str, ...] = (), dialect: str = "completions", **engine: Any
 ) -> tuple[list[serving.Timeline], list[Job], Recording, list[stream.Reply]]:
-    """So many requests of 40 tokens, with 20 new ones each."""
+    """Return requests of 40 tokens, with 20 new ones each."""
     loop = Loop()
     server = Server(Engine(loop, **engine), faults)
     target, kind = Target("http://fake"), DIALECTS[dialect]
@@ -62,7 +62,7 @@ def test_a_closed_loop_has_the_servers_own_times(dialect: str) -> None:
     assert [each.times for each in timelines] == [pytest.approx(job.due) for job in jobs]
 
 
-def test_a_schedule_counts_from_when_requests_were_to_be_sent() -> None:
+def test_latency_counts_from_the_scheduled_time() -> None:
     schedule = Poisson.draw(rate=12.0, requests=600, seed=3)
     timelines, jobs, recording, _ = run(schedule.load, 600, slots=2)
     start = recording.start
@@ -102,7 +102,7 @@ def test_what_a_client_waits_for_counts() -> None:
     assert figures["e2e_ms_p50"] > figures["ttft_ms_p50"] + 19 * C * 1000
 
 
-def test_a_burst_has_a_makespan_and_all_its_tokens() -> None:
+def test_a_burst_has_a_makespan_and_all_tokens() -> None:
     timelines, _, _, _ = run(burst(59), 59, slots=8)
     figures = serving.summary([timelines]).values
     assert figures["output_tokens_per_second"] == pytest.approx(59 * NEW / figures["makespan_s"])
@@ -134,7 +134,7 @@ def test_what_a_client_must_bear_changes_no_figure(faults: tuple[str, ...]) -> N
     assert mine == pytest.approx(other, rel=1e-6)
 
 
-def test_a_server_that_says_only_text_is_counted_from_its_usage() -> None:
+def test_a_server_of_text_counts_by_usage() -> None:
     timelines, _, _, replies = run(Closed(2), 40, ("cumulative",))
     assert replies[0].ids is None and replies[0].tokens is None
     assert [sum(each.tokens) for each in timelines] == pytest.approx([NEW] * 40)
@@ -149,7 +149,7 @@ def test_windows_that_are_too_short_have_no_throughput() -> None:
     assert missing["ttft_ms_p99"] == "36 requests; p99 needs 500"  # without the first of each slot
 
 
-def test_a_load_whose_first_request_ends_last_is_no_burst() -> None:
+def test_a_long_first_request_makes_no_burst() -> None:
     """It never is steady, in one of two starts: there is no throughput, and the reason stands where it would."""
     even, _, _, _ = run(Closed(4), 100)
     hung = [replace(even[0], end=even[-1].end + 600, times=(), tokens=(), outcome="failed"), *even[1:]]
@@ -172,7 +172,7 @@ def test_the_drain_is_no_part_of_the_window() -> None:
     )
 
 
-def test_gaps_of_a_stored_schedule_are_as_they_were_drawn(tmp_path: Any) -> None:
+def test_a_stored_schedule_keeps_its_gaps(tmp_path: Any) -> None:
     schedule = Poisson.draw(5.0, 2000, seed=1)
     path = tmp_path / "poisson.json"
     schedule.write(path)
@@ -198,7 +198,7 @@ def test_a_schedule_needs_a_time_for_each_request() -> None:
 
 
 @pytest.mark.parametrize(("load", "slots"), [(Closed(4), 4), (burst(86), None)])
-def test_distributions_are_of_the_requests_that_the_latencies_are_of(load: Load, slots: int | None) -> None:
+def test_distributions_and_latencies_have_the_same_requests(load: Load, slots: int | None) -> None:
     """Without the first of each slot, which waited for a second here; of a burst, of all."""
     timelines, _, _, _ = run(load, 86)
     late = [replace(each, times=tuple(time + 1 for time in each.times), end=each.end + 1) for each in timelines[:4]]

@@ -16,7 +16,7 @@ Z = NormalDist().inv_cdf(0.975)
 CASES = [(1, 7, 21), (40, 20, 160), (0, 3, 50), (11, 0, 12), (5, 5, 1000), (300, 260, 14_042), (2, 31, 164)]
 
 
-def test_a_flip_is_right_for_one_of_the_two_alone() -> None:
+def test_a_flip_is_right_for_one_only() -> None:
     assert flips.count([True, True, False, False, True], [True, False, True, False, False]) == (2, 1)
 
 
@@ -28,7 +28,7 @@ def test_the_interval_of_a_published_example() -> None:
 
 
 @given(st.integers(0, 400), st.integers(0, 400), st.integers(1, 5000))
-def test_nought_is_inside_where_mcnemars_test_does_not_reject(gained: int, lost: int, others: int) -> None:
+def test_intervals_agree_with_mcnemars_test(gained: int, lost: int, others: int) -> None:
     documents = gained + lost + others
     low, high = flips.interval(gained, lost, documents)
     assert -1 <= low <= (gained - lost) / documents <= high <= 1
@@ -62,7 +62,7 @@ print(json.dumps(found))
 """
 
 
-def test_another_way_to_calculate_it_agrees_and_so_does_the_exact_test(call: Callable) -> None:
+def test_another_formula_and_the_exact_test_agree(call: Callable) -> None:
     result = call(interpreter("lm-eval"), "-c", CHECK, json.dumps(CASES))
     assert result.returncode == 0, result.stderr
     for case, (low, high, chance) in zip(CASES, json.loads(result.stdout), strict=True):

@@ -15,7 +15,7 @@ TOKENS = 2
 
 
 def simulate(rate: float, seed: int, speed: float = 1.0, number: int = 120, **engine: float) -> list[serving.Timeline]:
-    """Poisson arrivals at a server that is so many times slower."""
+    """Run Poisson arrivals at a server that is `speed` times slower."""
     clock = Heap()
     server = Engine(clock, speed=lambda now: speed, **engine)
     for at in Poisson.draw(rate, number, seed).times:
@@ -32,7 +32,7 @@ def timelines(server: Engine) -> list[serving.Timeline]:
 
 
 def closed(speed: float, noise: np.ndarray, slots: int = 2) -> list[serving.Timeline]:
-    """A closed loop at a server whose speed also wanders, from one twentieth of a second to the next."""
+    """Run a closed loop at a server whose speed also wanders, from one twentieth of a second to the next."""
     clock = Heap()
     server = Engine(clock, speed=lambda now: speed * noise[int(now * 20) % len(noise)])
     left = [150 * slots]
@@ -57,7 +57,7 @@ def wander(rng: np.random.Generator) -> np.ndarray:
 
 
 def truth() -> float:
-    """Tokens a second of a server that is neither fast nor slow, from so many runs that its error is a thousandth."""
+    """Return the mean server's tokens per second, from enough runs for an error of a thousandth."""
     rng = np.random.default_rng(99)
     tokens = seconds = 0.0
     for _ in range(60):
@@ -69,7 +69,7 @@ def truth() -> float:
 
 
 @pytest.mark.parametrize("starts", [1, 5])
-def test_intervals_hold_the_truth_as_often_as_they_say(starts: int) -> None:
+def test_intervals_have_their_coverage(starts: int) -> None:
     """200 simulated studies of one server. Its starts differ by 3%, twentieths of a second within each by 5%."""
     right, inside, rng = truth(), 0, np.random.default_rng(starts)
     for _ in range(200):
@@ -79,8 +79,8 @@ def test_intervals_hold_the_truth_as_often_as_they_say(starts: int) -> None:
     assert 0.9 <= inside / 200 <= 0.99
 
 
-def test_an_interval_without_restarts_does_not_know_how_they_differ() -> None:
-    """Why restarts are the samples: of one start each, the same interval misses the truth most of the time."""
+def test_an_interval_of_one_start_is_too_narrow() -> None:
+    """Restarts are the samples, because intervals of one start each miss the truth most of the time."""
     right, inside, rng = truth(), 0, np.random.default_rng(1)
     for _ in range(50):
         found = restarts.throughput([closed(float(np.exp(rng.normal(0, 0.03))), wander(rng))], 2)
@@ -88,7 +88,7 @@ def test_an_interval_without_restarts_does_not_know_how_they_differ() -> None:
     assert inside / 50 < 0.7
 
 
-def test_a_ratio_of_two_servers_holds_the_truth_as_often_as_it_says() -> None:
+def test_ratios_of_servers_have_their_coverage() -> None:
     """100 simulated comparisons of three starts each, that differ by 2%."""
     inside, rng = 0, np.random.default_rng(1)
     for study in range(100):
@@ -111,9 +111,9 @@ def test_two_servers_are_compared_request_by_request() -> None:
         assert found[name].low > 1.01  # and not 1
     assert found["output_tokens_per_second"].value == pytest.approx(1.0, abs=0.01)  # arrivals decide that
     assert restarts.compare(a, a)["ttft"] == (1.0, 1.0, 1.0)
-    with pytest.raises(ValueError, match="had other loads"):
+    with pytest.raises(ValueError, match="loads differ"):
         restarts.compare(a, b[:2])
-    with pytest.raises(ValueError, match="had other loads"):
+    with pytest.raises(ValueError, match="loads differ"):
         restarts.compare(a, [run[:-1] for run in b])
 
 
@@ -152,7 +152,7 @@ def test_requests_without_an_answer_miss_the_limits() -> None:
     assert goodput.slo_attainment(made, ttft=0.2, tpot=0.02) == (1, 6)
 
 
-def test_the_largest_rate_of_a_queue_lies_in_the_bracket() -> None:
+def test_goodput_of_a_queue_lies_in_the_bracket() -> None:
     """One slot and equal requests are a queue M/D/1. On the arrivals that were drawn, waits follow from one another
     (Lindley 1952); of all that could be drawn, their distribution is known (Erlang 1909)."""
     service = 0.02 + 0.0001 * 40 + 0.0045  # TTFT and one token more
@@ -218,7 +218,7 @@ def uneven(runs: list[list[serving.Timeline]]) -> steadiness.Part | None:
     return steadiness.uneven_tokens(runs, serving.windows(runs, 2))
 
 
-def test_a_server_that_slows_down_in_the_middle_of_a_load_is_found() -> None:
+def test_a_slow_middle_of_a_load_is_found() -> None:
     """Of 100 loads of three starts, in which twentieths of a second differ by 5% and starts by 3%: none that was even,
     and nearly all whose second start was 1.5 times slower for its middle."""
     rng, wrong, found = np.random.default_rng(7), 0, 0
@@ -231,7 +231,7 @@ def test_a_server_that_slows_down_in_the_middle_of_a_load_is_found() -> None:
     assert found >= 95
 
 
-def test_a_load_tells_that_it_was_not_steady_in_words() -> None:
+def test_an_unsteady_load_is_described() -> None:
     noise = np.where(np.arange(120) < 60, 1.0, 2.0)
     assert result.unsteady([closed(1.0, np.ones(120))], 2) == []
     (reason,) = result.unsteady([closed(1.0, noise)], 2)

@@ -32,7 +32,7 @@ from quantmill.metrics import latency, steadiness
         (one_slow_process, 0.8),
     ],
 )
-def test_an_interval_holds_the_undisturbed_speed_of_a_row_that_slowed_down(slowdown: Slowdown, found: float) -> None:
+def test_intervals_of_slowed_rows_cover_the_undisturbed_speed(slowdown: Slowdown, found: float) -> None:
     """At least 95% of 1,000 rows; of a binomial share of 0.95, 0.935 is two standard errors away. Of those that are not
     marked too, as far as they are enough to say. Slower by 1.2 to 1.8: what is small or short is not marked."""
     holds, left, marked = simulate(slowdown, processes=3, repeats=3, spread=0.02, seed=1)
@@ -43,15 +43,13 @@ def test_an_interval_holds_the_undisturbed_speed_of_a_row_that_slowed_down(slowd
 
 @pytest.mark.parametrize(("processes", "repeats"), [(2, 2), (3, 3), (5, 1), (5, 3)])
 @pytest.mark.parametrize("spread", [0.02, 0.05])
-def test_a_quiet_row_is_seldom_marked_and_its_interval_holds_the_truth(
-    processes: int, repeats: int, spread: float
-) -> None:
+def test_a_quiet_row_is_seldom_marked(processes: int, repeats: int, spread: float) -> None:
     holds, _, marked = simulate(quiet, processes, repeats, spread, seed=2)
     assert holds >= 0.935
     assert marked <= 0.02
 
 
-def test_the_example_of_a_host_that_slowed_down_is_marked_in_words() -> None:
+def test_a_host_that_slowed_down_is_described() -> None:
     """Three processes of three repeats: from the middle of the second on, 1,616 tokens/s instead of 2,640."""
     speeds = np.where(np.arange(81) < 40, 2640.0, 1616.0).reshape(3, 3, 9)
     runs = [latency.Sample(*place, (1 / each, 2 / each)) for place, each in np.ndenumerate(speeds)]

@@ -98,7 +98,7 @@ def test_publish_replaces_artifacts_and_nothing_else(tmp_path: Path) -> None:
     folder = tmp_path / "thesis"
     folder.mkdir()
     (folder / "chapter").write_text("years of work")
-    with pytest.raises(UserError, match="holds files that are no artifact of Quantmill"), write_atomically(folder):
+    with pytest.raises(UserError, match="holds files that are not an artifact of Quantmill"), write_atomically(folder):
         pass
     assert (folder / "chapter").read_text() == "years of work"
     (folder / manifest.NAME).write_text("{}")

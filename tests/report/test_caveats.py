@@ -289,7 +289,7 @@ def test_a_server_that_does_not_tell_how_it_reads_prompts_has_a_warning(tmp_path
 
 
 def test_that_nobody_knows_what_disturbed_a_servers_row_is_said_once(tmp_path: Path) -> None:
-    words = "the server runs on another host, so whether other programs disturbed it is not known"
+    words = "the server runs on another host, so interference from other programs is unknown"
     made = cell(tmp_path, "reference", 10, window_losses(0))
     edit(made["latency"], lambda content: content.update(versions={"disturbance": words}))
     row = collect(made)["reference"]

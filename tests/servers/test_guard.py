@@ -1,4 +1,4 @@
-"""What a process started ends with it, also after kill -9, while it loads and afterwards."""
+"""A process's children end with it, also after kill -9, while it loads and afterwards."""
 
 import os
 import signal

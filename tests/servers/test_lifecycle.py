@@ -13,7 +13,7 @@ import pytest
 
 from quantmill.client.client import Target, get
 from quantmill.common.program import UserError
-from quantmill.devices import processes
+from quantmill.devices import listeners, processes
 from quantmill.engines.served.started import Started
 from quantmill.servers import lifecycle
 
@@ -83,12 +83,12 @@ def test_a_server_is_ready_and_then_gone(begin: Callable, tmp_path: Path) -> Non
         assert get(server.target, "/health") == b"ok"
         assert 0 < server.startup_s < 20
         (pid,) = server.processes()
-        assert processes.listeners(server.port) == {pid}
+        assert listeners.on_port(server.port) == {pid}
         server.check()
         assert (tmp_path / "server.json").exists()
     assert not runs(pid)
     assert not (tmp_path / "server.json").exists()
-    assert processes.listeners(server.port) == set()
+    assert listeners.on_port(server.port) == set()
 
 
 def test_a_server_leaves_processors_to_the_client(begin: Callable) -> None:
@@ -110,7 +110,7 @@ def test_children_that_hear_nothing_are_ended_too(begin: Callable, tmp_path: Pat
     assert not runs(child)
 
 
-def test_a_server_that_dies_in_the_middle_leaves_no_children_and_says_why(begin: Callable, tmp_path: Path) -> None:
+def test_a_dying_server_leaves_no_children(begin: Callable, tmp_path: Path) -> None:
     dies = "import threading; threading.Timer(0.5, lambda: (print('RuntimeError: card lost'), os._exit(3))).start()"
     with begin(f"{LEAVES}\n{dies}") as server:
         child = int((tmp_path / "server.log").read_text().split()[1])
@@ -120,7 +120,7 @@ def test_a_server_that_dies_in_the_middle_leaves_no_children_and_says_why(begin:
             server.check()
 
 
-def test_a_server_that_dies_at_its_start_says_why(begin: Callable) -> None:
+def test_a_server_that_cannot_start_says_why(begin: Callable) -> None:
     wrong = "raise SystemExit('starting\\nValueError: no such model\\nRuntimeError: failed; see root cause above')"
     with (
         pytest.raises(UserError, match=r"before it was ready \(exit code 1\): ValueError: no such model; its log is"),

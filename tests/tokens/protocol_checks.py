@@ -59,7 +59,7 @@ def fixed_length(stride: int) -> tuple[float, int]:
 
 
 def halves() -> tuple[float, int, float]:
-    """What llama-perplexity prints, "PPL +/- error", for chunks of 512."""
+    """Return llama-perplexity's output "PPL +/- error" for chunks of 512."""
     found: list[float] = []
     for chunk in ids[0].split(512):
         if len(chunk) == 512:
@@ -72,13 +72,13 @@ def halves() -> tuple[float, int, float]:
 
 
 def whole_windows() -> tuple[float, int]:
-    """The GPTQ code's: nsamples windows, the loss of each but its first token."""
+    """Compute it like the GPTQ code: nsamples windows, the loss of each token except the first."""
     found = [loss for part in ids[0].split(context) if len(part) == context for loss in losses(part[None], context - 1)]
     return math.exp(sum(found) / len(found)), len(found)
 
 
 def score(path: Path, protocol: str) -> dict[str, Any]:
-    """What quality.measure would write of the model, beside itself."""
+    """Return the result of quality.measure for the model against itself."""
     text = teacher_forcing.read_text(path, protocol)
     file = io.BytesIO()
     reference.write(engine, text, file, None)
@@ -87,7 +87,7 @@ def score(path: Path, protocol: str) -> dict[str, Any]:
 
 
 def tensors() -> float:
-    """How far a comparison of tensors, as on a GPU, is from one of arrays. What is kept of both is the same."""
+    """Return the difference between comparing tensors, as on a GPU, and arrays; the kept values are the same."""
     rng = np.random.default_rng(0)
     logits = np.concatenate([rng.normal(0, 30, (20, 500)), np.full((1, 500), -np.inf)]).astype(np.float32)
     logits[20, 3], logits[0, 3] = 5, -np.inf

@@ -16,9 +16,7 @@ CODE = {"auto_map": {"AutoTokenizer": [None, "code.Tokenizer"]}, "tokenizer_clas
 
 # file -> what is changed in it, and what the program says
 CASES = {
-    "a token beyond the vocabulary": (
-        *("config.json", {"vocab_size": 50}, "and the model has 50; an engine would read what is not there"),
-    ),
+    "a token beyond the vocabulary": (*("config.json", {"vocab_size": 50}, "but the model has 50; download it again"),),
     **{
         f"a context of {tokens!r}": ("config.json", {"max_position_embeddings": tokens}, "max_position_embeddings")
         for tokens in (-1, 0, 1, 2.5, "x")
@@ -32,7 +30,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory, torch_python: Path) -> dict[str, dict[str, Any]]:
-    """What a run on the demo with each change ended with, all in one process whose terminal says `y` to everything."""
+    """Return the end of a run on the demo with each change, in one process whose terminal answers `y`."""
     folder = tmp_path_factory.mktemp("tokenizers")
     (folder / "text.txt").write_text("The first line.\n")
     commands = []

@@ -37,13 +37,13 @@ NOTHING_LEFT = {"type": "Replace", "pattern": {"Regex": "[x\\n]+"}, "content": "
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_marks_and_line_ends_are_no_part_of_a_text(tmp_path: Path, name: str) -> None:
+def test_marks_and_line_ends_are_normalised(tmp_path: Path, name: str) -> None:
     (tmp_path / "t").write_bytes(SAME[name])
     assert plain_text.read(tmp_path / "t") == TEXT
 
 
 @pytest.mark.parametrize("name", NO_TEXTS)
-def test_what_is_no_text_is_refused_when_the_config_is_read(tmp_path: Path, name: str) -> None:
+def test_a_config_with_an_invalid_text_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "t").write_bytes(NO_TEXTS[name][0])
     with pytest.raises(ConfigError) as caught:
         check_text("texts.prompts", tmp_path / "t")
@@ -105,7 +105,7 @@ def test_no_run_ends_with_a_traceback(outcomes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_marks_and_line_ends_change_no_token_and_no_hash(outcomes: dict[str, Any], kind: str) -> None:
+def test_marks_and_line_ends_change_no_token(outcomes: dict[str, Any], kind: str) -> None:
     plain, *others = (outcomes[f"plain text of {name} {kind}"]["written"] for name in SAME)
     assert others == [plain] * len(others)
     if kind == "prompts":
@@ -121,23 +121,23 @@ def test_prompts_end_at_newlines_alone(outcomes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", NO_TEXTS)
-def test_what_is_no_text_is_refused_by_the_program_too(outcomes: dict[str, Any], name: str, kind: str) -> None:
+def test_the_program_refuses_invalid_texts(outcomes: dict[str, Any], name: str, kind: str) -> None:
     found = outcomes[f"plain text of {name} {kind}"]
     assert f"text of {name}: {NO_TEXTS[name][1]}" in found["end"]
     assert found["written"] is None
 
 
-def test_a_token_before_the_text_that_the_vocabulary_lacks(outcomes: dict[str, Any]) -> None:
+def test_a_bos_beyond_the_vocabulary(outcomes: dict[str, Any]) -> None:
     end = outcomes["bos beyond text of lf evaluation"]["end"]
-    assert "its tokenizer makes token 99999, and the model has 2048" in end
+    assert "its tokenizer makes token 99999, but the model has 2048" in end
 
 
-def test_a_text_begins_with_what_tokenizer_json_puts_there_whatever_names_say(outcomes: dict[str, Any]) -> None:
+def test_tokenizer_json_decides_the_first_token(outcomes: dict[str, Any]) -> None:
     found = outcomes["names beyond text of lf evaluation"]
     assert found["written"]["ids"][0] == found["written"]["bos_id"] == found["written"]["prefix_id"] == 0
 
 
-def test_a_token_before_documents_that_the_vocabulary_lacks_is_none(outcomes: dict[str, Any]) -> None:
+def test_a_prefix_beyond_the_vocabulary_is_none(outcomes: dict[str, Any]) -> None:
     found = outcomes["names beyond, and none added text of lf evaluation"]
     assert found["end"] is None
     assert "note: the token before documents, 2048, is beyond the vocabulary" in found["printed"]
@@ -146,7 +146,7 @@ def test_a_token_before_documents_that_the_vocabulary_lacks_is_none(outcomes: di
 
 
 def test_a_vocabulary_of_no_size(outcomes: dict[str, Any]) -> None:
-    assert "vocab_size is -3, no number of tokens" in outcomes["size text of lf evaluation"]["end"]
+    assert "vocab_size is -3, not a number of tokens" in outcomes["size text of lf evaluation"]["end"]
 
 
 @pytest.mark.parametrize("kind", ["prompts", "evaluation"])

@@ -17,7 +17,7 @@ WIKITEXT = REPO.parent / "shared/data/wiki.test.raw"
 
 
 def wikitext_of(text: str, size: int) -> str:
-    """The beginning of a text in WikiText's form: pages of three paragraphs, spaces around punctuation."""
+    """Return a text in WikiText's form: pages of three paragraphs, spaces around punctuation."""
     paragraphs = [part for part in text.split("\n\n") if part.strip()]
     pages, length = [], 0
     while length < size:
@@ -30,7 +30,7 @@ def wikitext_of(text: str, size: int) -> str:
 
 @pytest.fixture(scope="module")
 def fp16(tmp_path_factory: pytest.TempPathFactory, call: Callable, tools_python: Path) -> Path:
-    """The demo's fp16 artifact."""
+    """Build the demo's fp16 artifact."""
     folder = tmp_path_factory.mktemp("protocols")
     steps = (
         *(("fetch.link", REPO / "demo", "source", "--kind", "demo"),),
@@ -87,7 +87,7 @@ def facts(texts: list[Path], fp16: Path, call: Callable, torch_python: Path) -> 
 
 @pytest.fixture(scope="module")
 def harness(texts: list[Path], fp16: Path, call: Callable) -> list[dict[str, float]]:
-    """What lm-evaluation-harness says of the pages."""
+    """Return lm-evaluation-harness's figures of the pages."""
     rows = [path.with_suffix(".jsonl") for path in texts[1:]]
     result = call(interpreter("lm-eval"), "benchmarks/lm_eval_wikitext.py", fp16, fp16.with_name("cache"), *rows)
     assert result.returncode == 0, result.stderr
@@ -123,14 +123,12 @@ def test_words_are_those_of_lm_evaluation_harness(facts: dict[str, Any], harness
 
 @pytest.mark.slow
 @pytest.mark.skipif(not WIKITEXT.exists(), reason="WikiText-2's test file is not beside the repository (../shared)")
-def test_words_of_wikitext_are_those_of_lm_evaluation_harness(
-    facts: dict[str, Any], harness: list[dict[str, float]]
-) -> None:
+def test_wikitext_words_agree_with_the_harness(facts: dict[str, Any], harness: list[dict[str, float]]) -> None:
     assert len(wikitext.pages(WIKITEXT.read_text(encoding="utf-8"))) == 62  # as in lm-eval's data set
     check_words(facts["pages"][1], harness[1])
 
 
-def test_scoring_takes_less_than_100_mib_beyond_the_models_body(call: Callable, torch_python: Path) -> None:
+def test_scoring_takes_little_memory(call: Callable, torch_python: Path) -> None:
     shape = ("--hidden", 64, "--layers", 1, "--vocab", 131_072, "--window", 512, "--rounds", 1, "--threads", 1)
     result = call(torch_python, "benchmarks/scoring.py", *shape)
     assert result.returncode == 0, result.stderr
@@ -139,7 +137,7 @@ def test_scoring_takes_less_than_100_mib_beyond_the_models_body(call: Callable, 
     assert found["memory_mib"] < 100
 
 
-def test_rows_of_wikitexts_data_set_give_back_its_file() -> None:
+def test_rows_of_wikitext_give_its_file() -> None:
     raw = wikitext_of((REPO / "config/evaluation.txt").read_text(), 4000)
     rows = [line if line.strip() else "" for line in raw.splitlines(keepends=True)]
     assert "" in rows
@@ -177,22 +175,22 @@ RULES = (
 
 @settings(max_examples=1000)
 @given(st.text("/()[]{}\"'=@,.-:N1sa \n\u00b0\u2003\x1c", max_size=60))
-def test_any_page_becomes_what_the_harness_makes_of_it(page: str) -> None:
+def test_any_page_agrees_with_the_harness(page: str) -> None:
     expected = page
     for pattern, replacement in RULES:
         expected = re.sub(pattern, replacement, expected)
     assert wikitext.detokenize(page) == expected
 
 
-def test_a_rule_of_the_harness_that_was_meant_otherwise() -> None:
+def test_the_harness_rule_with_slashes_is_kept() -> None:
     assert wikitext.detokenize("a/' 5/b") == re.sub("/' [0-9]/", "/'[0-9]/", "a/' 5/b") == "a/'[0-9]/b"
 
 
-def test_an_open_bracket_before_much_white_space_takes_no_time() -> None:
+def test_an_open_bracket_before_spaces_is_quick() -> None:
     page = "(" + " " * 1_000_000
     assert wikitext.detokenize(page) == page
     assert wikitext.detokenize("( " * 300_000) == "( " * 300_000
 
 
-def test_words_are_counted_before_that_with_empty_ones_at_the_ends() -> None:
+def test_words_are_counted_before_detokenizing() -> None:
     assert wikitext.words(" a @-@ b \n") == 5

@@ -61,7 +61,7 @@ def write(folder: Path, changed: dict[str, Any], config: dict[str, Any] | None) 
 
 
 def tokenize(torch_python: Path, folder: Path, models: list[Path]) -> dict[str, dict[str, Any]]:
-    """What tokens.tokenize_texts printed, ended with and wrote of each model."""
+    """Return the output, end and file of tokens.tokenize_texts for each model."""
     (folder / "text.txt").write_text(TEXT)
     commands = [[*map(str, (each, folder / "text.txt", each / "out.json")), "--as", "evaluation"] for each in models]
     command = [*map(str, (torch_python, REPO / "tests/helpers/in_one_process.py", "tokens.tokenize_texts"))]
@@ -75,7 +75,7 @@ def tokenize(torch_python: Path, folder: Path, models: list[Path]) -> dict[str, 
 
 
 def own_ids(torch_python: Path, text: Path, *folders: Path) -> list[list[int]]:
-    """What the library `tokenizers` makes of a text by each folder's tokenizer.json alone."""
+    """Return the ids of the library `tokenizers` for a text, by each folder's tokenizer.json alone."""
     command = [*map(str, (torch_python, "-c", OWN, text, *folders))]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     return [json.loads(line) for line in lines]
@@ -92,7 +92,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, torch_python: Path) -> di
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_ids_are_those_of_tokenizer_json_and_a_difference_is_recorded(outcomes: dict[str, Any], name: str) -> None:
+def test_ids_follow_tokenizer_json_and_differences_are_recorded(outcomes: dict[str, Any], name: str) -> None:
     found, said = outcomes[name], DIFFERENT[name][2]
     assert found["end"] is None
     assert found["written"]["ids"] == found["own"]
@@ -101,7 +101,7 @@ def test_ids_are_those_of_tokenizer_json_and_a_difference_is_recorded(outcomes: 
     assert ("note: " in found["printed"]) is (said is not None)
 
 
-def test_a_text_begins_with_bos_where_its_ids_do(outcomes: dict[str, Any]) -> None:
+def test_a_text_begins_with_its_bos(outcomes: dict[str, Any]) -> None:
     for name, (changed, _, _) in DIFFERENT.items():
         written = outcomes[name]["written"]
         assert written["bos_id"] == (None if "post_processor" in changed else 0), name
@@ -113,14 +113,14 @@ def test_documents_have_no_special_tokens(outcomes: dict[str, Any]) -> None:
 
 
 def test_the_demo_under_llamas_class_keeps_its_tokens(outcomes: dict[str, Any]) -> None:
-    """transformers drops the spaces there: a text had 6,415 ids for 5,156, and a perplexity of 4,880."""
+    """Check a case where transformers drops the spaces: a text had 6,415 ids for 5,156, and a perplexity of 4,880."""
     mine, theirs = (outcomes[name]["written"] for name in ("as it is", "Llama's class over byte level"))
     assert theirs["ids"] == mine["ids"]
     assert f"tokens where tokenizer.json makes {len(mine['ids']):,}, " in theirs["tokenizer_differs"]
     assert "(LlamaTokenizer)" in theirs["tokenizer_differs"]
 
 
-def test_other_kinds_of_files_are_proved_or_are_one_line(tmp_path: Path, torch_python: Path) -> None:
+def test_other_tokenizer_files_are_proved_or_refused(tmp_path: Path, torch_python: Path) -> None:
     """vocab.json and merges.txt are read as GPT-2 reads them; nothing here reads tokenizer.model."""
     models = []
     for name, kind in (("gpt2", "GPT2Tokenizer"), ("llama", "LlamaTokenizer"), ("sentencepiece", "LlamaTokenizer")):

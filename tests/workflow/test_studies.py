@@ -240,11 +240,11 @@ def test_a_gpu_that_is_not_there_is_one_line_and_leaves_no_result(root: Path, ca
     options = study(root, "models: {demo: {source: demo}}\nformats: [fp16]\ndevice: cuda\n" + LATENCY)
     result = call(SNAKEMAKE, *options, cwd=root)
     assert result.returncode == 1
-    assert "error: device cuda is not there: no NVIDIA driver" in result.stderr + result.stdout
+    assert "error: device cuda is missing: no NVIDIA driver" in result.stderr + result.stdout
     assert "Traceback" not in result.stderr + result.stdout
     assert not list((root / "artifacts").glob("*/latency/*"))
     (_, failed) = data(root / "artifacts/report/index.html")["unfinished"]
-    assert failed.startswith("demo/fp16: failed: device cuda is not there: no NVIDIA driver")
+    assert failed.startswith("demo/fp16: failed: device cuda is missing: no NVIDIA driver")
 
 
 def test_after_failures_a_page_shows_the_rest_and_says_why(

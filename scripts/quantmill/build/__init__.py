@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from quantmill import devices
 from quantmill.common import program
 from quantmill.common.program import UserError
-from quantmill.devices import cpu
 from quantmill.gate import quality_gate
 
 
@@ -21,8 +21,7 @@ def parser(doc: str) -> argparse.ArgumentParser:
     arguments.add_argument("--format", help="the artifact's name; default: that of its folder")
     arguments.add_argument("--parameters", type=json.loads, default={}, help="JSON, in the tool's own words")
     arguments.add_argument("--seed", type=int, default=0)
-    arguments.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="CPU threads, at most")
+    devices.add_arguments(arguments)
     arguments.add_argument("--layout", help="what its files are, such as gptq")
     arguments.add_argument("--engine", help="what runs it by default, and in the quality gate")
     arguments.add_argument("--engine-python", default=sys.executable, help="the interpreter of what runs the result")

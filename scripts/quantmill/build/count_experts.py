@@ -15,7 +15,6 @@ from quantmill.build.quantizer import calibration
 from quantmill.build.quantizer.experts import Counts
 from quantmill.common.atomic import write_json
 from quantmill.common.program import parser
-from quantmill.devices import cpu
 
 
 def main() -> None:
@@ -27,14 +26,13 @@ def main() -> None:
     arguments.add_argument("--samples", type=int, default=128)
     arguments.add_argument("--sequence-length", type=int, default=2048)
     arguments.add_argument("--seed", type=int, default=0)
-    engines.add_device_arguments(arguments)
+    devices.add_arguments(arguments)
     options = arguments.parse_args()
 
     words = {name: getattr(options, name) for name in ("samples", "sequence_length", "seed")}
     samples = calibration.read(options.calibration, options.evaluation, **words).samples
     device = devices.resolve(options.device)
-    threads = min(options.threads, cpu.available_threads())
-    model = engines.load("transformers", options.model, device, threads).model
+    model = engines.load("transformers", options.model, device, options.threads).model
     counts = Counts(model)
     with torch.inference_mode():
         for ids in samples:

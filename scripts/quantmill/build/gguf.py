@@ -25,7 +25,6 @@ from quantmill.checkpoint import gguf_file, shards
 from quantmill.common import manifest, program
 from quantmill.common.atomic import write_atomically
 from quantmill.common.program import UserError, run_child
-from quantmill.devices import cpu
 from quantmill.gate import quality_gate
 from quantmill.llamacpp import files, quantizer, vocabulary
 from quantmill.tokens import plain_text
@@ -65,7 +64,7 @@ def find_pre(source: Path, folder: Path, name: str, text: str, ids: list[int]) -
         file.unlink()
 
 
-def quantize(out: Path, options: Any, threads: int) -> dict[str, Any]:
+def quantize(out: Path, options: Any) -> dict[str, Any]:
     """Run llama-quantize on --base; the parameters that it was given, for the manifest."""
     parameters: dict[str, Any] = {"type": options.type}
     command: list[object] = []
@@ -82,7 +81,7 @@ def quantize(out: Path, options: Any, threads: int) -> dict[str, Any]:
         parameters |= {"type": "mixed", **size, "estimated_kld": sum(choice.kld for choice in chosen.values())}
     base = files.first(options.base).absolute()
     place = options.imatrix.parent if options.imatrix else None
-    llamacpp.call("llama-quantize", *command, base, out, options.type, threads, cwd=place)
+    llamacpp.call("llama-quantize", *command, base, out, options.type, options.threads, cwd=place)
     return parameters
 
 
@@ -112,13 +111,12 @@ def main() -> None:
     origin = manifest.read_checked(options.src)
     if options.base:
         manifest.read_checked(options.base)
-    threads = min(options.threads, cpu.available_threads())
     parameters, calibration = {"type": options.type}, None
     with write_atomically(options.dst) as folder:
         folder.mkdir()
         out = (folder / files.MODEL).absolute()
         if options.base:
-            parameters = quantize(out, options, threads)
+            parameters = quantize(out, options)
             calibration = manifest.read(options.imatrix)["calibration_sha256"] if options.imatrix else None
         else:
             parameters["pre_tokenizer"] = pre_tokenizer(folder, origin, options)

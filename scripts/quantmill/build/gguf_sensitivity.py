@@ -25,7 +25,6 @@ from quantmill.checkpoint import gguf_file
 from quantmill.common import manifest
 from quantmill.common.atomic import write_json
 from quantmill.common.program import UserError, parser
-from quantmill.devices import cpu
 from quantmill.llamacpp import files, ggml, quantizer
 from quantmill.llamacpp.sensitivity import Model
 
@@ -100,25 +99,23 @@ def main() -> None:
     arguments.add_argument("--calibration", type=Path, required=True, help="what tokens.tokenize_texts wrote")
     arguments.add_argument("--evaluation", type=Path, required=True, help="the same of the evaluation text")
     arguments.add_argument("--seed", type=int, default=0, help="of the choice of windows")
-    arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="at most")
-    arguments.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    devices.add_arguments(arguments)
     options = arguments.parse_args()
 
     started = time.monotonic()
     origin = manifest.read_checked(options.src)
     manifest.read_checked(options.base)
     device = devices.resolve(options.device)
-    threads = min(options.threads, cpu.available_threads())
     base = gguf_file.read_all(files.first(options.base))
     wanted = list(quantizer.plan(base.path, PROBE.lower(), None))
     importance = quantizer.importance(options.imatrix)
     windows = calibration.read(
         options.calibration, options.evaluation, samples=WINDOWS, sequence_length=TOKENS, seed=options.seed
     )
-    model = Model(options.src, device, threads, windows.samples)
+    model = Model(options.src, device, options.threads, windows.samples)
     names = parameters_of(model, base, wanted)
     found = {
-        tensor: measure(model, name, importance.get(tensor), threads)
+        tensor: measure(model, name, importance.get(tensor), options.threads)
         for tensor, name in tqdm(names.items(), desc="tensors", mininterval=1)
     }
 
@@ -127,7 +124,7 @@ def main() -> None:
         types = list(found[tensor])
         for type_ in (types[len(types) // 4], types[3 * len(types) // 4]):
             weights = model.weights(names[tensor])
-            changed = ggml.round_trip(weights, type_, importance.get(tensor), threads)
+            changed = ggml.round_trip(weights, type_, importance.get(tensor), options.threads)
             kld = model.divergence(names[tensor], changed)
             checks.append({"tensor": tensor, "type": type_, "estimate": found[tensor][type_]["kld"], "measured": kld})
     wrong = [abs(check["estimate"] / check["measured"] - 1) for check in checks if check["measured"]]
@@ -138,7 +135,7 @@ def main() -> None:
         "calibration_sha256": windows.sha256,
         "tokens": sum(map(len, windows.samples)),
         "probe": PROBE,
-        "device": devices.describe(device, threads),
+        "device": devices.describe(device, options.threads),
         "tensors": found,
         "checks": checks,
         "median_error": median(wrong) if wrong else None,

@@ -16,7 +16,6 @@ from quantmill.build.quantizer import calibration
 from quantmill.common import manifest
 from quantmill.common.atomic import write_atomically
 from quantmill.common.program import UserError, parser
-from quantmill.devices import cpu
 from quantmill.llamacpp import files, vocabulary
 from quantmill.tokens import plain_text
 from quantmill.tokens.files import Tokens
@@ -34,8 +33,7 @@ def main() -> None:
     arguments.add_argument("--evaluation", type=Path, required=True, help="the same of the evaluation text")
     arguments.add_argument("--samples", type=int, required=True)
     arguments.add_argument("--sequence-length", type=int, required=True, help="tokens of each")
-    arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="at most")
-    arguments.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    devices.add_arguments(arguments)
     options = arguments.parse_args()
 
     device = devices.resolve(options.device)
@@ -58,8 +56,7 @@ def main() -> None:
         folder.mkdir()
         (folder / TEXT).write_text(text, encoding="utf-8")
         command = ["-m", file, "-f", TEXT, "-o", NAME, "-c", length, "--chunks", chunks, "--no-ppl"]
-        command += ["-t", min(options.threads, cpu.available_threads())]
-        command += ["--device", "none"] if device == "cpu" else []
+        command += ["-t", options.threads, *(["--device", "none"] if device == "cpu" else [])]
         llamacpp.call("llama-imatrix", *command, cwd=folder)
         if not (folder / NAME).exists():
             raise UserError(f"{options.base}: llama-imatrix wrote nothing; its own lines stand in the log")

@@ -1,37 +1,44 @@
-"""Checkpoints on disk: torch zip files, safetensors files, and folders of shards with an index.
+"""Checkpoints on disk: torch zips, safetensors, GGUF, CTranslate2's model.bin, and folders of shards with an index.
 
-Readers find where each tensor's bytes lie and hold none of them; writers copy them in pieces. No tensor is ever whole
+Readers find where each tensor's bytes lie and keep none of them; writers copy them in pieces. No tensor is ever whole
 in memory.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-# where a config.json keeps the number of a block's experts (Mixtral, Qwen3-MoE, DeepSeek, ERNIE), and how many of them
-# a token is sent to (most; ERNIE, LongCat, Gemma 4)
+EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"  # of Llama and its kin
+# ends of the names of embedding tables
+TABLES = ("embed_tokens.weight", "word_embeddings.weight", "wte.weight", "embed_in.weight")
+# keys of config.json: the number of experts of a layer (Mixtral, Qwen3-MoE, DeepSeek, ERNIE), and the number that each
+# token is routed to (most models; ERNIE, LongCat, Gemma 4)
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-SENT_TO = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")
-OF_EXPERTS = (".experts.", ".block_sparse_moe.input_linear.", ".block_sparse_moe.output_linear.")  # the last: Granite
-OTHER_PARTS = ("vision", "visual", "audio", "projector")  # of a model that reads more than text
-ROWS = ("embed_tokens_per_layer.weight",)  # tables beside the embeddings, of which a token reads a row: Gemma 3n
+EXPERTS_USED = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")
+# parts of tensors' names: experts (the last two are Granite's), and towers that read images or sound
+EXPERT_PARTS = (".experts.", ".block_sparse_moe.input_linear.", ".block_sparse_moe.output_linear.")
+TOWERS = ("vision", "visual", "audio", "projector")
+ROWS = ("embed_tokens_per_layer.weight",)  # Gemma 3n's further tables, of which a token reads one row
 
 
 def reads_more_than_text(name: str) -> bool:
-    """Whether a tensor of this name is of a part that a text never reaches."""
-    return any(part in name for part in OTHER_PARTS)
+    """Return whether a tensor belongs to a part that reads images or sound, which a text never reaches."""
+    return any(part in name for part in TOWERS)
 
 
 def is_mixture(config: Mapping[str, Any]) -> bool:
-    """Whether a model has several experts, of which a token is sent to some. `config`: that of the text."""
+    """Return whether a model routes each token to some of several experts. `config`: the language model's keys."""
     return any(config.get(name) not in (None, 0, 1) for name in EXPERTS)
 
 
 def share_read(name: str, config: Mapping[str, Any]) -> float:
-    """How much of a model's tensor `name` a token of a text reads: all; of a mixture's experts those that it is sent
-    to; nothing of parts that see or hear, and a row of a table, which is not counted. `config`: that of the text."""
+    """Return the share of a tensor that decoding one token of text reads.
+
+    It is 1, or used / total for experts, or 0 for towers and for tables of which a row is read. `config`: the language
+    model's keys.
+    """
     if reads_more_than_text(name) or name.endswith(ROWS):
         return 0
-    if not any(part in name for part in OF_EXPERTS):
+    if not any(part in name for part in EXPERT_PARTS):
         return 1
-    experts, used = (next(filter(None, map(config.get, names)), None) for names in (EXPERTS, SENT_TO))
+    experts, used = (next(filter(None, map(config.get, names)), None) for names in (EXPERTS, EXPERTS_USED))
     return used / experts if experts and used else 1

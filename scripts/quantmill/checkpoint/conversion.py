@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from quantmill.checkpoint import finite, portable, safetensors_file, sharding, shards, torch_zip
+from quantmill.checkpoint import EMBEDDINGS, HEAD, finite, portable, safetensors_file, sharding, shards, torch_zip
 from quantmill.checkpoint.copying import equal_bytes
 from quantmill.checkpoint.shards import Checkpoint
 from quantmill.checkpoint.tensor import Tensor
@@ -18,7 +18,7 @@ from quantmill.common import manifest, program
 from quantmill.common.atomic import clone_or_copy, fsync_path, share, write_atomically
 from quantmill.common.program import UserError
 
-WRITERS = {"safetensors": safetensors_file.write, "bin": torch_zip.write}
+WRITERS: dict[str, Callable[..., None]] = {"safetensors": safetensors_file.write, "bin": torch_zip.write}
 
 
 def parser(doc: str) -> argparse.ArgumentParser:
@@ -182,7 +182,7 @@ def drop_tied(config: dict, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     transformers 5 initialises a head at random where it is missing and not tied, and silently unties heads that differ.
     Classes of a repository's own (`auto_map`) need not know the tie: their heads stay.
     """
-    head, embeddings = tensors.get("lm_head.weight"), tensors.get("model.embed_tokens.weight")
+    head, embeddings = tensors.get(HEAD), tensors.get(EMBEDDINGS)
     tied = config.get("tie_word_embeddings")  # where it is absent, the model's class decides, and only it knows
     causal = "ForCausalLM" in str(config.get("architectures")) and "auto_map" not in config
     quantized = any(name.startswith("lm_head.") for name in tensors)  # EXL3's head has other names

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from quantmill.checkpoint import ctranslate2_bin, same_model, shards
+from quantmill.checkpoint import ctranslate2_bin, selection, shards
 from quantmill.checkpoint.ctranslate2_bin import Variable
 from quantmill.common.model_config import of_text
 from quantmill.common.program import UserError
@@ -61,7 +61,7 @@ def check(folder: Path, config: Mapping[str, Any] | None = None) -> dict[str, Va
         raise UserError(f"{folder / CONFIG}: quantization_type {kind!r:.20} is AWQ's, which Quantmill does not check")
     decoder = _Decoder(path, contents, of_text(config or {}))
     decoder.check()
-    tokens = shards.read_list(folder / VOCABULARY, same_model.MAX_TOKENIZER)
+    tokens = shards.read_list(folder / VOCABULARY, selection.MAX_BYTES)
     if len(tokens) != decoder.vocabulary:  # a token is found by its place
         raise UserError(
             f"{folder / VOCABULARY}: has {len(tokens)} tokens, and {MODEL} has {decoder.vocabulary}; convert it again"

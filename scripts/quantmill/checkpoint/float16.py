@@ -37,7 +37,7 @@ def write_float16(tensor: Tensor, target: io.FileIO) -> None:
                 f"{tensor.path}: {tensor.name} holds weights beyond 65,504, which float16 cannot hold; "
                 "leave the formats that store it in float16 out of this model's formats"
             )
-        write_all(target, memoryview(rounded.view(np.uint8)))
+        write_all(target, rounded.view(np.uint8).data)
 
 
 def fits(tensor: Tensor) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 from quantmill.checkpoint.ggml_types import TYPES
 from quantmill.checkpoint.gguf_header import Header
 from quantmill.checkpoint.gguf_names import split_names
+from quantmill.checkpoint.tensor import refuse_pointer
 from quantmill.common import plain_file
 from quantmill.common.plain_file import open_plain
 from quantmill.common.program import UserError
@@ -104,9 +105,8 @@ def _counts(header: Header) -> tuple[int, int, int]:
     if header.size < 24:
         raise header.refuse("is no GGUF file; download it again")
     magic, version, tensors, keys = header.unpack("<4sIQQ")
-    if magic == b"vers":
-        raise header.refuse("only git-lfs's pointer to the weights; run `git lfs pull` in its repository")
     if magic != MAGIC:
+        refuse_pointer(header.path)
         raise header.refuse(f"is no GGUF file: it begins with {magic!r}; download it again")
     if version & 0xFFFF == 0:
         raise header.refuse("is big-endian; take the little-endian file, or convert it with gguf_convert_endian.py")

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from quantmill.checkpoint import layer_shapes, shards, sizes
+from quantmill.checkpoint import EMBEDDINGS, layer_shapes, shards, sizes
 from quantmill.checkpoint.shards import Checkpoint
-from quantmill.checkpoint.tensor import Tensor
+from quantmill.checkpoint.tensor import Tensor, refuse_pointer
 from quantmill.common.program import UserError
 
 # what torch.compile, FSDP and activation checkpointing put into names, at whatever place they wrapped a module
@@ -17,7 +17,6 @@ COMPONENTS = re.compile(r"\b(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrappe
 WRAPPERS = ("module.", "base_model.model.", "model.")  # before all names: of DDP, of PEFT, and of whatever trained it
 BODIES = ("model.", "transformer.", "gpt_neox.", "backbone.")  # where decoders' own names begin
 HEADS = ("lm_head.", "embed_out.")
-EMBEDDINGS = "model.embed_tokens.weight"  # of Llama and its kin
 # types whose embeddings have no place for a token of padding, so that transformers does not look at its id
 UNPADDED = (
     *("bloom", "codegen", "falcon", "falcon_mamba", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "mamba"),
@@ -41,7 +40,7 @@ def read(folder: Path) -> Model:
     """A model's folder. Raises `UserError` where what it tells does not hold together: see `check`."""
     found = shards.find(folder)
     for path in found.others():
-        shards.refuse_pointer(path)
+        refuse_pointer(path)
     config = found.config()
     tensors, dropped = own_names(folder, config, found.tensors())
     check(folder / "config.json", config, tensors)

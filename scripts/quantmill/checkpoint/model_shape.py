@@ -61,7 +61,7 @@ def of(config: Mapping[str, Any]) -> Shape | None:
     """The shape that a config.json describes; None where it lacks the sizes of a decoder."""
     try:
         config = config.get("text_config") or config
-        return _decoder(config, KINDS.get(config.get("model_type")))
+        return _decoder(config, KINDS.get(config.get("model_type", "")))
     except (AttributeError, TypeError, ZeroDivisionError):
         return None
 

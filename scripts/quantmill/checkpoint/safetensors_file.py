@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from quantmill.checkpoint.copying import copy, write_all
-from quantmill.checkpoint.tensor import DTYPE_BYTES, Tensor, check_name, is_valid_shape, row_major
+from quantmill.checkpoint.tensor import DTYPE_BYTES, Tensor, check_name, is_valid_shape, refuse_pointer, row_major
 from quantmill.common import bounded_json
 from quantmill.common.plain_file import open_plain
 from quantmill.common.program import UserError
@@ -30,9 +30,8 @@ def read(path: Path) -> dict[str, Tensor]:
         size = os.fstat(file.fileno()).st_size
         prefix = file.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
-        if prefix == b"version ":
-            raise UserError(f"{path}: only git-lfs's pointer to the weights; run `git lfs pull` in its repository")
         if length > size - 8:
+            refuse_pointer(path)
             raise UserError(
                 f"{path}: cut off, or no safetensors file (its header does not fit in it); download it again"
             )

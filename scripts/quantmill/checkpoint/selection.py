@@ -117,8 +117,10 @@ def select(repository: str, files: Iterable[str]) -> list[str]:
         missing = "config.json" if weights else "weights in safetensors or .bin"
         raise UserError(f"{repository}: holds no {missing}; name a repository with the model's original weights")
     kept = [name for name in names if is_carried(name)]
-    for name in kept if isinstance(files, Mapping) else ():
-        check_size(f"{repository}/{name}", files[name].size)
+    sizes = files if isinstance(files, Mapping) else {}
+    for name in kept:
+        if name in sizes:
+            check_size(f"{repository}/{name}", sizes[name].size)
     return [*weights, *kept]
 
 

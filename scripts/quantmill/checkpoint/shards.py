@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quantmill.checkpoint import reads_more_than_text, safetensors_file, share_read, torch_zip
+from quantmill.checkpoint import TABLES, reads_more_than_text, safetensors_file, share_read, torch_zip
 from quantmill.checkpoint.selection import ADAPTERS, INDEXES, SHARDS, SINGLES, carried
-from quantmill.checkpoint.tensor import MAX_NAME, Tensor
+from quantmill.checkpoint.tensor import MAX_NAME, Tensor, refuse_pointer
 from quantmill.common import bounded_json, plain_file
 from quantmill.common.model_config import MAX_CONFIG, of_text
 from quantmill.common.program import UserError
@@ -16,8 +16,6 @@ MAX_LEVELS = 100  # of values in one another in a config.json
 MAX_TENSORS = 200_000  # of a model; the largest have 90,000
 READERS = {"safetensors": safetensors_file.read, "bin": torch_zip.read}
 HEADS = (".lm_head.", ".embed_out.")  # parts of names of a head's tensors; the second is GPT-NeoX's
-TABLES = ("embed_tokens.weight", "word_embeddings.weight", "wte.weight", "embed_in.weight")  # and of embeddings end
-POINTER = b"version https://git-lfs"
 
 
 @dataclass(frozen=True)
@@ -52,9 +50,9 @@ class Checkpoint:
                 found[name] = tensor
         if not found:
             raise UserError(f"{self.files[0]}: holds no tensors; download it again")
-        for name, file in (self.weight_map or {}).items():
-            if name not in found or found[name].path.name != file:
-                raise UserError(f"{self.folder / file}: lacks {name}, which the index says it holds; download it again")
+        for name, part in (self.weight_map or {}).items():
+            if name not in found or found[name].path.name != part:
+                raise UserError(f"{self.folder / part}: lacks {name}, which the index says it holds; download it again")
         return found
 
     def others(self) -> list[Path]:
@@ -96,34 +94,28 @@ def read_config(path: Path) -> dict:
 
 def read_json(path: Path, limit: int = MAX_CONFIG, values: int = bounded_json.MAX_VALUES) -> dict:
     """A JSON object of a model's folder. Raises `UserError` where it is missing, damaged or over `limit` bytes."""
-    if not plain_file.is_there(path):
-        raise UserError(f"{path} is missing; a model's folder holds it beside the weights")
-    refuse_pointer(path)
-    try:
-        content = bounded_json.loads(plain_file.read(path, limit), limit, values)
-    except ValueError as error:
-        raise UserError(f"{path}: no valid JSON ({error!s:.120}); download it again") from None
+    content = _read(path, limit, values)
     if not isinstance(content, dict):
         raise UserError(f"{path}: should hold a JSON object; download it again")
     return content
 
 
 def read_list(path: Path, limit: int) -> list[Any]:
-    """A JSON array of a model's folder. Raises `UserError` where it is damaged or over `limit` bytes."""
-    try:
-        content = bounded_json.loads(plain_file.read(path, limit), limit)
-    except ValueError as error:
-        raise UserError(f"{path}: no valid JSON ({error!s:.120}); download it again") from None
+    """Read a JSON array of a model's folder. Raises `UserError` as `read_json` does."""
+    content = _read(path, limit, bounded_json.MAX_VALUES)
     if not isinstance(content, list):
         raise UserError(f"{path}: should hold a JSON array; download it again")
     return content
 
 
-def refuse_pointer(path: Path) -> None:
-    """Raises `UserError` where a file of a model is only what git-lfs left in its place."""
-    with path.open("rb") as file:
-        if file.read(len(POINTER)) == POINTER:
-            raise UserError(f"{path}: only git-lfs's pointer to the file; run `git lfs pull` in its repository")
+def _read(path: Path, limit: int, values: int) -> Any:
+    if not plain_file.is_there(path):
+        raise UserError(f"{path} is missing; a model's folder holds it beside the weights")
+    refuse_pointer(path)
+    try:
+        return bounded_json.loads(plain_file.read(path, limit), limit, values)
+    except ValueError as error:
+        raise UserError(f"{path}: not valid JSON ({error!s:.120}); download it again") from None
 
 
 def find(folder: Path) -> Checkpoint:

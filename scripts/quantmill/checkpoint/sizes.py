@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from quantmill.checkpoint import EXPERTS, SENT_TO, reads_more_than_text
+from quantmill.checkpoint import EXPERTS, EXPERTS_USED, TABLES, reads_more_than_text
 from quantmill.checkpoint.tensor import Tensor
 from quantmill.common.program import UserError
 
@@ -22,7 +22,7 @@ ALONE = (*LAYERS, "vocab_size", "hidden_size", "n_embd", "d_model")  # one numbe
 POSITIVE = (*ALONE, "num_attention_heads", "n_head", "n_heads", "num_key_value_heads", "head_dim")
 WHOLE = frozenset(
     (
-        *(*POSITIVE, *EXPERTS, *SENT_TO, "num_heads", "type_vocab_size"),
+        *(*POSITIVE, *EXPERTS, *EXPERTS_USED, "num_heads", "type_vocab_size"),
         *("intermediate_size", "moe_intermediate_size", "n_inner", "d_ff", "ffn_dim", "num_labels"),
         *("max_position_embeddings", "n_positions"),
     )
@@ -40,8 +40,7 @@ SIZES = re.compile(
 )
 LEAST_LAYERS, LEAST_EXPERTS, LEAST_SIZE, MOST_POSITIONS = 2**10, 2**16, 2**16, 2**24
 UNKNOWN_SIZE = 2**20  # the most where there are no weights yet; the largest vocabulary has 262,144 tokens
-# texts' tables: of embeddings, and of positions, which may have some rows more
-VOCABULARIES = ("embed_tokens.weight", "word_embeddings.weight", "wte.weight", "embed_in.weight")
+# tables of positions, which may have some rows more than the config says
 POSITION_TABLES = ("wpe.weight", "embed_positions.weight", "position_embeddings.weight", "position_embedding.weight")
 MORE_POSITIONS = 8
 # types whose embeddings have rows for what is no token of the vocabulary
@@ -77,7 +76,9 @@ def check(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor] |
         if key in WHOLE:
             _check_whole(path, where, key, value)
         limit = next((limit for names, limit in limits if names.search(key)), None)
-        for number in () if limit is None else _numbers(value):
+        if limit is None:
+            continue
+        for number in _numbers(value):
             if not -limit <= number <= limit:
                 what = "is more than its weights can have" if tensors else "is more than any model has"
                 raise UserError(f"{path}: {where} is {number!r:.60}, which {what} ({limit}); {WRONG}")
@@ -162,7 +163,7 @@ def _check_experts(path: Path, words: Mapping[str, Any], tensors: Mapping[str, T
         if possible and wrong and sum(said) not in possible:
             raise UserError(f"{path}: {key} is {wrong[0]}, and its weights have {max(possible)}; {WRONG}")
     most = max((each for key in EXPERTS for each in _numbers(words.get(key))), default=None)
-    for key in SENT_TO:
+    for key in EXPERTS_USED:
         if most and (more := [each for each in _numbers(words.get(key)) if each > most]):
             raise UserError(f"{path}: {key} is {more[0]}, of {most} experts; {WRONG}")
 
@@ -172,7 +173,7 @@ def _check_tables(path: Path, words: Mapping[str, Any], tensors: Mapping[str, Te
     tables = {
         tensor.shape[0]: tensor.name
         for tensor in tensors.values()
-        if tensor.name.endswith(VOCABULARIES) and len(tensor.shape) == 2 and not reads_more_than_text(tensor.name)
+        if tensor.name.endswith(TABLES) and len(tensor.shape) == 2 and not reads_more_than_text(tensor.name)
     }
     said, exact = words.get("vocab_size"), len(tables) == 1 and words.get("model_type") not in MORE_ROWS
     if type(said) is int and exact and said not in tables:

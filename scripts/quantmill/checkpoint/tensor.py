@@ -8,10 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
+from quantmill.common.plain_file import open_plain
+from quantmill.common.program import UserError
+
 CHUNK = 256 * 1024  # bytes; larger buffers fall out of the L2 cache and are slower, smaller ones cost calls
 GATHERED = 8 * 2**20  # bytes of a non-contiguous tensor that are put in order at a time
 MAX_DIMENSIONS = 16
 MAX_NAME = 1000  # characters of a tensor's name
+POINTER = b"version https://git-lfs"
 
 # Bytes of one element of each of safetensors' dtypes, in the order of its own enumeration (safetensors/src/tensor.rs),
 # by which its writer sorts tensors
@@ -87,7 +91,7 @@ class Tensor:
             for start, shape, stride in _blocks(self.start, self.shape, self.stride, DTYPE_BYTES[self.dtype]):
                 block = np.empty(shape, f"V{DTYPE_BYTES[self.dtype]}")
                 _gather(file, start, stride, block)
-                yield memoryview(block.reshape(-1).view(np.uint8))
+                yield block.reshape(-1).view(np.uint8).data
 
 
 def _blocks(
@@ -163,6 +167,13 @@ def is_valid_shape(shape: tuple[int, ...]) -> bool:
         all(type(size) is int and 0 <= size < 2**63 for size in shape)
         and math.prod(max(1, size) for size in shape) < 2**63
     )
+
+
+def refuse_pointer(path: Path) -> None:
+    """Raise `UserError` for a file that is only git-lfs's pointer to a model's file."""
+    with open_plain(path) as file:
+        if file.read(len(POINTER)) == POINTER:
+            raise UserError(f"{path}: only git-lfs's pointer to the file; run `git lfs pull` in its repository")
 
 
 def check_name(name: str) -> str:

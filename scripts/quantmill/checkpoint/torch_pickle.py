@@ -146,12 +146,12 @@ def _limit_operations(load: Callable[[Any], None]) -> Callable[[Any], None]:
     return wrapper
 
 
-def _require_names(load: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Put items into a dict, by names only: keys of other types can be chosen to collide, and then take hours."""
+def _require_names(load: Callable[[Any], None], keys: slice) -> Callable[[Any], None]:
+    """Put items into a dict if their keys, at `keys` of the stack, are texts: others can be chosen to collide, and then
+    take hours."""
 
     def wrapper(unpickler: Any) -> None:
-        keys = unpickler.stack[-2:-1] if load is pickle._Unpickler.load_setitem else unpickler.stack[::2]
-        if not all(isinstance(key, str) for key in keys):
+        if not all(isinstance(key, str) for key in unpickler.stack[keys]):
             raise ValueError("a key that is no name")
         load(unpickler)
 
@@ -175,7 +175,10 @@ def _limit_tuples(load: Callable[[Any], None]) -> Callable[[Any], None]:
 class _Unpickler(pickle._Unpickler):
     """The pure-Python unpickler: the C one allocates gigabytes for a memo index that a file makes up."""
 
-    dispatch: ClassVar = {code: load for code, load in pickle._Unpickler.dispatch.items() if bytes([code]) in OPCODES}
+    stack: list[Any]
+    dispatch: ClassVar[dict[int, Any]] = {
+        code: load for code, load in pickle._Unpickler.dispatch.items() if bytes([code]) in OPCODES
+    }
     operations = 0
 
     def load_build(self) -> None:
@@ -185,10 +188,10 @@ class _Unpickler(pickle._Unpickler):
             raise ValueError("attributes for something else than a state_dict")
 
     dispatch[pickle.BUILD[0]] = load_build
-    for _code in (pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3):
-        dispatch[_code[0]] = _limit_tuples(dispatch[_code[0]])
-    for _code in (pickle.SETITEM, pickle.SETITEMS):
-        dispatch[_code[0]] = _require_names(dispatch[_code[0]])
+    for (_code,) in (pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3):
+        dispatch[_code] = _limit_tuples(dispatch[_code])
+    for (_code,), _keys in ((pickle.SETITEM, slice(-2, -1)), (pickle.SETITEMS, slice(None, None, 2))):
+        dispatch[_code] = _require_names(dispatch[_code], _keys)
     for _code, _load in dispatch.items():
         dispatch[_code] = _limit_operations(_load)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from quantmill.checkpoint import torch_pickle, zip_directory
 from quantmill.checkpoint.copying import copy, write_all
-from quantmill.checkpoint.tensor import DTYPE_BYTES, Tensor, check_name, is_valid_shape, row_major
+from quantmill.checkpoint.tensor import DTYPE_BYTES, Tensor, check_name, is_valid_shape, refuse_pointer, row_major
 from quantmill.checkpoint.zip_directory import Member, crc32
 from quantmill.checkpoint.zip_writer import ZipWriter
 from quantmill.common.plain_file import open_plain
@@ -77,11 +77,10 @@ def check(path: Path) -> None:
 
 def _instead_of_a_zip(path: Path) -> str:
     """What a file that is no zip is, and what to do about it."""
+    refuse_pointer(path)
     with open_plain(path) as file:
-        begin = file.read(40)
-    if begin.startswith(b"version https://git-lfs"):
-        return "only git-lfs's pointer to the weights; run `git lfs pull` in its repository"
-    if begin.startswith(b"\x80"):
+        begin = file.read(1)
+    if begin == b"\x80":
         return (
             "a bare pickle, as torch.save wrote before 1.6, which only torch reads; save it again with "
             f"torch.save(torch.load({path.name!r}, weights_only=True), {path.name!r})"

@@ -5,7 +5,6 @@ import os
 import struct
 import zipfile
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from quantmill.checkpoint.tensor import CHUNK, read_into
@@ -47,11 +46,10 @@ def read(path: Path) -> dict[str, Member]:
             if info.filename in members:
                 raise UserError(f"{path}: two members are called {info.filename:.80}; refused")
             members[info.filename] = _member(path, file, info)
-    for member, following in pairwise([*zip(members.values(), infos, strict=True), (None, None)]):
-        one, other = member[0], following[1]
-        end = other.header_offset if other else archive.start_dir
-        if one.start + one.size > end:
-            raise UserError(f"{path}: member {one.name:.80} reaches into what follows it; refused")
+    ends = [*(info.header_offset for info in infos), archive.start_dir][1:]
+    for member, end in zip(members.values(), ends, strict=True):
+        if member.start + member.size > end:
+            raise UserError(f"{path}: member {member.name:.80} reaches into what follows it; refused")
     return members
 
 

@@ -1,1 +1,1 @@
-"""What the programs share that is neither a format, nor an engine, nor a metric."""
+"""The start, errors and files of programs, and properties of all artifacts and models."""

@@ -1,4 +1,4 @@
-"""Nothing appears under its final name before it is whole: write beside, fsync, rename."""
+"""Write files and folders atomically: write next to the final name, fsync, rename."""
 
 import errno
 import fcntl
@@ -18,7 +18,7 @@ from quantmill.common.program import UserError
 FICLONE = 0x40049409  # of ioctl(2): linux/fs.h
 COPIED = 2**20  # bytes at a time
 MANIFEST = "quantmill.json"
-SNAKEMAKE = ".snakemake_timestamp"  # what Snakemake leaves in a folder that is an output
+SNAKEMAKE = ".snakemake_timestamp"  # Snakemake writes it into a folder that is an output
 
 
 def fsync_path(path: Path) -> None:
@@ -39,15 +39,17 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def write_atomically(final: Path, *, source: Path | None = None, sync: bool = True) -> Iterator[Path]:
-    """Yield a path beside `final` to write a file or a folder to; rename it to `final` when the block succeeds.
+    """Yield a path next to `final` for a file or a folder; rename it to `final` when the block succeeds.
 
-    When the block raises, what it wrote is removed and `final` is left as it was. What a killed run left behind under
-    temporary names is removed at the next start. Raises `UserError` where `final` is or holds something else than an
-    artifact of ours, which must not be replaced, and where another program is writing it.
+    If the block raises, its files are removed and `final` stays as it was. The next call removes the temporary files
+    of a killed run.
 
     Args:
-        source: a folder that is read meanwhile; `final` must not hold it.
-        sync: flush what was written to the disk first, so that not even a power failure leaves half of it.
+        source: a folder that the block reads; `final` must not contain it.
+        sync: flush the files to the disk first, so that not even a power failure leaves half of them.
+
+    Raises:
+        UserError: if `final` exists and is not an artifact of Quantmill, or if another program is writing it.
     """
     final = final.parent.resolve() / final.name
     final.parent.mkdir(parents=True, exist_ok=True)
@@ -56,10 +58,10 @@ def write_atomically(final: Path, *, source: Path | None = None, sync: bool = Tr
         names = {path.name for path in final.iterdir()} - {SNAKEMAKE} if final.is_dir() else set()
         if names and MANIFEST not in names:
             raise UserError(
-                f"{final}: holds files that are no artifact of Quantmill; name a folder that does not exist"
+                f"{final}: holds files that are not an artifact of Quantmill; name a folder that does not exist"
             )
         if source is not None and source.resolve() != final and source.resolve().is_relative_to(final):
-            raise UserError(f"{final}: holds {source}, which is to be read; name another folder to write")
+            raise UserError(f"{final}: contains the input {source}; name another folder to write")
         _remove(partial)
         _remove(gone)
         if old.exists() and not final.exists():  # a run was killed between its two renames
@@ -72,7 +74,7 @@ def write_atomically(final: Path, *, source: Path | None = None, sync: bool = Tr
                 fsync_path(partial)
             _replace(partial, final, old)
             if old.exists():
-                old.rename(gone)  # what is called old is always whole
+                old.rename(gone)  # a folder named .old is always whole
             _remove(gone)
             if sync:
                 fsync_path(final.parent)
@@ -82,14 +84,14 @@ def write_atomically(final: Path, *, source: Path | None = None, sync: bool = Tr
 
 
 def _replace(partial: Path, final: Path, old: Path) -> None:
-    """Rename `partial` to `final`; a folder that is there already is put aside as `old`."""
+    """Rename `partial` to `final`; an existing folder is renamed to `old` first."""
     if not partial.is_dir() or not final.exists():
         partial.replace(final)
         return
     if not final.is_dir():
-        raise UserError(f"{final}: is a file where a folder is to be; remove it, or name another folder")
+        raise UserError(f"{final}: is a file, not a folder; remove it, or name another folder")
     _remove(old)
-    final.rename(old)  # a folder cannot be renamed over one that holds files, and removing one takes a while
+    final.rename(old)  # a folder cannot be renamed over one with files, and removing files takes a while
     try:
         partial.replace(final)
     except OSError:
@@ -99,7 +101,7 @@ def _replace(partial: Path, final: Path, old: Path) -> None:
 
 @contextmanager
 def _lock(final: Path) -> Iterator[None]:
-    """Hold a lock beside `final`. Raises `UserError` where another program holds it."""
+    """Hold a lock next to `final`. Raises `UserError` if another program holds it."""
     path = final.with_name(f".{final.name}.lock")
     while True:
         with path.open("w") as file:
@@ -112,7 +114,7 @@ def _lock(final: Path) -> Iterator[None]:
             except FileNotFoundError:
                 same = False
             if not same:
-                continue  # whoever held it has removed it meanwhile
+                continue  # its last holder has removed it
             try:
                 yield
             finally:
@@ -122,8 +124,10 @@ def _lock(final: Path) -> Iterator[None]:
 
 @contextmanager
 def work_folder(final: Path) -> Iterator[Path]:
-    """An empty folder beside `final` for as long as a tool works, with the tool's temporary files too: on the disk that
-    holds the artifact, because /tmp may be small. What a killed run left is removed at the next start."""
+    """Yield an empty folder next to `final`, with TMPDIR in it, and remove it when the block ends.
+
+    It is on the artifact's disk, because /tmp may be small. The next call removes the folder of a killed run.
+    """
     folder = final.parent.resolve() / f".{final.name}.work"
     shutil.rmtree(folder, ignore_errors=True)
     temporary, before = folder / "tmp", os.environ.get("TMPDIR")
@@ -141,21 +145,21 @@ def work_folder(final: Path) -> Iterator[Path]:
 
 
 def write_json(final: Path, content: Any) -> None:
-    """Write `content` as JSON. NaN and infinity are refused: no reader of JSON need know them."""
+    """Write `content` as JSON. Raises ValueError for NaN and infinity, which JSON does not have."""
     with write_atomically(final) as partial:
         partial.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def clone_or_copy(source: Path, target: Path) -> str:
-    """Copy somebody's file; the SHA-256 of what was copied. A reflink where the file system can, which costs no disk:
-    in neither case does a later writer to one change the other, as with a hard link.
+    """Copy a user's file, as a reflink if the file system can; return the SHA-256 of the copy.
 
-    Never a symbolic link: artifacts are read as if a stranger had made them, and links that lead out are refused.
-    Raises `UserError` where it is no plain file, or was written to meanwhile.
+    A later write to one file does not change the other, unlike with a hard link. A symbolic link would not do, because
+    readers of artifacts refuse links that lead out of the folder. Raises `UserError` if the source is not a plain file
+    or was written to during the copy.
     """
     digest, copied = hashlib.sha256(), 0
     buffer = memoryview(bytearray(COPIED))
-    with open_plain(source, buffering=0) as read, target.open("xb+", buffering=0) as written:
+    with open_plain(source) as read, target.open("xb+", buffering=0) as written:
         before = os.fstat(read.fileno())
         cloned = _clone(read, written)
         if not cloned:
@@ -174,8 +178,10 @@ def clone_or_copy(source: Path, target: Path) -> str:
 
 
 def share(source: Path, target: Path) -> None:
-    """Give a file of an artifact of ours a second name in another: a reflink where the file system can, else a hard
-    link, since only Quantmill writes there and never to what is finished; a copy where there can be neither."""
+    """Put a file of one artifact into another: as a reflink, else as a hard link, else as a copy.
+
+    A hard link is safe because Quantmill never writes to a finished artifact.
+    """
     source = source.resolve(strict=True)
     with open_plain(source) as read, target.open("xb") as written:
         if _clone(read, written):
@@ -188,7 +194,7 @@ def share(source: Path, target: Path) -> None:
 
 
 def can_clone(folder: Path) -> bool:
-    """Whether a folder's file system has reflinks, which is tried."""
+    """Return whether the folder's file system has reflinks, by making one."""
     with tempfile.TemporaryFile(dir=folder) as one, tempfile.TemporaryFile(dir=folder) as other:
         one.write(b"1")
         one.flush()
@@ -204,7 +210,7 @@ def _clone(source: IO[bytes], target: IO[bytes]) -> bool:
 
 
 def _check_room(target: IO[bytes], size: int) -> None:
-    """Raises OSError where a file cannot have that many bytes: a sparse one may be larger than any disk."""
+    """Raise OSError if the disk has no room for `size` bytes; a sparse file may be larger than any disk."""
     found = os.fstatvfs(target.fileno())
     if found.f_blocks and found.f_bavail * found.f_frsize < size:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target.name)

@@ -1,4 +1,4 @@
-"""Read JSON that a stranger wrote: bounded memory, and no key twice."""
+"""Read untrusted JSON with bounded memory and without duplicate keys."""
 
 import json
 from collections import Counter
@@ -15,10 +15,12 @@ def loads(
     values: int = MAX_VALUES,
     parse_constant: Callable[[str], Any] | None = None,
 ) -> Any:
-    """What UTF-8 bytes, at most `limit`, say. Raises ValueError where that is no JSON, too much, or has a key twice.
+    """Parse UTF-8 JSON. Raises ValueError if it is not JSON, is too large, or has a duplicate key.
 
     Args:
-        values: as many at most. parse_constant: as of json.loads: makes something of NaN and infinity, or raises.
+        limit: bytes at most.
+        values: values at most, approximately.
+        parse_constant: as of json.loads; it converts NaN and infinity, or raises.
     """
     if len(data) > limit:
         raise ValueError(f"over {limit >> 20} MiB")
@@ -34,5 +36,5 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) != len(pairs):
         twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise ValueError(f"the key {twice!r:.80} stands twice")
+        raise ValueError(f"the key {twice!r:.80} occurs twice")
     return content

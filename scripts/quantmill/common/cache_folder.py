@@ -1,4 +1,4 @@
-"""The user's cache folder, where what is compiled once lies for all checkouts (~/.cache/quantmill)."""
+"""The user's cache folder (~/.cache/quantmill), which all checkouts share for compiled files."""
 
 import fcntl
 import os
@@ -8,13 +8,13 @@ from pathlib import Path
 
 
 def cache() -> Path:
-    """The user's cache folder of Quantmill."""
+    """Return the user's cache folder of Quantmill."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quantmill"
 
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """One process at a time works in a folder of the cache; its lock goes when the process does."""
+    """Hold the lock of a folder in the cache; the kernel frees it when the process ends."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

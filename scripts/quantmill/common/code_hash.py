@@ -1,4 +1,4 @@
-"""Which of our own files a program runs, so that an edit reruns what depends on it and nothing else."""
+"""The source files that a program imports, and their hash: an edit reruns exactly what depends on it."""
 
 import ast
 import hashlib
@@ -8,10 +8,13 @@ from pathlib import Path
 
 @cache
 def closure(program: Path, root: Path) -> tuple[Path, ...]:
-    """`program` and every module under `root`, the folder that it imports from, that it imports, directly or not.
+    """Return `program` and all modules under `root` that it imports, directly or not.
 
-    With a module comes the CUDA source beside it that has its name. Modules that are imported by name at run
-    time (engines) are not found; their rules name them.
+    A module's CUDA source of the same name is included. Modules that are imported by name at run time (engines) are
+    not found; their rules name them.
+
+    Args:
+        root: the folder that absolute imports start from.
     """
     found: dict[Path, None] = {}
     waiting = [program]
@@ -28,7 +31,7 @@ def closure(program: Path, root: Path) -> tuple[Path, ...]:
 
 @cache
 def modules(name: str, root: Path) -> tuple[Path, ...]:
-    """The files under `root` that an import of a dotted name runs: packages on the way, and the module if it is one."""
+    """Return the files under `root` that the import of a dotted name runs: its packages, and the module."""
     first, *rest = name.split(".")
     if not (root / first).is_dir():
         rest = []
@@ -39,7 +42,7 @@ def modules(name: str, root: Path) -> tuple[Path, ...]:
 
 @cache
 def imported_names(path: Path) -> tuple[str, ...]:
-    """Dotted names that a Python file imports; `from a import b` gives `a.b`, whether b is a module or not."""
+    """Return the dotted names that a Python file imports; `from a import b` gives `a.b` for any b."""
     names = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -51,7 +54,7 @@ def imported_names(path: Path) -> tuple[str, ...]:
 
 @cache
 def digest(*files: Path) -> str:
-    """SHA-256 of the files' names and contents, in hexadecimal, whatever their order and times."""
+    """Return the hexadecimal SHA-256 of the files' names and contents, independent of order and times."""
     total = hashlib.sha256()
     for path in sorted(set(files)):
         total.update(f"{path.as_posix()}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())

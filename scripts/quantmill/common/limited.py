@@ -1,11 +1,11 @@
-"""Limits of memory and time for what a stranger's file computes: a tokenizer, a template.
+"""Limit the memory and time of computations that untrusted files control, such as tokenizers and templates.
 
-`call` and `supervise` start a child process, and `step` sets limits in it for as long as one piece of work lasts. The
-kernel enforces them, because neither a regular expression in Rust nor a power of two integers can be interrupted by
-Python. The parent reports the work that was not finished. Only the standard library is imported here.
+`call` and `supervise` start a child process, and `step` sets limits in it during one piece of work. The kernel enforces
+them, because Python can interrupt neither a regular expression in Rust nor a power of two integers. The parent reports
+unfinished work. Only the standard library is imported here.
 
-Memory is RLIMIT_DATA: pages that the process may write. Libraries map far more than they use, and CUDA reserves
-terabytes. Time is the processor's, so that a busy machine changes nothing; the clock's is for what sleeps.
+The memory limit is RLIMIT_DATA, which counts writable pages: libraries map far more than they use, and CUDA reserves
+terabytes. The time limit is processor time, so that a busy machine does not matter; wall-clock time limits sleepers.
 """
 
 import json
@@ -25,17 +25,17 @@ from typing import Any, NoReturn
 
 from quantmill.common.program import LIBC, PR_SET_PDEATHSIG, UserError, first_line
 
-POLL = 0.2  # seconds between two looks at a child
-PATIENCE = 20  # seconds of the clock for one of the processor
-GRACE = 10  # seconds that an interrupted child has for what it has to remove
-MAX_SAID = 2**16  # bytes of what a child says on standard error
-ALLOCATION = b"memory allocation of"  # what a Rust program says before it aborts
+POLL = 0.2  # seconds between two checks of a child
+PATIENCE = 20  # wall-clock seconds per second of processor time
+GRACE = 10  # seconds for an interrupted child to remove its files
+MAX_SAID = 2**16  # bytes of a child's standard error
+ALLOCATION = b"memory allocation of"  # a Rust program prints it before it aborts
 HEAD = struct.Struct("dIIH")  # of the board: when patience ends, megabytes, seconds, length of the name
 BOARD = 4096  # bytes
 
 
 class _Board:
-    """What a child is doing, in memory that its parent reads after the child was killed."""
+    """A child's current step, in shared memory that its parent reads after the child was killed."""
 
     def __init__(self) -> None:
         self.memory = mmap.mmap(-1, BOARD)
@@ -46,20 +46,20 @@ class _Board:
         self.memory[: HEAD.size + len(name)] = HEAD.pack(patience, megabytes, seconds, len(name)) + name
 
     def read(self) -> tuple[float, int, int, str]:
-        """When patience ends, megabytes, seconds and the name of the work; zeros and no name between two steps."""
+        """Return the end of patience, megabytes, seconds and the step's name; zeros and "" between two steps."""
         patience, megabytes, seconds, length = HEAD.unpack_from(self.memory)
         return patience, megabytes, seconds, self.memory[HEAD.size : HEAD.size + length].decode(errors="replace")
 
 
-_board: _Board | None = None  # this process's, where it is such a child
+_board: _Board | None = None  # this process's, if it is such a child
 
 
 @contextmanager
 def step(what: str, *, megabytes: int, seconds: int) -> Iterator[None]:
     """Limit the memory that the block adds and the processor time that it takes.
 
-    `what` begins the error: the file that computes. Raises `UserError` where memory runs out or a Rust library panics.
-    The kernel ends this process where time runs out, and its parent raises the error (`call`, `supervise`).
+    Raises `UserError`, which begins with the file's name `what`, if memory runs out or a Rust library panics. If time
+    runs out, the kernel ends this process, and its parent raises the error (`call`, `supervise`).
     """
     outer = _board.memory[:] if _board else b""
     limits = {
@@ -83,16 +83,16 @@ def step(what: str, *, megabytes: int, seconds: int) -> Iterator[None]:
             raise UserError(_out_of_memory(what, megabytes)) from None
         raise UserError(f"{what}: its library fails ({first_line(error)}); download it again") from None
     finally:
-        for each, limit in before.items():
-            resource.setrlimit(each, limit)
+        for each, old in before.items():
+            resource.setrlimit(each, old)
         if _board:
             _board.memory[:] = outer
 
 
 def call(work: Callable[[], Any]) -> Any:
-    """What `work` returns, as JSON keeps it, from a child process that it cannot take along.
+    """Run `work` in a child process, so that a crash ends only the child; return its result, passed as JSON.
 
-    Its standard error is not shown. Raises `UserError` where it does, and where a limit of a `step` in it ends it.
+    The child's standard error is not shown. Raises `UserError` if `work` does, or if the limit of a `step` ends it.
     """
     board = _Board()
     (answers, answer), (errors, error) = os.pipe(), os.pipe()
@@ -117,9 +117,9 @@ def call(work: Callable[[], Any]) -> Any:
 
 
 def supervise() -> None:
-    """Go on in a child process, while this one waits for it and ends as it does.
+    """Continue in a child process, while this one waits and exits with the child's status.
 
-    Raises `UserError` in this process where a limit of a `step` ends the child.
+    Raises `UserError` in this process if the limit of a `step` ends the child.
     """
     board = _Board()
     alive, open_end = os.pipe()
@@ -148,7 +148,7 @@ def _fork(board: _Board) -> int:
 
 
 def _answer(work: Callable[[], Any], pipe: int) -> NoReturn:
-    """Write what `work` comes to, and end this process."""
+    """Write the result of `work`, and end this process."""
     try:
         try:
             found = {"value": work()}
@@ -163,9 +163,9 @@ def _answer(work: Callable[[], Any], pipe: int) -> NoReturn:
 
 
 def _wait(pid: int, board: _Board, *pipes: int) -> tuple[int, bytes, bytes]:
-    """Wait for a child; returns its exit code, and what it wrote to the first pipe, and first to the last one.
+    """Wait for a child; return its exit code, all of the first pipe, and the beginning of the last pipe.
 
-    Raises `UserError` where a signal ended it.
+    Raises `UserError` if a signal ended it.
     """
     said = {pipe: bytearray() for pipe in pipes}
     unread, status, late = list(pipes), None, False
@@ -173,7 +173,7 @@ def _wait(pid: int, board: _Board, *pipes: int) -> tuple[int, bytes, bytes]:
         while unread:
             for pipe in select.select(unread, [], [], POLL)[0]:
                 part = os.read(pipe, 2**20)
-                if not part:  # it has ended
+                if not part:  # closed
                     unread.remove(pipe)
                 said[pipe] += part
                 if pipe != pipes[0]:
@@ -203,12 +203,12 @@ def _interrupt(pid: int) -> None:
 
 
 def _why_ended(number: int, late: bool, board: _Board, said: bytes) -> str:
-    """The error of a child that a signal ended."""
+    """Return the error for a child that a signal ended."""
     _, megabytes, seconds, what = board.read()
     if not what:
-        return f"the process that works was ended by {signal.Signals(number).name}; run again"
+        return f"the working process was ended by {signal.Signals(number).name}; run again"
     if late:
-        return f"{what}: was not done after {PATIENCE * seconds:,} s, the most that Quantmill allows"
+        return f"{what}: did not finish within the {PATIENCE * seconds:,} s that Quantmill allows"
     if number == signal.SIGXCPU:
         return f"{what}: ran out of the {seconds:,} s of processor time that Quantmill allows"
     if number == signal.SIGABRT and ALLOCATION in said:
@@ -223,6 +223,6 @@ def _out_of_memory(what: str, megabytes: int) -> str:
 
 
 def _data_bytes() -> int:
-    """Bytes that count against RLIMIT_DATA already."""
+    """Return the bytes that count against RLIMIT_DATA now."""
     status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     return int(status.partition("VmData:")[2].split(None, 1)[0]) * 1024

@@ -1,4 +1,4 @@
-"""quantmill.json: what an artifact is, what made it and from what, and what it costs to read."""
+"""quantmill.json, an artifact's manifest: its format, tool, source, sizes and the hashes of its files."""
 
 import hashlib
 import json
@@ -17,22 +17,21 @@ from quantmill.common.program import UserError
 
 NAME = MANIFEST
 MAX_BYTES = 4 * 2**20
-HASHERS = 4  # files hashed at the same time
+HASHERS = 4  # files that are hashed at the same time
 _STARTED = time.monotonic()
 
 
 def sha256(path: Path) -> str:
-    """Hexadecimal SHA-256 of a plain file's bytes."""
+    """Return the hexadecimal SHA-256 of a plain file."""
     with open_plain(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def peak_rss_bytes(children: bool = False) -> int:
-    """Most resident memory that this program has held, in bytes; with `children`, or the largest of those that it has
-    started and that have ended.
+    """Return this program's peak resident memory in bytes; with `children`, at least that of its largest ended child.
 
-    Linux's own count of the program where there is one: getrusage's goes on from what the process that started it held.
-    Elsewhere getrusage, which counts bytes on macOS and KiB on other systems.
+    On Linux it is VmHWM, because getrusage's count starts from the memory of the parent process. Elsewhere it is
+    getrusage, in bytes on macOS and in KiB on other systems.
     """
     if children:
         largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
@@ -70,27 +69,28 @@ def write(
     Args:
         folder: the artifact, all its other files already in place.
         format: name of the format, e.g. `ct2-int8`.
-        engine: name of the engine that runs it (a module of scripts/engines); none where nothing runs it as it is.
-        tool: what built it; `tool_version`: its version, asked of the tool.
-        parameters: everything that was passed to the tool.
-        source: where the weights came from (`read(...)["source"]` of the artifact that this one was built from).
-        parameter_count: number of weights of the model, whatever their dtype; of the language model where the format
-            holds nothing else.
+        engine: name of the default engine (a module of quantmill.engines); None if no engine runs it as it is.
+        tool: the program that built it. `tool_version`: as the tool reports it.
+        parameters: all parameters that were passed to the tool.
+        source: the origin of the weights (`read(...)["source"]` of the artifact that this one was built from).
+        parameter_count: number of weights of the model, or of the language model if the format holds nothing else.
         weight_files: names of the files that hold weights.
-        unread_bytes: of these files, what holds nothing that the model uses; it counts as no weights.
-        weight_bytes_per_token: bytes of weights that one decoded token reads (the embedding table, of which it reads
-            one row, left out), as stored.
-        calibration_sha256: hash of the calibration text, where one was used.
-        gate: what the quality gate found, where it was asked; its `seconds` do not count as building.
-        hashes: SHA-256 of files that is known already, or None for a file that is not to be hashed.
-        prebuilt: somebody else built it.
-        experts: of a mixture that was calibrated, how many there are and which of them no text reached.
-        peak_memory_bytes: of building, where that is not what this program held.
+        unread_bytes: bytes of these files that the model does not use; they do not count as weights.
+        weight_bytes_per_token: stored bytes of weights that decoding one token reads, without the embedding table, of
+            which it reads one row.
+        calibration_sha256: hash of the calibration text.
+        gate: result of the quality gate; its `seconds` do not count as build time.
+        hashes: known SHA-256 of files, or None for a file that is not to be hashed.
+        prebuilt: the artifact was not built by Quantmill.
+        experts: for a calibrated mixture, the number of experts and those that no text reached.
+        peak_memory_bytes: peak of the build, if that is not this program's peak.
     """
     files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file() and path.name[0] != "."}
     known = dict(hashes or {})
     with ThreadPoolExecutor(HASHERS) as workers, ThreadPoolExecutor(1) as disk:
-        flushes = [disk.submit(fsync_path, path) for path in files.values()]  # publishing would wait for it afterwards
+        flushes = [
+            disk.submit(fsync_path, path) for path in files.values()
+        ]  # `write_atomically` would wait for it afterwards
         missing = [name for name in files if name not in known]
         known |= zip(missing, workers.map(sha256, (files[name] for name in missing)), strict=True)
         for each in flushes:
@@ -116,12 +116,12 @@ def write(
         "peak_memory_bytes": peak_memory_bytes or peak_rss_bytes(),
         "files": {name: {"bytes": path.stat().st_size, "sha256": known[name]} for name, path in files.items()},
     }
-    with (folder / NAME).open("x", encoding="utf-8") as file:  # never through a link to somebody else's
+    with (folder / NAME).open("x", encoding="utf-8") as file:  # never through a link to another file
         file.write(json.dumps(content, indent=2) + "\n")
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The manifest of an artifact. Raises `UserError` where there is none, or it is none of ours."""
+    """Read an artifact's manifest. Raises `UserError` if it is missing or not Quantmill's."""
     path = folder / NAME
     if not plain_file.is_there(path):
         raise UserError(f"{path} is missing: {folder} is not a finished artifact; build it again")
@@ -130,13 +130,16 @@ def read(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{path}: is damaged ({error!s:.80}); build the artifact again") from None
     if not isinstance(content, dict) or not isinstance(content.get("source"), dict):
-        raise UserError(f"{path}: is no manifest of Quantmill's; remove it, or build the artifact again")
+        raise UserError(f"{path}: is not a manifest of Quantmill; remove it, or build the artifact again")
     return content
 
 
 def read_checked(folder: Path, left_out: Collection[str] = ()) -> dict[str, Any]:
-    """The manifest of an artifact that something is to be made of, after each of its files was held against it, but for
-    those `left_out`, which the caller reads and gives to `check`. Raises `UserError` where `read` and `check` do."""
+    """Read an artifact's manifest before building from it, and check the hash of each file.
+
+    The caller reads the files in `left_out` and gives their hashes to `check`. Raises `UserError` as `read` and
+    `check` do.
+    """
     content = read(folder)
     names = [name for name in recorded(folder, content) if name not in left_out]
     with ThreadPoolExecutor(HASHERS) as workers:
@@ -145,9 +148,11 @@ def read_checked(folder: Path, left_out: Collection[str] = ()) -> dict[str, Any]
 
 
 def read_unchanged(folder: Path) -> dict[str, Any]:
-    """The manifest of an artifact that is to be measured, after each file was held against it that has another size, or
-    was written to after the manifest, which is written last: the others are not read for that. Raises `UserError` where
-    `read` and `check` do."""
+    """Read an artifact's manifest before measuring it, and check the hashes of suspect files.
+
+    A file is suspect if its size differs or if it is newer than the manifest, which is written last. Other files are
+    not read. Raises `UserError` as `read` and `check` do.
+    """
     content, then = read(folder), (folder / NAME).stat().st_mtime_ns
     suspects = []
     for name in recorded(folder, content):
@@ -159,26 +164,26 @@ def read_unchanged(folder: Path) -> dict[str, Any]:
 
 
 def check(folder: Path, content: Mapping[str, Any], found: Mapping[str, str | None]) -> None:
-    """Raises `UserError` where files of an artifact, by their names, have not the SHA-256 of its manifest any more.
+    """Compare hashes of an artifact's files, by name, with its manifest. Raises `UserError` for a difference.
 
-    What was made of them would bear the name of another model.
+    Whatever is made of a changed file would bear the name of another model.
     """
     for name, digest in recorded(folder, content).items():
         if name in found and found[name] != digest:
-            what = "is not there any more" if found[name] is None else f"is not what {NAME} beside it names any more"
-            raise UserError(f"{folder / name}: {what}; remove the folder {folder}, and it is made again")
+            what = "is missing" if found[name] is None else f"has changed since {NAME} was written"
+            raise UserError(f"{folder / name}: {what}; remove the folder {folder}, and run again")
 
 
 def recorded(folder: Path, content: Mapping[str, Any]) -> dict[str, str]:
-    """The files that a manifest has a SHA-256 of. Raises `UserError` where it names none as ours do."""
+    """Return the SHA-256 of each file of a manifest. Raises `UserError` if its list of files is malformed."""
     entries = content.get("files", {})
     if not isinstance(entries, dict) or not all(
         name == Path(name).name and isinstance(entry, dict) for name, entry in entries.items()
     ):
-        raise UserError(f"{folder / NAME}: names no files with their hashes; build the artifact again")
+        raise UserError(f"{folder / NAME}: its list of files is malformed; build the artifact again")
     return {name: entry["sha256"] for name, entry in entries.items() if entry.get("sha256")}
 
 
 def _digest(path: Path) -> str | None:
-    """The SHA-256 of a file; None where there is none."""
+    """Return the SHA-256 of a file, or None if there is none."""
     return sha256(path) if plain_file.is_there(path) else None

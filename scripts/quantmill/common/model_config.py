@@ -1,19 +1,19 @@
-"""A model's config.json, as far as it is about text."""
+"""The part of a model's config.json that describes the language model."""
 
 from collections.abc import Mapping
 from typing import Any
 
-MAX_CONFIG = 4 * 2**20  # bytes of a config.json; those with a name for each of 20,000 classes take 1 MB
+MAX_CONFIG = 4 * 2**20  # bytes of a config.json; one with names of 20,000 classes has 1 MB
 
 
 def of_text(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Its keys of the language model, some of which lie in `text_config` where a model reads more than text."""
+    """Return the language model's keys; multimodal models keep some of them in `text_config`."""
     inner = config.get("text_config")
     return {**(inner if isinstance(inner, dict) else {}), **config}
 
 
 def context_of(config: Mapping[str, Any]) -> int | None:
-    """Tokens of a model's context; None where its config.json does not say. GPT-2 and its kin say n_positions."""
+    """Return the tokens of a model's context, or None if its config.json has none. GPT-2 calls it n_positions."""
     words = of_text(config)
     found = words.get("max_position_embeddings", words.get("n_positions"))
     return found if type(found) is int and found > 0 else None

@@ -1,9 +1,9 @@
-"""Look at what lies at a path before it is read: a pipe blocks, a device has no end, and a folder is no file."""
+"""Open plain files only: a pipe blocks, a device has no end, and a folder is not a file."""
 
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from quantmill.common.program import UserError
 
@@ -17,15 +17,15 @@ KINDS = {
 
 
 def is_there(path: Path) -> bool:
-    """Whether a plain file lies at a path, links followed; no, where nothing lies there.
+    """Return whether `path` is a plain file, following links; False if it does not exist.
 
-    Raises `UserError` where something else lies there, or a link that leads nowhere, or what may not be looked at.
+    Raises `UserError` for anything else: another kind of file, a dangling link, or a path that cannot be inspected.
     """
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         if path.is_symlink():
-            raise UserError(f"{path}: is a link that leads nowhere; put the file itself there") from None
+            raise UserError(f"{path}: is a dangling link; put the file itself there") from None
         return False
     except OSError as error:  # links in a ring, a folder that may not be read, a name that is too long
         raise UserError(f"{path}: {error.strerror}; put a file there that can be read") from None
@@ -35,12 +35,12 @@ def is_there(path: Path) -> bool:
     return True
 
 
-def open_plain(path: Path, buffering: int = -1) -> BinaryIO:
-    """Open a plain file to be read. Without the kernel's wait for a pipe's writer, and what was opened is looked at.
+def open_plain(path: Path) -> BufferedReader:
+    """Open a plain file to read, without waiting for a pipe's writer, and check the open file again.
 
-    Raises `UserError` where `is_there` does, and FileNotFoundError where nothing lies there.
+    Raises `UserError` as `is_there` does, and FileNotFoundError if the file does not exist.
     """
-    if is_there(path):  # to open a device may do something
+    if is_there(path):  # opening a device may have an effect
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except PermissionError as error:
@@ -49,23 +49,23 @@ def open_plain(path: Path, buffering: int = -1) -> BinaryIO:
         raise FileNotFoundError(2, os.strerror(2), str(path))
     try:
         _check(path, os.fstat(descriptor))  # what is there now
-        return os.fdopen(descriptor, "rb", buffering)
+        return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
         raise
 
 
 def read(path: Path, limit: int) -> bytes:
-    """A plain file's bytes; of one of more than `limit` the first `limit` + 1, so that the caller sees it.
+    """Read a plain file's bytes, at most `limit` + 1, so that the caller sees if it is too large.
 
-    Raises `UserError` where `open_plain` does, and where there are more or fewer bytes than the file is said to have,
-    as in /proc or while somebody writes.
+    Raises `UserError` as `open_plain` does, and if the number of bytes is not the file's size, as in /proc or during a
+    write.
     """
     with open_plain(path) as file:
         size = os.fstat(file.fileno()).st_size
-        content = file.read(min(size, limit) + 1) or b""  # None of some of /proc, where nothing is ready
+        content = file.read(min(size, limit) + 1) or b""  # None for some files of /proc
     if len(content) != min(size, limit + 1):
-        raise UserError(f"{path}: its size is not that of its content; is it still written? Name a file of a disk")
+        raise UserError(f"{path}: its size is not that of its content; is it being written? Name a file on a disk")
     return content
 
 

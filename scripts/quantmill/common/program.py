@@ -1,4 +1,4 @@
-"""How each program of Quantmill starts, reports progress and fails."""
+"""Start a program of Quantmill, and end it with one line if it fails."""
 
 import argparse
 import atexit
@@ -24,27 +24,27 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 class UserError(Exception):
-    """Something that the user can mend: one line that says what is wrong, where, and what to do."""
+    """An error that the user can correct: one line that says what is wrong, where, and what to do."""
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of a library's error that says something, with the next one after a colon; or the error's type."""
+    """Return the first non-empty line of a library's error (and the next one after a colon), or the error's type."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
 def printable(text: str) -> str:
-    """One line for a terminal: what a stranger's file put in it stays visible, and moves no cursor."""
+    """Return one line that is safe for a terminal: control characters of untrusted text are shown escaped."""
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text[:MAX_LINE])
 
 
 def parser(doc: str) -> argparse.ArgumentParser:
-    """An argument parser whose `--help` is the program's docstring."""
+    """Return an argument parser whose `--help` is the program's docstring."""
     return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def command(name: str, python: str | Path | None = None) -> list[str]:
-    """Return what starts one of our programs, such as `latency.worker`; its arguments follow."""
+    """Return the command of one of our programs, such as `latency.worker`, without its arguments."""
     return [str(python or sys.executable), str(PACKAGE), name]
 
 
@@ -52,18 +52,20 @@ _hasty = False
 
 
 def leave_at_once() -> None:
-    """From now on `run` ends the process as soon as its `main` has ended: a library may abort it while the interpreter
-    unloads, and what was published would count as failed, or an error's line would not be the last one."""
+    """Exit with os._exit() after main().
+
+    Some libraries abort while the interpreter shuts down, which would turn a finished job into a failed one.
+    """
     global _hasty
     _hasty = True
 
 
 def run(main: Callable[[], None], error_status: int = 1) -> None:
-    """Call `main`; what the user can mend (or an interrupt) ends the program with one line instead of a traceback.
+    """Call `main`; end with one line instead of a traceback after a `UserError` or an interrupt.
 
-    SIGTERM, which schedulers send, and SIGHUP, which a closed terminal sends, are interrupts as Ctrl-C is: what was
-    begun is removed before the program ends. A fault of ours has its traceback above that line: a report and another
-    program of ours quote the last one.
+    SIGTERM (from schedulers) and SIGHUP (from a closed terminal) are interrupts like Ctrl-C: the program removes
+    unfinished files before it ends. A bug's traceback stands above the line, because reports and other programs quote
+    the last line.
     """
     status: Any = None
     try:
@@ -76,7 +78,7 @@ def run(main: Callable[[], None], error_status: int = 1) -> None:
         print(status, file=sys.stderr)
         status = error_status
     if _hasty:
-        atexit._run_exitfuncs()  # temporary files, and what libraries have to say good-bye to
+        atexit._run_exitfuncs()  # temporary files, and libraries' own handlers
         with suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -86,11 +88,11 @@ def run(main: Callable[[], None], error_status: int = 1) -> None:
 
 
 def _call(main: Callable[[], None]) -> None:
-    """Call `main`; raises SystemExit with the line of what went wrong."""
+    """Call `main`; raise SystemExit with the line of an error."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(number) == signal.SIG_DFL:  # else it means nothing, as SIGHUP after nohup
+        if signal.getsignal(number) == signal.SIG_DFL:  # else it is ignored, like SIGHUP after nohup
             signal.signal(number, signal.default_int_handler)
-    os.environ["PYTHONSAFEPATH"] = "1"  # for what libraries start
+    os.environ["PYTHONSAFEPATH"] = "1"  # for processes that libraries start
     try:
         main()
     except UserError as error:
@@ -98,7 +100,7 @@ def _call(main: Callable[[], None]) -> None:
             traceback.print_exception(error.__cause__)
         sys.exit(f"error: {printable(str(error))}")
     except EOFError as error:
-        sys.exit(f"error: {printable(str(error))}; is somebody still writing it? run again")
+        sys.exit(f"error: {printable(str(error))}; is it still being written? run again")
     except OSError as error:
         if error.errno in FULL:
             sys.exit(f"error: {error.strerror}, and nothing was written; free some space there and run again")
@@ -108,11 +110,11 @@ def _call(main: Callable[[], None]) -> None:
         sys.exit("error: memory ran out, and nothing was written; let fewer jobs run at once, or use a larger machine")
     except Exception as error:
         traceback.print_exc()
-        sys.exit(f"error: a fault of this program's: {printable(f'{type(error).__name__}: {first_line(error)}')}")
+        sys.exit(f"error: a bug in this program: {printable(f'{type(error).__name__}: {first_line(error)}')}")
     except KeyboardInterrupt:
         sys.exit("error: interrupted; nothing was written")
     finally:
-        with suppress(OSError, ValueError):  # what libraries printed: the line comes after it where both go to a log
+        with suppress(OSError, ValueError):  # the error's line follows what libraries printed, in a log of both
             sys.stdout.flush()
 
 
@@ -120,22 +122,25 @@ def _call(main: Callable[[], None]) -> None:
 def start_child(
     command: Sequence[Any], env: Mapping[str, str] | None = None, **options: Any
 ) -> Iterator[subprocess.Popen]:
-    """Run a program for as long as the block lasts. It ends with this one, also where this one is killed: on Linux its
-    kernel sees to it. Its environment is `surroundings.of_child`'s."""
+    """Run a program while the block lasts, in the environment of `surroundings.of_child`.
+
+    On Linux the kernel kills it when this process dies.
+    """
     mine = os.getpid()
 
     def end_with_parent() -> None:
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != mine:  # it ended before that
+        if os.getppid() != mine:  # the parent died before prctl
             os._exit(1)
 
-    prepare = {"preexec_fn": end_with_parent} if sys.platform == "linux" else {}
+    if sys.platform == "linux":
+        options["preexec_fn"] = end_with_parent
     told = surroundings.of_child(command, env)
-    with subprocess.Popen([str(part) for part in command], env=told, **prepare, **options) as process:
+    with subprocess.Popen([str(part) for part in command], env=told, **options) as process:
         try:
             yield process
         finally:
-            process.kill()  # after an interrupt, say, nobody waits for it any more
+            process.kill()  # after an interrupt, for example
 
 
 def run_child(
@@ -146,22 +151,26 @@ def run_child(
     timeout: float | None = None,
     **options: Any,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end, as `start_child` does; its exit code, and what it said on standard error.
+    """Run a program to its end, as `start_child` does; return its exit code and standard error.
 
     Args:
-        stdin: what it reads; this program's own standard input where it is None.
-        stdout: what becomes of its standard output, in subprocess's words.
-        timeout: seconds after which it is ended, and `subprocess.TimeoutExpired` raised.
+        stdin: text for its standard input; None: that of this program.
+        stdout: as in subprocess.Popen.
+        timeout: seconds until it is killed and `subprocess.TimeoutExpired` is raised.
     """
-    pipe = {} if stdin is None else {"stdin": subprocess.PIPE}
-    with start_child(command, stdout=stdout, stderr=subprocess.PIPE, text=True, **pipe, **options) as process:
+    if stdin is not None:
+        options["stdin"] = subprocess.PIPE
+    with start_child(command, stdout=stdout, stderr=subprocess.PIPE, text=True, **options) as process:
         printed, said = process.communicate(stdin, timeout)
     return subprocess.CompletedProcess(process.args, process.returncode, printed, said)
 
 
 def run_compiler(command: Sequence[Any], environment: Mapping[str, str]) -> int:
-    """Run a program that starts others, as cmake and ninja do, to its end; its exit code. Its lines go to standard
-    error. When this program is interrupted, all of them end, so that none works on where the next compilation does."""
+    """Run a program that starts others, such as cmake, to its end; return its exit code.
+
+    Its output goes to standard error. An interrupt of this program kills the whole process group, so that no compiler
+    goes on in a folder that the next compilation uses.
+    """
     with start_child(command, env=environment, stdout=sys.stderr, start_new_session=True) as process:
         try:
             return process.wait()

@@ -1,6 +1,6 @@
-"""Secrets that this process knows, taken out of what others say: a server's answer, the log of a server.
+"""Remove the secrets that this process knows from servers' answers and logs.
 
-A secret is found in any case, and also percent-encoded, escaped as in JSON or HTML, in hexadecimal and in base64.
+A secret is found in upper and lower case, percent-encoded, escaped as in JSON or HTML, in hexadecimal and in base64.
 """
 
 import base64
@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 from quantmill.common.atomic import write_atomically
 
 MASK = "***"
-LEAST = 8  # characters of a secret: fewer stand in ordinary words and numbers
-WORD = 4  # of a server's own token; one of fewer than LEAST is found as a word of its own alone
+LEAST = 8  # characters of a secret: shorter ones occur in ordinary words and numbers
+WORD = 4  # characters of a server's token; below LEAST it is found only as a whole word
 ROUNDS = 4  # of escapes within escapes
 MAX_FILE = 2**16  # bytes of a file of tokens
-MAX_LINE = 2**20  # bytes of a log that are looked at together
+MAX_LINE = 2**20  # bytes of a log that are searched together
 # names of environment variables that hold secrets
 NAMES = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY)S?$|_(KEY|PASS|PAT|AUTH|CREDENTIALS?)$")
 USERINFO = re.compile(r"(?<=://)[^\s/@\"'<>]+@")
@@ -31,7 +31,7 @@ ESCAPE = re.compile(
 
 
 class Secrets:
-    """Texts that nobody may read, and what takes them out of others. `own`: a server's token, which may be short."""
+    """Secrets, and methods that mask them in texts. `own`: a server's token, which may be short."""
 
     def __init__(self, known: frozenset[str], own: str | None = None) -> None:
         long = {each for each in {*known, own or ""} if len(each) >= LEAST}
@@ -45,8 +45,10 @@ class Secrets:
         self.pattern = re.compile("|".join([*anywhere, *short]) or r"(?!)", re.IGNORECASE)
 
     def text(self, text: str) -> str:
-        """The same without secrets, and without the names and passwords of URLs. Where a secret was escaped, the
-        escapes are gone too."""
+        """Return `text` without secrets and without user names and passwords of URLs.
+
+        If a secret was escaped, the returned text is unescaped.
+        """
         if len(text) < WORD:
             return text
         found = plain = self._mask(text)
@@ -60,7 +62,7 @@ class Secrets:
         return found
 
     def value(self, value: Any) -> Any:
-        """The same of what JSON holds: of texts, keys and numbers."""
+        """Return a JSON value without secrets in its texts, keys and numbers."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
@@ -72,14 +74,14 @@ class Secrets:
         return value
 
     def may_be_in(self, raw: bytes) -> bool:
-        """Whether JSON may hold a secret: what is not escaped and holds none of its forms does not."""
+        """Return whether raw JSON may hold a secret; False is certain."""
         if b"\\" in raw or b"%" in raw or b"&#" in raw or b"://" in raw:
             return True
         lower = raw.lower()
         return any(form in lower for form in self.raw_forms) or any(word.encode() in raw for word in self.words)
 
     def file(self, path: Path) -> None:
-        """Take them out of a log that is to stay. A log without them stays as it is."""
+        """Remove the secrets from a log. A log without secrets is not rewritten."""
         with path.open(encoding="utf-8", errors="replace") as lines:
             if all(self.text(line) == line for line in _pieces(lines)):
                 return
@@ -98,7 +100,7 @@ class Secrets:
 
 
 def of(own: str | None = None) -> Secrets:
-    """All secrets that this process knows, and a server's own token."""
+    """Return all secrets that this process knows, and a server's token `own`."""
     return _secrets(frozenset(_known()), own)
 
 
@@ -106,12 +108,12 @@ _secrets = lru_cache(8)(Secrets)
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable or an option of that name holds a secret."""
+    """Return whether a variable or an option of that name holds a secret."""
     return bool(NAMES.search(name.upper().replace("-", "_")))
 
 
 def _known() -> Iterator[str]:
-    """Values of variables whose names say so, passwords in URLs, and the Hugging Face hub's token."""
+    """Yield the values of secret variables, passwords in URLs, and the tokens of the Hugging Face hub."""
     for name, value in os.environ.items():
         if is_secret(name) and not _is_there(value):
             yield value.strip()
@@ -124,7 +126,7 @@ def _known() -> Iterator[str]:
 
 
 def _is_there(path: str) -> bool:
-    """Whether a value is the name of a file or a folder, which is no secret."""
+    """Return whether a value is an existing path, which is not a secret."""
     with suppress(OSError):
         return Path(path).exists()
     return False
@@ -132,7 +134,7 @@ def _is_there(path: str) -> bool:
 
 @cache
 def _tokens(path: str) -> tuple[str, ...]:
-    """What stands alone in a line of a file, or after a `=`."""
+    """Read the tokens of a file: each line, or the part after its `=`."""
     with suppress(OSError, ValueError):
         file = Path(path).expanduser()
         if file.is_file():
@@ -143,11 +145,11 @@ def _tokens(path: str) -> tuple[str, ...]:
 
 
 def _forms(secret: str) -> Iterator[str]:
-    """A secret as it is, and the encodings whose characters are others."""
+    """Yield a secret, and its hexadecimal and base64 forms."""
     raw = secret.encode("utf-8", "surrogateescape")
     yield secret
     yield raw.hex()
-    for before in range(3):  # bytes before it in what is encoded together; characters that hold other bits too are left
+    for before in range(3):  # bytes encoded before it; only characters that depend on the secret alone are kept
         whole = base64.b64encode(b"\0" * before + raw).decode()
         inner = whole[-(-before * 8 // 6) : (before + len(raw)) * 8 // 6]
         yield inner
@@ -161,6 +163,6 @@ def _character(match: re.Match[str]) -> str:
 
 
 def _pieces(file: Any) -> Iterator[str]:
-    """Lines, the longest cut where nothing but a secret of a megabyte could be cut in two."""
+    """Yield lines in pieces of at most `MAX_LINE`; only a secret of a megabyte could be cut in two."""
     while line := file.readline(MAX_LINE):
         yield line

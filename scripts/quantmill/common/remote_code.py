@@ -1,4 +1,4 @@
-"""No Python that a model's folder brings or names runs here."""
+"""Prevent transformers from running Python code that comes with a model."""
 
 from typing import Any, NoReturn
 
@@ -6,10 +6,10 @@ from transformers import dynamic_module_utils
 
 
 def forbid() -> None:
-    """Let transformers find and import no program of a model's, whoever asks.
+    """Make transformers refuse to find and import a model's own code, whichever library asks.
 
-    It asks at the terminal where it was not told. gptqmodel and its loader of tokenizers have it import what `auto_map`
-    names whatever they were told (docs/FOOTGUNS.md). Every way leads through these functions, in 4 as in 5.
+    Without trust_remote_code it would ask at the terminal. gptqmodel and its tokenizer loader import what `auto_map`
+    names in any case (docs/FOOTGUNS.md). All paths lead through these functions, in transformers 4 and 5.
     """
     dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
     dynamic_module_utils.get_cached_module_file = _refuse
@@ -17,4 +17,4 @@ def forbid() -> None:
 
 
 def _refuse(*_: Any, **__: Any) -> NoReturn:
-    raise ValueError("it wants Python of its own, which is not run")
+    raise ValueError("it needs Python code of its own, which is not run")

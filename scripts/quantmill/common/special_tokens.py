@@ -1,4 +1,4 @@
-"""Token ids as configs name them."""
+"""Special tokens' ids, as configs name them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,16 +7,16 @@ from quantmill.common.model_config import of_text
 
 
 def ends(config: Mapping[str, Any]) -> list[int]:
-    """The ids that end a sequence, by a model's config.json."""
+    """Return the ids that end a sequence, by a model's config.json."""
     words = of_text(config)
     return select(words.get("eos_token_id"), words.get("vocab_size"))
 
 
 def select(value: Any, vocab_size: Any) -> list[int]:
-    """Of a config's `bos_token_id`, `eos_token_id` and the like, one id or a list of them, those that a vocabulary has.
+    """Return the valid ids of a config's `bos_token_id`, `eos_token_id` or similar: one id or a list of them.
 
-    What is none is left out: null, text, a boolean, a negative number, or an id beyond a vocabulary that was cut, which
-    no engine chooses and no embedding table holds. Of a vocabulary whose size is no number, none is known to be there.
+    Other values are dropped: null, text, booleans, negative numbers, and ids beyond a truncated vocabulary, which no
+    engine chooses and no embedding table holds. If `vocab_size` is not a number, all are dropped.
     """
     ids = value if isinstance(value, list) else [value]
     return [token for token in ids if type(token) is int and type(vocab_size) is int and 0 <= token < vocab_size]

@@ -1,7 +1,7 @@
-"""The one way to a model's tokenizer: tokenizer.json as the library `tokenizers` reads it, within limits.
+"""Read a model's tokenizer.json with the library `tokenizers`, within limits.
 
-transformers makes a tokenizer by the class that tokenizer_config.json names, which may replace the pre-tokenizer, the
-normalizer or added tokens of tokenizer.json. Here tokenizer.json decides.
+transformers builds a tokenizer by the class that tokenizer_config.json names. That class may replace the
+pre-tokenizer, the normalizer or added tokens of tokenizer.json. Here tokenizer.json decides.
 """
 
 from collections.abc import Sequence
@@ -16,21 +16,18 @@ from quantmill.common.model_config import of_text
 from quantmill.common.program import UserError, first_line
 
 FILE = "tokenizer.json"
-BYTE_LEVEL = ("vocab.json", "merges.txt")  # GPT-2's files, from before there was tokenizer.json
-MAX_BYTES = 64 * 2**20  # of the file; those with 262,144 tokens and their merges take 33 MB
-# Limits of reading the file and of one text. Real ones take 0.6 GB, 200 bytes for a byte of the text, and 1.5 s for
-# a megabyte of it
+BYTE_LEVEL = ("vocab.json", "merges.txt")  # GPT-2's files, which are older than tokenizer.json
+MAX_BYTES = 64 * 2**20  # of the file; one with 262,144 tokens and their merges has 33 MB
+# Limits of reading the file, and of a text by its size. Real tokenizers take 0.6 GB, and 200 bytes per byte and 1.5 s
+# per megabyte of text.
 MEGABYTES, BYTES_A_BYTE = 1536, 400
 SECONDS, SECONDS_A_MEGABYTE = 30, 15
-BYTES_A_TOKEN, MAX_CHARACTERS_A_TOKEN = 16, 4096  # a token has 4 bytes; the longest known, of blanks, has 1,024
-MAX_TOKENS_A_BYTE, MAX_TOKENS = (
-    16,
-    1024,
-)  # a byte is a token at most, and a letter that is taken apart is 11 times as long
+BYTES_A_TOKEN, MAX_CHARACTERS_A_TOKEN = 16, 4096  # a token has about 4 bytes; the longest known, of blanks, has 1,024
+MAX_TOKENS_A_BYTE, MAX_TOKENS = 16, 1024  # usually below 1 per byte; a decomposed letter is 11 times as long
 
 
 def limits(what: object, size: int = 0) -> AbstractContextManager[None]:
-    """The limits of what a tokenizer does with a text of `size` bytes; `what` begins the error."""
+    """Return the limits for tokenizing a text of `size` bytes; `what` begins the error."""
     megabytes = size / 2**20
     return limited.step(
         str(what),
@@ -40,21 +37,21 @@ def limits(what: object, size: int = 0) -> AbstractContextManager[None]:
 
 
 def load(folder: Path) -> Tokenizer:
-    """A folder's tokenizer, which a child process was able to read before. Raises `UserError` where it was not.
+    """Load a folder's tokenizer, after a child process could read it. Raises `UserError` if it could not.
 
-    It neither pads nor truncates, whatever the file says: engines get all ids of a text, and no others.
+    It neither pads nor truncates, whatever the file says: engines get exactly the ids of a text.
     """
     limited.call(lambda: bool(read(folder)))
     return read(folder)
 
 
 def read(folder: Path) -> Tokenizer:
-    """`load` without the trial, for a process that is a child already (`limited.call`)."""
+    """Load a folder's tokenizer without the trial of `load`, in a process that is a child of `limited.call`."""
     path = folder / FILE
     try:
         if path.is_file():
             if path.stat().st_size > MAX_BYTES:
-                raise UserError(f"{path}: is larger than {MAX_BYTES >> 20} MiB, and no tokenizer is; download it again")
+                raise UserError(f"{path}: is larger than {MAX_BYTES >> 20} MiB; download it again")
             with limits(path):
                 found = Tokenizer.from_file(str(path))
         else:
@@ -65,18 +62,18 @@ def read(folder: Path) -> Tokenizer:
     except UserError:
         raise
     except Exception as error:  # the library raises nothing narrower
-        raise UserError(f"{path}: no tokenizer ({first_line(error)}); download it again") from None
+        raise UserError(f"{path}: is not a tokenizer ({first_line(error)}); download it again") from None
     if getattr(found.model, "dropout", None):
-        raise UserError(f"{path}: model.dropout draws other ids for the same text each time; set it to null")
+        raise UserError(f"{path}: model.dropout makes ids random; set it to null")
     found.no_padding()
     found.no_truncation()
     return found
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[tuple[str, bool]], name: object) -> list[list[int]]:
-    """The ids of texts, each with or without special tokens. Run it in a child (`limited.call`).
+    """Tokenize texts, each with or without special tokens; to be called in a child (`limited.call`).
 
-    `name` is what the texts are called. Raises `UserError` where a text becomes more ids than any tokenizer makes.
+    `name` begins an error. Raises `UserError` if a text becomes more ids than any real tokenizer makes.
     """
     found = []
     with limits(name, sum(len(text.encode()) for text, _ in texts)):
@@ -90,7 +87,7 @@ def encode(tokenizer: Tokenizer, texts: Sequence[tuple[str, bool]], name: object
 
 
 def decode(tokenizer: Tokenizer, ids: Sequence[int], name: object, special: bool = False) -> str:
-    """The text of ids, with or without special tokens. Run it in a child. `name` begins an error."""
+    """Decode ids, with or without special tokens; to be called in a child. `name` begins an error."""
     with limits(name, BYTES_A_TOKEN * len(ids)):
         text = tokenizer.decode(list(ids), skip_special_tokens=not special)
     if len(text) > MAX_CHARACTERS_A_TOKEN * len(ids) + MAX_TOKENS:
@@ -99,7 +96,7 @@ def decode(tokenizer: Tokenizer, ids: Sequence[int], name: object, special: bool
 
 
 def before(tokenizer: Tokenizer, text: str, name: object) -> list[int]:
-    """The tokens that a tokenizer puts before a text, such as a beginning of sequence. Run it in a child."""
+    """Return the tokens that a tokenizer puts before a text, such as BOS; to be called in a child."""
     beginning = text[:200]
     plain, special = encode(tokenizer, [(beginning, False), (beginning, True)], name)
     places = (place for place in range(len(special)) if plain and special[place : place + len(plain)] == plain)
@@ -107,9 +104,9 @@ def before(tokenizer: Tokenizer, text: str, name: object) -> list[int]:
 
 
 def follow(found: Any, folder: Path) -> Any:
-    """Let a tokenizer of transformers make the ids that tokenizer.json says; returns it.
+    """Make a transformers tokenizer produce the ids of tokenizer.json; return it.
 
-    Raises `UserError` where its class does not use the file at all.
+    Raises `UserError` if its class does not use the file.
     """
     if not (folder / FILE).is_file():
         return found
@@ -120,9 +117,11 @@ def follow(found: Any, folder: Path) -> Any:
         )
     found._tokenizer = load(folder)
     for role, token in dict(found.special_tokens_map).items():
-        if isinstance(token, str) and found._tokenizer.token_to_id(token) is None:  # a class has names of its own
+        if (
+            isinstance(token, str) and found._tokenizer.token_to_id(token) is None
+        ):  # a name of the class, not of the file
             setattr(found, role, None)
-    if not (folder / "tokenizer_config.json").is_file():  # nothing but config.json names the ends of a sequence
+    if not (folder / "tokenizer_config.json").is_file():  # only config.json names BOS and EOS
         config = of_text(bounded_json.loads((folder / "config.json").read_bytes()))
         for role in ("bos", "eos"):
             for number in special_tokens.select(config.get(f"{role}_token_id"), config.get("vocab_size"))[:1]:
@@ -131,10 +130,7 @@ def follow(found: Any, folder: Path) -> Any:
 
 
 def for_transformers(folder: Path) -> Any:
-    """A folder's tokenizer as transformers' own programs want it, with tokenizer.json's ids (`follow`).
-
-    Raises what transformers raises.
-    """
+    """Load a folder's tokenizer for transformers, with the ids of tokenizer.json (`follow`)."""
     import transformers  # not every environment has it
 
     return follow(transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False), folder)

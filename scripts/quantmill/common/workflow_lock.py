@@ -1,125 +1,90 @@
-"""One workflow at a time in a folder of artifacts, whichever checkout or host it was started from.
+"""One workflow at a time in a folder of artifacts, from any checkout.
 
-Snakemake locks only its own folder `.snakemake`, of which every checkout has one; and it removes what a job is to write
-before the job runs, so that two workflows would take from each other what they read. Here the folder of artifacts is
-locked itself. Snakemake's records of what made each file lie in it too, where the next checkout finds them: without
-them it would take what another config made for its own.
+Snakemake locks only its own folder `.snakemake`, of which every checkout has one. It also removes a job's outputs
+before the job runs, so two workflows would remove each other's inputs. So the folder of artifacts is locked instead.
+Snakemake's records of what made each file are in it too, for all checkouts: without them, a checkout would take the
+artifacts of another config for its own.
+
+The lock is `flock`. It excludes workflows of other hosts only if the file system passes `flock` on to its server.
 """
 
-import atexit
-import fcntl
-import json
 import os
 import pwd
 import shutil
 import socket
-import time
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any
+
+from filelock import FileLock, Timeout
 
 from quantmill.common.program import UserError, printable
 
-LOCK = ".lock"
+LOCK = ".lock"  # it holds one line that names its last holder
 RECORDS = ("metadata", "incomplete")  # folders in Snakemake's own
-KEYS = {"user", "host", "process", "checkout", "since", "ended"}  # of what the lock's file says
-WAIT = 1.0  # seconds, for whoever only looks
-FREE = 2**20  # bytes for records and logs, without which Snakemake itself fails, in many lines
+WAIT = 0.5  # seconds, because `read` holds the lock for a moment
+FREE = 2**20  # bytes for records and logs; with less, Snakemake itself fails with many lines
+
+_held: list[FileLock] = []  # until the process ends
 
 
-def read(folder: Path) -> bytes | None:
-    """What the lock says while jobs are being planned, for `hold`; None where a workflow holds it."""
+def read(folder: Path) -> str | None:
+    """Return what the lock's file says while jobs are planned, for `hold`; None if a workflow holds the lock."""
+    path = folder / LOCK
+    if not path.exists():
+        return ""
     try:
-        with (folder / LOCK).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return file.read()
-    except FileNotFoundError:
-        return b""
+        with _lock(path):
+            return path.read_text(errors="replace")
     except OSError:
         return None
 
 
-def hold(folder: Path, planned: bytes | None) -> None:
-    """Hold the lock until this process ends, which frees it however it ends.
-
-    Where flock means nothing to another host, what the lock's file says keeps that host away.
+def hold(folder: Path, planned: str | None) -> None:
+    """Hold the lock until this process ends; the kernel frees it however the process ends.
 
     Args:
         planned: what `read` returned before jobs were planned.
 
     Raises:
-        UserError: where another workflow holds the lock, where one of another host never said that it ended, where one
-            has worked here since jobs were planned, and where the folder cannot be written or locked.
+        UserError: if another workflow holds the lock or has worked here since jobs were planned, and if the folder
+            cannot be written or locked or is full.
     """
     folder = folder.resolve()
     path = folder / LOCK
-    file = _open(path)
-    if not _try_lock(file, path):
-        who = _name(_holder(file.read()))
-        raise UserError(f"{folder}: {who} is working there; wait for it to end, or link artifacts to another folder")
-    said = file.read()
-    last = _holder(said)
-    if not last.get("ended", True) and last.get("host") != socket.gethostname():
-        raise UserError(
-            f"{folder}: {_name(last)} never said that it ended; wait for it, or, if it is gone, remove {path}"
-        )
-    if shutil.disk_usage(folder).free < FREE:
-        raise UserError(f"{folder}: no space is left there; free some and run again")
-    if said != planned:
-        raise UserError(f"{folder}: {_name(last)} worked there while this one was planned; start again")
-    holder = {"user": _user(), "host": socket.gethostname(), "process": os.getpid(), "checkout": str(Path.cwd())}
-    holder |= {"since": datetime.now().astimezone().isoformat(timespec="seconds")}
     try:
-        _write(file, holder | {"ended": False})
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror}); make room there and run again") from None
-    atexit.register(_end, file, holder | {"ended": True})  # which keeps the file open, and so locked, until then
-
-
-def _open(path: Path) -> IO[bytes]:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "rb+", buffering=0)
+        folder.mkdir(parents=True, exist_ok=True)
+        path.touch()
     except OSError as error:
         raise UserError(
-            f"{path.parent}: cannot be written by {_user()} ({error.strerror}); make it writable, or link artifacts to"
+            f"{folder}: cannot be written by {_user()} ({error.strerror}); make it writable, or link artifacts to"
             " another folder"
         ) from None
-
-
-def _try_lock(file: IO[bytes], path: Path) -> bool:
-    """Whether the lock could be had; `read` has it for a moment too."""
-    end = time.monotonic() + WAIT
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > end:
-                return False
-            time.sleep(WAIT / 10)
-        except OSError as error:
-            raise UserError(
-                f"{path}: cannot be locked ({error.strerror}); link artifacts to a file system that has locks"
-            ) from None
-        else:
-            return True
-
-
-def _holder(said: bytes) -> dict[str, Any]:
-    """What a lock's file says; nothing where its writer was killed before it had."""
+    lock = _lock(path)
     try:
-        holder = json.loads(said)
-    except ValueError:
-        return {}
-    return holder if isinstance(holder, dict) and holder.keys() == KEYS else {}
+        lock.acquire()
+    except Timeout:
+        raise UserError(
+            f"{folder}: {_name(path)} is working there; wait for it to end, or link artifacts to another folder"
+        ) from None
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be locked ({error.strerror}); link artifacts to a file system that has locks"
+        ) from None
+    _held.append(lock)
+    if shutil.disk_usage(folder).free < FREE:
+        raise UserError(f"{folder}: no space is left there; free some and run again")
+    if path.read_text(errors="replace") != planned:
+        raise UserError(f"{folder}: {_name(path)} worked there while this one was planned; start again")
+    where = f"process {os.getpid()} on {socket.gethostname()}, in {Path.cwd()}, since {datetime.now():%F %T}"
+    path.write_text(f"a workflow of {_user()} ({where})\n")
 
 
-def _name(holder: dict[str, Any]) -> str:
-    if not holder:
-        return "another workflow"
-    where = f"process {holder['process']} on {holder['host']}, in {holder['checkout']}, since {holder['since']}"
-    return printable(f"a workflow of {holder['user']} ({where})")
+def _lock(path: Path) -> FileLock:
+    return FileLock(path, timeout=WAIT, fallback_to_soft=False)
+
+
+def _name(path: Path) -> str:
+    return printable(path.read_text(errors="replace").strip()) or "another workflow"
 
 
 def _user() -> str:
@@ -129,28 +94,16 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def _write(file: IO[bytes], holder: dict[str, Any]) -> None:
-    file.seek(0)
-    file.truncate()
-    file.write(json.dumps(holder).encode() + b"\n")
-    os.fsync(file.fileno())
-
-
-def _end(file: IO[bytes], holder: dict[str, Any]) -> None:
-    with suppress(OSError):  # a disk that went away is what the workflow failed of, and this host will find it unlocked
-        _write(file, holder)
-
-
 def share_records(folder: Path, own: Path, *, begin: bool = False) -> None:
     """Let Snakemake read and write its records in the folder of artifacts.
 
     Args:
         own: Snakemake's folder, `.snakemake`.
-        begin: where the folder has none yet, those of this checkout become its records; to be called under the lock.
+        begin: move the records of this checkout there if the folder has none; the caller holds the lock.
     """
     for name in RECORDS:
         link, shared = own / name, folder / ".snakemake" / name
-        if link.is_symlink() and not shared.exists():  # somebody has removed the artifacts
+        if link.is_symlink() and not shared.exists():  # the artifacts were removed
             link.unlink()
         if begin and link.is_dir() and not shared.exists():
             shared.parent.mkdir(exist_ok=True)

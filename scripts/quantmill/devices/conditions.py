@@ -1,6 +1,6 @@
-"""What a measurement ran under: clocks, temperature, energy, and what may have disturbed it.
+"""Conditions of a measurement (clocks, temperature, energy) and possible interference.
 
-Pure functions over samples and counts; where those come from is `gpu_state`'s and `host_load`'s business.
+Pure functions of samples and counters, which `gpu_state`, `host_state` and `host_load` read.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -12,11 +12,11 @@ import numpy as np
 
 from quantmill.devices.host_load import Load
 
-OTHERS = 0.05  # of the time of all processors that we may use; a quiet host's own housekeeping takes up to 4%
-OTHERS_BESIDE_GPU = 0.5  # there one thread launches kernels: processors must be free, not quiet
-FEWEST_SAMPLES = 5  # a counter that was read less often tells no energy
+OTHERS = 0.05  # share of all processors' time that others may take; a quiet host's housekeeping takes up to 4%
+OTHERS_BESIDE_GPU = 0.5  # with a GPU one thread launches kernels: processors must be free, not quiet
+FEWEST_SAMPLES = 5  # fewer samples give no energy
 
-# Reasons why a GPU holds its clocks back (NVML API reference, nvmlClocksEventReasons)
+# Reasons of reduced clocks (NVML API reference, nvmlClocksEventReasons)
 THROTTLING = {
     0x4: "power cap",
     0x8: "hardware slowdown",
@@ -24,15 +24,15 @@ THROTTLING = {
     0x40: "hardware thermal slowdown",
     0x80: "power brake",
 }
-NORMAL = 0x4  # at full load a board runs at its power limit: a fact of the device, and the same for every row
+NORMAL = 0x4  # at full load a board runs at its power limit, in every row
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A device, or several that work together, at one moment; None where they do not tell.
+    """A device, or several that work together, at one moment; a value that is not reported is None.
 
-    `at` is `time.perf_counter()`, which all processes of a machine share; `joules` counts from any start; `throttling`
-    are bits of `THROTTLING`, `processes` the ids of those that hold each card.
+    `at`: `time.perf_counter()`, which all processes of a machine share. `joules`: since any start. `throttling`: bits
+    of `THROTTLING`. `processes`: ids of the processes on each GPU.
     """
 
     at: float
@@ -47,12 +47,12 @@ class Sample:
 
 
 def select(samples: Iterable[Sample], start: float, end: float) -> list[Sample]:
-    """The samples of a time."""
+    """Return the samples from `start` to `end`."""
     return [sample for sample in samples if start <= sample.at <= end]
 
 
 def facts(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Least, median and most of what was sampled, and how often the clocks were held back, for the result file."""
+    """Summarise samples for the result file: minimum, median, maximum, and the share of throttled samples."""
     found: dict[str, Any] = {"samples": len(samples)}
     for name in ("clock_mhz", "memory_clock_mhz", "celsius", "watts", "used_bytes"):
         values = [value for sample in samples if (value := getattr(sample, name)) is not None]
@@ -66,9 +66,9 @@ def facts(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def energy(samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray, str] | None:
-    """Times, joules up to each, and how they were found: the device's counter, else power samples summed up.
+    """Return times, cumulative joules and their source: the device's counter, or integrated power samples.
 
-    None where the device tells neither, or was sampled less than `FEWEST_SAMPLES` times.
+    None if the device reports neither, or if there are fewer than `FEWEST_SAMPLES` samples.
     """
     for name, source in (("joules", "energy counter"), ("watts", "power samples")):
         known = [(sample.at, value) for sample in samples if (value := getattr(sample, name)) is not None]
@@ -81,7 +81,7 @@ def energy(samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray, str] | No
 
 
 def decode_joules(samples: Sequence[Sample], phases: Sequence[tuple[float, float]]) -> tuple[float, str] | None:
-    """Joules that the device took in phases [start, end] of time, and how they were found; None where it is unknown."""
+    """Return the joules of the phases [start, end], and their source; None if unknown."""
     if not phases:
         return None
     margin = 1.0  # so that the first and the last phase have samples on both sides
@@ -101,10 +101,10 @@ def interference(
     most: float = OTHERS,
     own: Collection[int] = (),
 ) -> list[str]:
-    """What may have disturbed a measurement, in words; empty where nothing did.
+    """Describe possible interference with a measurement; empty if there was none.
 
-    `before` is what was found on the device when none of our processes was there; `most` the share of the processors'
-    time that others may take; `own` the processes that measured.
+    `before`: other users of the device while no process of ours was there. `most`: the share of the processors' time
+    that others may take. `own`: the processes that measured.
     """
     reasons = list(before)
     if load is not None and load.others + load.stolen > most:
@@ -126,8 +126,10 @@ def interference(
 
 
 def count_others(cards: Sequence[frozenset[int]], own: Collection[int]) -> int:
-    """How many processes hold cards beside our own. Where none of ours is among them, the container counts processes by
-    other numbers: then one on each card is taken for ours."""
+    """Return the number of other processes on the GPUs.
+
+    If none of ours is among them, the container has another numbering: then one process on each GPU counts as ours.
+    """
     every = frozenset().union(*cards)
     ours = every & frozenset(own)
     return len(every - ours) if ours else max((len(card) - 1 for card in cards), default=0)

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs, through libcuda and NVML: the same answers for every engine, whatever it is built on.
+"""NVIDIA GPUs through libcuda and NVML, in the same way for every engine.
 
 Function names and signatures: CUDA Driver API and NVML API references.
 """
@@ -6,10 +6,10 @@ Function names and signatures: CUDA Driver API and NVML API references.
 import ctypes
 import os
 import statistics
-from collections.abc import Callable
 from typing import Any
 
 from quantmill.common.program import UserError
+from quantmill.devices.gpu_state import Gpus
 
 COPY_BYTES = 2 * 2**30  # far beyond the L2 cache
 REPEATS = 9
@@ -26,7 +26,7 @@ def _call(function: Any, *arguments: Any) -> None:
 
 
 def why_missing() -> str | None:
-    """None where a GPU can be used, else the reason why not."""
+    """Return the reason why no GPU can be used, or None."""
     try:
         driver = _driver()
     except OSError:
@@ -36,14 +36,14 @@ def why_missing() -> str | None:
 
 
 def count() -> int:
-    """GPUs that this process sees; CUDA was initialised before."""
+    """Return the number of GPUs that this process sees; CUDA must be initialised."""
     number = ctypes.c_int()
     return 0 if _driver().cuDeviceGetCount(ctypes.byref(number)) else number.value
 
 
 def nvml_devices() -> tuple[Any, list[Any]]:
-    """pynvml and the handles of the GPUs that CUDA_VISIBLE_DEVICES names; of the first where it names none."""
-    import pynvml  # only where there is a GPU
+    """Return pynvml and the handles of the GPUs in CUDA_VISIBLE_DEVICES, or of the first GPU if it is empty."""
+    import pynvml  # only in environments that use a GPU
 
     pynvml.nvmlInit()
     names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
@@ -56,48 +56,37 @@ def nvml_devices() -> tuple[Any, list[Any]]:
 
 
 def describe() -> dict[str, Any]:
-    """What NVML tells of the visible GPUs; None where one does not tell.
+    """Describe the visible GPUs by NVML; a value that one of them does not report is None.
 
-    Their names, memory in bytes and power limit in watts of all together, driver, whether all have ECC, and the lowest
-    clocks in MHz now.
+    Names, total memory in bytes, total power limit in watts, driver, ECC of all, and the lowest current clocks in MHz.
     """
     nvml, handles = nvml_devices()
-
-    def ask(combine: Callable[[list[Any]], Any], function: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            return combine([function(handle, *arguments) for handle in handles])
-        except nvml.NVMLError:
-            return None  # this board, or this slice of one, does not tell
-
-    def total_memory(boards: list[Any]) -> int:
-        return sum(board.total for board in boards)
-
-    milliwatts = ask(sum, nvml.nvmlDeviceGetEnforcedPowerLimit)
+    ask = Gpus(nvml, handles).ask
     return {
         "name": " + ".join(dict.fromkeys(nvml.nvmlDeviceGetName(handle) for handle in handles)),
-        "memory_bytes": ask(total_memory, nvml.nvmlDeviceGetMemoryInfo),
+        "memory_bytes": ask(lambda boards: sum(board.total for board in boards), nvml.nvmlDeviceGetMemoryInfo),
         "driver": nvml.nvmlSystemGetDriverVersion(),
         "ecc": ask(lambda modes: all(bool(mode[0]) for mode in modes), nvml.nvmlDeviceGetEccMode),
         "sm_clock_mhz": ask(min, nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
         "memory_clock_mhz": ask(min, nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
-        "power_limit_w": milliwatts and milliwatts / 1000,
+        "power_limit_w": ask(lambda milliwatts: sum(milliwatts) / 1000, nvml.nvmlDeviceGetEnforcedPowerLimit),
     }
 
 
 def used_bytes() -> int:
-    """Memory in use on the GPUs, by whoever uses it: a measurement has its GPUs for itself."""
+    """Return the memory in use on the GPUs, by all processes: a measurement has its GPUs for itself."""
     nvml, handles = nvml_devices()
     return sum(nvml.nvmlDeviceGetMemoryInfo(handle).used for handle in handles)
 
 
 def copy_bandwidth() -> float:
-    """Bytes a second of device-to-device copies on the visible GPUs, one after the other, added up."""
+    """Return the summed bytes per second of device-to-device copies on each visible GPU, one after the other."""
     _call(_driver().cuInit, 0)
     return sum(_copy_bandwidth(number) for number in range(count()))
 
 
 def _copy_bandwidth(number: int) -> float:
-    """Bytes a second, read and written, of a copy of `COPY_BYTES` on one GPU, timed by events (median)."""
+    """Copy `COPY_BYTES` on one GPU, timed by events; return bytes per second, read plus written (median)."""
     driver = _driver()
     device, context = ctypes.c_int(), ctypes.c_void_p()
     _call(driver.cuDeviceGet, ctypes.byref(device), number)

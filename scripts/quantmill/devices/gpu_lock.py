@@ -1,7 +1,7 @@
-"""GPUs for one job alone: of several, the first that no other job holds, by locks on this host.
+"""Reserve GPUs for one job, by locks on this host: the first of those visible that no other job holds.
 
-Two measurements on one card would both be wrong. Snakemake's resource `gpu` counts jobs of one workflow; it knows
-neither which card a job takes nor what another workflow does.
+Two measurements on one GPU would both be wrong. Snakemake's resource `gpu` counts the jobs of one workflow; it knows
+neither the GPU that a job takes nor other workflows.
 """
 
 import fcntl
@@ -13,20 +13,22 @@ from typing import IO
 
 from quantmill.common.program import UserError
 
-FOLDER = Path("/tmp")  # not TMPDIR, which may be another for each user
-HELD = "QUANTMILL_CARD"  # a job's processes share its card
+FOLDER = Path("/tmp")  # not TMPDIR, which may differ between users
+HELD = "QUANTMILL_CARD"  # a job's processes share its GPUs
 POLL_SECONDS = 0.5
 
-_locks: list[IO[str]] = []  # kept open, and so held, until the process ends
+_locks: list[IO[str]] = []  # open, and so held, until the process ends
 
 
 def hold(count: int = 1) -> None:
-    """Wait for `count` free cards of those visible; this process and those that it starts will see these alone.
+    """Wait for `count` free GPUs among those visible, and make them the only visible ones, also for child processes.
 
-    To be called before anything initialises CUDA. Does nothing where NVML finds no card; where the process that started
-    this one holds as many already, they are the first of its. Raises `UserError` where fewer are visible. No job waits
-    while it holds some of its cards, so that no two wait for one another; who asks for many waits until so many are
-    free at once.
+    To be called before CUDA is initialised. If NVML finds no GPU, nothing happens. If the parent process holds at least
+    `count` GPUs, its first ones are used. No job waits while it holds some of its GPUs, so there is no deadlock; a job
+    of several GPUs waits until enough are free at once.
+
+    Raises:
+        UserError: if fewer than `count` GPUs are visible.
     """
     visible = visible_cards()
     held = os.environ.get(HELD, "").split(",")
@@ -36,22 +38,22 @@ def hold(count: int = 1) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = os.environ[HELD] = ",".join(held[:count])
         return
     if count > len(visible):
-        raise UserError(f"{count} GPUs are asked for, and {len(visible)} are there ({', '.join(visible)}); lower gpus")
+        raise UserError(f"gpus is {count}, but {len(visible)} are visible ({', '.join(visible)}); lower gpus")
     waiting = False
     while not (taken := _try_locks(visible, count)):
         if not waiting:
-            taken = "every GPU is held by another job" if count == 1 else f"fewer than {count} GPUs are free"
-            print(f"{taken} ({', '.join(visible)}); waiting for {'one' if count == 1 else count}", file=sys.stderr)
+            reason = "every GPU is held by another job" if count == 1 else f"fewer than {count} GPUs are free"
+            print(f"{reason} ({', '.join(visible)}); waiting for {'one' if count == 1 else count}", file=sys.stderr)
         waiting = True
         time.sleep(POLL_SECONDS)
     os.environ["CUDA_VISIBLE_DEVICES"] = os.environ[HELD] = ",".join(card for card in visible if card in taken)
 
 
 def _try_locks(visible: list[str], count: int) -> list[str]:
-    """Lock the first `count` cards that are free; none where there are not so many.
+    """Lock the first `count` free GPUs; return none if fewer are free.
 
-    Of several jobs that try at once one gets all that it asks for: each takes cards by the order of their names, and
-    gives up as soon as those that are left are too few.
+    If several jobs try at once, one succeeds: each locks GPUs in the order of their names, and gives up as soon as too
+    few are left.
     """
     taken: list[str] = []
     order = sorted(visible) if count > 1 else visible
@@ -70,7 +72,7 @@ def _try_locks(visible: list[str], count: int) -> list[str]:
 
 
 def visible_cards() -> list[str]:
-    """UUIDs of the cards that CUDA_VISIBLE_DEVICES names, of all where it is not set; none where NVML is not there."""
+    """Return the UUIDs of the GPUs in CUDA_VISIBLE_DEVICES, or of all if it is unset; none without NVML."""
     try:
         import pynvml  # only in environments that use a GPU
     except ImportError:
@@ -88,13 +90,13 @@ def visible_cards() -> list[str]:
         elif name.startswith(("GPU-", "MIG-")):  # its UUID, or that of a slice of it
             cards.append(name)
         else:
-            break  # as for CUDA: after a name that no card has, none is visible
+            break  # as in CUDA: after an unknown name, none is visible
     return cards
 
 
 def try_lock(path: Path) -> IO[str] | None:
-    """The locked file, or None where another process holds it."""
-    # whoever comes first makes it, for all: a folder that all may write lets nobody else open it with O_CREAT
+    """Lock a file, and return it open; None if another process holds the lock."""
+    # O_CREAT on another user's file in a sticky folder such as /tmp fails, so an existing file is opened without it
     try:
         file = path.open("r+")
     except FileNotFoundError:

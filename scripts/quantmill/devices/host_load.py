@@ -1,6 +1,6 @@
-"""How busy the host was with other things while a process measured. Linux's own counts; elsewhere nothing is known.
+"""Load of the host from other processes during a measurement, by Linux's counters; unknown on other systems.
 
-The process that measures reads them before its first measured run and after its last, so nothing runs meanwhile.
+The measuring process reads them before its first and after its last measured run, so that reading disturbs no run.
 Sources: proc(5), the kernel's cgroup-v2 documentation (cpu.stat), sysfs-devices-system-cpu (thermal_throttle).
 """
 
@@ -15,15 +15,15 @@ from quantmill.devices import processes
 STAT = Path("/proc/stat")
 CGROUPS = (Path("/sys/fs/cgroup/cpu.stat"), Path("/sys/fs/cgroup/cpu/cpu.stat"))  # versions 2 and 1
 CPUS = Path("/sys/devices/system/cpu")
-# of a line of /proc/stat: user, nice, system, irq, softirq; idle and waiting for a disk are neither's
+# fields of a line of /proc/stat: user, nice, system, irq, softirq; without idle and iowait
 BUSY, STOLEN = (1, 2, 3, 6, 7), 8
 
 
 @dataclass(frozen=True)
 class Load:
-    """What else went on: shares of the time of all processors that this process may use, and counts of stops.
+    """Load from other processes: shares of the time of all processors that this process may use, and counts of stops.
 
-    `others` is what other programs took, `stolen` what the hypervisor gave to other machines.
+    `others`: the share of other programs. `stolen`: the share that the hypervisor gave to other machines.
     """
 
     others: float
@@ -34,7 +34,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Reading:
-    """Counts up to a moment: seconds, all processors together, and events."""
+    """Counters at a moment: seconds, summed over processors, and events."""
 
     at: float
     busy: float
@@ -45,9 +45,9 @@ class Reading:
 
 
 def read(cpus: frozenset[int], own: Iterable[int] = ()) -> Reading | None:
-    """The counts of now for some processors; None where there is no /proc/stat.
+    """Read the counters of some processors; None without /proc/stat.
 
-    `own`: processes that are no others, beside this one; nor are those that they started.
+    `own`: processes that, with this one and all their descendants, do not count as others.
     """
     if not STAT.exists():
         return None
@@ -65,7 +65,7 @@ def read(cpus: frozenset[int], own: Iterable[int] = ()) -> Reading | None:
 
 
 def load(before: Reading | None, after: Reading | None, processors: int) -> Load | None:
-    """What else went on between two readings of so many processors."""
+    """Compute the load from other processes between two readings."""
     if before is None or after is None:
         return None
     available = (after.at - before.at) * processors
@@ -83,7 +83,7 @@ def _count(path: Path) -> int:
 
 
 def _quota_stops() -> int:
-    """How often a limit on CPU time stopped this container."""
+    """Return the number of times that a CPU quota stopped this container."""
     for path in CGROUPS:
         if path.exists():
             values = dict(line.split() for line in path.read_text(encoding="ascii").splitlines())

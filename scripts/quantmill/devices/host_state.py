@@ -1,4 +1,4 @@
-"""The processors' energy and clock, where Linux lets us read them (often only root may; virtual machines have none).
+"""The processors' energy and clock as Linux reports them: often to root alone, and not on virtual machines.
 
 Sources: the kernel's powercap and cpufreq documentation.
 """
@@ -15,7 +15,7 @@ CPUFREQ = Path("/sys/devices/system/cpu")
 
 
 class Host:
-    """Energy of all processor packages (RAPL) and the highest clock among the processors that we may use."""
+    """Energy of all processor packages (RAPL), and the highest clock of the processors that we may use."""
 
     def __init__(self, powercap: Path = POWERCAP, cpufreq: Path = CPUFREQ) -> None:
         packages = [path for path in sorted(powercap.glob("*-rapl:*")) if path.name.count(":") == 1]
@@ -28,14 +28,14 @@ class Host:
         self.clocks = [path for path in clocks if os.access(path, os.R_OK)]
 
     def can_sample(self) -> bool:
-        """Whether there is anything to sample."""
+        """Return whether any sensor is readable."""
         return bool(self.packages or self.clocks)
 
     def sample(self) -> Sample:
-        """The processors now."""
+        """Sample the processors."""
         now = [int(_text(path / "energy_uj")) for path in self.packages]
         for value, last, size in zip(now, self.last, self.ranges, strict=True):
-            self.microjoules += value - last if value >= last else value - last + size  # the counter went round
+            self.microjoules += value - last if value >= last else value - last + size  # the counter wrapped around
         self.last = now
         return Sample(
             at=time.perf_counter(),

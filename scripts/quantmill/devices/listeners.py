@@ -1,6 +1,6 @@
-"""Who answers at an address: processes of this machine, or another machine, which nobody here can look into.
+"""Find the processes that answer at an address, if they run on this machine.
 
-Linux's own tables of sockets (proc(5)); on other systems nothing is known.
+By Linux's tables of sockets (proc(5)); on other systems nothing is known.
 """
 
 import os
@@ -18,24 +18,24 @@ from quantmill.devices import processes
 
 PROC = processes.PROC
 LISTENING = "0A"  # a state of /proc/net/tcp
-# they pass on what others answer; the kernel cuts names after 15 characters
-PASSAGES = ("apache2", "caddy", "cloudflared", "envoy", "frpc", "gvproxy", "haproxy", "httpd", "kubectl", "nginx")
-PASSAGES += ("pasta", "pasta.avx2", "socat", "ssh", "sshd", "sshd-session", "stunnel", "tailscaled", "traefik")
-OF_CONTAINERS = ("docker-proxy", "rootlessport", "slirp4netns")  # they pass on to a container of this machine
+# they forward requests; the kernel truncates names to 15 characters
+PASSAGES = {"apache2", "caddy", "cloudflared", "envoy", "frpc", "gvproxy", "haproxy", "httpd", "kubectl", "nginx"}
+PASSAGES |= {"pasta", "pasta.avx2", "socat", "ssh", "sshd", "sshd-session", "stunnel", "tailscaled", "traefik"}
+OF_CONTAINERS = {"docker-proxy", "rootlessport", "slirp4netns"}  # they forward requests to a container of this machine
 PORTS = {"http": 80, "https": 443}
-DISTURBANCE = "disturbance"  # among the versions of an engine: why it is not known
-UNKNOWN = "so whether other programs disturbed it is not known"
+DISTURBANCE = "disturbance"  # key among an engine's versions: the reason why interference is unknown
+UNKNOWN = "so interference from other programs is unknown"
 Address = IPv4Address | IPv6Address
 
 
 @dataclass(frozen=True)
 class Answering:
-    """Who answers at an address.
+    """The server at an address.
 
     Attributes:
-        place: this machine, another one, or either.
-        pids: its processes, without those that they started; empty where they are not known.
-        unknown: why they are not known, in words; None where they are.
+        place: this machine, another one, or unknown.
+        pids: its processes, without their descendants; empty if unknown.
+        unknown: the reason why they are unknown, in words; None if they are known.
     """
 
     place: Literal["here", "elsewhere", "unknown"]
@@ -43,25 +43,25 @@ class Answering:
     unknown: str | None = None
 
     def processes(self) -> set[int]:
-        """All that run now, with those that they started."""
+        """Return its processes and their descendants that run now."""
         return processes.tree(self.pids)
 
 
 @dataclass(frozen=True)
 class Listener:
-    """A socket that listens: at an address, as the number of an open file."""
+    """A listening socket: its address and its inode."""
 
     address: Address
     inode: str
 
 
 def of_options(options: Mapping[str, Any]) -> Answering | None:
-    """Who answers at the `url` of an engine's options; None of an engine without one, which runs here as our own."""
+    """Find the server at the `url` of an engine's options; None for an engine without one, which is our own process."""
     return find(options["url"]) if "url" in options else None
 
 
 def find(url: object) -> Answering | None:
-    """Who answers at a URL; None of what is no URL, which is not for this function to refuse."""
+    """Find the server at a URL; None for an invalid URL, which others refuse."""
     try:
         parts = urlsplit(str(url))
         port = parts.port or PORTS[parts.scheme]
@@ -80,24 +80,30 @@ def find(url: object) -> Answering | None:
     return Answering("unknown", unknown=f"no process of this machine listens on port {port}, {UNKNOWN}")
 
 
+def on_port(port: int) -> set[int]:
+    """Return the processes that listen on a TCP port of this machine, of those that this user may inspect."""
+    found = _owners({each.inode for each in _listeners(PROC / "net", port)})
+    return set().union(*found.values())
+
+
 def _describe(listeners: list[Listener]) -> Answering:
-    """Who answers on sockets of this machine."""
+    """Describe the server on listening sockets of this machine."""
     owners = _owners({each.inode for each in listeners})
     found = set().union(*owners.values())
     names = {_name(pid) for pid in found}
-    if passages := names & {*OF_CONTAINERS, *PASSAGES}:
-        for pid in found if passages & {*OF_CONTAINERS} else ():
+    if passages := names & (OF_CONTAINERS | PASSAGES):
+        for pid in found if passages & OF_CONTAINERS else ():
             if inside := _behind(pid):
                 return inside
-        place = "here" if passages & {*OF_CONTAINERS} else "unknown"
-        return Answering(place, unknown=f"{min(passages)} passes requests on to the server, {UNKNOWN}")
+        unknown = f"{min(passages)} forwards requests to the server, {UNKNOWN}"
+        return Answering("here" if passages & OF_CONTAINERS else "unknown", unknown=unknown)
     if not all(owners.values()):
         return Answering("here", unknown=f"the server's processes are another user's, {UNKNOWN}")
     return Answering("here", frozenset(map(_head, found)))
 
 
 def _behind(pid: int) -> Answering | None:
-    """Who answers in the container to which a docker-proxy passes on; None where that cannot be seen."""
+    """Find the server in the container to which a docker-proxy forwards; None if it cannot be seen."""
     with suppress(OSError, ValueError):
         words = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
         told = dict(pairwise(words))
@@ -107,7 +113,7 @@ def _behind(pid: int) -> Answering | None:
 
 
 def _of_container(address: Address, port: int) -> Answering | None:
-    """Who answers at an address of another network namespace of this machine: a container's, as far as it is shown."""
+    """Find the server at an address of another network namespace of this machine, such as a container's."""
     seen = {_link(PROC / "self/ns/net")}
     for folder in sorted(PROC.glob("[0-9]*"), key=lambda folder: int(folder.name)):
         namespace = _link(folder / "ns/net")
@@ -120,16 +126,16 @@ def _of_container(address: Address, port: int) -> Answering | None:
 
 
 def _addresses(host: str) -> list[Address]:
-    """What a host's name stands for, in the order in which it is tried; nothing where nobody knows it."""
+    """Resolve a host's name, in the order of connection attempts; empty if it is unknown."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         return list(dict.fromkeys(ip_address(str(each[4][0]).partition("%")[0]) for each in found))
-    except (OSError, ValueError):  # UnicodeError, of names that cannot be, is a ValueError
+    except (OSError, ValueError):  # UnicodeError, for impossible names, is a ValueError
         return []
 
 
 def _is_here(address: Address) -> bool:
-    """Whether an address is one of this machine: a socket can be bound to no other."""
+    """Return whether an address is one of this machine: a socket can bind to no other."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as trial:
@@ -140,7 +146,7 @@ def _is_here(address: Address) -> bool:
 
 
 def _own_addresses(net: Path) -> set[Address]:
-    """The addresses of the network namespace whose tables these are."""
+    """Return the addresses of a network namespace, by its tables."""
     found: set[Address] = set()
     lines = _lines(net / "fib_trie")
     for before, line in pairwise(lines):
@@ -150,7 +156,7 @@ def _own_addresses(net: Path) -> set[Address]:
 
 
 def _listeners(net: Path, port: int) -> list[Listener]:
-    """All sockets that listen on a TCP port."""
+    """Return all sockets that listen on a TCP port."""
     fields = [line.split() for name in ("tcp", "tcp6") for line in _lines(net / name)[1:]]
     found = []
     for each in fields:
@@ -161,14 +167,14 @@ def _listeners(net: Path, port: int) -> list[Listener]:
 
 
 def _decode(digits: str) -> Address:
-    """An address as the kernel prints it: words of four bytes, each in the machine's order (little-endian here)."""
+    """Decode an address as the kernel prints it: words of four bytes in the machine's (little-endian) order."""
     words = [bytes.fromhex(digits[place : place + 8])[::-1] for place in range(0, len(digits), 8)]
     address = ip_address(b"".join(words))
     return getattr(address, "ipv4_mapped", None) or address
 
 
 def _at(address: Address, listeners: list[Listener]) -> list[Listener]:
-    """Those that a connection to an address reaches: bound to it, else to every address of its kind, else to all."""
+    """Return the listeners that a connection reaches: bound to the address, else to all of its family, else to all."""
     if address.is_unspecified:
         return listeners
     kinds = (ip_address("0.0.0.0"), ip_address("::")) if address.version == 4 else (ip_address("::"),)
@@ -178,10 +184,10 @@ def _at(address: Address, listeners: list[Listener]) -> list[Listener]:
 
 
 def _owners(inodes: set[str]) -> dict[str, set[int]]:
-    """The processes that hold each socket, of those that this user may look into."""
+    """Return the processes that hold each socket, of those that this user may inspect."""
     found: dict[str, set[int]] = {inode: set() for inode in inodes}
     for descriptor in _descriptors():
-        with suppress(OSError):  # it has ended, or is a stranger's
+        with suppress(OSError):  # it has ended, or is another user's
             inode = str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]")
             if inode in found:
                 found[inode].add(int(descriptor.parts[-3]))
@@ -195,11 +201,10 @@ def _descriptors() -> Iterator[Path]:
 
 
 def _head(pid: int) -> int:
-    """The process that started a listener and all that belongs to it: launchers start workers beside the one that
-    listens (vLLM with several, TGI, MPI).
+    """Return the topmost process of a server: launchers (vLLM, TGI, MPI) start workers next to the listener.
 
-    Up from parent to parent, within one session, but not to a process that started this one too, nor from a job to the
-    shell of its terminal, which gives each job a group of its own.
+    Ascends from parent to parent within one session, but not to an ancestor of this process, nor from a job to its
+    terminal's shell, which gives each job a process group.
     """
     ours = set(_ancestors(os.getpid()))
     for above in _ancestors(pid)[1:]:
@@ -216,7 +221,7 @@ def _head(pid: int) -> int:
 
 
 def _ancestors(pid: int) -> list[int]:
-    """A process, its parent, and so on up to the first."""
+    """Return a process, its parent, and so on up to the first."""
     found = []
     while pid and pid not in found:
         found.append(pid)

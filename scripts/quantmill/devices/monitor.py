@@ -17,12 +17,12 @@ PERIOD = 0.1  # seconds; a GPU's own counters change about as often
 
 
 class Monitor:
-    """Samples in a thread of this process, from `with` to its end. A CPU that tells nothing gets no thread.
+    """Sample the device in a thread while the `with` block runs; a device without sensors gets no samples.
 
-    `company` is what was found on the GPU when no process of ours that measures was there, in words.
-
-    `server` is the one that is measured where somebody else runs it: its processes are no company. Where they are not
-    known, nobody is called company, and nothing that this machine's device tells is held to be of a server elsewhere.
+    Attributes:
+        company: other users of the GPU before or after the measurement, in words.
+        server: the measured server, if it is the user's. Its processes are not company. If they are unknown, no
+            process is called company. If it runs on another host, this machine's device is not sampled.
     """
 
     def __init__(self, device: str, server: Answering | None = None) -> None:
@@ -63,12 +63,12 @@ class Monitor:
         decode_phases: Sequence[tuple[float, float]],
         own: Collection[int] = (),
     ) -> dict[str, Any]:
-        """What a process measured under: `conditions`, and `interference` in words.
+        """Describe the conditions of a measurement: `conditions`, and `interference` in words.
 
         Args:
-            load: what the host did beside it (`host_load.Load` as a mapping), where that is known.
-            measured: start and end of its measured runs, by `time.perf_counter()`.
-            decode_phases: from first to last token of each run that energy counts for, by the same clock.
+            load: load from other processes (`host_load.Load` as a mapping), if known.
+            measured: start and end of the measured runs, by `time.perf_counter()`.
+            decode_phases: first to last token of each run that counts for energy, by the same clock.
             own: the processes that measured.
         """
         during = conditions.select(self.samples, *measured)
@@ -78,7 +78,7 @@ class Monitor:
         if self.server and self.server.unknown:
             seen = [replace(sample, processes=None) for sample in during]
             if beside and not elsewhere:
-                beside = replace(beside, others=0.0)  # the server is among them
+                beside = replace(beside, others=0.0)  # they include the server
         joules, source = conditions.decode_joules(self.samples, decode_phases) or (None, None)
         return {
             "conditions": {

@@ -1,21 +1,19 @@
-"""Processes as Linux counts them: children, time and memory. On other systems a program knows itself alone."""
+"""Descendants, time and memory of processes on Linux; on other systems, of this process alone."""
 
 import os
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
 from quantmill.common import manifest
 
 PROC = Path("/proc")
-# fields of /proc/PID/stat after the name: own time and that of ended children, in ticks; when it began, since the boot
+# fields of /proc/PID/stat after the name; times, of itself and of ended children, and start since boot, in ticks
 PARENT, GROUP, SESSION, TERMINAL, TIMES, BEGAN = 1, 2, 3, 4, slice(11, 15), 19
-LISTENING = "0A"  # a state of /proc/net/tcp
 
 
 def tree(pids: Iterable[int]) -> set[int]:
-    """The processes and all that they started, directly or not, and that still run."""
+    """Return the processes and all their descendants that still run."""
     children: dict[int, list[int]] = {}
     for folder in PROC.glob("[0-9]*"):
         if fields := stat(int(folder.name)):
@@ -30,8 +28,7 @@ def tree(pids: Iterable[int]) -> set[int]:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """Processor time of this process and of those, with all that they started, up to now. Since they began: to be
-    subtracted from a later answer."""
+    """Return the processor seconds, since their start, of this process, of `pids`, and of all their descendants."""
     mine = os.getpid()
     ended = os.times()
     ticks = sum(sum(map(int, fields[TIMES])) for pid in tree({mine, *pids}) - {mine} if (fields := stat(pid)))
@@ -39,10 +36,10 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def peak_rss_bytes(pids: Iterable[int]) -> int | None:
-    """Most resident memory of each process, and what all that they started holds now, added up; None where none of them
-    runs here.
+    """Return the summed peak resident memory of processes plus the current memory of their descendants.
 
-    Of what was started, pages that several processes map count once: forked workers share nearly all of theirs.
+    Pages that several descendants map count once (Pss), because forked workers share nearly all of theirs. None if no
+    process runs here.
     """
     own = set(pids)
     found = [_peak(pid) for pid in own]
@@ -52,25 +49,9 @@ def peak_rss_bytes(pids: Iterable[int]) -> int | None:
 
 
 def began(pid: int) -> int | None:
-    """When a process began, in ticks since the boot: with its number, a name for good. None where it has ended."""
+    """Return a process's start in ticks since boot, which identifies it with its pid; None if it has ended."""
     fields = stat(pid)
     return int(fields[BEGAN]) if fields and fields[0] != "Z" else None
-
-
-def listeners(port: int) -> set[int]:
-    """The processes that listen on a TCP port, of those that this user may look into."""
-    lines = [line.split() for name in ("tcp", "tcp6") for line in _lines(PROC / "net" / name)[1:]]
-    sockets = {f"socket:[{line[9]}]" for line in lines if line[3] == LISTENING and line[1].endswith(f":{port:04X}")}
-    found = set()
-    for descriptor in PROC.glob("[0-9]*/fd/*") if sockets else []:
-        with suppress(OSError):  # it has ended, or is a stranger's
-            if str(descriptor.readlink()) in sockets:
-                found.add(int(descriptor.parts[-3]))
-    return found
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text(encoding="ascii").splitlines() if path.exists() else []
 
 
 def _peak(pid: int) -> int | None:
@@ -78,7 +59,7 @@ def _peak(pid: int) -> int | None:
 
 
 def _field(pid: int, file: str, name: str) -> int | None:
-    """Bytes that a file of /proc/PID tells in kB; None where the process has ended, or this is no Linux."""
+    """Return a value in kB of a file of /proc/PID, in bytes; None if the process has ended, or without /proc."""
     try:
         lines = (PROC / str(pid) / file).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -87,8 +68,7 @@ def _field(pid: int, file: str, name: str) -> int | None:
 
 
 def stat(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat from the state on: before it stands a name, which may hold anything. None where the
-    process has ended."""
+    """Return the fields of /proc/PID/stat after the name, which may contain anything; None if it has ended."""
     try:
         return (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Literal
 
+from quantmill import devices
 from quantmill.common.program import PACKAGE, UserError, first_line
-from quantmill.devices import cpu
 from quantmill.metrics.targets import Targets as Targets
 
 # float32 values in one chunk of logits: 40 MiB. glibc's malloc gives more than 32 MiB back at once, and kept a little
@@ -187,13 +187,7 @@ def add_arguments(arguments: argparse.ArgumentParser) -> None:
     arguments.add_argument("--engine", required=True, help="an engine's name, a module of scripts/engines")
     arguments.add_argument("--options", type=parse_options, default={}, help="JSON, in the engine's own words")
     arguments.add_argument("--gpus", type=int, default=1, help="cards that it runs on")
-    add_device_arguments(arguments)
-
-
-def add_device_arguments(arguments: argparse.ArgumentParser) -> None:
-    """What every program that calculates is told."""
-    arguments.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="CPU threads at most")
+    devices.add_arguments(arguments)
 
 
 def parse_options(text: str) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("dst", type=Path, help="folder to write")
     arguments.add_argument(
-        "--threads", type=int, default=cpu.available_threads(), help="files that are compiled at once"
+        "--threads", type=cpu.limit_threads, default=cpu.available_threads(), help="files that are compiled at once"
     )
     options = arguments.parse_args()
 
@@ -100,7 +100,7 @@ def main() -> None:
         "nvcc": nvcc_release(home),
         "architectures": architectures(),
     }
-    module = compile_kernels(about, home, min(options.threads, cpu.available_threads()))
+    module = compile_kernels(about, home, options.threads)
     with write_atomically(options.dst) as folder:
         folder.mkdir()
         (folder / module.name).symlink_to(module)

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from quantmill.checkpoint import headers, selection, shards
+from quantmill.checkpoint.tensor import refuse_pointer
 from quantmill.common import manifest
 from quantmill.common.atomic import clone_or_copy, write_atomically
 from quantmill.common.program import parser
@@ -30,7 +31,7 @@ def main() -> None:
     headers.check(options.src / "config.json", source.config())
     files = [*source.files, *filter(None, [source.index()]), *source.others()]
     for file in files:
-        shards.refuse_pointer(file)
+        refuse_pointer(file)
     source.tensors()  # headers that do not fit their files are found before a byte is copied
     parameters = selection.report(str(options.src), selection.left_out(options.src, {file.name for file in files}))
     with write_atomically(options.dst, source=options.src) as folder, ThreadPoolExecutor(manifest.HASHERS) as workers:

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from quantmill.checkpoint import shards
+from quantmill.checkpoint.tensor import refuse_pointer
 from quantmill.common import manifest, plain_file
 from quantmill.common.atomic import MANIFEST, clone_or_copy, write_atomically
 from quantmill.common.program import UserError, parser
@@ -101,7 +102,7 @@ def main() -> None:
     else:
         found = of_path(Path(options.artifact), layout)
     for path in found.files.values():
-        shards.refuse_pointer(path)
+        refuse_pointer(path)
     with write_atomically(options.dst) as folder:
         folder.mkdir()
         with ThreadPoolExecutor(manifest.HASHERS) as workers:

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from quantmill.checkpoint import headers, model_shape, safetensors_file, selection, sharding, shards
 from quantmill.checkpoint.copying import write_all
-from quantmill.checkpoint.tensor import Tensor, row_major
+from quantmill.checkpoint.tensor import Tensor, refuse_pointer, row_major
 from quantmill.common import manifest, remote_code
 from quantmill.common.atomic import clone_or_copy, write_atomically
 from quantmill.common.program import UserError, first_line, parser
@@ -109,12 +109,12 @@ def main() -> None:
         is_norm = len(tensor.shape) == 1 and "norm" in tensor.name
         block = np.ones(PERIOD, np.float16) if is_norm else np.roll(noise, -starts[tensor.name])
         for left in range(tensor.numel, 0, -PERIOD):
-            write_all(target, memoryview(block[: min(left, PERIOD)].view(np.uint8)))
+            write_all(target, block[: min(left, PERIOD)].view(np.uint8).data)
 
     lying = selection.carried(options.config) if options.config.is_dir() else []
     given = [path for path in lying if selection.is_tokenizer(path.name)]
     for path in given:
-        shards.refuse_pointer(path)
+        refuse_pointer(path)
     with write_atomically(options.dst) as folder:
         folder.mkdir()
         total = sum(tensor.nbytes for tensor in tensors)

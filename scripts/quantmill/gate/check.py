@@ -19,7 +19,6 @@ import numpy as np
 from quantmill import devices, engines
 from quantmill.common.atomic import write_json
 from quantmill.common.program import UserError, parser
-from quantmill.devices import cpu
 from quantmill.gate import fidelity
 from quantmill.quality import alignment, teacher_forcing
 
@@ -61,9 +60,8 @@ def main() -> None:
     expected = read(options.expected, options.protocol) if options.expected else reference
     reason = options.unchecked or expected.get("unread")
     text = teacher_forcing.read_text(options.evaluation, options.protocol).first(reference["windows"])
-    threads = min(options.threads, cpu.available_threads())
     os.environ[engines.EXACT] = "1"  # before its module is imported
-    engine = engines.load(options.engine, options.artifact, device, threads, options.gpus, **options.options)
+    engine = engines.load(options.engine, options.artifact, device, options.threads, options.gpus, **options.options)
     alignment.examine(engine, options.artifact, text.ids, options.reference)
     perplexity: float | None = None
     if "logits" in engine.capabilities:

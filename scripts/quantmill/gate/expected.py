@@ -19,9 +19,9 @@ from quantmill.checkpoint import shards
 from quantmill.common import manifest
 from quantmill.common.atomic import write_json
 from quantmill.common.program import UserError, parser
-from quantmill.devices import cpu
 from quantmill.engines.decoding.merged import Merged
 from quantmill.gate import fidelity
+from quantmill.layouts.write_model import write_model
 from quantmill.quality import alignment, teacher_forcing
 from quantmill.quality.teacher_forcing import Text
 
@@ -66,7 +66,7 @@ def round_inputs(model: torch.nn.Module, round_input: Callable[[str, Any], Any])
 def main() -> None:
     arguments = parser(__doc__)
     teacher_forcing.add_text_arguments(arguments, "source")
-    engines.add_device_arguments(arguments)
+    devices.add_arguments(arguments)
     arguments.add_argument("--artifact", type=Path, help="whose weights these are; default: the source's")
     arguments.add_argument("--layout", help="how it stores them: a module of scripts/layouts")
     options = arguments.parse_args()
@@ -77,14 +77,13 @@ def main() -> None:
     device = devices.resolve(options.device)
     text = teacher_forcing.read_text(options.evaluation, options.protocol)
     text = text.first(fidelity.WINDOWS if options.artifact else WINDOWS)
-    threads = min(options.threads, cpu.available_threads())
     folder = options.out.with_name(f".{options.out.name}.model")
     shutil.rmtree(folder, ignore_errors=True)  # of a job that was killed
     try:
         reading = layouts.module(options.layout).read(options.artifact, source) if options.artifact else None
         own_head = bool(options.artifact) and layouts.own_head(options.layout, options.artifact)
-        layouts.write_model(folder, source, reading, "F32" if device == "cpu" else "F16", own_head)
-        found = predict(folder, text, device, threads, options.artifact, options.layout)
+        write_model(folder, source, reading, "F32" if device == "cpu" else "F16", own_head)
+        found = predict(folder, text, device, options.threads, options.artifact, options.layout)
         found["against"] = "its own weights" if options.artifact else "the source's weights"
     except UserError as error:
         raise UserError(str(error).replace(str(folder), str(options.source))) from None

@@ -13,7 +13,6 @@ energy, what disturbed the measurement, and the device's copy bandwidth, measure
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -62,8 +61,7 @@ def run_job(job: LatencyTask, folder: Path) -> dict[str, Any]:
     """
     path = folder / "job.json"
     path.write_text(json.dumps(asdict(job)), encoding="utf-8")
-    environment = {name: value for name, value in os.environ.items() if name not in cpu.THREAD_VARIABLES}
-    with start_child([*worker.COMMAND, path], env=environment) as child:
+    with start_child([*worker.COMMAND, path], env=cpu.environment()) as child:
         status = child.wait()
     if status < 0:
         raise UserError(f"{job.artifact}: its process was killed by signal {-status}; was memory short?")
@@ -265,8 +263,7 @@ def main() -> None:
     manifest.read_unchanged(options.artifact)  # refuses what is no artifact before any work
     check_length(options)
     # of the device, not of the threads that will turn out best; first, so that a fault here costs no measurement
-    threads = min(options.threads, cpu.available_threads())
-    bandwidth = devices.copy_bandwidth(device, threads)
+    bandwidth = devices.copy_bandwidth(device, options.threads)
     job = LatencyTask(
         task="measure",
         out=str(options.out),
@@ -275,7 +272,7 @@ def main() -> None:
         options=options.options,
         gpus=options.gpus,
         device=device,
-        threads=[threads],
+        threads=[options.threads],
         prompts=str(options.prompts),
         evaluation=options.evaluation and str(options.evaluation),
         new_tokens=options.new_tokens,

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from quantmill import devices, engines
 from quantmill.common.atomic import write_json
-from quantmill.common.program import UserError, command
+from quantmill.common.program import command
 from quantmill.devices import cpu, cuda, host_load, processes
 from quantmill.latency import variants
 from quantmill.latency.decoding import time_tokens
@@ -172,6 +172,5 @@ def memory_bytes(engine: engines.Engine, device: str) -> dict[str, int | None]:
 def main() -> None:
     (path,) = sys.argv[1:]
     job = LatencyTask(**json.loads(Path(path).read_text(encoding="utf-8")))
-    if devices.resolve(job.device, gpus=job.gpus) != job.device:
-        raise UserError(f"device {job.device} is not there any more")
+    devices.resolve(job.device, gpus=job.gpus)
     write_json(Path(job.out), asdict({"measure": measure, "try_threads": try_threads}[job.task](job)))

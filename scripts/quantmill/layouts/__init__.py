@@ -22,26 +22,20 @@ Optional for every layout:
 """
 
 import importlib
-import io
-import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from quantmill.checkpoint import conversion, headers, portable, safetensors_file, sharding, shards, used
-from quantmill.checkpoint.copying import copy, write_all
-from quantmill.checkpoint.float16 import CAST, as_float, fits
+from quantmill.checkpoint import shards
+from quantmill.checkpoint.float16 import CAST, as_float
 from quantmill.checkpoint.shards import Checkpoint
 from quantmill.checkpoint.tensor import Tensor
-from quantmill.common.atomic import share
 
 FLOATS = CAST | {"F16"}
-EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 Reading = Callable[[Tensor], np.ndarray]
 NUMPY = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I32": "<i4", "U32": "<u4", "I64": "<i8", "I16": "<i2"}
 NUMPY |= {"U8": "u1", "I8": "i1"}
@@ -156,55 +150,6 @@ def step_round(x: Any, steps: int) -> Any:
     """A tensor of torch's [..., inputs], each row rounded to so many steps to either side, its largest the last."""
     step = x.abs().amax(dim=-1, keepdim=True).clamp(min=1e-30) / steps
     return (x / step).round() * step
-
-
-def write_model(folder: Path, source: Checkpoint, reading: Reading | None, dtype: str, own_head: bool = False) -> None:
-    """Write a model's folder that transformers loads: a source's config.json, and its weights as an artifact holds
-    them, stored as `dtype` (F32 or F16), or where there is no `reading` the source's own files, shared.
-    `own_head`: the artifact has a head besides the embeddings, which is written too. What the source's manifest says to
-    be beside what its model uses is not asked for.
-
-    Raises `Unread` where the artifact's weights cannot be read.
-    """
-    folder.mkdir()
-    config, beside = portable.config(source.config()), used.beside(source.folder)
-    tensors = {name: tensor for name, tensor in source.tensors().items() if name not in beside}
-    if own_head and HEAD not in tensors:
-        config |= {"tie_word_embeddings": False}
-        tensors |= {HEAD: replace(tensors[EMBEDDINGS], name=HEAD)}
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    if reading is None:
-        model = headers.read(source.folder)
-        if model.dropped:  # which transformers would not take off: it would begin at random
-            groups = sharding.group_by_file(list(model.tensors.values()))
-            conversion.convert(groups, folder, "safetensors", verify=False, hash=False)
-            return
-        for file in source.files:
-            share(file, folder / file.name)
-        sharding.place_index(source, list(tensors.values()), folder)
-        return
-
-    # the engine sees weights that float16 has no number for, and takes bfloat16
-    wide = {each.name for each in tensors.values() if dtype == "F16" and each.is_weight and not fits(each)}
-
-    def stored_dtype(tensor: Tensor) -> str:
-        if tensor.dtype not in FLOATS:
-            return tensor.dtype
-        return "F32" if tensor.name in wide else dtype
-
-    def write_weights(tensor: Tensor, target: io.FileIO) -> None:
-        if tensor.dtype not in FLOATS:  # buffers of integers
-            copy(tensor, target)
-            return
-        weights = reading(tensor)
-        if weights.shape != tensor.shape:
-            raise Unread(f"{tensor.name} has shape {list(weights.shape)}, not {list(tensor.shape)}")
-        write_all(
-            target, memoryview(np.ascontiguousarray(weights, NUMPY[stored_dtype(tensor)]).reshape(-1).view(np.uint8))
-        )
-
-    write_file = partial(safetensors_file.write, dtype=stored_dtype, copy=write_weights)
-    sharding.write(folder, "safetensors", sharding.group_by_file(list(tensors.values())), write_file)
 
 
 def module(layout: str) -> ModuleType:

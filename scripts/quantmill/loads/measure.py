@@ -35,12 +35,11 @@ def run_job(job: LoadTask, folder: Path) -> StartResult:
     """One start of the server, watched from outside. Where it fails, its own line says why."""
     path = folder / "job.json"
     path.write_text(json.dumps(asdict(job)), encoding="utf-8")
-    environment = {name: value for name, value in os.environ.items() if name not in cpu.THREAD_VARIABLES}
     answer, told = os.pipe()  # what comes back is pickled: no file, which others might write, is read as that
     with (
         Monitor(job.device, listeners.of_options(job.options)) as monitor,
         os.fdopen(answer, "rb") as pipe,
-        start_child([*worker.COMMAND, path, told], env=environment, pass_fds=[told]) as child,
+        start_child([*worker.COMMAND, path, told], env=cpu.environment(), pass_fds=[told]) as child,
     ):
         os.close(told)
         pickled = pipe.read()
@@ -84,7 +83,7 @@ def main() -> None:
                 options=options.options,
                 gpus=options.gpus,
                 device=device,
-                threads=min(options.threads, cpu.available_threads()),
+                threads=options.threads,
                 loads=options.loads,
                 evaluation=str(options.evaluation),
                 burst=options.burst and str(options.burst),

@@ -1,6 +1,6 @@
-"""How far a candidate's next-token distribution is from the reference's, position by position.
+"""Divergence of a candidate's next-token distributions from the reference's, position by position.
 
-Perplexity can stay where it is while answers change; divergence follows the change ("Accuracy is Not All You Need",
+Perplexity can stay the same while answers change; divergence follows the change ("Accuracy is Not All You Need",
 arXiv 2407.09141).
 """
 
@@ -15,18 +15,20 @@ FIGURES = ("kld_mean", "kld_median", "kld_p99", "kld_p999", "kld_max", "delta_p_
 def measure(
     candidate: Any, reference: Any, targets: Any, xp: ModuleType = np, work: Any | None = None
 ) -> dict[str, Any]:
-    """Hold two models' logits [positions, vocab] beside one another over the target ids [positions]; values of each
-    position.
+    """Compare two models' logits [positions, vocab] at the target ids [positions]; return values per position.
 
     nll: of the target under the candidate, in nats.
-    kld: D(reference || candidate) over the whole vocabulary, in nats. Rounding may leave a true zero slightly negative;
-        such values are returned as they are, so that means stay unbiased.
-    delta_p: the target's probability under the candidate less that under the reference.
-    top1: whether both put the same token first.
+    kld: D(reference || candidate) over the whole vocabulary, in nats. Rounding may make a true zero slightly negative;
+        such values are kept, so that means stay unbiased.
+    delta_p: the target's probability under the candidate minus that under the reference.
+    top1: both models' likeliest tokens are equal.
 
-    All in float64. `xp` is numpy, or torch where `candidate` is a tensor: then on its device. `work` is memory for
-    three arrays: float64 [3, at least as many positions, vocab]. Whoever calls it often hands over few positions and
-    the same memory: new arrays of a megabyte each are new pages, which take longer than the arithmetic.
+    All in float64. A frequent caller passes few positions and the same `work`, because new arrays of a megabyte are new
+    pages, which take longer than the arithmetic.
+
+    Args:
+        xp: numpy, or torch if `candidate` is a tensor; the computation is on its device.
+        work: buffer of float64 [3, at least as many positions, vocab].
     """
     rows, targets = xp.arange(len(targets)), xp.asarray(targets)
     reference = xp.asarray(reference, device=candidate.device)
@@ -44,7 +46,7 @@ def measure(
     p_log_sum = xp.log(p_sum)
     nll = q_log_sum - q[rows, targets]
     expected = p_log_sum - p[rows, targets]
-    # not vecdot: for long rows numpy's BLAS starts threads, which wait for one another longer than they calculate
+    # not vecdot: for long rows numpy's BLAS starts threads, whose synchronisation takes longer than the computation
     cross = xp.einsum("ij,ij->i", weights, p) - xp.einsum("ij,ij->i", weights, q)
     return {
         "nll": nll,
@@ -61,13 +63,15 @@ def bound(
     reference: np.ndarray,
     targets: np.ndarray,
 ) -> dict[str, np.ndarray]:
-    """What can be said where the candidate tells no logits; values of each position, as `measure` names them.
+    """Compare a candidate without logits with the reference; return values per position, named as in `measure`.
 
-    Args: natural log-probabilities [positions] of the targets and [positions, k] of the k likeliest ids, and the
-    reference's logits [positions, vocab].
+    These are nll and delta_p; if k > 0 also top1 and kld_lower_bound. The latter is the divergence over the top-k ids
+    and all others pooled, which never exceeds the whole (data processing inequality; Cover and Thomas, 2.8).
 
-    nll, delta_p; where k is not 0 also top1, and kld_lower_bound: the divergence of the two distributions over those
-    ids and the rest as one, which is never more than the whole (data processing inequality; Cover and Thomas, 2.8).
+    Args:
+        target_logprobs: natural log-probabilities [positions] of the targets.
+        top_ids, top_logprobs: the k likeliest ids and their log-probabilities [positions, k].
+        reference: the reference's logits [positions, vocab].
     """
     p = np.asarray(reference, np.float64)
     p = np.exp(p - p.max(axis=-1, keepdims=True))
@@ -76,11 +80,11 @@ def bound(
     found = {"nll": nll, "delta_p": np.exp(-nll) - p[np.arange(len(targets)), targets]}
     if not top_ids.shape[1]:
         return found
-    # of one place no id comes twice, and a padded vocabulary's are none of the reference's
+    # ids are distinct at each position; those of a padded vocabulary are not in the reference's
     inside = top_ids < p.shape[1]
     kept = np.where(inside, np.take_along_axis(p, np.where(inside, top_ids, 0), axis=1), 0.0)
     log_q = np.asarray(top_logprobs, np.float64)
-    # log-probabilities of float32 sum up to 1 within its precision: a smaller rest is rounding, and no divergence
+    # probabilities from float32 sum to 1 within its precision: a smaller rest is rounding, not divergence
     rest_p, rest_q = (np.maximum(1 - each.sum(axis=1), np.finfo(np.float32).eps) for each in (kept, np.exp(log_q)))
     logs = np.log(np.maximum(kept, np.finfo(np.float64).tiny))
     shared = (kept * (logs - log_q)).sum(axis=1) + rest_p * np.log(rest_p / rest_q)
@@ -88,15 +92,17 @@ def bound(
 
 
 def summary(kld: np.ndarray, delta_p: np.ndarray, top1: np.ndarray) -> dict[str, float]:
-    """Over positions: KL divergence (nats; the mean alone hides the rare bad token), root mean square of the change of
-    the right token's probability, share of positions with the same first choice."""
+    """Summarise positions: KL divergence (nats), RMS of delta_p, and top-1 agreement.
+
+    The mean of the divergence hides the rare bad token, so its quantiles are included.
+    """
     median, p99, p999 = np.quantile(kld, [0.5, 0.99, 0.999])
     found = (kld.mean(), median, p99, p999, kld.max(), np.sqrt(np.square(delta_p).mean()), top1.mean())
     return dict(zip(FIGURES, map(float, found), strict=True))
 
 
 def without_kld(positions: dict[str, np.ndarray]) -> dict[str, float | None]:
-    """The same figures where the divergence itself is not known, and what it is at least."""
+    """Return the same figures without the divergence, and its lower bound if known."""
     found: dict[str, float | None] = dict.fromkeys(FIGURES) | {"kld_lower_bound": None}
     if "delta_p" in positions:
         found["delta_p_rms"] = float(np.sqrt(np.square(positions["delta_p"]).mean()))

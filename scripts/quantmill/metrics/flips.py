@@ -1,7 +1,7 @@
-"""Answers of a candidate beside those of the reference on the same documents: flips, and what they come to.
+"""Flips between the answers of a candidate and the reference on the same documents.
 
-A flip is a document whose answer is right for one of the two and wrong for the other ("Accuracy is Not All You Need",
-arXiv 2407.09141). Accuracy hides them where as many turn right as wrong.
+A flip is a document that one of the two answers correctly and the other does not ("Accuracy is Not All You Need",
+arXiv 2407.09141). Accuracy hides flips if as many turn right as wrong.
 """
 
 import math
@@ -11,21 +11,21 @@ from statistics import NormalDist
 from quantmill.metrics.bootstrap import CONFIDENCE
 
 Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-STEPS = 60  # of a bisection between -1 and 1: more than a float64 can tell apart
+STEPS = 60  # of a bisection between -1 and 1, beyond the resolution of float64
 
 
 def count(candidate: Sequence[bool], reference: Sequence[bool]) -> tuple[int, int]:
-    """How many documents only the candidate answers right, and how many only the reference; both [documents]."""
+    """Count the documents that only the candidate answers correctly, and those that only the reference does."""
     pairs = list(zip(candidate, reference, strict=True))
     return sum(one and not other for one, other in pairs), sum(other and not one for one, other in pairs)
 
 
 def interval(gained: int, lost: int, documents: int) -> tuple[float, float]:
-    """The 95% interval of the difference of two paired shares, (gained - lost) / documents.
+    """Return the 95% interval of the difference of two paired shares, (gained - lost) / documents.
 
-    It holds the differences that the score test does not reject. Of no difference that is McNemar's test: 0 is inside
-    where (gained - lost)^2 is at most 1.96^2 (gained + lost). Tango, Statistics in Medicine 17, 1998; recommended for
-    small and large samples by Fagerland, Lydersen and Laake, Statistics in Medicine 33, 2014.
+    It contains the differences that the score test does not reject. For a difference of 0 that is McNemar's test: 0 is
+    inside if (gained - lost)^2 is at most 1.96^2 (gained + lost). Tango, Statistics in Medicine 17, 1998; recommended
+    for small and large samples by Fagerland, Lydersen and Laake, Statistics in Medicine 33, 2014.
     """
     estimate = (gained - lost) / documents
 
@@ -43,10 +43,10 @@ def interval(gained: int, lost: int, documents: int) -> tuple[float, float]:
 
 
 def score(difference: float, gained: int, lost: int, documents: int) -> float:
-    """The statistic of the score test of a difference, which falls as the difference grows.
+    """Return the score test's statistic of a difference; it falls as the difference grows.
 
-    Its variance is that of the likeliest shares with this difference: a quadratic equation in the share that only the
-    reference answers right.
+    Its variance is that of the likeliest shares with this difference: the root of a quadratic equation in the share
+    that only the reference answers correctly.
     """
     n = documents
     b = (2 * n - gained + lost) * difference - gained - lost

@@ -1,4 +1,4 @@
-"""How many requests a server answers within limits, and the largest rate at which it answers nearly all."""
+"""SLO attainment, the share of requests within the limits, and goodput, the largest rate at which nearly all are."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,12 +9,12 @@ import numpy as np
 from quantmill.metrics import bootstrap
 from quantmill.metrics.serving import Timeline
 
-BRACKET = 0.05  # relative width at which the search for the largest rate ends
+BRACKET = 0.05  # relative width at which the search for goodput ends
 GOOD = 0.99  # share of requests that must meet the limits
 
 
 def slo_attainment(timelines: Sequence[Timeline], ttft: float, tpot: float) -> tuple[int, int]:
-    """How many requests met both limits (seconds), and how many arrived: rejected, failed and unfinished ones miss."""
+    """Count requests that met both limits (seconds), and all arrivals; rejected, failed and unfinished ones miss."""
     met = sum(
         each.outcome == "ok" and each.ttft is not None and each.ttft <= ttft and (each.tpot or 0.0) <= tpot
         for each in timelines
@@ -23,9 +23,9 @@ def slo_attainment(timelines: Sequence[Timeline], ttft: float, tpot: float) -> t
 
 
 def clopper_pearson(met: int, number: int) -> tuple[float, float]:
-    """The exact 95% interval of a share (Clopper and Pearson 1934).
+    """Return the exact 95% interval of a share (Clopper and Pearson 1934).
 
-    Requests that wait in one queue are not independent, so that the truth may be a little wider.
+    Requests in one queue are not independent, so that the true interval may be slightly wider.
     """
     tail = (1 - bootstrap.CONFIDENCE) / 2
     low = 0.0 if met == 0 else _solve(lambda share: 1 - _at_most(met - 1, number, share) - tail)
@@ -34,14 +34,14 @@ def clopper_pearson(met: int, number: int) -> tuple[float, float]:
 
 
 def _at_most(most: int, number: int, share: float) -> float:
-    """Probability that a binomial variable is at most `most`."""
+    """Return the probability that a binomial variable is at most `most`."""
     ways = np.concatenate(([0.0], np.cumsum(np.log(np.arange(number, number - most, -1) / np.arange(1, most + 1)))))
     counts = np.arange(most + 1)
     return float(np.exp(ways + counts * math.log(share) + (number - counts) * math.log1p(-share)).sum())
 
 
 def _solve(grows: Callable[[float], float]) -> float:
-    """Where a growing function of a share is 0."""
+    """Return the root of an increasing function of a share."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -50,7 +50,7 @@ def _solve(grows: Callable[[float], float]) -> float:
 
 
 class Trial(NamedTuple):
-    """What was measured at one rate: requests that met the limits, of those that arrived, and the share's interval."""
+    """The result at one rate: requests that met the limits, arrivals, and the interval of their share."""
 
     rate: float
     met: int
@@ -60,11 +60,10 @@ class Trial(NamedTuple):
 
 
 class Goodput(NamedTuple):
-    """The largest rate that was tried at which the share met the limits, and the smallest above it at which it did not;
-    None where there is none.
+    """The largest tried rate that met the limits, and the smallest one above it that did not; None if there is none.
 
-    Arrivals are a sample, so that the truth may lie outside of that bracket: `proven` is the largest rate whose share
-    is at least `GOOD` by the lower end of its interval, `refuted` the smallest whose share is less by the upper one.
+    Arrivals are a sample, so the truth may lie outside that bracket. `proven` is the largest rate whose interval lies
+    at or above `GOOD`, `refuted` the smallest rate whose interval lies below.
     """
 
     rate: float | None
@@ -75,12 +74,14 @@ class Goodput(NamedTuple):
 
 
 def goodput(measure: Callable[[float], tuple[int, int]], start: float, tries: int = 24) -> Goodput:
-    """The largest rate at which `GOOD` of the requests meet the limits: doubled or halved from `start` until one rate
-    meets them and one does not, then by bisection until they are less than `BRACKET` apart.
+    """Search the largest rate at which a share of `GOOD` of the requests meets the limits.
+
+    The rate is doubled or halved from `start` until one rate meets them and one does not, then bisected until the two
+    differ by less than `BRACKET`.
 
     Args:
-        measure: runs a load at a rate (requests a second): requests that met the limits, and that arrived.
-        tries: at most so many loads.
+        measure: runs a load at a rate (requests per second); returns requests that met the limits, and arrivals.
+        tries: the maximum number of loads.
     """
     trials: list[Trial] = []
     low, high, rate = 0.0, math.inf, start

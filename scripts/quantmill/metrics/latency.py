@@ -1,7 +1,7 @@
 """Latency statistics from raw token times.
 
-A run decodes N tokens after one prompt. TTFT is the time to the first; TPOT = (time of the last - time of the first)
-/ (N - 1); throughput is the sum of tokens over the sum of time, never a mean of ratios.
+A run decodes N tokens after one prompt. TTFT is the time to the first token; TPOT = (time of the last - time of the
+first) / (N - 1); throughput is the sum of tokens over the sum of times, never a mean of ratios.
 """
 
 import math
@@ -13,11 +13,11 @@ import numpy as np
 
 from quantmill.metrics import bootstrap, steadiness
 
-BLOCKS = 24  # of time, the fastest of which tells what the others lost
-BEYOND = 0.07  # logarithm: what the others lost beyond noise is a slow-down
-UNEVEN = 1.5  # times the noise of neighbours, by which runs of one process vary where some were slowed down
+BLOCKS = 24  # blocks of time; the others' loss is relative to the fastest one
+BEYOND = 0.07  # logarithm of a loss beyond noise, from which on it is a slow-down
+UNEVEN = 1.5  # ratio of the runs' variation to that of neighbours, from which on some runs were slowed down
 QUARTILE = NormalDist().inv_cdf(0.75)
-SCATTER = 0.15  # of the time of each prompt's faster repeats, by which all may take longer
+SCATTER = 0.15  # share by which all repeats may take longer than the faster ones of each prompt
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Sample:
 
 
 def _seconds(runs: Sequence[Sample]) -> np.ndarray:
-    """Seconds for each token [processes, repeats, prompts] of runs, of which each of these combinations has one."""
+    """Return the seconds per token [processes, repeats, prompts] of runs, one for each combination."""
     keys = [(run.process, run.repeat, run.prompt) for run in runs]
     places = [{value: place for place, value in enumerate(sorted(set(axis)))} for axis in zip(*keys, strict=True)]
     seconds = np.full([len(axis) for axis in places], np.nan)
@@ -52,21 +52,21 @@ def _seconds(runs: Sequence[Sample]) -> np.ndarray:
 
 
 def _against_prompts(seconds: np.ndarray) -> np.ndarray:
-    """Each run's time over the mean of its prompt's runs [processes, repeats, prompts]: the order is that of time."""
+    """Return each run's time over the mean of its prompt's runs, [processes, repeats, prompts] in order of time."""
     return seconds / seconds.mean(axis=(0, 1))
 
 
 def tokens_per_second(runs: Sequence[Sample]) -> tuple[float, float, float]:
-    """Throughput and its 95% interval, which holds the speed of the undisturbed machine (docs/METHODS.md, Latency).
+    """Return throughput and a 95% interval that covers the speed of the undisturbed machine (docs/METHODS.md, Latency).
 
-    Processes and prompts are both samples of what could have been measured. Half of a width is Student's t times the
-    standard error of the processes' means; of one process, that of blocks of time. The prompts' own half, by the normal
-    distribution, is added as roots of sums of squares are (method of variance estimates recovery: Zou and Donner,
-    Statistics in Medicine 27, 2008). Ends are set in logarithms. Where the samples tell of a slow-down, the upper end
-    is as far above the fastest part of the measurement as it is else above its mean: the truth may be there.
+    Processes and prompts are both samples. The half-width of processes is Student's t times the standard error of their
+    means (of blocks of time for one process). The half-width of prompts, by the normal distribution, is added as the
+    root of the sum of squares (method of variance estimates recovery: Zou and Donner, Statistics in Medicine 27, 2008).
+    Ends are computed in logarithms. After a slow-down the upper end lies as far above the fastest part of the
+    measurement as it otherwise lies above the mean, because the truth may be there.
 
     Args:
-        runs: one for each combination of process, repeat and prompt, with as many tokens each.
+        runs: one for each combination of process, repeat and prompt, with equal numbers of tokens.
     """
     seconds = _seconds(runs)
     processes, repeats, _ = seconds.shape
@@ -74,7 +74,7 @@ def tokens_per_second(runs: Sequence[Sample]) -> tuple[float, float, float]:
     blocks = np.array([block.mean() for block in np.array_split(relative.ravel(), BLOCKS) if len(block)])
     of_time = seconds.mean(axis=(1, 2)) / mean
     if processes == 1 and repeats > 1:
-        # prompts' own means have taken one repeat's share of what varies
+        # the prompts' means have absorbed one repeat's share of the variation
         of_time = 1 + (blocks - 1) * math.sqrt(repeats / (repeats - 1))
     by_time = _error(of_time) * bootstrap.student_t(len(of_time) - 1) if len(of_time) > 1 else 0.0
     by_prompts = _error(seconds.mean(axis=(0, 1)) / mean) * NormalDist().inv_cdf((1 + bootstrap.CONFIDENCE) / 2)
@@ -82,7 +82,7 @@ def tokens_per_second(runs: Sequence[Sample]) -> tuple[float, float, float]:
     if processes * repeats > 1:
         noise, usual = _noise(relative.ravel())
         fastest = NormalDist().inv_cdf((len(blocks) - 0.375) / (len(blocks) + 0.25)) if len(blocks) > 1 else 0.0
-        fastest *= usual / math.sqrt(relative.size / len(blocks))  # of so many blocks without a slow-down (Blom 1958)
+        fastest *= usual / math.sqrt(relative.size / len(blocks))  # expected for blocks without a slow-down (Blom 1958)
         lost = max(-math.log(blocks.min()), _lost(seconds))
         beyond = max(-math.log(blocks.min()) - fastest, _lost(seconds) - QUARTILE * usual, 0.0)
         within = relative / relative.mean(axis=(1, 2), keepdims=True)
@@ -93,14 +93,16 @@ def tokens_per_second(runs: Sequence[Sample]) -> tuple[float, float, float]:
 
 
 def _error(means: np.ndarray) -> float:
-    """Standard error of the mean of so many means; 0 of one."""
+    """Return the standard error of the mean of means; 0 for one."""
     return float(means.std(ddof=1)) / math.sqrt(len(means)) if len(means) > 1 else 0.0
 
 
 def _noise(relative: np.ndarray) -> tuple[float, float]:
-    """Standard deviation of single runs without slow-downs, of a row in the order of time: the least estimate, and the
-    usual one. From the smaller differences of neighbours, which a slow-down that lasts does not touch (the median of
-    normal values: Rousseeuw and Croux, JASA 88, 1993)."""
+    """Estimate the standard deviation of single runs without slow-downs: the lower estimate, and the usual one.
+
+    From the smaller differences of neighbours in time, which a lasting slow-down does not affect (the median of normal
+    values: Rousseeuw and Croux, JASA 88, 1993).
+    """
     found = []
     for share in (1 / 3, 1 / 2):
         difference = float(np.quantile(np.abs(np.diff(relative)), share))
@@ -109,15 +111,15 @@ def _noise(relative: np.ndarray) -> tuple[float, float]:
 
 
 def _lost(seconds: np.ndarray) -> float:
-    """How much longer all runs took than the faster quarter of each prompt's, as a logarithm."""
+    """Return the logarithm of the runs' mean time over that of the fastest quarter of each prompt."""
     return math.log(float(seconds.mean() / np.quantile(seconds, 0.25, axis=(0, 1)).mean()))
 
 
 def unsteadiness(runs: Sequence[Sample]) -> str | None:
-    """Why a row's own samples say that its machine did not keep its speed, in words; None where they say nothing.
+    """Describe a change of the machine's speed that a row's samples show, in words; None if there is none.
 
     Args:
-        runs: as of `tokens_per_second`; processes ran one after the other, in each repeats, in each of those prompts.
+        runs: as for `tokens_per_second`; in order of processes, then repeats, then prompts.
     """
     seconds = _seconds(runs)
     part = steadiness.uneven_part(np.log(_against_prompts(seconds)).ravel().tolist())
@@ -132,8 +134,8 @@ def unsteadiness(runs: Sequence[Sample]) -> str | None:
 
 
 def summary(runs: list[Sample]) -> dict[str, float]:
-    """Percentiles of TTFT, TPOT and inter-token gaps in milliseconds, and throughput with its interval."""
-    samples = {
+    """Return percentiles of TTFT, TPOT and inter-token latency in milliseconds, and throughput with its interval."""
+    samples: dict[str, np.ndarray | list[float]] = {
         "ttft_ms": [run.ttft for run in runs],
         "tpot_ms": [run.tpot for run in runs],
         "itl_ms": np.concatenate([np.diff(run.token_seconds) for run in runs]),

@@ -1,5 +1,4 @@
-"""Perplexity: exp of the negative log-likelihood (NLL, in nats) of the scored tokens, divided by their number or by
-that of words."""
+"""Perplexity: exp of the mean negative log-likelihood (NLL, in nats) per scored token, or per word."""
 
 import math
 
@@ -7,11 +6,11 @@ import numpy as np
 
 from quantmill.metrics import bootstrap
 
-LARGEST = 709  # nats, of which exp is a float64
+LARGEST = 709  # nats whose exp is a float64
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Natural log-probabilities of logits [positions, vocab], in float64."""
+    """Return the natural log-probabilities of logits [positions, vocab], in float64."""
     shifted = logits.astype(np.float64)
     shifted -= shifted.max(axis=-1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
@@ -19,28 +18,28 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def nll(log_probabilities: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Negative log-likelihood [positions], in nats, of one target id a position of [positions, vocab]."""
+    """Return the NLL [positions] in nats of the target ids [positions] under [positions, vocab]."""
     return -log_probabilities[np.arange(len(targets)), targets]
 
 
 def perplexity(nll: np.ndarray, counts: np.ndarray) -> float:
-    """exp(total NLL / total count), from sums a window: NLL and counts (of tokens or words) have shape [windows].
+    """Return exp(total NLL / total count) from sums per window: NLL and counts of tokens or words, both [windows].
 
-    Raises `OverflowError` where float64 does not hold it: a text that hardly has words, or a model that knows nothing.
+    Raises `OverflowError` beyond float64: for a text with hardly any words, or a model that knows nothing.
     """
     nats = nll.sum() / counts.sum()
     if nats >= LARGEST:
         raise OverflowError(
-            f"perplexity is exp({nats:.0f}), no number; a text without spaces has no perplexity of words"
+            f"perplexity is exp({nats:.0f}), which is too large; a text without spaces has no perplexity per word"
         )
     return math.exp(nats)
 
 
 def normalise(nll_a_token: float, tokens: int, words: int, size: int) -> dict[str, float | None]:
-    """Every usual figure from one: NLL a token, and the tokens, words and bytes of the whole text.
+    """Return perplexities per token, word and byte, from the NLL per token and the text's tokens, words and bytes.
 
-    Where a protocol leaves tokens out (a tail, first halves), those count as if they were like the others. None is what
-    float64 does not hold: perplexity of words in a text that hardly has spaces.
+    Tokens that a protocol does not score (a tail, first halves) count like the others. A perplexity beyond float64 is
+    None, for example per word in a text with hardly any spaces.
     """
     total = nll_a_token * tokens
     nats = {"token": nll_a_token, "word": total / words, "byte": total / size}
@@ -51,25 +50,25 @@ def normalise(nll_a_token: float, tokens: int, words: int, size: int) -> dict[st
 
 
 def standard_error(nll: np.ndarray) -> float:
-    """Standard error of exp(mean NLL) from NLL [tokens], as if tokens were independent: what llama-perplexity prints.
+    """Return the standard error of exp(mean NLL) from NLL [tokens], with independent tokens, as in llama-perplexity.
 
-    sqrt(variance / (n - 1)) times the perplexity, where the variance is the mean of squares less the squared mean.
+    It is sqrt(variance / (n - 1)) times the perplexity; the variance is the mean square minus the squared mean.
     """
     return math.sqrt(nll.var() / (len(nll) - 1)) * math.exp(nll.mean())
 
 
 def ratio_of_sums(values: np.ndarray, counts: np.ndarray, resamples: np.ndarray) -> np.ndarray:
-    """Bootstrap replicates of sum(values) / sum(counts): resamples [B, n] holds indices into the n windows."""
+    """Return bootstrap replicates [B] of sum(values) / sum(counts); resamples [B, n] are indices of the n windows."""
     return values[resamples].sum(axis=1) / counts[resamples].sum(axis=1)
 
 
 def paired_difference(
     candidate: np.ndarray, reference: np.ndarray, counts: np.ndarray
 ) -> tuple[float, float, float, bool]:
-    """(total NLL of the candidate - that of the reference) / total count, its 95% interval, and whether that holds 0.
+    """Return (NLL of the candidate - NLL of the reference) / count, its 95% interval, and whether that contains 0.
 
-    All three [windows], of the same windows. The same resamples are drawn for both, so that what makes a window hard
-    for either cancels.
+    All arguments are [windows], of the same windows. Both are resampled alike, so that the difficulty of a window
+    cancels.
     """
     difference = candidate - reference
     replicates = ratio_of_sums(difference, counts, bootstrap.indices(len(counts)))

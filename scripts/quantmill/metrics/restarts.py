@@ -1,4 +1,4 @@
-"""Intervals of a server's figures. Restarts of the server are the samples; within each, blocks of time are."""
+"""Intervals of a server's figures. The samples are restarts of the server, and blocks of time within each."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ RESAMPLES = 2_000
 
 
 class Ratio(NamedTuple):
-    """A figure's value, or the ratio of two, and its 95% interval; None where one sample is all there is."""
+    """A figure's value, or the ratio of two, and its 95% interval, which is None for a single sample."""
 
     value: float
     low: float | None
@@ -22,18 +22,20 @@ class Ratio(NamedTuple):
 
 
 def resamples(restarts: int, blocks: int, seed: int = 0) -> np.ndarray:
-    """How often each block of each restart is drawn [RESAMPLES, restarts, blocks]: restarts with replacement, then the
-    blocks of each drawn one. What one start of a server has in common is one sample, however long it ran."""
+    """Draw restarts with replacement, then blocks of each; return counts [RESAMPLES, restarts, blocks].
+
+    One start of a server is one sample, however long it ran.
+    """
     rng = np.random.default_rng(seed)
     drawn = rng.multinomial(restarts, np.full(restarts, 1 / restarts), size=RESAMPLES)
     return rng.multinomial(drawn * blocks, np.full(blocks, 1 / blocks))
 
 
 def _ratio(value: float, replicates: np.ndarray, restarts: int, blocks: int) -> Ratio:
-    """The value with the central 95% of its replicates, stretched in logarithms to what Student's t asks for.
+    """Return the value with the central 95% of its replicates, widened in logarithms by Student's t.
 
-    Replicates of three restarts never leave the range of the three, which holds the truth three times in four; so that
-    percentiles cannot be chosen further out, as metrics.bootstrap does where there are five and more.
+    Replicates of three restarts never leave the range of the three, which contains the truth three times in four. So
+    outer percentiles do not help, unlike in metrics.bootstrap, which has at least five samples.
     """
     samples = restarts if restarts > 1 else blocks
     if samples < 2 or not (replicates > 0).all():
@@ -45,8 +47,10 @@ def _ratio(value: float, replicates: np.ndarray, restarts: int, blocks: int) -> 
 
 
 def throughput(runs: Sequence[Sequence[Timeline]], concurrency: int | None = None) -> Ratio:
-    """Output tokens a second of all restarts of a server under the same load, and the interval. Each restart's window
-    has some length, as where `serving.summary` has the figure."""
+    """Return output tokens per second of all restarts of a server under the same load, with the interval.
+
+    No window may be empty, as when `serving.summary` has the figure.
+    """
     tokens, seconds = _blocks(runs, concurrency)
     counts = resamples(*tokens.shape)
     replicates = np.einsum("rsb,sb->r", counts, tokens) / np.einsum("rsb,sb->r", counts, seconds)
@@ -54,7 +58,7 @@ def throughput(runs: Sequence[Sequence[Timeline]], concurrency: int | None = Non
 
 
 def _blocks(runs: Sequence[Sequence[Timeline]], concurrency: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and seconds [restarts, blocks] of each block of each window; a burst is one block, to its end."""
+    """Return tokens and seconds [restarts, blocks] of each window; a burst is one block, to its end."""
     tokens, seconds = [], []
     for run in runs:
         span = window(run, concurrency)
@@ -69,14 +73,13 @@ def _blocks(runs: Sequence[Sequence[Timeline]], concurrency: int | None) -> tupl
 def compare(
     a: Sequence[Sequence[Timeline]], b: Sequence[Sequence[Timeline]], concurrency: int | None = None
 ) -> dict[str, Ratio]:
-    """Two servers under the same loads: b's figure over a's, for output tokens a second and the means of TTFT, TPOT and
-    e2e of the requests that both answered.
+    """Return b's figures over a's: output tokens per second, and mean TTFT, TPOT and e2e of requests both answered.
 
-    Both are resampled alike, restart by restart and block by block, so that what makes a request or a moment of the
-    schedule hard for both cancels. Raises ValueError where the loads are not the same ones.
+    Both are resampled alike by restart and block, so that the difficulty of a request or a moment of the schedule
+    cancels. Raises ValueError if the loads differ.
     """
     if [len(run) for run in a] != [len(run) for run in b]:
-        raise ValueError("two servers had other loads: there is nothing to compare")
+        raise ValueError("the two servers' loads differ and cannot be compared")
     mine, theirs = _blocks(a, concurrency), _blocks(b, concurrency)
     shape = mine[0].shape
     counts = resamples(*shape)

@@ -1,7 +1,7 @@
-"""Figures of a server under load, from the times at which tokens came. Seconds in; the figures' names say their unit.
+"""Figures of a server under load, from the arrival times of tokens in seconds; figures' names end in their unit.
 
-TTFT and the time to the end count from when a request was to be sent, so that a client that waits for a slow server
-does not hide its slowness (coordinated omission). TPOT = (last - first) / (tokens - tokens in the first event).
+TTFT and e2e latency count from the scheduled time of a request, so that a client that waits for a slow server does not
+hide its slowness (coordinated omission). TPOT = (last - first) / (tokens - tokens in the first event).
 """
 
 import math
@@ -14,20 +14,20 @@ import numpy as np
 
 P99_REQUESTS = 500  # with fewer, p99 is one of the worst five
 WINDOW_SECONDS = 60.0
-WINDOW_REQUESTS = 20  # of each slot, where the window is shorter than that
+WINDOW_REQUESTS = 20  # per slot, if the window is shorter than that
 LEVELS = [0.01, 0.05, *(round(0.1 * tenth, 1) for tenth in range(1, 10)), 0.95, 0.99]  # quantiles of distributions
-BLOCKS = 10  # of time, in which a window is resampled
+BLOCKS = 10  # blocks of time by which a window is resampled
 
 Outcome = Literal["ok", "failed", "rejected", "unfinished"]
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """One request as figures need it.
+    """The times of one request, in seconds.
 
     Attributes:
-        intended, sent, end: when it was to be sent, when it was, and when its answer was complete or had failed.
-        times, tokens: when tokens came, and how many each time.
+        intended, sent, end: when it was scheduled, was sent, and was completely answered or failed.
+        times, tokens: the arrival of each event with tokens, and their number.
     """
 
     number: int
@@ -40,33 +40,33 @@ class Timeline:
 
     @property
     def ttft(self) -> float | None:
-        """Seconds from when it was to be sent to its first token."""
+        """Seconds from the scheduled time to the first token."""
         return self.times[0] - self.intended if self.times else None
 
     @property
     def ttft_sent(self) -> float | None:
-        """The same from when it was sent, as most tools count."""
+        """Seconds from sending to the first token, as most tools count."""
         return self.times[0] - self.sent if self.times and self.sent is not None else None
 
     @property
     def tpot(self) -> float | None:
-        """Seconds for each token after those that came first; None where all came at once."""
+        """Seconds per token after the first event; None if all came at once."""
         rest = sum(self.tokens[1:])
         return (self.times[-1] - self.times[0]) / rest if rest else None
 
     @property
     def e2e(self) -> float:
-        """Seconds from when it was to be sent to its end."""
+        """Seconds from the scheduled time to the end."""
         return self.end - self.intended
 
     @property
     def longest_gap(self) -> float | None:
-        """The longest time between two events with tokens, in seconds."""
+        """Seconds of the longest gap between two events with tokens."""
         return max((later - earlier for earlier, later in pairwise(self.times)), default=None)
 
 
 class Window(NamedTuple):
-    """The part of a load that counts: from `start` to `end`. `short` says why it is too short, if it is."""
+    """The part of a load that counts, from `start` to `end`. `short`: the reason why it is too short, or None."""
 
     start: float
     end: float
@@ -74,16 +74,15 @@ class Window(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Its length."""
+        """Length of the window."""
         return self.end - self.start
 
 
 def window(timelines: Sequence[Timeline], concurrency: int | None = None) -> Window:
-    """From when as many requests were in flight as the load keeps there, to when the last one was to be sent.
+    """Return the window from the moment when the load's number of requests is in flight to the last scheduled request.
 
-    The load keeps `concurrency` requests in flight, or, where None is given, as many as its mean. Where it keeps them,
-    the first request of each slot is none of a steady load either. What is answered after the last arrival is the
-    drain.
+    That number is `concurrency`, or the load's mean if None. With `concurrency`, the first request of each slot is
+    excluded too, because it is not part of a steady load. Answers after the last arrival are the drain.
     """
     arrivals = sorted(each.intended for each in timelines)
     end = arrivals[-1]
@@ -106,12 +105,12 @@ def window(timelines: Sequence[Timeline], concurrency: int | None = None) -> Win
 
 
 def burst(timelines: Sequence[Timeline]) -> bool:
-    """Whether all requests were to be sent at once: then there is no steady load to wait for."""
+    """Return whether all requests were scheduled at once, so that there is no steady load."""
     return len({each.intended for each in timelines}) == 1
 
 
 def windows(runs: Sequence[Sequence[Timeline]], concurrency: int | None = None) -> list[Window]:
-    """The window of each restart; of a burst, which has none, all of it and its end."""
+    """Return the window of each restart; a burst counts completely, to its end."""
     spans = [window(run, concurrency) for run in runs]
     return [
         Window(span.start, max(each.end for each in run), None) if burst(run) else span
@@ -120,7 +119,7 @@ def windows(runs: Sequence[Sequence[Timeline]], concurrency: int | None = None) 
 
 
 def answered_within(runs: Sequence[Sequence[Timeline]], spans: Sequence[Window]) -> list[Timeline]:
-    """The requests that latencies are of: they were answered, and were to be sent in the window."""
+    """Return the requests that count for latency: answered, and scheduled in the window."""
     return [
         each
         for run, span in zip(runs, spans, strict=True)
@@ -130,7 +129,7 @@ def answered_within(runs: Sequence[Sequence[Timeline]], spans: Sequence[Window])
 
 
 def _first_time_of(timelines: Sequence[Timeline], number: int) -> float:
-    """When so many requests were in flight for the first time; infinity where they never were."""
+    """Return the first time at which `number` requests were in flight, or infinity."""
     changes = sorted([(each.intended, 1) for each in timelines] + [(each.end, -1) for each in timelines])
     flight = 0
     for time, change in changes:
@@ -141,7 +140,7 @@ def _first_time_of(timelines: Sequence[Timeline], number: int) -> float:
 
 
 def tokens_between(timelines: Sequence[Timeline], edges: np.ndarray) -> np.ndarray:
-    """Tokens [n - 1] that came in each span between n edges; what comes at an edge belongs to the span before it."""
+    """Return the tokens [n - 1] between n edges; those at an edge belong to the span before it."""
     times = np.array([time for each in timelines for time in each.times])
     tokens = np.array([count for each in timelines for count in each.tokens], dtype=np.float64)
     spans = np.searchsorted(edges, times, side="left") - 1
@@ -150,7 +149,7 @@ def tokens_between(timelines: Sequence[Timeline], edges: np.ndarray) -> np.ndarr
 
 
 class Reads(NamedTuple):
-    """Bytes a second that decoding reads, at least."""
+    """Lower bound of the bytes per second that decoding reads."""
 
     weights: float
     keys: float  # and values, of the cache
@@ -159,30 +158,31 @@ class Reads(NamedTuple):
 def reads(
     tokens_per_second: float, users: int, tokens_a_step: float, context: float, weights: float, keys: float
 ) -> Reads:
-    """What a server reads that decodes for `users` at once: in each step the weights once for all of them, and each
-    one's cache.
+    """Compute the bytes that a server reads for `users` at once: in each step the weights once, and each user's cache.
 
     Args:
         tokens_per_second: of all users together.
-        tokens_a_step: new tokens of a user and step; more than one by speculation.
-        context: tokens of which a user's cache is, in the mean.
-        weights: bytes of them that a step reads. keys: bytes of the cache for each token.
+        tokens_a_step: new tokens per user and step; more than one with speculation.
+        context: mean tokens in a user's cache.
+        weights: bytes of weights that a step reads. keys: bytes of the KV cache per token.
     """
     steps = tokens_per_second / tokens_a_step
     return Reads(steps / users * weights, steps * context * keys)
 
 
 class Figures(NamedTuple):
-    """Figures of a load by name, and for each that there is not, why."""
+    """Figures of a load by name, and the reason for each missing one."""
 
     values: dict[str, float]
     missing: dict[str, str]
 
 
 def summary(runs: Sequence[Sequence[Timeline]], concurrency: int | None = None) -> Figures:
-    """Figures of one load, of all restarts of a server under it. Latencies are those of requests that were answered and
-    were to be sent in the window; tokens and requests a second are what came in it. A burst has no window: all of it
-    counts, and its end. Counts are sums, and `makespan_s` is a median."""
+    """Summarise one load over all restarts of a server.
+
+    Latencies are those of answered requests that were scheduled in the window; rates count arrivals of tokens and ends
+    of requests in it. A burst counts completely. Counts are sums over restarts; `makespan_s` is a median.
+    """
     spans = windows(runs, concurrency)
     good = [[each for each in run if each.outcome == "ok"] for run in runs]
     makespans = [max(each.end for each in run) - run[0].intended for run in runs]
@@ -212,8 +212,8 @@ def summary(runs: Sequence[Sequence[Timeline]], concurrency: int | None = None) 
 
 
 def samples(timelines: Sequence[Timeline]) -> dict[str, list[float]]:
-    """Milliseconds of each request by name, of those that give them."""
-    values = {
+    """Return the milliseconds of all requests by figure, without missing ones."""
+    values: dict[str, list[float | None]] = {
         "ttft_ms": [each.ttft for each in timelines],
         "ttft_sent_ms": [each.ttft_sent for each in timelines],
         "tpot_ms": [each.tpot for each in timelines],

@@ -1,4 +1,4 @@
-"""What an engine or a server tells of a given text, where it has no logits."""
+"""Log-probabilities of a given text, from an engine or a server without logits."""
 
 from typing import NamedTuple
 
@@ -6,11 +6,12 @@ import numpy as np
 
 
 class Targets(NamedTuple):
-    """What an engine without logits tells of a text's n ids: natural log-probabilities given those before.
+    """Natural log-probabilities of a text's n ids, each given the ids before it.
 
-    logprobs: [n - 1], of each id but the first.
-    top_ids, top_logprobs: [n - 1, k], the k likeliest ids at each of these places, the likeliest first, and what they
-    have; k is 0 where the engine tells the targets' alone.
+    Attributes:
+        logprobs: [n - 1], of each id except the first.
+        top_ids, top_logprobs: [n - 1, k], the k likeliest ids at each of these positions in descending order, and their
+            log-probabilities; k is 0 if the engine reports only the targets'.
     """
 
     logprobs: np.ndarray

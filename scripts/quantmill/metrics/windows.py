@@ -1,4 +1,4 @@
-"""How each protocol cuts a text into windows, and which tokens of them it scores. Lengths in, places out.
+"""The protocols of perplexity: windows of a text, and the scored tokens of each.
 
 The same float16 model is published with "WikiText perplexities" from 5.1 to 12.2: the protocol is part of the number.
 """
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-CONTEXT = 2048  # of a model that does not say
+CONTEXT = 2048  # of a model whose config has none
 GPTQ_WINDOW = 2048
 LLAMACPP_WINDOW = 512
 HF_STRIDE = 512
@@ -15,7 +15,7 @@ HF_WINDOW = 4096  # each token is read window / stride times: a context of 131,0
 
 
 class Window(NamedTuple):
-    """The model reads ids[start:stop]; ids[first:last] are scored, each by the position before it."""
+    """A window: the model reads ids[start:stop]; ids[first:last] are scored, each by the position before it."""
 
     start: int
     stop: int
@@ -25,11 +25,13 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class Protocol:
-    """A way to a perplexity.
+    """A protocol of perplexity.
 
-    `windows(tokens, context)` cuts a text (or with `documents` one document, whose first token is the prefix) of so
-    many tokens. `bos`: the first token of each window is read as a beginning-of-sequence token, where the tokenizer
-    adds one to a text. `unit`: what the NLL is divided by, `tokens` (that are scored) or `words`.
+    Attributes:
+        windows: cuts a text of n tokens, given the context; with `documents` a document, whose first token is the
+            prefix.
+        bos: read the first token of each window as BOS, if the tokenizer adds BOS to a text.
+        unit: divisor of the NLL, scored `tokens` or `words`.
     """
 
     windows: Callable[[int, int | None], list[Window]]
@@ -39,30 +41,30 @@ class Protocol:
 
 
 def gptq_2048(tokens: int, context: int | None) -> list[Window]:
-    """Non-overlapping windows of 2048 tokens, or of the context where that is shorter; all but the first are scored.
+    """Non-overlapping windows of 2048 tokens (or the context, if shorter); all tokens except the first are scored.
 
-    The tail that fills no window is dropped. The protocol of the GPTQ paper's code (arXiv 2210.17323). Raises
-    `ValueError` where the text fills no window.
+    The incomplete last window is dropped. The protocol of the GPTQ paper's code (arXiv 2210.17323). Raises `ValueError`
+    for a text shorter than a window.
     """
     size = min(GPTQ_WINDOW, context or CONTEXT)
     return [Window(start, start + size, start + 1, start + size) for start in _starts(tokens, size)]
 
 
 def llamacpp_512(tokens: int, context: int | None) -> list[Window]:
-    """Non-overlapping windows of 512 tokens, or of the context where that is shorter; the second half is scored.
+    """Non-overlapping windows of 512 tokens (or the context, if shorter); the second half is scored.
 
-    Of 512 positions those from 256 on predict tokens 257 to 511: 255 are scored. The tail is dropped. As llama.cpp's
-    llama-perplexity does it. Raises `ValueError` where the text fills no window.
+    Positions 256 and later of 512 predict tokens 257 to 511: 255 are scored. The incomplete last window is dropped. The
+    protocol of llama.cpp's llama-perplexity. Raises `ValueError` for a text shorter than a window.
     """
     size = min(LLAMACPP_WINDOW, context or CONTEXT)
     return [Window(start, start + size, start + size // 2 + 1, start + size) for start in _starts(tokens, size)]
 
 
 def hf_strided(tokens: int, context: int | None) -> list[Window]:
-    """Windows of the context, at most 4096, that move on by 512 (by half a window where that is less).
+    """Windows of the context, at most 4096 tokens, with a stride of 512 (or half a window, if shorter).
 
-    Every token but the text's first is scored once, with what precedes it in its window. The recipe "Perplexity of
-    fixed-length models" of transformers' documentation.
+    Each token except the text's first is scored once, given the tokens before it in its window. The recipe "Perplexity
+    of fixed-length models" of transformers' documentation.
     """
     size = min(HF_WINDOW, context or CONTEXT)
     stride = min(HF_STRIDE, size // 2)
@@ -78,11 +80,11 @@ def hf_strided(tokens: int, context: int | None) -> list[Window]:
 
 
 def lm_eval_word(tokens: int, context: int | None) -> list[Window]:
-    """Windows over one document of `tokens` tokens, the first of which is the prefix; all others are scored once.
+    """Windows over a document of `tokens` tokens, the first of which is the prefix; all others are scored once.
 
-    Each window scores as many as the context holds, and starts with the last token of the one before; the last is as
-    long as the others, so that its tokens have all the context there is. As lm-evaluation-harness's
-    loglikelihood_rolling does it.
+    Each window scores as many tokens as the context holds, and starts with the last token of the previous one. The last
+    window is as long as the others, so that its tokens have the full context. The protocol of lm-evaluation-harness's
+    loglikelihood_rolling.
     """
     size = context or CONTEXT
     windows = []

@@ -25,7 +25,7 @@ from quantmill import devices, engines
 from quantmill.common import manifest, program
 from quantmill.common.atomic import write_atomically, write_json
 from quantmill.common.program import UserError, parser
-from quantmill.devices import cpu, cuda, processes
+from quantmill.devices import cuda, processes
 from quantmill.metrics import METRICS_VERSION, bootstrap, divergence, perplexity
 from quantmill.metrics.windows import PROTOCOLS
 from quantmill.quality import alignment, reference, teacher_forcing
@@ -174,7 +174,6 @@ def main() -> None:
     options = arguments.parse_args()
 
     device = devices.resolve(options.device, gpus=options.gpus)
-    threads = min(options.threads, cpu.available_threads())
     artifact = manifest.read_unchanged(options.artifact)
     text = teacher_forcing.read_text(options.evaluation, options.protocol)
     result = {
@@ -193,8 +192,8 @@ def main() -> None:
             write_json(options.out, result | {"summary": None, "reason": reason})
             return
         changes, text = {"dtype": dtype}, text.first(NOISE_WINDOWS)
-    if options.recompute:
-        threads = max(1, threads // 2)  # the two run at the same time
+    # a recomputed reference runs at the same time
+    threads = max(1, options.threads // 2) if options.recompute else options.threads
     with read_reference(options, device, threads) as logits:
         chosen = options.options | changes
         engine = engines.load(options.engine, options.artifact, device, threads, options.gpus, **chosen)

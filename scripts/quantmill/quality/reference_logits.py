@@ -14,7 +14,6 @@ from quantmill import devices, engines
 from quantmill.common import manifest
 from quantmill.common.atomic import write_atomically
 from quantmill.common.program import UserError, parser
-from quantmill.devices import cpu
 from quantmill.quality import reference, teacher_forcing
 
 
@@ -30,8 +29,7 @@ def main() -> None:
     if to_stdout:  # whatever a library prints must not get between the logits
         out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    threads = min(options.threads, cpu.available_threads())
-    engine = engines.load(options.engine, options.artifact, device, threads, options.gpus, **options.options)
+    engine = engines.load(options.engine, options.artifact, device, options.threads, options.gpus, **options.options)
     if "logits" not in engine.capabilities:
         raise UserError(f"engine {options.engine} tells no logits, so that nothing can be compared with it")
     if to_stdout:

@@ -1,11 +1,11 @@
-"""Where a server finds what it serves, and where it is found."""
+"""A server's model folder, model name, host and port."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """`folder`: the artifact's, as the server sees it. `name`: what requests call the model."""
+    """`folder`: the artifact, as the server sees it. `name`: the model's name in requests."""
 
     folder: str
     name: str

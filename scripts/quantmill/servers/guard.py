@@ -1,8 +1,7 @@
-"""End what a process started when that process goes away, however it goes: vLLM's engine outlives kill -9 of whoever
-uses its class LLM, and keeps a card's memory.
+"""Kill the processes that a process started when it dies in any way.
 
-`Guard` runs this file as a process of its own. The standard input is a pipe from the process that is guarded, whose end
-the kernel sees to.
+Without it, vLLM's engine outlives kill -9 of the process that uses its class LLM, and keeps the GPU's memory. `Guard`
+runs this file as a process; its standard input is a pipe from the guarded process, which the kernel closes.
 """
 
 import os
@@ -16,47 +15,43 @@ from contextlib import suppress
 from quantmill.common import program, surroundings
 from quantmill.devices import processes
 
-# what the pipe says: all has started; nothing is to be ended. Its end without that is the word to kill
+# words in the pipe: all has started; nothing is to be killed. Without DONE, the end of the pipe means to kill
 SETTLED, DONE = b"s", b"q"
 POLL = 0.2  # seconds, while processes start
 
 
 class Guard:
-    """What this process starts is killed when this process is gone, whatever ended it: from now on, also while it
-    loads, up to `close`. Of what starts after `settle` only what those processes start."""
+    """Kill the processes that this one starts, until `close`, if this one dies in any way.
+
+    After `settle`, only descendants of the processes known by then are killed.
+    """
 
     def __init__(self) -> None:
         command = [*program.command("servers.guard"), str(os.getpid())]
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-            env=surroundings.of_child(command),
-        )
-        assert self.process.stdin is not None
-        os.register_at_fork(after_in_child=self.process.stdin.close)  # a pipe ends when nobody holds it
+        pipe, environment = subprocess.PIPE, surroundings.of_child(command)
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True, env=environment)
+        assert self.process.stdin and self.process.stdout
+        self.words, self.replies = self.process.stdin, self.process.stdout
+        os.register_at_fork(after_in_child=self.words.close)  # a pipe ends when no process holds it
 
     def settle(self) -> None:
-        """Everything has started: once this returns, it has seen all and looks no more."""
+        """Stop watching for new processes; return when all present ones are known."""
         self._tell(SETTLED)
-        assert self.process.stdout is not None
-        self.process.stdout.read(1)  # empty where somebody ended it
+        self.replies.read(1)  # empty if it was killed
 
     def close(self) -> None:
-        """What was started has ended, or may stay."""
+        """End the guard; the started processes have ended, or may stay."""
         self._tell(DONE)
         self.process.wait()
 
     def _tell(self, word: bytes) -> None:
-        assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # somebody ended it
-            self.process.stdin.write(word)
-            self.process.stdin.flush()
+        with suppress(BrokenPipeError):  # it was killed
+            self.words.write(word)
+            self.words.flush()
 
 
 def watch(pid: int) -> None:
-    """Look at what a process starts, and kill it once the pipe has ended without `DONE`."""
+    """Watch the processes that `pid` starts; kill them when the pipe ends without `DONE`."""
     known: dict[int, int | None] = {}
     told = b""
     while told not in (SETTLED, DONE):
@@ -67,7 +62,7 @@ def watch(pid: int) -> None:
         new = processes.tree([pid]) - known.keys() - {pid, os.getpid()}
         known |= {each: processes.began(each) for each in new}
     if told == SETTLED:
-        with suppress(BrokenPipeError):  # who asked is gone
+        with suppress(BrokenPipeError):  # the guarded process is gone
             os.write(sys.stdout.fileno(), SETTLED)
         told = os.read(sys.stdin.fileno(), 1)
     if told == DONE:
@@ -81,5 +76,5 @@ def watch(pid: int) -> None:
 
 def main() -> None:
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(name, signal.SIG_IGN)  # they are for the process that is guarded
+        signal.signal(name, signal.SIG_IGN)  # they are for the guarded process
     watch(int(sys.argv[1]))

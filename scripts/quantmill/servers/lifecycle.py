@@ -1,4 +1,4 @@
-"""Start a server, wait until it is ready, and leave nothing of it behind; or find one that somebody else runs."""
+"""Start a server, wait until it is ready, and end all its processes; or attach to a server that the user runs."""
 
 import os
 import re
@@ -18,22 +18,22 @@ from quantmill.client.client import Target, Unreachable, get
 from quantmill.common import bounded_json, redaction, surroundings
 from quantmill.common.atomic import write_json
 from quantmill.common.program import UserError, printable
-from quantmill.devices import cpu, gpu_lock, processes
+from quantmill.devices import cpu, gpu_lock, listeners, processes
 from quantmill.servers.supervisor import (
     __file__ as SUPERVISOR,  # it is run, and imported so that the workflow knows of it
 )
 
 LOCAL = "127.0.0.1"
-_held: dict[int, IO[str]] = {}  # the client's processor, and the lock that keeps it
-POLL = 0.1  # seconds between questions whether it is ready
-KILLED = 128 + signal.SIGKILL  # by the kernel, where nobody else did
-GRACE = 40.0  # seconds that a server has to end before it is killed
-MARGIN = 10.0  # seconds beyond the server's own time to end
-TOLD = 2.0  # seconds in which the supervisor tells that its server has ended
-TAIL = 256 * 1024  # bytes of a log in which its last error is looked for
+_held: dict[int, IO[str]] = {}  # the client's processor, and its lock
+POLL = 0.1  # seconds between checks of readiness
+KILLED = 128 + signal.SIGKILL  # usually by the kernel, for lack of memory
+GRACE = 40.0  # seconds for a server to end before it is killed
+MARGIN = 10.0  # seconds beyond the server's grace
+TOLD = 2.0  # seconds for the supervisor to report the server's end
+TAIL = 256 * 1024  # bytes at the end of a log in which its last error is searched
 EXCEPTION = re.compile(r"\b\w*(Error|Exception|Interrupt)\b: \S")
 ERROR = re.compile(r"\b(error|fatal|failed|cannot|unable to)\b", re.IGNORECASE)
-ADVICE = {  # by words of what went wrong
+ADVICE = {  # by words of the error
     "status 401": "name the environment variable of its token in the option token_variable",
     "status 403": "the token in the variable that token_variable names may not be the server's",
     "certificate": "name a file with the certificate of its authority in the option authority",
@@ -43,16 +43,16 @@ POINTER = re.compile(r"root cause|see (the )?(log|stack|trace|above)", re.IGNORE
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody uses."""
+    """Return a free port of the loopback interface."""
     with socket.create_server((LOCAL, 0)) as listener:
         return listener.getsockname()[1]
 
 
 def divide_processors() -> tuple[set[int], set[int]]:
-    """Processors for the client (one) and for the server (the others), of those that this process may use; the same one
-    for both where there is no other. A server that keeps all of them busy leaves a client's times to chance.
+    """Divide this process's processors: one for the client, the others for the server.
 
-    The client's is no other client's on this host, as long as this process lives; nor does the server get those.
+    A client without a processor of its own would have random times. Both get the same one if there is only one. While
+    this process lives, no other client or server of ours on this host gets the client's processor.
     """
     every = sorted(cpu.processors(), reverse=True)
     mine = next((each for each in every if each in _held or _hold(each)), every[0])
@@ -67,7 +67,7 @@ def _lock_of(processor: int) -> Path:
 
 
 def _hold(processor: int) -> bool:
-    """Take a processor for this process's client; False where another process's has it."""
+    """Lock a processor for this process's client; return False if another process has it."""
     lock = gpu_lock.try_lock(_lock_of(processor))
     if lock:
         _held[processor] = lock
@@ -76,7 +76,7 @@ def _hold(processor: int) -> bool:
 
 @dataclass(frozen=True)
 class Server:
-    """A server of ours that is ready. `check` says whether it still is."""
+    """A server that we started and that is ready."""
 
     name: str
     target: Target
@@ -86,16 +86,16 @@ class Server:
     log: Path
 
     def processes(self) -> set[int]:
-        """The server's own processes."""
+        """Return the server's processes."""
         return processes.tree([self.supervisor.pid]) - {self.supervisor.pid}
 
     def check(self) -> None:
-        """Raises `UserError` where it has ended, or where another process answers on its port."""
-        listeners = processes.listeners(self.port)
+        """Raise `UserError` if it has ended, or if another process listens on its port."""
+        answering = listeners.on_port(self.port)
         with suppress(subprocess.TimeoutExpired):
-            self.supervisor.wait(0 if listeners else TOLD)
+            self.supervisor.wait(0 if answering else TOLD)
         ended = self.supervisor.returncode
-        others = listeners - self.processes()
+        others = answering - self.processes()
         words = []
         if ended is not None:
             words.append(f"the server ended ({_code(ended)}): {last_error(self.log)}; its log is {self.log}")
@@ -119,25 +119,25 @@ def start(
     patience: float = 1800.0,
     grace: float = GRACE,
 ) -> Iterator[Server]:
-    """Run a server for as long as the block lasts.
+    """Run a server while the block lasts.
 
     Args:
         name: of the cell, for errors.
         command: it must listen on `port` of the loopback interface.
-        log: what it prints.
-        record: a file that names the server while it runs, in a folder that the next run of the same cell looks into.
-        health: a path that is answered with 200 as soon as the server is ready.
-        environment: what is set beside this process's own.
-        processors: those that the server may use (`divide_processors`); None for all.
+        log: file for its output.
+        record: file that names the server's processes while it runs; the next run of the cell checks it.
+        health: path that returns 200 when the server is ready.
+        environment: variables to add to this process's environment.
+        processors: processors for the server (`divide_processors`); None for all.
         patience: seconds until it must be ready.
-        grace: seconds that it has to end before it is killed.
+        grace: seconds for it to end before it is killed.
 
     Raises:
-        UserError: where a server of an earlier run still runs, the port is taken, or it ends or is not ready in time;
-            with the last error of its log.
+        UserError: if a server of an earlier run still runs, the port is taken, or the server ends or is not ready in
+            time; with the last error of its log.
     """
     wait_for_last(name, record, grace + MARGIN)
-    if taken := processes.listeners(port):
+    if taken := listeners.on_port(port):
         raise UserError(f"{name}: port {port} is taken by process {_names(taken)}; end it, or choose another port")
     log.parent.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
@@ -166,8 +166,7 @@ def start(
 
 
 def attach(target: Target, health: str) -> bytes:
-    """What the server that somebody else runs answers on the path `health`. Raises `UserError` where it does not, with
-    what may help."""
+    """Return the user's server's reply on the path `health`. Raises `UserError` with advice if there is none."""
     try:
         return get(target, health)
     except Unreachable as error:
@@ -176,12 +175,12 @@ def attach(target: Target, health: str) -> bytes:
 
 
 def wait_for_last(name: str, record: Path, seconds: float = GRACE + MARGIN) -> None:
-    """Wait for the server of an earlier run that was killed: its supervisor ends it. Raises `UserError` if it stays."""
+    """Wait until the supervisor of a killed run has ended its server. Raises `UserError` if it stays."""
     try:
         last = bounded_json.loads(record.read_bytes())
         began = {int(pid): int(ticks) for pid, ticks in last.items() if ticks is not None}
     except (OSError, ValueError, TypeError, AttributeError):
-        return  # there was none, or its writer was killed before it began
+        return  # there was none, or its writer was killed
     deadline = time.monotonic() + seconds
     while left := {pid for pid, ticks in began.items() if processes.began(pid) == ticks}:
         if time.monotonic() > deadline:
@@ -191,12 +190,12 @@ def wait_for_last(name: str, record: Path, seconds: float = GRACE + MARGIN) -> N
 
 
 def last_error(log: Path) -> str:
-    """The last line of a log that tells an error, or its last line at all."""
+    """Return the last line of a log that reports an error, or its last line."""
     with log.open("rb") as file:
         begin = max(0, log.stat().st_size - TAIL)
         file.seek(begin)
         raw = file.read(TAIL)
-    text = (raw.partition(b"\n")[2] if begin else raw).decode("utf-8", errors="replace")  # no part of a secret
+    text = (raw.partition(b"\n")[2] if begin else raw).decode("utf-8", errors="replace")  # not half of a secret
     lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()]
     raised, errors = ([line for line in lines if kind.search(line)] for kind in (EXCEPTION, ERROR))
     telling = [line for line in raised if not POINTER.search(line)]
@@ -228,7 +227,8 @@ def _wait_until_ready(
 
 
 def _stop(supervisor: subprocess.Popen[bytes], grace: float) -> None:
-    supervisor.stdin.close()
+    if supervisor.stdin:
+        supervisor.stdin.close()
     try:
         supervisor.wait(grace + MARGIN)
     except subprocess.TimeoutExpired:
@@ -239,7 +239,7 @@ def _stop(supervisor: subprocess.Popen[bytes], grace: float) -> None:
 
 
 def _write(record: Path, supervisor: int) -> None:
-    """Name what runs now, so that a later run finds what is left of it."""
+    """Record the running processes, so that a later run finds those that are left."""
     write_json(record, {str(pid): processes.began(pid) for pid in processes.tree([supervisor])})
 
 

@@ -1,10 +1,10 @@
-"""Run a server's command, and end all that it started when whoever began this goes away, however it goes away.
+"""Run a server's command, and end all its processes when the measuring program dies in any way.
 
     python supervisor.py GRACE COMMAND...
 
-The standard input is a pipe from the program that measures. Its end, which the kernel sees to also after kill -9, is
-the word to stop: the server's group is asked to end, and killed after GRACE seconds with every process that came of it.
-A server that ends by itself leaves nothing either. Standard library alone, and nothing of ours: it starts in 30 ms.
+The standard input is a pipe from the measuring program, which the kernel closes even after kill -9. Then the server's
+process group gets SIGTERM, and after GRACE seconds all its descendants are killed. A server that ends by itself leaves
+no processes either. Only the standard library is imported: it starts in 30 ms.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ POLL = 0.05  # seconds, while something is to end
 
 
 def descendants(process: int) -> set[int]:
-    """All that came of a process and still runs: this one adopts those whose own parent has ended."""
+    """Return the running descendants of a process; orphans among them are adopted by this process."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -40,13 +40,13 @@ def descendants(process: int) -> set[int]:
 
 
 def end(server: subprocess.Popen[bytes], grace: float) -> None:
-    """Ask the server's group to end; after `grace` seconds kill whatever is left."""
+    """Send SIGTERM to the server's group; kill its descendants after `grace` seconds."""
     with suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGTERM)
     deadline = time.monotonic() + grace
     while (left := descendants(os.getpid())) and time.monotonic() < deadline:
         _reap(server)
-        if server.returncode is not None:  # it is gone, and what it started has no reason to stay
+        if server.returncode is not None:  # its descendants have no reason to stay
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
@@ -67,18 +67,18 @@ def _reap(server: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> int:
-    """The server's exit code, as a shell tells it."""
+    """Supervise the server; return its exit code as a shell reports it."""
     grace, command = float(sys.argv[1]), sys.argv[2:]
     if sys.platform == "linux":
         LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(name, signal.SIG_IGN)  # a terminal's Ctrl-C is for the program that measures
+        signal.signal(name, signal.SIG_IGN)  # a terminal's Ctrl-C is for the measuring program
     wake, signalled = os.pipe()
     os.set_blocking(signalled, False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
 
-    def prepare() -> None:  # signals that are ignored here are not there
+    def prepare() -> None:  # the server does not ignore signals
         for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(name, signal.SIG_DFL)
         if sys.platform == "linux":

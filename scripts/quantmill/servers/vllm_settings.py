@@ -1,4 +1,4 @@
-"""What vLLM is told unless a run says otherwise, offline and as a server: options in its words, and its environment."""
+"""Default options and environment of vLLM, offline and as a server; a run's options override them."""
 
 import os
 from collections.abc import Collection, Mapping
@@ -14,22 +14,22 @@ OURS = frozenset(
     {"model", "tokenizer", "trust_remote_code", "served_model_name", "host", "port", "uds", "api_key"}
     | {"root_path", "ssl_keyfile", "ssl_certfile", "max_logprobs", "skip_tokenizer_init", "config"}
 )
-# of sockets, whose names have at most 107 bytes: a job's folder for temporary files may be longer
+# a socket's path has at most 107 bytes, and a job's TMPDIR may be longer
 SOCKETS = {"VLLM_RPC_BASE_PATH": "/tmp"}
 W4A8 = "VLLM_CPU_INT4_W4A8"  # 0 turns its rounding off
-CPU_CACHE = "1"  # GiB of key-value cache on a CPU, where vLLM would take nearly all memory of the machine
+CPU_CACHE = "1"  # GiB of KV cache on a CPU, where vLLM would take nearly all memory of the machine
 
 
 def settings(artifact: Path, options: Mapping[str, Any], cards: int) -> dict[str, Any]:
-    """The options that a run begins with: `options` over ours, on so many cards (0: a CPU).
+    """Return a run's options, `options` over ours, for a number of GPUs (0: a CPU).
 
-    Nothing is read from a cache of prompts; the model's own generation_config.json (a repetition penalty) changes no
-    tokens; a window of the whole context can be scored.
+    Ours: no prefix cache; no effect of generation_config.json (such as a repetition penalty) on tokens; room to score a
+    window of the whole context.
     """
     found: dict[str, Any] = {"enable_prefix_caching": False, "seed": 0, "generation_config": "vllm"}
     context = of_text(shards.read_json(artifact / "config.json")).get("max_position_embeddings")
     if isinstance(context, int):
-        # a window of the whole context with its last target, which one token at least has to follow
+        # a window of the whole context, its last target, and at least one generated token
         found["max_model_len"] = context + 2
     if cards > 1:
         others = value(options, "pipeline_parallel_size", 1) * value(options, "data_parallel_size", 1)
@@ -38,10 +38,10 @@ def settings(artifact: Path, options: Mapping[str, Any], cards: int) -> dict[str
 
 
 def products(artifact: Path, device: str, dtype: str) -> dict[str, str]:
-    """What a reader has to know of an artifact's products in this dtype, for a result's versions; else nothing.
+    """Return notes on an artifact's matrix products in this dtype, for the versions of a result.
 
-    Where a CPU cannot multiply float16, vLLM was several times slower in it than in bfloat16 (results/smollm2-served).
-    Where it has AMX, vLLM rounds to 8 bits what bfloat16 multiplies with weights of 4 bits
+    On a CPU without float16 products, vLLM was several times slower in float16 than in bfloat16
+    (results/smollm2-served). With AMX, vLLM rounds the bfloat16 activations of 4-bit weights to 8 bits
     (vllm/model_executor/kernels/linear/mixed_precision/cpu.py in 0.32): results/smollm2-libraries.
     """
     if device != "cpu":
@@ -54,7 +54,7 @@ def products(artifact: Path, device: str, dtype: str) -> dict[str, str]:
 
 
 def has_four_bits(artifact: Path) -> bool:
-    """Whether the weights are integers of 4 bits, and what multiplies them is not rounded by the format itself."""
+    """Return whether the weights are 4-bit integers, in a format that does not quantize activations."""
     words = shards.read_json(artifact / "config.json").get("quantization_config") or {}
     if groups := words.get("config_groups"):
         weights = [each.get("weights") or {} for each in groups.values() if not each.get("input_activations")]
@@ -63,7 +63,7 @@ def has_four_bits(artifact: Path) -> bool:
 
 
 def environment(cards: int, processors: Collection[int] = ()) -> dict[str, str]:
-    """Nothing is reported to anybody; on a CPU it calculates on these processors, or on those that it finds."""
+    """Return vLLM's environment: no usage reports; on a CPU, these processors, or all if none are given."""
     found = {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
     if not cards:
         found["VLLM_CPU_KVCACHE_SPACE"] = CPU_CACHE

@@ -23,7 +23,6 @@ import numpy as np
 
 from quantmill import devices, engines
 from quantmill.common.program import UserError, parser
-from quantmill.devices import cpu
 from quantmill.quality import teacher_forcing
 
 Continuations = list[list[int]]
@@ -127,10 +126,9 @@ def main() -> None:
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
     device = devices.resolve(options.device, gpus=options.gpus)
-    threads = min(options.threads, cpu.available_threads())
-    engine = engines.load(options.engine, options.artifact, device, threads, options.gpus, **options.options)
+    engine = engines.load(options.engine, options.artifact, device, options.threads, options.gpus, **options.options)
     facts = {"compute_type": engine.compute_type, "versions": engine.versions()}
-    facts |= {"device": devices.describe(device, engine.threads or threads)}
+    facts |= {"device": devices.describe(device, engine.threads or options.threads)}
     tell(out, facts | {"capabilities": sorted(engine.capabilities), "ends": engine.allow_eos()})
     lines = iter(sys.stdin.readline, "")
     for line in lines:

@@ -1,4 +1,4 @@
-"""The files artifacts/MODEL/tokens/*.json: a text as ids. tokens.tokenize_texts writes them, all else reads them."""
+"""The files artifacts/MODEL/tokens/*.json: a text as ids, written by tokens.tokenize_texts."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -17,7 +17,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Document:
-    """A document of an evaluation text; its ids are without special tokens."""
+    """A document of an evaluation text, as ids without special tokens."""
 
     ids: list[int]
     words: int
@@ -28,10 +28,17 @@ class Document:
 class Tokens:
     """A text as ids.
 
-    kind: prompts, document or evaluation. text_sha256: of the text. context: tokens that the model was made for, where
-    its config says so. tokenizer: the class that made the ids; None for random ids. tokenizer_differs: how others read
-    the text otherwise, in words. prompts: of a text of prompts. ids, bytes, words: of the others, as one text.
-    bos_id: what an evaluation text begins with, where the tokenizer puts it there. prefix_id: before each document.
+    Attributes:
+        kind: prompts, document or evaluation.
+        text_sha256: of the text.
+        context: tokens of the model's context, if its config has it.
+        tokenizer: transformers' class of the tokenizer; None for random ids.
+        tokenizer_differs: difference of other tokenizers' ids, in words.
+        prompts: lines of a text of prompts.
+        ids, bytes, words: of another text as a whole.
+        bos_id: BOS at the beginning of an evaluation text, if the tokenizer adds it.
+        prefix_id: token before each document.
+        detokenizer: `wikitext`, if the documents were detokenized.
     """
 
     kind: str = "document"

@@ -1,24 +1,27 @@
-"""What every text goes through before it is tokenised: a user's file, or a document of a data set."""
+"""Read and normalise texts before tokenization: a user's file, or a document of a data set."""
 
 from pathlib import Path
 
 from quantmill.common import plain_file
 
-MAX_BYTES = 64 * 2**20  # of a text: 16 million tokens, of which nobody measures so many
+MAX_BYTES = 64 * 2**20  # of a text: about 16 million tokens
 
 
 class NotPlain(ValueError):
-    """Bytes that are no text: what they are, where, and what to do; the file's name is to precede it."""
+    """Bytes that are not a text. The message names the fault, its place and a remedy; the caller adds the file."""
 
 
 def normalise(text: str) -> str:
-    """The same text without byte order marks at its beginning, and with LF for CRLF and for CR alone."""
+    """Return the text without leading byte order marks, and with LF for CRLF and CR."""
     return text.lstrip("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read(path: Path) -> str:
-    """A text file, through `normalise`. Raises `NotPlain` where it is not UTF-8, holds a NUL, only white space, or more
-    than `MAX_BYTES`, and `UserError` where it is no file."""
+    """Read and normalise a text file.
+
+    Raises `NotPlain` if it is not UTF-8, contains a NUL, is blank or is larger than `MAX_BYTES`, and `UserError` if it
+    is not a file.
+    """
     raw = plain_file.read(path, MAX_BYTES)
     if len(raw) > MAX_BYTES:
         raise NotPlain(f"is larger than {MAX_BYTES >> 20} MiB; name a part of it")
@@ -32,5 +35,5 @@ def read(path: Path) -> str:
         raise NotPlain(f"has a NUL at byte {place}, in line {line}; remove it, or save it as UTF-8")
     text = normalise(text)
     if not text.strip():
-        raise NotPlain("is empty; put a text in it (prompts: one a line)")
+        raise NotPlain("is empty; put a text in it (prompts: one per line)")
     return text

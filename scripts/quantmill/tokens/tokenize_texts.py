@@ -1,22 +1,22 @@
-"""Tokenise a text once, with the model's own tokenizer; every engine then gets these ids and never the text.
+"""Tokenize a text once with the model's tokenizer; all engines get these ids and never the text.
 
     python scripts/quantmill tokens.tokenize_texts MODEL TEXT DST --as prompts|document|evaluation
 
-`prompts` is one prompt a line (empty lines are skipped), `document` one text; `evaluation` also has its documents one
-by one (scripts/quantmill/tokens/wikitext.py), without special tokens, for the protocol that scores those. A byte order
-mark at the beginning is dropped, and lines end in LF, whatever ended them.
+`prompts` has one prompt per line (empty lines are skipped), `document` one text. `evaluation` also has the text's
+documents (scripts/quantmill/tokens/wikitext.py), without special tokens, for the protocol that scores documents. A
+leading byte order mark is dropped, and line ends become LF.
 
-The ids are those of tokenizer.json. Where transformers makes others of the same text, or other files of the model say
-so of the first token, `tokenizer_differs` records that in words. A beginning-of-sequence token is there only if
-tokenizer.json puts it there. The tokenizer runs in a child process, within limits of memory and time. Random weights
-that come without a tokenizer get random ids, one for every four bytes of the text, which is about what a vocabulary of
-32,000 makes of English.
+The ids are those of tokenizer.json. If transformers makes other ids, or other files of the model contradict the first
+token, `tokenizer_differs` records it in words. BOS is present only if tokenizer.json adds it. The tokenizer runs in a
+child process, within limits of memory and time. Random weights without a tokenizer get random ids, one for every four
+bytes of the text, which is about the rate of English with a vocabulary of 32,000.
 """
 
 import hashlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,16 +34,16 @@ from quantmill.tokens import wikitext as documents
 from quantmill.tokens.files import Document, Prompt, Tokens
 
 BYTES_A_TOKEN = 4
-SHORTEST = 32  # tokens of a context; no language model has fewer
-DECODED = 10_000  # tokens
+SHORTEST = 32  # tokens of a context; all language models have more
+DECODED = 10_000  # tokens that are decoded as a trial
 ROLES = ("bos", "eos")
 Texts = Sequence[tuple[str, bool]]  # each with or without special tokens
 
 
 def check_files(model: Path) -> bool:
-    """Whether the model has a tokenizer; random weights may come without one.
+    """Return whether the model has a tokenizer; random weights may have none.
 
-    Raises `UserError` where nothing here proves its ids.
+    Raises `UserError` for a tokenizer whose ids cannot be checked.
     """
     if manifest.read(model)["source"].get("tokenizer") is False:
         return False
@@ -51,42 +51,46 @@ def check_files(model: Path) -> bool:
         return True
     if (model / "tokenizer.model").exists():
         raise UserError(
-            f"{model}: holds tokenizer.model and no {tokenizer.FILE}, and nothing here can prove the ids of that; put "
-            f"its publisher's {tokenizer.FILE} beside it"
+            f"{model}: holds tokenizer.model and no {tokenizer.FILE}, so its ids cannot be checked; put its "
+            f"publisher's {tokenizer.FILE} there"
         )
-    raise UserError(f"{model}: holds no tokenizer ({tokenizer.FILE}); copy it beside the weights")
+    raise UserError(f"{model}: holds no tokenizer ({tokenizer.FILE}); copy it to the weights")
+
+
+@contextmanager
+def refuse(words: str) -> Iterator[None]:
+    """Convert an error of a library's many tokenizer and config classes, which raise anything, to a `UserError`."""
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        raise UserError(f"{words} ({first_line(error)})") from None
 
 
 def read_ids(model: Path, texts: Texts, path: Path) -> dict[str, Any]:
-    """The ids of texts, and what is known of the tokenizer. In a child process (`limited.call`).
+    """Tokenize texts; to be called in a child process (`limited.call`).
 
-    Returns `ids`, one list for each text; `before`, the tokens that the tokenizer puts before the first text; `class`,
-    of transformers; `bos` and `eos`, its special tokens; `differs`, how transformers' ids differ, in words.
+    Returns `ids`, a list for each text; `before`, the tokens that the tokenizer puts before the first text; `class`, of
+    transformers; `bos` and `eos`, its special tokens; `differs`, the difference of transformers' ids, in words.
     """
     own = tokenizer.read(model)
     name = model / tokenizer.FILE if (model / tokenizer.FILE).exists() else model / tokenizer.BYTE_LEVEL[0]
-    try:
+    fails = f"{model}: its tokenizer fails on {path}"
+    with refuse(fails):
         ids = tokenizer.encode(own, texts, f"{name} on {path}")
         put = tokenizer.before(own, texts[0][0], f"{name} on {path}")
-        tokenizer.decode(own, ids[0][:DECODED], f"{name} on tokens")  # the page and servers want texts of tokens
-    except UserError:
-        raise
-    except Exception as error:  # the library raises nothing narrower
-        raise UserError(f"{model}: its tokenizer fails on {path} ({first_line(error)})") from None
+        tokenizer.decode(own, ids[0][:DECODED], f"{name} on tokens")  # the page and servers decode tokens
     size = sum(len(text.encode()) for text, _ in texts)
     with tokenizer.limits(f"{model}: the tokenizer that transformers makes", size):
         theirs = load_class(model)
-        try:
+        with refuse(fails):
             others = [theirs(text, add_special_tokens=special).input_ids for text, special in texts]
             named = {each: getattr(theirs, f"{each}_token") for each in ROLES}
             known = {each: own.token_to_id(token) if token else None for each, token in named.items()}
             roles = {
                 each: getattr(theirs, f"{each}_token_id") if token is None else token for each, token in known.items()
             }
-        except MemoryError:
-            raise
-        except Exception as error:  # whatever its many tokenizer classes raise
-            raise UserError(f"{model}: its tokenizer fails on {path} ({first_line(error)})") from None
     kind, differs = type(theirs).__name__, None
     if not (model / tokenizer.FILE).exists():
         ids, put = others, prove_byte_level(model, ids, others, texts, kind)
@@ -98,33 +102,29 @@ def read_ids(model: Path, texts: Texts, path: Path) -> dict[str, Any]:
 
 
 def load_class(model: Path) -> transformers.PreTrainedTokenizerBase:
-    """What transformers makes of a model's files. Raises `UserError` where that is no tokenizer."""
-    transformers.logging.set_verbosity_error()  # or a document longer than the context draws a warning
-    try:
+    """Load a model's tokenizer with transformers. Raises `UserError` if it cannot."""
+    transformers.logging.set_verbosity_error()  # no warning for a document longer than the context
+    with refuse(f"{model}: transformers cannot read its tokenizer"):
         found = AutoTokenizer.from_pretrained(model)
-    except MemoryError:
-        raise
-    except Exception as error:  # whatever its many tokenizer classes raise
-        raise UserError(f"{model}: transformers cannot read its tokenizer ({first_line(error)})") from None
     if not isinstance(found, transformers.PreTrainedTokenizerBase):
-        raise UserError(f"{model}: tokenizer_class {type(found).__name__} is no tokenizer; download it again")
+        raise UserError(f"{model}: tokenizer_class {type(found).__name__} is not a tokenizer; download it again")
     return found
 
 
 def describe_difference(ids: list[list[int]], others: list[list[int]], kind: str) -> str:
-    """How transformers' ids of the texts differ, in words."""
+    """Describe the difference of transformers' ids, in words."""
     number = next(number for number, pair in enumerate(zip(ids, others, strict=True)) if pair[0] != pair[1])
     mine, theirs = ids[number], others[number]
     place = next((each for each, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]), None)
     place = min(len(mine), len(theirs)) if place is None else place
     return (
-        f"transformers {transformers.__version__} ({kind}) reads a text as {len(theirs):,} tokens where "
-        f"{tokenizer.FILE} makes {len(mine):,}, other ones from token {place} on; these are {tokenizer.FILE}'s"
+        f"transformers {transformers.__version__} ({kind}) makes {len(theirs):,} tokens of a text, {tokenizer.FILE} "
+        f"{len(mine):,}; they differ from token {place} on; these are {tokenizer.FILE}'s"
     )
 
 
 def contradiction(model: Path, put: list[int], ids: list[int], roles: Mapping[str, int | None]) -> str | None:
-    """That tokenizer_config.json adds a token at an end of a text, or none, and tokenizer.json does otherwise."""
+    """Describe a BOS or EOS token on which tokenizer_config.json and tokenizer.json differ; None if they agree."""
     path = model / "tokenizer_config.json"
     try:
         said = bounded_json.loads(path.read_bytes()) if path.is_file() else {}
@@ -135,35 +135,35 @@ def contradiction(model: Path, put: list[int], ids: list[int], roles: Mapping[st
         wanted = said.get(f"add_{role}_token")
         if type(wanted) is bool and wanted is not there[role]:
             return (
-                f"tokenizer_config.json says add_{role}_token: {json.dumps(wanted)}, and {tokenizer.FILE} adds "
+                f"tokenizer_config.json says add_{role}_token: {json.dumps(wanted)}, but {tokenizer.FILE} adds "
                 f"{'none' if wanted else 'one'}; these are {tokenizer.FILE}'s tokens"
             )
     return None
 
 
 def prove_byte_level(model: Path, ids: list[list[int]], others: list[list[int]], texts: Texts, kind: str) -> list[int]:
-    """The tokens before a text, where GPT-2's reading of vocab.json and merges.txt gives the ids that transformers'
-    class makes beside them. Raises `UserError` where it does not."""
+    """Check that GPT-2's reading of vocab.json and merges.txt gives the ids of transformers' class.
+
+    Returns the tokens before a text. Raises `UserError` if the ids differ.
+    """
     put = others[0][: max(0, len(others[0]) - len(ids[0]))]
     for mine, theirs, (_, special) in zip(ids, others, texts, strict=True):
         if theirs != ((put if special else []) + mine):
             raise UserError(
-                f"{model}: holds no {tokenizer.FILE}, and {kind} reads {' and '.join(tokenizer.BYTE_LEVEL)} as other "
-                f"tokens than GPT-2 would; put the {tokenizer.FILE} that its publisher made beside them"
+                f"{model}: holds no {tokenizer.FILE}, and {kind} reads {' and '.join(tokenizer.BYTE_LEVEL)} in another "
+                f"way than GPT-2; put its publisher's {tokenizer.FILE} there"
             )
     return put
 
 
 def load_config(model: Path) -> transformers.PretrainedConfig:
-    """The config of the model's language part, its keys under transformers' common names."""
-    try:
+    """Load the config of the language model, with transformers' common names."""
+    with refuse(f"{model}: transformers cannot read its config.json"):
         return transformers.AutoConfig.from_pretrained(model).get_text_config()
-    except Exception as error:  # whatever its many config classes raise
-        raise UserError(f"{model}: transformers cannot read its config.json ({first_line(error)})") from None
 
 
 def context(config: transformers.PretrainedConfig, model: Path) -> int | None:
-    """Tokens that the model was made for; none where its config does not say."""
+    """Return the tokens of the model's context, or None if its config has none."""
     tokens = getattr(config, "max_position_embeddings", None)
     if tokens is not None and (type(tokens) is not int or tokens < SHORTEST):
         raise UserError(
@@ -173,22 +173,22 @@ def context(config: transformers.PretrainedConfig, model: Path) -> int | None:
 
 
 def vocabulary(config: transformers.PretrainedConfig, model: Path) -> int:
-    """Tokens that the model knows. Raises `UserError` where its config tells of none."""
+    """Return the size of the model's vocabulary. Raises `UserError` if its config has none."""
     size = getattr(config, "vocab_size", None)
     if type(size) is not int or not 0 < size < 2**31:
-        raise UserError(f"{model}: vocab_size is {size!r:.60}, no number of tokens; download it again")
+        raise UserError(f"{model}: vocab_size is {size!r:.60}, not a number of tokens; download it again")
     return size
 
 
 def random_ids(vocab_size: int, text: str) -> list[int]:
-    """Ids for a text of a model without a tokenizer; the same for the same vocabulary and text."""
+    """Return ids for a model without a tokenizer, which depend on the vocabulary's size and the text alone."""
     raw = text.encode()
     generator = np.random.default_rng([vocab_size, *hashlib.sha256(raw).digest()])
     return generator.integers(vocab_size, size=max(1, round(len(raw) / BYTES_A_TOKEN))).tolist()
 
 
 def parts_of(path: Path, text: str) -> list[str]:
-    """The rows of the data set that a folder of fetch.text's came from; of a file, the text."""
+    """Return the rows of the data set in a folder of fetch.text, or the text of a file."""
     if not path.is_dir():
         return [text]
     parts, place = [], 0
@@ -243,9 +243,11 @@ def main() -> None:
         found = replace(found, bytes=len(raw), words=len(text.split()), ids=whole)
     if options.kind == "evaluation":
         said = of_text(shards.read_config(options.model / "config.json"))
+        begin, prefix = firsts(read, said, vocab_size, tokenizes)
         found = replace(
             found,
-            **firsts(read, said, vocab_size, tokenizes),
+            bos_id=begin,
+            prefix_id=prefix,
             detokenizer="wikitext" if wikitext else None,
             documents=[
                 Document(ids, documents.words(part), len(part.encode()))
@@ -256,29 +258,32 @@ def main() -> None:
 
 
 def check_ids(model: Path, path: Path, vocab_size: int, texts: Texts, found: list[list[int]]) -> None:
-    """Raises `UserError` where a text has no tokens, or one that the model does not have."""
+    """Raise `UserError` for a text without tokens, or with a token beyond the vocabulary."""
     for (part, special), ids in zip(texts, found, strict=True):
         if special and not ids:
             raise UserError(f"{model}: its tokenizer makes no token of {part!r:.60} in {path}; change that text")
         if beyond := [token for token in ids if not 0 <= token < vocab_size]:
             raise UserError(
-                f"{model}: its tokenizer makes token {beyond[0]}, and the model has {vocab_size}; an "
-                "engine would read what is not there. Download it again"
+                f"{model}: its tokenizer makes token {beyond[0]}, but the model has {vocab_size}; download it again"
             )
 
 
-def firsts(read: Mapping[str, Any], said: Mapping[str, Any], vocab_size: int, tokenizes: bool) -> dict[str, int | None]:
-    """Tokens before texts. `bos_id`: what the evaluation text begins with, where the tokenizer puts it there.
-    `prefix_id`, before each document: the same, else what the model calls its beginning or end of sequence."""
+def firsts(
+    read: Mapping[str, Any], said: Mapping[str, Any], vocab_size: int, tokenizes: bool
+) -> tuple[int | None, int | None]:
+    """Return the token that the tokenizer puts before the evaluation text, and the one before each document.
+
+    The second is the same token, else the model's beginning or end of sequence. Both are None for random ids.
+    """
+    if not tokenizes:
+        return None, None
     named = [special_tokens.select(said.get(f"{role}_token_id"), vocab_size) for role in ROLES]
     begins, ends = [read["bos"], *named[0]], [read["eos"], *named[1]]
     whole = read["ids"][0]
     first = whole[0] if read["before"] or whole[0] in begins else None
-    if not tokenizes:
-        return {"bos_id": None, "prefix_id": None}
     candidates = [first, read["bos"], read["eos"], *begins, *ends]
     prefix = next((token for token in candidates if token is not None), None)
     if prefix is not None and not 0 <= prefix < vocab_size:
-        print(f"note: the token before documents, {prefix}, is beyond the vocabulary: there is none", file=sys.stderr)
+        print(f"note: the token before documents, {prefix}, is beyond the vocabulary and left out", file=sys.stderr)
         prefix = None
-    return {"bos_id": first, "prefix_id": prefix}
+    return first, prefix

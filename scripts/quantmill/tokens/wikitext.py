@@ -1,8 +1,8 @@
-"""Where the documents of a text begin, and WikiText's own tokenization undone, for protocols that score documents.
+"""Split a text into documents and detokenize WikiText, for protocols that score documents.
 
-WikiText is published with spaces around its punctuation and ` @-@ ` for a hyphen inside of a word. What undoes that,
-what a page is and how words are counted are facts of lm-evaluation-harness's task `wikitext` (version 2.0,
-lm_eval/tasks/wikitext/preprocess_wikitext.py) and of its data set, EleutherAI/wikitext_document_level.
+WikiText is published with spaces around its punctuation and ` @-@ ` for a hyphen inside a word. Detokenization, pages
+and counts of words follow lm-evaluation-harness's task `wikitext` (version 2.0,
+lm_eval/tasks/wikitext/preprocess_wikitext.py) and its data set, EleutherAI/wikitext_document_level.
 """
 
 import re
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 MARKS = (" @-@ ", " @,@ ", " @.@ ")
 
-# In this order: what is replaced, then white space inside of brackets and quotes, then what is replaced after that. The
-# slashes around the harness's pattern of a quote before a digit are its own.
+# In this order: replacements, then white space inside brackets and quotes, then more replacements. The slashes around
+# the pattern of a quote before a digit are the harness's.
 BEFORE = (
     ("s '", "s'"),
     *((f"/' {digit}/", "/'[0-9]/") for digit in "0123456789"),
@@ -26,17 +26,17 @@ AFTER = (
 
 
 def is_wikitext(text: str) -> bool:
-    """Whether a text is in WikiText's form: its marks, and pages with headings."""
+    """Return whether a text has WikiText's marks and headings."""
     return any(mark in text for mark in MARKS) and any(map(is_heading, text.split("\n")))
 
 
 def is_heading(line: str) -> bool:
-    """Whether a line of WikiText is the heading of a page: ` = Title = `, and not ` = = Section = = `."""
+    """Return whether a line of WikiText is the heading of a page, ` = Title = `, not ` = = Section = = `."""
     return bool(re.fullmatch(r"= (?!= ).*(?<! =) =", line.strip()))
 
 
 def pages(text: str) -> list[str]:
-    """WikiText's pages, each from its heading on; what has no text is left out."""
+    """Return WikiText's pages, each from its heading on, without blank ones."""
     found: list[list[str]] = [[]]
     for line in text.split("\n"):
         if is_heading(line):
@@ -46,10 +46,10 @@ def pages(text: str) -> list[str]:
 
 
 def split(parts: Sequence[str]) -> tuple[list[str], bool]:
-    """The documents of a text that came in parts, and whether they are WikiText.
+    """Return the documents of a text that came in parts, and whether they are WikiText.
 
-    Parts are documents, but lines of WikiText make pages: its data set has a line a row, and empty rows for the lines
-    that hold a space.
+    Parts are documents, except that lines of WikiText are joined to pages: its data set has a row per line, and empty
+    rows for lines with a space.
     """
     if not is_wikitext("\n".join(parts)):
         return [part for part in parts if part.strip()], False
@@ -59,20 +59,20 @@ def split(parts: Sequence[str]) -> tuple[list[str], bool]:
 
 
 def detokenize(page: str) -> str:
-    """A page of WikiText as one would write it."""
+    """Return a page of WikiText in ordinary spelling."""
     for old, new in BEFORE:
         page = page.replace(old, new)
-    for opening, closing in BRACKETS:
-        page = strip_inside(page, opening, closing)
+    for marks in BRACKETS:
+        page = strip_inside(page, marks[0], marks[1])
     for old, new in AFTER:
         page = page.replace(old, new)
     return page
 
 
 def strip_inside(text: str, opening: str, closing: str) -> str:
-    """A text without white space at the ends of what stands between two marks.
+    """Strip the text between each pair of marks.
 
-    The harness's regular expressions for it take 30 s for a bracket and 4,000 spaces behind it.
+    The harness's regular expressions take 30 s for a bracket followed by 4,000 spaces.
     """
     pieces, place = [], 0
     while (start := text.find(opening, place)) >= 0 and (end := text.find(closing, start + 1)) >= 0:
@@ -82,5 +82,5 @@ def strip_inside(text: str, opening: str, closing: str) -> str:
 
 
 def words(document: str) -> int:
-    """Words of a document, before `detokenize`; one that begins or ends with a space has an empty word there."""
+    """Count the words of a document before `detokenize`; a space at its beginning or end adds an empty word."""
     return len(re.split(r"\s+", document))

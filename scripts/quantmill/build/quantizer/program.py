@@ -30,7 +30,6 @@ from quantmill.common import manifest, program, remote_code
 from quantmill.common.atomic import clone_or_copy, work_folder, write_atomically
 from quantmill.common.model_config import of_text
 from quantmill.common.program import UserError, first_line, printable, run_child
-from quantmill.devices import cpu
 from quantmill.gate import quality_gate
 
 remote_code.forbid()
@@ -118,7 +117,6 @@ class Tool:
         device = devices.resolve(options.device)
         torch.manual_seed(options.seed)
         # its own choice is one thread a physical core, and sums over other pieces have other last bits
-        options.threads = min(options.threads, cpu.available_threads())
         torch.set_num_threads(options.threads)
         if device == "cpu":
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # autoawq takes whatever card it sees

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from quantmill.checkpoint import gguf_file, gguf_names, same_model, shards
+from quantmill.checkpoint import gguf_file, gguf_names, shards
 from quantmill.checkpoint.gguf_file import Gguf
 from quantmill.checkpoint.gguf_header import Texts
 from quantmill.common.program import UserError
+from quantmill.fetch import same_model
 from quantmill.fetch.prebuilt_layouts import plain
 from quantmill.llamacpp import files
 
@@ -95,7 +96,7 @@ def check(folder: Path, model: Path, layout: str) -> dict[str, Any]:
     config = shards.read_config(model / "config.json")
     text = config.get("text_config")
     check_sizes(found, text if isinstance(text, dict) else config)
-    check_tokens(found, same_model.tokens(model / same_model.TOKENIZER))
+    check_tokens(found, same_model.tokens(model))
     said = {key: found.metadata[key] for key in PARAMETERS if key in found.metadata}
     return {
         "parameters": plain(said) | {"tensors": files.types(found)},

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from quantmill import layouts
-from quantmill.checkpoint import headers, reads_more_than_text, same_model, sharding, shards, sizes, used
+from quantmill.checkpoint import EMBEDDINGS, HEAD, headers, reads_more_than_text, sharding, shards, sizes, used
 from quantmill.checkpoint.copying import equal_bytes
 from quantmill.checkpoint.selection import select
 from quantmill.checkpoint.shards import Checkpoint
 from quantmill.checkpoint.tensor import Tensor
 from quantmill.common import plain_file
 from quantmill.common.program import UserError, printable
+from quantmill.fetch import same_model
 from quantmill.fetch.prebuilt_layouts import MAX_WORD, plain
-from quantmill.layouts import EMBEDDINGS, HEAD
 
 QUANTIZE_CONFIG = "quantize_config.json"  # where auto-gptq reads what the others have in config.json
 MAX_GROUP = 2**31  # no model has so many inputs, and a table of results holds no more than 64 bits
@@ -49,7 +49,7 @@ def check(folder: Path, model: Path, layout: str) -> dict[str, Any]:
     config, source = shards.read_config(folder / "config.json"), shards.find(model)
     sizes.check(folder / "config.json", config, source.tensors())
     headers.check_ids(folder / "config.json", config)
-    theirs, ours = (same_model.tokens(each / same_model.TOKENIZER) for each in (folder, model))
+    theirs, ours = (same_model.tokens(each) for each in (folder, model))
     if theirs and ours:
         same_model.check_tokens(folder, theirs, ours)
     found = find(folder)

@@ -3,15 +3,13 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from quantmill.checkpoint import shards
+from quantmill.checkpoint import selection, shards
 from quantmill.common.program import UserError
 
 SIZES = (
     *("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "vocab_size"),
 )
-TOKENIZER = "tokenizer.json"
-MAX_TOKENIZER = 64 * 2**20  # bytes; those with 262,144 tokens and their merges take 33 MB
 MAX_VALUES = 8_000_000
 CODE = "auto_map"  # names Python of the artifact's own
 
@@ -29,14 +27,15 @@ def check_config(artifact: Path, source: Path) -> None:
             raise UserError(f"{artifact}: is another model: its {name} is {theirs[name]!r}, this model's {mine!r}")
 
 
-def tokens(path: Path) -> dict[int, str] | None:
-    """The tokens of a tokenizer.json by id, added ones with them; None where there is no such file.
+def tokens(folder: Path) -> dict[int, str] | None:
+    """Return the tokens of a folder's tokenizer.json by id, added ones included; None if there is no such file.
 
-    Raises `UserError` where it holds something else.
+    Raises `UserError` if its tokens are not texts with numbers.
     """
+    path = folder / "tokenizer.json"
     if not path.is_file():
         return None
-    content = shards.read_json(path, MAX_TOKENIZER, MAX_VALUES)
+    content = shards.read_json(path, selection.MAX_BYTES, MAX_VALUES)
     try:
         vocabulary = (content.get("model") or {}).get("vocab") or {}
         if isinstance(vocabulary, dict):
