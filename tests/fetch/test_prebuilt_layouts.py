@@ -8,9 +8,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_prebuilt import CONFIG, GROUP, INPUTS, LAYER, OUTPUTS, fetch, halves, model, pack, random, refusal, write
+from prebuilt_model import (
+    CONFIG,
+    GROUP,
+    INPUTS,
+    LAYER,
+    OUTPUTS,
+    fetch,
+    fetch_prebuilt,
+    halves,
+    model,
+    pack,
+    random,
+    refusal,
+    write,
+)
 
-__all__ = ["fetch", "model"]  # fixtures
+__all__ = ["fetch", "fetch_prebuilt", "model"]  # fixtures
 ROWS = np.ones((OUTPUTS, 1), np.float32)
 BYTES = random.integers(-127, 128, (OUTPUTS, INPUTS)).astype(np.int8)
 FOUR = {"num_bits": 4, "symmetric": True, "group_size": GROUP}

@@ -109,7 +109,7 @@ def main() -> None:
             digests = workers.map(clone_or_copy, found.files.values(), (folder / name for name in found.files))
             placed = dict(zip(found.files, digests, strict=True))
         check_hashes(found, placed)
-        for path in layout.beside(options.model):
+        for path in layout.beside(options.model) if hasattr(layout, "beside") else ():
             clone_or_copy(path, folder / path.name)
         try:
             facts = layout.check(folder, options.model, options.layout)
@@ -120,8 +120,8 @@ def main() -> None:
             raise UserError(said.replace(str(folder), options.artifact)) from None
         whole = manifest.read_checked(options.model)["parameter_count"]
         weights = whole if prebuilt_layouts.is_packed(options.layout) else shards.text_parameters(options.model)
-        gate_layout = layout.gate_layout(folder, options.layout)
-        gate = quality_gate.check(folder, options.engine, gate_layout, options.device, options, options.engine_python)
+        known = layout.gate_layout(folder) if hasattr(layout, "gate_layout") else options.layout
+        gate = quality_gate.check(folder, options.engine, known, options.device, options, options.engine_python)
         unread = facts.pop("unread", {})
         hashes = {name: placed[name] for name in facts["weight_files"]}
         manifest.write(

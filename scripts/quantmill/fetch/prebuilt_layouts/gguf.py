@@ -13,10 +13,10 @@ from quantmill.common.program import UserError
 from quantmill.fetch import same_model
 from quantmill.fetch.prebuilt_layouts import plain
 from quantmill.llamacpp import files
+from quantmill.llamacpp.files import FLOATS
 
 TOKENS = "tokenizer.ggml.tokens"
 MAX_LAYERS = 512  # llama.cpp's
-FLOATS = {"F32", "F16", "BF16"}
 # key of GGUF, below its architecture's name -> of config.json, by the first of these names that it has
 SIZES = {
     "block_count": ("num_hidden_layers", "n_layer", "n_layers"),
@@ -54,7 +54,7 @@ PARAMETERS = (
 
 
 def local(path: Path) -> dict[str, Path]:
-    """See `prebuilt`. The path is that of a folder with one model, or of a file."""
+    """See `prebuilt_layouts`. The path is that of a folder with one model, or of a file."""
     folder = path.parent
     if path.is_dir():
         folder, names = path, sorted(each.name for each in path.iterdir() if each.suffix == ".gguf")
@@ -69,7 +69,7 @@ def local(path: Path) -> dict[str, Path]:
 
 
 def remote(repository: str, names: Iterable[str], file: str | None) -> dict[str, str]:
-    """See `prebuilt`. A repository has files of many types, so one is named."""
+    """See `prebuilt_layouts`. A repository has files of many types, so one is named."""
     known = sorted(name for name in names if name.endswith(".gguf"))
     chosen = PurePosixPath(file or "")
     parts = [chosen.with_name(name) for name in gguf_names.split_names(chosen.name)] if chosen.name else []
@@ -86,12 +86,12 @@ def _names(parts: Sequence[PurePath]) -> list[str]:
 
 
 def beside(model: Path) -> list[Path]:
-    """See `prebuilt`."""
+    """See `prebuilt_layouts`."""
     return files.beside(model)
 
 
 def check(folder: Path, model: Path, layout: str) -> dict[str, Any]:
-    """See `prebuilt`."""
+    """See `prebuilt_layouts`."""
     found = gguf_file.read_all(files.first(folder))
     config = shards.read_config(model / "config.json")
     text = config.get("text_config")
@@ -105,9 +105,9 @@ def check(folder: Path, model: Path, layout: str) -> dict[str, Any]:
     }
 
 
-def gate_layout(folder: Path, layout: str) -> str | None:
-    """See `prebuilt`."""
-    return "source" if FLOATS.issuperset(files.types(gguf_file.read_all(files.first(folder)))) else layout
+def gate_layout(folder: Path) -> str:
+    """See `prebuilt_layouts`."""
+    return "source" if FLOATS.keys() >= files.types(gguf_file.read_all(files.first(folder))).keys() else "gguf"
 
 
 def check_sizes(found: Gguf, config: Mapping[str, Any]) -> None:

@@ -25,7 +25,7 @@ PARAMETERS = (
 
 
 def local(path: Path) -> dict[str, Path]:
-    """See `prebuilt`."""
+    """See `prebuilt_layouts`."""
     found = find(path)
     found.tensors()
     files = [*found.files, *filter(None, [found.index()]), *found.others()]
@@ -34,17 +34,12 @@ def local(path: Path) -> dict[str, Path]:
 
 
 def remote(repository: str, names: Iterable[str], file: str | None) -> dict[str, str]:
-    """See `prebuilt`."""
+    """See `prebuilt_layouts`."""
     return {name: name for name in [*select(repository, names), *({QUANTIZE_CONFIG} & {*names})]}
 
 
-def beside(model: Path) -> list[Path]:
-    """See `prebuilt`."""
-    return []
-
-
 def check(folder: Path, model: Path, layout: str) -> dict[str, Any]:
-    """See `prebuilt`."""
+    """See `prebuilt_layouts`."""
     same_model.check_config(folder, model)
     config, source = shards.read_config(folder / "config.json"), shards.find(model)
     sizes.check(folder / "config.json", config, source.tensors())
@@ -73,11 +68,6 @@ def find(folder: Path) -> Checkpoint:
     if found.form != "safetensors":
         raise UserError(f"{folder}: its weights are pickled ({found.form}); name an artifact with safetensors")
     return found
-
-
-def gate_layout(folder: Path, layout: str) -> str:
-    """See `prebuilt`."""
-    return layout
 
 
 def quantization(folder: Path, layout: str) -> dict[str, Any]:
