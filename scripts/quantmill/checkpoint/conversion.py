@@ -47,7 +47,7 @@ def parser(doc: str) -> argparse.ArgumentParser:
     return arguments
 
 
-def publish_converted(
+def write_converted(
     source: Checkpoint,
     tensors: Mapping[str, Tensor],
     form: str,

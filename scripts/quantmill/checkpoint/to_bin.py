@@ -8,7 +8,7 @@ along. Memory stays constant, whatever the size of the model.
 """
 
 from quantmill.checkpoint import shards
-from quantmill.checkpoint.conversion import parser, publish_converted
+from quantmill.checkpoint.conversion import parser, write_converted
 from quantmill.common.program import UserError
 
 
@@ -17,4 +17,4 @@ def main() -> None:
     source = shards.find(options.src)
     if source.form == "bin" and not options.max_shard_size:
         raise UserError(f"{options.src}: holds .bin files already; nothing to convert")
-    publish_converted(source, source.tensors(), "bin", options, tool="safetensors_to_bin")
+    write_converted(source, source.tensors(), "bin", options, tool="safetensors_to_bin")

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from quantmill.checkpoint import headers, used
-from quantmill.checkpoint.conversion import drop_tied, parser, publish_converted
+from quantmill.checkpoint.conversion import drop_tied, parser, write_converted
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
     as_it_is = not (options.max_shard_size or model.dropped) and len(kept) == len(model.tensors)
     if model.dropped:
         print(f"note: {options.src}: {model.dropped} is taken off the tensors' names", file=sys.stderr)
-    publish_converted(
+    write_converted(
         source,
         kept,
         "safetensors",

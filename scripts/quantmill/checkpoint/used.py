@@ -7,7 +7,7 @@ tokens, a part that sees or hears, or a sign that config.json is of another mode
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -119,10 +119,14 @@ def sort(
     )
 
 
+def first_of(names: Sequence[str]) -> str:
+    """Return the first of some names, and how many more there are."""
+    return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
+
+
 def refusal(unread: list[str], layers: int) -> str:
     """What to do about tensors that the model has no place for."""
     first = unread[0]
-    more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
     layer = LAYER.search(first)
     if ADAPTER.search(first):
         do = "they are an adapter's: merge it into the base model's weights first (merge_and_unload of peft)"
@@ -134,7 +138,7 @@ def refusal(unread: list[str], layers: int) -> str:
         do = "config.json gives the model no such bias (attention_bias and the like): correct it, or take them out"
     else:
         do = "correct config.json, or take them out if they are no part of the model"
-    return f"the model of config.json has no place for {first}{more}; {do}"
+    return f"the model of config.json has no place for {first_of(unread)}; {do}"
 
 
 def check_dtypes(place: str, tensors: Mapping[str, Tensor], taken: Iterable[str], integers: Iterable[str]) -> None:
@@ -149,9 +153,8 @@ def check_dtypes(place: str, tensors: Mapping[str, Tensor], taken: Iterable[str]
         if name not in allowed and (tensors[name].dtype in EIGHT_BITS or "F" not in tensors[name].dtype)
     ]
     if wrong:
-        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise UserError(
-            f"{place}: {wrong[0]}{more} holds {tensors[wrong[0]].dtype}, and nothing scales it; name a model with the "
+            f"{place}: {first_of(wrong)} holds {tensors[wrong[0]].dtype}, and nothing scales it; name a model with the "
             "original weights"
         )
 
@@ -164,9 +167,8 @@ def check_whole(place: str, missing: Iterable[str], mismatched: Iterable[tuple[s
     """
     absent, other = sorted(missing), sorted(mismatched)
     if absent:
-        more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
         raise UserError(
-            f"{place}: lacks {absent[0]}{more}, which the model of config.json has and libraries would fill at random; "
+            f"{place}: lacks {first_of(absent)}, which the model of config.json has and libraries would fill at random; "
             "correct config.json, or download the weights again"
         )
     if other:

@@ -169,9 +169,8 @@ def left_over(folder: Path, layout: str, stored: Mapping[str, Tensor], source: C
             harmless.add(name)
     unread = [name for name in left if name not in harmless]
     if unread:
-        more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
         raise UserError(
-            f"{folder}: this model has no place for {unread[0]}{more}; name an artifact of this model, or take them "
+            f"{folder}: this model has no place for {used.first_of(unread)}; name an artifact of this model, or take them "
             "out if nothing is to read them"
         )
     return left
