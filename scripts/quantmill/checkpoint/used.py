@@ -168,8 +168,8 @@ def check_whole(place: str, missing: Iterable[str], mismatched: Iterable[tuple[s
     absent, other = sorted(missing), sorted(mismatched)
     if absent:
         raise UserError(
-            f"{place}: lacks {first_of(absent)}, which the model of config.json has and libraries would fill at random; "
-            "correct config.json, or download the weights again"
+            f"{place}: lacks {first_of(absent)}, which the model of config.json has and libraries would fill at "
+            "random; correct config.json, or download the weights again"
         )
     if other:
         name, theirs, ours = other[0]

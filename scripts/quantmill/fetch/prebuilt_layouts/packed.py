@@ -170,8 +170,8 @@ def left_over(folder: Path, layout: str, stored: Mapping[str, Tensor], source: C
     unread = [name for name in left if name not in harmless]
     if unread:
         raise UserError(
-            f"{folder}: this model has no place for {used.first_of(unread)}; name an artifact of this model, or take them "
-            "out if nothing is to read them"
+            f"{folder}: this model has no place for {used.first_of(unread)}; name an artifact of this model, or take "
+            "them out if nothing is to read them"
         )
     return left
 
