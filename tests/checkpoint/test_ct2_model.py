@@ -89,11 +89,11 @@ WRONG: dict[str, tuple[Callable[[Arrays], object], str]] = {
     "head": (resize("decoder/projection/weight", 39, 64), "decoder/projection/weight should be [40, 64]"),
     "int32 matrix": (retype(f"{LAYER}/ffn/linear_0/weight", np.int32), "and is [96, 64] of int32"),
     "int8 without scales": (retype(f"{LAYER}/ffn/linear_0/weight", np.int8), "ffn/linear_0/weight_scale is missing"),
-    "scale of floats": (put(f"{LAYER}/ffn/linear_0/weight_scale", [1] * 3, np.float32), "is nothing that CTranslate2"),
-    "packed": (put(f"{LAYER}/ffn/linear_0/weight_packed", [[1]], np.float32), "weight_packed is nothing that"),
-    "compensation": (put(f"{LAYER}/ffn/linear_0/weight_compensation", [1]), "weight_compensation is nothing that"),
-    "zeros": (put(f"{LAYER}/ffn/linear_0/weight_zero", [1]), "weight_zero is nothing that"),
-    "cross attention": (put(f"{LAYER}/attention/linear_0/weight", [[1]], np.float32), "is nothing that"),
+    "scale of floats": (put(f"{LAYER}/ffn/linear_0/weight_scale", [1] * 3, np.float32), "is unknown to CTranslate2"),
+    "packed": (put(f"{LAYER}/ffn/linear_0/weight_packed", [[1]], np.float32), "weight_packed is unknown to"),
+    "compensation": (put(f"{LAYER}/ffn/linear_0/weight_compensation", [1]), "weight_compensation is unknown to"),
+    "zeros": (put(f"{LAYER}/ffn/linear_0/weight_zero", [1]), "weight_zero is unknown to"),
+    "cross attention": (put(f"{LAYER}/attention/linear_0/weight", [[1]], np.float32), "is unknown to"),
     "no matrix": (drop(f"{LAYER}/ffn/linear_1/weight"), "layer_0/ffn/linear_1/weight is missing"),
     "no norm": (drop(f"{LAYER}/ffn/layer_norm/gamma"), "is missing, or another norm of this layer"),
     "no last norm": (drop("decoder/layer_norm/gamma"), "decoder/layer_norm/gamma is missing"),
@@ -131,9 +131,9 @@ WRONG: dict[str, tuple[Callable[[Arrays], object], str]] = {
     "another layer": (add_layer, "makes the model's layers 2, and config.json's num_hidden_layers is 1"),
     "a gap": (
         lambda arrays: arrays.update({f"{LAYER[:-1]}2/ffn/linear_0/bias": np.zeros(96, np.float32)}),
-        "decoder/layer_2/ffn/linear_0/bias is nothing that",
+        "decoder/layer_2/ffn/linear_0/bias is unknown to",
     ),
-    "not of the decoder": (put("encoder/num_heads", 4), "encoder/num_heads is nothing that"),
+    "not of the decoder": (put("encoder/num_heads", 4), "encoder/num_heads is unknown to"),
 }
 
 
@@ -161,9 +161,9 @@ def test_layers_are_alike(tmp_path: Path) -> None:
     config = CONFIG | {"num_hidden_layers": 2}
     assert judge(tmp_path, ct2_model.pack(ct2_model.variables(config).items()), config) == ""
     for change, said in (
-        (put(f"{LAYER}/ffn/linear_0/bias", [0] * 96, np.float32), "one of the two alone has ffn/linear_0/bias"),
-        (put(f"{ATTENTION}/k_norm/gamma", [0] * 16, np.float32), "one of the two alone has self_attention/k_norm"),
-        (drop(f"{ATTENTION}/rotary_dim"), "one of the two alone has self_attention/rotary_dim"),
+        (put(f"{LAYER}/ffn/linear_0/bias", [0] * 96, np.float32), "only one of the two has ffn/linear_0/bias"),
+        (put(f"{ATTENTION}/k_norm/gamma", [0] * 16, np.float32), "only one of the two has self_attention/k_norm"),
+        (drop(f"{ATTENTION}/rotary_dim"), "only one of the two has self_attention/rotary_dim"),
     ):
         arrays = ct2_model.variables(config)
         change(arrays)
@@ -173,12 +173,12 @@ def test_layers_are_alike(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("aliases", "said"),
     [
-        ([("decoder/projection/weight", "decoder/nothing")], "is an alias of 'decoder/nothing', which is no variable"),
+        ([("decoder/projection/weight", "decoder/nothing")], "is an alias of 'decoder/nothing', which is not a"),
         ([("decoder/projection/weight", "x"), ("x", "decoder/embeddings/weight")], "is an alias of 'x', which is no"),
-        ([TIED, TIED], "'decoder/projection/weight' stands twice"),
+        ([TIED, TIED], "'decoder/projection/weight' occurs twice"),
         ([("decoder/projection/weight", "decoder/layer_norm/gamma")], "projection/weight should be [40, 64]"),
-        ([TIED, ("decoder/num_heads", "decoder/embeddings/weight")], "'decoder/num_heads' stands twice"),
-        ([TIED, ("decoder/more", "decoder/layer_norm/gamma")], "decoder/more is nothing that"),
+        ([TIED, ("decoder/num_heads", "decoder/embeddings/weight")], "'decoder/num_heads' occurs twice"),
+        ([TIED, ("decoder/more", "decoder/layer_norm/gamma")], "decoder/more is unknown to"),
     ],
 )
 def test_an_alias_leads_to_a_variable_of_its_shape(tmp_path: Path, aliases: list[tuple[str, str]], said: str) -> None:
@@ -190,12 +190,12 @@ def test_an_alias_leads_to_a_variable_of_its_shape(tmp_path: Path, aliases: list
 @pytest.mark.parametrize(
     ("variable", "said"),
     [
-        (("decoder/num_heads", (), 2, b"\4\0"), "'decoder/num_heads' stands twice"),
+        (("decoder/num_heads", (), 2, b"\4\0"), "'decoder/num_heads' occurs twice"),
         (("decoder/x", (0, 64), 0, b""), "'decoder/x' is empty, [0, 64]"),
         (("decoder/x", (1,), 6, b"\0\0\0\0"), "'decoder/x' is of dtype 6, which CTranslate2 does not have"),
         (("decoder/x", (1,), 255, b""), "'decoder/x' is of dtype 255"),
         (("decoder/x", (1,), 0, b"\0\0\0\0", 2**31), "'decoder/x' has 2147483648 bytes for [1] of float32"),
-        (("decoder/x", (2**31,), 1, b"", 2**31), "cut off, or no CTranslate2 model"),
+        (("decoder/x", (2**31,), 1, b"", 2**31), "cut off, or not a CTranslate2 model"),
         (("decoder/x", (2**32 - 1,) * 255, 0, b"", 0), "'decoder/x' has 0 bytes for"),
     ],
 )
@@ -208,7 +208,7 @@ def test_the_file_s_ends_and_its_companions(tmp_path: Path) -> None:
     content = ct2_model.pack(ct2_model.variables().items())
     assert "goes on for 1 bytes after its end" in judge(tmp_path, content + b"x")
     assert "cut off" in judge(tmp_path, content[:-2])
-    assert "tells of 4294967295 aliases" in judge(tmp_path, content[:-4] + b"\xff" * 4)
+    assert "claims 4294967295 aliases" in judge(tmp_path, content[:-4] + b"\xff" * 4)
     assert "is a 'TransformerSpec', revision 8" in judge(
         tmp_path, content.replace(b"DecoderSpec", b"Spec", 1).replace(b"\x17\0", b"\x10\0", 1)
     )

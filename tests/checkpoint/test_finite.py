@@ -107,7 +107,7 @@ def test_linked_or_converted_weights_that_are_no_numbers(
     (line,) = result.stderr.splitlines()
     file = {"safetensors": "model.safetensors", "bin": "pytorch_model.bin"}[form]
     assert line == (
-        f"error: {source / file}: model.embed_tokens.weight is NaN or infinite at [511, 767], which is no weight; "
+        f"error: {source / file}: model.embed_tokens.weight is NaN or infinite at [511, 767], which is not a weight; "
         "download it again"
     )
     assert not (tmp_path / "out").exists()

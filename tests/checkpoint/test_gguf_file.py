@@ -81,7 +81,7 @@ def test_where_tensors_lie(tmp_path: Path) -> None:
         assert struct.unpack_from("<f", stored, number.offset) == (7.0,)
     for size in (-1, 29):
         gguf_with(tmp_path / "x", (), tensors, data[: len(data) + size] + bytes(max(0, size)))
-        with pytest.raises(UserError, match=r"x: has \d+ bytes where its header tells of \d+; download it again"):
+        with pytest.raises(UserError, match=r"x: has \d+ bytes where its header claims \d+; download it again"):
             gguf_file.read(tmp_path / "x")
 
 

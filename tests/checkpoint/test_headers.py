@@ -49,7 +49,7 @@ def test_ids_that_stand_for_no_token_pass(tmp_path: Path, config: dict[str, Any]
 @pytest.mark.parametrize("name", headers.IDS)
 @pytest.mark.parametrize("value", ["2", True, 1.5, {"id": 2}, [1, "2"]])
 def test_an_id_that_is_no_number_is_refused(tmp_path: Path, name: str, value: Any) -> None:
-    with pytest.raises(UserError, match=f"{name} is .*, where the id of a token is due"):
+    with pytest.raises(UserError, match=f"{name} is .*, where a token's id is expected"):
         headers.read(write(tmp_path / "m", LLAMA | {name: value}))
 
 

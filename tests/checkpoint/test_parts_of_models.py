@@ -149,7 +149,7 @@ def test_ctranslate2_turns_weights_into_what_it_multiplies(stored: str, compute_
 def test_a_file_that_tells_of_more_variables_than_a_model_has(tmp_path: Path) -> None:
     name = b"TransformerDecoderModelSpec\0"
     head = struct.pack(f"<IH{len(name)}s", ctranslate2_bin.VERSION, len(name), name)
-    for count, said in ((10**9, "tells of 1000000000 variables"), (2, "cut off")):
+    for count, said in ((10**9, "claims 1000000000 variables"), (2, "cut off")):
         (tmp_path / "model.bin").write_bytes(head + struct.pack("<II", 7, count))
         with pytest.raises(UserError, match=said):
             ctranslate2_bin.read(tmp_path / "model.bin")

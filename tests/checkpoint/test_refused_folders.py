@@ -59,7 +59,7 @@ def test_shards_outside_the_folder(hostile_model: Path, refusal: Callable, name:
 @pytest.mark.parametrize("name", ["quantmill.json", "tokenizer.json", ".hidden.safetensors", "weights.bin"])
 def test_shards_that_are_no_weight_files(hostile_model: Path, refusal: Callable, name: str) -> None:
     write_shards(hostile_model, name, a=name)
-    assert "which is no .safetensors file" in refusal()
+    assert "which is not a .safetensors file" in refusal()
 
 
 def test_links_that_lead_out(hostile_model: Path, tmp_path: Path, refusal: Callable) -> None:
@@ -159,7 +159,7 @@ def test_an_index_of_another_model(hostile_model: Path, refusal: Callable) -> No
 
 def test_a_truncated_shard(hostile_model: Path, refusal: Callable) -> None:
     safetensors_with(hostile_model / "model.safetensors", ONE, bytes(4))
-    assert "its header tells of" in refusal()
+    assert "its header claims" in refusal()
 
 
 def test_heads_that_differ(hostile_model: Path, refusal: Callable) -> None:

@@ -77,12 +77,12 @@ REASONS = {
     "a million memos": "longer than that of",
     "a long text": "is damaged (EOFError)",
     "a pickle that is too long": "is over 8 MiB",
-    "letters for a shape": "a tensor that is none",
+    "letters for a shape": "not a tensor",
     "a long tuple, again and again": "a tuple that is too long",
     "a tensor at the end of the world": "reaches beyond its storage",
     "one that overlaps itself": "overlaps itself",
     "copies of a dict": "is damaged (TypeError)",
-    "keys that collide": "a key that is no name",
+    "keys that collide": "a key that is not a text",
     "a name that moves the cursor": "is no tensor",
 }
 

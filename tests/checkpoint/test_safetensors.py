@@ -25,7 +25,7 @@ def test_deeply_nested_headers_are_one_line(tmp_path: Path) -> None:
         (b'{"a":{"dtype":"F99","shape":[2],"data_offsets":[0,8]}}', "dtype 'F99'"),
         (b'{"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}}', "its header is damaged"),
         (b'{"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}', "its header is damaged"),
-        (b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}', "is 70 bytes where its header tells of 66"),
+        (b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}', "is 70 bytes where its header claims 66"),
         (b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}', "overlap another tensor's or leave a gap"),
         (
             b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}',

@@ -79,7 +79,7 @@ NO_PLACE, RANDOM = "the model of config.json has no place for ", "libraries woul
         ("fewer experts", "experts.down_proj is [4, 32, 32], and [3, 32, 32] in the model"),
         ("no router", "lacks model.layers.0.mlp.gate.weight, which"),
         ("deepseek's layer too many", f"{NO_PLACE}model.layers.61.input_layernorm.weight and "),
-        ("a model that nobody knows", "transformers makes no language model of it ("),
+        ("a model that nobody knows", "transformers cannot build a language model from it ("),
     ],
 )
 def test_whatever_else_does_not_fit_the_model_is_refused_by_name(facts: dict[str, Any], name: str, said: str) -> None:
@@ -149,7 +149,7 @@ def test_all_that_is_made_of_a_model_leaves_its_buffers_out(
     (source / "model.safetensors").unlink()
     safetensors_file.write(source / "model.safetensors", demo.tensors().values())
     result = run_program("checkpoint.to_safetensors", source, tmp_path / "again", "--tensors", tensors)
-    assert "tensors.json: is of other weights than these; delete it and run again" in result.stderr
+    assert "tensors.json: was made from other weights; delete it and run again" in result.stderr
 
 
 @pytest.mark.parametrize("name", shards.ADAPTERS)
@@ -158,7 +158,7 @@ def test_an_adapter_beside_a_model_is_refused(run_program: Callable, tmp_path: P
     model = shutil.copytree(REPO / "demo", tmp_path / "model")
     (model / name).write_bytes(b"weights")
     result = run_program("fetch.link", model, tmp_path / "source")
-    assert f"{model / name}: is an adapter beside a model; merge it into" in result.stderr
+    assert f"{model / name}: is an adapter next to a model; merge it into" in result.stderr
     assert not (tmp_path / "source").exists()
     files = ["config.json", "model.safetensors", name]
     with pytest.raises(UserError, match=f"someone/model: holds {name}, an adapter; name a repository"):

@@ -106,8 +106,8 @@ def test_what_this_model_has_no_place_for(fetch: Callable, tmp_path: Path, name:
         ({"quantization_config": QUANTIZATION | {"group_size": -5}}, "its config names 4 bits and groups of -5; both"),
         ({"quantization_config": QUANTIZATION | {"group_size": 10**30}}, "its config names 4 bits and groups of 10000"),
         ({"quantization_config": {"quant_method": "awq"}}, "its quantization_config says 'awq', not 'gptq'"),
-        ({"quantization_config": None}, "its config.json has no quantization_config; where quantize_config.json says"),
-        ({"quantization_config": [1]}, "its config.json has no quantization_config; where quantize_config.json says"),
+        ({"quantization_config": None}, "its config.json has no quantization_config; if quantize_config.json has it"),
+        ({"quantization_config": [1]}, "its config.json has no quantization_config; if quantize_config.json has it"),
     ],
 )
 def test_a_config_that_is_not_this_models(
@@ -140,11 +140,11 @@ ORDER = np.arange(INPUTS, dtype=np.int32) // GROUP
             ORDER - 7,
             f"model.safetensors: {LAYER}.g_idx names group -7, and its layer has 2; download it again",
         ),
-        ("g_idx", ORDER[:-1], f"{LAYER}.g_idx is I32 [63], where I32 [64] is due, the group of each input"),
+        ("g_idx", ORDER[:-1], f"{LAYER}.g_idx is I32 [63], where I32 [64] is expected, the group of each input"),
         (
             "g_idx",
             ORDER.astype(np.float32),
-            f"{LAYER}.g_idx is F32 [64], where I32 [64] is due, the group of each input",
+            f"{LAYER}.g_idx is F32 [64], where I32 [64] is expected, the group of each input",
         ),
         (
             "qzeros",
@@ -296,7 +296,7 @@ def test_hashes_that_lie_beside_it(fetch: Callable, tmp_path: Path) -> None:
     theirs = write_theirs(tmp_path)
     recorded = {"model.safetensors": {"sha256": "0" * 64}}
     (theirs / "quantmill.json").write_text(json.dumps({"source": {}, "files": recorded}))
-    assert "has not the SHA-256 that quantmill.json beside it names; fetch it again" in fetch(theirs)
+    assert "does not have the SHA-256 that quantmill.json next to it names; fetch it again" in fetch(theirs)
 
 
 def test_an_artifact_of_the_hub(run_program: Callable, model: Path, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def lie_of_size(content: bytes) -> bytes:
         (bytes, {"vocabulary": '{"a": 1}'}, "vocabulary.json: should hold a JSON array"),
         (bytes, {"config": ""}, "config.json is missing"),
         (bytes, {"config": "[1]"}, "config.json: should hold a JSON object"),
-        (lambda content: content[:-1], {}, "model.bin: cut off, or no CTranslate2 model"),
+        (lambda content: content[:-1], {}, "model.bin: cut off, or not a CTranslate2 model"),
         (
             lie_of_size,
             {},

@@ -104,7 +104,7 @@ def test_hashes_that_lie_beside_it(fetch: Callable, theirs: Path) -> None:
     path = write(theirs / "a.gguf")
     recorded = {"a.gguf": {"sha256": "0" * 64}}
     (theirs / "quantmill.json").write_text(json.dumps({"source": {}, "files": recorded}))
-    assert f"{path}: has not the SHA-256 that quantmill.json beside it names; fetch it again" in fetch(path)
+    assert f"{path}: does not have the SHA-256 that quantmill.json next to it names; fetch it again" in fetch(path)
 
 
 def test_what_is_refused_has_the_name_that_the_user_gave_it(fetch: Callable, theirs: Path) -> None:
@@ -124,7 +124,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"llama.attention.head_count_kv": None}, "is another model: its attention.head_count_kv is 4, this model's 2"),
     ({"tokenizer.ggml.tokens": list("abcdef")}, "is another model: its number of tokens is 6, this model's 5"),
     ({"tokenizer.ggml.tokens": None}, "is another model: its number of tokens is None, this model's 5"),
-    ({"tokenizer.ggml.tokens": "abcde", "llama.vocab_size": 5}, "its tokenizer.ggml.tokens is no array of texts"),
+    ({"tokenizer.ggml.tokens": "abcde", "llama.vocab_size": 5}, "its tokenizer.ggml.tokens is not an array of texts"),
     ({"tokenizer.ggml.tokens": list("abcde")}, "has another vocabulary: its token 2 is 'c', this model's '▁c'"),
     (
         {"tokenizer.ggml.tokens": ["a", "b", " c", "<|d|>", "e"]},

@@ -1,6 +1,6 @@
-"""The shapes of common decoders' tensors, as their classes in transformers have them, by the sizes of a config.json.
+"""The shapes of common decoders' tensors, as transformers' classes have them, from the sizes in a config.json.
 
-Of other architectures, and where a config.json leaves a size to its class, nothing is said: the class itself tells.
+Other architectures, and sizes that a config.json leaves to its class, are not checked here; the class itself decides.
 """
 
 import re
@@ -12,7 +12,8 @@ from quantmill.checkpoint.tensor import Tensor
 
 
 def _table(text: str) -> dict[str, str]:
-    """Tensor's name -> letters of its shape, of lines with a module's name, its weight's and its bias's."""
+    """Return tensor's name -> letters of its shape. A line has a module's name, the shape of its weight, and of its
+    bias."""
     found: dict[str, str] = {}
     for module, *shapes in map(str.split, text.strip().splitlines()):
         found |= {f"{module}.{part}": shape for part, shape in zip(("weight", "bias"), shapes, strict=False)}
@@ -86,7 +87,7 @@ EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
 def mismatches(words: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, tuple[int, ...]]]:
-    """Tensors that have other shapes than a config.json gives them, with those. `words`: its keys of the text."""
+    """Yield tensors whose shape differs from the config.json's, with the expected shape. `words`: the text's keys."""
     kind = words.get("model_type")
     shapes = KNOWN.get(kind, {}) if isinstance(kind, str) else {}
     sizes = _sizes(words, kind in DIVIDED) if shapes else {}
@@ -99,7 +100,7 @@ def mismatches(words: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Itera
 
 
 def _sizes(words: Mapping[str, Any], divided: bool) -> dict[str, int]:
-    """Letter -> size, of those that a config.json tells."""
+    """Return letter -> size, for the sizes that a config.json gives."""
 
     def size(*keys: str) -> int | None:
         return next((words[key] for key in keys if type(words.get(key)) is int), None)

@@ -1,5 +1,4 @@
-"""What of a source's files goes on into artifacts: nothing that names a program, a kernel of some machine, or another
-quantization."""
+"""Keys of a config.json that are not copied into artifacts: they name code, kernels or another quantization."""
 
 from typing import Any
 
@@ -8,7 +7,7 @@ NOT_CARRIED = ("auto_map", "attn_implementation", "_attn_implementation", "exper
 
 
 def config(content: Any) -> Any:
-    """A config.json without the keys of `NOT_CARRIED`, whatever part of it they stand in."""
+    """Return a config.json without the keys of `NOT_CARRIED`, at any depth."""
     if isinstance(content, dict):
         return {key: config(value) for key, value in content.items() if key not in NOT_CARRIED}
     return [config(value) for value in content] if isinstance(content, list) else content

@@ -1,9 +1,9 @@
-"""The sizes that a config.json tells, held against the weights' headers before any library builds a model of them.
+"""Check the sizes in a config.json against the weights' headers before any library builds a model of them.
 
-Libraries allocate what a config.json says: a list of so many layers, a name for each of so many labels. Three rules
-bound that. Sizes that every decoder has are whole numbers. A key that sizes something, by its name, is no larger than
-the largest dimension or count in the headers, with room for parts that are described and not there. The number of
-layers, of experts, and the rows of tables are those of the headers. Keys that size nothing are not looked at.
+Libraries allocate by config.json: a list of layers, a name for each label. Three rules bound that. Sizes that every
+decoder has are whole numbers. A key whose name says that it is a size is at most the largest dimension or count in the
+headers, with an allowance for parts that are described but absent. The number of layers, of experts, and the rows of
+tables are those of the headers. Other keys are not checked.
 """
 
 import re
@@ -53,16 +53,16 @@ WRONG = "correct config.json, or download the model again"
 
 
 def text_words(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a config.json that transformers builds the language model of: those of `text_config` first."""
+    """Return the keys that transformers builds the language model from: those of `text_config` first."""
     inner = config.get("text_config")
     return {**config, **(inner if isinstance(inner, dict) else {})}
 
 
 def check(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
-    """Raises `UserError` for the first size in a config.json that its weights do not have.
+    """Raise `UserError` for the first size in a config.json that its weights do not have.
 
     Args:
-        path: of the config.json. tensors: of the model; None where it has none yet, as one of random weights.
+        path: of the config.json. tensors: of the model; None if it has none yet, as one of random weights.
     """
     counts = _counts(tensors or {})
     dims = max((size for tensor in (tensors or {}).values() for size in tensor.shape), default=0)
@@ -91,8 +91,8 @@ def check(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor] |
 
 
 def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """Every key of a config and of its parts: with its place, its own name and its value. How weights are quantized is
-    no size of the model's, and is for the reader of that layout."""
+    """Yield every key of a config and of its parts, with its place, its name and its value. A quantization_config is
+    left to the reader of its layout."""
     waiting: list[tuple[str, Any]] = [("", {key: config[key] for key in config if key != "quantization_config"})]
     while waiting:
         where, value = waiting.pop()
@@ -105,7 +105,7 @@ def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
 
 
 def _numbers(value: Any) -> Iterator[int | float]:
-    """The numbers of a value, or of the lists that it is made of."""
+    """Yield the numbers of a value, or of nested lists."""
     if isinstance(value, list):
         for each in value:
             yield from _numbers(each)
@@ -114,11 +114,12 @@ def _numbers(value: Any) -> Iterator[int | float]:
 
 
 def _check_whole(path: Path, where: str, key: str, value: Any) -> None:
-    """A size is a whole number, or a list of one for each layer; null means the class's default."""
+    """Check that a size is a whole number, or a list with one for each layer; null is the class's default."""
     least = 1 if key in POSITIVE else 0
     each_layer = isinstance(value, list) and key not in ALONE
     if wrong := [each for each in (value if each_layer else [value]) if not _is_size(each, least)]:
-        raise UserError(f"{path}: {where} is {wrong[0]!r:.60}, where a whole number from {least} on is due; {WRONG}")
+        what = f"{where} is {wrong[0]!r:.60}, where a whole number from {least} on is expected"
+        raise UserError(f"{path}: {what}; {WRONG}")
 
 
 def _is_size(value: Any, least: int) -> bool:
@@ -126,7 +127,7 @@ def _is_size(value: Any, least: int) -> bool:
 
 
 def _counts(tensors: Iterable[str]) -> dict[str, int]:
-    """How many numbers follow a part of a model in its tensors' names: `model.layers` -> 32."""
+    """Return how many numbers follow each part of a model in its tensors' names: `model.layers` -> 32."""
     return {part: len(numbers) for part, numbers in _numbers_of(NUMBERED, tensors).items()}
 
 
@@ -139,7 +140,8 @@ def _numbers_of(pattern: re.Pattern[str], names: Iterable[str]) -> dict[str, set
 
 
 def _check_layers(path: Path, words: Mapping[str, Any], counts: Mapping[str, int]) -> None:
-    """As many layers as the weights have: in one part of the language model, or in several together."""
+    """Check that the number of layers is that of the weights: of one part of the language model, or of several
+    together."""
     parts = {part: count for part, count in counts.items() if not reads_more_than_text(part)}
     more = sum(each for key in MORE_LAYERS for each in _numbers(words.get(key)) if type(each) is int)
     said = {key: words[key] for key in LAYERS if type(words.get(key)) is int}
@@ -151,7 +153,8 @@ def _check_layers(path: Path, words: Mapping[str, Any], counts: Mapping[str, int
 
 
 def _check_experts(path: Path, words: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """As many experts as are numbered, or as the tensors of all of them have; a token is sent to no more."""
+    """Check that the number of experts is that of the tensors' names or of stacked tensors, and that no token is routed
+    to more."""
     counts = {len(numbers) for numbers in _numbers_of(EXPERT, tensors).values()}
     stacked = {size for name, each in tensors.items() if ".experts." in name for size in each.shape[:1]}
     possible = counts or stacked
@@ -169,7 +172,8 @@ def _check_experts(path: Path, words: Mapping[str, Any], tensors: Mapping[str, T
 
 
 def _check_tables(path: Path, words: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """The embeddings have a row for each token of the vocabulary, and a table of positions for each position."""
+    """Check that the embeddings have a row for each token of the vocabulary, and tables of positions one for each
+    position."""
     tables = {
         tensor.shape[0]: tensor.name
         for tensor in tensors.values()

@@ -1,8 +1,8 @@
-"""Which of a checkpoint's tensors its model uses: what fetch.name_tensors asked of transformers, once for all
-artifacts.
+"""The tensors of a checkpoint that its model uses, as fetch.name_tensors found once for all artifacts.
 
-A tensor that no class takes up is either a buffer that every library computes for itself, a layer that guesses further
-tokens, a part that sees or hears, or a sign that config.json is of another model: then nothing is made of it.
+A tensor that the model's class does not take is a buffer that every library computes itself, a multi-token prediction
+layer, a part of a tower that reads images or sound, or a sign that config.json belongs to another model. In the last
+case nothing is made of it.
 """
 
 import json
@@ -35,20 +35,20 @@ EIGHT_BITS = ("F8_E4M3", "F8_E5M2", "F8_E8M0")  # which nobody trains in: someth
 
 @dataclass(frozen=True)
 class Used:
-    """Names of a checkpoint's tensors: `used` with their shapes; `beside`, which stay where they are and which a text
-    never reaches; and what is `dropped`."""
+    """Names of a checkpoint's tensors: `used` with their shapes; `beside`, which are kept though no text reaches them;
+    and `dropped`."""
 
     used: dict[str, list[int]]
     beside: list[str]
     dropped: list[str]
 
     def kept(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """All that is not dropped."""
+        """Return all tensors that are not dropped."""
         left_out = {*self.dropped}
         return {name: tensor for name, tensor in tensors.items() if name not in left_out}
 
     def as_source(self) -> dict[str, list[str]]:
-        """What the manifest of each artifact says of it, in `source`: nothing where the model uses every tensor."""
+        """Return what each artifact's manifest says of it, in `source`; empty if the model uses every tensor."""
         return {name: names for name, names in (("dropped", self.dropped), ("beside", self.beside)) if names}
 
     def write(self, path: Path) -> None:
@@ -57,23 +57,23 @@ class Used:
 
 
 def read(path: Path, tensors: Mapping[str, Tensor]) -> Used:
-    """The list of `Used.write`. Raises `UserError` where it is not of these tensors."""
+    """Read the list of `Used.write`. Raises `UserError` if it belongs to other tensors."""
     found = Used(**json.loads(path.read_text(encoding="utf-8")))
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     listed = found.used.keys() | {*found.beside, *found.dropped}
     if listed != shapes.keys() or any(shapes[name] != shape for name, shape in found.used.items()):
-        raise UserError(f"{path}: is of other weights than these; delete it and run again")
+        raise UserError(f"{path}: was made from other weights; delete it and run again")
     return found
 
 
 def beside(folder: Path) -> set[str]:
-    """Names of the tensors in a folder of ours that its model does not use, though they stay there."""
+    """Return names of tensors in an artifact's folder that are kept though its model does not use them."""
     origin = manifest.read(folder)["source"] if (folder / manifest.NAME).exists() else {}
     return {*origin.get("beside", ())}
 
 
 def is_buffer(tensor: Tensor) -> bool:
-    """Whether a tensor is one that every library computes for itself, as older ones wrote it beside the weights."""
+    """Return whether a tensor is a buffer that every library computes itself and older ones stored with the weights."""
     shape = tensor.shape
     square = len(shape) >= 2 and shape[-1] == shape[-2] and all(size == 1 for size in shape[:-2])
     is_mask = square and (len(shape) == 4 or tensor.dtype in ("BOOL", "U8"))
@@ -81,7 +81,7 @@ def is_buffer(tensor: Tensor) -> bool:
 
 
 def further_layers(names: Iterable[str]) -> set[str]:
-    """Those of some names that belong to layers that guess further tokens."""
+    """Return the names that belong to multi-token prediction layers."""
     names = list(names)
     numbered = {found["layer"] for name in names if (found := NUMBERED.search(name))}
     return {
@@ -95,10 +95,10 @@ def sort(
     """Sort a checkpoint's tensors.
 
     Args:
-        place: what errors call the checkpoint.
-        taken: names that the model's class takes up; `ignored`: of the others, those that it says to be no fault.
-        layers: how many the config says that the model has.
-        further: whether layers that guess further tokens are used, by a run of the study.
+        place: the checkpoint's name in errors.
+        taken: names that the model's class takes; ignored: of the others, those that it expects.
+        layers: the config's number of layers.
+        further: whether a run of the study uses multi-token prediction layers.
 
     Raises `UserError` with the first of those that nothing explains.
     """
@@ -125,7 +125,7 @@ def first_of(names: Sequence[str]) -> str:
 
 
 def refusal(unread: list[str], layers: int) -> str:
-    """What to do about tensors that the model has no place for."""
+    """Return what to do about tensors that the model has no place for."""
     first = unread[0]
     layer = LAYER.search(first)
     if ADAPTER.search(first):
@@ -133,16 +133,17 @@ def refusal(unread: list[str], layers: int) -> str:
     elif any(SCALES.search(f".{name}") for name in unread):
         do = "its weights are quantized: name a model with the original weights"
     elif layer and int(layer["number"]) >= layers:
-        do = f"config.json says num_hidden_layers {layers}: correct it, or take out the layers that are no part of it"
+        do = f"config.json says num_hidden_layers {layers}: correct it, or take out the layers that are not part of it"
     elif first.endswith(".bias"):
         do = "config.json gives the model no such bias (attention_bias and the like): correct it, or take them out"
     else:
-        do = "correct config.json, or take them out if they are no part of the model"
+        do = "correct config.json, or take them out if they are not part of the model"
     return f"the model of config.json has no place for {first_of(unread)}; {do}"
 
 
 def check_dtypes(place: str, tensors: Mapping[str, Tensor], taken: Iterable[str], integers: Iterable[str]) -> None:
-    """Raises `UserError` for a weight of numbers that something should scale: libraries take them as they are.
+    """Raise `UserError` for an integer or float8 weight that nothing scales: libraries would take its numbers as they
+    are.
 
     integers: names of buffers that hold integers.
     """
@@ -160,8 +161,8 @@ def check_dtypes(place: str, tensors: Mapping[str, Tensor], taken: Iterable[str]
 
 
 def check_whole(place: str, missing: Iterable[str], mismatched: Iterable[tuple[str, Any, Any]]) -> None:
-    """Raises `UserError` where tensors are missing or have other shapes than the model, which libraries would fill at
-    random.
+    """Raise `UserError` for tensors that are missing or have other shapes than the model's: libraries would initialise
+    them at random.
 
     mismatched: name, shape that is stored, and the model's.
     """

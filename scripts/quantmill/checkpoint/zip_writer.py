@@ -17,16 +17,16 @@ ALIGNMENT = 64  # bytes, where torch.save puts storages since 2.1, so that they 
 
 
 class ZipWriter:
-    """Members in the order in which they are begun; `finish` writes the directory."""
+    """A zip whose members are written in the order of `begin`; `finish` writes the directory."""
 
     def __init__(self, file: io.FileIO) -> None:
         self.file = file
         self.directory: list[bytes] = []
 
     def begin(self, name: str, size: int, crc: int) -> None:
-        """Write a member's header; the caller then writes exactly `size` bytes with that CRC32 to `file`.
+        """Write a member's header. The caller then writes exactly `size` bytes with that CRC32 to `file`.
 
-        They begin at a multiple of `ALIGNMENT`: the padding is an extra field of its own, as torch's is.
+        They start at a multiple of `ALIGNMENT`; the padding is an extra field of its own, as torch's is.
         """
         encoded, offset = name.encode(), self.file.tell()
         fields = struct.pack("<HHHHHIIIH", VERSION, 0, STORED, 0, DATE, crc, IN_ZIP64, IN_ZIP64, len(encoded))
@@ -40,7 +40,7 @@ class ZipWriter:
         self.directory.append(b"PK\x01\x02" + struct.pack("<H", VERSION | 3 << 8) + fields + rest + encoded + place)
 
     def finish(self) -> None:
-        """Write the directory and the records that say where it is."""
+        """Write the directory and the records that locate it."""
         begin, count, entries = self.file.tell(), len(self.directory), b"".join(self.directory)
         numbers = struct.pack("<QHHIIQQQQ", 44, VERSION, VERSION, 0, 0, count, count, len(entries), begin)
         end = b"PK\x06\x06" + numbers

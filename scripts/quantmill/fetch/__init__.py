@@ -1,1 +1,1 @@
-"""Bring a model, a text or a prebuilt artifact: from a folder, or from the hub."""
+"""Fetch a model, a text or a prebuilt artifact, from a folder or from the hub."""

@@ -1,8 +1,8 @@
-"""The Hugging Face Hub: which commit a revision is, what it holds, and its files, checked.
+"""The Hugging Face Hub: the commit of a revision, the files of a repository, and their download with checked hashes.
 
-Through huggingface_hub and its own cache, so that a model that is there already is not fetched again; its environment
-variables hold (HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). No token passes through our hands, and no
-error repeats an address, which may carry a signature.
+It uses huggingface_hub and its cache, so a model that is already there is not fetched again. The library's variables
+apply (HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). No token passes through our code, and no error
+repeats an address, which may carry a signature.
 """
 
 import hashlib
@@ -35,9 +35,10 @@ WORKERS = 4  # files at the same time
 
 @dataclass(frozen=True)
 class File:
-    """A file of a repository: its bytes, its git blob's SHA-1, and where the hub stores it as a large file its SHA-256.
+    """A file of a repository: its bytes, the SHA-1 of its git blob, and its SHA-256 if the hub stores it as a large
+    file.
 
-    Offline the cache knows one of the two.
+    Offline the cache knows one of the two hashes.
     """
 
     name: str
@@ -57,9 +58,9 @@ class Repository:
 
 
 def resolve(name: str, revision: str, kind: str = "model") -> Repository:
-    """Ask the hub which commit a branch, a tag or a commit is and what it holds; offline, ask the cache.
+    """Ask the hub for the commit of a branch, tag or commit and for its files; offline, ask the cache.
 
-    Raises `UserError` where there is no such repository or revision, or the hub cannot or must not be asked.
+    Raises `UserError` if there is no such repository or revision, or the hub cannot or must not be asked.
     """
     if constants.HF_HUB_OFFLINE:
         return _resolve_offline(name, revision, kind)
@@ -74,7 +75,7 @@ def resolve(name: str, revision: str, kind: str = "model") -> Repository:
 
 
 def of_info(name: str, kind: str, info: Any) -> Repository:
-    """A repository as the client's `repo_info` tells it, asked with `files_metadata`."""
+    """Return a repository from the client's `repo_info`, asked with `files_metadata`."""
     files = [
         File(entry.rfilename, entry.size or 0, entry.blob_id, entry.lfs.sha256 if entry.lfs else None)
         for entry in info.siblings or []
@@ -83,10 +84,10 @@ def of_info(name: str, kind: str, info: Any) -> Repository:
 
 
 def fetch(repository: Repository, names: Iterable[str]) -> dict[str, Path]:
-    """Bring files to the hub's cache and check their hashes: name -> path there.
+    """Download files to the hub's cache and check their hashes: name -> path there.
 
-    Raises `UserError` where the disk cannot hold them, before the first byte; where the hub fails or refuses; and where
-    a file has not the hash that the hub says, which is then removed.
+    Raises `UserError` if the disk has no room for them, before the first byte; if the hub fails or refuses; and if a
+    file does not have the hub's hash, which removes it.
     """
     files = [repository.files[name] for name in names]
     _check_disk(repository, files)
@@ -129,7 +130,7 @@ def _in_cache(repository: Repository, file: File) -> bool:
 
 
 def has_hash(file: File, content: Path | bytes) -> bool:
-    """Whether bytes, or those of a file here, are those that the hub has."""
+    """Return whether bytes, or those of a local file, are those that the hub has."""
     if file.sha256:
         found = hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else manifest.sha256(content)
         return found == file.sha256
@@ -149,7 +150,7 @@ def _check_hash(repository: Repository, file: File, path: Path) -> None:
 
 
 def _resolve_offline(name: str, revision: str, kind: str) -> Repository:
-    """A repository as far as the cache holds it."""
+    """Return a repository as far as the cache holds it."""
     try:
         folder = Path(
             huggingface_hub.snapshot_download(
@@ -170,7 +171,7 @@ def _resolve_offline(name: str, revision: str, kind: str) -> Repository:
 
 
 def _retry(ask: Callable[[], Result]) -> Result:
-    """What `ask` returns, asked again where a server or a connection failed."""
+    """Return the result of `ask`, called again after a failure of the server or the connection."""
     for attempt in range(ATTEMPTS):
         try:
             return ask()
@@ -186,7 +187,7 @@ def _retry(ask: Callable[[], Result]) -> Result:
 
 @contextmanager
 def _one_line(name: str, revision: str) -> Iterator[None]:
-    """Turn what the client raises into one line that says what to do."""
+    """Turn the client's exceptions into one line that says what to do."""
     try:
         yield
     except errors.GatedRepoError:
@@ -203,7 +204,7 @@ def _one_line(name: str, revision: str) -> Iterator[None]:
     except errors.RemoteEntryNotFoundError:
         reason = f"lost a file while it was downloaded from revision {revision}; run again"
     except errors.HFValidationError:
-        reason = "is no repository's name; it is ORGANISATION/NAME"
+        reason = "is not a repository's name; write ORGANISATION/NAME"
     except errors.HfHubHTTPError as error:
         reason = _status(error.response.status_code)
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:

@@ -2,9 +2,9 @@
 
     python scripts/quantmill fetch.link SRC DST --kind path
 
-SRC must hold config.json and weights (safetensors or .bin, sharded or not). Nothing in it is changed, and nothing that
-is written to it later reaches DST. The copies are reflinks where the file system has them, which cost no disk. What
-does not belong to the model is left out, and the manifest names it.
+SRC must hold config.json and weights (safetensors or .bin, sharded or not). It is not changed, and later changes to it
+do not reach DST. The copies are reflinks if the file system has them, which cost no disk. Files that do not belong to
+the model are left out, and the manifest names them.
 """
 
 from concurrent.futures import ThreadPoolExecutor

@@ -2,9 +2,8 @@
 
     python scripts/quantmill fetch.model ORGANISATION/NAME DST [--revision main]
 
-Weights come in one form, safetensors where there are any, else .bin. Files land in the hub's own cache, where a later
-run finds them, and DST gets copies: reflinks where the file system has them. A token is taken from HF_TOKEN or from
-`hf auth login`.
+Weights come in one form, safetensors if there are any, else .bin. Files land in the hub's own cache for later runs, and
+DST gets copies: reflinks if the file system has them. The token is that of HF_TOKEN or of `hf auth login`.
 """
 
 from pathlib import Path

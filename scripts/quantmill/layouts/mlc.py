@@ -1,6 +1,6 @@
-"""MLC-LLM's q4f16_1: groups of 32 inputs share a scale, embeddings and head too; norms and biases stay float16.
+"""MLC-LLM's q4f16_1: groups of 32 inputs share a scale, also in embeddings and head; norms and biases are float16.
 
-q_weight [rows, 4 * groups] holds eight inputs a word, the lowest four bits first; a weight is (q - 7) * scale. Some
+q_weight [rows, 4 * groups] holds eight inputs a word, the lowest four bits first. A weight is (q - 7) * scale. Some
 parameters are several of the source's tensors, one after another (mlc/parameters.py).
 """
 

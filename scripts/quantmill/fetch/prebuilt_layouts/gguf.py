@@ -1,4 +1,4 @@
-"""GGUF: one file, or several of a model that was split, with the model's config and tokenizer beside it."""
+"""GGUF: one file, or several of a split model, with the model's config and tokenizer next to it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath, PurePosixPath
@@ -54,7 +54,7 @@ PARAMETERS = (
 
 
 def local(path: Path) -> dict[str, Path]:
-    """See `prebuilt_layouts`. The path is that of a folder with one model, or of a file."""
+    """See `prebuilt_layouts`. The path is a folder with one model, or a file."""
     folder = path.parent
     if path.is_dir():
         folder, names = path, sorted(each.name for each in path.iterdir() if each.suffix == ".gguf")
@@ -81,7 +81,7 @@ def remote(repository: str, names: Iterable[str], file: str | None) -> dict[str,
 
 
 def _names(parts: Sequence[PurePath]) -> list[str]:
-    """What files are called in an artifact: parts keep their names, by which llama.cpp finds the others."""
+    """Return the files' names in an artifact. Parts keep theirs, by which llama.cpp finds the others."""
     return [files.MODEL] if len(parts) == 1 else [part.name for part in parts]
 
 
@@ -111,7 +111,7 @@ def gate_layout(folder: Path) -> str:
 
 
 def check_sizes(found: Gguf, config: Mapping[str, Any]) -> None:
-    """Raises `UserError` where a file's architecture, sizes or number of tokens are not those of a config.json."""
+    """Raise `UserError` if a file's architecture, sizes or number of tokens are not those of a config.json."""
     kind, architecture = config.get("model_type"), found.metadata.get("general.architecture")
 
     def size(key: str) -> Any:
@@ -147,13 +147,13 @@ def check_sizes(found: Gguf, config: Mapping[str, Any]) -> None:
 
 
 def check_tokens(found: Gguf, ours: Mapping[int, str] | None) -> None:
-    """Raises `UserError` where an id is another token to a file than to this model. What pads the vocabulary, beyond
-    the model's own tokens, may be called anything; a file without tokens has nothing to compare."""
+    """Raise `UserError` if an id is another token in the file than in this model. Padding beyond the model's own tokens
+    may have any name; a file without tokens has nothing to compare."""
     tokens = found.metadata.get(TOKENS)
     if tokens is None:
         return
     if not isinstance(tokens, Texts):
-        raise UserError(f"{found.path}: its {TOKENS} is no array of texts; convert the model again")
+        raise UserError(f"{found.path}: its {TOKENS} is not an array of texts; convert the model again")
     for key in ("tokenizer.ggml.scores", "tokenizer.ggml.token_type"):  # older llama.cpp reads beyond their end
         listed = found.metadata.get(key, tokens)
         if not isinstance(listed, (Texts, np.ndarray)) or len(listed) < len(tokens):

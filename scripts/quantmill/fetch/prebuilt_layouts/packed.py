@@ -1,4 +1,4 @@
-"""GPTQ, AWQ and the like: a model's folder of safetensors with packed matrices, and a quantization_config."""
+"""Layouts of safetensors with packed matrices and a quantization_config: GPTQ, AWQ and others."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -63,7 +63,7 @@ def check(folder: Path, model: Path, layout: str) -> dict[str, Any]:
 
 
 def find(folder: Path) -> Checkpoint:
-    """`shards.find`. Raises `UserError` also for weights that are pickled."""
+    """Find a checkpoint as `shards.find`. Raises `UserError` also for pickled weights."""
     found = shards.find(folder)
     if found.form != "safetensors":
         raise UserError(f"{folder}: its weights are pickled ({found.form}); name an artifact with safetensors")
@@ -71,11 +71,11 @@ def find(folder: Path) -> Checkpoint:
 
 
 def quantization(folder: Path, layout: str) -> dict[str, Any]:
-    """What a GPTQ or AWQ folder says of its weights. Raises `UserError` where that is another layout."""
+    """Return a folder's quantization_config. Raises `UserError` if it is another layout's."""
     found = shards.read_config(folder / "config.json").get("quantization_config")
     if not isinstance(found, dict):
         raise UserError(
-            f"{folder}: its config.json has no quantization_config; where {QUANTIZE_CONFIG} says it, put that there"
+            f"{folder}: its config.json has no quantization_config; if {QUANTIZE_CONFIG} has it, copy it there"
         )
     if plain_file.is_there(folder / QUANTIZE_CONFIG):
         other = shards.read_json(folder / QUANTIZE_CONFIG)
@@ -90,10 +90,10 @@ def quantization(folder: Path, layout: str) -> dict[str, Any]:
 
 
 def check_packed(folder: Path, layout: str, words: Mapping[str, Any], source: Checkpoint) -> dict[str, Tensor]:
-    """The tensors of an artifact, which scripts/layouts says what each is packed like.
+    """Return the tensors of an artifact after checking them against the shapes that the layout's module gives.
 
-    Raises `UserError` where one that the source has is missing or has another size, and where the bits or the group
-    size that the config names are not those of the weights.
+    Raises `UserError` if a tensor of the source is missing or has another size, and if the bits or the group size of
+    the config are not those of the weights.
     """
     stored, reader = shards.find(folder).tensors(), layouts.module(layout)
     if dropped := headers.own_names(folder, source.config(), stored)[1]:
@@ -145,8 +145,8 @@ def check_packed(folder: Path, layout: str, words: Mapping[str, Any], source: Ch
 
 
 def left_over(folder: Path, layout: str, stored: Mapping[str, Tensor], source: Checkpoint) -> list[str]:
-    """Names of the tensors of an artifact that nothing reads, and that harm nobody: buffers, layers that guess further
-    tokens, parts that see or hear, biases of zeros where the model has none, and a tied head once more.
+    """Return names of an artifact's harmless tensors that nothing reads: buffers, multi-token prediction layers,
+    towers, biases of zeros that the model does not have, and a second copy of a tied head.
 
     Raises `UserError` with the first of those that nothing explains.
     """
@@ -177,7 +177,7 @@ def left_over(folder: Path, layout: str, stored: Mapping[str, Tensor], source: C
 
 
 def tool(words: Mapping[str, Any]) -> str:
-    """What built an artifact, as far as it says so."""
+    """Return the name of the tool that built an artifact, if the artifact gives it."""
     meta = words.get("meta")
     named = meta.get("quantizer") if isinstance(meta, dict) else None
     return printable(", ".join(map(str, named))[:MAX_WORD]) if isinstance(named, list) and named else "unknown"
