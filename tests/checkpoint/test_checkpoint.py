@@ -5,6 +5,7 @@ import math
 import struct
 import subprocess
 import zipfile
+from argparse import ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -230,7 +231,7 @@ def test_sizes(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "0.1", "9" * 400, "5 apples", "1e9"])
 def test_sizes_that_are_none(text: str) -> None:
-    with pytest.raises(ValueError, match="is no size"):
+    with pytest.raises(ArgumentTypeError, match="is not a size"):
         sharding.parse_size(text)
 
 

@@ -23,13 +23,6 @@ WRITERS: dict[str, Callable[..., None]] = {"safetensors": safetensors_file.write
 
 def parser(doc: str) -> argparse.ArgumentParser:
     """Return the arguments of a program that converts a checkpoint's folder."""
-
-    def size(text: str) -> int:
-        try:
-            return sharding.parse_size(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
     arguments = program.parser(doc)
     arguments.add_argument("src", type=Path, help="folder of the model")
     arguments.add_argument("dst", type=Path, help="folder to write")
@@ -41,9 +34,10 @@ def parser(doc: str) -> argparse.ArgumentParser:
     arguments.add_argument(
         "--share",
         action="store_true",
-        help="SRC is an artifact of a workflow: hold its files against its manifest, and share their bytes with DST",
+        help="SRC is an artifact of a workflow: check its files against its manifest, and share their bytes with DST",
     )
-    arguments.add_argument("--max-shard-size", type=size, help="cut the weights anew, e.g. 5GB; default: as they are")
+    size = "split the weights anew, e.g. 5GB; default: as they are"
+    arguments.add_argument("--max-shard-size", type=sharding.parse_size, help=size)
     return arguments
 
 
@@ -138,7 +132,7 @@ def convert(
     Raises `UserError` for a damaged source file or a weight that is not finite, and OSError if a written file differs
     from its source.
     """
-    checks: dict[str, set[Path]] = {}  # each source file is checked with the first group that it holds tensors of
+    checks: dict[str, set[Path]] = {}  # each source file is checked with the first group that has tensors of it
     for tensors in groups:
         sources = {tensor.path for tensor in tensors if tensor.path.suffix == ".bin"}
         checks[tensors[0].name] = sources.difference(*checks.values())
@@ -180,12 +174,10 @@ def compare(tensors: Sequence[Tensor], path: Path, form: str) -> None:
 
 def drop_tied(config: dict, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Leave out an lm_head that the config ties to the embeddings, after checking that the checkpoint agrees.
-
     transformers 5 initialises a missing head at random if it is not tied, and silently unties heads that differ.
-    Classes of a repository's own (`auto_map`) may not know the tie, so their heads stay.
-    """
+    Classes of a repository's own (`auto_map`) may not know the tie, so their heads stay."""
     head, embeddings = tensors.get(HEAD), tensors.get(EMBEDDINGS)
-    tied = config.get("tie_word_embeddings")  # where it is absent, the model's class decides, and only it knows
+    tied = config.get("tie_word_embeddings")  # if absent, the model's class decides
     causal = "ForCausalLM" in str(config.get("architectures")) and "auto_map" not in config
     quantized = any(name.startswith("lm_head.") for name in tensors)  # EXL3's head has other names
     if tied is False and not quantized and embeddings is not None and causal:

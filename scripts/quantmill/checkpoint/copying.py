@@ -8,11 +8,9 @@ from quantmill.checkpoint.tensor import Tensor
 
 
 def copy(tensor: Tensor, target: io.FileIO) -> None:
-    """Append a tensor's elements, in row-major order, to an unbuffered file.
-
-    It reads and writes. os.copy_file_range took 1.4 times as long when a tensor's offset within a page differs between
-    the two files, as it nearly always does (docs/PERFORMANCE.md).
-    """
+    """Append a tensor's elements, in row-major order, to an unbuffered file. It reads and writes. os.copy_file_range
+    took 1.4 times as long when a tensor's offset within a page differs between the two files, as it nearly always does
+    (docs/PERFORMANCE.md)."""
     for chunk in tensor.chunks():
         write_all(target, chunk)
 
@@ -25,15 +23,10 @@ def write_all(target: io.FileIO, data: memoryview | bytes) -> None:
 
 
 def equal_bytes(first: Tensor, second: Tensor) -> bool:
-    """Return whether two tensors have the same dtype, shape and bytes, however their files store them.
-
-    It compares bytes, not values: NaN differs from itself, and its payload must be kept.
-    """
+    """Return whether two tensors have the same dtype, shape and bytes, however their files store them. It compares
+    bytes, not values: NaN differs from itself, and its payload must be kept."""
+    words = np.uint64 if first.nbytes % 8 == 0 else np.uint8  # words compare faster
     return (first.dtype, first.shape) == (second.dtype, second.shape) and all(
-        np.array_equal(_words(one), _words(other)) for one, other in zip(first.chunks(), second.chunks(), strict=True)
+        np.array_equal(np.frombuffer(one, words), np.frombuffer(other, words))
+        for one, other in zip(first.chunks(), second.chunks(), strict=True)
     )
-
-
-def _words(data: memoryview) -> np.ndarray:
-    """Return the bytes as 64-bit numbers if their count allows it, which compares faster."""
-    return np.frombuffer(data, np.uint64 if len(data) % 8 == 0 else np.uint8)

@@ -51,11 +51,9 @@ class Contents:
 
 
 def read(path: Path) -> Contents:
-    """Read the headers of a model.bin; no array is read.
-
-    Raises `UserError` if the file has another version, is cut off, continues after its end or contradicts itself, or if
-    it has a name twice, an empty variable, an unknown dtype, or more variables than any model.
-    """
+    """Read the headers of a model.bin; no array is read. Raises `UserError` if the file has another version, is cut
+    off, continues after its end or contradicts itself, or if it has a name twice, an empty variable, an unknown dtype,
+    or more variables than any model."""
     try:
         with open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -82,7 +80,7 @@ def read(path: Path) -> Contents:
                 name, target = _string(file), _string(file)
                 if name in variables or name in aliases:
                     raise UserError(f"{path}: {name!r:.80} occurs twice; build it again")
-                if target not in variables:  # the engine leaves such an alias out without a word
+                if target not in variables:  # the engine silently ignores such an alias
                     raise UserError(f"{path}: {name!r:.80} is an alias of {target!r:.80}, which is not a variable")
                 aliases[name] = target
             if file.tell() != size:

@@ -16,7 +16,7 @@ from quantmill.common.model_config import of_text
 from quantmill.common.program import UserError
 
 MODEL, CONFIG, VOCABULARY = "model.bin", "config.json", "vocabulary.json"
-SPEC, REVISIONS = "TransformerDecoderSpec", range(2, 9)  # of the first one the names were others
+SPEC, REVISIONS = "TransformerDecoderSpec", range(2, 9)  # the first one had other names
 INTEGERS, FLOATS = ("int8", "int16", "int32"), ("float32", "float16", "bfloat16")
 LARGEST = 2**31 - 1
 ACTIVATIONS, SCALING_TYPES = range(7), range(3)  # common_spec.Activation, attention_spec.RotaryScalingType
@@ -30,7 +30,7 @@ NORMS = (
     PARALLEL,
     {*PARALLEL, "pre_feedforward_layer_norm", "post_feedforward_layer_norm"},
 )
-# sizes and what families of models call them
+# sizes, and their keys in config.json of several families
 WORDS = {
     "vocabulary": ("vocab_size",),
     "width": ("hidden_size", "n_embd", "d_model"),
@@ -62,7 +62,7 @@ def check(folder: Path, config: Mapping[str, Any] | None = None) -> dict[str, Va
     decoder = _Decoder(path, contents, of_text(config or {}))
     decoder.check()
     tokens = shards.read_list(folder / VOCABULARY, selection.MAX_BYTES)
-    if len(tokens) != decoder.vocabulary:  # a token is found by its place
+    if len(tokens) != decoder.vocabulary:  # tokens are found by their place
         raise UserError(
             f"{folder / VOCABULARY}: has {len(tokens)} tokens, and {MODEL} has {decoder.vocabulary}; convert it again"
         )
@@ -77,7 +77,7 @@ class _Decoder:
         self.left = dict(contents.variables)
         for alias, target in contents.aliases.items():
             self.left[alias] = contents.variables[target]
-            if (scale := f"{target}_scale") in contents.variables:  # the engine gives the alias the scale too
+            if (scale := f"{target}_scale") in contents.variables:  # the engine aliases the scale too
                 self.left.setdefault(f"{alias}_scale", contents.variables[scale])
         self.scopes = {name.rpartition("/")[0] for name in self.left}
         self.vocabulary = 0
@@ -107,7 +107,7 @@ class _Decoder:
         kinds = (*INTEGERS, *FLOATS) if floats else INTEGERS
         if found.shape or found.dtype not in kinds or found.value is None:
             raise self.refuse(name, f"should be a number of {', '.join(kinds)}, and is {self.described(found)}")
-        if not low <= found.value <= high:  # NaN is not either
+        if not low <= found.value <= high:  # NaN fails both
             raise self.refuse(name, f"is {found.value:g}, which is not from {low:g} to {high:g}")
         return found.value
 
@@ -217,10 +217,8 @@ class _Decoder:
 
 
 class _Layer:
-    """A layer, whose variables are taken from its decoder's.
-
-    `extras`: names of optional parts, which all layers must share. `norms`: the scopes of its norms.
-    """
+    """A layer, whose variables are taken from its decoder's. `extras`: names of optional parts, which all layers must
+    share. `norms`: the scopes of its norms."""
 
     def __init__(self, decoder: _Decoder, scope: str, width: int, heads: int, window: int) -> None:
         self.decoder, self.scope = decoder, scope

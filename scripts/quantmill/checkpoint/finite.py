@@ -12,8 +12,8 @@ from quantmill.checkpoint.copying import write_all
 from quantmill.checkpoint.tensor import DTYPE_BYTES, Tensor
 from quantmill.common.program import UserError
 
-# dtype -> integers of its parts' width, and the least bit pattern, without the sign, of what is no number: an exponent
-# of ones alone, but for F8_E4M3, which has no infinities, and F8_E8M0, which has no sign and one such pattern
+# dtype -> integers of its parts' width, and the least bit pattern, without the sign, of NaN and infinity: all bits of
+# the exponent are set. F8_E4M3 has no infinities; F8_E8M0 has no sign and one NaN.
 PATTERNS = {
     "F64": ("<i8", 0x7FF0000000000000),
     "F32": ("<i4", 0x7F800000),
@@ -27,11 +27,9 @@ PATTERNS = {
 
 
 def first_not_finite(data: memoryview, dtype: str) -> int | None:
-    """Return the first element of little-endian bytes that is NaN or infinite; None if all are finite.
-
-    As integers, the bit patterns of such elements are the largest ones, of negative elements among the unsigned. Two
-    maxima find them for any type at the speed of the cache; numpy's isfinite takes 20 times as long for float16.
-    """
+    """Return the first element of little-endian bytes that is NaN or infinite; None if all are finite. As integers, the
+    bit patterns of such elements are the largest ones, of negative elements among the unsigned. Two maxima find them
+    for any type at the speed of the cache; numpy's isfinite takes 20 times as long for float16."""
     if dtype not in PATTERNS or not data:
         return None
     kind, least = PATTERNS[dtype]

@@ -31,8 +31,8 @@ def write_float16(tensor: Tensor, target: io.FileIO) -> None:
     if tensor.dtype not in CAST:
         copy(tensor, target)
         return
-    for values, rounded in _as_float16(tensor):
-        if np.any(np.isinf(rounded) & np.isfinite(values)):
+    for rounded, overflows in _as_float16(tensor):
+        if overflows:
             raise BeyondFloat16(
                 f"{tensor.path}: {tensor.name} holds weights beyond 65,504, which float16 cannot hold; "
                 "leave the formats that store it in float16 out of this model's formats"
@@ -42,17 +42,16 @@ def write_float16(tensor: Tensor, target: io.FileIO) -> None:
 
 def fits(tensor: Tensor) -> bool:
     """Return whether all finite elements of a tensor are within the range of float16."""
-    return tensor.dtype not in CAST or not any(
-        np.any(np.isinf(rounded) & np.isfinite(values)) for values, rounded in _as_float16(tensor)
-    )
+    return tensor.dtype not in CAST or not any(overflows for _, overflows in _as_float16(tensor))
 
 
-def _as_float16(tensor: Tensor) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield a tensor's elements in pieces, as they are and as float16."""
+def _as_float16(tensor: Tensor) -> Iterator[tuple[np.ndarray, bool]]:
+    """Yield a tensor's elements in pieces as float16, and whether a finite element of the piece became infinite."""
     for chunk in tensor.chunks():  # pieces end between elements: `CHUNK` is a multiple of every width
         values = as_float(chunk, tensor.dtype)
         with np.errstate(over="ignore"):
-            yield values, values.astype(np.float16)
+            rounded = values.astype(np.float16)
+        yield rounded, bool(np.any(np.isinf(rounded) & np.isfinite(values)))
 
 
 def as_float(data: memoryview, dtype: str) -> np.ndarray:

@@ -64,11 +64,8 @@ class Gguf:
 
 
 def read(path: Path) -> Gguf:
-    """Read one file.
-
-    Raises `UserError` if it is not a little-endian GGUF file of version 2 or 3, is cut off or damaged, or exceeds the
-    bounds of this module or of gguf_header.
-    """
+    """Read one file. Raises `UserError` if it is not a little-endian GGUF file of version 2 or 3, is cut off or
+    damaged, or exceeds the bounds of this module or of gguf_header."""
     with open_plain(path) as file:
         header = Header(path, file)
         version, tensors, keys = _counts(header)
@@ -157,10 +154,8 @@ def parts(path: Path) -> list[Path]:
 
 
 def read_all(path: Path) -> Gguf:
-    """Read a model's file, or all files of a split model; `path` is any of them.
-
-    Raises `UserError` as `read` does, and if a file is missing or belongs to another model.
-    """
+    """Read a model's file, or all files of a split model; `path` is any of them. Raises `UserError` as `read` does, and
+    if a file is missing or belongs to another model."""
     paths = parts(path)
     first = read(paths[0])
     tensors: dict[str, Tensor] = {}

@@ -16,12 +16,12 @@ import numpy as np
 from quantmill.common.program import UserError
 
 MAX_BYTES = 64 * 2**20  # 262,144 tokens and their 514,906 merges take 16 MB
-MAX_TEXT = 2**20  # bytes of an array's text, and of all others together; chat templates have up to 40,000
+MAX_TEXT = 2**20  # bytes of a text in an array, and of all others together; chat templates have up to 40,000
 CHUNK = 2**20  # bytes that are read at a time
 
 NUMBERS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
 BOOL, TEXT, ARRAY = 7, 8, 9
-# keys at which ggml refuses another type, or llama.cpp ends its process
+# keys of which ggml refuses other types, or llama.cpp aborts on them
 KINDS = {
     "general.alignment": 4,
     "general.architecture": TEXT,
@@ -64,10 +64,8 @@ class Header:
         return UserError(f"{self.path}: {reason}")
 
     def skip(self, count: int) -> int:
-        """Load the next `count` bytes into `data` and advance past them. Return where they start.
-
-        Raises `UserError` if the file ends before, or the header exceeds its bound.
-        """
+        """Load the next `count` bytes into `data` and advance past them. Return where they start. Raises `UserError` if
+        the file ends before, or the header exceeds its bound."""
         start, end = self.position, self.position + count
         if end > len(self.data):
             if end > self.size:
@@ -142,12 +140,12 @@ class Header:
 
     def texts(self, key: str, count: int) -> Texts:
         """Read an array of texts."""
-        self.position = self.skip(8 * count)  # their lengths alone take that
+        self.position = self.skip(8 * count)  # their lengths alone take these bytes
         starts = array("I", [0]) * count
         data, empty = self.data, bytes(8)
         for number in range(count):
             starts[number] = start = self.position
-            if data[start : start + 8] == empty:  # of a hostile file 8 million times
+            if data[start : start + 8] == empty:  # up to 8 million times in a hostile file
                 self.position += 8
             else:
                 self.text(f"{key}[{number}]", MAX_TEXT)

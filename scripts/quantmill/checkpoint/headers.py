@@ -12,12 +12,12 @@ from quantmill.checkpoint.shards import Checkpoint
 from quantmill.checkpoint.tensor import Tensor, refuse_pointer
 from quantmill.common.program import UserError
 
-# what torch.compile, FSDP and activation checkpointing put into names, at whatever place they wrapped a module
+# what torch.compile, FSDP and activation checkpointing insert into names, wherever they wrapped a module
 COMPONENTS = re.compile(r"\b(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\.")
-WRAPPERS = ("module.", "base_model.model.", "model.")  # before all names: of DDP, of PEFT, and of whatever trained it
+WRAPPERS = ("module.", "base_model.model.", "model.")  # before all names: of DDP, of PEFT, of trainers
 BODIES = ("model.", "transformer.", "gpt_neox.", "backbone.")  # where decoders' own names begin
 HEADS = ("lm_head.", "embed_out.")
-# types whose embeddings have no place for a token of padding, so that transformers does not look at its id
+# types whose embeddings take no padding id, which transformers then ignores
 UNPADDED = (
     *("bloom", "codegen", "falcon", "falcon_mamba", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "mamba"),
     *("gpt_neox_japanese", "gptj", "mamba2", "mpt", "nemotron_h", "rwkv", "xlnet", "xlstm"),
@@ -96,10 +96,7 @@ def check_ids(path: Path, config: Mapping[str, Any]) -> None:
 
 def own_names(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
     """Return the tensors by the names that the model's class has for them, and the prefix removed from the names in the
-    files.
-
-    Raises `UserError` if only some names have the prefix, or two names become one.
-    """
+    files. Raises `UserError` if only some names have the prefix, or two names become one."""
     inside = {found for name in tensors for found in COMPONENTS.findall(name)}
     names = {name: COMPONENTS.sub("", name) for name in tensors} if inside else {name: name for name in tensors}
     prefix = _wrapper([*names.values()], sizes.text_words(config).get("model_type"))
@@ -129,12 +126,9 @@ def _wrapper(names: Sequence[str], model_type: Any) -> str:
         found = next((each for each in WRAPPERS if all(name.startswith(each) for name in rest)), None)
         if found == "model.":
             own = [name.removeprefix(found) for name in rest]
-            if not (all(name.startswith(BODIES + HEADS) for name in own) and any(map(_is_of_a_body, own))):
+            has_body = any(name.startswith(BODIES) for name in own)
+            if not has_body or not all(name.startswith(BODIES + HEADS) for name in own):
                 return prefix
         if found is None:
             return prefix
         prefix += found
-
-
-def _is_of_a_body(name: str) -> bool:
-    return name.startswith(BODIES)

@@ -76,7 +76,7 @@ NEOX = _table("""
 """)
 DIVIDED = ("llama", "mistral", "mixtral", "phi3", "qwen2", "granite", "smollm3", "olmo", "olmo2", "gpt2", "gpt_neox")
 LLAMAS = (*DIVIDED[:-2], "gemma", "gemma2", "gemma3_text", "qwen3", "qwen3_moe")  # whose names are Llama's
-KNOWN: dict[Any, Mapping[str, str]] = {  # by model type; where no head_dim is said, those of DIVIDED share H
+KNOWN: dict[Any, Mapping[str, str]] = {  # by model type; without head_dim, heads of DIVIDED share H
     **dict.fromkeys(LLAMAS, LLAMA),
     **dict.fromkeys(("qwen3", "qwen3_moe", "gemma3_text"), LLAMA | HEAD_NORMS),
     "gpt2": GPT2,
@@ -105,24 +105,22 @@ def _sizes(words: Mapping[str, Any], divided: bool) -> dict[str, int]:
     def size(*keys: str) -> int | None:
         return next((words[key] for key in keys if type(words.get(key)) is int), None)
 
-    hidden, heads, inner = size("hidden_size", "n_embd"), size("num_attention_heads", "n_head"), None
-    head, keys = size("head_dim"), size("num_key_value_heads")
+    hidden, heads = size("hidden_size", "n_embd"), size("num_attention_heads", "n_head")
+    head, keys, inner = size("head_dim"), size("num_key_value_heads"), size("intermediate_size", "n_inner")
     if head is None and divided and hidden and heads:
         head = hidden // heads
-    inner = size("intermediate_size", "n_inner")
-    queries = heads * head if heads and head else None
-    key_width = keys * head if keys and head else None
+    queries, key_width = heads and head and heads * head, keys and head and keys * head
     found = {
         "H": hidden,
         "Q": queries,
         "K": key_width,
-        "A": queries + 2 * key_width if queries and key_width else None,
+        "A": queries and key_width and queries + 2 * key_width,
         "D": head,
         "I": inner,
-        "G": 2 * inner if inner else None,
+        "G": inner and 2 * inner,
         "M": size("moe_intermediate_size"),
         "E": size(*EXPERTS),
         "V": size("vocab_size"),
-        "T": 3 * hidden if hidden else None,
+        "T": hidden and 3 * hidden,
     }
     return {letter: each for letter, each in found.items() if each is not None}

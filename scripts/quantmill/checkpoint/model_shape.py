@@ -12,7 +12,7 @@ from quantmill.common import bounded_json, plain_file
 from quantmill.common.model_config import MAX_CONFIG
 from quantmill.common.program import UserError
 
-LARGEST = 2**32  # of any size: what is beyond was not meant
+LARGEST = 2**32  # of any size; larger ones are mistakes
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,15 @@ class Shape:
     approximate a model of Llama's layers."""
 
     parameters: int
-    embeddings: int  # and a head of its own
+    embeddings: int  # and an untied head
     block: int  # matrices of one block
     layers: int
     hidden: int
     heads: int
     vocab: int
     context: int | None
-    rows: int  # of all matrices, embeddings and head included: what has a scale of its own in CTranslate2's int8
-    inputs: int  # width of the input of each matrix of the blocks, summed: GPTQ stores an order of them
+    rows: int  # of all matrices, embeddings and head included; each has a scale in CTranslate2's int8
+    inputs: int  # summed input widths of the blocks' matrices; GPTQ stores an order of them
     exact: bool
 
 
@@ -118,16 +118,14 @@ def of_config(folder: Path) -> Shape | None:
     path = folder / "config.json"
     try:
         return of(bounded_json.loads(plain_file.read(path, MAX_CONFIG), MAX_CONFIG)) if path.is_file() else None
-    except (ValueError, UserError):  # the job that reads it says so, in a line
+    except (ValueError, UserError):  # the job that reads it reports that
         return None
 
 
 def of_folder(folder: Path) -> Shape:
-    """Return the shape of the model in a folder: from its config.json, else from the size of its weight files.
-
-    Raises `FileNotFoundError` with the folder's own name if there is no such model yet. By that name Snakemake sees
-    that the input is still to be made, and asks again.
-    """
+    """Return the shape of the model in a folder: from its config.json, else from the size of its weight files. Raises
+    `FileNotFoundError` with the folder's own name if there is no such model yet. By that name Snakemake sees that the
+    input is still to be made, and asks again."""
     if not folder.exists():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
     found = of_config(folder)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-# auto_map names Python, which is not carried along; the others a kernel of somebody's machine, or of the hub's
+# auto_map names Python code, which is not copied; the others name a kernel of one machine or of the hub
 NOT_CARRIED = ("auto_map", "attn_implementation", "_attn_implementation", "experts_implementation", "use_kernels")
 
 

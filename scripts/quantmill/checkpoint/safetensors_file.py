@@ -22,10 +22,8 @@ from quantmill.common.program import UserError
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """Find the tensors of a safetensors file: name -> `Tensor`, in the header's order.
-
-    Raises `UserError` if the header is cut off, is not JSON, names an unknown dtype, or disagrees with the file.
-    """
+    """Find the tensors of a safetensors file: name -> `Tensor`, in the header's order. Raises `UserError` if the header
+    is cut off, is not JSON, names an unknown dtype, or disagrees with the file."""
     with open_plain(path) as file:
         size = os.fstat(file.fileno()).st_size
         prefix = file.read(8)

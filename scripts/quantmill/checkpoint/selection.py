@@ -20,7 +20,7 @@ SHARDS = {
     form: re.compile(rf"{Path(name).stem}(\{Path(name).suffix})?-\d+-of-\d+\{Path(name).suffix}")
     for form, name in SINGLES.items()
 }
-ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")  # weights that peft adds to those of the model
+ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")  # weights that peft adds to the model's
 CONFIGS = ("config.json", "generation_config.json")
 TOKENIZER = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -28,19 +28,19 @@ TOKENIZER = (
     *("tokenizer.model", "spiece.model", "sentencepiece.model", "sentencepiece.bpe.model", "spm.model"),
     *("ice_text.model", "chat_template.jinja", "chat_template.json"),
 )
-PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")  # of pictures
+PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")  # of images
 TOKENIZER_PATTERN = re.compile(r"\w[\w.-]*\.tiktoken|tokenizer\.model\.v\d+", re.ASCII)
 TERMS = re.compile(
     r"([a-z0-9]+[-_])?(licen[sc]e|copying|notice|readme|use_policy)([-_][a-z0-9]+(\.[0-9]+)*)*(\.(md|txt|rst))?",
     re.ASCII | re.IGNORECASE,
 )
-# what else an artifact has: weights, and the config and words of CTranslate2's, MLC-LLM's and auto-gptq's
+# further files of artifacts: weights, and configs and vocabularies of CTranslate2, MLC-LLM and auto-gptq
 BUILT = re.compile(
     r"quantize_config\.json|model\.bin|vocabulary\.json|params_shard_\d+\.bin|mlc-chat-config\.json"
     r"|tensor-cache\.json|ndarray-cache\.json|\w[\w.-]*\.gguf",
     re.ASCII,
 )
-NAMED = 20  # files that are left out
+NAMED = 20  # of the files that are left out
 MAX_BYTES = 64 * 2**20  # of a file that holds no weights; a tokenizer of 262,144 tokens has 33 MB
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +15,7 @@ from quantmill.common.bounded_json import MAX_BYTES
 from quantmill.devices.cpu import available_threads
 
 Written = TypeVar("Written")
-WORKERS = 4  # files written at the same time at most; a disk gains no more from more
+WORKERS = 4  # files written at the same time; more do not use a disk better
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -51,10 +52,8 @@ def group_by_file(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
 def write(
     folder: Path, form: str, groups: Sequence[Sequence[Tensor]], write_file: Callable[[Path, Sequence[Tensor]], Written]
 ) -> dict[str, Written]:
-    """Write each group to a file with `write_file(path, tensors)`, several at a time, and the index.
-
-    Return what `write_file` returned for each file's name, in the groups' order.
-    """
+    """Write each group to a file with `write_file(path, tensors)`, several at a time, and the index. Return what
+    `write_file` returned for each file's name, in the groups' order."""
     files = dict(zip(names(form, len(groups)), groups, strict=True))
     with ThreadPoolExecutor(min(WORKERS, available_threads())) as workers:
         paths = [folder / name for name in files]
@@ -91,9 +90,9 @@ def place_index(source: Checkpoint, tensors: Sequence[Tensor], folder: Path) -> 
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of `5GB`, `500 MB`, `2GiB` or `1000000`. Raises ValueError."""
+    """Return the bytes of `5GB`, `500 MB`, `2GiB` or `1000000`. Raises ArgumentTypeError."""
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMG]?I?B?)", text.strip().upper())
     size = int(float(match[1]) * UNITS[match[2]]) if match and match[2] in UNITS else 0
     if size == 0:
-        raise ValueError(f"{text!r} is not a size; write 5GB, 500MB or 2GiB")
+        raise ArgumentTypeError(f"{text!r} is not a size; write 5GB, 500MB or 2GiB")
     return size

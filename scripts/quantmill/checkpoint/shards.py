@@ -12,7 +12,7 @@ from quantmill.common import bounded_json, plain_file
 from quantmill.common.model_config import MAX_CONFIG, of_text
 from quantmill.common.program import UserError
 
-MAX_LEVELS = 100  # of values in one another in a config.json
+MAX_LEVELS = 100  # of nesting in a config.json
 MAX_TENSORS = 200_000  # of a model; the largest have 90,000
 READERS = {"safetensors": safetensors_file.read, "bin": torch_zip.read}
 HEADS = (".lm_head.", ".embed_out.")  # parts of names of a head's tensors; the second is GPT-NeoX's
@@ -20,10 +20,8 @@ HEADS = (".lm_head.", ".embed_out.")  # parts of names of a head's tensors; the 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model's folder: `form` is `safetensors` or `bin`; `files` are its weight files, in order.
-
-    `weight_map` is the index's: tensor name -> file name; None for a single file without an index.
-    """
+    """A model's folder: `form` is `safetensors` or `bin`; `files` are its weight files, in order. `weight_map` is the
+    index's: tensor name -> file name; None for a single file without an index."""
 
     folder: Path
     form: str
@@ -35,11 +33,8 @@ class Checkpoint:
         return read_config(self.folder / "config.json")
 
     def tensors(self) -> dict[str, Tensor]:
-        """Find all tensors: name -> `Tensor`.
-
-        Raises `UserError` if two shards hold the same name, or the index and the shards disagree: an engine would
-        initialise missing tensors at random.
-        """
+        """Find all tensors: name -> `Tensor`. Raises `UserError` if two shards hold the same name, or the index and the
+        shards disagree: an engine would initialise missing tensors at random."""
         found: dict[str, Tensor] = {}
         for file in self.files:
             for name, tensor in READERS[self.form](file).items():
@@ -76,11 +71,9 @@ def refuse_quantized(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def read_config(path: Path) -> dict:
-    """Read a model's config.json.
-
-    Raises `UserError` as `read_json` does, for nesting too deep for programs that recurse, and for an `attribute_map`:
-    transformers renames keys by it, so a library would see other keys than were checked.
-    """
+    """Read a model's config.json. Raises `UserError` as `read_json` does, for nesting too deep for programs that
+    recurse, and for an `attribute_map`: transformers renames keys by it, so a library would see other keys than were
+    checked."""
     config = read_json(path)
     level: list[Any] = [config]
     for _ in range(MAX_LEVELS):
@@ -120,11 +113,9 @@ def _read(path: Path, limit: int, values: int) -> Any:
 
 
 def find(folder: Path) -> Checkpoint:
-    """Find the checkpoint in a folder, safetensors before .bin.
-
-    Raises `UserError` if it is missing or incomplete, if files lie outside the folder, for a shard that the index does
-    not name, and for an adapter next to the weights, since either could be meant.
-    """
+    """Find the checkpoint in a folder, safetensors before .bin. Raises `UserError` if it is missing or incomplete, if
+    files lie outside the folder, for a shard that the index does not name, and for an adapter next to the weights,
+    since either could be meant."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
     for name in ADAPTERS:
@@ -179,10 +170,8 @@ def text_parameters(folder: Path) -> int:
 
 
 def check_inside(folder: Path, path: Path) -> Path:
-    """Return the same path. Raises `UserError` for a link that leads out of the model's folder.
-
-    A hub's cache may link to its own blobs.
-    """
+    """Return the same path. Raises `UserError` for a link that leads out of the model's folder. A hub's cache may link
+    to its own blobs."""
     root = folder.resolve()
     roots = [root]
     if root.parent.name == "snapshots" and root.parents[1].name.startswith("models--"):

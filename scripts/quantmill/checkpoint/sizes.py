@@ -17,7 +17,7 @@ from quantmill.checkpoint.tensor import Tensor
 from quantmill.common.program import UserError
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-MORE_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")  # that predict further tokens
+MORE_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")  # of multi-token prediction
 ALONE = (*LAYERS, "vocab_size", "hidden_size", "n_embd", "d_model")  # one number, whatever the architecture
 POSITIVE = (*ALONE, "num_attention_heads", "n_head", "n_heads", "num_key_value_heads", "head_dim")
 WHOLE = frozenset(
@@ -27,7 +27,7 @@ WHOLE = frozenset(
         *("max_position_embeddings", "n_positions"),
     )
 )
-# endings of keys -> what they may be at least: parts that a config describes and that are not there have defaults
+# ends of keys of sizes; the least bounds allow the defaults of parts that a config describes and the files lack
 MANY_LAYERS = re.compile(r"(^|_)(layers?|blocks?|depths?)$")
 MANY_EXPERTS = re.compile(r"(^|_)experts?$")
 POSITIONS = re.compile(
@@ -39,11 +39,11 @@ SIZES = re.compile(
     r"|codebooks|units|model|ff|kv|conv)$"
 )
 LEAST_LAYERS, LEAST_EXPERTS, LEAST_SIZE, MOST_POSITIONS = 2**10, 2**16, 2**16, 2**24
-UNKNOWN_SIZE = 2**20  # the most where there are no weights yet; the largest vocabulary has 262,144 tokens
+UNKNOWN_SIZE = 2**20  # the most without weights; the largest vocabulary has 262,144 tokens
 # tables of positions, which may have some rows more than the config says
 POSITION_TABLES = ("wpe.weight", "embed_positions.weight", "position_embeddings.weight", "position_embedding.weight")
 MORE_POSITIONS = 8
-# types whose embeddings have rows for what is no token of the vocabulary
+# types whose embeddings have rows beyond the vocabulary
 MORE_ROWS = ("mllama", "mllama_text_model", "moshi")
 IMAGES = re.compile(r"image|img")
 LOOPS = re.compile(r"(^|_)(cycles|loops)$")  # keys of models that run their layers several times
@@ -64,7 +64,7 @@ def check(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor] |
     Args:
         path: of the config.json. tensors: of the model; None if it has none yet, as one of random weights.
     """
-    counts = _counts(tensors or {})
+    counts = {part: len(numbers) for part, numbers in _numbers_of(NUMBERED, tensors or {}).items()}
     dims = max((size for tensor in (tensors or {}).values() for size in tensor.shape), default=0)
     limits = (
         (MANY_LAYERS, max(LEAST_LAYERS, *counts.values(), 0)),
@@ -84,7 +84,7 @@ def check(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor] |
                 raise UserError(f"{path}: {where} is {number!r:.60}, which {what} ({limit}); {WRONG}")
     if tensors:
         words = text_words(config)
-        for level in (words, config):  # some classes read the one, and some the other
+        for level in (words, config):  # some classes read one, some the other
             _check_layers(path, level, counts)
         _check_experts(path, words, tensors)
         _check_tables(path, words, tensors)
@@ -117,21 +117,14 @@ def _check_whole(path: Path, where: str, key: str, value: Any) -> None:
     """Check that a size is a whole number, or a list with one for each layer; null is the class's default."""
     least = 1 if key in POSITIVE else 0
     each_layer = isinstance(value, list) and key not in ALONE
-    if wrong := [each for each in (value if each_layer else [value]) if not _is_size(each, least)]:
+    given = [each for each in (value if each_layer else [value]) if each is not None]
+    if wrong := [each for each in given if type(each) is not int or each < least]:
         what = f"{where} is {wrong[0]!r:.60}, where a whole number from {least} on is expected"
         raise UserError(f"{path}: {what}; {WRONG}")
 
 
-def _is_size(value: Any, least: int) -> bool:
-    return value is None or (type(value) is int and value >= least)
-
-
-def _counts(tensors: Iterable[str]) -> dict[str, int]:
-    """Return how many numbers follow each part of a model in its tensors' names: `model.layers` -> 32."""
-    return {part: len(numbers) for part, numbers in _numbers_of(NUMBERED, tensors).items()}
-
-
 def _numbers_of(pattern: re.Pattern[str], names: Iterable[str]) -> dict[str, set[int]]:
+    """Return the numbers that follow each part of a model in its tensors' names: `model.layers` -> {0, 1, 2}."""
     found: dict[str, set[int]] = defaultdict(set)
     for name in names:
         if match := pattern.match(name):
@@ -158,7 +151,7 @@ def _check_experts(path: Path, words: Mapping[str, Any], tensors: Mapping[str, T
     counts = {len(numbers) for numbers in _numbers_of(EXPERT, tensors).values()}
     stacked = {size for name, each in tensors.items() if ".experts." in name for size in each.shape[:1]}
     possible = counts or stacked
-    empty = words.get("zero_expert_num")  # LongCat's router chooses some that do nothing
+    empty = words.get("zero_expert_num")  # LongCat's router also chooses experts that do nothing
     possible |= {count - empty for count in possible if type(empty) is int}
     for key in EXPERTS:
         said = list(_numbers(words.get(key)))

@@ -11,8 +11,8 @@ import numpy as np
 from quantmill.common.plain_file import open_plain
 from quantmill.common.program import UserError
 
-CHUNK = 256 * 1024  # bytes; larger buffers fall out of the L2 cache and are slower, smaller ones cost calls
-GATHERED = 8 * 2**20  # bytes of a non-contiguous tensor that are put in order at a time
+CHUNK = 256 * 1024  # bytes; larger buffers exceed the L2 cache, smaller ones cost calls
+GATHERED = 8 * 2**20  # bytes of a non-contiguous tensor that are reordered at a time
 MAX_DIMENSIONS = 16
 MAX_NAME = 1000  # characters of a tensor's name
 POINTER = b"version https://git-lfs"
@@ -71,10 +71,7 @@ class Tensor:
 
     def chunks(self) -> Iterator[memoryview]:
         """Yield the elements in row-major order, little-endian, `CHUNK` bytes at a time (the last piece may be
-        shorter).
-
-        A piece is valid until the next one. Raises EOFError if the file has become shorter.
-        """
+        shorter). A piece is valid until the next one. Raises EOFError if the file has become shorter."""
         if self.contiguous:
             buffer = memoryview(bytearray(min(CHUNK, self.nbytes)))
             with self.path.open("rb", buffering=0) as file:
@@ -114,9 +111,7 @@ def _blocks(
 
 def _gather(file: io.FileIO, start: int, stride: tuple[int, ...], block: np.ndarray) -> None:
     """Fill `block` from a strided view: halve it until its span in the file is small, read that, and pick the elements.
-
-    Reading is better than mapping: pages that are touched count as memory, and a transposed tensor touches them all.
-    """
+    Reading is better than mapping: pages that are touched count as memory, and a transposed tensor touches them all."""
     span = 1 + sum((size - 1) * step for size, step in zip(block.shape, stride, strict=True))
     if span * block.itemsize <= CHUNK or block.size == 1:
         raw = bytearray(span * block.itemsize)

@@ -93,7 +93,7 @@ def _rebuild_v3(
     dtype: Name | Storage,
     metadata: Any = None,
 ) -> View:
-    if metadata:  # torch notes there that the numbers are to be conjugated or negated
+    if metadata:  # torch's note that the numbers must be conjugated or negated
         raise ValueError("a conjugated or negated view; save its .resolve_conj().resolve_neg()")
     if not (isinstance(storage, Storage) and isinstance(size, tuple) and isinstance(stride, tuple)) or not dtype.dtype:
         raise ValueError("not a tensor")
@@ -119,7 +119,7 @@ _GLOBALS: dict[tuple[str, str], Any] = {
 }
 
 
-# What torch.save writes, in protocols 2 to 4. Among the rest are some that build objects or allocate what they are told
+# those that torch.save writes, in protocols 2 to 4; some others build objects or allocate any size
 OPCODES = {
     *(pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.GLOBAL, pickle.STACK_GLOBAL, pickle.REDUCE),
     *(pickle.BINPERSID, pickle.BUILD, pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE),
@@ -211,19 +211,15 @@ class _Unpickler(pickle._Unpickler):
 
 
 def loads(data: bytes) -> Any:
-    """Return the contents of a torch pickle, with a `View` in place of each tensor.
-
-    Raises `ForbiddenGlobal` for a global that a plain state_dict does not have. Damage raises whatever pickle's machine
-    runs into (`pickle.UnpicklingError`, ValueError, TypeError, AttributeError, IndexError, KeyError, EOFError).
-    """
+    """Return the contents of a torch pickle, with a `View` in place of each tensor. Raises `ForbiddenGlobal` for a
+    global that a plain state_dict does not have. Damage raises whatever pickle's machine runs into
+    (`pickle.UnpicklingError`, ValueError, TypeError, AttributeError, IndexError, KeyError, EOFError)."""
     return _Unpickler(io.BytesIO(data), encoding="utf-8").load()
 
 
 def dumps(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> bytes:
-    """Pickle a state_dict of contiguous tensors, (name, dtype, shape) each; the i-th storage has the key "i".
-
-    Protocol 2, as torch.save's, and without a memo: the same tensors always give the same bytes.
-    """
+    """Pickle a state_dict of contiguous tensors, (name, dtype, shape) each; the i-th storage has the key "i". Protocol
+    2, as torch.save's, and without a memo: the same tensors always give the same bytes."""
     parts = [pickle.PROTO + b"\x02", pickle.EMPTY_DICT, pickle.MARK]
     for key, (name, dtype, shape) in enumerate(tensors):
         parts += [_text(name), *_tensor(dtype, shape, math.prod(shape), str(key))]

@@ -21,10 +21,10 @@ from quantmill.checkpoint.zip_writer import ZipWriter
 from quantmill.common.plain_file import open_plain
 from quantmill.common.program import UserError
 
-MAX_EXPANSION = 64  # bytes of all tensors over those of the file: strides of zero make terabytes of nothing
-MAX_TENSORS_A_FILE = 25_000  # whose pickle is certain to be within torch_pickle's bounds
+MAX_EXPANSION = 64  # bytes of all tensors over those of the file: strides of zero repeat few bytes into terabytes
+MAX_TENSORS_A_FILE = 25_000  # whose pickle is within torch_pickle's bounds for certain
 MAX_PICKLE = 8 * 2**20  # bytes; the pickle of a shard with 10,000 tensors is about 1 MiB
-# what pickle's machine and struct run into where a pickle makes no sense
+# exceptions of pickle's machine and struct on damaged pickles
 DAMAGE = (
     *(pickle.UnpicklingError, ValueError, TypeError, AttributeError, IndexError, KeyError, EOFError),
     *(RecursionError, MemoryError, OverflowError, AssertionError, struct.error),
@@ -32,11 +32,9 @@ DAMAGE = (
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """Find the tensors of a .bin (or .pt) file: name -> `Tensor`, in the pickle's order.
-
-    Raises `UserError` for anything but a plain zip checkpoint: legacy pickles, other pickled globals, members that are
-    compressed, encrypted, overlapping or missing, views beyond their storage, entries that are not tensors.
-    """
+    """Find the tensors of a .bin (or .pt) file: name -> `Tensor`, in the pickle's order. Raises `UserError` for
+    anything but a plain zip checkpoint: legacy pickles, other pickled globals, members that are compressed, encrypted,
+    overlapping or missing, views beyond their storage, entries that are not tensors."""
     try:
         members = zip_directory.read(path)
         prefixes = [name[: -len("data.pkl")] for name in members if name.endswith("/data.pkl")]

@@ -17,20 +17,20 @@ from quantmill.checkpoint.tensor import Tensor
 from quantmill.common import manifest
 from quantmill.common.program import UserError
 
-# rotary embeddings' frequencies and tables, positions, and what a mask puts where nothing is to be seen
+# rotary embeddings' frequencies and tables, positions, and the value of masked entries
 BUFFERS = re.compile(
     r"(^|\.)(inv_freq|original_inv_freq|cos_cached|sin_cached|position_ids|masked_bias|embed_positions\.weights)$"
 )
-MASKS = re.compile(r"att\w*\.(bias|mask|attn_mask|causal_mask|attention_mask)$")  # where their shape is a mask's
-NEXT = re.compile(r"(^|\.)mtp\w*\.")  # layers that guess further tokens (multi-token prediction), by their own name
-# and those that are numbered on after the model's own, which have these besides (DeepSeek, GLM)
+MASKS = re.compile(r"att\w*\.(bias|mask|attn_mask|causal_mask|attention_mask)$")  # if their shape is a mask's
+NEXT = re.compile(r"(^|\.)mtp\w*\.")  # multi-token prediction layers by their own name
+# and those numbered after the model's own, which also have these (DeepSeek, GLM)
 NUMBERED = re.compile(r"(?P<layer>(^|\.)layers\.\d+)\.(.*\.)?(eh_proj|enorm|hnorm|shared_head)\.")
 LAYER = re.compile(r"(?P<layer>(^|\.)(layers|h|blocks)\.(?P<number>\d+))\.")
 ADAPTER = re.compile(r"(^|\.)(lora_\w+|modules_to_save|prompt_encoder|ia3_\w+)\.|^base_model\.model\.")
 SCALES = re.compile(
     r"\.(qweight|qzeros|scales|g_idx|\w*scale(_inv)?|\w*absmax|SCB|weight_packed|\w*zero_point|quant_map|trellis)$"
 )
-EIGHT_BITS = ("F8_E4M3", "F8_E5M2", "F8_E8M0")  # which nobody trains in: something scales them
+EIGHT_BITS = ("F8_E4M3", "F8_E5M2", "F8_E8M0")  # weights in these need scales
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def sort(
     left = [name for name in tensors if name not in taken]
     guessing = further_layers(left)
     beside = {name for name in left if reads_more_than_text(name) and name not in guessing}
-    numbered = {name for name in ignored if LAYER.search(name)}  # whatever they are: a class names one by its number
+    numbered = {name for name in ignored if LAYER.search(name)}  # not harmless: a class lists one by its number
     harmless = ({*ignored} - numbered) | {name for name in left if is_buffer(tensors[name])}
     unread = [name for name in left if name not in beside | guessing | harmless]
     if unread:
@@ -143,10 +143,7 @@ def refusal(unread: list[str], layers: int) -> str:
 
 def check_dtypes(place: str, tensors: Mapping[str, Tensor], taken: Iterable[str], integers: Iterable[str]) -> None:
     """Raise `UserError` for an integer or float8 weight that nothing scales: libraries would take its numbers as they
-    are.
-
-    integers: names of buffers that hold integers.
-    """
+    are. integers: names of buffers that hold integers."""
     allowed = {*integers}
     wrong = [
         name
@@ -162,10 +159,7 @@ def check_dtypes(place: str, tensors: Mapping[str, Tensor], taken: Iterable[str]
 
 def check_whole(place: str, missing: Iterable[str], mismatched: Iterable[tuple[str, Any, Any]]) -> None:
     """Raise `UserError` for tensors that are missing or have other shapes than the model's: libraries would initialise
-    them at random.
-
-    mismatched: name, shape that is stored, and the model's.
-    """
+    them at random. mismatched: name, shape that is stored, and the model's."""
     absent, other = sorted(missing), sorted(mismatched)
     if absent:
         raise UserError(

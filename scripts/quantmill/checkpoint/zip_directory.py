@@ -12,7 +12,7 @@ from quantmill.common.program import UserError
 
 try:  # four times as fast as zlib's
     from isal.isal_zlib import crc32
-except ImportError:  # an interpreter of the user's own need not have it
+except ImportError:  # an interpreter that the user names may lack it
     from zlib import crc32
 
 MAX_DIRECTORY = 4 * 2**20  # bytes; an entry takes about 100, and 1,000 in memory
@@ -30,15 +30,12 @@ class Member:
 
 
 def read(path: Path) -> dict[str, Member]:
-    """Return all members by name, in the order of their bytes.
-
-    Raises `zipfile.BadZipFile` for what is not a zip, and `UserError` if members are compressed, encrypted, cut off,
-    share a name or bytes, or contradict the directory.
-    """
+    """Return all members by name, in the order of their bytes. Raises `zipfile.BadZipFile` for what is not a zip, and
+    `UserError` if members are compressed, encrypted, cut off, share a name or bytes, or contradict the directory."""
     with _Bounded(path, "rb") as file:
         try:
             archive = zipfile.ZipFile(file)
-        except (NotImplementedError, ValueError, OSError, struct.error) as error:  # numbers that cannot be
+        except (NotImplementedError, ValueError, OSError, struct.error) as error:  # impossible numbers
             raise zipfile.BadZipFile(str(error)) from None
         infos = sorted(archive.infolist(), key=lambda info: info.header_offset)
         members: dict[str, Member] = {}

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-if not sys.stderr.isatty():  # a log is no place for progress bars
+if not sys.stderr.isatty():  # progress bars do not belong in logs
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 import huggingface_hub
@@ -29,17 +29,14 @@ from quantmill.common import manifest
 from quantmill.common.program import UserError
 
 Result = TypeVar("Result")
-ATTEMPTS = 4  # for what the client does not try again itself: connections that are reset, servers that fail
+ATTEMPTS = 4  # for failures that the client does not retry: reset connections, failing servers
 WORKERS = 4  # files at the same time
 
 
 @dataclass(frozen=True)
 class File:
     """A file of a repository: its bytes, the SHA-1 of its git blob, and its SHA-256 if the hub stores it as a large
-    file.
-
-    Offline the cache knows one of the two hashes.
-    """
+    file. Offline the cache knows one of the two hashes."""
 
     name: str
     size: int
@@ -58,16 +55,14 @@ class Repository:
 
 
 def resolve(name: str, revision: str, kind: str = "model") -> Repository:
-    """Ask the hub for the commit of a branch, tag or commit and for its files; offline, ask the cache.
-
-    Raises `UserError` if there is no such repository or revision, or the hub cannot or must not be asked.
-    """
+    """Ask the hub for the commit of a branch, tag or commit and for its files; offline, ask the cache. Raises
+    `UserError` if there is no such repository or revision, or the hub cannot or must not be asked."""
     if constants.HF_HUB_OFFLINE:
         return _resolve_offline(name, revision, kind)
     ask = huggingface_hub.HfApi(library_name="quantmill").repo_info
     with _one_line(name, revision):
         info = _retry(lambda: ask(name, revision=revision, repo_type=kind, files_metadata=True))
-    if info.sha != revision:  # in the cache's own way (its refs/), so that the same revision is found offline
+    if info.sha != revision:  # as the cache does (its refs/), so that the revision is found offline
         ref = Path(constants.HF_HUB_CACHE, f"{kind}s--{name.replace('/', '--')}", "refs", revision)
         ref.parent.mkdir(parents=True, exist_ok=True)
         ref.write_text(info.sha, encoding="utf-8")
@@ -84,11 +79,9 @@ def of_info(name: str, kind: str, info: Any) -> Repository:
 
 
 def fetch(repository: Repository, names: Iterable[str]) -> dict[str, Path]:
-    """Download files to the hub's cache and check their hashes: name -> path there.
-
-    Raises `UserError` if the disk has no room for them, before the first byte; if the hub fails or refuses; and if a
-    file does not have the hub's hash, which removes it.
-    """
+    """Download files to the hub's cache and check their hashes: name -> path there. Raises `UserError` if the disk has
+    no room for them, before the first byte; if the hub fails or refuses; and if a file does not have the hub's hash,
+    which removes it."""
     files = [repository.files[name] for name in names]
     _check_disk(repository, files)
 
@@ -164,7 +157,7 @@ def _resolve_offline(name: str, revision: str, kind: str) -> Repository:
         ) from None
     files = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        file, blob = path.relative_to(folder).as_posix(), path.resolve().name  # the cache calls a blob by its hash
+        file, blob = path.relative_to(folder).as_posix(), path.resolve().name  # a blob's name in the cache is its hash
         known = {40: "blob", 64: "sha256"}.get(len(blob), "")
         files[file] = File(file, path.stat().st_size, *(blob if known == kind else None for kind in ("blob", "sha256")))
     return Repository(name, kind, folder.name, files)

@@ -32,7 +32,7 @@ def main() -> None:
     files = [*source.files, *filter(None, [source.index()]), *source.others()]
     for file in files:
         refuse_pointer(file)
-    source.tensors()  # headers that do not fit their files are found before a byte is copied
+    source.tensors()  # refuses bad headers before a byte is copied
     parameters = selection.report(str(options.src), selection.left_out(options.src, {file.name for file in files}))
     with write_atomically(options.dst, source=options.src) as folder, ThreadPoolExecutor(manifest.HASHERS) as workers:
         folder.mkdir()
@@ -54,4 +54,4 @@ def main() -> None:
             weight_files=list(weights),
             hashes=hashes,
         )
-        shards.find(folder)  # what was copied, should it have changed meanwhile
+        shards.find(folder)  # checks the copy, in case the source changed meanwhile

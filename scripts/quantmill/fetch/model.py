@@ -70,4 +70,4 @@ def main() -> None:
             weight_files=weights,
             hashes=hashes,
         )
-        shards.find(folder)  # an index that names a shard that was not there
+        shards.find(folder)  # refuses an index that names a missing shard

@@ -30,8 +30,8 @@ from quantmill.common import limited, remote_code
 from quantmill.common.atomic import write_atomically
 from quantmill.common.program import UserError, first_line, parser
 
-FLOAT = torch.float32  # of every weight here; what is stored matters to `used.check_dtypes` alone
-MEGABYTES, SECONDS = 4096, 600  # of building the class; 61 layers of 256 experts take 500 MB and 20 s
+FLOAT = torch.float32  # of every weight here; only `used.check_dtypes` looks at the stored dtype
+MEGABYTES, SECONDS = 4096, 600  # to build the class; 61 layers of 256 experts take 500 MB and 20 s
 
 
 class Stored:
@@ -70,7 +70,7 @@ def name_tensors(source: headers.Model, further: bool) -> used.Used:
         model = build(source.checkpoint.folder)
         integers = integer_buffers(model)
         taken, ignored, loaded = ask(model, tensors)
-    except Exception as error:  # whatever its many config and model classes raise
+    except Exception as error:  # its many config and model classes raise anything
         raise UserError(f"{place}: transformers cannot build a language model from it ({first_line(error)})") from None
     layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
     found = used.sort(place, tensors, taken, ignored, layers if isinstance(layers, int) else 0, further)
@@ -91,9 +91,7 @@ def integer_buffers(model: PreTrainedModel) -> set[str]:
 
 def ask(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> tuple[set[str], set[str], Any]:
     """Return the stored names that a model takes, those of the others that its class ignores, and transformers' report.
-
-    Its own loader runs, on tensors without elements.
-    """
+    Its own loader runs, on tensors without elements."""
     taken: set[str] = set()
     mapping = get_model_conversion_mapping(model)
     names = model.state_dict()
@@ -130,7 +128,7 @@ def main() -> None:
     def refuse(*_: Any) -> NoReturn:
         raise UserError(f"{config}: its model was not built in {SECONDS} s of processor time; its sizes are wrong")
 
-    # sizes of keys that nobody knows may be large; modules are Python objects, so a signal interrupts their making
+    # unknown keys may hold large sizes; modules are Python objects, so a signal interrupts their creation
     signal.signal(signal.SIGXCPU, refuse)
     with limited.step(str(config), megabytes=MEGABYTES, seconds=SECONDS):
         found = name_tensors(source, options.further_layers)

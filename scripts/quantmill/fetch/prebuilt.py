@@ -28,11 +28,9 @@ CARD = "README.md"
 
 
 class Found(NamedTuple):
-    """An artifact's files by their names in ours, the user's name of each, and its source for the manifest.
-
-    names: by the same, the names in a quantmill.json of the folder `beside`, if there is one; `place` is that folder in
-    errors.
-    """
+    """An artifact's files by their names in ours, the user's name of each, and its source for the manifest. names:
+    by the same, the names in a quantmill.json of the folder `beside`, if there is one; `place` is that folder in
+    errors."""
 
     files: dict[str, Path]
     origins: dict[str, str]
@@ -43,10 +41,8 @@ class Found(NamedTuple):
 
 
 def check_hashes(found: Found, digests: Mapping[str, str]) -> None:
-    """Raise `UserError` if a quantmill.json next to an artifact names other hashes than its files have.
-
-    A model card may have been edited since, and no engine reads it.
-    """
+    """Raise `UserError` if a quantmill.json next to an artifact names other hashes than its files have. A model card
+    may have been edited since, and no engine reads it."""
     if not found.beside or not plain_file.is_there(found.beside / MANIFEST):
         return
     recorded = manifest.read(found.beside).get("files")
@@ -75,7 +71,7 @@ def of_hub(name: str, revision: str, layout: ModuleType, file: str | None) -> Fo
     source = {"kind": "hub", "hub": repository.name, "revision": revision, "commit": repository.commit}
     files = {ours: fetched[theirs] for ours, theirs in names.items()}
     origins = {ours: f"{repository.name}/{theirs}" for ours, theirs in names.items()}
-    beside = fetched[MANIFEST].parent if MANIFEST in fetched else None  # as scripts/quantmill/publish/push.py leaves it
+    beside = fetched[MANIFEST].parent if MANIFEST in fetched else None  # as publish/push.py uploads it
     return Found(files, origins, source | ({"file": file} if file else {}), names, beside, repository.name)
 
 
@@ -112,7 +108,7 @@ def main() -> None:
             clone_or_copy(path, folder / path.name)
         try:
             facts = layout.check(folder, options.model, options.layout)
-        except UserError as error:  # where it came from: this folder is gone when the line is read
+        except UserError as error:  # name the origin: this folder is gone when the line is read
             said = str(error)
             for name, origin in found.origins.items():
                 said = said.replace(str(folder / name), origin)

@@ -28,10 +28,8 @@ def check_config(artifact: Path, source: Path) -> None:
 
 
 def tokens(folder: Path) -> dict[int, str] | None:
-    """Return the tokens of a folder's tokenizer.json by id, added ones included; None if there is no such file.
-
-    Raises `UserError` if its tokens are not texts with numbers.
-    """
+    """Return the tokens of a folder's tokenizer.json by id, added ones included; None if there is no such file. Raises
+    `UserError` if its tokens are not texts with numbers."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         return None

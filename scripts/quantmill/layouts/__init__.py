@@ -71,7 +71,7 @@ def array(tensor: Tensor) -> np.ndarray:
     return np.frombuffer(data, NUMPY[tensor.dtype]).reshape(tensor.shape)
 
 
-# How Mixtral's tensors were called when it came out, and how tools call them that have them from transformers 5
+# Mixtral's names as in tools based on transformers 5 -> as it was published
 OLDER = ((".mlp.", ".block_sparse_moe."), (".gate_proj.", ".w1."), (".down_proj.", ".w2."), (".up_proj.", ".w3."))
 
 

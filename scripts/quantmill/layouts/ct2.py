@@ -55,7 +55,7 @@ def read(artifact: Path, source: Checkpoint) -> Reading:
         values = array(tensor).astype(np.float32)
         if values.ndim != 2:
             return values
-        for rows in (values, values.T):  # GPT-2 keeps its matrices the other way around
+        for rows in (values, values.T):  # GPT-2's matrices are transposed
             numbers, scales = quantize(rows)
             found = np.isin(row_hashes(numbers), hashes)
             if found.all():
@@ -64,6 +64,6 @@ def read(artifact: Path, source: Checkpoint) -> Reading:
             if found.mean() > 0.5:
                 wrong = int(np.flatnonzero(~found)[0])
                 raise UserError(f"{artifact}: {tensor.name} is another matrix than the source's from row {wrong} on")
-        return values  # stored as it was, or in a way of its own: the logits tell whether it is right
+        return values  # stored unquantized or in another way; the gate compares logits
 
     return weights

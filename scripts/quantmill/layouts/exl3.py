@@ -120,7 +120,7 @@ def _tiles(layer: Layer) -> np.ndarray:
     kind = next((each for each in ("mcg", "mul1") if each in layer), "3inst")
     order = _order()
     matrix = np.empty((rows, TILE, columns, TILE), np.float32)
-    window = (ends[:, None] + np.arange(-TILE, 0)) % (TILE * words)  # [256, 16]: bits of the ring
+    window = (ends[:, None] + np.arange(-TILE, 0)) % (TILE * words)  # [256, 16] bits of the ring
     for number, row in enumerate(trellis):  # a row of tiles at a time: 16 bits of a weight are 16 bytes here
         ring = np.unpackbits(np.ascontiguousarray(row).view("<u4").astype(">u4").view("u1"), axis=1)
         states = np.packbits(ring[:, window], axis=2).view(">u2")[..., 0].astype(np.uint32)

@@ -22,7 +22,7 @@ from quantmill.common.program import UserError
 from quantmill.layouts import Reading, Unread, array, step_round
 from quantmill.llamacpp import files
 
-NEAR = 0.8  # of the source's norm, that two bits a weight may be away
+NEAR = 0.8  # of the source's norm: the largest distance, which two bits a weight may have
 BLOCK, SMALL_BLOCK = 256, 32  # inputs that share a scale where the library rounds activations
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
 

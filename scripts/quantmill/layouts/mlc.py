@@ -22,7 +22,7 @@ def read(artifact: Path, source: Checkpoint) -> Reading:
     found = parameters.find(source, config, parameters.LAYOUTS["q4f16_1"])
     wanted = {name: kind for parameter in found for name, kind in stored_tensors(parameter).items()}
     arrays = tensor_cache.read(artifact, wanted)
-    places = {}  # of a tensor of the source: the parameter that holds it, and its first row there
+    places = {}  # of the source's tensors: the parameter that holds it, and its first row there
     for parameter in found:
         row = 0
         for part in parameter.parts:

@@ -11,7 +11,7 @@ import numpy as np
 from quantmill.checkpoint.shards import Checkpoint
 from quantmill.layouts import Layer, Reading, Unread, read_layers
 
-# What a quantization_config of these may name. The library makes an object of whatever else its modules hold.
+# what a quantization_config may name; the library instantiates anything else that its modules hold
 INT8 = "Int8WeightOnlyConfig"
 KNOWN = {INT8, "Float8WeightOnlyConfig", "PerRow", "torch.dtype"}
 PARTS = r"_weight_(qdata|scale|zero_point)"

@@ -25,7 +25,7 @@ SIZES = {
     "attention.head_count": ("num_attention_heads", "n_head", "n_heads"),
     "attention.head_count_kv": ("num_key_value_heads",),
 }
-# model types that llama.cpp calls by the same name, and those that have another; of others nothing is known
+# model types that have the same name in llama.cpp, and those that have another; others are not checked
 SAME_NAMES = (
     *("bloom", "cohere2", "exaone", "exaone4", "falcon", "gemma", "gemma2", "gemma3", "glm4", "gpt2", "granite"),
     *("llama", "mpt", "nemotron", "olmo", "olmo2", "olmoe", "phi3", "phimoe", "qwen2", "qwen3", "smollm3", "stablelm"),
@@ -46,7 +46,7 @@ OTHER_NAMES = {
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
 }
-# what the manifest says of the file, in its own words
+# the file's own keys that the manifest keeps
 PARAMETERS = (
     *("general.file_type", "general.quantization_version", "general.quantized_by", "quantize.imatrix.dataset"),
     *("quantize.imatrix.entries_count", "quantize.imatrix.chunks_count"),
@@ -122,9 +122,9 @@ def check_sizes(found: Gguf, config: Mapping[str, Any]) -> None:
     for key, names in SIZES.items():
         theirs, mine = size(key), next((config[name] for name in names if type(config.get(name)) is int), None)
         if key == "block_count" and type(theirs) is type(more) is int:
-            theirs -= more  # layers that guess further tokens
+            theirs -= more  # multi-token prediction layers
         if key == "attention.head_count_kv":
-            mine = mine if size("attention.kv_lora_rank") is None else None  # DeepSeek's, which llama.cpp runs with one
+            mine = mine if size("attention.kv_lora_rank") is None else None  # DeepSeek, which llama.cpp runs with one
             theirs = size("attention.head_count") if theirs is None else theirs
         if mine is not None and isinstance(theirs, np.ndarray) and np.isin(theirs, (mine, 0)).all():
             theirs = mine  # one for each layer, 0 where it has no attention
@@ -154,7 +154,10 @@ def check_tokens(found: Gguf, ours: Mapping[int, str] | None) -> None:
         return
     if not isinstance(tokens, Texts):
         raise UserError(f"{found.path}: its {TOKENS} is not an array of texts; convert the model again")
-    for key in ("tokenizer.ggml.scores", "tokenizer.ggml.token_type"):  # older llama.cpp reads beyond their end
+    for key in (
+        "tokenizer.ggml.scores",
+        "tokenizer.ggml.token_type",
+    ):  # older versions of llama.cpp read beyond their end
         listed = found.metadata.get(key, tokens)
         if not isinstance(listed, (Texts, np.ndarray)) or len(listed) < len(tokens):
             raise UserError(f"{found.path}: its {key} is shorter than its {TOKENS}; convert the model again")

@@ -16,8 +16,8 @@ from quantmill.common.program import UserError, printable
 from quantmill.fetch import same_model
 from quantmill.fetch.prebuilt_layouts import MAX_WORD, plain
 
-QUANTIZE_CONFIG = "quantize_config.json"  # where auto-gptq reads what the others have in config.json
-MAX_GROUP = 2**31  # no model has so many inputs, and a table of results holds no more than 64 bits
+QUANTIZE_CONFIG = "quantize_config.json"  # from which auto-gptq reads its quantization_config
+MAX_GROUP = 2**31  # more inputs than any model has, and within the 64 bits of the results' tables
 PARAMETERS = (
     *("bits", "w_bit", "group_size", "q_group_size", "sym", "desc_act", "zero_point", "version", "format"),
     *("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant"),
@@ -90,11 +90,9 @@ def quantization(folder: Path, layout: str) -> dict[str, Any]:
 
 
 def check_packed(folder: Path, layout: str, words: Mapping[str, Any], source: Checkpoint) -> dict[str, Tensor]:
-    """Return the tensors of an artifact after checking them against the shapes that the layout's module gives.
-
-    Raises `UserError` if a tensor of the source is missing or has another size, and if the bits or the group size of
-    the config are not those of the weights.
-    """
+    """Return the tensors of an artifact after checking them against the shapes that the layout's module gives. Raises
+    `UserError` if a tensor of the source is missing or has another size, and if the bits or the group size of the
+    config are not those of the weights."""
     stored, reader = shards.find(folder).tensors(), layouts.module(layout)
     if dropped := headers.own_names(folder, source.config(), stored)[1]:
         raise UserError(
@@ -146,10 +144,8 @@ def check_packed(folder: Path, layout: str, words: Mapping[str, Any], source: Ch
 
 def left_over(folder: Path, layout: str, stored: Mapping[str, Tensor], source: Checkpoint) -> list[str]:
     """Return names of an artifact's harmless tensors that nothing reads: buffers, multi-token prediction layers,
-    towers, biases of zeros that the model does not have, and a second copy of a tied head.
-
-    Raises `UserError` with the first of those that nothing explains.
-    """
+    towers, biases of zeros that the model does not have, and a second copy of a tied head. Raises `UserError` with the
+    first of those that nothing explains."""
     ours, parts = source.tensors(), re.compile(layouts.module(layout).PARTS)
     layers = {name.removesuffix(".weight") for name, tensor in ours.items() if len(tensor.shape) == 2}
     layers |= {HEAD.removesuffix(".weight")} if layout == "exl3" else set()
