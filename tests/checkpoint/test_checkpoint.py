@@ -171,7 +171,7 @@ def test_drop_tied_heads() -> None:
     assert drop_tied({"architectures": ["GemmaForCausalLM"]}, {embeddings.name: embeddings})
 
 
-def test_heads_that_differ_though_config_ties_them_are_refused(tmp_path: Path) -> None:
+def test_tied_heads_that_differ_are_refused(tmp_path: Path) -> None:
     values = {"model.embed_tokens.weight": np.ones((2, 2)), "lm_head.weight": np.zeros((2, 2))}
     source = shards.find(tiny_model(tmp_path / "m", values, tie_word_embeddings=True))
     with pytest.raises(UserError, match=r"lm_head\.weight differs from the embeddings"):
@@ -230,7 +230,7 @@ def test_sizes(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "0.1", "9" * 400, "5 apples", "1e9"])
-def test_sizes_that_are_none(text: str) -> None:
+def test_texts_that_are_not_sizes(text: str) -> None:
     with pytest.raises(ArgumentTypeError, match="is not a size"):
         sharding.parse_size(text)
 
@@ -267,7 +267,7 @@ def test_any_view_is_gathered_as_numpy_does(tmp_path_factory: pytest.TempPathFac
     assert b"".join(map(bytes, tensor.chunks())) == view.tobytes()
 
 
-def test_a_snapshot_of_the_hubs_cache_links_to_its_blobs_and_nowhere_else(tmp_path: Path) -> None:
+def test_a_snapshot_links_only_to_its_own_blobs(tmp_path: Path) -> None:
     folder = tmp_path / "models--a--b/snapshots/commit"
     tiny_model(tmp_path / "made", {"w": np.ones(2)})
     folder.mkdir(parents=True)
@@ -298,7 +298,7 @@ def test_a_snapshot_of_the_hubs_cache_links_to_its_blobs_and_nowhere_else(tmp_pa
     ],
 )
 @pytest.mark.parametrize("table", ["model.embed_tokens.weight", "transformer.wte.weight"])
-def test_a_token_reads_a_row_of_its_table_and_its_experts_alone(
+def test_a_token_reads_a_row_and_its_experts(
     table: str, others: dict[str, int], config: dict[str, Any], read: int
 ) -> None:
     assert shards.bytes_read({table: 50, "model.layers.0.self_attn.q_proj.weight": 20} | others, config) == read

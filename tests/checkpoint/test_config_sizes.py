@@ -120,7 +120,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_size_that_the_weights_do_not_have_is_refused(tmp_path: Path, case: str) -> None:
+def test_a_size_that_contradicts_the_weights_is_refused(tmp_path: Path, case: str) -> None:
     changes, message = WRONG[case]
     with pytest.raises(UserError) as refused:
         headers.read(write(tmp_path / "m", LLAMA | changes))
@@ -147,7 +147,7 @@ def test_keys_of_new_architectures_pass(tmp_path: Path, case: str) -> None:
     assert headers.read(write(tmp_path / "m", LLAMA | UNKNOWN[case])).dropped == ""
 
 
-def test_a_layer_that_predicts_further_tokens_is_no_layer_too_many(tmp_path: Path) -> None:
+def test_a_multi_token_prediction_layer_is_allowed(tmp_path: Path) -> None:
     """DeepSeek V3: num_hidden_layers 61, and a model.layers.61."""
     config = LLAMA | {"model_type": "deepseek_v3", "num_nextn_predict_layers": 1}
     headers.read(write(tmp_path / "m", config, llama(LAYERS + 1)))
@@ -155,13 +155,13 @@ def test_a_layer_that_predicts_further_tokens_is_no_layer_too_many(tmp_path: Pat
         headers.read(write(tmp_path / "m", config, llama(LAYERS + 2)))
 
 
-def test_a_gap_between_layers_is_a_layer_too_few(tmp_path: Path) -> None:
+def test_a_gap_between_layers_is_refused(tmp_path: Path) -> None:
     tensors = {name: value for name, value in llama().items() if ".layers.1." not in name}
     with pytest.raises(UserError, match="num_hidden_layers is 3, and its weights have 2"):
         headers.read(write(tmp_path / "m", LLAMA, tensors))
 
 
-def test_sizes_of_the_text_and_of_a_tower_are_told_apart(tmp_path: Path) -> None:
+def test_sizes_of_text_and_tower_are_distinguished(tmp_path: Path) -> None:
     """Gemma 3: the same words in text_config and vision_config, and names with a part before them."""
     text = {key: value for key, value in LLAMA.items() if key != "model_type"} | {"model_type": "gemma3_text"}
     tensors = {f"language_model.{name}": value for name, value in llama().items()}
@@ -182,7 +182,7 @@ def test_experts_are_those_of_the_weights(tmp_path: Path, experts: int) -> None:
         headers.read(write(tmp_path / "m", MIXTURE | {"num_local_experts": experts}, mixture()))
 
 
-def test_a_token_is_sent_to_no_more_experts_than_there_are(tmp_path: Path) -> None:
+def test_a_token_uses_at_most_all_experts(tmp_path: Path) -> None:
     headers.read(write(tmp_path / "m", MIXTURE | {"num_experts_per_tok": EXPERTS}, mixture()))
     with pytest.raises(UserError, match=r"num_experts_per_tok is 5, of 4 experts"):
         headers.read(write(tmp_path / "m", MIXTURE | {"num_experts_per_tok": EXPERTS + 1}, mixture()))
@@ -197,13 +197,13 @@ def test_experts_in_one_tensor_are_counted_in_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("positions", [32, 65, 10**6])
-def test_a_table_of_positions_has_a_row_for_each(tmp_path: Path, positions: int) -> None:
+def test_each_position_has_a_row(tmp_path: Path, positions: int) -> None:
     headers.read(write(tmp_path / "m", GPT2, gpt2()))
     with pytest.raises(UserError, match=rf"n_positions is {positions}, and wpe\.weight has 64 rows"):
         headers.read(write(tmp_path / "m", GPT2 | {"n_positions": positions}, gpt2()))
 
 
-def test_a_table_of_positions_may_begin_with_some_that_stand_for_none(tmp_path: Path) -> None:
+def test_a_table_of_positions_may_have_rows_more(tmp_path: Path) -> None:
     """OPT: two rows before the first position."""
     tensors = llama() | zeros({"model.decoder.embed_positions.weight": (66, HIDDEN)})
     headers.read(write(tmp_path / "m", LLAMA | {"model_type": "opt"}, tensors))
@@ -215,7 +215,7 @@ def test_a_norm_of_another_length_is_refused(tmp_path: Path) -> None:
             headers.read(write(tmp_path / "m", config, tensors | zeros({name: (HIDDEN - 1,)})))
 
 
-def test_a_model_without_weights_is_bounded_by_what_any_model_has() -> None:
+def test_a_config_without_weights_is_bounded() -> None:
     """A config.json alone, for random weights."""
     path = Path("m/config.json")
     for file in sorted((REPO / "config/examples").glob("*.json")):

@@ -138,7 +138,7 @@ WRONG: dict[str, tuple[Callable[[Arrays], object], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_variable_that_is_not_what_the_sizes_make_it_is_refused_by_its_name(tmp_path: Path, name: str) -> None:
+def test_a_variable_that_contradicts_the_sizes_is_named(tmp_path: Path, name: str) -> None:
     change, said = WRONG[name]
     arrays = ct2_model.variables()
     change(arrays)
@@ -181,7 +181,7 @@ def test_layers_are_alike(tmp_path: Path) -> None:
         ([TIED, ("decoder/more", "decoder/layer_norm/gamma")], "decoder/more is unknown to"),
     ],
 )
-def test_an_alias_leads_to_a_variable_of_its_shape(tmp_path: Path, aliases: list[tuple[str, str]], said: str) -> None:
+def test_an_alias_has_its_variables_shape(tmp_path: Path, aliases: list[tuple[str, str]], said: str) -> None:
     arrays = ct2_model.variables()
     del arrays["decoder/projection/weight"]
     assert said in judge(tmp_path, ct2_model.pack(arrays.items(), aliases))
@@ -199,7 +199,7 @@ def test_an_alias_leads_to_a_variable_of_its_shape(tmp_path: Path, aliases: list
         (("decoder/x", (2**32 - 1,) * 255, 0, b"", 0), "'decoder/x' has 0 bytes for"),
     ],
 )
-def test_a_header_that_lies_is_refused_by_its_name(tmp_path: Path, variable: tuple, said: str) -> None:
+def test_a_wrong_header_is_named(tmp_path: Path, variable: tuple, said: str) -> None:
     content = ct2_model.pack(ct2_model.variables().items(), [], ct2_model.variable(*variable))
     assert said in judge(tmp_path, content)
 
@@ -243,7 +243,7 @@ def foreign_accesses(python: Path, folder: Path) -> int:
 
 
 @pytest.mark.skipif(not shutil.which("valgrind"), reason="needs valgrind")
-def test_what_is_refused_makes_the_engine_read_foreign_memory(torch_python: Path, tmp_path: Path) -> None:
+def test_refused_models_read_foreign_memory(torch_python: Path, tmp_path: Path) -> None:
     """A good model is clean. Each bad one loads and runs without an error, and valgrind sees it.
 
     Of the norm all but one number are missing: 63 of 64 would be made up for by the room that blocks end with.
@@ -269,7 +269,7 @@ print([token for _, token, _ in engine.decode([[5, 6], [3, 4], [7, 8]], 3)])
 """
 
 
-def test_an_end_that_no_vocabulary_holds_forbids_no_token(torch_python: Path, call: Callable, tmp_path: Path) -> None:
+def test_an_end_outside_the_vocabulary_forbids_nothing(torch_python: Path, call: Callable, tmp_path: Path) -> None:
     """The engine takes it for token 40 of 40, whose place is that of token 0 of the next sequence, which it forbade."""
     arrays = ct2_model.variables()
     arrays["decoder/projection/bias"] = np.array([1000] + [0] * 39, np.float32)

@@ -68,7 +68,7 @@ def test_both_parts_of_a_complex_number() -> None:
     assert finite.first_not_finite(memoryview(b""), "F32") is None
 
 
-def test_a_file_is_hashed_as_it_is_and_its_first_fault_named(tmp_path: Path) -> None:
+def test_a_files_hash_and_its_first_fault(tmp_path: Path) -> None:
     values = np.ones((CHUNK // 4, 3), "<f4")
     tensors = [write_tensor(tmp_path / "w", values.tobytes(), "F32", values.size)]
     safetensors_file.write(tmp_path / "x", tensors)
@@ -93,9 +93,7 @@ def model(folder: Path, place: tuple[int, int], value: float) -> Path:
 
 @pytest.mark.parametrize("form", ["safetensors", "bin"])
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
-def test_linked_or_converted_weights_that_are_no_numbers(
-    tmp_path: Path, run_program: Callable, form: str, value: float
-) -> None:
+def test_nan_in_linked_or_converted_weights(tmp_path: Path, run_program: Callable, form: str, value: float) -> None:
     source = model(tmp_path / "m", (511, 767), value)
     if form == "bin":
         converted = run_program("checkpoint.to_bin", source, tmp_path / "bin")
@@ -117,7 +115,7 @@ def test_linked_or_converted_weights_that_are_no_numbers(
         finite.sha256(found.path, [found])
 
 
-def test_finite_weights_are_copied_and_converted_with_their_hashes(tmp_path: Path, run_program: Callable) -> None:
+def test_finite_weights_have_their_hashes(tmp_path: Path, run_program: Callable) -> None:
     source = model(tmp_path / "m", (0, 0), 65504)
     assert run_program("checkpoint.to_bin", source, tmp_path / "bin").returncode == 0
     for name in ("m", "bin"):

@@ -25,7 +25,7 @@ def test_keys_are_left_out_wherever_they_stand() -> None:
 
 
 @pytest.mark.parametrize("form", ["bin", "safetensors"])
-def test_they_reach_no_artifact(run_program: Callable, tmp_path: Path, form: str) -> None:
+def test_foreign_keys_reach_no_artifact(run_program: Callable, tmp_path: Path, form: str) -> None:
     """Neither on the way from .bin nor where safetensors are linked."""
     model = tmp_path / "model"
     model.mkdir()

@@ -54,7 +54,7 @@ UNREAD = [
 
 
 @pytest.mark.parametrize(("name", "value"), UNREAD)
-def test_what_nothing_reads_and_harms_nobody_is_named(
+def test_harmless_tensors_that_nothing_reads_are_named(
     fetch: Callable, tmp_path: Path, name: str, value: np.ndarray
 ) -> None:
     """It counts neither as weights nor as what a token reads."""
@@ -78,7 +78,7 @@ def test_what_nothing_reads_and_harms_nobody_is_named(
         ("lm_head.weight", halves(VOCABULARY, INPUTS)),  # of a model that ties it
     ],
 )
-def test_what_this_model_has_no_place_for(fetch: Callable, tmp_path: Path, name: str, value: np.ndarray) -> None:
+def test_tensors_that_this_model_does_not_have(fetch: Callable, tmp_path: Path, name: str, value: np.ndarray) -> None:
     said = refusal(fetch, tmp_path, {}, pack() | {name: value})
     assert f"this model has no place for {name}; name an artifact of this model, or take them out" in said
 
@@ -110,9 +110,7 @@ def test_what_this_model_has_no_place_for(fetch: Callable, tmp_path: Path, name:
         ({"quantization_config": [1]}, "its config.json has no quantization_config; if quantize_config.json has it"),
     ],
 )
-def test_a_config_that_is_not_this_models(
-    fetch: Callable, tmp_path: Path, config: dict[str, Any], message: str
-) -> None:
+def test_a_config_of_another_model(fetch: Callable, tmp_path: Path, config: dict[str, Any], message: str) -> None:
     assert message in refusal(fetch, tmp_path, config)
 
 
@@ -162,7 +160,7 @@ ORDER = np.arange(INPUTS, dtype=np.int32) // GROUP
         ("scales", ZEROS, f"its {LAYER}.scales is I32, which no gptq artifact's is"),
     ],
 )
-def test_parts_of_a_layer_that_do_not_fit_are_named(
+def test_parts_of_a_layer_must_fit(
     fetch: Callable, tmp_path: Path, part: str, value: np.ndarray | None, message: str
 ) -> None:
     """Kernels read a scale by the group that g_idx names, whether there is one or not."""
@@ -205,7 +203,7 @@ def test_a_pointer_in_place_of_a_file(fetch: Callable, tmp_path: Path) -> None:
     assert f"{theirs}/generation_config.json: only git-lfs's pointer to the file; run `git lfs pull`" in fetch(theirs)
 
 
-def test_an_index_without_metadata_is_completed_in_the_artifact_alone(fetch: Callable, tmp_path: Path) -> None:
+def test_only_the_artifacts_index_is_completed(fetch: Callable, tmp_path: Path) -> None:
     theirs = write_theirs(tmp_path)
     shard, index = "model-00001-of-00001.safetensors", "model.safetensors.index.json"
     (theirs / "model.safetensors").rename(theirs / shard)
@@ -242,14 +240,14 @@ def test_an_added_token_that_this_model_lacks(fetch: Callable, tmp_path: Path) -
         TOKENIZER | {"added_tokens": [{"id": [1], "content": "x"}]},
     ],
 )
-def test_a_tokenizer_that_is_none(fetch: Callable, tmp_path: Path, content: Any) -> None:
+def test_a_tokenizer_of_wrong_types(fetch: Callable, tmp_path: Path, content: Any) -> None:
     said = refusal(fetch, tmp_path, {}, tokenizer=content)
     assert (
         said == f"error: {tmp_path}/theirs/tokenizer.json: its tokens are not texts with numbers; download it again\n"
     )
 
 
-def test_a_norm_that_is_packed_like_a_matrix(fetch: Callable, tmp_path: Path) -> None:
+def test_a_norm_packed_like_a_matrix(fetch: Callable, tmp_path: Path) -> None:
     other = pack() | {"model.norm.qweight": np.zeros((8, 8), np.int32)}
     said = refusal(fetch, tmp_path, {}, other)
     assert said.startswith(f"error: {tmp_path}/theirs: holds model.norm.qweight, and this model's model.norm.weight is")
@@ -261,7 +259,7 @@ def test_autoawqs_older_name_of_the_group_size(fetch: Callable, tmp_path: Path) 
     fetch(theirs, "awq", good=True)
 
 
-def test_parameters_that_no_report_can_show_are_left_out(fetch: Callable, tmp_path: Path) -> None:
+def test_unprintable_parameters_are_left_out(fetch: Callable, tmp_path: Path) -> None:
     """The page refuses NaN, for one, and no row would be shown."""
     words = {"sym": float("nan"), "desc_act": {"a": [1]}, "version": "x" * 1000, "zero_point": True}
     words["meta"] = {"quantizer": ["gptqmodel:4.0", "\x1b[31m"]}

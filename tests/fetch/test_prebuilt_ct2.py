@@ -58,21 +58,19 @@ def lie_of_size(content: bytes) -> bytes:
         (shorten_norm, {}, "theirs/model.bin: decoder/layer_norm/gamma should be [64] of float32"),
     ],
 )
-def test_ctranslate2_that_its_engine_could_not_load(
+def test_ctranslate2_must_be_loadable(
     fetch: Callable, tmp_path: Path, change: Callable[[bytes], bytes], files: dict[str, str], message: str
 ) -> None:
     assert message in fetch(write_ct2(tmp_path, change, **files), "ct2")
 
 
-def test_ctranslate2_of_a_model_with_other_names_for_its_sizes(fetch: Callable, model: Path, tmp_path: Path) -> None:
+def test_ctranslate2_of_gpt2(fetch: Callable, model: Path, tmp_path: Path) -> None:
     """GPT-2 says n_embd and n_layer."""
     (model / "config.json").write_text(json.dumps({"model_type": "gpt2", "vocab_size": VOCABULARY}))
     fetch(write_ct2(tmp_path), "ct2", good=True)
 
 
-def test_integers_that_are_not_read_are_not_held_against_the_source(
-    tools_python: Path, call: Callable, tmp_path: Path
-) -> None:
+def test_int16_weights_are_not_compared_with_the_source(tools_python: Path, call: Callable, tmp_path: Path) -> None:
     ask = "import sys; from pathlib import Path; from quantmill.fetch.prebuilt_layouts import ct2"
     ask += "; print([ct2.gate_layout(Path(each)) for each in sys.argv[1:]])"
     arrays = ct2_model.variables(CONFIG)

@@ -86,7 +86,7 @@ def test_a_part_that_is_missing(fetch: Callable, theirs: Path) -> None:
     assert fetch(theirs) == f"error: {paths[1]}: is missing, one of 2 files; download it\n"
 
 
-def test_which_file_is_meant(fetch: Callable, theirs: Path) -> None:
+def test_one_file_must_be_meant(fetch: Callable, theirs: Path) -> None:
     assert fetch(theirs) == f"error: {theirs}: holds no .gguf file; name a .gguf file as path\n"
     write(theirs / "a.gguf")
     write_parts(theirs)
@@ -107,7 +107,7 @@ def test_hashes_that_lie_beside_it(fetch: Callable, theirs: Path) -> None:
     assert f"{path}: does not have the SHA-256 that quantmill.json next to it names; fetch it again" in fetch(path)
 
 
-def test_what_is_refused_has_the_name_that_the_user_gave_it(fetch: Callable, theirs: Path) -> None:
+def test_a_refusal_names_the_users_own_path(fetch: Callable, theirs: Path) -> None:
     path = write(theirs / "a.gguf", {"llama.block_count": 2})
     assert fetch(path) == f"error: {path}: is another model: its block_count is 2, this model's 1\n"
 

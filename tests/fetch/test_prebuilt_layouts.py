@@ -85,7 +85,7 @@ def test_other_layouts(fetch: Callable, tmp_path: Path, layout: str, words: dict
     assert f"its {LAYER}.weight is I8, and nothing scales it" in said
 
 
-def test_what_torchao_would_make_of_a_config(fetch: Callable, tmp_path: Path) -> None:
+def test_torchao_makes_no_other_objects(fetch: Callable, tmp_path: Path) -> None:
     """It calls whatever one of its modules has under that name."""
     inner = {"_type": "torch.dtype", "_data": {"x": [{"y": [1, {"_type": "quantize_"}]}]}}
     words = {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_data": inner}}}
@@ -93,7 +93,7 @@ def test_what_torchao_would_make_of_a_config(fetch: Callable, tmp_path: Path) ->
     assert "its config names 'quantize_'; Quantmill does not know how to check such an artifact" in said
 
 
-def test_a_layout_of_which_nothing_is_known(fetch: Callable, tmp_path: Path) -> None:
+def test_an_unknown_packing(fetch: Callable, tmp_path: Path) -> None:
     words = {"quant_method": "compressed-tensors", "format": "marlin-24", "config_groups": {"x": {"weights": FOUR}}}
     said = refusal(fetch, tmp_path, {"quantization_config": words}, layout="compressed-tensors")
     assert "its format is 'marlin-24'; Quantmill does not know how to check such an artifact" in said
@@ -115,7 +115,7 @@ def state(**more: Any) -> np.ndarray:
         ({"shape": [10**6, 10**6]}, "says that it is [1000000, 1000000]"),
     ],
 )
-def test_a_state_that_the_kernels_would_follow_beyond_its_scales(
+def test_a_quant_state_beyond_its_scales(
     fetch: Callable, tmp_path: Path, said: dict[str, Any], message: str | None
 ) -> None:
     parts = {"weight": np.zeros((OUTPUTS * INPUTS // 2, 1), np.uint8), "weight.quant_map": np.ones(16, np.float32)}
@@ -139,7 +139,7 @@ def test_a_state_that_the_kernels_would_follow_beyond_its_scales(
         ("lm_head", {"trellis": np.zeros((8, 64, 64), np.int16)}, "has [8, 8] tiles"),
     ],
 )
-def test_exl3_that_its_kernels_would_read_beyond(
+def test_exl3_must_fit_its_kernels(
     fetch: Callable, tmp_path: Path, layer: str, changes: dict[str, np.ndarray], message: str | None
 ) -> None:
     tensors = {name: value for name, value in pack().items() if LAYER not in name}
