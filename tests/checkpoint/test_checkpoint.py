@@ -27,7 +27,7 @@ from quantmill.common.program import UserError
 
 @pytest.fixture(scope="module")
 def samples(torch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """.bin files made by torch, with the official writer's .safetensors beside them."""
+    """.bin files made by torch, with the official writer's .safetensors next to them."""
     folder = tmp_path_factory.mktemp("samples")
     subprocess.run([torch_python, REPO / "tests/checkpoint/make_checkpoints.py", folder], check=True)
     return folder
@@ -87,7 +87,7 @@ def test_round_trips_are_byte_identical(samples: Path, tmp_path: Path, name: str
     ("name", "message"),
     [
         ("legacy", "a bare pickle, as torch.save wrote before 1.6"),
-        ("training", "entry 'optimizer' is no tensor"),
+        ("training", "entry 'optimizer' is not a tensor"),
         ("module", "asks for torch.nn.modules.linear.Linear"),
         ("conjugated", "a conjugated or negated view"),
         ("negated", "a conjugated or negated view"),
@@ -143,7 +143,7 @@ def test_programs_convert_there_and_back(run_program: Callable, tmp_path: Path) 
 
 
 def tiny_model(folder: Path, tensors: dict[str, np.ndarray], **config: object) -> Path:
-    """A folder with config.json and a model.safetensors of float32 tensors."""
+    """Write a folder with config.json and a model.safetensors of float32 tensors."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]} | config))
     header, data = {}, b""

@@ -1,4 +1,4 @@
-"""Sizes in a config.json that the weights do not have: refused in one line before a library allocates them."""
+"""Sizes in a config.json that contradict the weights: refused in one line before a library allocates them."""
 
 import json
 import os
@@ -72,7 +72,7 @@ WRONG = {
         {"vocab_size": VOCAB - 1},
         "vocab_size is 47, below the 48 rows of model.embed_tokens.weight; re",
     ),
-    "layers beside those of the text": (
+    "layers next to those of the text": (
         {"model_type": "new", "num_hidden_layers": 900, "text_config": {"num_hidden_layers": LAYERS}},
         "num_hidden_layers is 900, and its weights have 3",
     ),
@@ -92,7 +92,7 @@ WRONG = {
         {"vision_config": {"image_size": 10**9}},
         "vision_config.image_size is 1000000000, which is more than",
     ),
-    "layers beside experts that are shared": (
+    "layers next to shared experts": (
         {"model_type": "deepseek_v2", "n_shared_experts": 2, "num_hidden_layers": 2},
         "num_hidden_layers is 2, and its weights have 3",
     ),
@@ -131,7 +131,7 @@ def test_a_size_that_contradicts_the_weights_is_refused(tmp_path: Path, case: st
 UNKNOWN = {
     "a new architecture's": {"rope_theta": 10**6, "bos_token_id": 151643, "sliding_window": 131072, "seed": 10**12},
     "lengths that allocate nothing": {"max_position_embeddings": 10_485_760, "model_max_length": 10**30},
-    "counts of what is no part": {"num_training_tokens": 15 * 10**12, "num_params": 7 * 10**9, "max_steps": 10**9},
+    "counts of other things": {"num_training_tokens": 15 * 10**12, "num_params": 7 * 10**9, "max_steps": 10**9},
     "a size of pictures": {"vision_config": {"image_size": 896, "patch_size": 14, "num_hidden_layers": 27}},
     "a width for each layer": {"model_type": "new", "intermediate_size": [INNER] * LAYERS},
     "what is left to the class": {"head_dim": None, "num_key_value_heads": None, "sliding_window": None},

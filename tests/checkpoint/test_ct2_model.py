@@ -42,7 +42,7 @@ def drop(name: str) -> Callable[[Arrays], object]:
 
 
 def add_layer(arrays: Arrays) -> None:
-    """A second layer, as the first but for its number."""
+    """Add a second layer, equal to the first except for its number."""
     copies = {name.replace("layer_0", "layer_1"): each for name, each in arrays.items() if "layer_0" in name}
     arrays |= copies
 
@@ -55,7 +55,7 @@ def turn_positions(arrays: Arrays) -> None:
 
 
 def judge(folder: Path, content: bytes, config: dict[str, Any] | None = None, tokens: int = 40) -> str:
-    """What the check says; nothing where it lets the model pass."""
+    """Return what the check says; nothing if the model passes."""
     ct2_model.write(folder, content, tokens)
     try:
         ctranslate2_model.check(folder, CONFIG if config is None else config)
@@ -174,7 +174,7 @@ def test_layers_are_alike(tmp_path: Path) -> None:
     ("aliases", "said"),
     [
         ([("decoder/projection/weight", "decoder/nothing")], "is an alias of 'decoder/nothing', which is not a"),
-        ([("decoder/projection/weight", "x"), ("x", "decoder/embeddings/weight")], "is an alias of 'x', which is no"),
+        ([("decoder/projection/weight", "x"), ("x", "decoder/embeddings/weight")], "is an alias of 'x', which is not"),
         ([TIED, TIED], "'decoder/projection/weight' occurs twice"),
         ([("decoder/projection/weight", "decoder/layer_norm/gamma")], "projection/weight should be [40, 64]"),
         ([TIED, ("decoder/num_heads", "decoder/embeddings/weight")], "'decoder/num_heads' occurs twice"),

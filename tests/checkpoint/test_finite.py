@@ -37,7 +37,7 @@ LARGE = {
 
 
 def places(dtype: str, patterns: list[int]) -> list[int | None]:
-    """What is found behind a number in pieces that end with each of these patterns."""
+    """Return what is found after a number in pieces that end with each of these patterns."""
     kind = np.dtype(WIDTH.get(dtype, "u1"))
     return [
         finite.first_not_finite(memoryview(np.array([1, 0, pattern, pattern], kind).tobytes()), dtype)
@@ -78,7 +78,7 @@ def test_a_files_hash_and_its_first_fault(tmp_path: Path) -> None:
 
 
 def model(folder: Path, place: tuple[int, int], value: float) -> Path:
-    """A model of three chunks, one value of its embeddings changed."""
+    """Write a model of three chunks with one changed value in its embeddings."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
     table = np.ones((CHUNK // 512, 3 * 256), "<f2")

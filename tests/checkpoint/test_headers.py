@@ -1,4 +1,4 @@
-"""What the headers of a model's folder tell: refused, or mended where one thing alone can be meant."""
+"""Headers of a model's folder: refused, or corrected if only one thing can be meant."""
 
 import json
 import shutil
@@ -163,7 +163,7 @@ METADATA = [None, {}, [], "x", {"metadata": None}, {"metadata": {}}, {"metadata"
 
 @pytest.mark.parametrize("more", METADATA)
 def test_an_index_without_metadata_is_completed(tmp_path: Path, run_program: Callable, more: Any) -> None:
-    """transformers asks for it by name; what is there stays as it is."""
+    """It is completed because transformers requires it; other keys stay."""
     file = "model-00001-of-00001.safetensors"
     folder = write(tmp_path / "m")
     (folder / "model.safetensors").rename(folder / file)

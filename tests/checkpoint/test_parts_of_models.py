@@ -1,4 +1,4 @@
-"""What a checkpoint holds beside the language model's weights: towers, tables, experts, masks. Sizes known by hand."""
+"""Parts of checkpoints other than plain weights: towers, tables, experts, masks. Sizes known by hand."""
 
 import json
 import struct
@@ -59,7 +59,7 @@ def test_the_head_and_experts_of_llama_4(tmp_path: Path) -> None:
 
 
 def model_with_masks(folder: Path, constant: np.ndarray) -> Path:
-    """GPT-NeoX's, as it was published: a mask and a constant beside the weights."""
+    """GPT-NeoX's, as it was published: a mask and a constant next to the weights."""
     tensors = {
         "gpt_neox.embed_in.weight": np.ones((10, 4), np.float16),
         "gpt_neox.layers.0.attention.bias": np.ones((1, 1, 16, 16), np.uint8),

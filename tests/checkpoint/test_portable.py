@@ -1,4 +1,4 @@
-"""What a source's folder holds that no tool is to see: programs, kernels, another quantization's files."""
+"""Parts of a source's folder that no tool may see: programs, kernels, another quantization's files."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Hostile safetensors and folders through the programs: memory stays small, one line names the file and remedy."""
+"""Hostile safetensors and folders through the programs: memory stays small, one line names file and remedy."""
 
 import json
 import os

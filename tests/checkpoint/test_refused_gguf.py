@@ -95,13 +95,13 @@ HOSTILE = {
     ),
     "a dimension below 0": (tensor("a", (2**64 - 8,), F32), "a has impossible dimensions [18446744073709551608]"),
     "sizes that overflow": (tensor("a", (2**32, 2**31), F32), "a has impossible dimensions [2147483648, 4294967296]"),
-    "sizes that overflow but for a 0": (tensor("a", (0, 2**32, 2**31), F32), "a has impossible dimensions"),
+    "sizes that overflow except for a 0": (tensor("a", (0, 2**32, 2**31), F32), "a has impossible dimensions"),
     "bytes that overflow": (tensor("a", (2**62,), F32), "bytes where its header claims 18446744073709551680"),
-    "rows that are no blocks": (
+    "rows that are not blocks": (
         tensor("a", (128, 2), Q4_K),
         "a is Q4_K and has rows of 128, no multiple of 256; refused",
     ),
-    "a number that is no block": (tensor("a", (), Q4_K), "a is Q4_K and has rows of 1, no multiple of 256"),
+    "a number that is not a block": (tensor("a", (), Q4_K), "a is Q4_K and has rows of 1, no multiple of 256"),
     "a type that was one once": (tensor("a", (32,), 31), "a is of type 31, which ggml does not have (any"),
     "a type beyond all": (tensor("a", (32,), 2**32 - 1), "a is of type 4294967295, which ggml does not have"),
     "tensors that overlap": (
@@ -174,7 +174,7 @@ def refusal(tmp_path: Path, run_program: Callable) -> Callable[[Path], str]:
 
 @pytest.mark.parametrize("case", FILL)
 def test_headers_that_fill_memory(tmp_path: Path, refusal: Callable[[Path], str], case: str) -> None:
-    """They are read, and then are no model's."""
+    """They are read, and then refused as another model."""
     count = 2**16 if case == "keys" else 1
     path = gguf_with(tmp_path / "x.gguf", (FILL[case](),), counts=(0, count))
     assert "is another model: its general.architecture is None, this model's llama" in refusal(path)

@@ -12,7 +12,7 @@ from forge import Evil, tensor_pickle, zip_with
 
 
 def call(module: str, name: str, argument: str) -> bytes:
-    """A pickle that calls module.name(argument)."""
+    """Return a pickle that calls module.name(argument)."""
     text = pickle.BINUNICODE + struct.pack("<I", len(argument)) + argument.encode()
     return b"\x80\x02c" + f"{module}\n{name}\n".encode() + text + pickle.TUPLE1 + pickle.REDUCE + pickle.STOP
 
@@ -43,7 +43,7 @@ def test_pickles_without_a_zip(hostile_model: Path, tmp_path: Path, refusal: Cal
 
 
 def colliding_key(number: int) -> bytes:
-    """The item {number * (2**61 - 1): None}; all such numbers have the hash 0."""
+    """Return the item {number * (2**61 - 1): None}; all such numbers have the hash 0."""
     return pickle.LONG1 + b"\x10" + (number * (2**61 - 1)).to_bytes(16, "little") + pickle.NONE
 
 

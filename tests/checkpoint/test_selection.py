@@ -1,4 +1,4 @@
-"""Which files of a folder or a repository are a model's: what else lies there is not copied, counted or uploaded."""
+"""The files of a folder or a repository that make a model; others are not copied, counted or uploaded."""
 
 import json
 import os
@@ -45,7 +45,7 @@ class File:
 
 
 def with_junk(folder: Path) -> Path:
-    """The demo's checkpoint, in a folder that it was trained in."""
+    """Copy the demo's checkpoint to a folder like one that it was trained in."""
     shutil.copytree(REPO / "demo", folder)
     for name in JUNK:
         (folder / name).write_bytes(b"x" * 1000)

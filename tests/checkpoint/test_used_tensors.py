@@ -1,4 +1,4 @@
-"""What of a checkpoint its model uses: buffers are dropped by name, and whatever else nobody reads is refused."""
+"""The tensors that a model uses: buffers are dropped by name, and other unread tensors are refused."""
 
 import json
 import shutil
@@ -79,7 +79,7 @@ NO_PLACE, RANDOM = "the model of config.json has no place for ", "libraries woul
         ("fewer experts", "experts.down_proj is [4, 32, 32], and [3, 32, 32] in the model"),
         ("no router", "lacks model.layers.0.mlp.gate.weight, which"),
         ("deepseek's layer too many", f"{NO_PLACE}model.layers.61.input_layernorm.weight and "),
-        ("a model that nobody knows", "transformers cannot build a language model from it ("),
+        ("an unknown model", "transformers cannot build a language model from it ("),
     ],
 )
 def test_what_does_not_fit_the_model_is_named(facts: dict[str, Any], name: str, said: str) -> None:
@@ -152,7 +152,7 @@ def test_artifacts_leave_the_models_buffers_out(
 
 @pytest.mark.parametrize("name", shards.ADAPTERS)
 def test_an_adapter_beside_a_model_is_refused(run_program: Callable, tmp_path: Path, name: str) -> None:
-    """transformers adds it to the model where peft is installed, and not where it is not."""
+    """Only with peft installed would transformers add it to the model."""
     model = shutil.copytree(REPO / "demo", tmp_path / "model")
     (model / name).write_bytes(b"weights")
     result = run_program("fetch.link", model, tmp_path / "source")

@@ -52,13 +52,13 @@ for name, config in MODELS.items():
 
 
 def unchecked(folder: Path) -> headers.Model:
-    """A model whose config.json was not held against its headers, so that transformers is asked of all of it."""
+    """Return a model whose config.json was not compared with its headers, so that transformers judges all of it."""
     found = shards.find(folder)
     return headers.Model(found, found.config(), found.tensors(), "")
 
 
 def look(name: str, model: str, change: Callable[[dict[str, Any], dict[str, Any]], Any], further: bool = False) -> None:
-    """What is said of a model whose tensors and config are changed."""
+    """Record what is said of a model whose tensors and config are changed."""
     tensors, config = dict(models[model][0]), dict(models[model][1])
     change(tensors, config)
     folder = work / name
@@ -136,7 +136,7 @@ look("deepseek's layer too many", "deepseek", lambda tensors, config: layer(tens
 look("mtp", "qwen3_moe", lambda tensors, config: tensors.update({"mtp.layers.0.mlp.gate.weight": torch.ones(4, 32)}))
 tower = {"model.visual.blocks.0.attn.qkv.weight": torch.ones(8, 8)}
 look("a tower", "qwen3_5", lambda tensors, config: tensors.update(tower))
-look("a model that nobody knows", "llama", lambda tensors, config: config.update(model_type="nobodys"))
+look("an unknown model", "llama", lambda tensors, config: config.update(model_type="nobodys"))
 # a text of 20 tokens through the mixtures
 facts["experts"] = {}
 for name in ("mixtral", "qwen3_moe", "deepseek"):

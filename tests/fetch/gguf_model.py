@@ -32,7 +32,7 @@ KEYS: dict[str, Any] = {
     "tokenizer.ggml.token_type": [1] * VOCABULARY,
     "tokenizer.chat_template": "{{ x }}",
 }
-F32, Q8_0 = (0, 4, 1), (8, 34, 32)  # number, and bytes of so many weights
+F32, Q8_0 = (0, 4, 1), (8, 34, 32)  # number, bytes, and the weights in them
 TENSORS: dict[str, tuple] = {
     "token_embd.weight": ((WIDTH, VOCABULARY), Q8_0),
     "blk.0.ffn_up.weight": ((WIDTH, INNER), Q8_0),
@@ -41,7 +41,7 @@ TENSORS: dict[str, tuple] = {
 
 
 def encode(key: str, value: Any) -> bytes:
-    """A key of GGUF with a value: int and float in 32 bits."""
+    """Encode a key of GGUF with a value: int and float in 32 bits."""
     if isinstance(value, list) and value and isinstance(value[0], str):
         return gguf_texts(key, *value)
     if isinstance(value, list):
@@ -57,7 +57,7 @@ def number(value: int) -> tuple[int, bytes]:
 
 
 def write(path: Path, keys: dict[str, Any] | None = None, *names: str, more: tuple[bytes, ...] = ()) -> Path:
-    """A GGUF file of this model, with the tensors of these names or all; a key that is None is left out."""
+    """Write a GGUF file of this model, with the tensors of these names or all; a key that is None is left out."""
     said = {key: value for key, value in (KEYS | (keys or {})).items() if value is not None}
     stored, data = [], b""
     for name in names or TENSORS:
@@ -69,7 +69,7 @@ def write(path: Path, keys: dict[str, Any] | None = None, *names: str, more: tup
 
 
 def write_parts(folder: Path) -> list[Path]:
-    """The same in two files."""
+    """Write the same in two files."""
     paths = []
     for part, names in enumerate((["token_embd.weight", "blk.0.ffn_up.weight"], ["output_norm.weight"])):
         said = gguf_key("split.no", 2, struct.pack("<H", part)), gguf_key("split.count", 2, struct.pack("<H", 2))

@@ -1,4 +1,4 @@
-"""A small model, artifacts of it that somebody else may have built, and the program that takes them."""
+"""A small model, artifacts of it that others may have built, and the program that takes them."""
 
 import json
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def halves(*shape: int) -> np.ndarray:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """This model: an embedding, one layer, a norm."""
+    """Write this model: an embedding, one layer, a norm."""
     tensors = {"model.embed_tokens.weight": halves(VOCABULARY, INPUTS), f"{LAYER}.weight": halves(OUTPUTS, INPUTS)}
     folder = write(tmp_path / "model", CONFIG, tensors | {"model.norm.weight": halves(INPUTS)})
     (folder / "quantmill.json").write_text(json.dumps({"source": {}, "parameter_count": 1408, "files": {}}))
@@ -58,14 +58,14 @@ def pack(layout: str = "gptq", bits: int = 4) -> dict[str, np.ndarray]:
 
 
 def write_theirs(tmp_path: Path, tensors: Any = None, tokenizer: Any = TOKENIZER, **config: Any) -> Path:
-    """An artifact of this model in GPTQ's layout, but for what is given."""
+    """Write an artifact of this model in GPTQ's layout, with the given changes."""
     words = {"quantization_config": QUANTIZATION} | config
     return write(tmp_path / "theirs", CONFIG | words, tensors or pack(), tokenizer)
 
 
 @pytest.fixture
 def fetch_prebuilt(run_program: Callable, model: Path, tmp_path: Path) -> Callable[..., str]:
-    """Run the program; what it said. One line where it refuses the artifact, and then nothing is left."""
+    """Run the program and return what it said: one line if it refuses the artifact, which leaves nothing."""
 
     def run(theirs: object, layout: str = "gptq", *more: object, good: bool = False, **environment: str) -> str:
         engine = "llama_cpp" if layout == "gguf" else "gptqmodel"
@@ -83,11 +83,11 @@ def fetch_prebuilt(run_program: Callable, model: Path, tmp_path: Path) -> Callab
 
 @pytest.fixture
 def fetch(fetch_prebuilt: Callable[..., str]) -> Callable[..., str]:
-    """The same, by the name that modules give their own layout's."""
+    """Return the same; modules of one layout override this name."""
     return fetch_prebuilt
 
 
 def refusal(fetch: Callable, tmp_path: Path, config: dict[str, Any], tensors: Any = None, **more: Any) -> str:
-    """What is said of an artifact that is not this model's."""
+    """Return what is said of an artifact that is not this model's."""
     layout = more.pop("layout", "gptq")
     return fetch(write_theirs(tmp_path, tensors, **config, **more), layout)

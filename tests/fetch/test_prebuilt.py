@@ -1,4 +1,4 @@
-"""Somebody else's artifact: taken where it is this model's, refused in one line where it is not."""
+"""An artifact that others built: taken if it is this model's, else refused in one line."""
 
 import json
 from collections.abc import Callable

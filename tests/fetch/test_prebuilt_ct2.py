@@ -1,4 +1,4 @@
-"""Somebody else's CTranslate2 folder: taken where it is this model's, refused in one line where it is not."""
+"""A CTranslate2 folder that others built: taken if it is this model's, else refused in one line."""
 
 import json
 import struct
@@ -15,7 +15,7 @@ __all__ = ["fetch", "fetch_prebuilt", "model"]  # fixtures
 
 
 def write_ct2(tmp_path: Path, change: Callable[[bytes], bytes] = bytes, int8: bool = True, **files: str) -> Path:
-    """A CTranslate2 folder of this model, `change`d; `files`: what others hold instead, nothing where there is none."""
+    """Write a CTranslate2 folder of this model, `change`d; `files` replace its others, an empty text removes one."""
     content = ct2_model.pack(ct2_model.variables(CONFIG, int8).items())
     theirs = ct2_model.write(tmp_path / "theirs", change(content))
     for name, text in ({"config": "{}", "vocabulary": '["a", "b", "c", "d", "e"]'} | files).items():
@@ -30,14 +30,14 @@ def test_ctranslate2_of_this_model(fetch: Callable, tmp_path: Path) -> None:
 
 
 def shorten_norm(_: bytes) -> bytes:
-    """A last norm of 63 for 64, which CTranslate2 would load."""
+    """Return a model.bin with a last norm of 63 instead of 64, which CTranslate2 would load."""
     arrays = ct2_model.variables(CONFIG, int8=True)
     arrays["decoder/layer_norm/gamma"] = arrays["decoder/layer_norm/gamma"][:63]
     return ct2_model.pack(arrays.items())
 
 
 def lie_of_size(content: bytes) -> bytes:
-    """A matrix that is larger than its bytes."""
+    """Claim a matrix that is larger than its bytes."""
     name = b"decoder/layer_0/ffn/linear_0/weight\0\2"
     return content.replace(name + struct.pack("<II", 16, 64), name + struct.pack("<II", 2**31, 2**31))
 

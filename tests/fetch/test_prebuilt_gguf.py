@@ -1,4 +1,4 @@
-"""Somebody else's GGUF file: taken where it is this model's, refused in one line where it is not."""
+"""A GGUF file that others built: taken if it is this model's, else refused in one line."""
 
 import json
 from collections.abc import Callable

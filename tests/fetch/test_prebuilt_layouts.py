@@ -1,4 +1,4 @@
-"""Somebody else's artifact in the layouts of compressed-tensors, bitsandbytes, torchao, HQQ and EXL3."""
+"""Artifacts that others built, in the layouts of compressed-tensors, bitsandbytes, torchao, HQQ and EXL3."""
 
 import json
 import shutil
@@ -135,7 +135,7 @@ def test_a_quant_state_beyond_its_scales(
         (LAYER, {"trellis": np.zeros((8, 8, 63), np.int16)}, "3.9375 bits a weight"),
         (LAYER, {"svh": halves(64)}, f"{LAYER}.svh is not float16 of [128]"),
         (LAYER, {"suh": np.zeros(128, np.float32)}, f"{LAYER}.suh is not float16 of [128]"),
-        ("lm_head", {}, None),  # which this model has not: it ties its head to the embeddings
+        ("lm_head", {}, None),  # which this model lacks: it ties its head to the embeddings
         ("lm_head", {"trellis": np.zeros((8, 64, 64), np.int16)}, "has [8, 8] tiles"),
     ],
 )

@@ -25,7 +25,7 @@ GROUPS = np.arange(INPUTS) // GROUP
 
 
 def weights() -> np.ndarray:
-    """[outputs, inputs]"""
+    """Return the layer's weights [outputs, inputs]."""
     return ((NUMBERS - ZEROS[GROUPS]) * SCALES.astype(np.float32)[GROUPS]).T
 
 
@@ -101,7 +101,7 @@ def test_a_tensor_that_is_not_there_is_named(plain: Checkpoint, tmp_path: Path) 
 
 
 def model_bin(folder: Path, matrices: list[np.ndarray]) -> Path:
-    """A CTranslate2 model of int8 matrices, in its binary version 6."""
+    """Write a CTranslate2 model of int8 matrices, in its binary version 6."""
     folder.mkdir()
     data = struct.pack("<IH", 6, 2) + b"x\0" + struct.pack("<II", 1, len(matrices))
     for number, matrix in enumerate(matrices):
