@@ -76,13 +76,7 @@ def test_a_prefix_of_all_names_is_removed(tmp_path: Path, run_program: Callable,
     assert "is taken off the tensors' names" in result.stderr
     ours, theirs = (shards.find(tmp_path / f"{name}-out") for name in ("wrapped", "plain"))
     assert ours.tensors().keys() == theirs.tensors().keys() == llama().keys()
-    again = run_program(
-        "checkpoint.to_safetensors",
-        plain,
-        tmp_path / "cut",
-        "--max-shard-size",
-        "1GB",
-    )
+    again = run_program("checkpoint.to_safetensors", plain, tmp_path / "cut", "--max-shard-size", "1GB")
     assert again.returncode == 0
     one, other = (manifest.sha256(tmp_path / name / "model.safetensors") for name in ("wrapped-out", "cut"))
     assert one == other

@@ -112,10 +112,7 @@ HOSTILE = {
     "a tensor out of line": ({"tensors": (gguf_tensor("a", (8,), F32, 4),), "data": bytes(64)}, "a begins at byte 4"),
     "a tensor beyond the file": (tensor("a", (8,), F32, 2**63), "a begins at byte 9223372036854775808"),
     "a file that is cut off": ({"tensors": (ONE,), "data": DATA[:-1]}, "has 95 bytes where its header claims 96"),
-    "a file with something behind": (
-        {"tensors": (ONE,), "data": bytes(33)},
-        "has 97 bytes where its header claims 96",
-    ),
+    "a file with something behind": ({"tensors": (ONE,), "data": bytes(33)}, "has 97 bytes where its header claims 96"),
 }
 
 

@@ -168,11 +168,7 @@ def test_a_run_may_speculate_with_the_models_layers() -> None:
     other = {"engine": "vllm", "options": {"speculative_config": {"method": "ngram"}}}
     assert [
         vllm_parallelism.speculates_by_itself(run) for run in (own, other, {"engine": "ctranslate2", "options": {}})
-    ] == [
-        True,
-        False,
-        False,
-    ]
+    ] == [True, False, False]
 
 
 def test_towers_stay_beside(facts: dict[str, Any]) -> None:

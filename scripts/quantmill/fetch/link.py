@@ -45,12 +45,7 @@ def main() -> None:
             tool="link_source",
             tool_version="1",
             parameters=parameters,
-            source={
-                "kind": options.kind,
-                "path": str(options.src),
-                "commit": None,
-                "sha256": weights,
-            },
+            source={"kind": options.kind, "path": str(options.src), "commit": None, "sha256": weights},
             weight_files=list(weights),
             hashes=hashes,
         )
