@@ -114,64 +114,26 @@ def test_a_config_of_another_model(fetch: Callable, tmp_path: Path, config: dict
     assert message in refusal(fetch, tmp_path, config)
 
 
-def test_other_weights(fetch: Callable, tmp_path: Path) -> None:
-    other = pack() | {"model.norm.weight": halves(2 * INPUTS)}
-    said = refusal(fetch, tmp_path, {}, other)
-    assert "is another model: its model.norm.weight is [128], this model's [64]" in said
-
-
-def test_missing_weights(fetch: Callable, tmp_path: Path) -> None:
-    part = {name: value for name, value in pack().items() if name != "model.norm.weight"}
-    assert "lacks model.norm.weight, which this model has" in refusal(fetch, tmp_path, {}, part)
-
-
-ZEROS = np.zeros((INPUTS // GROUP, OUTPUTS * 4 // 32), np.int32)
-ORDER = np.arange(INPUTS, dtype=np.int32) // GROUP
+NORM = "model.norm.weight"
 
 
 @pytest.mark.parametrize(
-    ("part", "value", "message"),
+    ("tensors", "message"),
     [
-        ("g_idx", ORDER + 1, f"model.safetensors: {LAYER}.g_idx names group 2, and its layer has 2; download it again"),
         (
-            "g_idx",
-            ORDER - 7,
-            f"model.safetensors: {LAYER}.g_idx names group -7, and its layer has 2; download it again",
+            pack() | {NORM: halves(2 * INPUTS)},
+            "theirs: is another model: its model.norm.weight is [128], this model's [64]",
         ),
-        ("g_idx", ORDER[:-1], f"{LAYER}.g_idx is I32 [63], where I32 [64] is expected, the group of each input"),
+        ({name: each for name, each in pack().items() if name != NORM}, "theirs: lacks model.norm.weight, which this"),
+        ({f"module.{name}": each for name, each in pack().items()}, "its names have module. before the model's own"),
         (
-            "g_idx",
-            ORDER.astype(np.float32),
-            f"{LAYER}.g_idx is F32 [64], where I32 [64] is expected, the group of each input",
+            pack() | {"model.norm.qweight": np.zeros((8, 8), np.int32)},
+            "theirs: holds model.norm.qweight, and this model's model.norm.weight is not a matrix",
         ),
-        (
-            "qzeros",
-            ZEROS[:1],
-            f"its {LAYER}.qzeros is [1, 2]; 4 bits and groups of 32, its config's, make [2, 2] of this",
-        ),
-        (
-            "qzeros",
-            ZEROS.T.copy()[:1],
-            f"its {LAYER}.qzeros is [1, 2]; 4 bits and groups of 32, its config's, make [2,",
-        ),
-        ("qzeros", ZEROS.astype(np.float32), f"its {LAYER}.qzeros is F32, which no gptq artifact's is"),
-        ("qzeros", None, f"lacks {LAYER}.qzeros, without which {LAYER} has no weights"),
-        ("scales", None, f"lacks {LAYER}.scales, without which {LAYER} has no weights"),
-        ("scales", ZEROS, f"its {LAYER}.scales is I32, which no gptq artifact's is"),
     ],
 )
-def test_parts_of_a_layer_must_fit(
-    fetch: Callable, tmp_path: Path, part: str, value: np.ndarray | None, message: str
-) -> None:
-    """Kernels read a scale by the group that g_idx names, whether there is one or not."""
-    tensors = pack() | {f"{LAYER}.g_idx": ORDER, f"{LAYER}.{part}": value}
-    said = refusal(fetch, tmp_path, {}, {name: each for name, each in tensors.items() if each is not None})
-    assert message in said
-    assert str(tmp_path / "theirs") in said
-
-
-def test_an_order_of_inputs_is_taken(fetch: Callable, tmp_path: Path) -> None:
-    fetch(write_theirs(tmp_path, pack() | {f"{LAYER}.g_idx": ORDER[::-1].copy()}), good=True)
+def test_tensors_of_another_model(fetch: Callable, tmp_path: Path, tensors: dict, message: str) -> None:
+    assert message in refusal(fetch, tmp_path, {}, tensors)
 
 
 @pytest.mark.parametrize(
@@ -192,17 +154,6 @@ def test_sizes_that_this_model_does_not_have(
     assert str(tmp_path / "theirs") in said
 
 
-def test_names_with_a_prefix(fetch: Callable, tmp_path: Path) -> None:
-    tensors = {f"module.{name}": value for name, value in pack().items()}
-    assert "its names have module. before the model's own" in refusal(fetch, tmp_path, {}, tensors)
-
-
-def test_a_pointer_in_place_of_a_file(fetch: Callable, tmp_path: Path) -> None:
-    theirs = write_theirs(tmp_path)
-    (theirs / "generation_config.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
-    assert f"{theirs}/generation_config.json: only git-lfs's pointer to the file; run `git lfs pull`" in fetch(theirs)
-
-
 def test_only_the_artifacts_index_is_completed(fetch: Callable, tmp_path: Path) -> None:
     theirs = write_theirs(tmp_path)
     shard, index = "model-00001-of-00001.safetensors", "model.safetensors.index.json"
@@ -214,16 +165,15 @@ def test_only_the_artifacts_index_is_completed(fetch: Callable, tmp_path: Path) 
     assert json.loads((theirs / index).read_text()) == {"weight_map": whole["weight_map"]}
 
 
-def test_another_vocabulary(fetch: Callable, tmp_path: Path) -> None:
-    other = {"model": {"vocab": {token: number for number, token in enumerate("abdce")}}}
-    said = refusal(fetch, tmp_path, {}, tokenizer=other)
-    assert "has another vocabulary: its token 2 is 'd', this model's 'c'" in said
-
-
-def test_an_added_token_that_this_model_lacks(fetch: Callable, tmp_path: Path) -> None:
-    other = TOKENIZER | {"added_tokens": [{"id": 5, "content": "<pad>"}]}
-    said = refusal(fetch, tmp_path, {}, tokenizer=other)
-    assert "has another vocabulary: its token 5 is '<pad>', this model's None" in said
+@pytest.mark.parametrize(
+    ("tokenizer", "said"),
+    [
+        ({"model": {"vocab": dict(zip("abdce", range(5), strict=True))}}, "its token 2 is 'd', this model's 'c'"),
+        (TOKENIZER | {"added_tokens": [{"id": 5, "content": "<pad>"}]}, "its token 5 is '<pad>', this model's None"),
+    ],
+)
+def test_another_vocabulary(fetch: Callable, tmp_path: Path, tokenizer: dict, said: str) -> None:
+    assert f"has another vocabulary: {said}" in refusal(fetch, tmp_path, {}, tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -242,15 +192,8 @@ def test_an_added_token_that_this_model_lacks(fetch: Callable, tmp_path: Path) -
 )
 def test_a_tokenizer_of_wrong_types(fetch: Callable, tmp_path: Path, content: Any) -> None:
     said = refusal(fetch, tmp_path, {}, tokenizer=content)
-    assert (
-        said == f"error: {tmp_path}/theirs/tokenizer.json: its tokens are not texts with numbers; download it again\n"
-    )
-
-
-def test_a_norm_packed_like_a_matrix(fetch: Callable, tmp_path: Path) -> None:
-    other = pack() | {"model.norm.qweight": np.zeros((8, 8), np.int32)}
-    said = refusal(fetch, tmp_path, {}, other)
-    assert said.startswith(f"error: {tmp_path}/theirs: holds model.norm.qweight, and this model's model.norm.weight is")
+    path = tmp_path / "theirs/tokenizer.json"
+    assert said == f"error: {path}: its tokens are not texts with numbers; download it again\n"
 
 
 def test_autoawqs_older_name_of_the_group_size(fetch: Callable, tmp_path: Path) -> None:
@@ -270,31 +213,48 @@ def test_unprintable_parameters_are_left_out(fetch: Callable, tmp_path: Path) ->
     assert content["tool"] == "gptqmodel:4.0, \\x1b[31m"
 
 
-@pytest.mark.parametrize("recorded", [["model.safetensors"], {"model.safetensors": 3}, None])
-def test_a_manifest_beside_it_without_hashes(fetch: Callable, tmp_path: Path, recorded: Any) -> None:
-    theirs = write_theirs(tmp_path)
-    (theirs / "quantmill.json").write_text(json.dumps({"source": {}, "files": recorded}))
-    assert "quantmill.json: names no files with their hashes; remove it" in fetch(theirs)
+MANIFEST = "quantmill.json"
+NAMELESS, POINTER = (
+    f"{MANIFEST}: names no files with their hashes; remove it",
+    "version https://git-lfs.github.com/spec/v1",
+)
 
 
-def test_two_configs_that_disagree(fetch: Callable, tmp_path: Path) -> None:
-    """auto-gptq reads the one, everybody else the other."""
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "generation_config.json",
+            POINTER,
+            "generation_config.json: only git-lfs's pointer to the file; run",
+        ),
+        (MANIFEST, '{"source": {}, "files": ["model.safetensors"]}', NAMELESS),
+        (MANIFEST, '{"source": {}, "files": {"model.safetensors": 3}}', NAMELESS),
+        (MANIFEST, '{"source": {}, "files": null}', NAMELESS),
+        (
+            MANIFEST,
+            '{"source": {}, "files": {"model.safetensors": {"sha256": "0000"}}}',
+            "does not have the SHA-256 that quantmill.json next to it names; fetch it again",
+        ),
+        (  # auto-gptq reads the one, all others the other
+            "quantize_config.json",
+            '{"bits": 4, "group_size": 64}',
+            "config.json and quantize_config.json name another group_size; one of them is wrong",
+        ),
+    ],
+)
+def test_a_file_that_contradicts_the_others(
+    fetch: Callable, tmp_path: Path, name: str, content: str, message: str
+) -> None:
     theirs = write_theirs(tmp_path)
-    (theirs / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": 64}))
-    assert "config.json and quantize_config.json name another group_size; one of them is wrong" in fetch(theirs)
+    (theirs / name).write_text(content)
+    assert message in fetch(theirs)
 
 
 def test_pickled_weights(fetch: Callable, tmp_path: Path) -> None:
     theirs = write_theirs(tmp_path)
     (theirs / "model.safetensors").rename(theirs / "pytorch_model.bin")
     assert "its weights are pickled (bin); name an artifact with safetensors" in fetch(theirs)
-
-
-def test_hashes_that_lie_beside_it(fetch: Callable, tmp_path: Path) -> None:
-    theirs = write_theirs(tmp_path)
-    recorded = {"model.safetensors": {"sha256": "0" * 64}}
-    (theirs / "quantmill.json").write_text(json.dumps({"source": {}, "files": recorded}))
-    assert "does not have the SHA-256 that quantmill.json next to it names; fetch it again" in fetch(theirs)
 
 
 def test_an_artifact_of_the_hub(run_program: Callable, model: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Artifacts that others built, in the layouts of compressed-tensors, bitsandbytes, torchao, HQQ and EXL3."""
+"""Artifacts that others built: GPTQ's parts of a layer, compressed-tensors, bitsandbytes, torchao, HQQ and EXL3."""
 
 import json
 import shutil
@@ -22,6 +22,7 @@ from prebuilt_model import (
     random,
     refusal,
     write,
+    write_theirs,
 )
 
 __all__ = ["fetch", "fetch_prebuilt", "model"]  # fixtures
@@ -148,3 +149,52 @@ def test_exl3_must_fit_its_kernels(
     config = CONFIG | {"quantization_config": {"quant_method": "exl3", "bits": 4.0}}
     said = fetch(write(tmp_path / "theirs", config, tensors), "exl3", good=message is None)
     assert (message or "") in said
+
+
+ZEROS = np.zeros((INPUTS // GROUP, OUTPUTS * 4 // 32), np.int32)
+ORDER = np.arange(INPUTS, dtype=np.int32) // GROUP
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        ("g_idx", ORDER + 1, f"model.safetensors: {LAYER}.g_idx names group 2, and its layer has 2; download it again"),
+        (
+            "g_idx",
+            ORDER - 7,
+            f"model.safetensors: {LAYER}.g_idx names group -7, and its layer has 2; download it again",
+        ),
+        ("g_idx", ORDER[:-1], f"{LAYER}.g_idx is I32 [63], where I32 [64] is expected, the group of each input"),
+        (
+            "g_idx",
+            ORDER.astype(np.float32),
+            f"{LAYER}.g_idx is F32 [64], where I32 [64] is expected, the group of each input",
+        ),
+        (
+            "qzeros",
+            ZEROS[:1],
+            f"its {LAYER}.qzeros is [1, 2]; 4 bits and groups of 32, its config's, make [2, 2] of this",
+        ),
+        (
+            "qzeros",
+            ZEROS.T.copy()[:1],
+            f"its {LAYER}.qzeros is [1, 2]; 4 bits and groups of 32, its config's, make [2,",
+        ),
+        ("qzeros", ZEROS.astype(np.float32), f"its {LAYER}.qzeros is F32, which no gptq artifact's is"),
+        ("qzeros", None, f"lacks {LAYER}.qzeros, without which {LAYER} has no weights"),
+        ("scales", None, f"lacks {LAYER}.scales, without which {LAYER} has no weights"),
+        ("scales", ZEROS, f"its {LAYER}.scales is I32, which no gptq artifact's is"),
+    ],
+)
+def test_parts_of_a_layer_must_fit(
+    fetch: Callable, tmp_path: Path, part: str, value: np.ndarray | None, message: str
+) -> None:
+    """Kernels read a scale by the group that g_idx names, whether there is one or not."""
+    tensors = pack() | {f"{LAYER}.g_idx": ORDER, f"{LAYER}.{part}": value}
+    said = refusal(fetch, tmp_path, {}, {name: each for name, each in tensors.items() if each is not None})
+    assert message in said
+    assert str(tmp_path / "theirs") in said
+
+
+def test_an_order_of_inputs_is_taken(fetch: Callable, tmp_path: Path) -> None:
+    fetch(write_theirs(tmp_path, pack() | {f"{LAYER}.g_idx": ORDER[::-1].copy()}), good=True)
