@@ -28,16 +28,10 @@ from quantmill.checkpoint import headers, sizes
 from quantmill.common.program import UserError
 
 WRONG = {
-    "a layer fewer": (
-        {"num_hidden_layers": LAYERS - 1},
-        "num_hidden_layers is 2, and its weights have 3 (model.layers",
-    ),
+    "a layer less": ({"num_hidden_layers": LAYERS - 1}, "num_hidden_layers is 2, and its weights have 3 (model.layers"),
     "a layer more": ({"num_hidden_layers": LAYERS + 1}, "num_hidden_layers is 4, and its weights have 3 (model.layers"),
     "a hundred thousand layers": ({"num_hidden_layers": 10**5}, "num_hidden_layers is 100000, which is more than its"),
-    "a billion layers": (
-        {"num_hidden_layers": 10**9},
-        "num_hidden_layers is 1000000000, which is more than its weights",
-    ),
+    "10**9 layers": ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, which is more than its weights"),
     "layers below none": ({"num_hidden_layers": -3}, "num_hidden_layers is -3, where a whole number from 1 on is"),
     "layers under another name": ({"n_layer": 10**7}, "n_layer is 10000000, which is more than its weights can have"),
     "a billion labels": ({"num_labels": 10**9}, "num_labels is 1000000000, which is more than its weights can have"),
@@ -48,30 +42,15 @@ WRONG = {
         {"model_type": "new", "text_config": {"num_hidden_layers": 2}},
         "num_hidden_layers is 2, and its weights have 3",
     ),
-    "heads": (
-        {"num_attention_heads": 10**6},
-        "num_attention_heads is 1000000, which is more than its weights can have",
-    ),
-    "eight heads of a width for four": (
-        {"num_attention_heads": 8, "head_dim": 4},
-        "q_proj.weight is [16, 16], and con",
-    ),
+    "head": ({"num_attention_heads": 10**6}, "num_attention_heads is 1000000, which is more than its weights can have"),
+    "eight heads as wide as four": ({"num_attention_heads": 8, "head_dim": 4}, "q_proj.weight is [16, 16], and con"),
     "key heads": ({"num_key_value_heads": 4}, "k_proj.weight is [8, 16], and config.json makes it [16, 16]; one of"),
     "a head's width": ({"head_dim": 10**9}, "head_dim is 1000000000, which is more than its weights can have"),
     "an inner width": ({"intermediate_size": INNER + 1}, "gate_proj.weight is [24, 16], and config.json makes it [25,"),
-    "a width": (
-        {"hidden_size": 2 * HIDDEN},
-        "is [48, 16], and config.json makes it [48, 32]; one of the two is another",
-    ),
+    "width": ({"hidden_size": 2 * HIDDEN}, "is [48, 16], and config.json makes it [48, 32]; one of the two is another"),
     "a billion tokens": ({"vocab_size": 10**9}, "vocab_size is 1000000000, which is more than its weights can have"),
-    "a token more": (
-        {"vocab_size": VOCAB + 1},
-        "vocab_size is 49, above the 48 rows of model.embed_tokens.weight; res",
-    ),
-    "a token fewer": (
-        {"vocab_size": VOCAB - 1},
-        "vocab_size is 47, below the 48 rows of model.embed_tokens.weight; re",
-    ),
+    "more tokens": ({"vocab_size": VOCAB + 1}, "vocab_size is 49, above the 48 rows of model.embed_tokens.weight; res"),
+    "fewer tokens": ({"vocab_size": VOCAB - 1}, "vocab_size is 47, below the 48 rows of model.embed_tokens.weight; re"),
     "layers next to those of the text": (
         {"model_type": "new", "num_hidden_layers": 900, "text_config": {"num_hidden_layers": LAYERS}},
         "num_hidden_layers is 900, and its weights have 3",
@@ -83,15 +62,9 @@ WRONG = {
     ),
     "types of tokens": ({"type_vocab_size": 10**12}, "type_vocab_size is 1000000000000, which is more than its weigh"),
     "positions": ({"max_position_embeddings": 10**12}, "max_position_embeddings is 1000000000000, which is more than"),
-    "an unknown size": (
-        {"memory_slots_dim": 10**11},
-        "memory_slots_dim is 100000000000, which is more than its weight",
-    ),
+    "unknown sizes": ({"memory_slots_dim": 10**11}, "memory_slots_dim is 100000000000, which is more than its weight"),
     "unknown experts": ({"moe": {"shared_experts": [2, 10**8]}}, "moe.shared_experts is 100000000, which is more than"),
-    "a picture": (
-        {"vision_config": {"image_size": 10**9}},
-        "vision_config.image_size is 1000000000, which is more than",
-    ),
+    "images": ({"vision_config": {"image_size": 10**9}}, "vision_config.image_size is 1000000000, which is more than"),
     "layers next to shared experts": (
         {"model_type": "deepseek_v2", "n_shared_experts": 2, "num_hidden_layers": 2},
         "num_hidden_layers is 2, and its weights have 3",
@@ -103,14 +76,8 @@ WRONG = {
     "infinity": ({"expert_dim": float("inf")}, "expert_dim is inf, which is more than its weights can have"),
     "a mapping": ({"num_labels": {"a": 1}}, "num_labels is {'a': 1}, where a whole number from 0 on is"),
     "heads of no width": ({"head_dim": 0}, "head_dim is 0, where a whole number from 1 on is"),
-    "a list for a Llama": (
-        {"intermediate_size": [INNER] * 3},
-        "intermediate_size is a list, and all layers of a llama",
-    ),
-    "a list of widths": (
-        {"model_type": "new", "hidden_size": [16]},
-        "hidden_size is [16], where a whole number from 1",
-    ),
+    "list for a Llama": ({"intermediate_size": [INNER] * 3}, "intermediate_size is a list, and all layers of a llama"),
+    "list of widths": ({"model_type": "new", "hidden_size": [16]}, "hidden_size is [16], where a whole number from 1"),
     "lists in lists": (
         {"model_type": "new", "num_key_value_heads": [[2]]},
         "num_key_value_heads is [2], where a whole number from 1 on is",

@@ -57,10 +57,7 @@ NO_PLACE, RANDOM = "the model of config.json has no place for ", "libraries woul
     [
         ("a bias", f"{NO_PLACE}model.layers.0.self_attn.q_proj.bias; config.json gives the model no such bias"),
         ("a bias that is a row of a mask", f"{NO_PLACE}model.layers.0.self_attn.q_proj.bias; "),
-        (
-            "a layer too many",
-            "model.layers.2.input_layernorm.weight and 8 more; config.json says num_hidden_layers 2: ",
-        ),
+        ("a layer more", "model.layers.2.input_layernorm.weight and 8 more; config.json says num_hidden_layers 2: "),
         ("1 layers", "model.layers.1.input_layernorm.weight and 8 more; config.json says num_hidden_layers 1: "),
         ("-3 layers", "model.layers.0.input_layernorm.weight and 17 more; config.json says num_hidden_layers -3: "),
         (

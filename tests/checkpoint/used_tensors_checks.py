@@ -112,7 +112,7 @@ look("a bias", "llama", lambda tensors, config: tensors.update({f"{Q}.bias": tor
 look(
     "a bias that is a row of a mask", "llama", lambda tensors, config: tensors.update({f"{Q}.bias": torch.ones(1, 32)})
 )
-look("a layer too many", "llama", lambda tensors, config: layer(tensors, 2))
+look("a layer more", "llama", lambda tensors, config: layer(tensors, 2))
 for count in (1, -3):
     look(f"{count} layers", "llama", lambda tensors, config, count=count: config.update(num_hidden_layers=count))
 look("a layer too few", "llama", lambda tensors, config: config.update(num_hidden_layers=3))

@@ -223,11 +223,7 @@ NAMELESS, POINTER = (
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (
-            "generation_config.json",
-            POINTER,
-            "generation_config.json: only git-lfs's pointer to the file; run",
-        ),
+        ("generation_config.json", POINTER, "generation_config.json: only git-lfs's pointer to the file; run"),
         (MANIFEST, '{"source": {}, "files": ["model.safetensors"]}', NAMELESS),
         (MANIFEST, '{"source": {}, "files": {"model.safetensors": 3}}', NAMELESS),
         (MANIFEST, '{"source": {}, "files": null}', NAMELESS),
