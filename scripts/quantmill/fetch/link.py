@@ -7,14 +7,12 @@ do not reach DST. The copies are reflinks if the file system has them, which cos
 the model are left out, and the manifest names them.
 """
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from quantmill.checkpoint import headers, selection, shards
 from quantmill.checkpoint.tensor import refuse_pointer
-from quantmill.common import manifest
-from quantmill.common.atomic import clone_or_copy, write_atomically
 from quantmill.common.program import parser
+from quantmill.fetch import write_source
 
 
 def main() -> None:
@@ -34,19 +32,6 @@ def main() -> None:
         refuse_pointer(file)
     source.tensors()  # refuses bad headers before a byte is copied
     parameters = selection.report(str(options.src), selection.left_out(options.src, {file.name for file in files}))
-    with write_atomically(options.dst, source=options.src) as folder, ThreadPoolExecutor(manifest.HASHERS) as workers:
-        folder.mkdir()
-        digests = workers.map(clone_or_copy, files, (folder / file.name for file in files))
-        hashes = {file.name: digest for file, digest in zip(files, digests, strict=True)}
-        weights = {file.name: hashes[file.name] for file in source.files}
-        manifest.write(
-            folder,
-            format="source",
-            tool="link_source",
-            tool_version="1",
-            parameters=parameters,
-            source={"kind": options.kind, "path": str(options.src), "commit": None, "sha256": weights},
-            weight_files=list(weights),
-            hashes=hashes,
-        )
-        shards.find(folder)  # checks the copy, in case the source changed meanwhile
+    origin = {"kind": options.kind, "path": str(options.src), "commit": None}
+    facts = {"tool": "link_source", "tool_version": "1", "parameters": parameters}
+    write_source(options.dst, {file.name: file for file in files}, {}, origin, **facts)
