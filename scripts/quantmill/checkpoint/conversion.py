@@ -64,14 +64,13 @@ def write_converted(
     """
     ordered = list(tensors.values())
     origin = manifest.read(options.src)["source"] if (options.src / manifest.NAME).exists() else {}
-    groups = (
-        sharding.split(ordered, options.max_shard_size) if options.max_shard_size else sharding.group_by_file(ordered)
-    )
+    limit = options.max_shard_size
+    groups = sharding.split(ordered, limit) if limit else sharding.group_by_file(ordered)
     for group in groups:
         if len(group) > torch_zip.MAX_TENSORS_A_FILE and not linked:
             raise UserError(
                 f"{options.src}: {len(group)} tensors would come into one file, and {torch_zip.MAX_TENSORS_A_FILE} is "
-                "the most; cut the weights with --max-shard-size"
+                "the most; split the weights with --max-shard-size"
             )
     read_here = {file.name for file in source.files} if linked and only_finite else set()
     recorded = manifest.read_checked(options.src, read_here) if options.share else {}
@@ -90,12 +89,11 @@ def write_converted(
                 checks = {"verify": options.verify, "hash": options.verify, "only_finite": only_finite}
                 hashes = convert(groups, folder, form, **checks, progress=bar.update)
         for path in source.others():
-            config = source.config() if path.name == "config.json" else None
-            if portable.config(config) != config:
-                (folder / path.name).write_text(json.dumps(portable.config(config), indent=2) + "\n", encoding="utf-8")
+            if path.name == "config.json" and (config := portable.config(source.config())) != source.config():
+                (folder / path.name).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
             else:
                 clone_or_copy(path, folder / path.name)
-        parameters = {"verify": options.verify, "max_shard_size": options.max_shard_size, "finite": only_finite}
+        parameters = {"verify": options.verify, "max_shard_size": limit, "finite": only_finite}
         manifest.write(
             folder,
             format=form,

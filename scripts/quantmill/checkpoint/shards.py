@@ -1,6 +1,6 @@
 """Read checkpoint folders: one file, or many shards with an index of the shard of each tensor."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,15 +144,10 @@ def find(folder: Path) -> Checkpoint:
     raise UserError(f"{folder}: holds no weights; looked for {', '.join([*INDEXES.values(), *SINGLES.values()])}")
 
 
-def has_head(names: Iterable[str]) -> bool:
-    """Return whether a checkpoint's tensors include a head, plain or quantized (as EXL3's is)."""
-    return any(head in f".{name}" for name in names for head in HEADS)
-
-
 def bytes_read(sizes: Mapping[str, int], config: Mapping[str, Any]) -> int:
     """Return the bytes that decoding one token reads of tensors of these sizes in bytes: of experts those that it is
     routed to, and of an embedding table next to a head one row, which is not counted."""
-    left_out = TABLES if has_head(sizes) else ()
+    left_out = TABLES if any(head in f".{name}" for name in sizes for head in HEADS) else ()
     read = {name: size for name, size in sizes.items() if not name.endswith(left_out)}
     return sum(round(size * share_read(name, config)) for name, size in read.items())
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -86,25 +87,21 @@ def fetch(repository: Repository, names: Iterable[str]) -> dict[str, Path]:
     _check_disk(repository, files)
 
     def one(file: File) -> tuple[str, Path]:
+        words = {"repo_type": repository.kind, "revision": repository.commit, "library_name": "quantmill"}
         with _one_line(repository.name, repository.commit):
-            path = _retry(
-                lambda: huggingface_hub.hf_hub_download(
-                    repository.name,
-                    file.name,
-                    repo_type=repository.kind,
-                    revision=repository.commit,
-                    library_name="quantmill",
-                )
-            )
-        _check_hash(repository, file, Path(path))
-        return file.name, Path(path)
+            path = _retry(lambda: Path(huggingface_hub.hf_hub_download(repository.name, file.name, **words)))
+        _check_hash(repository, file, path)
+        return file.name, path
 
     with ThreadPoolExecutor(WORKERS) as workers:
         return dict(workers.map(one, files))
 
 
 def _check_disk(repository: Repository, files: Iterable[File]) -> None:
-    missing = sum(file.size for file in files if not _in_cache(repository, file))
+    known = partial(
+        huggingface_hub.try_to_load_from_cache, repository.name, revision=repository.commit, repo_type=repository.kind
+    )
+    missing = sum(file.size for file in files if not isinstance(known(file.name), str))
     cache = Path(constants.HF_HUB_CACHE)
     existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free = shutil.disk_usage(existing).free
@@ -113,13 +110,6 @@ def _check_disk(repository: Repository, files: Iterable[File]) -> None:
             f"{repository.name}: {missing / 1e9:.1f} GB are to be downloaded and {existing} has {free / 1e9:.1f} GB "
             "free; free some, or set HF_HOME to a folder on a larger disk"
         )
-
-
-def _in_cache(repository: Repository, file: File) -> bool:
-    path = huggingface_hub.try_to_load_from_cache(
-        repository.name, file.name, revision=repository.commit, repo_type=repository.kind
-    )
-    return isinstance(path, str)
 
 
 def has_hash(file: File, content: Path | bytes) -> bool:
@@ -145,11 +135,8 @@ def _check_hash(repository: Repository, file: File, path: Path) -> None:
 def _resolve_offline(name: str, revision: str, kind: str) -> Repository:
     """Return a repository as far as the cache holds it."""
     try:
-        folder = Path(
-            huggingface_hub.snapshot_download(
-                name, repo_type=kind, revision=revision, local_files_only=True, allow_patterns=[]
-            )
-        )
+        words = {"repo_type": kind, "revision": revision, "local_files_only": True}
+        folder = Path(huggingface_hub.snapshot_download(name, **words, allow_patterns=[]))
     except errors.LocalEntryNotFoundError:
         raise UserError(
             f"{name}: revision {revision} is not in the cache ({constants.HF_HUB_CACHE}) and HF_HUB_OFFLINE is set; "

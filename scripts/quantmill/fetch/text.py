@@ -68,11 +68,6 @@ def limit_characters(found: Iterable[Any], name: str) -> Iterator[Any]:
         yield document
 
 
-def is_text(document: object) -> bool:
-    """Return whether this is a string that can be written; half a surrogate pair cannot."""
-    return isinstance(document, str) and document.encode("utf-8", "ignore").decode("utf-8") == document
-
-
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("repository")
@@ -92,7 +87,8 @@ def main() -> None:
     path = hub.fetch(repository, [options.file])[options.file]
     found = documents(path, options.file, options.column)
     chosen = list(limit_characters(islice(found, options.documents), options.file))
-    if not all(is_text(document) for document in chosen):
+    # half a surrogate pair cannot be written
+    if not all(isinstance(each, str) and each.encode("utf-8", "ignore").decode("utf-8") == each for each in chosen):
         raise UserError(f"{options.file}: column {options.column!r} holds something that is not a text; name another")
     if number := next((number for number, document in enumerate(chosen, 1) if "\0" in document), None):
         raise UserError(
