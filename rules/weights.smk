@@ -5,28 +5,29 @@ import re
 from quantmill.checkpoint import selection
 
 SOURCE_PROGRAMS = {"demo": "fetch.link", "path": "fetch.link", "random": "fetch.random_weights"}
-
-
-HUB_MODELS = [name for name, model in STUDY["models"].items() if source(model)[0] == "hub"]
+SOURCES = {name: source(model) for name, model in STUDY["models"].items()}  # model -> kind, and path or repository
+HUB_MODELS = [name for name, (kind, _) in SOURCES.items() if kind == "hub"]
 
 
 def source_files(wildcards):
-    """The files that a source is made of: when one changes, what was built from it is built again."""
-    kind, path = source(STUDY["models"][wildcards.model])
+    """Return the files that a source is made of. A change of one rebuilds what was built from it."""
+    _, path = SOURCES[wildcards.model]
     files = selection.parts(path) if path.is_dir() else [path]
     return sorted(name for name in map(str, files) if is_plain(name))  # Snakemake cannot take the others
 
 
 def stat_files(files):
-    """Names, sizes and times of files, links followed, as a parameter: a link that is turned to files that are older than
-    what was built brings no newer input."""
+    """Return the size and mtime of each file, following symlinks.
+
+    They are a parameter, because repointing a link to older files does not make an input newer.
+    """
     found = {file: Path(file).stat() for file in files}
     return [(file, each.st_size, each.st_mtime_ns) for file, each in found.items()]
 
 
 def source_env(wildcards):
-    kind, _ = source(STUDY["models"][wildcards.model])
-    return "torch" if kind == "random" else "tools"
+    """Return the environment of the program that makes a source."""
+    return "torch" if SOURCES[wildcards.model][0] == "random" else "tools"
 
 
 localrules:
@@ -52,9 +53,9 @@ rule download:
     params:
         program=program("fetch.model"),
         python=python("tools"),
-        repository=lambda wc: source(STUDY["models"][wc.model])[1],
+        repository=lambda wc: SOURCES[wc.model][1],
         revision=lambda wc: STUDY["models"][wc.model]["source"]["revision"],
-        # Snakemake records no parameter that may follow from `threads`: another length is no reason to fetch anew
+        # a parameter that depends on `threads` is not recorded: another length does not download again
         most_tokens=lambda wc, threads: lengths.most(STUDY),
     shell:
         ASK_THE_HUB + "{params.python:q} {params.program.command:q} {params.repository:q} {output:q}"
@@ -73,27 +74,22 @@ rule source:
     resources:
         mem_mb=lambda wc: jobs.job_mb(jobs.RANDOM_WEIGHTS if source_env(wc) == "torch" else jobs.STREAMING),
     params:
-        program=lambda wc: program(SOURCE_PROGRAMS[source(STUDY["models"][wc.model])[0]]),
+        program=lambda wc: program(SOURCE_PROGRAMS[SOURCES[wc.model][0]]),
         python=lambda wc: python(source_env(wc)),
-        path=lambda wc: source(STUDY["models"][wc.model])[1],
-        # the demo's files have the times of their clone, and another clone of Quantmill is no reason to build anew
-        files=lambda wc: [] if STUDY["models"][wc.model]["source"] == "demo" else stat_files(source_files(wc)),
+        path=lambda wc: SOURCES[wc.model][1],
+        # the demo's files have the times of their clone, and another clone does not build again
+        files=lambda wc: [] if SOURCES[wc.model][0] == "demo" else stat_files(source_files(wc)),
         options=lambda wc: (
-            f"--seed={STUDY['seed']}"
-            if source_env(wc) == "torch"
-            else f"--kind={source(STUDY['models'][wc.model])[0]}"
+            f"--seed={STUDY['seed']}" if source_env(wc) == "torch" else f"--kind={SOURCES[wc.model][0]}"
         ),
     shell:
         "{params.python:q} {params.program.command:q} {params.path:q} {output:q} {params.options:q} 2> {log:q}"
 
 
 def further_layers(wildcards):
-    """Whether a run of the study speculates with layers of the model's own, which are then kept."""
-    return (
-        ["--further-layers"]
-        if any(vllm_parallelism.speculates_by_itself(run) for run in STUDY["runs"].values())
-        else []
-    )
+    """Return the flag that keeps multi-token prediction layers, if a run of the study speculates with them."""
+    speculates = any(map(vllm_parallelism.speculates_by_itself, STUDY["runs"].values()))
+    return ["--further-layers"] if speculates else []
 
 
 rule tensors:

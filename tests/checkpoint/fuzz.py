@@ -22,13 +22,7 @@ import atheris
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 with atheris.instrument_imports(include=["checkpoint", "pickle", "zipfile", "json"]):
-    from quantmill.checkpoint import (
-        copying,
-        gguf_file,
-        gguf_header,
-        safetensors_file,
-        torch_zip,
-    )
+    from quantmill.checkpoint import copying, gguf_file, gguf_header, safetensors_file, torch_zip
     from quantmill.common import bounded_json  # noqa: F401
     from quantmill.common.program import UserError
 

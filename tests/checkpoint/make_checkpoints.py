@@ -1,4 +1,4 @@
-"""Run in envs/torch: write .bin files with torch, and beside each what the official safetensors writer makes of it."""
+"""Run in envs/torch: write .bin files with torch, and next to each what the official safetensors writer makes of it."""
 
 import json
 import sys

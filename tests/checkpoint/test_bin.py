@@ -3,22 +3,14 @@
 import collections
 import pickle
 import struct
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-from forge import Evil, tensor_pickle, zip_with
+from forge import tensor_pickle, zip_with
 
 from quantmill.checkpoint import torch_zip
 from quantmill.common.program import UserError
-
-
-def test_a_pickle_that_calls_something_is_refused_unrun(tmp_path: Path) -> None:
-    path = zip_with(tmp_path / "evil.bin", pickle.dumps({"weight": Evil(tmp_path / "ran")}))
-    with pytest.raises(UserError, match=r"asks for (io|_io)\.open"):
-        torch_zip.read(path)
-    assert not (tmp_path / "ran").exists()
 
 
 def test_a_hand_made_bin_reads(tmp_path: Path) -> None:
@@ -46,12 +38,6 @@ def test_views_that_lie_are_refused(tmp_path: Path, offset: int, shape: tuple, s
         torch_zip.read(path)
 
 
-def test_compressed_storages_are_refused(tmp_path: Path) -> None:
-    path = zip_with(tmp_path / "small.bin", tensor_pickle(0, (4,), (1,)), compression=zipfile.ZIP_DEFLATED)
-    with pytest.raises(UserError, match="compressed or encrypted"):
-        torch_zip.read(path)
-
-
 @pytest.mark.parametrize(
     "pickled",
     [
@@ -71,7 +57,7 @@ def test_compressed_storages_are_refused(tmp_path: Path) -> None:
     ],
     ids=["deep tuples", "empty stack", "huge bytearray", "build a type", "memo", "long text", "empty"],
 )
-def test_pickles_that_would_crash_or_fill_memory_are_one_line(tmp_path: Path, pickled: bytes) -> None:
+def test_pickles_that_would_crash_are_refused(tmp_path: Path, pickled: bytes) -> None:
     with pytest.raises(UserError, match=r"its data\.pkl is damaged"):
         torch_zip.read(zip_with(tmp_path / "x.bin", pickled))
 
@@ -88,14 +74,7 @@ def test_the_attributes_of_a_state_dict_are_dropped(tmp_path: Path) -> None:
     assert torch_zip.read(zip_with(tmp_path / "x.bin", pickle.dumps(state, protocol=2))) == {}
 
 
-def test_a_view_that_repeats_a_few_bytes_into_terabytes_is_refused(tmp_path: Path) -> None:
+def test_a_view_that_expands_to_terabytes_is_refused(tmp_path: Path) -> None:
     path = zip_with(tmp_path / "x.bin", tensor_pickle(0, (2**40,), (0,)))
     with pytest.raises(UserError, match="its tensors repeat its bytes more than 64 times"):
         torch_zip.read(path)
-
-
-def test_a_compressed_pickle_is_refused_before_it_unfolds(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "x.bin", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("archive/data.pkl", bytes(10_000_000))
-    with pytest.raises(UserError, match="compressed or encrypted"):
-        torch_zip.read(tmp_path / "x.bin")

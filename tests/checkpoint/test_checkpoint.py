@@ -5,6 +5,7 @@ import math
 import struct
 import subprocess
 import zipfile
+from argparse import ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from quantmill.common.program import UserError
 
 @pytest.fixture(scope="module")
 def samples(torch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """.bin files made by torch, with the official writer's .safetensors beside them."""
+    """.bin files made by torch, with the official writer's .safetensors next to them."""
     folder = tmp_path_factory.mktemp("samples")
     subprocess.run([torch_python, REPO / "tests/checkpoint/make_checkpoints.py", folder], check=True)
     return folder
@@ -86,7 +87,7 @@ def test_round_trips_are_byte_identical(samples: Path, tmp_path: Path, name: str
     ("name", "message"),
     [
         ("legacy", "a bare pickle, as torch.save wrote before 1.6"),
-        ("training", "entry 'optimizer' is no tensor"),
+        ("training", "entry 'optimizer' is not a tensor"),
         ("module", "asks for torch.nn.modules.linear.Linear"),
         ("conjugated", "a conjugated or negated view"),
         ("negated", "a conjugated or negated view"),
@@ -142,7 +143,7 @@ def test_programs_convert_there_and_back(run_program: Callable, tmp_path: Path) 
 
 
 def tiny_model(folder: Path, tensors: dict[str, np.ndarray], **config: object) -> Path:
-    """A folder with config.json and a model.safetensors of float32 tensors."""
+    """Write a folder with config.json and a model.safetensors of float32 tensors."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]} | config))
     header, data = {}, b""
@@ -170,7 +171,7 @@ def test_drop_tied_heads() -> None:
     assert drop_tied({"architectures": ["GemmaForCausalLM"]}, {embeddings.name: embeddings})
 
 
-def test_heads_that_differ_though_config_ties_them_are_refused(tmp_path: Path) -> None:
+def test_tied_heads_that_differ_are_refused(tmp_path: Path) -> None:
     values = {"model.embed_tokens.weight": np.ones((2, 2)), "lm_head.weight": np.zeros((2, 2))}
     source = shards.find(tiny_model(tmp_path / "m", values, tie_word_embeddings=True))
     with pytest.raises(UserError, match=r"lm_head\.weight differs from the embeddings"):
@@ -229,8 +230,8 @@ def test_sizes(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "0.1", "9" * 400, "5 apples", "1e9"])
-def test_sizes_that_are_none(text: str) -> None:
-    with pytest.raises(ValueError, match="is no size"):
+def test_texts_that_are_not_sizes(text: str) -> None:
+    with pytest.raises(ArgumentTypeError, match="is not a size"):
         sharding.parse_size(text)
 
 
@@ -266,7 +267,7 @@ def test_any_view_is_gathered_as_numpy_does(tmp_path_factory: pytest.TempPathFac
     assert b"".join(map(bytes, tensor.chunks())) == view.tobytes()
 
 
-def test_a_snapshot_of_the_hubs_cache_links_to_its_blobs_and_nowhere_else(tmp_path: Path) -> None:
+def test_a_snapshot_links_only_to_its_own_blobs(tmp_path: Path) -> None:
     folder = tmp_path / "models--a--b/snapshots/commit"
     tiny_model(tmp_path / "made", {"w": np.ones(2)})
     folder.mkdir(parents=True)
@@ -297,7 +298,7 @@ def test_a_snapshot_of_the_hubs_cache_links_to_its_blobs_and_nowhere_else(tmp_pa
     ],
 )
 @pytest.mark.parametrize("table", ["model.embed_tokens.weight", "transformer.wte.weight"])
-def test_a_token_reads_a_row_of_its_table_and_its_experts_alone(
+def test_a_token_reads_a_row_and_its_experts(
     table: str, others: dict[str, int], config: dict[str, Any], read: int
 ) -> None:
     assert shards.bytes_read({table: 50, "model.layers.0.self_attn.q_proj.weight": 20} | others, config) == read

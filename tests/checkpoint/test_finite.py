@@ -37,7 +37,7 @@ LARGE = {
 
 
 def places(dtype: str, patterns: list[int]) -> list[int | None]:
-    """What is found behind a number in pieces that end with each of these patterns."""
+    """Return what is found after a number in pieces that end with each of these patterns."""
     kind = np.dtype(WIDTH.get(dtype, "u1"))
     return [
         finite.first_not_finite(memoryview(np.array([1, 0, pattern, pattern], kind).tobytes()), dtype)
@@ -68,7 +68,7 @@ def test_both_parts_of_a_complex_number() -> None:
     assert finite.first_not_finite(memoryview(b""), "F32") is None
 
 
-def test_a_file_is_hashed_as_it_is_and_its_first_fault_named(tmp_path: Path) -> None:
+def test_a_files_hash_and_its_first_fault(tmp_path: Path) -> None:
     values = np.ones((CHUNK // 4, 3), "<f4")
     tensors = [write_tensor(tmp_path / "w", values.tobytes(), "F32", values.size)]
     safetensors_file.write(tmp_path / "x", tensors)
@@ -78,7 +78,7 @@ def test_a_file_is_hashed_as_it_is_and_its_first_fault_named(tmp_path: Path) -> 
 
 
 def model(folder: Path, place: tuple[int, int], value: float) -> Path:
-    """A model of three chunks, one value of its embeddings changed."""
+    """Write a model of three chunks with one changed value in its embeddings."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
     table = np.ones((CHUNK // 512, 3 * 256), "<f2")
@@ -93,9 +93,7 @@ def model(folder: Path, place: tuple[int, int], value: float) -> Path:
 
 @pytest.mark.parametrize("form", ["safetensors", "bin"])
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
-def test_linked_or_converted_weights_that_are_no_numbers(
-    tmp_path: Path, run_program: Callable, form: str, value: float
-) -> None:
+def test_nan_in_linked_or_converted_weights(tmp_path: Path, run_program: Callable, form: str, value: float) -> None:
     source = model(tmp_path / "m", (511, 767), value)
     if form == "bin":
         converted = run_program("checkpoint.to_bin", source, tmp_path / "bin")
@@ -107,7 +105,7 @@ def test_linked_or_converted_weights_that_are_no_numbers(
     (line,) = result.stderr.splitlines()
     file = {"safetensors": "model.safetensors", "bin": "pytorch_model.bin"}[form]
     assert line == (
-        f"error: {source / file}: model.embed_tokens.weight is NaN or infinite at [511, 767], which is no weight; "
+        f"error: {source / file}: model.embed_tokens.weight is NaN or infinite at [511, 767], which is not a weight; "
         "download it again"
     )
     assert not (tmp_path / "out").exists()
@@ -117,7 +115,7 @@ def test_linked_or_converted_weights_that_are_no_numbers(
         finite.sha256(found.path, [found])
 
 
-def test_finite_weights_are_copied_and_converted_with_their_hashes(tmp_path: Path, run_program: Callable) -> None:
+def test_finite_weights_have_their_hashes(tmp_path: Path, run_program: Callable) -> None:
     source = model(tmp_path / "m", (0, 0), 65504)
     assert run_program("checkpoint.to_bin", source, tmp_path / "bin").returncode == 0
     for name in ("m", "bin"):

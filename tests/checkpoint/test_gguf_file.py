@@ -12,7 +12,7 @@ from quantmill.common.program import UserError
 
 pack = struct.pack
 TEXT = 8
-# llama.cpp's documentation: bits for a weight, with what a block has besides
+# llama.cpp's documentation: bits for a weight, including the rest of a block
 BITS = """
 F32 32, F16 16, BF16 16, F64 64, I8 8, I16 16, I32 32, I64 64, Q4_0 4.5, Q4_1 5, Q5_0 5.5, Q5_1 6, Q8_0 8.5, Q8_1 9,
 Q2_K 2.625, Q3_K 3.4375, Q4_K 4.5, Q5_K 5.5, Q6_K 6.5625, Q8_K 9.125, IQ1_S 1.5625, IQ1_M 1.75, IQ2_XXS 2.0625,
@@ -81,7 +81,7 @@ def test_where_tensors_lie(tmp_path: Path) -> None:
         assert struct.unpack_from("<f", stored, number.offset) == (7.0,)
     for size in (-1, 29):
         gguf_with(tmp_path / "x", (), tensors, data[: len(data) + size] + bytes(max(0, size)))
-        with pytest.raises(UserError, match=r"x: has \d+ bytes where its header tells of \d+; download it again"):
+        with pytest.raises(UserError, match=r"x: has \d+ bytes where its header claims \d+; download it again"):
             gguf_file.read(tmp_path / "x")
 
 

@@ -1,4 +1,4 @@
-"""What the headers of a model's folder tell: refused, or mended where one thing alone can be meant."""
+"""Headers of a model's folder: refused, or corrected if only one thing can be meant."""
 
 import json
 import shutil
@@ -48,8 +48,8 @@ def test_ids_that_stand_for_no_token_pass(tmp_path: Path, config: dict[str, Any]
 
 @pytest.mark.parametrize("name", headers.IDS)
 @pytest.mark.parametrize("value", ["2", True, 1.5, {"id": 2}, [1, "2"]])
-def test_an_id_that_is_no_number_is_refused(tmp_path: Path, name: str, value: Any) -> None:
-    with pytest.raises(UserError, match=f"{name} is .*, where the id of a token is due"):
+def test_an_id_must_be_a_number(tmp_path: Path, name: str, value: Any) -> None:
+    with pytest.raises(UserError, match=f"{name} is .*, where a token's id is expected"):
         headers.read(write(tmp_path / "m", LLAMA | {name: value}))
 
 
@@ -65,7 +65,7 @@ PREFIXES = (
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)
-def test_a_prefix_of_all_names_is_taken_off(tmp_path: Path, run_program: Callable, prefix: str) -> None:
+def test_a_prefix_of_all_names_is_removed(tmp_path: Path, run_program: Callable, prefix: str) -> None:
     """The files are those of the same checkpoint without it, and the manifest says what was taken off."""
     plain = write(tmp_path / "plain")
     wrapped = write(tmp_path / "wrapped", LLAMA, {f"{prefix}{name}": value for name, value in llama().items()})
@@ -76,13 +76,7 @@ def test_a_prefix_of_all_names_is_taken_off(tmp_path: Path, run_program: Callabl
     assert "is taken off the tensors' names" in result.stderr
     ours, theirs = (shards.find(tmp_path / f"{name}-out") for name in ("wrapped", "plain"))
     assert ours.tensors().keys() == theirs.tensors().keys() == llama().keys()
-    again = run_program(
-        "checkpoint.to_safetensors",
-        plain,
-        tmp_path / "cut",
-        "--max-shard-size",
-        "1GB",
-    )
+    again = run_program("checkpoint.to_safetensors", plain, tmp_path / "cut", "--max-shard-size", "1GB")
     assert again.returncode == 0
     one, other = (manifest.sha256(tmp_path / name / "model.safetensors") for name in ("wrapped-out", "cut"))
     assert one == other
@@ -91,7 +85,7 @@ def test_a_prefix_of_all_names_is_taken_off(tmp_path: Path, run_program: Callabl
     assert "dropped_of_names" not in json.loads((tmp_path / "plain-out/quantmill.json").read_text())["parameters"]
 
 
-def test_what_wrapped_only_a_part_of_a_model_is_taken_off(tmp_path: Path) -> None:
+def test_a_wrapper_of_one_layer_is_removed(tmp_path: Path) -> None:
     """torch.compile and activation checkpointing wrap single layers."""
     inside = {name.replace("layers.1.", "layers.1._orig_mod."): value for name, value in llama().items()}
     found = headers.read(write(tmp_path / "m", LLAMA, inside))
@@ -100,7 +94,7 @@ def test_what_wrapped_only_a_part_of_a_model_is_taken_off(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("prefix", ["model.", "_orig_mod.model."])
-def test_a_prefix_of_another_architectures_names_is_taken_off(tmp_path: Path, prefix: str) -> None:
+def test_a_prefix_of_gpt2s_names_is_removed(tmp_path: Path, prefix: str) -> None:
     own = {f"transformer.{name}": value for name, value in gpt2().items()} | zeros({"lm_head.weight": (VOCAB, HIDDEN)})
     found = headers.read(write(tmp_path / "m", GPT2, {f"{prefix}{name}": value for name, value in own.items()}))
     assert found.tensors.keys() == own.keys()
@@ -150,7 +144,7 @@ def test_a_pointer_of_git_lfs_is_named(tmp_path: Path, run_program: Callable, na
         assert len(result.stderr.splitlines()) == 1
 
 
-def test_a_pointer_to_what_is_not_taken_does_not_matter(tmp_path: Path) -> None:
+def test_a_pointer_to_an_unused_file_passes(tmp_path: Path) -> None:
     """Of the other forms of the weights, which a clone for one form leaves out."""
     folder = write(tmp_path / "m")
     for name in ("flax_model.msgpack", "model.onnx", "pytorch_model.bin"):
@@ -163,7 +157,7 @@ METADATA = [None, {}, [], "x", {"metadata": None}, {"metadata": {}}, {"metadata"
 
 @pytest.mark.parametrize("more", METADATA)
 def test_an_index_without_metadata_is_completed(tmp_path: Path, run_program: Callable, more: Any) -> None:
-    """transformers asks for it by name; what is there stays as it is."""
+    """It is completed because transformers requires it; other keys stay."""
     file = "model-00001-of-00001.safetensors"
     folder = write(tmp_path / "m")
     (folder / "model.safetensors").rename(folder / file)
@@ -178,7 +172,7 @@ def test_an_index_without_metadata_is_completed(tmp_path: Path, run_program: Cal
     assert json.loads((folder / "model.safetensors.index.json").read_text()) == index  # the user's own
 
 
-def test_an_index_with_metadata_is_carried_as_it_is(tmp_path: Path, run_program: Callable) -> None:
+def test_an_index_with_metadata_is_unchanged(tmp_path: Path, run_program: Callable) -> None:
     file = "model-00001-of-00001.safetensors"
     folder = write(tmp_path / "m")
     (folder / "model.safetensors").rename(folder / file)
@@ -188,7 +182,7 @@ def test_an_index_with_metadata_is_carried_as_it_is(tmp_path: Path, run_program:
     assert json.loads((tmp_path / "out/model.safetensors.index.json").read_text()) == index
 
 
-def test_the_demo_and_a_bin_of_it_hold_together(tmp_path: Path) -> None:
+def test_the_demos_folder_is_consistent(tmp_path: Path) -> None:
     found = headers.read(REPO / "demo")
     assert found.dropped == ""
     assert len(found.tensors) == 66
@@ -199,11 +193,11 @@ def test_the_demo_and_a_bin_of_it_hold_together(tmp_path: Path) -> None:
         headers.read(folder)
 
 
-def test_a_kind_of_model_that_is_no_word_does_not_matter(tmp_path: Path) -> None:
+def test_a_model_type_that_is_a_list_passes(tmp_path: Path) -> None:
     headers.read(write(tmp_path / "m", LLAMA | {"model_type": ["llama"]}))
 
 
-def test_a_tensor_twice_as_long_under_a_known_name_is_told_for_bin_too(tmp_path: Path) -> None:
+def test_a_known_tensor_of_twice_the_length_is_refused(tmp_path: Path) -> None:
     folder = write(tmp_path / "m")
     save_file(llama() | {Q: np.zeros((HIDDEN, 2 * HIDDEN), np.float16)}, folder / "model.safetensors")
     with pytest.raises(UserError, match=rf"{Q} is \[16, 32\], and config.json makes it \[16, 16\]"):

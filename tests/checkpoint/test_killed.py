@@ -32,7 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def weights(folder: Path) -> dict[str, str]:
-    """The hashes of what lies under the final name, where it is whole."""
+    """Return the hashes of the weights under the final name, after checking that the folder is whole."""
     return {name: sha for name, sha in check_whole(folder).items() if name.endswith(".safetensors")}
 
 

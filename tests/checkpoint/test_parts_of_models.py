@@ -1,4 +1,4 @@
-"""What a checkpoint holds beside the language model's weights: towers, tables, experts, masks. Sizes known by hand."""
+"""Parts of checkpoints other than plain weights: towers, tables, experts, masks. Sizes known by hand."""
 
 import json
 import struct
@@ -45,7 +45,7 @@ def test_a_token_of_a_text_reads(name: str, config: dict[str, Any], read: int) -
     assert shards.bytes_read({"model.embed_tokens.weight": 50, name: 40}, config) == 50 + read
 
 
-def test_a_head_and_the_experts_of_a_model_that_sees(tmp_path: Path) -> None:
+def test_the_head_and_experts_of_llama_4(tmp_path: Path) -> None:
     """Llama 4: its config keeps the experts in text_config, and its tensors are called language_model."""
     tensors = {
         "language_model.model.embed_tokens.weight": np.ones((10, 4), np.float16),
@@ -59,7 +59,7 @@ def test_a_head_and_the_experts_of_a_model_that_sees(tmp_path: Path) -> None:
 
 
 def model_with_masks(folder: Path, constant: np.ndarray) -> Path:
-    """GPT-NeoX's, as it was published: a mask and a constant beside the weights."""
+    """GPT-NeoX's, as it was published: a mask and a constant next to the weights."""
     tensors = {
         "gpt_neox.embed_in.weight": np.ones((10, 4), np.float16),
         "gpt_neox.layers.0.attention.bias": np.ones((1, 1, 16, 16), np.uint8),
@@ -70,7 +70,7 @@ def model_with_masks(folder: Path, constant: np.ndarray) -> Path:
     return checkpoint(folder, tensors, {"architectures": ["GPTNeoXForCausalLM"]})
 
 
-def test_masks_are_no_weights(tmp_path: Path, run_program: Callable) -> None:
+def test_masks_do_not_count_as_weights(tmp_path: Path, run_program: Callable) -> None:
     """They are neither counted, nor do their infinities refuse the model."""
     source = model_with_masks(tmp_path / "m", np.array(-np.inf, np.float16))
     out = tmp_path / "out"
@@ -79,7 +79,7 @@ def test_masks_are_no_weights(tmp_path: Path, run_program: Callable) -> None:
     assert json.loads((out / "quantmill.json").read_text())["parameter_count"] == 2 * 10 * 4
 
 
-def test_a_constant_beyond_float16_leaves_the_weights_in_float16(tmp_path: Path, run_program: Callable) -> None:
+def test_a_large_constant_leaves_weights_in_float16(tmp_path: Path, run_program: Callable) -> None:
     source = model_with_masks(tmp_path / "m", np.array(-1e9, np.float32))
     out = tmp_path / "out"
     assert run_program("checkpoint.to_safetensors", source, out, "--finite").returncode == 0
@@ -88,7 +88,7 @@ def test_a_constant_beyond_float16_leaves_the_weights_in_float16(tmp_path: Path,
     assert json.loads((tmp_path / "fp16/config.json").read_text())["dtype"] == "float16"
 
 
-def test_a_weight_beyond_float16_is_run_as_it_is(tmp_path: Path) -> None:
+def test_a_weight_beyond_float16_stays_float32(tmp_path: Path) -> None:
     large = np.array([[1, 70_000], [2, 3]], np.float32)
     tensors = {"model.layers.0.mlp.up_proj.weight": large, "model.norm.weight": np.ones(2, np.float32)}
     source = shards.find(checkpoint(tmp_path / "m", tensors, {}))
@@ -111,7 +111,7 @@ def test_ends_of_a_config(config: dict[str, Any], ends: list[int]) -> None:
     assert special_tokens.ends(config) == ends
 
 
-def test_vllm_has_room_for_a_window_and_its_last_target(tmp_path: Path) -> None:
+def test_vllm_has_room_for_a_windows_last_target(tmp_path: Path) -> None:
     """It wants one token more than a prompt has."""
     for config in ({"max_position_embeddings": 1024}, {"text_config": {"max_position_embeddings": 1024}}):
         (tmp_path / "config.json").write_text(json.dumps(config))
@@ -146,16 +146,16 @@ def test_ctranslate2_turns_weights_into_what_it_multiplies(stored: str, compute_
     assert ctranslate2_bin.bytes_per_token(variables, compute_type) == read
 
 
-def test_a_file_that_tells_of_more_variables_than_a_model_has(tmp_path: Path) -> None:
+def test_a_file_that_claims_too_many_variables(tmp_path: Path) -> None:
     name = b"TransformerDecoderModelSpec\0"
     head = struct.pack(f"<IH{len(name)}s", ctranslate2_bin.VERSION, len(name), name)
-    for count, said in ((10**9, "tells of 1000000000 variables"), (2, "cut off")):
+    for count, said in ((10**9, "claims 1000000000 variables"), (2, "cut off")):
         (tmp_path / "model.bin").write_bytes(head + struct.pack("<II", 7, count))
         with pytest.raises(UserError, match=said):
             ctranslate2_bin.read(tmp_path / "model.bin")
 
 
-def test_no_end_of_a_model_is_chosen_by_ctranslate2(demo: Path, torch_python: Path, call: Callable) -> None:
+def test_ctranslate2_chooses_no_end_of_a_model(demo: Path, torch_python: Path, call: Callable) -> None:
     """Its own config.json knows one. The other is the token that it would choose first."""
     lines = f"""
 import json, shutil, sys, tempfile

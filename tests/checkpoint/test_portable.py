@@ -1,4 +1,4 @@
-"""What a source's folder holds that no tool is to see: programs, kernels, another quantization's files."""
+"""Parts of a source's folder that no tool may see: programs, kernels, another quantization's files."""
 
 import json
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def test_keys_are_left_out_wherever_they_stand() -> None:
 
 
 @pytest.mark.parametrize("form", ["bin", "safetensors"])
-def test_they_reach_no_artifact(run_program: Callable, tmp_path: Path, form: str) -> None:
+def test_foreign_keys_reach_no_artifact(run_program: Callable, tmp_path: Path, form: str) -> None:
     """Neither on the way from .bin nor where safetensors are linked."""
     model = tmp_path / "model"
     model.mkdir()

@@ -33,61 +33,49 @@ def key(*arguments: object) -> dict:
 
 NESTED = pack("<IQIQ", ARRAY, 1, 0, 0)
 HOSTILE = {
-    "another file": ({"start": b"GGML\3\0\0\0"}, "is no GGUF file: it begins with b'GGML'"),
-    "a zip": ({"start": b"PK\3\4\3\0\0\0"}, "is no GGUF file"),
+    "another file": ({"start": b"GGML\3\0\0\0"}, "is not a GGUF file: it begins with b'GGML'"),
+    "a zip": ({"start": b"PK\3\4\3\0\0\0"}, "is not a GGUF file"),
     "a pointer": ({"start": b"version https://git-lfs"}, "only git-lfs's pointer to the file; run `git lfs pull`"),
     "big-endian": ({"start": b"GGUF\0\0\0\3"}, "is big-endian; take the little-endian file"),
     "version 0": ({"start": b"GGUF\0\0\0\0"}, "is big-endian"),
     "version 1": ({"start": b"GGUF\1\0\0\0"}, "is GGUF version 1, and 2 and 3 are known; convert the model again"),
     "version 4": ({"start": b"GGUF\4\0\0\0"}, "is GGUF version 4"),
-    "huge numbers of tensors": ({"counts": (2**64 - 1, 0)}, "tells of 18446744073709551615 tensors, more than it can"),
-    "negative numbers of keys": ({"counts": (0, 2**63)}, "tells of 9223372036854775808 keys, more than it can hold"),
-    "more keys than bytes": ({"data": bytes(1000), "counts": (0, 74)}, "tells of 74 keys, more than it can hold"),
-    "more keys than a model": ({"data": bytes(2**20), "counts": (0, 2**16 + 1)}, "tells of 65537 keys, more than it"),
-    "more tensors than a model": ({"data": bytes(2**21), "counts": (2**16 + 1, 0)}, "tells of 65537 tensors, more"),
+    "huge numbers of tensors": ({"counts": (2**64 - 1, 0)}, "claims 18446744073709551615 tensors, more than it can"),
+    "negative numbers of keys": ({"counts": (0, 2**63)}, "claims 9223372036854775808 keys, more than it can hold"),
+    "more keys than bytes": ({"data": bytes(1000), "counts": (0, 74)}, "claims 74 keys, more than it can hold"),
+    "more keys than a model": ({"data": bytes(2**20), "counts": (0, 2**16 + 1)}, "claims 65537 keys, more than it"),
+    "more tensors than a model": ({"data": bytes(2**21), "counts": (2**16 + 1, 0)}, "claims 65537 tensors, more"),
     "a key of 4 GB": ({"keys": (pack("<Q", 2**32),), "data": bytes(64)}, "the name of a key is 4294967296 bytes long"),
-    "a key over the bound": (
-        key("k" * 2**16, 0, b"\0"),
-        "the name of a key is 65536 bytes long, and 65535 are the most",
-    ),
+    "a key too long": (key("k" * 2**16, 0, b"\0"), "the name of a key is 65536 bytes long, and 65535 are the most"),
     "a text of 4 GB": (key("a", TEXT, pack("<Q", 2**32)), "a is 4294967296 bytes long, and 1048576 are the most"),
-    "a text beyond the file": (key("a", TEXT, pack("<Q", 1000)), "is cut off: it has 64 bytes, and its header wants"),
+    "a text beyond the file": (key("a", TEXT, pack("<Q", 1000)), "is cut off: it has 64 bytes, and its header needs"),
     "an empty key": (key("", 0, b"\0"), "a key is called ''; refused"),
     "a key with a NUL": (key("general.alignment\0", 4, DATA[:4]), r"a key is called 'general.alignment\x00'; refused"),
     "a key that moves the cursor": (key("\x1b[2J", 0, b"\0"), r"a key is called '\x1b[2J'; refused"),
-    "a key that is no UTF-8": (key(b"\xff", 0, b"\0"), "the name of a key is no UTF-8; download it again"),
-    "a text that is no UTF-8": (key("a", TEXT, gguf_text(b"\xc3")), "a is no UTF-8"),
-    "a token that is no UTF-8": ({"keys": (gguf_texts("a", "b", b"\xed\xa0\x80"),)}, "a[1] is no UTF-8"),
-    "a key twice": ({"keys": (gguf_key("a", 0, b"\1"),) * 2}, "the key a stands twice; only one of them can be meant"),
+    "a key that is not UTF-8": (key(b"\xff", 0, b"\0"), "the name of a key is not UTF-8; download it again"),
+    "a text that is not UTF-8": (key("a", TEXT, gguf_text(b"\xc3")), "a is not UTF-8"),
+    "a token that is not UTF-8": ({"keys": (gguf_texts("a", "b", b"\xed\xa0\x80"),)}, "a[1] is not UTF-8"),
+    "a key twice": ({"keys": (gguf_key("a", 0, b"\1"),) * 2}, "the key a occurs twice; only one of them can be right"),
     "a type that is none": (key("a", 13, DATA), "a is of the unknown type 13; refused"),
     "an array of a type that is none": (key("a", ARRAY, pack("<IQ", 99, 1)), "a is an array of the unknown type 99"),
     "an array of arrays": (key("a", ARRAY, NESTED), "a is an array of arrays, which llama.cpp does not read; refused"),
     "an array longer than the file": (key("a", ARRAY, pack("<IQ", 12, 2**61)), "is cut off: it has 64 bytes"),
     "texts longer than the file": (key("a", ARRAY, pack("<IQ", TEXT, 2**61)), "is cut off: it has 64 bytes"),
-    "a truth value of 2": (key("a", 7, b"\2"), "a is a truth value that is neither 0 nor 1"),
-    "truth values of 2": ({"keys": (gguf_array("a", 7, b"\1\2"[:1], b"\2"),)}, "a is a truth value that is neither 0"),
+    "a truth value of 2": (key("a", 7, b"\2"), "a is a boolean that is neither 0 nor 1"),
+    "truth values of 2": ({"keys": (gguf_array("a", 7, b"\1\2"[:1], b"\2"),)}, "a is a boolean that is neither 0"),
     "a chat template of 2 MB": (
         key("tokenizer.chat_template.x", TEXT, gguf_text("{{" * 2**20)),
         "tokenizer.chat_template.x is 2097152 bytes long, and 1048576 are the most; refused",
     ),
-    "an alignment of 0": (alignment(0), "its general.alignment is 0, which is no power of two; refused"),
-    "an alignment of 3": (alignment(3), "its general.alignment is 3, which is no power of two; refused"),
-    "an alignment beyond the file": (alignment(2**31), "bytes where its header tells of 2147483680; download it again"),
-    "an alignment that is a text": (
-        key("general.alignment", TEXT, gguf_text("32")),
-        "the type of general.alignment is 8",
-    ),
+    "an alignment of 0": (alignment(0), "its general.alignment is 0, which is not a power of two; refused"),
+    "an alignment of 3": (alignment(3), "its general.alignment is 3, which is not a power of two; refused"),
+    "an alignment beyond the file": (alignment(2**31), "bytes where its header claims 2147483680; download it again"),
+    "a text as alignment": (key("general.alignment", TEXT, gguf_text("32")), "the type of general.alignment is 8"),
     "a part that is a text": (key("split.no", TEXT, gguf_text("0")), "the type of split.no is 8, and has to be 2"),
-    "an architecture that is a list": (
-        key("general.architecture", ARRAY, NESTED),
-        "the type of general.architecture is",
-    ),
+    "a list as architecture": (key("general.architecture", ARRAY, NESTED), "the type of general.architecture is"),
     "a name of 64 bytes": (tensor("n" * 64, (8,), F32), "the name of a tensor is 64 bytes long, and 63 are the most"),
     "a tensor with a NUL": (tensor("a\0b", (8,), F32), r"a tensor is called 'a\x00b'; refused"),
-    "a tensor twice": (
-        {"tensors": (ONE, ONE), "data": bytes(64)},
-        "the tensor a stands twice; only one of them can be",
-    ),
+    "tensor twice": ({"tensors": (ONE, ONE), "data": bytes(64)}, "the tensor a occurs twice; only one of them can be"),
     "five dimensions": (tensor("a", (1,) * 5, F32), "a has 5 dimensions, and ggml's tensors up to 4; refused"),
     "billions of dimensions": (
         {"tensors": (gguf_text("a") + pack("<I", 2**32 - 1),), "data": DATA},
@@ -95,15 +83,12 @@ HOSTILE = {
     ),
     "a dimension below 0": (tensor("a", (2**64 - 8,), F32), "a has impossible dimensions [18446744073709551608]"),
     "sizes that overflow": (tensor("a", (2**32, 2**31), F32), "a has impossible dimensions [2147483648, 4294967296]"),
-    "sizes that overflow but for a 0": (tensor("a", (0, 2**32, 2**31), F32), "a has impossible dimensions"),
-    "bytes that overflow": (tensor("a", (2**62,), F32), "bytes where its header tells of 18446744073709551680"),
-    "rows that are no blocks": (
-        tensor("a", (128, 2), Q4_K),
-        "a is Q4_K and has rows of 128, no multiple of 256; refused",
-    ),
-    "a number that is no block": (tensor("a", (), Q4_K), "a is Q4_K and has rows of 1, no multiple of 256"),
-    "a type that was one once": (tensor("a", (32,), 31), "a is of type 31, which ggml has not (any more); convert"),
-    "a type beyond all": (tensor("a", (32,), 2**32 - 1), "a is of type 4294967295, which ggml has not (any more)"),
+    "sizes that overflow except for a 0": (tensor("a", (0, 2**32, 2**31), F32), "a has impossible dimensions"),
+    "bytes that overflow": (tensor("a", (2**62,), F32), "bytes where its header claims 18446744073709551680"),
+    "rows of half blocks": (tensor("a", (128, 2), Q4_K), "a is Q4_K and has rows of 128, no multiple of 256; refused"),
+    "a number that is not a block": (tensor("a", (), Q4_K), "a is Q4_K and has rows of 1, no multiple of 256"),
+    "a type that was one once": (tensor("a", (32,), 31), "a is of type 31, which ggml does not have (any"),
+    "a type beyond all": (tensor("a", (32,), 2**32 - 1), "a is of type 4294967295, which ggml does not have"),
     "tensors that overlap": (
         {"tensors": (ONE, gguf_tensor("b", (8,), F32)), "data": bytes(64)},
         "b begins at byte 0 of the tensors, not at 32 behind the last one: they overlap, leave a gap or are not",
@@ -111,11 +96,8 @@ HOSTILE = {
     "a gap": ({"tensors": (ONE, gguf_tensor("b", (8,), F32, 64)), "data": bytes(96)}, "b begins at byte 64 of the"),
     "a tensor out of line": ({"tensors": (gguf_tensor("a", (8,), F32, 4),), "data": bytes(64)}, "a begins at byte 4"),
     "a tensor beyond the file": (tensor("a", (8,), F32, 2**63), "a begins at byte 9223372036854775808"),
-    "a file that is cut off": ({"tensors": (ONE,), "data": DATA[:-1]}, "has 95 bytes where its header tells of 96"),
-    "a file with something behind": (
-        {"tensors": (ONE,), "data": bytes(33)},
-        "has 97 bytes where its header tells of 96",
-    ),
+    "a file that is cut off": ({"tensors": (ONE,), "data": DATA[:-1]}, "has 95 bytes where its header claims 96"),
+    "a file with something behind": ({"tensors": (ONE,), "data": bytes(33)}, "has 97 bytes where its header claims 96"),
 }
 
 
@@ -174,7 +156,7 @@ def refusal(tmp_path: Path, run_program: Callable) -> Callable[[Path], str]:
 
 @pytest.mark.parametrize("case", FILL)
 def test_headers_that_fill_memory(tmp_path: Path, refusal: Callable[[Path], str], case: str) -> None:
-    """They are read, and then are no model's."""
+    """They are read, and then refused as another model."""
     count = 2**16 if case == "keys" else 1
     path = gguf_with(tmp_path / "x.gguf", (FILL[case](),), counts=(0, count))
     assert "is another model: its general.architecture is None, this model's llama" in refusal(path)
@@ -226,11 +208,11 @@ SPLITS = {
     ),
     "a tensor in two parts": (
         lambda folder: [gguf_part(folder, 0, 2, "a"), gguf_part(folder, 1, 2, "a")],
-        "m-00002-of-00002.gguf: a is also in m-00001-of-00002.gguf; only one of them can be meant",
+        "m-00002-of-00002.gguf: a is also in m-00001-of-00002.gguf; only one of them can be right",
     ),
     "another number of tensors": (
         lambda folder: [gguf_part(folder, 0, 2, "a", tensors=9), gguf_part(folder, 1, 2, "b")],
-        "m-00001-of-00002.gguf: its files hold 2 tensors, and the first tells of 9; download them",
+        "m-00001-of-00002.gguf: its files hold 2 tensors, and the first claims 9; download them",
     ),
 }
 

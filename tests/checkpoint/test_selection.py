@@ -1,4 +1,4 @@
-"""Which files of a folder or a repository are a model's: what else lies there is not copied, counted or uploaded."""
+"""The files of a folder or a repository that make a model; others are not copied, counted or uploaded."""
 
 import json
 import os
@@ -45,7 +45,7 @@ class File:
 
 
 def with_junk(folder: Path) -> Path:
-    """The demo's checkpoint, in a folder that it was trained in."""
+    """Copy the demo's checkpoint to a folder like one that it was trained in."""
     shutil.copytree(REPO / "demo", folder)
     for name in JUNK:
         (folder / name).write_bytes(b"x" * 1000)
@@ -59,9 +59,7 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_only_a_models_files_reach_the_artifacts_and_the_rest_is_named_once(
-    tmp_path: Path, run_program: Callable
-) -> None:
+def test_only_a_models_files_reach_the_artifacts(tmp_path: Path, run_program: Callable) -> None:
     model = with_junk(tmp_path / "model")
     source, canonical, fp16 = (tmp_path / name for name in ("source", "safetensors", "fp16"))
     result = run_program("fetch.link", model, source)
@@ -88,7 +86,7 @@ def test_only_a_models_files_reach_the_artifacts_and_the_rest_is_named_once(
         assert not set(json.loads((folder / manifest.NAME).read_text())["files"]) & JUNK
 
 
-def test_a_folder_and_a_repository_of_the_same_files_make_the_same_model(tmp_path: Path) -> None:
+def test_a_folder_and_a_repository_select_the_same_files(tmp_path: Path) -> None:
     model = with_junk(tmp_path / "model")
     for name in KEPT - names(model):
         (model / name).write_text("{}")
@@ -99,7 +97,7 @@ def test_a_folder_and_a_repository_of_the_same_files_make_the_same_model(tmp_pat
     assert {path.name for path in selection.parts(model)} == local | {"training_args.bin", "draft.safetensors"}
 
 
-def test_a_tokenizer_of_ten_gigabytes_is_refused_by_its_size(tmp_path: Path, run_program: Callable) -> None:
+def test_a_tokenizer_of_ten_gigabytes_is_refused(tmp_path: Path, run_program: Callable) -> None:
     model = tmp_path / "model"
     shutil.copytree(REPO / "demo", model)
     os.truncate(model / "tokenizer.json", 10**10)

@@ -1,4 +1,4 @@
-"""What of a checkpoint its model uses: buffers are dropped by name, and whatever else nobody reads is refused."""
+"""The tensors that a model uses: buffers are dropped by name, and other unread tensors are refused."""
 
 import json
 import shutil
@@ -39,11 +39,11 @@ def test_a_whole_model_uses_all_that_is_stored(facts: dict[str, Any], name: str)
         "model.embeddings.position_ids",
     ],
 )
-def test_a_buffer_of_older_libraries_is_dropped_by_name(facts: dict[str, Any], name: str) -> None:
+def test_buffers_of_older_libraries_are_dropped(facts: dict[str, Any], name: str) -> None:
     assert facts[f"llama {name}"] == {"used": 0, "all": True, "beside": [], "dropped": [name]}
 
 
-def test_masks_that_the_model_s_class_ignores_are_dropped(facts: dict[str, Any]) -> None:
+def test_masks_that_the_class_ignores_are_dropped(facts: dict[str, Any]) -> None:
     found = facts["gpt2 masks"]
     assert found["all"]
     assert sorted(found["dropped"]) == ["transformer.h.0.attn.bias", "transformer.h.0.attn.masked_bias"]
@@ -57,10 +57,7 @@ NO_PLACE, RANDOM = "the model of config.json has no place for ", "libraries woul
     [
         ("a bias", f"{NO_PLACE}model.layers.0.self_attn.q_proj.bias; config.json gives the model no such bias"),
         ("a bias that is a row of a mask", f"{NO_PLACE}model.layers.0.self_attn.q_proj.bias; "),
-        (
-            "a layer too many",
-            "model.layers.2.input_layernorm.weight and 8 more; config.json says num_hidden_layers 2: ",
-        ),
+        ("a layer more", "model.layers.2.input_layernorm.weight and 8 more; config.json says num_hidden_layers 2: "),
         ("1 layers", "model.layers.1.input_layernorm.weight and 8 more; config.json says num_hidden_layers 1: "),
         ("-3 layers", "model.layers.0.input_layernorm.weight and 17 more; config.json says num_hidden_layers -3: "),
         (
@@ -79,19 +76,19 @@ NO_PLACE, RANDOM = "the model of config.json has no place for ", "libraries woul
         ("fewer experts", "experts.down_proj is [4, 32, 32], and [3, 32, 32] in the model"),
         ("no router", "lacks model.layers.0.mlp.gate.weight, which"),
         ("deepseek's layer too many", f"{NO_PLACE}model.layers.61.input_layernorm.weight and "),
-        ("a model that nobody knows", "transformers makes no language model of it ("),
+        ("an unknown model", "transformers cannot build a language model from it ("),
     ],
 )
-def test_whatever_else_does_not_fit_the_model_is_refused_by_name(facts: dict[str, Any], name: str, said: str) -> None:
+def test_what_does_not_fit_the_model_is_named(facts: dict[str, Any], name: str, said: str) -> None:
     assert said in facts[name]["error"], facts[name]["error"]
 
 
-def test_a_tied_head_that_is_stored_is_the_model_s(facts: dict[str, Any]) -> None:
+def test_a_stored_tied_head_is_used(facts: dict[str, Any]) -> None:
     """checkpoint.to_safetensors drops it, once it has seen that it is the embeddings."""
     assert facts["a tied head that is stored"]["dropped"] == []
 
 
-def test_layers_that_guess_further_tokens_are_dropped_by_name(facts: dict[str, Any]) -> None:
+def test_multi_token_prediction_layers_are_dropped(facts: dict[str, Any]) -> None:
     """DeepSeek numbers them on after the others; Qwen3-Next calls them mtp."""
     found = facts["deepseek's predictor"]
     assert found["all"]
@@ -100,27 +97,25 @@ def test_layers_that_guess_further_tokens_are_dropped_by_name(facts: dict[str, A
     assert facts["mtp"]["dropped"] == ["mtp.layers.0.mlp.gate.weight"]
 
 
-def test_a_study_that_speculates_with_them_keeps_them(facts: dict[str, Any]) -> None:
+def test_a_speculating_study_keeps_them(facts: dict[str, Any]) -> None:
     found = facts["deepseek's predictor, used"]
     assert found["dropped"] == []
     assert found["used"] == len(facts["deepseek's predictor"]["dropped"])
 
 
 @pytest.mark.parametrize(("name", "layers"), [("mixtral", (0, 1)), ("qwen3_moe", (0, 1)), ("deepseek", (1,))])
-def test_each_token_is_counted_once_for_each_expert_that_it_is_sent_to(
-    facts: dict[str, Any], name: str, layers: tuple[int, ...]
-) -> None:
+def test_each_token_counts_once_for_each_expert(facts: dict[str, Any], name: str, layers: tuple[int, ...]) -> None:
     """20 tokens, to two experts of each layer that has four; DeepSeek's first layer is dense."""
     found = facts["experts"][name]
     assert found["sums"] == {f"model.layers.{layer}.mlp.experts": 20 * 2 for layer in layers}
     assert found["said"]["count"] == 4 * len(layers)
 
 
-def test_a_model_whose_routers_nobody_saw_is_not_called_whole(facts: dict[str, Any]) -> None:
+def test_a_model_without_routers_is_unknown(facts: dict[str, Any]) -> None:
     assert facts["experts"]["dense"] == {"unknown": "its routers do not say where they send a token"}
 
 
-def test_all_that_is_made_of_a_model_leaves_its_buffers_out(
+def test_artifacts_leave_the_models_buffers_out(
     torch_python: Path, run_program: Callable, call: Callable, tmp_path: Path
 ) -> None:
     """The demo with a buffer in each of its seven layers, as libraries wrote it until 2023."""
@@ -149,35 +144,31 @@ def test_all_that_is_made_of_a_model_leaves_its_buffers_out(
     (source / "model.safetensors").unlink()
     safetensors_file.write(source / "model.safetensors", demo.tensors().values())
     result = run_program("checkpoint.to_safetensors", source, tmp_path / "again", "--tensors", tensors)
-    assert "tensors.json: is of other weights than these; delete it and run again" in result.stderr
+    assert "tensors.json: was made from other weights; delete it and run again" in result.stderr
 
 
 @pytest.mark.parametrize("name", shards.ADAPTERS)
 def test_an_adapter_beside_a_model_is_refused(run_program: Callable, tmp_path: Path, name: str) -> None:
-    """transformers adds it to the model where peft is installed, and not where it is not."""
+    """Only with peft installed would transformers add it to the model."""
     model = shutil.copytree(REPO / "demo", tmp_path / "model")
     (model / name).write_bytes(b"weights")
     result = run_program("fetch.link", model, tmp_path / "source")
-    assert f"{model / name}: is an adapter beside a model; merge it into" in result.stderr
+    assert f"{model / name}: is an adapter next to a model; merge it into" in result.stderr
     assert not (tmp_path / "source").exists()
     files = ["config.json", "model.safetensors", name]
     with pytest.raises(UserError, match=f"someone/model: holds {name}, an adapter; name a repository"):
         select("someone/model", files)
 
 
-def test_a_study_that_speculates_with_the_models_own_layers_says_so() -> None:
+def test_a_run_may_speculate_with_the_models_layers() -> None:
     own = {"engine": "vllm", "options": {"speculative_config": {"method": "deepseek_mtp"}}}
     other = {"engine": "vllm", "options": {"speculative_config": {"method": "ngram"}}}
     assert [
         vllm_parallelism.speculates_by_itself(run) for run in (own, other, {"engine": "ctranslate2", "options": {}})
-    ] == [
-        True,
-        False,
-        False,
-    ]
+    ] == [True, False, False]
 
 
-def test_what_a_text_never_reaches_stays_beside(facts: dict[str, Any]) -> None:
+def test_towers_stay_beside(facts: dict[str, Any]) -> None:
     assert facts["a tower"] == {
         "used": 0,
         "all": True,

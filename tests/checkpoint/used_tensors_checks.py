@@ -52,13 +52,13 @@ for name, config in MODELS.items():
 
 
 def unchecked(folder: Path) -> headers.Model:
-    """A model whose config.json was not held against its headers, so that transformers is asked of all of it."""
+    """Return a model whose config.json was not compared with its headers, so that transformers judges all of it."""
     found = shards.find(folder)
     return headers.Model(found, found.config(), found.tensors(), "")
 
 
 def look(name: str, model: str, change: Callable[[dict[str, Any], dict[str, Any]], Any], further: bool = False) -> None:
-    """What is said of a model whose tensors and config are changed."""
+    """Record what is said of a model whose tensors and config are changed."""
     tensors, config = dict(models[model][0]), dict(models[model][1])
     change(tensors, config)
     folder = work / name
@@ -112,7 +112,7 @@ look("a bias", "llama", lambda tensors, config: tensors.update({f"{Q}.bias": tor
 look(
     "a bias that is a row of a mask", "llama", lambda tensors, config: tensors.update({f"{Q}.bias": torch.ones(1, 32)})
 )
-look("a layer too many", "llama", lambda tensors, config: layer(tensors, 2))
+look("a layer more", "llama", lambda tensors, config: layer(tensors, 2))
 for count in (1, -3):
     look(f"{count} layers", "llama", lambda tensors, config, count=count: config.update(num_hidden_layers=count))
 look("a layer too few", "llama", lambda tensors, config: config.update(num_hidden_layers=3))
@@ -136,7 +136,7 @@ look("deepseek's layer too many", "deepseek", lambda tensors, config: layer(tens
 look("mtp", "qwen3_moe", lambda tensors, config: tensors.update({"mtp.layers.0.mlp.gate.weight": torch.ones(4, 32)}))
 tower = {"model.visual.blocks.0.attn.qkv.weight": torch.ones(8, 8)}
 look("a tower", "qwen3_5", lambda tensors, config: tensors.update(tower))
-look("a model that nobody knows", "llama", lambda tensors, config: config.update(model_type="nobodys"))
+look("an unknown model", "llama", lambda tensors, config: config.update(model_type="nobodys"))
 # a text of 20 tokens through the mixtures
 facts["experts"] = {}
 for name in ("mixtral", "qwen3_moe", "deepseek"):

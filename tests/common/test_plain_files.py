@@ -123,7 +123,7 @@ def test_a_sparse_terabyte_is_refused_by_its_header(model: Path, refused: Callab
         path.unlink()
     os.truncate(safetensors_with(model / "model.safetensors", HEADER), TERABYTE)
     line = refused("fetch.link", model, model.parent / "out")
-    assert f"model.safetensors: is {TERABYTE} bytes where its header tells of {8 + len(HEADER) + 8}" in line
+    assert f"model.safetensors: is {TERABYTE} bytes where its header claims {8 + len(HEADER) + 8}" in line
 
 
 def test_a_described_terabyte_without_room_is_refused(model: Path, refused: Callable) -> None:

@@ -103,7 +103,7 @@ def test_a_trellis_of_another_matrix_is_refused(changes: dict, message: str, tmp
 def test_half_bits_are_of_one_codebook(tmp_path: Path) -> None:
     tensors = {name: value for name, value in parts("mul1-2.5").items() if name != "mul1"}
     stored = shards.find(artifact(tmp_path / "exl3", LAYER, tensors)).tensors()
-    with pytest.raises(Unread, match="half bits are of the codebook mul1 alone"):
+    with pytest.raises(Unread, match="half bits need the codebook mul1"):
         exl3.check(Layer(plain(tmp_path / "source").tensors()[f"{LAYER}.weight"], stored))
 
 

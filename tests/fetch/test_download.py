@@ -42,7 +42,7 @@ def download(hub: Hub, tmp_path: Path, run_program: Callable, monkeypatch: pytes
 
 
 def refusal(result: Result, out: Path) -> str:
-    """The one line that a refused download ends with."""
+    """Return the one line that a refused download ends with."""
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
     assert not out.exists()
@@ -51,7 +51,7 @@ def refusal(result: Result, out: Path) -> str:
     return line
 
 
-def test_a_model_arrives_at_a_commit_with_its_hashes(hub: Hub, download: Download, tmp_path: Path) -> None:
+def test_a_model_at_a_commit_with_its_hashes(hub: Hub, download: Download, tmp_path: Path) -> None:
     repository = hub.repositories[f"models/{NAME}"]
     repository.files |= {"onnx/model.onnx": b"x", "tf_model.h5": b"x", "training_args.bin": b"x", "pic.png": b"x"}
     result = download()
@@ -92,7 +92,7 @@ def test_safetensors_win_over_bin() -> None:
             select("x", missing)
 
 
-def test_a_write_into_the_hubs_cache_changes_no_artifact(download: Download, tmp_path: Path) -> None:
+def test_the_hubs_cache_and_artifacts_share_nothing(download: Download, tmp_path: Path) -> None:
     result = download()
     assert result.returncode == 0, result.stderr
     blobs = [path for path in (tmp_path / "home").rglob("blobs/*") if path.is_file()]
@@ -110,7 +110,7 @@ def test_a_dropped_connection_is_resumed_where_it_broke(hub: Hub, download: Down
     weights = random.Random(0).randbytes(24_000_000)
     hub.repositories[f"models/{NAME}"] = Repository({"config.json": b"{}", "model.safetensors": weights})
     hub.faults = [Fault("GET /cdn/", times=2, drop_after=12_000_000)]
-    result = download()
+    result = download(sleep=False)
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "out/model.safetensors").read_bytes() == weights
     ranges = [headers.get("Range") for method, path, headers in hub.log if path.startswith("/cdn") and method == "GET"]
@@ -118,7 +118,7 @@ def test_a_dropped_connection_is_resumed_where_it_broke(hub: Hub, download: Down
     assert ranges == [None, f"bytes={block}-", f"bytes={2 * block}-"]
 
 
-def test_what_arrived_before_a_failure_is_not_fetched_again(hub: Hub, download: Download, tmp_path: Path) -> None:
+def test_files_before_a_failure_are_not_refetched(hub: Hub, download: Download, tmp_path: Path) -> None:
     broken = "pytorch_model-00003-of-00003.bin"
     hub.faults = [Fault(f"/cdn/models/{NAME}/{broken}", status=403)]
     assert "(403)" in refusal(download(), tmp_path / "out")
@@ -140,7 +140,7 @@ def test_what_arrived_before_a_failure_is_not_fetched_again(hub: Hub, download: 
     ],
     ids=["503", "502 of the API", "429 of HEAD", "429 of GET", "slow"],
 )
-def test_what_passes_is_waited_for(hub: Hub, download: Download, fault: Fault) -> None:
+def test_passing_failures_are_retried(hub: Hub, download: Download, fault: Fault) -> None:
     hub.faults = [fault]
     result = download(sleep=fault.status == 429)
     assert result.returncode == 0, result.stderr
@@ -188,7 +188,7 @@ def test_refusals_are_one_line(
     assert not any(token in result.stderr for token in environment.values())
 
 
-def test_a_token_opens_a_gated_model_and_goes_to_the_hub_alone(hub: Hub, download: Download, tmp_path: Path) -> None:
+def test_the_token_goes_only_to_the_hub(hub: Hub, download: Download, tmp_path: Path) -> None:
     hub.repositories[f"models/{NAME}"] = Repository.of(REPO / "demo", gated=True, token=TOKEN)
     result = download(HF_TOKEN=TOKEN)
     assert result.returncode == 0, result.stderr
@@ -202,13 +202,13 @@ def test_a_token_opens_a_gated_model_and_goes_to_the_hub_alone(hub: Hub, downloa
     [
         ({"name": "acme/other"}, {}, "no such repository"),
         ({"options": ["--revision", "gone"]}, {}, "has no revision gone"),
-        ({"name": "a/b/c"}, {}, "is no repository's name"),
+        ({"name": "a/b/c"}, {}, "is not a repository's name"),
         ({}, {"HF_HUB_OFFLINE": "1"}, "is not in the cache"),
         ({}, {"HF_ENDPOINT": "http://127.0.0.1:9"}, "cannot reach http://127.0.0.1:9"),
     ],
     ids=["404", "revision", "name", "offline", "no network"],
 )
-def test_what_is_not_there(
+def test_missing_names_are_one_line(
     download: Download, tmp_path: Path, arguments: dict, environment: dict, message: str
 ) -> None:
     names = {"name": arguments["name"]} if "name" in arguments else {}
@@ -228,7 +228,7 @@ def test_offline_takes_what_the_cache_has(hub: Hub, download: Download, tmp_path
     assert json.loads(again)["files"] == json.loads(first)["files"]
 
 
-def test_a_full_disk_is_known_before_the_first_byte(hub: Hub, download: Download, tmp_path: Path) -> None:
+def test_a_full_disk_is_known_beforehand(hub: Hub, download: Download, tmp_path: Path) -> None:
     repository = hub.repositories[f"models/{NAME}"]
     real = repository.files["pytorch_model-00001-of-00003.bin"]
 
@@ -241,7 +241,7 @@ def test_a_full_disk_is_known_before_the_first_byte(hub: Hub, download: Download
     assert not hub.bytes_sent or not any(path.startswith("/cdn") for path in hub.bytes_sent)
 
 
-def test_a_context_that_is_too_short_is_told_before_any_weights(hub: Hub, download: Download, tmp_path: Path) -> None:
+def test_a_short_context_is_refused_before_any_weights(hub: Hub, download: Download, tmp_path: Path) -> None:
     """The demo's is 512 tokens."""
     assert refusal(download("--most-tokens", "513"), tmp_path / "out") == (
         f"error: {NAME}: its context is 512 tokens, and the study asks for 513, a prompt and its answer; "
@@ -258,7 +258,7 @@ def test_a_context_that_is_too_short_is_told_before_any_weights(hub: Hub, downlo
         ({"pad_token_id": 2048}, "pad_token_id is 2048, and the vocabulary ends at 2047"),
     ],
 )
-def test_a_config_that_no_weights_can_fit_is_told_before_any_weights(
+def test_an_impossible_config_is_refused_before_any_weights(
     hub: Hub, download: Download, tmp_path: Path, change: dict[str, int], message: str
 ) -> None:
     files = hub.repositories[f"models/{NAME}"].files

@@ -1,91 +1,39 @@
-"""Somebody else's artifact: taken where it is this model's, refused in one line where it is not."""
+"""An artifact that others built: taken if it is this model's, else refused in one line."""
 
 import json
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import ct2_model
 import numpy as np
 import pytest
-from conftest import REPO
 from hub_server import Fault, Repository, serve
-from weight_files import save_file
+from prebuilt_model import (
+    GROUP,
+    INPUTS,
+    LAYER,
+    OUTPUTS,
+    QUANTIZATION,
+    TOKENIZER,
+    VOCABULARY,
+    fetch,
+    fetch_prebuilt,
+    halves,
+    model,
+    pack,
+    refusal,
+    write_theirs,
+)
 
 from quantmill.common import manifest
 
-LAYER = "model.layers.0.mlp.up_proj"
-INPUTS, OUTPUTS, GROUP, VOCABULARY = 64, 16, 32, 5
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": INPUTS,
-    "intermediate_size": OUTPUTS,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "vocab_size": VOCABULARY,
-}
-TOKENIZER = {"model": {"vocab": {token: number for number, token in enumerate("abcde")}}, "added_tokens": []}
-QUANTIZATION = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True}
-random = np.random.default_rng(3)
-
-
-def write(folder: Path, config: dict[str, Any], tensors: dict[str, np.ndarray], tokenizer: Any = TOKENIZER) -> Path:
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    save_file(tensors, folder / "model.safetensors")
-    return folder
-
-
-def halves(*shape: int) -> np.ndarray:
-    return random.normal(0, 0.02, shape).astype(np.float16)
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """This model: an embedding, one layer, a norm."""
-    tensors = {"model.embed_tokens.weight": halves(VOCABULARY, INPUTS), f"{LAYER}.weight": halves(OUTPUTS, INPUTS)}
-    folder = write(tmp_path / "model", CONFIG, tensors | {"model.norm.weight": halves(INPUTS)})
-    (folder / "quantmill.json").write_text(json.dumps({"source": {}, "parameter_count": 1408, "files": {}}))
-    return folder
-
-
-def pack(layout: str = "gptq", bits: int = 4) -> dict[str, np.ndarray]:
-    shape = (INPUTS * bits // 32, OUTPUTS) if layout == "gptq" else (INPUTS, OUTPUTS * bits // 32)
-    words = random.integers(0, 2**31, shape).astype(np.int32)
-    zeros = np.zeros((INPUTS // GROUP, OUTPUTS * bits // 32), np.int32)
-    parts = {"qweight": words, "qzeros": zeros, "scales": halves(INPUTS // GROUP, OUTPUTS)}
-    return {
-        "model.embed_tokens.weight": halves(VOCABULARY, INPUTS),
-        "model.norm.weight": halves(INPUTS),
-        **{f"{LAYER}.{name}": value for name, value in parts.items()},
-    }
-
-
-@pytest.fixture
-def fetch(run_program: Callable, model: Path, tmp_path: Path) -> Callable[..., str]:
-    """Run the program; what it said in its one line, after which nothing is under the final name."""
-
-    def run(theirs: Path, layout: str = "gptq", good: bool = False) -> str:
-        words = "--model", model, "--layout", layout, "--format", "theirs", "--engine", "gptqmodel"
-        result = run_program("fetch.prebuilt", theirs, tmp_path / "out", *words)
-        assert (result.returncode == 0) == good, result.stderr
-        if not good:
-            assert not (tmp_path / "out").exists()
-            assert not list(tmp_path.glob(".out*"))
-            assert len(result.stderr.splitlines()) == 1
-        return result.stderr
-
-    return run
+__all__ = ["fetch", "fetch_prebuilt", "model"]  # fixtures
 
 
 @pytest.mark.parametrize("layout", ["gptq", "awq"])
 def test_an_artifact_of_this_model(fetch: Callable, tmp_path: Path, layout: str) -> None:
     tensors = pack(layout)
-    theirs = write(
-        tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION | {"quant_method": layout}}, tensors
-    )
+    theirs = write_theirs(tmp_path, tensors, quantization_config=QUANTIZATION | {"quant_method": layout})
     fetch(theirs, layout, good=True)
     content = json.loads((tmp_path / "out/quantmill.json").read_text())
     assert (content["format"], content["engine"], content["prebuilt"]) == ("theirs", "gptqmodel", True)
@@ -106,14 +54,12 @@ UNREAD = [
 
 
 @pytest.mark.parametrize(("name", "value"), UNREAD)
-def test_what_nothing_reads_and_harms_nobody_is_named(
+def test_harmless_tensors_that_nothing_reads_are_named(
     fetch: Callable, tmp_path: Path, name: str, value: np.ndarray
 ) -> None:
     """It counts neither as weights nor as what a token reads."""
     tensors = pack()
-    fetch(
-        write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, tensors | {name: value}), good=True
-    )
+    fetch(write_theirs(tmp_path, tensors | {name: value}), good=True)
     content = json.loads((tmp_path / "out/quantmill.json").read_text())
     assert content["source"]["unread"] == [name]
     assert content["weight_bytes_per_token"] == sum(each.nbytes for each in tensors.values())
@@ -132,15 +78,9 @@ def test_what_nothing_reads_and_harms_nobody_is_named(
         ("lm_head.weight", halves(VOCABULARY, INPUTS)),  # of a model that ties it
     ],
 )
-def test_what_this_model_has_no_place_for(fetch: Callable, tmp_path: Path, name: str, value: np.ndarray) -> None:
+def test_tensors_that_this_model_does_not_have(fetch: Callable, tmp_path: Path, name: str, value: np.ndarray) -> None:
     said = refusal(fetch, tmp_path, {}, pack() | {name: value})
     assert f"this model has no place for {name}; name an artifact of this model, or take them out" in said
-
-
-def refusal(fetch: Callable, tmp_path: Path, config: dict[str, Any], tensors: Any = None, **more: Any) -> str:
-    words = {"quantization_config": QUANTIZATION} | config
-    layout = more.pop("layout", "gptq")
-    return fetch(write(tmp_path / "theirs", CONFIG | words, tensors or pack(), **more), layout)
 
 
 @pytest.mark.parametrize(
@@ -166,76 +106,34 @@ def refusal(fetch: Callable, tmp_path: Path, config: dict[str, Any], tensors: An
         ({"quantization_config": QUANTIZATION | {"group_size": -5}}, "its config names 4 bits and groups of -5; both"),
         ({"quantization_config": QUANTIZATION | {"group_size": 10**30}}, "its config names 4 bits and groups of 10000"),
         ({"quantization_config": {"quant_method": "awq"}}, "its quantization_config says 'awq', not 'gptq'"),
-        ({"quantization_config": None}, "its config.json has no quantization_config; where quantize_config.json says"),
-        ({"quantization_config": [1]}, "its config.json has no quantization_config; where quantize_config.json says"),
+        ({"quantization_config": None}, "its config.json has no quantization_config; if quantize_config.json has it"),
+        ({"quantization_config": [1]}, "its config.json has no quantization_config; if quantize_config.json has it"),
     ],
 )
-def test_a_config_that_is_not_this_models(
-    fetch: Callable, tmp_path: Path, config: dict[str, Any], message: str
-) -> None:
+def test_a_config_of_another_model(fetch: Callable, tmp_path: Path, config: dict[str, Any], message: str) -> None:
     assert message in refusal(fetch, tmp_path, config)
 
 
-def test_other_weights(fetch: Callable, tmp_path: Path) -> None:
-    other = pack() | {"model.norm.weight": halves(2 * INPUTS)}
-    said = refusal(fetch, tmp_path, {}, other)
-    assert "is another model: its model.norm.weight is [128], this model's [64]" in said
-
-
-def test_missing_weights(fetch: Callable, tmp_path: Path) -> None:
-    part = {name: value for name, value in pack().items() if name != "model.norm.weight"}
-    assert "lacks model.norm.weight, which this model has" in refusal(fetch, tmp_path, {}, part)
-
-
-ZEROS = np.zeros((INPUTS // GROUP, OUTPUTS * 4 // 32), np.int32)
-ORDER = np.arange(INPUTS, dtype=np.int32) // GROUP
+NORM = "model.norm.weight"
 
 
 @pytest.mark.parametrize(
-    ("part", "value", "message"),
+    ("tensors", "message"),
     [
-        ("g_idx", ORDER + 1, f"model.safetensors: {LAYER}.g_idx names group 2, and its layer has 2; download it again"),
         (
-            "g_idx",
-            ORDER - 7,
-            f"model.safetensors: {LAYER}.g_idx names group -7, and its layer has 2; download it again",
+            pack() | {NORM: halves(2 * INPUTS)},
+            "theirs: is another model: its model.norm.weight is [128], this model's [64]",
         ),
-        ("g_idx", ORDER[:-1], f"{LAYER}.g_idx is I32 [63], where I32 [64] is due, the group of each input"),
+        ({name: each for name, each in pack().items() if name != NORM}, "theirs: lacks model.norm.weight, which this"),
+        ({f"module.{name}": each for name, each in pack().items()}, "its names have module. before the model's own"),
         (
-            "g_idx",
-            ORDER.astype(np.float32),
-            f"{LAYER}.g_idx is F32 [64], where I32 [64] is due, the group of each input",
+            pack() | {"model.norm.qweight": np.zeros((8, 8), np.int32)},
+            "theirs: holds model.norm.qweight, and this model's model.norm.weight is not a matrix",
         ),
-        (
-            "qzeros",
-            ZEROS[:1],
-            f"its {LAYER}.qzeros is [1, 2]; 4 bits and groups of 32, its config's, make [2, 2] of this",
-        ),
-        (
-            "qzeros",
-            ZEROS.T.copy()[:1],
-            f"its {LAYER}.qzeros is [1, 2]; 4 bits and groups of 32, its config's, make [2,",
-        ),
-        ("qzeros", ZEROS.astype(np.float32), f"its {LAYER}.qzeros is F32, which no gptq artifact's is"),
-        ("qzeros", None, f"lacks {LAYER}.qzeros, without which {LAYER} has no weights"),
-        ("scales", None, f"lacks {LAYER}.scales, without which {LAYER} has no weights"),
-        ("scales", ZEROS, f"its {LAYER}.scales is I32, which no gptq artifact's is"),
     ],
 )
-def test_parts_of_a_layer_that_do_not_fit_are_named(
-    fetch: Callable, tmp_path: Path, part: str, value: np.ndarray | None, message: str
-) -> None:
-    """Kernels read a scale by the group that g_idx names, whether there is one or not."""
-    tensors = pack() | {f"{LAYER}.g_idx": ORDER, f"{LAYER}.{part}": value}
-    said = refusal(fetch, tmp_path, {}, {name: each for name, each in tensors.items() if each is not None})
-    assert message in said
-    assert str(tmp_path / "theirs") in said
-
-
-def test_an_order_of_inputs_is_taken(fetch: Callable, tmp_path: Path) -> None:
-    theirs = tmp_path / "theirs"
-    write(theirs, CONFIG | {"quantization_config": QUANTIZATION}, pack() | {f"{LAYER}.g_idx": ORDER[::-1].copy()})
-    fetch(theirs, good=True)
+def test_tensors_of_another_model(fetch: Callable, tmp_path: Path, tensors: dict, message: str) -> None:
+    assert message in refusal(fetch, tmp_path, {}, tensors)
 
 
 @pytest.mark.parametrize(
@@ -256,19 +154,8 @@ def test_sizes_that_this_model_does_not_have(
     assert str(tmp_path / "theirs") in said
 
 
-def test_names_with_a_prefix(fetch: Callable, tmp_path: Path) -> None:
-    tensors = {f"module.{name}": value for name, value in pack().items()}
-    assert "its names have module. before the model's own" in refusal(fetch, tmp_path, {}, tensors)
-
-
-def test_a_pointer_in_place_of_a_file(fetch: Callable, tmp_path: Path) -> None:
-    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, pack())
-    (theirs / "generation_config.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
-    assert f"{theirs}/generation_config.json: only git-lfs's pointer to the file; run `git lfs pull`" in fetch(theirs)
-
-
-def test_an_index_without_metadata_is_completed_in_the_artifact_alone(fetch: Callable, tmp_path: Path) -> None:
-    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, pack())
+def test_only_the_artifacts_index_is_completed(fetch: Callable, tmp_path: Path) -> None:
+    theirs = write_theirs(tmp_path)
     shard, index = "model-00001-of-00001.safetensors", "model.safetensors.index.json"
     (theirs / "model.safetensors").rename(theirs / shard)
     (theirs / index).write_text(json.dumps({"weight_map": dict.fromkeys(pack(), shard)}))
@@ -278,16 +165,15 @@ def test_an_index_without_metadata_is_completed_in_the_artifact_alone(fetch: Cal
     assert json.loads((theirs / index).read_text()) == {"weight_map": whole["weight_map"]}
 
 
-def test_another_vocabulary(fetch: Callable, tmp_path: Path) -> None:
-    other = {"model": {"vocab": {token: number for number, token in enumerate("abdce")}}}
-    said = refusal(fetch, tmp_path, {}, tokenizer=other)
-    assert "has another vocabulary: its token 2 is 'd', this model's 'c'" in said
-
-
-def test_an_added_token_that_this_model_lacks(fetch: Callable, tmp_path: Path) -> None:
-    other = TOKENIZER | {"added_tokens": [{"id": 5, "content": "<pad>"}]}
-    said = refusal(fetch, tmp_path, {}, tokenizer=other)
-    assert "has another vocabulary: its token 5 is '<pad>', this model's None" in said
+@pytest.mark.parametrize(
+    ("tokenizer", "said"),
+    [
+        ({"model": {"vocab": dict(zip("abdce", range(5), strict=True))}}, "its token 2 is 'd', this model's 'c'"),
+        (TOKENIZER | {"added_tokens": [{"id": 5, "content": "<pad>"}]}, "its token 5 is '<pad>', this model's None"),
+    ],
+)
+def test_another_vocabulary(fetch: Callable, tmp_path: Path, tokenizer: dict, said: str) -> None:
+    assert f"has another vocabulary: {said}" in refusal(fetch, tmp_path, {}, tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -304,66 +190,72 @@ def test_an_added_token_that_this_model_lacks(fetch: Callable, tmp_path: Path) -
         TOKENIZER | {"added_tokens": [{"id": [1], "content": "x"}]},
     ],
 )
-def test_a_tokenizer_that_is_none(fetch: Callable, tmp_path: Path, content: Any) -> None:
+def test_a_tokenizer_of_wrong_types(fetch: Callable, tmp_path: Path, content: Any) -> None:
     said = refusal(fetch, tmp_path, {}, tokenizer=content)
-    assert (
-        said == f"error: {tmp_path}/theirs/tokenizer.json: its tokens are not texts with numbers; download it again\n"
-    )
-
-
-def test_a_norm_that_is_packed_like_a_matrix(fetch: Callable, tmp_path: Path) -> None:
-    other = pack() | {"model.norm.qweight": np.zeros((8, 8), np.int32)}
-    said = refusal(fetch, tmp_path, {}, other)
-    assert said.startswith(f"error: {tmp_path}/theirs: holds model.norm.qweight, and this model's model.norm.weight is")
+    path = tmp_path / "theirs/tokenizer.json"
+    assert said == f"error: {path}: its tokens are not texts with numbers; download it again\n"
 
 
 def test_autoawqs_older_name_of_the_group_size(fetch: Callable, tmp_path: Path) -> None:
     words = {"quant_method": "awq", "w_bit": 4, "q_group_size": GROUP}
-    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": words}, pack("awq"))
+    theirs = write_theirs(tmp_path, pack("awq"), quantization_config=words)
     fetch(theirs, "awq", good=True)
 
 
-def test_parameters_that_no_report_can_show_are_left_out(fetch: Callable, tmp_path: Path) -> None:
+def test_unprintable_parameters_are_left_out(fetch: Callable, tmp_path: Path) -> None:
     """The page refuses NaN, for one, and no row would be shown."""
     words = {"sym": float("nan"), "desc_act": {"a": [1]}, "version": "x" * 1000, "zero_point": True}
     words["meta"] = {"quantizer": ["gptqmodel:4.0", "\x1b[31m"]}
-    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION | words}, pack())
+    theirs = write_theirs(tmp_path, quantization_config=QUANTIZATION | words)
     fetch(theirs, good=True)
     content = json.loads((tmp_path / "out/quantmill.json").read_text())
     assert content["parameters"] == {"bits": 4, "group_size": GROUP, "zero_point": True}
     assert content["tool"] == "gptqmodel:4.0, \\x1b[31m"
 
 
-@pytest.mark.parametrize("recorded", [["model.safetensors"], {"model.safetensors": 3}, None])
-def test_a_manifest_beside_it_without_hashes(fetch: Callable, tmp_path: Path, recorded: Any) -> None:
-    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, pack())
-    (theirs / "quantmill.json").write_text(json.dumps({"source": {}, "files": recorded}))
-    assert "quantmill.json: names no files with their hashes; remove it" in fetch(theirs)
+MANIFEST = "quantmill.json"
+NAMELESS, POINTER = (
+    f"{MANIFEST}: names no files with their hashes; remove it",
+    "version https://git-lfs.github.com/spec/v1",
+)
 
 
-def test_two_configs_that_disagree(fetch: Callable, tmp_path: Path) -> None:
-    """auto-gptq reads the one, everybody else the other."""
-    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, pack())
-    (theirs / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": 64}))
-    assert "config.json and quantize_config.json name another group_size; one of them is wrong" in fetch(theirs)
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("generation_config.json", POINTER, "generation_config.json: only git-lfs's pointer to the file; run"),
+        (MANIFEST, '{"source": {}, "files": ["model.safetensors"]}', NAMELESS),
+        (MANIFEST, '{"source": {}, "files": {"model.safetensors": 3}}', NAMELESS),
+        (MANIFEST, '{"source": {}, "files": null}', NAMELESS),
+        (
+            MANIFEST,
+            '{"source": {}, "files": {"model.safetensors": {"sha256": "0000"}}}',
+            "does not have the SHA-256 that quantmill.json next to it names; fetch it again",
+        ),
+        (  # auto-gptq reads the one, all others the other
+            "quantize_config.json",
+            '{"bits": 4, "group_size": 64}',
+            "config.json and quantize_config.json name another group_size; one of them is wrong",
+        ),
+    ],
+)
+def test_a_file_that_contradicts_the_others(
+    fetch: Callable, tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    theirs = write_theirs(tmp_path)
+    (theirs / name).write_text(content)
+    assert message in fetch(theirs)
 
 
 def test_pickled_weights(fetch: Callable, tmp_path: Path) -> None:
-    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, pack())
+    theirs = write_theirs(tmp_path)
     (theirs / "model.safetensors").rename(theirs / "pytorch_model.bin")
     assert "its weights are pickled (bin); name an artifact with safetensors" in fetch(theirs)
 
 
-def test_hashes_that_lie_beside_it(fetch: Callable, tmp_path: Path) -> None:
-    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, pack())
-    recorded = {"model.safetensors": {"sha256": "0" * 64}}
-    (theirs / "quantmill.json").write_text(json.dumps({"source": {}, "files": recorded}))
-    assert "has not the SHA-256 that quantmill.json beside it names; fetch it again" in fetch(theirs)
-
-
 def test_an_artifact_of_the_hub(run_program: Callable, model: Path, tmp_path: Path) -> None:
     """At a branch's commit, by its layout's files alone, each with the hub's hash."""
-    theirs = write(tmp_path / "theirs", CONFIG | {"quantization_config": QUANTIZATION}, pack())
+    theirs = write_theirs(tmp_path)
     (theirs / "modeling_x.py").write_text("raise SystemExit")
     with serve() as hub:
         hub.repositories["models/acme/tiny-gptq"] = repository = Repository.of(theirs)
@@ -381,96 +273,3 @@ def test_an_artifact_of_the_hub(run_program: Callable, model: Path, tmp_path: Pa
         result = run_program("fetch.prebuilt", "acme/tiny-gptq", tmp_path / "again", *words, **cache)
     assert "model.safetensors came with other bytes than the hub's hash says" in result.stderr
     assert not (tmp_path / "again").exists()
-
-
-def write_ct2(tmp_path: Path, change: Callable[[bytes], bytes] = bytes, int8: bool = True, **files: str) -> Path:
-    """A CTranslate2 folder of this model, `change`d; `files`: what others hold instead, nothing where there is none."""
-    content = ct2_model.pack(ct2_model.variables(CONFIG, int8).items())
-    theirs = ct2_model.write(tmp_path / "theirs", change(content))
-    for name, text in ({"config": "{}", "vocabulary": '["a", "b", "c", "d", "e"]'} | files).items():
-        (theirs / f"{name}.json").unlink(missing_ok=True)
-        if text:
-            (theirs / f"{name}.json").write_text(text)
-    return theirs
-
-
-def test_ctranslate2_of_this_model(fetch: Callable, tmp_path: Path) -> None:
-    fetch(write_ct2(tmp_path), "ct2", good=True)
-
-
-def shorten_norm(_: bytes) -> bytes:
-    """A last norm of 63 for 64, which CTranslate2 would load."""
-    arrays = ct2_model.variables(CONFIG, int8=True)
-    arrays["decoder/layer_norm/gamma"] = arrays["decoder/layer_norm/gamma"][:63]
-    return ct2_model.pack(arrays.items())
-
-
-def lie_of_size(content: bytes) -> bytes:
-    """A matrix that is larger than its bytes."""
-    name = b"decoder/layer_0/ffn/linear_0/weight\0\2"
-    return content.replace(name + struct.pack("<II", 16, 64), name + struct.pack("<II", 2**31, 2**31))
-
-
-@pytest.mark.parametrize(
-    ("change", "files", "message"),
-    [
-        (bytes, {"vocabulary": "", "shared_vocabulary": '["a"]'}, "theirs: holds no vocabulary.json; convert the"),
-        (bytes, {"vocabulary": '{"a": 1}'}, "vocabulary.json: should hold a JSON array"),
-        (bytes, {"config": ""}, "config.json is missing"),
-        (bytes, {"config": "[1]"}, "config.json: should hold a JSON object"),
-        (lambda content: content[:-1], {}, "model.bin: cut off, or no CTranslate2 model"),
-        (
-            lie_of_size,
-            {},
-            "model.bin: 'decoder/layer_0/ffn/linear_0/weight' has 1024 bytes for [2147483648, 2147483648] of int8",
-        ),
-        (shorten_norm, {}, "theirs/model.bin: decoder/layer_norm/gamma should be [64] of float32"),
-    ],
-)
-def test_ctranslate2_that_its_engine_could_not_load(
-    fetch: Callable, tmp_path: Path, change: Callable[[bytes], bytes], files: dict[str, str], message: str
-) -> None:
-    assert message in fetch(write_ct2(tmp_path, change, **files), "ct2")
-
-
-def test_ctranslate2_of_a_model_with_other_names_for_its_sizes(fetch: Callable, model: Path, tmp_path: Path) -> None:
-    """GPT-2 says n_embd and n_layer."""
-    (model / "config.json").write_text(json.dumps({"model_type": "gpt2", "vocab_size": VOCABULARY}))
-    fetch(write_ct2(tmp_path), "ct2", good=True)
-
-
-def test_integers_that_are_not_read_are_not_held_against_the_source(
-    tools_python: Path, call: Callable, tmp_path: Path
-) -> None:
-    ask = "import sys; from pathlib import Path; from quantmill.fetch.prebuilt_layouts import ct2"
-    ask += "; print([ct2.gate_layout(Path(each), 'ct2') for each in sys.argv[1:]])"
-    arrays = ct2_model.variables(CONFIG)
-    shorts = {name: each.astype(np.int16) if each.ndim == 2 else each for name, each in arrays.items()}
-    folders = []
-    for name, change in (("int8", bytes), ("int16", lambda _: ct2_model.pack(shorts.items()))):
-        folders.append(write_ct2(tmp_path / name, change))
-    folders.append(write_ct2(tmp_path / "floats", int8=False))
-    result = call(tools_python, "-c", ask, *folders, PYTHONPATH=str(REPO / "scripts"))
-    assert result.stdout == "['ct2', None, 'source']\n", result.stderr
-
-
-def test_ctranslate2_of_another_model(fetch: Callable, tmp_path: Path, demo: Path) -> None:
-    said = fetch(demo / "artifacts/demo/ct2-int8", "ct2")
-    assert "is another model: vocabulary, width and layers are [2048, 256, 7], this model's [5, 64, 1]" in said
-
-
-def test_ctranslate2_with_another_vocabulary(run_program: Callable, tmp_path: Path, demo: Path) -> None:
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
-    for path in (demo / "artifacts/demo/ct2-int8").iterdir():
-        if path.name != "quantmill.json":
-            (theirs / path.name).write_bytes(path.read_bytes())
-    of = ["--model", demo / "artifacts/demo/safetensors", "--layout", "ct2", "--format", "theirs"]
-    of += ["--engine", "ctranslate2"]
-    assert run_program("fetch.prebuilt", theirs, tmp_path / "out", *of).returncode == 0
-    words = json.loads((theirs / "vocabulary.json").read_text())
-    words[300], words[301] = words[301], words[300]
-    (theirs / "vocabulary.json").write_text(json.dumps(words))
-    result = run_program("fetch.prebuilt", theirs, tmp_path / "other", *of)
-    assert f"has another vocabulary: its token 300 is {words[300]!r}" in result.stderr
-    assert not (tmp_path / "other").exists()

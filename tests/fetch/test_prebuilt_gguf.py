@@ -1,91 +1,22 @@
-"""Somebody else's GGUF file: taken where it is this model's, refused in one line where it is not."""
+"""A GGUF file that others built: taken if it is this model's, else refused in one line."""
 
 import json
-import struct
 from collections.abc import Callable
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from forge import gguf_array, gguf_key, gguf_tensor, gguf_text, gguf_texts, gguf_with
+from gguf_model import CONFIG, F32, INNER, KEYS, Q8_0, TENSORS, TOKENIZER, VOCABULARY, WIDTH, write, write_parts
 from hub_server import Repository, serve
+from prebuilt_model import fetch_prebuilt
 from weight_files import save_file
 
 from quantmill.common import manifest
 from quantmill.common.program import UserError
 from quantmill.fetch.prebuilt_layouts import gguf
 
-WIDTH, INNER, VOCABULARY = 64, 32, 5
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": WIDTH,
-    "intermediate_size": INNER,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": VOCABULARY,
-}
-TOKENIZER = {"model": {"vocab": {"a": 0, "b": 1, "▁c": 2}}, "added_tokens": [{"id": 3, "content": "<|▁d|>"}]}
-KEYS: dict[str, Any] = {
-    "general.architecture": "llama",
-    "general.file_type": 7,
-    "quantize.imatrix.dataset": "calibration.txt",
-    "llama.block_count": 1,
-    "llama.embedding_length": WIDTH,
-    "llama.feed_forward_length": INNER,
-    "llama.attention.head_count": 4,
-    "llama.attention.head_count_kv": 2,
-    "tokenizer.ggml.tokens": ["a", "b", "▁c", "<| d|>", "[PAD4]"],
-    "tokenizer.ggml.scores": [0.0] * VOCABULARY,
-    "tokenizer.ggml.token_type": [1] * VOCABULARY,
-    "tokenizer.chat_template": "{{ x }}",
-}
-F32, Q8_0 = (0, 4, 1), (8, 34, 32)  # number, and bytes of so many weights
-TENSORS: dict[str, tuple] = {
-    "token_embd.weight": ((WIDTH, VOCABULARY), Q8_0),
-    "blk.0.ffn_up.weight": ((WIDTH, INNER), Q8_0),
-    "output_norm.weight": ((WIDTH,), F32),
-}
-
-
-def encode(key: str, value: Any) -> bytes:
-    """A key of GGUF with a value: int and float in 32 bits."""
-    if isinstance(value, list) and value and isinstance(value[0], str):
-        return gguf_texts(key, *value)
-    if isinstance(value, list):
-        kind, layout = (6, "<f") if value and isinstance(value[0], float) else (5, "<i")
-        return gguf_array(key, kind, *(struct.pack(layout, each) for each in value))
-    if isinstance(value, str):
-        return gguf_key(key, 8, gguf_text(value))
-    return gguf_key(key, 6, struct.pack("<f", value)) if isinstance(value, float) else gguf_key(key, *number(value))
-
-
-def number(value: int) -> tuple[int, bytes]:
-    return (4, struct.pack("<I", value)) if value < 2**32 else (10, struct.pack("<Q", value))
-
-
-def write(path: Path, keys: dict[str, Any] | None = None, *names: str, more: tuple[bytes, ...] = ()) -> Path:
-    """A GGUF file of this model, with the tensors of these names or all; a key that is None is left out."""
-    said = {key: value for key, value in (KEYS | (keys or {})).items() if value is not None}
-    stored, data = [], b""
-    for name in names or TENSORS:
-        dimensions, (kind, nbytes, block) = TENSORS[name]
-        stored.append(gguf_tensor(name, dimensions, kind, len(data)))
-        size = prod(dimensions) * nbytes // block
-        data += bytes(size + -size % 32)
-    return gguf_with(path, (*more, *(encode(*pair) for pair in said.items())), tuple(stored), data)
-
-
-def write_parts(folder: Path) -> list[Path]:
-    """The same in two files."""
-    paths = []
-    for part, names in enumerate((["token_embd.weight", "blk.0.ffn_up.weight"], ["output_norm.weight"])):
-        said = gguf_key("split.no", 2, struct.pack("<H", part)), gguf_key("split.count", 2, struct.pack("<H", 2))
-        said += (gguf_key("split.tensors.count", 5, struct.pack("<i", 3)),)
-        paths.append(write(folder / f"this-0000{part + 1}-of-00002.gguf", None, *names, more=said))
-    return paths
+__all__ = ["fetch_prebuilt"]  # a fixture
 
 
 @pytest.fixture
@@ -108,20 +39,8 @@ def theirs(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def fetch(run_program: Callable, model: Path, tmp_path: Path) -> Callable[..., str]:
-    """Run the program; what it said, in one line where it did not take the artifact, and then nothing is there."""
-
-    def run(artifact: object, *more: object, good: bool = False, **environment: str) -> str:
-        words = "--model", model, *more, "--layout", "gguf", "--format", "theirs", "--engine", "llama_cpp"
-        result = run_program("fetch.prebuilt", artifact, tmp_path / "out", *words, **environment)
-        assert (result.returncode == 0) == good, result.stderr
-        if not good:
-            assert not (tmp_path / "out").exists()
-            assert not list(tmp_path.glob(".out*"))
-            assert len(result.stderr.splitlines()) == 1
-        return result.stderr
-
-    return run
+def fetch(fetch_prebuilt: Callable[..., str]) -> Callable[..., str]:
+    return lambda artifact, *more, **words: fetch_prebuilt(artifact, "gguf", *more, **words)
 
 
 @pytest.mark.parametrize("named", ["the folder", "the file"])
@@ -167,7 +86,7 @@ def test_a_part_that_is_missing(fetch: Callable, theirs: Path) -> None:
     assert fetch(theirs) == f"error: {paths[1]}: is missing, one of 2 files; download it\n"
 
 
-def test_which_file_is_meant(fetch: Callable, theirs: Path) -> None:
+def test_one_file_must_be_meant(fetch: Callable, theirs: Path) -> None:
     assert fetch(theirs) == f"error: {theirs}: holds no .gguf file; name a .gguf file as path\n"
     write(theirs / "a.gguf")
     write_parts(theirs)
@@ -185,10 +104,10 @@ def test_hashes_that_lie_beside_it(fetch: Callable, theirs: Path) -> None:
     path = write(theirs / "a.gguf")
     recorded = {"a.gguf": {"sha256": "0" * 64}}
     (theirs / "quantmill.json").write_text(json.dumps({"source": {}, "files": recorded}))
-    assert f"{path}: has not the SHA-256 that quantmill.json beside it names; fetch it again" in fetch(path)
+    assert f"{path}: does not have the SHA-256 that quantmill.json next to it names; fetch it again" in fetch(path)
 
 
-def test_what_is_refused_has_the_name_that_the_user_gave_it(fetch: Callable, theirs: Path) -> None:
+def test_a_refusal_names_the_users_own_path(fetch: Callable, theirs: Path) -> None:
     path = write(theirs / "a.gguf", {"llama.block_count": 2})
     assert fetch(path) == f"error: {path}: is another model: its block_count is 2, this model's 1\n"
 
@@ -205,7 +124,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"llama.attention.head_count_kv": None}, "is another model: its attention.head_count_kv is 4, this model's 2"),
     ({"tokenizer.ggml.tokens": list("abcdef")}, "is another model: its number of tokens is 6, this model's 5"),
     ({"tokenizer.ggml.tokens": None}, "is another model: its number of tokens is None, this model's 5"),
-    ({"tokenizer.ggml.tokens": "abcde", "llama.vocab_size": 5}, "its tokenizer.ggml.tokens is no array of texts"),
+    ({"tokenizer.ggml.tokens": "abcde", "llama.vocab_size": 5}, "its tokenizer.ggml.tokens is not an array of texts"),
     ({"tokenizer.ggml.tokens": list("abcde")}, "has another vocabulary: its token 2 is 'c', this model's '▁c'"),
     (
         {"tokenizer.ggml.tokens": ["a", "b", " c", "<|d|>", "e"]},
@@ -292,9 +211,9 @@ def test_experts_count_as_far_as_they_are_used(theirs: Path, model: Path, monkey
 
 def test_what_the_gate_reads(theirs: Path) -> None:
     write(theirs / "model.gguf")
-    assert gguf.gate_layout(theirs, "gguf") == "gguf"
+    assert gguf.gate_layout(theirs) == "gguf"
     write(theirs / "model.gguf", None, "output_norm.weight")
-    assert gguf.gate_layout(theirs, "gguf") == "source"
+    assert gguf.gate_layout(theirs) == "source"
 
 
 def test_a_file_of_the_hub(fetch: Callable, theirs: Path, tmp_path: Path) -> None:
@@ -314,11 +233,8 @@ def test_a_file_of_the_hub(fetch: Callable, theirs: Path, tmp_path: Path) -> Non
             assert source == ["hub", "acme/tiny-gguf", repository.commit, file]
             (tmp_path / "out").rename(tmp_path / f"out {len(names)}")
         said = fetch("acme/tiny-gguf", "--revision=main", "--file=bad.gguf", **cache)
-        assert (
-            said
-            == "error: acme/tiny-gguf/bad.gguf: is big-endian; take the little-endian file, or convert it with "
-            + ("gguf_convert_endian.py\n")
-        )
+        do = "take the little-endian file, or convert it with gguf_convert_endian.py"
+        assert said == f"error: acme/tiny-gguf/bad.gguf: is big-endian; {do}\n"
         known = "name one of bad.gguf, parts/this-00001-of-00002.gguf, parts/this-00002-of-00002.gguf, q8.gguf\n"
         said = fetch("acme/tiny-gguf", "--revision=main", "--file=q4.gguf", **cache)
         assert said == f"error: acme/tiny-gguf: holds no q4.gguf; {known}"

@@ -25,7 +25,7 @@ GROUPS = np.arange(INPUTS) // GROUP
 
 
 def weights() -> np.ndarray:
-    """[outputs, inputs]"""
+    """Return the layer's weights [outputs, inputs]."""
     return ((NUMBERS - ZEROS[GROUPS]) * SCALES.astype(np.float32)[GROUPS]).T
 
 
@@ -68,7 +68,7 @@ def test_gptq(plain: Checkpoint, tmp_path: Path, variant: str, less: int) -> Non
 
 
 @pytest.mark.parametrize("size", [GROUP, -1])
-def test_gptq_without_an_order_of_inputs_has_the_usual_one(tmp_path: Path, plain: Checkpoint, size: int) -> None:
+def test_gptq_without_an_order_of_inputs(tmp_path: Path, plain: Checkpoint, size: int) -> None:
     groups = np.zeros(INPUTS, int) if size < 0 else GROUPS
     zeros, scales = (ZEROS, SCALES) if size > 0 else (ZEROS[:1], SCALES[:1])
     packed = [[word(NUMBERS[low : low + 8, out]) for out in range(OUTPUTS)] for low in range(0, INPUTS, 8)]
@@ -101,7 +101,7 @@ def test_a_tensor_that_is_not_there_is_named(plain: Checkpoint, tmp_path: Path) 
 
 
 def model_bin(folder: Path, matrices: list[np.ndarray]) -> Path:
-    """A CTranslate2 model of int8 matrices, in its binary version 6."""
+    """Write a CTranslate2 model of int8 matrices, in its binary version 6."""
     folder.mkdir()
     data = struct.pack("<IH", 6, 2) + b"x\0" + struct.pack("<II", 1, len(matrices))
     for number, matrix in enumerate(matrices):
@@ -136,13 +136,13 @@ def test_a_matrix_that_the_conversion_changed_is_named(tmp_path: Path) -> None:
         reading(kept.tensors()["h.weight"])
 
 
-def test_a_matrix_that_is_not_quantized_is_the_source_s(tmp_path: Path) -> None:
+def test_an_unquantized_matrix_is_the_sources(tmp_path: Path) -> None:
     kept = source(tmp_path / "source", {"h.weight": MATRIX})
     reading = ct2.read(model_bin(tmp_path / "ct2", [np.ones((3, INPUTS), np.int8)]), kept)
     assert np.array_equal(reading(kept.tensors()["h.weight"]), MATRIX)
 
 
-def test_the_model_that_is_run_holds_what_was_read(plain: Checkpoint, tmp_path: Path) -> None:
+def test_the_written_model_holds_the_read_weights(plain: Checkpoint, tmp_path: Path) -> None:
     write_model(tmp_path / "run", plain, lambda tensor: np.full(tensor.shape, 0.5), "F32")
     run = shards.find(tmp_path / "run")
     assert run.config() == {"vocab_size": 3}

@@ -32,7 +32,7 @@ def check(reading: layouts.Reading, plain: Checkpoint, expected: np.ndarray) -> 
 
 
 def words(format: str, bits: int = 4, group: int | None = None, **more: object) -> dict[str, object]:
-    """A quantization_config as llm-compressor writes it."""
+    """Return a quantization_config as llm-compressor writes it."""
     weights = {"num_bits": bits, "symmetric": True, "group_size": group, **more}
     return {"config_groups": {"group_0": {"format": format, "weights": weights}}, "quant_method": "compressed-tensors"}
 

@@ -249,7 +249,7 @@ def test_weights_that_somebody_changed_are_no_prebuilt_artifact(hub: Hub, study:
     result = subprocess.run(
         [*map(str, command)], cwd=study.root, env=study.environment(), capture_output=True, text=True, timeout=60
     )
-    reason = "has not the SHA-256 that quantmill.json beside it names; fetch it again"
+    reason = "does not have the SHA-256 that quantmill.json next to it names; fetch it again"
     assert result.stderr == f"error: acme/demo/model.safetensors: {reason}\n"
     assert not (study.root / "out").exists()
 

@@ -31,11 +31,8 @@ def is_mixture(config: Mapping[str, Any]) -> bool:
 
 
 def share_read(name: str, config: Mapping[str, Any]) -> float:
-    """Return the share of a tensor that decoding one token of text reads.
-
-    It is 1, or used / total for experts, or 0 for towers and for tables of which a row is read. `config`: the language
-    model's keys.
-    """
+    """Return the share of a tensor that decoding one token of text reads. It is 1, or used / total for experts, or 0
+    for towers and for tables of which a row is read. `config`: the language model's keys."""
     if reads_more_than_text(name) or name.endswith(ROWS):
         return 0
     if not any(part in name for part in EXPERT_PARTS):

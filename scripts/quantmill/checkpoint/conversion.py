@@ -22,14 +22,7 @@ WRITERS: dict[str, Callable[..., None]] = {"safetensors": safetensors_file.write
 
 
 def parser(doc: str) -> argparse.ArgumentParser:
-    """The arguments of a program that converts a checkpoint's folder."""
-
-    def size(text: str) -> int:
-        try:
-            return sharding.parse_size(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
+    """Return the arguments of a program that converts a checkpoint's folder."""
     arguments = program.parser(doc)
     arguments.add_argument("src", type=Path, help="folder of the model")
     arguments.add_argument("dst", type=Path, help="folder to write")
@@ -41,13 +34,14 @@ def parser(doc: str) -> argparse.ArgumentParser:
     arguments.add_argument(
         "--share",
         action="store_true",
-        help="SRC is an artifact of a workflow: hold its files against its manifest, and share their bytes with DST",
+        help="SRC is an artifact of a workflow: check its files against its manifest, and share their bytes with DST",
     )
-    arguments.add_argument("--max-shard-size", type=size, help="cut the weights anew, e.g. 5GB; default: as they are")
+    size = "split the weights anew, e.g. 5GB; default: as they are"
+    arguments.add_argument("--max-shard-size", type=sharding.parse_size, help=size)
     return arguments
 
 
-def publish_converted(
+def write_converted(
     source: Checkpoint,
     tensors: Mapping[str, Tensor],
     form: str,
@@ -59,23 +53,24 @@ def publish_converted(
     wrapper: str = "",
     left_out: Mapping[str, list[str]] | None = None,
 ) -> None:
-    """Publish a folder with these tensors of a checkpoint in a form, and its other files as they are.
+    """Write a folder with tensors of a checkpoint in a form, and the checkpoint's other files as they are.
 
     Args:
-        tool: the program's name; linked: the weight files need no change, and are copied or shared.
-        only_finite: refuse NaN and infinity, in safetensors. wrapper: what was taken off the tensors' names.
+        form: `safetensors` or `bin`; options: of `parser`; tool: the program's name for the manifest.
+        linked: the weight files need no change, and are copied or shared.
+        only_finite: refuse NaN and infinity; for safetensors.
+        wrapper: the prefix that was removed from the tensors' names.
         left_out: tensors that the model does not use, as the manifest names them.
     """
     ordered = list(tensors.values())
     origin = manifest.read(options.src)["source"] if (options.src / manifest.NAME).exists() else {}
-    groups = (
-        sharding.split(ordered, options.max_shard_size) if options.max_shard_size else sharding.group_by_file(ordered)
-    )
+    limit = options.max_shard_size
+    groups = sharding.split(ordered, limit) if limit else sharding.group_by_file(ordered)
     for group in groups:
         if len(group) > torch_zip.MAX_TENSORS_A_FILE and not linked:
             raise UserError(
                 f"{options.src}: {len(group)} tensors would come into one file, and {torch_zip.MAX_TENSORS_A_FILE} is "
-                "the most; cut the weights with --max-shard-size"
+                "the most; split the weights with --max-shard-size"
             )
     read_here = {file.name for file in source.files} if linked and only_finite else set()
     recorded = manifest.read_checked(options.src, read_here) if options.share else {}
@@ -94,12 +89,11 @@ def publish_converted(
                 checks = {"verify": options.verify, "hash": options.verify, "only_finite": only_finite}
                 hashes = convert(groups, folder, form, **checks, progress=bar.update)
         for path in source.others():
-            config = source.config() if path.name == "config.json" else None
-            if portable.config(config) != config:
-                (folder / path.name).write_text(json.dumps(portable.config(config), indent=2) + "\n", encoding="utf-8")
+            if path.name == "config.json" and (config := portable.config(source.config())) != source.config():
+                (folder / path.name).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
             else:
                 clone_or_copy(path, folder / path.name)
-        parameters = {"verify": options.verify, "max_shard_size": options.max_shard_size, "finite": only_finite}
+        parameters = {"verify": options.verify, "max_shard_size": limit, "finite": only_finite}
         manifest.write(
             folder,
             format=form,
@@ -123,20 +117,20 @@ def convert(
     only_finite: bool = False,
     progress: Callable[[int], None] = lambda count: None,
 ) -> dict[str, str | None]:
-    """Write a file for each group of tensors, several at a time, and the index; return the SHA-256 of each weight file.
+    """Write a file for each group of tensors, several at a time, and the index. Return the SHA-256 of each weight file.
 
     Args:
         form: `safetensors` or `bin`.
-        verify: check the CRC of every member of source files that are zips, read back what was written, compare it
-            byte by byte, and flush it to the disk.
-        hash: compute the SHA-256; else it is None.
-        only_finite: refuse NaN and infinity, in safetensors.
+        verify: check the CRC of every member of zips among the sources, read back what was written, compare it byte by
+            byte, and flush it to the disk.
+        hash: compute the SHA-256; otherwise it is None.
+        only_finite: refuse NaN and infinity; for safetensors.
         progress: called with the number of bytes just written.
 
-    Raises `UserError` where a source file is damaged or a weight no number, OSError where what was written is not what
-    was read.
+    Raises `UserError` for a damaged source file or a weight that is not finite, and OSError if a written file differs
+    from its source.
     """
-    checks: dict[str, set[Path]] = {}  # each source file is checked with the first group that it holds tensors of
+    checks: dict[str, set[Path]] = {}  # each source file is checked with the first group that has tensors of it
     for tensors in groups:
         sources = {tensor.path for tensor in tensors if tensor.path.suffix == ".bin"}
         checks[tensors[0].name] = sources.difference(*checks.values())
@@ -158,15 +152,15 @@ def convert(
 
 
 def hash_files(groups: Sequence[Sequence[Tensor]], folder: Path) -> dict[str, str | None]:
-    """SHA-256 of each file of `folder`, a link or a copy of the one that a group of tensors is. Raises `UserError`
-    where a weight is NaN or infinite."""
+    """Return the SHA-256 of each file of `folder`, a link to or a copy of the file of one group. Raises `UserError` for
+    a weight that is NaN or infinite."""
     paths = [folder / tensors[0].path.name for tensors in groups]
     with ThreadPoolExecutor(manifest.HASHERS) as workers:
         return {path.name: found for path, found in zip(paths, workers.map(finite.sha256, paths, groups), strict=True)}
 
 
 def compare(tensors: Sequence[Tensor], path: Path, form: str) -> None:
-    """Read a written file and raise OSError where it holds other tensors, or other bytes in them, than it should."""
+    """Read a written file. Raises OSError if its tensors or their bytes differ from the source's."""
     written = shards.READERS[form](path)
     wrong = {tensor.name for tensor in tensors} ^ set(written)
     wrong |= {
@@ -177,13 +171,11 @@ def compare(tensors: Sequence[Tensor], path: Path, form: str) -> None:
 
 
 def drop_tied(config: dict, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Leave lm_head out where the config ties it to the embeddings, and check that the checkpoint agrees.
-
-    transformers 5 initialises a head at random where it is missing and not tied, and silently unties heads that differ.
-    Classes of a repository's own (`auto_map`) need not know the tie: their heads stay.
-    """
+    """Leave out an lm_head that the config ties to the embeddings, after checking that the checkpoint agrees.
+    transformers 5 initialises a missing head at random if it is not tied, and silently unties heads that differ.
+    Classes of a repository's own (`auto_map`) may not know the tie, so their heads stay."""
     head, embeddings = tensors.get(HEAD), tensors.get(EMBEDDINGS)
-    tied = config.get("tie_word_embeddings")  # where it is absent, the model's class decides, and only it knows
+    tied = config.get("tie_word_embeddings")  # if absent, the model's class decides
     causal = "ForCausalLM" in str(config.get("architectures")) and "auto_map" not in config
     quantized = any(name.startswith("lm_head.") for name in tensors)  # EXL3's head has other names
     if tied is False and not quantized and embeddings is not None and causal:

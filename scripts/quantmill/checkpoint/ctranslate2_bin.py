@@ -1,6 +1,6 @@
-"""The contents of a CTranslate2 model.bin: names, dtypes and sizes of its variables, and further names of these.
+"""The contents of a CTranslate2 model.bin: names, dtypes and sizes of its variables, and their aliases.
 
-The layout is that of ctranslate2/specs/model_spec.py, ModelSpec._serialize, binary version 6: a version, the model's
+The format is that of ctranslate2/specs/model_spec.py, ModelSpec._serialize, binary version 6: a version, the model's
 name and revision, then the variables (name, rank, dimensions, dtype, bytes, data) and the aliases.
 """
 
@@ -25,8 +25,8 @@ HEAD = "decoder/projection/weight"
 
 @dataclass(frozen=True)
 class Variable:
-    """One stored array: its dtype's name, its shape, and the byte in the file where its `nbytes` begin; the value of
-    one without dimensions."""
+    """A stored array: its dtype's name, its shape, and where its `nbytes` start in the file. `value`: that of a
+    scalar."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -42,7 +42,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a model.bin holds: the name and revision of its layout, its variables by name, and alias -> variable."""
+    """A model.bin: the name and revision of its specification, its variables by name, and alias -> variable."""
 
     spec: str
     revision: int
@@ -51,11 +51,9 @@ class Contents:
 
 
 def read(path: Path) -> Contents:
-    """The headers of a model.bin; no array is read.
-
-    Raises `UserError` where the file has another version, is cut off or goes on after its end, contradicts itself, has
-    a name twice, an empty variable or one of an unknown dtype, or more variables than a model has.
-    """
+    """Read the headers of a model.bin; no array is read. Raises `UserError` if the file has another version, is cut
+    off, continues after its end or contradicts itself, or if it has a name twice, an empty variable, an unknown dtype,
+    or more variables than any model."""
     try:
         with open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -71,7 +69,7 @@ def read(path: Path) -> Contents:
             for _ in range(count):
                 name = _string(file)
                 if name in variables:
-                    raise UserError(f"{path}: {name!r:.80} stands twice; build it again")
+                    raise UserError(f"{path}: {name!r:.80} occurs twice; build it again")
                 variables[name] = _variable(path, file, name)
                 if file.tell() > size:
                     raise EOFError
@@ -81,23 +79,24 @@ def read(path: Path) -> Contents:
             for _ in range(count):
                 name, target = _string(file), _string(file)
                 if name in variables or name in aliases:
-                    raise UserError(f"{path}: {name!r:.80} stands twice; build it again")
-                if target not in variables:  # the engine leaves such an alias out without a word
-                    raise UserError(f"{path}: {name!r:.80} is an alias of {target!r:.80}, which is no variable")
+                    raise UserError(f"{path}: {name!r:.80} occurs twice; build it again")
+                if target not in variables:  # the engine silently ignores such an alias
+                    raise UserError(f"{path}: {name!r:.80} is an alias of {target!r:.80}, which is not a variable")
                 aliases[name] = target
             if file.tell() != size:
                 raise UserError(f"{path}: goes on for {size - file.tell()} bytes after its end; build it again")
             return Contents(spec, revision, variables, aliases)
     except (EOFError, struct.error, UnicodeDecodeError):
-        raise UserError(f"{path}: cut off, or no CTranslate2 model; build it again") from None
+        raise UserError(f"{path}: cut off, or not a CTranslate2 model; build it again") from None
 
 
 def bytes_per_token(variables: dict[str, Variable], compute_type: str | None = None) -> int:
-    """Bytes of weights that one decoded token reads: all but the embedding table, unless it is the output head too.
+    """Return the bytes of weights that decoding one token reads: all but the embedding table, unless it is also the
+    head.
 
     Args:
-        compute_type: CTranslate2's name of what it multiplies in, to which it turns weights while it loads them; None:
-            as they are stored.
+        compute_type: CTranslate2's name of the type that it multiplies in and converts weights to at load; None: as
+            stored.
     """
     tied = HEAD not in variables
     return sum(
@@ -108,7 +107,7 @@ def bytes_per_token(variables: dict[str, Variable], compute_type: str | None = N
 
 
 def _loaded_bytes(name: str, variable: Variable, compute_type: str) -> int:
-    """Bytes of a variable once loaded: matrices have the integer's width where the type has one."""
+    """Return the bytes of a variable once loaded. Matrices have the integer's width if the type has one."""
     integer, _, floating = compute_type.rpartition("_")
     if compute_type in ("int8", "int16"):
         integer, floating = compute_type, "float32"
@@ -119,11 +118,11 @@ def _loaded_bytes(name: str, variable: Variable, compute_type: str) -> int:
 
 def _check_count(path: Path, count: int, of: str) -> None:
     if count > MAX_VARIABLES:  # a header of each is 20 bytes, and takes 300 here
-        raise UserError(f"{path}: tells of {count} {of}, which no model has; refused")
+        raise UserError(f"{path}: claims {count} {of}, which no model has; refused")
 
 
 def _variable(path: Path, file: BinaryIO, name: str) -> Variable:
-    """The header of one variable; leaves the file at the end of its data."""
+    """Read the header of one variable. The file is then at the end of its data."""
     (rank,) = _unpack(file, "<B")
     shape = _unpack(file, f"<{rank}I")
     dtype, nbytes = _unpack(file, "<BI")

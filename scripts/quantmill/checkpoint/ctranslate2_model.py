@@ -1,8 +1,8 @@
-"""Proof that CTranslate2 can run a model.bin: every variable's shape, type and count follow from the model's sizes.
+"""Check that CTranslate2 can run a model.bin: every variable's shape, type and count follow from the model's sizes.
 
-The engine looks variables up by name and believes them. It compares no shapes, so a layer norm of 255 for 256 makes it
-read memory that is not the model's, and it takes names of its own making (`weight_packed`) from the file. The rules
-here are those of the decoder of CTranslate2 4 (specs/transformer_spec.py, specs/attention_spec.py).
+The engine looks variables up by name and compares no shapes: with a layer norm of 255 instead of 256 it reads memory
+outside the model. It also takes names that it creates itself (`weight_packed`) from the file. The rules here are those
+of the decoder of CTranslate2 4 (specs/transformer_spec.py, specs/attention_spec.py).
 """
 
 import math
@@ -16,7 +16,7 @@ from quantmill.common.model_config import of_text
 from quantmill.common.program import UserError
 
 MODEL, CONFIG, VOCABULARY = "model.bin", "config.json", "vocabulary.json"
-SPEC, REVISIONS = "TransformerDecoderSpec", range(2, 9)  # of the first one the names were others
+SPEC, REVISIONS = "TransformerDecoderSpec", range(2, 9)  # the first one had other names
 INTEGERS, FLOATS = ("int8", "int16", "int32"), ("float32", "float16", "bfloat16")
 LARGEST = 2**31 - 1
 ACTIVATIONS, SCALING_TYPES = range(7), range(3)  # common_spec.Activation, attention_spec.RotaryScalingType
@@ -30,7 +30,7 @@ NORMS = (
     PARALLEL,
     {*PARALLEL, "pre_feedforward_layer_norm", "post_feedforward_layer_norm"},
 )
-# sizes and what families of models call them
+# sizes, and their keys in config.json of several families
 WORDS = {
     "vocabulary": ("vocab_size",),
     "width": ("hidden_size", "n_embd", "d_model"),
@@ -44,13 +44,13 @@ WORDS = {
 
 
 def check(folder: Path, config: Mapping[str, Any] | None = None) -> dict[str, Variable]:
-    """The variables of an artifact that CTranslate2 can run, by name.
+    """Return the variables, by name, of an artifact that CTranslate2 can run.
 
     Args:
-        config: config.json of the model that it was made of; None: the sizes need only agree with one another.
+        config: config.json of the model that was converted; None: the sizes need only agree with one another.
 
-    Raises `UserError` by the name of the first variable that is not what the sizes make it, that is missing, or that
-    the engine does not know; or where config.json or vocabulary.json do not fit.
+    Raises `UserError` that names the first variable that is missing, unknown or contradicts the sizes, and for a
+    config.json or vocabulary.json that does not fit.
     """
     path = folder / MODEL
     contents = ctranslate2_bin.read(path)
@@ -62,7 +62,7 @@ def check(folder: Path, config: Mapping[str, Any] | None = None) -> dict[str, Va
     decoder = _Decoder(path, contents, of_text(config or {}))
     decoder.check()
     tokens = shards.read_list(folder / VOCABULARY, selection.MAX_BYTES)
-    if len(tokens) != decoder.vocabulary:  # a token is found by its place
+    if len(tokens) != decoder.vocabulary:  # tokens are found by their place
         raise UserError(
             f"{folder / VOCABULARY}: has {len(tokens)} tokens, and {MODEL} has {decoder.vocabulary}; convert it again"
         )
@@ -70,14 +70,14 @@ def check(folder: Path, config: Mapping[str, Any] | None = None) -> dict[str, Va
 
 
 class _Decoder:
-    """A walk through all variables, each of which is taken once; what is left is not known to the engine."""
+    """A walk through all variables that takes each one once; those that remain are unknown to the engine."""
 
     def __init__(self, path: Path, contents: ctranslate2_bin.Contents, config: Mapping[str, Any]) -> None:
         self.path, self.config = path, config
         self.left = dict(contents.variables)
         for alias, target in contents.aliases.items():
             self.left[alias] = contents.variables[target]
-            if (scale := f"{target}_scale") in contents.variables:  # the engine gives the alias the scale too
+            if (scale := f"{target}_scale") in contents.variables:  # the engine aliases the scale too
                 self.left.setdefault(f"{alias}_scale", contents.variables[scale])
         self.scopes = {name.rpartition("/")[0] for name in self.left}
         self.vocabulary = 0
@@ -86,11 +86,11 @@ class _Decoder:
         return UserError(f"{self.path}: decoder/{name!s:.120} {what}; convert the model again")
 
     def has(self, scope: str) -> bool:
-        """Whether there is a variable right in this scope."""
+        """Return whether this scope itself holds a variable."""
         return f"decoder/{scope}" in self.scopes
 
     def told(self, size: str, value: int, name: str) -> int:
-        """A size that variable `name` has. Raises `UserError` where config.json has others alone."""
+        """Return a size that variable `name` has. Raises `UserError` if config.json names only others."""
         words = {word: self.config[word] for word in WORDS[size] if isinstance(self.config.get(word), int)}
         if words and value not in words.values():
             word, mine = next(iter(words.items()))
@@ -98,7 +98,7 @@ class _Decoder:
         return value
 
     def scalar(self, name: str, low: float, high: float, default: float | None = None, floats: bool = False) -> float:
-        """A number that the engine reads, from `low` to `high`; `default` is its own where there is none."""
+        """Return a number from `low` to `high` that the engine reads; `default` is the engine's own if it is absent."""
         found = self.left.pop(f"decoder/{name}", None)
         if found is None:
             if default is None:
@@ -107,16 +107,16 @@ class _Decoder:
         kinds = (*INTEGERS, *FLOATS) if floats else INTEGERS
         if found.shape or found.dtype not in kinds or found.value is None:
             raise self.refuse(name, f"should be a number of {', '.join(kinds)}, and is {self.described(found)}")
-        if not low <= found.value <= high:  # NaN is not either
+        if not low <= found.value <= high:  # NaN fails both
             raise self.refuse(name, f"is {found.value:g}, which is not from {low:g} to {high:g}")
         return found.value
 
     def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
-        """The same of a whole number."""
+        """Return a whole number; see `scalar`."""
         return int(self.scalar(name, low, high, default))
 
     def array(self, name: str, shape: tuple[int, ...], kinds: tuple[str, ...] = FLOATS, needed: bool = True) -> bool:
-        """Whether an array is there, which then has this shape and one of these dtypes."""
+        """Return whether an array exists. Raises `UserError` for another shape or dtype."""
         found = self.left.pop(f"decoder/{name}", None)
         if found is None and needed:
             raise self.refuse(name, "is missing")
@@ -129,7 +129,7 @@ class _Decoder:
         return f"{list(variable.shape)} of {variable.dtype}"
 
     def rows(self, name: str) -> int:
-        """Rows of a matrix, which no other variable tells."""
+        """Return the rows of a matrix that no other variable gives."""
         found = self.left.get(f"decoder/{name}")
         if found is None:
             raise self.refuse(name, "is missing")
@@ -138,20 +138,20 @@ class _Decoder:
         return found.shape[0]
 
     def matrix(self, scope: str, rows: int, columns: int) -> None:
-        """A matrix, with scales where it is quantized and without where it is not: a scale of its own that the engine
-        found would be taken for that of its own quantization."""
+        """Check a matrix: with scales if it is quantized, and without if not. The engine would mistake other scales for
+        those of its own quantization."""
         found = self.left.get(f"decoder/{scope}/weight")
         self.array(f"{scope}/weight", (rows, columns), ("int8", "int16", *FLOATS))
         if found is not None and found.dtype in ("int8", "int16"):
             self.array(f"{scope}/weight_scale", (rows,) if found.dtype == "int8" else (), ("float32",))
 
     def linear(self, scope: str, rows: int, columns: int) -> bool:
-        """A matrix and perhaps a bias; whether it has one."""
+        """Check a matrix and an optional bias. Return whether it has one."""
         self.matrix(scope, rows, columns)
         return self.array(f"{scope}/bias", (rows,), needed=False)
 
     def norm(self, scope: str, width: int) -> bool:
-        """A norm; whether it has a beta, without which the engine calculates another norm."""
+        """Check a norm. Return whether it has a beta, without which the engine computes another kind of norm."""
         self.array(f"{scope}/gamma", (width,))
         self.flag(f"{scope}/layer_norm_use_residual")
         return self.array(f"{scope}/beta", (width,), needed=False)
@@ -160,7 +160,7 @@ class _Decoder:
         return self.integer(name, 0, 1, default)
 
     def check(self) -> None:
-        """Raises `UserError` by the name of the first variable that is wrong."""
+        """Raise `UserError` that names the first wrong variable."""
         heads = self.told("heads", self.integer("num_heads", 1, LARGEST), "num_heads")
         pre_norm = self.integer("pre_norm", 0, 1)
         self.integer("activation", ACTIVATIONS[0], ACTIVATIONS[-1])
@@ -187,7 +187,7 @@ class _Decoder:
         for number, layer in enumerate(found):
             if layer.extras != found[0].extras:
                 (name, *_) = sorted(layer.extras ^ found[0].extras)
-                raise self.refuse(f"layer_{number}", f"differs from layer_0: one of the two alone has {name}")
+                raise self.refuse(f"layer_{number}", f"differs from layer_0: only one of the two has {name}")
         betas |= {f"layer_0/{name}": f"{name}/beta" in found[0].extras for name in found[0].norms}
         if len(set(betas.values())) > 1:
             (name, *_) = sorted(name for name, has in betas.items() if not has)
@@ -198,17 +198,17 @@ class _Decoder:
             self.array("position_encodings/encodings", (places, width))
         if self.left:
             name = min(self.left).removeprefix("decoder/")
-            raise self.refuse(name, "is nothing that CTranslate2's decoder has")
+            raise self.refuse(name, "is unknown to CTranslate2's decoder")
 
     def outer_norms(self, pre_norm: int) -> list[str]:
-        """The norms outside of layers: of embeddings where there is one, and the last, without which only models come
-        whose layers end with a norm, or that say so."""
+        """Return the norms outside of layers: that of the embeddings if it exists, and the last one. Only models whose
+        layers end with a norm, or whose config says so, lack the last."""
         needed = pre_norm and not self.config.get("_remove_final_layer_norm")
         last = ["layer_norm"] if needed or self.has("layer_norm") else []
         return last + (["layernorm_embedding"] if self.has("layernorm_embedding") else [])
 
     def layers(self) -> int:
-        """Number of layers: from 0 on, without a gap."""
+        """Return the number of layers, which are numbered from 0 without gaps."""
         places = {name.split("/")[1] for name in self.left if name.startswith("decoder/layer_")}
         count = next(number for number in range(len(places) + 1) if f"layer_{number}" not in places)
         if not count:
@@ -217,10 +217,8 @@ class _Decoder:
 
 
 class _Layer:
-    """One layer, whose variables are taken from its decoder's.
-
-    `extras`: names of what a layer may have or not, which all layers have alike. `norms`: its norms' scopes.
-    """
+    """A layer, whose variables are taken from its decoder's. `extras`: names of optional parts, which all layers must
+    share. `norms`: the scopes of its norms."""
 
     def __init__(self, decoder: _Decoder, scope: str, width: int, heads: int, window: int) -> None:
         self.decoder, self.scope = decoder, scope
@@ -253,7 +251,7 @@ class _Layer:
             self.extras.add("ffn/linear_0_noact")
 
     def attention(self, width: int, heads: int, window: int) -> bool:
-        """Check the attention; whether positions are rotated."""
+        """Check the attention. Return whether it uses rotary embeddings."""
         decoder, scope = self.decoder, f"{self.scope}/self_attention"
         of_keys = decoder.integer(f"{scope}/num_heads_kv", 1, heads, heads)
         decoder.told("heads of keys", of_keys, f"{scope}/num_heads_kv")
@@ -276,7 +274,7 @@ class _Layer:
         return self.positions(scope, size)
 
     def positions(self, scope: str, size: int) -> bool:
-        """Check what rotates positions in heads of this size; whether anything does."""
+        """Check the rotary embeddings of heads of this size. Return whether there are any."""
         decoder = self.decoder
         rotates = f"decoder/{scope}/rotary_dim" in decoder.left
         rotated = decoder.integer(f"{scope}/rotary_dim", 0, size, 0) or size

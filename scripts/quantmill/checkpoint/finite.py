@@ -1,4 +1,4 @@
-"""Find weights that are no numbers: every tensor is read, also what no text would use."""
+"""Find weights that are NaN or infinite. Every tensor is read, including those that no text would use."""
 
 import hashlib
 import io
@@ -12,8 +12,8 @@ from quantmill.checkpoint.copying import write_all
 from quantmill.checkpoint.tensor import DTYPE_BYTES, Tensor
 from quantmill.common.program import UserError
 
-# dtype -> integers of its parts' width, and the least bit pattern, without the sign, of what is no number: an exponent
-# of ones alone, but for F8_E4M3, which has no infinities, and F8_E8M0, which has no sign and one such pattern
+# dtype -> integers of its parts' width, and the least bit pattern, without the sign, of NaN and infinity: all bits of
+# the exponent are set. F8_E4M3 has no infinities; F8_E8M0 has no sign and one NaN.
 PATTERNS = {
     "F64": ("<i8", 0x7FF0000000000000),
     "F32": ("<i4", 0x7F800000),
@@ -27,11 +27,9 @@ PATTERNS = {
 
 
 def first_not_finite(data: memoryview, dtype: str) -> int | None:
-    """The first element of little-endian bytes that is NaN or infinite; None where all are numbers.
-
-    As integers the bit patterns of such elements are the largest ones, the negative's among the unsigned: two maxima
-    find them, of any type at the speed of the cache (numpy's isfinite takes 20 times as long for float16).
-    """
+    """Return the first element of little-endian bytes that is NaN or infinite; None if all are finite. As integers, the
+    bit patterns of such elements are the largest ones, of negative elements among the unsigned. Two maxima find them
+    for any type at the speed of the cache; numpy's isfinite takes 20 times as long for float16."""
     if dtype not in PATTERNS or not data:
         return None
     kind, least = PATTERNS[dtype]
@@ -45,18 +43,18 @@ def first_not_finite(data: memoryview, dtype: str) -> int | None:
 
 
 def copy(tensor: Tensor, target: io.FileIO) -> None:
-    """Append a tensor's elements to a file, as `copying.copy`. Raises `UserError` where one is NaN or infinite."""
+    """Append a tensor's elements to a file, as `copying.copy`. Raises `UserError` for NaN and infinity."""
     for chunk in _finite_chunks(tensor, tensor):
         write_all(target, chunk)
 
 
 def sha256(path: Path, tensors: Iterable[Tensor]) -> str:
-    """SHA-256 of a safetensors file, checked by the way: what costs is to read it.
+    """Return the SHA-256 of a safetensors file; check for NaN and infinity in the same pass, since reading dominates.
 
     Args:
-        tensors: all that it holds, whose own paths, which errors name, may be those of another copy.
+        tensors: all that the file holds. Errors name their paths, which may be those of another copy.
 
-    Raises `UserError` where one is NaN or infinite.
+    Raises `UserError` for NaN and infinity.
     """
     ordered = sorted(tensors, key=lambda tensor: (tensor.start, tensor.nbytes))
     with path.open("rb") as file:
@@ -74,7 +72,7 @@ def _finite_chunks(named: Tensor, read: Tensor) -> Iterator[memoryview]:
         if found is not None:
             where = [int(index) for index in np.unravel_index(place + found, read.shape)]
             raise UserError(
-                f"{named.path}: {named.name} is NaN or infinite at {where}, which is no weight; download it again"
+                f"{named.path}: {named.name} is NaN or infinite at {where}, which is not a weight; download it again"
             )
         yield chunk
         place += len(chunk) // DTYPE_BYTES[read.dtype]

@@ -13,12 +13,12 @@ CAST = {"F32", "BF16", "F64"}  # what becomes F16; integers and booleans stay
 
 
 class BeyondFloat16(UserError):
-    """A tensor holds a weight that float16 has no number for."""
+    """A tensor holds a weight beyond the range of float16."""
 
 
 def stored_dtype(tensor: Tensor) -> str:
-    """The dtype that a tensor has in the artifact. Raises `UserError` for float8: what scales it is another tensor, or
-    somewhere else, and the values alone would make another model."""
+    """Return the dtype that a tensor has in the artifact. Raises `UserError` for float8: its scales are stored
+    elsewhere, and the values alone would make another model."""
     if tensor.dtype.startswith("F8_"):
         raise UserError(
             f"{tensor.path}: {tensor.name} is float8, quantized already; name a model with the original weights"
@@ -27,12 +27,12 @@ def stored_dtype(tensor: Tensor) -> str:
 
 
 def write_float16(tensor: Tensor, target: io.FileIO) -> None:
-    """Append a tensor's elements as float16. Raises `BeyondFloat16` where a finite weight would become infinite."""
+    """Append a tensor's elements as float16. Raises `BeyondFloat16` if a finite weight would become infinite."""
     if tensor.dtype not in CAST:
         copy(tensor, target)
         return
-    for values, rounded in _as_float16(tensor):
-        if np.any(np.isinf(rounded) & np.isfinite(values)):
+    for rounded, overflows in _as_float16(tensor):
+        if overflows:
             raise BeyondFloat16(
                 f"{tensor.path}: {tensor.name} holds weights beyond 65,504, which float16 cannot hold; "
                 "leave the formats that store it in float16 out of this model's formats"
@@ -41,22 +41,21 @@ def write_float16(tensor: Tensor, target: io.FileIO) -> None:
 
 
 def fits(tensor: Tensor) -> bool:
-    """Whether float16 has a number for every finite element of a tensor."""
-    return tensor.dtype not in CAST or not any(
-        np.any(np.isinf(rounded) & np.isfinite(values)) for values, rounded in _as_float16(tensor)
-    )
+    """Return whether all finite elements of a tensor are within the range of float16."""
+    return tensor.dtype not in CAST or not any(overflows for _, overflows in _as_float16(tensor))
 
 
-def _as_float16(tensor: Tensor) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """A tensor's elements, some at a time, as they are and as float16."""
+def _as_float16(tensor: Tensor) -> Iterator[tuple[np.ndarray, bool]]:
+    """Yield a tensor's elements in pieces as float16, and whether a finite element of the piece became infinite."""
     for chunk in tensor.chunks():  # pieces end between elements: `CHUNK` is a multiple of every width
         values = as_float(chunk, tensor.dtype)
         with np.errstate(over="ignore"):
-            yield values, values.astype(np.float16)
+            rounded = values.astype(np.float16)
+        yield rounded, bool(np.any(np.isinf(rounded) & np.isfinite(values)))
 
 
 def as_float(data: memoryview, dtype: str) -> np.ndarray:
-    """Little-endian F64, F32 or BF16 bytes as a float array; bfloat16 is the upper half of a float32."""
+    """Return little-endian F64, F32 or BF16 bytes as a float array. bfloat16 is the upper half of a float32."""
     if dtype == "BF16":
         return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
     return np.frombuffer(data, "<f4" if dtype == "F32" else "<f8")

@@ -1,10 +1,10 @@
-"""The types in which ggml stores weights, by its own numbers and names (ggml.h, ggml-common.h)."""
+"""The types in which ggml stores weights, by ggml's own numbers and names (ggml.h, ggml-common.h)."""
 
 from typing import NamedTuple
 
 
 class Type(NamedTuple):
-    """How ggml stores weights: `block` weights of a row in `nbytes` bytes."""
+    """A ggml type: `block` weights of a row take `nbytes` bytes."""
 
     name: str
     block: int

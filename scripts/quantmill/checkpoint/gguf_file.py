@@ -1,10 +1,10 @@
-"""Read what a GGUF file says of itself: metadata and tensors. No weight is read, and no chat template is rendered.
+"""Read the metadata and the tensor list of a GGUF file. No weight is read, and no chat template is rendered.
 
 A file is "GGUF", its version, the numbers of tensors and of keys; each key with its value; each tensor's name,
 dimensions (the innermost first), type and offset; then the tensors' bytes, each at the next multiple of the alignment.
 
-llama.cpp is C++ and would be the first to see a stranger's file. So this reader refuses what ggml's own (gguf.cpp)
-refuses, and also what could mean one thing to us and another to it.
+llama.cpp is C++ and would otherwise be the first to parse an untrusted file. So this reader refuses what ggml's own
+(gguf.cpp) refuses, and also what the two could read differently.
 """
 
 from dataclasses import dataclass, replace
@@ -32,8 +32,8 @@ MIN_KEY_BYTES, MIN_TENSOR_BYTES = 14, 25  # in the file, for one with a name of 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of a GGUF file: `shape` as numpy orders it, ggml's name of its type, and the byte of the file `path`
-    where its `nbytes` begin."""
+    """A tensor of a GGUF file: `shape` in numpy's order, ggml's name of its type, and where its `nbytes` start in
+    `path`."""
 
     name: str
     shape: tuple[int, ...]
@@ -45,13 +45,13 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Gguf:
-    """What a file says, or the files of a model that was split.
+    """The contents of a file, or of all files of a split model.
 
     Attributes:
-        path: the file, of a split model the first; files: all of them.
+        path: the file, or the first of several; files: all of them.
         metadata: key -> int, float, bool, str, a numpy array of numbers, or `Texts`.
         tensors: name -> `Tensor`, in the order of the files.
-        data_start: the byte of `path` at which its tensors begin.
+        data_start: the byte of `path` at which its tensors start.
     """
 
     path: Path
@@ -64,11 +64,8 @@ class Gguf:
 
 
 def read(path: Path) -> Gguf:
-    """What one file holds.
-
-    Raises `UserError` where it is no GGUF file of version 2 or 3, is big-endian, cut off or damaged, or goes beyond the
-    bounds of this module and of gguf_header.
-    """
+    """Read one file. Raises `UserError` if it is not a little-endian GGUF file of version 2 or 3, is cut off or
+    damaged, or exceeds the bounds of this module or of gguf_header."""
     with open_plain(path) as file:
         header = Header(path, file)
         version, tensors, keys = _counts(header)
@@ -78,7 +75,7 @@ def read(path: Path) -> Gguf:
             metadata[key] = header.value(key)
         alignment = metadata.get("general.alignment", 32)
         if alignment.bit_count() != 1:
-            raise header.refuse(f"its general.alignment is {alignment}, which is no power of two; refused")
+            raise header.refuse(f"its general.alignment is {alignment}, which is not a power of two; refused")
         found: dict[str, Tensor] = {}
         for _ in range(tensors):
             tensor = _tensor(header, found)
@@ -95,19 +92,19 @@ def read(path: Path) -> Gguf:
         padded = _up(end, alignment)
     least = start + end if found else header.position
     if not least <= header.size <= start + padded:
-        raise header.refuse(f"has {header.size} bytes where its header tells of {least}; download it again")
+        raise header.refuse(f"has {header.size} bytes where its header claims {least}; download it again")
     placed = {name: replace(tensor, offset=start + tensor.offset) for name, tensor in found.items()}
     return Gguf(path, version, alignment, metadata, placed, start, (path,))
 
 
 def _counts(header: Header) -> tuple[int, int, int]:
-    """A file's version, number of tensors and number of keys."""
+    """Read a file's version, number of tensors and number of keys."""
     if header.size < 24:
-        raise header.refuse("is no GGUF file; download it again")
+        raise header.refuse("is not a GGUF file; download it again")
     magic, version, tensors, keys = header.unpack("<4sIQQ")
     if magic != MAGIC:
         refuse_pointer(header.path)
-        raise header.refuse(f"is no GGUF file: it begins with {magic!r}; download it again")
+        raise header.refuse(f"is not a GGUF file: it begins with {magic!r}; download it again")
     if version & 0xFFFF == 0:
         raise header.refuse("is big-endian; take the little-endian file, or convert it with gguf_convert_endian.py")
     if version not in VERSIONS:
@@ -118,12 +115,12 @@ def _counts(header: Header) -> tuple[int, int, int]:
         ("keys", keys, min(MAX_KEYS, left // MIN_KEY_BYTES)),
     ):
         if count > bound:
-            raise header.refuse(f"tells of {count} {what}, more than it can hold; download it again")
+            raise header.refuse(f"claims {count} {what}, more than it can hold; download it again")
     return version, tensors, keys
 
 
 def _tensor(header: Header, taken: dict[str, Any]) -> Tensor:
-    """A tensor, its offset counted from the first one's."""
+    """Read a tensor; its offset counts from the first tensor's."""
     name = header.name("tensor", MAX_NAME, taken)
     (rank,) = header.unpack("<I")
     if rank > MAX_DIMENSIONS:
@@ -133,7 +130,7 @@ def _tensor(header: Header, taken: dict[str, Any]) -> Tensor:
         raise header.refuse(f"{name} has impossible dimensions {list(shape)}; download it again")
     number, offset = header.unpack("<IQ")
     if number not in TYPES:
-        raise header.refuse(f"{name} is of type {number}, which ggml has not (any more); convert the model again")
+        raise header.refuse(f"{name} is of type {number}, which ggml does not have (any more); convert the model again")
     stored = TYPES[number]
     row = shape[-1] if shape else 1
     if row % stored.block:
@@ -142,12 +139,12 @@ def _tensor(header: Header, taken: dict[str, Any]) -> Tensor:
 
 
 def _up(place: int, alignment: int) -> int:
-    """The next multiple of the alignment."""
+    """Return the next multiple of the alignment."""
     return -(-place // alignment) * alignment
 
 
 def parts(path: Path) -> list[Path]:
-    """All files of the model of which `path` is one. Raises `UserError` where one is missing."""
+    """Return all files of the model that `path` belongs to. Raises `UserError` if one is missing."""
     found = [path.with_name(name) for name in split_names(path.name)]
     for each in found:
         if not plain_file.is_there(each):
@@ -157,10 +154,8 @@ def parts(path: Path) -> list[Path]:
 
 
 def read_all(path: Path) -> Gguf:
-    """What a model's file holds, or where it was split all its files; `path` is any of them.
-
-    Raises `UserError` where `read` does, where one is missing, or where they are not parts of one model.
-    """
+    """Read a model's file, or all files of a split model; `path` is any of them. Raises `UserError` as `read` does, and
+    if a file is missing or belongs to another model."""
     paths = parts(path)
     first = read(paths[0])
     tensors: dict[str, Tensor] = {}
@@ -172,11 +167,11 @@ def read_all(path: Path) -> Gguf:
             raise UserError(f"{each}: is {mine} by its name and {said[0] + 1} of {said[1]} by its metadata; rename it")
         for name in part.tensors:
             if name in tensors:
-                raise UserError(f"{each}: {name} is also in {tensors[name].path.name}; only one of them can be meant")
+                raise UserError(f"{each}: {name} is also in {tensors[name].path.name}; only one of them can be right")
         tensors |= part.tensors
         if len(tensors) > MAX_TENSORS:
             raise UserError(f"{each}: goes beyond {MAX_TENSORS} tensors, which no model has; refused")
     told = first.metadata.get("split.tensors.count")
     if len(paths) > 1 and told != len(tensors):
-        raise UserError(f"{path}: its files hold {len(tensors)} tensors, and the first tells of {told}; download them")
+        raise UserError(f"{path}: its files hold {len(tensors)} tensors, and the first claims {told}; download them")
     return replace(first, tensors=tensors, files=tuple(paths))

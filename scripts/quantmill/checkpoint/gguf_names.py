@@ -1,4 +1,4 @@
-"""What the files of a GGUF model are called."""
+"""Names of the files of a GGUF model."""
 
 import re
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ SPLIT = re.compile(r"([^.].*)-([0-9]{5})-of-([0-9]{5})\.gguf")  # llama.cpp's ow
 
 
 def split_names(name: str) -> list[str]:
-    """The names of all files of the model of which a file of this name is one; itself alone where it is no part."""
+    """Return the names of all files of the model that a file of this name belongs to; itself if it is not a part."""
     found = SPLIT.fullmatch(name)
     if not found or not 1 <= int(found[2]) <= int(found[3]):
         return [name]
@@ -15,5 +15,5 @@ def split_names(name: str) -> list[str]:
 
 
 def models(names: Iterable[str]) -> list[list[str]]:
-    """The models that files of these names are of, each with all the names that it should have."""
+    """Return the models that files of these names belong to, each with all names that it should have."""
     return [list(model) for model in dict.fromkeys(tuple(split_names(name)) for name in names)]

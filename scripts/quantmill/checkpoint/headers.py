@@ -1,5 +1,5 @@
-"""What a model's folder tells before any library builds a model of it: its config.json and the headers of its weights,
-held against each other. Every program that takes a model from outside reads it here."""
+"""Check a model's config.json against the headers of its weights before any library builds the model. Every program
+that takes a model from outside reads it here."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,12 @@ from quantmill.checkpoint.shards import Checkpoint
 from quantmill.checkpoint.tensor import Tensor, refuse_pointer
 from quantmill.common.program import UserError
 
-# what torch.compile, FSDP and activation checkpointing put into names, at whatever place they wrapped a module
+# what torch.compile, FSDP and activation checkpointing insert into names, wherever they wrapped a module
 COMPONENTS = re.compile(r"\b(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\.")
-WRAPPERS = ("module.", "base_model.model.", "model.")  # before all names: of DDP, of PEFT, and of whatever trained it
+WRAPPERS = ("module.", "base_model.model.", "model.")  # before all names: of DDP, of PEFT, of trainers
 BODIES = ("model.", "transformer.", "gpt_neox.", "backbone.")  # where decoders' own names begin
 HEADS = ("lm_head.", "embed_out.")
-# types whose embeddings have no place for a token of padding, so that transformers does not look at its id
+# types whose embeddings take no padding id, which transformers then ignores
 UNPADDED = (
     *("bloom", "codegen", "falcon", "falcon_mamba", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "mamba"),
     *("gpt_neox_japanese", "gptj", "mamba2", "mpt", "nemotron_h", "rwkv", "xlnet", "xlstm"),
@@ -27,8 +27,8 @@ IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 @dataclass(frozen=True)
 class Model:
-    """A model's folder that holds together. `tensors` go by their own names; `dropped`: what wrapped these in the
-    files, which is empty where nothing did."""
+    """A consistent model's folder. `tensors` go by their own names; `dropped` is the prefix removed from those in the
+    files."""
 
     checkpoint: Checkpoint
     config: dict[str, Any]
@@ -37,7 +37,7 @@ class Model:
 
 
 def read(folder: Path) -> Model:
-    """A model's folder. Raises `UserError` where what it tells does not hold together: see `check`."""
+    """Read a model's folder. Raises `UserError` if it is inconsistent: see `check`."""
     found = shards.find(folder)
     for path in found.others():
         refuse_pointer(path)
@@ -48,12 +48,12 @@ def read(folder: Path) -> Model:
 
 
 def check(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
-    """Raises `UserError` for an empty tensor, for sizes of a config.json that its tensors do not have, and for ids that
-    are none.
+    """Raise `UserError` for an empty tensor, for sizes of a config.json that its tensors do not have, and for invalid
+    ids.
 
     Args:
-        path: of the config.json. tensors: of the model; None where they are not looked at yet: then only what no model
-            has is refused.
+        path: of the config.json.
+        tensors: of the model; None before they are known: then only sizes that no model has are refused.
     """
     if empty := next((each for each in (tensors or {}).values() if not each.numel), None):
         raise UserError(
@@ -63,7 +63,7 @@ def check(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor] |
     if config.get("model_type") in (*layer_shapes.KNOWN,):
         kind, listed = config["model_type"], (key for key in config if key in sizes.WHOLE)
         if config.get("text_config") is not None:
-            raise UserError(f"{path}: has a text_config, and a {kind} is of text alone; remove it")
+            raise UserError(f"{path}: has a text_config, and a {kind} reads only text; remove it")
         if key := next((key for key in listed if isinstance(config[key], list)), None):
             raise UserError(f"{path}: {key} is a list, and all layers of a {kind} are alike; {sizes.WRONG}")
     sizes.check(path, config, tensors)
@@ -76,15 +76,14 @@ def check(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor] |
 
 
 def check_ids(path: Path, config: Mapping[str, Any]) -> None:
-    """Raises `UserError` for ids of tokens that are no numbers, and for a token of padding that the embeddings of
-    transformers' classes have no row for. Other ids beyond the vocabulary stand for no token: see `token_ids.select`.
-    """
+    """Raise `UserError` for token ids that are not numbers, and for a padding id without a row in the embeddings of
+    transformers' classes. Other ids beyond the vocabulary stand for no token: see `special_tokens`."""
     words = sizes.text_words(config)
     for name in IDS:
         value = words.get(name)
         for each in value if isinstance(value, list) else [value]:
             if each is not None and type(each) is not int:
-                raise UserError(f"{path}: {name} is {each!r:.60}, where the id of a token is due; correct it")
+                raise UserError(f"{path}: {name} is {each!r:.60}, where a token's id is expected; correct it")
     padding, vocabulary = words.get("pad_token_id"), words.get("vocab_size")
     if type(padding) is not int or type(vocabulary) is not int or words.get("model_type") in UNPADDED:
         return
@@ -96,10 +95,8 @@ def check_ids(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def own_names(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
-    """Tensors by the names that a model's class has for them, and what was taken off the names in the files.
-
-    Raises `UserError` where some names have what wrapped the others and some do not, or two become one.
-    """
+    """Return the tensors by the names that the model's class has for them, and the prefix removed from the names in the
+    files. Raises `UserError` if only some names have the prefix, or two names become one."""
     inside = {found for name in tensors for found in COMPONENTS.findall(name)}
     names = {name: COMPONENTS.sub("", name) for name in tensors} if inside else {name: name for name in tensors}
     prefix = _wrapper([*names.values()], sizes.text_words(config).get("model_type"))
@@ -118,8 +115,8 @@ def own_names(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Ten
 
 
 def _wrapper(names: Sequence[str], model_type: Any) -> str:
-    """What stands before the own names of all tensors: of a type whose names are known anything, else a name of
-    `WRAPPERS`; `model.` where each has a body's or a head's name after it."""
+    """Return the prefix of all names: for types with known names any text, for others names of `WRAPPERS`; `model.`
+    only if each is followed by the name of a body or a head."""
     if model_type in layer_shapes.LLAMAS:
         place = next((name for name in names if name.endswith(EMBEDDINGS)), EMBEDDINGS).removesuffix(EMBEDDINGS)
         return place if (not place or place.endswith(".")) and all(name.startswith(place) for name in names) else ""
@@ -129,12 +126,9 @@ def _wrapper(names: Sequence[str], model_type: Any) -> str:
         found = next((each for each in WRAPPERS if all(name.startswith(each) for name in rest)), None)
         if found == "model.":
             own = [name.removeprefix(found) for name in rest]
-            if not (all(name.startswith(BODIES + HEADS) for name in own) and any(map(_is_of_a_body, own))):
+            has_body = any(name.startswith(BODIES) for name in own)
+            if not has_body or not all(name.startswith(BODIES + HEADS) for name in own):
                 return prefix
         if found is None:
             return prefix
         prefix += found
-
-
-def _is_of_a_body(name: str) -> bool:
-    return name.startswith(BODIES)

@@ -1,6 +1,6 @@
-"""The shapes of common decoders' tensors, as their classes in transformers have them, by the sizes of a config.json.
+"""The shapes of common decoders' tensors, as transformers' classes have them, from the sizes in a config.json.
 
-Of other architectures, and where a config.json leaves a size to its class, nothing is said: the class itself tells.
+Other architectures, and sizes that a config.json leaves to its class, are not checked here; the class itself decides.
 """
 
 import re
@@ -12,7 +12,8 @@ from quantmill.checkpoint.tensor import Tensor
 
 
 def _table(text: str) -> dict[str, str]:
-    """Tensor's name -> letters of its shape, of lines with a module's name, its weight's and its bias's."""
+    """Return tensor's name -> letters of its shape. A line has a module's name, the shape of its weight, and of its
+    bias."""
     found: dict[str, str] = {}
     for module, *shapes in map(str.split, text.strip().splitlines()):
         found |= {f"{module}.{part}": shape for part, shape in zip(("weight", "bias"), shapes, strict=False)}
@@ -75,7 +76,7 @@ NEOX = _table("""
 """)
 DIVIDED = ("llama", "mistral", "mixtral", "phi3", "qwen2", "granite", "smollm3", "olmo", "olmo2", "gpt2", "gpt_neox")
 LLAMAS = (*DIVIDED[:-2], "gemma", "gemma2", "gemma3_text", "qwen3", "qwen3_moe")  # whose names are Llama's
-KNOWN: dict[Any, Mapping[str, str]] = {  # by model type; where no head_dim is said, those of DIVIDED share H
+KNOWN: dict[Any, Mapping[str, str]] = {  # by model type; without head_dim, heads of DIVIDED share H
     **dict.fromkeys(LLAMAS, LLAMA),
     **dict.fromkeys(("qwen3", "qwen3_moe", "gemma3_text"), LLAMA | HEAD_NORMS),
     "gpt2": GPT2,
@@ -86,7 +87,7 @@ EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
 def mismatches(words: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, tuple[int, ...]]]:
-    """Tensors that have other shapes than a config.json gives them, with those. `words`: its keys of the text."""
+    """Yield tensors whose shape differs from the config.json's, with the expected shape. `words`: the text's keys."""
     kind = words.get("model_type")
     shapes = KNOWN.get(kind, {}) if isinstance(kind, str) else {}
     sizes = _sizes(words, kind in DIVIDED) if shapes else {}
@@ -99,29 +100,27 @@ def mismatches(words: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Itera
 
 
 def _sizes(words: Mapping[str, Any], divided: bool) -> dict[str, int]:
-    """Letter -> size, of those that a config.json tells."""
+    """Return letter -> size, for the sizes that a config.json gives."""
 
     def size(*keys: str) -> int | None:
         return next((words[key] for key in keys if type(words.get(key)) is int), None)
 
-    hidden, heads, inner = size("hidden_size", "n_embd"), size("num_attention_heads", "n_head"), None
-    head, keys = size("head_dim"), size("num_key_value_heads")
+    hidden, heads = size("hidden_size", "n_embd"), size("num_attention_heads", "n_head")
+    head, keys, inner = size("head_dim"), size("num_key_value_heads"), size("intermediate_size", "n_inner")
     if head is None and divided and hidden and heads:
         head = hidden // heads
-    inner = size("intermediate_size", "n_inner")
-    queries = heads * head if heads and head else None
-    key_width = keys * head if keys and head else None
+    queries, key_width = heads and head and heads * head, keys and head and keys * head
     found = {
         "H": hidden,
         "Q": queries,
         "K": key_width,
-        "A": queries + 2 * key_width if queries and key_width else None,
+        "A": queries and key_width and queries + 2 * key_width,
         "D": head,
         "I": inner,
-        "G": 2 * inner if inner else None,
+        "G": inner and 2 * inner,
         "M": size("moe_intermediate_size"),
         "E": size(*EXPERTS),
         "V": size("vocab_size"),
-        "T": 3 * hidden if hidden else None,
+        "T": hidden and 3 * hidden,
     }
     return {letter: each for letter, each in found.items() if each is not None}

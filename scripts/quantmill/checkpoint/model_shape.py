@@ -1,4 +1,4 @@
-"""How many weights a model has, and in which matrices, from its config.json alone."""
+"""The number of weights of a model, and the matrices that they are in, from its config.json alone."""
 
 import errno
 import os
@@ -12,12 +12,12 @@ from quantmill.common import bounded_json, plain_file
 from quantmill.common.model_config import MAX_CONFIG
 from quantmill.common.program import UserError
 
-LARGEST = 2**32  # of any size: what is beyond was not meant
+LARGEST = 2**32  # of any size; larger ones are mistakes
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a model type has beyond Llama's layers; defaults are those of its class in transformers."""
+    """Differences of a model type from Llama's layers; defaults are those of its class in transformers."""
 
     qkv_bias: bool = False
     norms: int = 2  # of a block, as wide as the hidden state
@@ -41,24 +41,24 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder's sizes, in weights. `exact` is False where the model type is not in `KINDS`, so that they are about
-    what a model of Llama's layers with these sizes would have."""
+    """A decoder's sizes, in weights. `exact` is False for model types that are not in `KINDS`: the sizes then
+    approximate a model of Llama's layers."""
 
     parameters: int
-    embeddings: int  # and a head of its own
+    embeddings: int  # and an untied head
     block: int  # matrices of one block
     layers: int
     hidden: int
     heads: int
     vocab: int
     context: int | None
-    rows: int  # of all matrices, embeddings and head included: what has a scale of its own in CTranslate2's int8
-    inputs: int  # width of the input of each matrix of the blocks, summed: GPTQ stores an order of them
+    rows: int  # of all matrices, embeddings and head included; each has a scale in CTranslate2's int8
+    inputs: int  # summed input widths of the blocks' matrices; GPTQ stores an order of them
     exact: bool
 
 
 def of(config: Mapping[str, Any]) -> Shape | None:
-    """The shape that a config.json describes; None where it lacks the sizes of a decoder."""
+    """Return the shape that a config.json describes; None if it lacks the sizes of a decoder."""
     try:
         config = config.get("text_config") or config
         return _decoder(config, KINDS.get(config.get("model_type", "")))
@@ -67,7 +67,7 @@ def of(config: Mapping[str, Any]) -> Shape | None:
 
 
 def _size(config: Mapping[str, Any], name: str, default: int | None) -> int:
-    """A size, or its default where it is not there. Raises `TypeError` for what is no size."""
+    """Return a size, or its default if it is absent. Raises `TypeError` for what is not a size."""
     value = config.get(name)
     value = default if value is None else value
     if type(value) is not int or not 0 <= value <= LARGEST:
@@ -109,25 +109,23 @@ def _decoder(config: Mapping[str, Any], kind: Kind | None) -> Shape:
 
 
 def of_weights(nbytes: int) -> Shape:
-    """A stand-in for a model whose config.json tells nothing: so many bytes of float16, all in one block."""
+    """Return a stand-in for a model whose config.json gives no sizes: its bytes of float16, all in one block."""
     return Shape(nbytes // 2, 0, nbytes // 2, 1, 0, 0, 0, None, 0, 0, exact=False)
 
 
 def of_config(folder: Path) -> Shape | None:
-    """What a folder's config.json tells; None where it tells nothing or there is none: some formats have their own."""
+    """Return the shape of a folder's config.json; None if it is absent or gives no sizes, as in some formats."""
     path = folder / "config.json"
     try:
         return of(bounded_json.loads(plain_file.read(path, MAX_CONFIG), MAX_CONFIG)) if path.is_file() else None
-    except (ValueError, UserError):  # the job that reads it says so, in a line
+    except (ValueError, UserError):  # the job that reads it reports that
         return None
 
 
 def of_folder(folder: Path) -> Shape:
-    """The shape of the model in a folder: of its config.json, else of the size of its weight files.
-
-    Raises `FileNotFoundError` where there is no such model yet, with the folder's own name: by that name Snakemake
-    sees that an input is still to be made, and asks again.
-    """
+    """Return the shape of the model in a folder: from its config.json, else from the size of its weight files. Raises
+    `FileNotFoundError` with the folder's own name if there is no such model yet. By that name Snakemake sees that the
+    input is still to be made, and asks again."""
     if not folder.exists():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
     found = of_config(folder)

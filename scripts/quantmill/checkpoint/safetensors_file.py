@@ -22,10 +22,8 @@ from quantmill.common.program import UserError
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """Find the tensors of a safetensors file: name -> `Tensor`, in the header's order.
-
-    Raises `UserError` where the header is cut off, is no JSON, names an unknown dtype, or disagrees with the file.
-    """
+    """Find the tensors of a safetensors file: name -> `Tensor`, in the header's order. Raises `UserError` if the header
+    is cut off, is not JSON, names an unknown dtype, or disagrees with the file."""
     with open_plain(path) as file:
         size = os.fstat(file.fileno()).st_size
         prefix = file.read(8)
@@ -33,7 +31,7 @@ def read(path: Path) -> dict[str, Tensor]:
         if length > size - 8:
             refuse_pointer(path)
             raise UserError(
-                f"{path}: cut off, or no safetensors file (its header does not fit in it); download it again"
+                f"{path}: cut off, or not a safetensors file (its header does not fit in it); download it again"
             )
         try:
             header = bounded_json.loads(file.read(min(length, bounded_json.MAX_BYTES + 1)))
@@ -48,12 +46,12 @@ def read(path: Path) -> dict[str, Tensor]:
             raise UserError(f"{path}: the bytes of {tensor.name} overlap another tensor's or leave a gap; refused")
         end = tensor.start + tensor.nbytes
     if end != size:
-        raise UserError(f"{path}: is {size} bytes where its header tells of {end}; download it again")
+        raise UserError(f"{path}: is {size} bytes where its header claims {end}; download it again")
     return entries
 
 
 def notes(path: Path) -> dict[str, str]:
-    """What a safetensors file, which `read` has found good, says beside its tensors and the form of its framework."""
+    """Return the metadata of a safetensors file that `read` accepted, without the framework's `format`."""
     with open_plain(path) as file:
         header = bounded_json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
     found = header.get("__metadata__", {})
@@ -85,7 +83,7 @@ def write(
 
     Args:
         dtype: the dtype to store a tensor in; copy: appends its elements in that dtype. Together they convert.
-        progress: called with the number of bytes just written. notes: what the header says besides.
+        progress: called with the number of bytes just written. notes: further metadata for the header.
     """
     ranks = {name: rank for rank, name in enumerate(DTYPE_BYTES)}
     order = sorted(tensors, key=lambda tensor: (-ranks[dtype(tensor)], tensor.name))
@@ -102,4 +100,4 @@ def write(
             copy(tensor, file)
             progress(tensor.numel * DTYPE_BYTES[dtype(tensor)])
         if file.tell() != 8 + len(encoded) + end:
-            raise OSError(f"{path}: {file.tell()} bytes were written where {8 + len(encoded) + end} were due")
+            raise OSError(f"{path}: {file.tell()} bytes were written where {8 + len(encoded) + end} were expected")

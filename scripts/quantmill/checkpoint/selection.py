@@ -1,7 +1,7 @@
-"""Which files make a model, in a folder or a repository of the hub: a list of names, not of endings.
+"""Select the files that make a model, in a folder or a repository of the hub, by a list of names, not of extensions.
 
-A folder that a model was trained in holds optimizers, other forms of the weights, notes and keys as well. What has no
-name of these is neither read, counted, copied into artifacts nor uploaded.
+A folder in which a model was trained also holds optimizers, other forms of the weights, notes and keys. Files that are
+not listed are neither read, counted, copied into artifacts nor uploaded.
 """
 
 import re
@@ -20,7 +20,7 @@ SHARDS = {
     form: re.compile(rf"{Path(name).stem}(\{Path(name).suffix})?-\d+-of-\d+\{Path(name).suffix}")
     for form, name in SINGLES.items()
 }
-ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")  # weights that peft adds to those of the model
+ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")  # weights that peft adds to the model's
 CONFIGS = ("config.json", "generation_config.json")
 TOKENIZER = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -28,40 +28,41 @@ TOKENIZER = (
     *("tokenizer.model", "spiece.model", "sentencepiece.model", "sentencepiece.bpe.model", "spm.model"),
     *("ice_text.model", "chat_template.jinja", "chat_template.json"),
 )
-PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")  # of pictures
+PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")  # of images
 TOKENIZER_PATTERN = re.compile(r"\w[\w.-]*\.tiktoken|tokenizer\.model\.v\d+", re.ASCII)
 TERMS = re.compile(
     r"([a-z0-9]+[-_])?(licen[sc]e|copying|notice|readme|use_policy)([-_][a-z0-9]+(\.[0-9]+)*)*(\.(md|txt|rst))?",
     re.ASCII | re.IGNORECASE,
 )
-# what else an artifact has: weights, and the config and words of CTranslate2's, MLC-LLM's and auto-gptq's
+# further files of artifacts: weights, and configs and vocabularies of CTranslate2, MLC-LLM and auto-gptq
 BUILT = re.compile(
     r"quantize_config\.json|model\.bin|vocabulary\.json|params_shard_\d+\.bin|mlc-chat-config\.json"
     r"|tensor-cache\.json|ndarray-cache\.json|\w[\w.-]*\.gguf",
     re.ASCII,
 )
-NAMED = 20  # files that are left out
+NAMED = 20  # of the files that are left out
 MAX_BYTES = 64 * 2**20  # of a file that holds no weights; a tokenizer of 262,144 tokens has 33 MB
 
 
 def is_tokenizer(name: str) -> bool:
-    """Whether a file of this name belongs to a tokenizer."""
+    """Return whether a file of this name belongs to a tokenizer."""
     return name in TOKENIZER or bool(TOKENIZER_PATTERN.fullmatch(name))
 
 
 def is_carried(name: str) -> bool:
-    """Whether a file of this name goes wherever its model goes: config, tokenizer, terms."""
+    """Return whether a file of this name is copied along with its model: config, tokenizer, terms."""
     return name in (*CONFIGS, *PROCESSORS) or is_tokenizer(name) or bool(TERMS.fullmatch(name))
 
 
 def is_artifacts(name: str) -> bool:
-    """Whether a file of this name is part of an artifact, of whatever layout: nothing else is uploaded."""
+    """Return whether a file of this name is part of an artifact of any layout; nothing else is uploaded."""
     weights = name in (*SINGLES.values(), *INDEXES.values()) or any(each.fullmatch(name) for each in SHARDS.values())
     return weights or is_carried(name) or bool(BUILT.fullmatch(name))
 
 
 def carried(folder: Path) -> list[Path]:
-    """The files of a folder that `is_carried` names. Raises `UserError` where one is no file, or too large for one."""
+    """Return the files of a folder that `is_carried` names. Raises `UserError` if one is not a plain file, or too
+    large."""
     found = [path for path in sorted(folder.iterdir()) if is_carried(path.name)]
     for path in found:
         plain_file.is_there(path)
@@ -70,26 +71,27 @@ def carried(folder: Path) -> list[Path]:
 
 
 def check_size(what: str, size: int) -> None:
-    """Raises `UserError` for a file without weights that is larger than those of any model."""
+    """Raise `UserError` for a file without weights that is larger than any model's."""
     if size > MAX_BYTES:
         raise UserError(f"{what}: is {size / 1e9:.1f} GB, and such a file has {MAX_BYTES >> 20} MiB at most; remove it")
 
 
 def parts(folder: Path) -> list[Path]:
-    """The files of a folder that a model can be made of, weights in any form; what is no file is none of them."""
+    """Return the plain files of a folder that a model can be made of, with weights in any form."""
     weights = tuple(Path(name).suffix for name in SINGLES.values())
     wanted = (each for each in folder.iterdir() if is_carried(each.name) or each.name.endswith(weights))
     return [path for path in (*wanted, *(folder / name for name in INDEXES.values())) if path.is_file()]
 
 
 def left_out(folder: Path, taken: Collection[str]) -> list[str]:
-    """What else lies in a folder, folders with a slash; names as a terminal can show them."""
+    """Return the names of a folder's other entries, folders with a slash, as a terminal can show them."""
     others = (each for each in folder.iterdir() if each.name not in taken)
     return sorted(f"{printable(each.name)}{'/' * each.is_dir()}" for each in others)
 
 
 def report(place: str, left_out: Sequence[str]) -> dict[str, Any]:
-    """Say once, on standard error, what was left out; the same as parameters for a manifest, at most `NAMED`."""
+    """Print what was left out, once, to standard error. Return it as parameters for a manifest, at most `NAMED`
+    names."""
     if not left_out:
         return {}
     more = f" and {len(left_out) - NAMED} more" if left_out[NAMED:] else ""
@@ -99,12 +101,13 @@ def report(place: str, left_out: Sequence[str]) -> dict[str, Any]:
 
 
 def select(repository: str, files: Iterable[str]) -> list[str]:
-    """The weights in one form, safetensors before .bin, and what belongs to them; only what lies at the top.
+    """Return the weights in one form, safetensors before .bin, and the files that belong to them, from the top level
+    only.
 
-    Raises `UserError` without weights or config.json, for an adapter beside them, and for a file that is too large.
+    Raises `UserError` without weights or config.json, for an adapter next to them, and for a file that is too large.
 
     Args:
-        files: names; where they are a mapping, to what has their `size` in bytes.
+        files: names, or a mapping of names to objects with a `size` in bytes.
     """
     names = [name for name in sorted(files) if "/" not in name]
     if adapter := next((name for name in ADAPTERS if name in names), None):

@@ -1,7 +1,8 @@
-"""Write checkpoint folders: one file, or shards with their index."""
+"""Write checkpoint folders: one file, or shards with an index."""
 
 import json
 import re
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,13 +15,13 @@ from quantmill.common.bounded_json import MAX_BYTES
 from quantmill.devices.cpu import available_threads
 
 Written = TypeVar("Written")
-WORKERS = 4  # files written at the same time at most; a disk gains no more from more
+WORKERS = 4  # files written at the same time; more do not use a disk better
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 def names(form: str, count: int) -> list[str]:
-    """Names of so many weight files of a form (`safetensors`, `bin`), as transformers has them."""
+    """Return the names of `count` weight files of a form (`safetensors`, `bin`), as transformers names them."""
     single = Path(SINGLES[form])
     if count == 1:
         return [single.name]
@@ -28,7 +29,7 @@ def names(form: str, count: int) -> list[str]:
 
 
 def split(tensors: Sequence[Tensor], limit: int) -> list[list[Tensor]]:
-    """Groups of at most `limit` bytes, in the tensors' order; a tensor that is larger gets one of its own."""
+    """Return groups of at most `limit` bytes, in the tensors' order. A larger tensor gets a group of its own."""
     groups: list[list[Tensor]] = [[]]
     size = 0
     for tensor in tensors:
@@ -41,7 +42,7 @@ def split(tensors: Sequence[Tensor], limit: int) -> list[list[Tensor]]:
 
 
 def group_by_file(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Groups of tensors that lie in one file, in the tensors' order."""
+    """Return groups of tensors that lie in one file, in the tensors' order."""
     groups: dict[Path, list[Tensor]] = {}
     for tensor in tensors:
         groups.setdefault(tensor.path, []).append(tensor)
@@ -51,10 +52,8 @@ def group_by_file(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
 def write(
     folder: Path, form: str, groups: Sequence[Sequence[Tensor]], write_file: Callable[[Path, Sequence[Tensor]], Written]
 ) -> dict[str, Written]:
-    """Write each group to a file with `write_file(path, tensors)`, some at the same time, and the index.
-
-    Returns what `write_file` returned for each file's name, in the groups' order.
-    """
+    """Write each group to a file with `write_file(path, tensors)`, several at a time, and the index. Return what
+    `write_file` returned for each file's name, in the groups' order."""
     files = dict(zip(names(form, len(groups)), groups, strict=True))
     with ThreadPoolExecutor(min(WORKERS, available_threads())) as workers:
         paths = [folder / name for name in files]
@@ -66,7 +65,8 @@ def write(
 
 
 def index_json(files: Mapping[str, Sequence[Tensor]], total_size: int) -> str:
-    """The text of an index: `files` maps a file's name to its tensors, total_size is the bytes of all of them."""
+    """Return the text of an index. `files` maps a file's name to its tensors; total_size is the bytes of all of
+    them."""
     weight_map = {tensor.name: file for file, tensors in files.items() for tensor in tensors}
     return (
         json.dumps({"metadata": {"total_size": total_size}, "weight_map": weight_map}, indent=2, sort_keys=True) + "\n"
@@ -74,8 +74,8 @@ def index_json(files: Mapping[str, Sequence[Tensor]], total_size: int) -> str:
 
 
 def place_index(source: Checkpoint, tensors: Sequence[Tensor], folder: Path) -> None:
-    """Put a checkpoint's index, where it has one, into a folder with the same files (or its own): as it is, or written
-    anew where it lacks the metadata that transformers insists on."""
+    """Put a checkpoint's index, if it has one, into a folder with the same files, or into its own. It is written anew
+    if it lacks the metadata that transformers requires."""
     if (index := source.index()) is None:
         return
     metadata = read_json(index, MAX_BYTES).get("metadata")
@@ -90,9 +90,9 @@ def place_index(source: Checkpoint, tensors: Sequence[Tensor], folder: Path) -> 
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `5GB`, `500 MB`, `2GiB` or `1000000`. Raises ValueError."""
+    """Return the bytes of `5GB`, `500 MB`, `2GiB` or `1000000`. Raises ArgumentTypeError."""
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMG]?I?B?)", text.strip().upper())
     size = int(float(match[1]) * UNITS[match[2]]) if match and match[2] in UNITS else 0
     if size == 0:
-        raise ValueError(f"{text!r} is no size; write 5GB, 500MB or 2GiB")
+        raise ArgumentTypeError(f"{text!r} is not a size; write 5GB, 500MB or 2GiB")
     return size

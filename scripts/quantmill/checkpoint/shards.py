@@ -1,6 +1,6 @@
-"""Read checkpoint folders: one file or many shards, with an index that says which shard holds which tensor."""
+"""Read checkpoint folders: one file, or many shards with an index of the shard of each tensor."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from quantmill.common import bounded_json, plain_file
 from quantmill.common.model_config import MAX_CONFIG, of_text
 from quantmill.common.program import UserError
 
-MAX_LEVELS = 100  # of values in one another in a config.json
+MAX_LEVELS = 100  # of nesting in a config.json
 MAX_TENSORS = 200_000  # of a model; the largest have 90,000
 READERS = {"safetensors": safetensors_file.read, "bin": torch_zip.read}
 HEADS = (".lm_head.", ".embed_out.")  # parts of names of a head's tensors; the second is GPT-NeoX's
@@ -20,10 +20,8 @@ HEADS = (".lm_head.", ".embed_out.")  # parts of names of a head's tensors; the 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model's folder: `form` is `safetensors` or `bin`; `files` its weight files, in order.
-
-    `weight_map` is the index's: tensor name -> file name; none where a single file has no index.
-    """
+    """A model's folder: `form` is `safetensors` or `bin`; `files` are its weight files, in order. `weight_map` is the
+    index's: tensor name -> file name; None for a single file without an index."""
 
     folder: Path
     form: str
@@ -31,22 +29,19 @@ class Checkpoint:
     weight_map: dict[str, str] | None = None
 
     def config(self) -> dict:
-        """config.json. Raises `UserError` where it says that keys go by other names."""
+        """Read config.json. Raises `UserError` as `read_config` does."""
         return read_config(self.folder / "config.json")
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors: name -> `Tensor`.
-
-        Raises `UserError` where two shards hold the same name, or the index and the shards disagree: an engine would
-        fill what is missing with random weights.
-        """
+        """Find all tensors: name -> `Tensor`. Raises `UserError` if two shards hold the same name, or the index and the
+        shards disagree: an engine would initialise missing tensors at random."""
         found: dict[str, Tensor] = {}
         for file in self.files:
             for name, tensor in READERS[self.form](file).items():
                 if len(found) == MAX_TENSORS:
                     raise UserError(f"{file}: goes beyond {MAX_TENSORS} tensors, which no model has; refused")
                 if name in found:
-                    raise UserError(f"{file}: {name} is also in {found[name].path.name}; only one of them can be meant")
+                    raise UserError(f"{file}: {name} is also in {found[name].path.name}; only one of them can be right")
                 found[name] = tensor
         if not found:
             raise UserError(f"{self.files[0]}: holds no tensors; download it again")
@@ -56,16 +51,17 @@ class Checkpoint:
         return found
 
     def others(self) -> list[Path]:
-        """Config, tokenizer and terms: the folder's other files that make the model (see checkpoint.selection)."""
+        """Return the folder's other files that make the model: config, tokenizer and terms (see
+        checkpoint.selection)."""
         return [check_inside(self.folder, path) for path in carried(self.folder)]
 
     def index(self) -> Path | None:
-        """The index's file, where there is one."""
+        """Return the index's file; None if there is none."""
         return self.folder / INDEXES[self.form] if self.weight_map is not None else None
 
 
 def refuse_quantized(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raises `UserError` where a model's weights are quantized already: no format can be made of these."""
+    """Raise `UserError` for a model whose weights are quantized already: no format can be made of them."""
     text = config.get("text_config")
     for each in (config, text if isinstance(text, dict) else {}):
         if found := each.get("quantization_config"):
@@ -75,11 +71,9 @@ def refuse_quantized(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def read_config(path: Path) -> dict:
-    """A model's config.json.
-
-    Raises `UserError` where `read_json` does, where it is nested too deep for programs that recurse, and where it has
-    an `attribute_map`: transformers reads every key by it, and what we looked at would not be what a library sees.
-    """
+    """Read a model's config.json. Raises `UserError` as `read_json` does, for nesting too deep for programs that
+    recurse, and for an `attribute_map`: transformers renames keys by it, so a library would see other keys than were
+    checked."""
     config = read_json(path)
     level: list[Any] = [config]
     for _ in range(MAX_LEVELS):
@@ -93,7 +87,7 @@ def read_config(path: Path) -> dict:
 
 
 def read_json(path: Path, limit: int = MAX_CONFIG, values: int = bounded_json.MAX_VALUES) -> dict:
-    """A JSON object of a model's folder. Raises `UserError` where it is missing, damaged or over `limit` bytes."""
+    """Read a JSON object of a model's folder. Raises `UserError` if it is missing, damaged or over `limit` bytes."""
     content = _read(path, limit, values)
     if not isinstance(content, dict):
         raise UserError(f"{path}: should hold a JSON object; download it again")
@@ -110,7 +104,7 @@ def read_list(path: Path, limit: int) -> list[Any]:
 
 def _read(path: Path, limit: int, values: int) -> Any:
     if not plain_file.is_there(path):
-        raise UserError(f"{path} is missing; a model's folder holds it beside the weights")
+        raise UserError(f"{path} is missing; a model's folder holds it next to the weights")
     refuse_pointer(path)
     try:
         return bounded_json.loads(plain_file.read(path, limit), limit, values)
@@ -119,17 +113,15 @@ def _read(path: Path, limit: int, values: int) -> Any:
 
 
 def find(folder: Path) -> Checkpoint:
-    """The checkpoint in a folder, safetensors before .bin.
-
-    Raises `UserError` where it is missing or incomplete, where files lie outside the folder, where there is a shard
-    that the index does not name, or an adapter beside the weights: which of the two is meant?
-    """
+    """Find the checkpoint in a folder, safetensors before .bin. Raises `UserError` if it is missing or incomplete, if
+    files lie outside the folder, for a shard that the index does not name, and for an adapter next to the weights,
+    since either could be meant."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
     for name in ADAPTERS:
         if (folder / name).exists():
             raise UserError(
-                f"{folder / name}: is an adapter beside a model; merge it into the model's weights (merge_and_unload "
+                f"{folder / name}: is an adapter next to a model; merge it into the model's weights (merge_and_unload "
                 "of peft), or remove it to have the model without it"
             )
     for form in ("safetensors", "bin"):
@@ -152,36 +144,29 @@ def find(folder: Path) -> Checkpoint:
     raise UserError(f"{folder}: holds no weights; looked for {', '.join([*INDEXES.values(), *SINGLES.values()])}")
 
 
-def has_head(names: Iterable[str]) -> bool:
-    """Whether a checkpoint's tensors have a head beside the embeddings, plain or quantized (as EXL3's is)."""
-    return any(head in f".{name}" for name in names for head in HEADS)
-
-
 def bytes_read(sizes: Mapping[str, int], config: Mapping[str, Any]) -> int:
-    """Bytes that one decoded token reads of tensors of these sizes in bytes: of an embedding table beside a head it
-    reads a row, which is not counted, and of a mixture's experts those that it is sent to."""
-    left_out = TABLES if has_head(sizes) else ()
+    """Return the bytes that decoding one token reads of tensors of these sizes in bytes: of experts those that it is
+    routed to, and of an embedding table next to a head one row, which is not counted."""
+    left_out = TABLES if any(head in f".{name}" for name in sizes for head in HEADS) else ()
     read = {name: size for name, size in sizes.items() if not name.endswith(left_out)}
     return sum(round(size * share_read(name, config)) for name, size in read.items())
 
 
 def bytes_per_token(folder: Path) -> int:
-    """`bytes_read` of a folder's safetensors."""
+    """Return `bytes_read` of a folder's safetensors."""
     tensors = [item for file in sorted(folder.glob("*.safetensors")) for item in safetensors_file.read(file).items()]
     return bytes_read({name: tensor.nbytes for name, tensor in tensors}, of_text(read_json(folder / "config.json")))
 
 
 def text_parameters(folder: Path) -> int:
-    """How many weights of a model's folder are of the language model, which is all that some formats hold."""
+    """Return the number of weights of a folder's language model, which is all that some formats hold."""
     tensors = find(folder).tensors().values()
     return sum(tensor.numel for tensor in tensors if tensor.is_weight and not reads_more_than_text(tensor.name))
 
 
 def check_inside(folder: Path, path: Path) -> Path:
-    """The same path. Raises `UserError` where it is a link that leads out of the model's folder.
-
-    A hub's cache links to its own blobs, and may.
-    """
+    """Return the same path. Raises `UserError` for a link that leads out of the model's folder. A hub's cache may link
+    to its own blobs."""
     root = folder.resolve()
     roots = [root]
     if root.parent.name == "snapshots" and root.parents[1].name.startswith("models--"):
@@ -210,7 +195,7 @@ def _indexed_files(index: Path, form: str, weight_map: dict[str, str]) -> tuple[
             raise UserError(f"{index}: names the shard {name!r:.80}, which lies outside the model's folder; refused")
         suffix = Path(SINGLES[form]).suffix
         if not name.endswith(suffix) or name.startswith("."):
-            raise UserError(f"{index}: names the shard {name!r:.80}, which is no {suffix} file; refused")
+            raise UserError(f"{index}: names the shard {name!r:.80}, which is not a {suffix} file; refused")
         if not plain_file.is_there(index.parent / name):
             raise UserError(f"{index.parent / name}: is missing, though {index.name} names it; download it again")
         files.append(check_inside(index.parent, index.parent / name))

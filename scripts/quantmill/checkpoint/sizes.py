@@ -1,9 +1,9 @@
-"""The sizes that a config.json tells, held against the weights' headers before any library builds a model of them.
+"""Check the sizes in a config.json against the weights' headers before any library builds a model of them.
 
-Libraries allocate what a config.json says: a list of so many layers, a name for each of so many labels. Three rules
-bound that. Sizes that every decoder has are whole numbers. A key that sizes something, by its name, is no larger than
-the largest dimension or count in the headers, with room for parts that are described and not there. The number of
-layers, of experts, and the rows of tables are those of the headers. Keys that size nothing are not looked at.
+Libraries allocate by config.json: a list of layers, a name for each label. Three rules bound that. Sizes that every
+decoder has are whole numbers. A key whose name says that it is a size is at most the largest dimension or count in the
+headers, with an allowance for parts that are described but absent. The number of layers, of experts, and the rows of
+tables are those of the headers. Other keys are not checked.
 """
 
 import re
@@ -17,7 +17,7 @@ from quantmill.checkpoint.tensor import Tensor
 from quantmill.common.program import UserError
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-MORE_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")  # that predict further tokens
+MORE_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")  # of multi-token prediction
 ALONE = (*LAYERS, "vocab_size", "hidden_size", "n_embd", "d_model")  # one number, whatever the architecture
 POSITIVE = (*ALONE, "num_attention_heads", "n_head", "n_heads", "num_key_value_heads", "head_dim")
 WHOLE = frozenset(
@@ -27,7 +27,7 @@ WHOLE = frozenset(
         *("max_position_embeddings", "n_positions"),
     )
 )
-# endings of keys -> what they may be at least: parts that a config describes and that are not there have defaults
+# ends of keys of sizes; the least bounds allow the defaults of parts that a config describes and the files lack
 MANY_LAYERS = re.compile(r"(^|_)(layers?|blocks?|depths?)$")
 MANY_EXPERTS = re.compile(r"(^|_)experts?$")
 POSITIONS = re.compile(
@@ -39,11 +39,11 @@ SIZES = re.compile(
     r"|codebooks|units|model|ff|kv|conv)$"
 )
 LEAST_LAYERS, LEAST_EXPERTS, LEAST_SIZE, MOST_POSITIONS = 2**10, 2**16, 2**16, 2**24
-UNKNOWN_SIZE = 2**20  # the most where there are no weights yet; the largest vocabulary has 262,144 tokens
+UNKNOWN_SIZE = 2**20  # the most without weights; the largest vocabulary has 262,144 tokens
 # tables of positions, which may have some rows more than the config says
 POSITION_TABLES = ("wpe.weight", "embed_positions.weight", "position_embeddings.weight", "position_embedding.weight")
 MORE_POSITIONS = 8
-# types whose embeddings have rows for what is no token of the vocabulary
+# types whose embeddings have rows beyond the vocabulary
 MORE_ROWS = ("mllama", "mllama_text_model", "moshi")
 IMAGES = re.compile(r"image|img")
 LOOPS = re.compile(r"(^|_)(cycles|loops)$")  # keys of models that run their layers several times
@@ -53,18 +53,18 @@ WRONG = "correct config.json, or download the model again"
 
 
 def text_words(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a config.json that transformers builds the language model of: those of `text_config` first."""
+    """Return the keys that transformers builds the language model from: those of `text_config` first."""
     inner = config.get("text_config")
     return {**config, **(inner if isinstance(inner, dict) else {})}
 
 
 def check(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
-    """Raises `UserError` for the first size in a config.json that its weights do not have.
+    """Raise `UserError` for the first size in a config.json that its weights do not have.
 
     Args:
-        path: of the config.json. tensors: of the model; None where it has none yet, as one of random weights.
+        path: of the config.json. tensors: of the model; None if it has none yet, as one of random weights.
     """
-    counts = _counts(tensors or {})
+    counts = {part: len(numbers) for part, numbers in _numbers_of(NUMBERED, tensors or {}).items()}
     dims = max((size for tensor in (tensors or {}).values() for size in tensor.shape), default=0)
     limits = (
         (MANY_LAYERS, max(LEAST_LAYERS, *counts.values(), 0)),
@@ -84,15 +84,15 @@ def check(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor] |
                 raise UserError(f"{path}: {where} is {number!r:.60}, which {what} ({limit}); {WRONG}")
     if tensors:
         words = text_words(config)
-        for level in (words, config):  # some classes read the one, and some the other
+        for level in (words, config):  # some classes read one, some the other
             _check_layers(path, level, counts)
         _check_experts(path, words, tensors)
         _check_tables(path, words, tensors)
 
 
 def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """Every key of a config and of its parts: with its place, its own name and its value. How weights are quantized is
-    no size of the model's, and is for the reader of that layout."""
+    """Yield every key of a config and of its parts, with its place, its name and its value. A quantization_config is
+    left to the reader of its layout."""
     waiting: list[tuple[str, Any]] = [("", {key: config[key] for key in config if key != "quantization_config"})]
     while waiting:
         where, value = waiting.pop()
@@ -105,7 +105,7 @@ def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
 
 
 def _numbers(value: Any) -> Iterator[int | float]:
-    """The numbers of a value, or of the lists that it is made of."""
+    """Yield the numbers of a value, or of nested lists."""
     if isinstance(value, list):
         for each in value:
             yield from _numbers(each)
@@ -114,23 +114,17 @@ def _numbers(value: Any) -> Iterator[int | float]:
 
 
 def _check_whole(path: Path, where: str, key: str, value: Any) -> None:
-    """A size is a whole number, or a list of one for each layer; null means the class's default."""
+    """Check that a size is a whole number, or a list with one for each layer; null is the class's default."""
     least = 1 if key in POSITIVE else 0
     each_layer = isinstance(value, list) and key not in ALONE
-    if wrong := [each for each in (value if each_layer else [value]) if not _is_size(each, least)]:
-        raise UserError(f"{path}: {where} is {wrong[0]!r:.60}, where a whole number from {least} on is due; {WRONG}")
-
-
-def _is_size(value: Any, least: int) -> bool:
-    return value is None or (type(value) is int and value >= least)
-
-
-def _counts(tensors: Iterable[str]) -> dict[str, int]:
-    """How many numbers follow a part of a model in its tensors' names: `model.layers` -> 32."""
-    return {part: len(numbers) for part, numbers in _numbers_of(NUMBERED, tensors).items()}
+    given = [each for each in (value if each_layer else [value]) if each is not None]
+    if wrong := [each for each in given if type(each) is not int or each < least]:
+        what = f"{where} is {wrong[0]!r:.60}, where a whole number from {least} on is expected"
+        raise UserError(f"{path}: {what}; {WRONG}")
 
 
 def _numbers_of(pattern: re.Pattern[str], names: Iterable[str]) -> dict[str, set[int]]:
+    """Return the numbers that follow each part of a model in its tensors' names: `model.layers` -> {0, 1, 2}."""
     found: dict[str, set[int]] = defaultdict(set)
     for name in names:
         if match := pattern.match(name):
@@ -139,7 +133,8 @@ def _numbers_of(pattern: re.Pattern[str], names: Iterable[str]) -> dict[str, set
 
 
 def _check_layers(path: Path, words: Mapping[str, Any], counts: Mapping[str, int]) -> None:
-    """As many layers as the weights have: in one part of the language model, or in several together."""
+    """Check that the number of layers is that of the weights: of one part of the language model, or of several
+    together."""
     parts = {part: count for part, count in counts.items() if not reads_more_than_text(part)}
     more = sum(each for key in MORE_LAYERS for each in _numbers(words.get(key)) if type(each) is int)
     said = {key: words[key] for key in LAYERS if type(words.get(key)) is int}
@@ -151,11 +146,12 @@ def _check_layers(path: Path, words: Mapping[str, Any], counts: Mapping[str, int
 
 
 def _check_experts(path: Path, words: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """As many experts as are numbered, or as the tensors of all of them have; a token is sent to no more."""
+    """Check that the number of experts is that of the tensors' names or of stacked tensors, and that no token is routed
+    to more."""
     counts = {len(numbers) for numbers in _numbers_of(EXPERT, tensors).values()}
     stacked = {size for name, each in tensors.items() if ".experts." in name for size in each.shape[:1]}
     possible = counts or stacked
-    empty = words.get("zero_expert_num")  # LongCat's router chooses some that do nothing
+    empty = words.get("zero_expert_num")  # LongCat's router also chooses experts that do nothing
     possible |= {count - empty for count in possible if type(empty) is int}
     for key in EXPERTS:
         said = list(_numbers(words.get(key)))
@@ -169,7 +165,8 @@ def _check_experts(path: Path, words: Mapping[str, Any], tensors: Mapping[str, T
 
 
 def _check_tables(path: Path, words: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """The embeddings have a row for each token of the vocabulary, and a table of positions for each position."""
+    """Check that the embeddings have a row for each token of the vocabulary, and tables of positions one for each
+    position."""
     tables = {
         tensor.shape[0]: tensor.name
         for tensor in tensors.values()

@@ -1,4 +1,4 @@
-"""Where one tensor lies on disk: the common ground of the readers and the writers."""
+"""The place of a tensor on disk: the common ground of the readers and the writers."""
 
 import io
 import math
@@ -11,8 +11,8 @@ import numpy as np
 from quantmill.common.plain_file import open_plain
 from quantmill.common.program import UserError
 
-CHUNK = 256 * 1024  # bytes; larger buffers fall out of the L2 cache and are slower, smaller ones cost calls
-GATHERED = 8 * 2**20  # bytes of a non-contiguous tensor that are put in order at a time
+CHUNK = 256 * 1024  # bytes; larger buffers exceed the L2 cache, smaller ones cost calls
+GATHERED = 8 * 2**20  # bytes of a non-contiguous tensor that are reordered at a time
 MAX_DIMENSIONS = 16
 MAX_NAME = 1000  # characters of a tensor's name
 POINTER = b"version https://git-lfs"
@@ -29,12 +29,12 @@ DTYPE_BYTES = {
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor inside a file.
+    """A tensor in a file.
 
     Attributes:
         dtype: safetensors' name, e.g. `BF16`.
-        shape, stride: in elements; a stride as torch has it.
-        path: the file; start: the byte in it where element 0 lies.
+        shape, stride: in elements; strides as torch has them.
+        path: the file; start: the byte in it at which element 0 lies.
     """
 
     name: str
@@ -51,29 +51,27 @@ class Tensor:
 
     @property
     def is_weight(self) -> bool:
-        """Whether it may be a weight. Older checkpoints keep causal masks [1, 1, n, n] and constants beside them, which
-        no library loads (GPT-2, GPT-NeoX)."""
+        """True for what may be a weight. Older checkpoints also hold causal masks [1, 1, n, n] and scalars, which no
+        library loads (GPT-2, GPT-NeoX)."""
         mask = len(self.shape) == 4 and self.shape[:2] == (1, 1) and self.shape[2] == self.shape[3]
         return bool(self.shape) and not mask and "F" in self.dtype
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor's own elements, laid out without gaps."""
+        """Bytes of the tensor's elements, laid out without gaps."""
         return self.numel * DTYPE_BYTES[self.dtype]
 
     @property
     def contiguous(self) -> bool:
-        """Whether the elements lie in the file in row-major order without gaps."""
+        """True if the elements lie in the file in row-major order without gaps."""
         return self.numel == 0 or all(
             size == 1 or stride == expected
             for size, stride, expected in zip(self.shape, self.stride, row_major(self.shape), strict=True)
         )
 
     def chunks(self) -> Iterator[memoryview]:
-        """The elements in row-major order, little-endian, `CHUNK` bytes at a time (the last piece may be shorter).
-
-        A piece is valid until the next one. Raises EOFError where the file has become shorter.
-        """
+        """Yield the elements in row-major order, little-endian, `CHUNK` bytes at a time (the last piece may be
+        shorter). A piece is valid until the next one. Raises EOFError if the file has become shorter."""
         if self.contiguous:
             buffer = memoryview(bytearray(min(CHUNK, self.nbytes)))
             with self.path.open("rb", buffering=0) as file:
@@ -86,7 +84,7 @@ class Tensor:
             yield from _rechunk(self._strided_chunks())
 
     def _strided_chunks(self) -> Iterator[memoryview]:
-        """The elements in row-major order, a block of at most `GATHERED` bytes after another."""
+        """Yield the elements in row-major order, in blocks of at most `GATHERED` bytes."""
         with self.path.open("rb", buffering=0) as file:
             for start, shape, stride in _blocks(self.start, self.shape, self.stride, DTYPE_BYTES[self.dtype]):
                 block = np.empty(shape, f"V{DTYPE_BYTES[self.dtype]}")
@@ -112,10 +110,8 @@ def _blocks(
 
 
 def _gather(file: io.FileIO, start: int, stride: tuple[int, ...], block: np.ndarray) -> None:
-    """Fill `block` from a strided view: halve it until what it spans in the file is small, read that, and pick.
-
-    Reading beats mapping, whose touched pages would count as memory: a transposed tensor touches them all.
-    """
+    """Fill `block` from a strided view: halve it until its span in the file is small, read that, and pick the elements.
+    Reading is better than mapping: pages that are touched count as memory, and a transposed tensor touches them all."""
     span = 1 + sum((size - 1) * step for size, step in zip(block.shape, stride, strict=True))
     if span * block.itemsize <= CHUNK or block.size == 1:
         raw = bytearray(span * block.itemsize)
@@ -133,7 +129,7 @@ def _gather(file: io.FileIO, start: int, stride: tuple[int, ...], block: np.ndar
 
 
 def _rechunk(pieces: Iterator[memoryview]) -> Iterator[memoryview]:
-    """The same bytes, `CHUNK` at a time."""
+    """Yield the same bytes, `CHUNK` at a time."""
     buffer, filled = memoryview(bytearray(CHUNK)), 0
     for piece in pieces:
         while piece:
@@ -148,7 +144,7 @@ def _rechunk(pieces: Iterator[memoryview]) -> Iterator[memoryview]:
 
 
 def read_into(file: io.FileIO, buffer: memoryview) -> None:
-    """Fill the whole buffer. Raises EOFError where the file ends first."""
+    """Fill the whole buffer. Raises EOFError if the file ends first."""
     while buffer:
         count = file.readinto(buffer)
         if not count:
@@ -157,12 +153,12 @@ def read_into(file: io.FileIO, buffer: memoryview) -> None:
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides, in elements, of a tensor without gaps."""
+    """Return the strides, in elements, of a tensor without gaps."""
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def is_valid_shape(shape: tuple[int, ...]) -> bool:
-    """Whether a tensor can have this shape: some dimensions, and sizes whose product is a number to a computer."""
+    """Return whether a tensor can have this shape: few dimensions, and sizes whose product fits 63 bits."""
     return len(shape) <= MAX_DIMENSIONS and (
         all(type(size) is int and 0 <= size < 2**63 for size in shape)
         and math.prod(max(1, size) for size in shape) < 2**63
@@ -177,7 +173,8 @@ def refuse_pointer(path: Path) -> None:
 
 
 def check_name(name: str) -> str:
-    """The same name. Raises ValueError for one that no model has and that would spoil a header or a terminal."""
+    """Return the same name. Raises ValueError for a name that no model has and that would corrupt a header or a
+    terminal."""
     if len(name) > MAX_NAME or not name.isprintable() or name == "__metadata__":
         raise ValueError(f"a tensor called {name!r:.60}")
     name.encode()  # a lone surrogate raises UnicodeEncodeError, which is a ValueError

@@ -1,20 +1,20 @@
-"""Convert a checkpoint's pytorch_model*.bin files to safetensors, without running what their pickles say.
+"""Convert a checkpoint's pytorch_model*.bin files to safetensors, without running their pickles.
 
     python scripts/quantmill checkpoint.to_safetensors SRC DST [--verify] [--finite] [--max-shard-size 5GB]
         [--tensors tensors.json]
 
-SRC is a model's folder, DST the new one. Every shard becomes one .safetensors shard with the same tensors, the index is
-rewritten, and config, tokenizer and generation files are carried along. Weights that already are safetensors are
-copied. What torch.compile, DDP and the like put before all names (`_orig_mod.`, `module.`) is taken off, and the
-manifest says so. Memory stays constant, whatever the size of the model. With --tensors, what fetch.name_tensors wrote,
-DST holds what the model uses and no more; its manifest names the rest.
+SRC is a model's folder, DST the new one. Every shard becomes one .safetensors shard with the same tensors. The index is
+rewritten; config, tokenizer and generation files are copied. Weights that already are safetensors are copied. A prefix
+of all names, as of torch.compile or DDP (`_orig_mod.`, `module.`), is removed and recorded in the manifest. With
+--tensors, the output of fetch.name_tensors, DST holds only what the model uses; its manifest names the rest. Memory
+stays constant, whatever the size of the model.
 """
 
 import sys
 from pathlib import Path
 
 from quantmill.checkpoint import headers, used
-from quantmill.checkpoint.conversion import drop_tied, parser, publish_converted
+from quantmill.checkpoint.conversion import drop_tied, parser, write_converted
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
     as_it_is = not (options.max_shard_size or model.dropped) and len(kept) == len(model.tensors)
     if model.dropped:
         print(f"note: {options.src}: {model.dropped} is taken off the tensors' names", file=sys.stderr)
-    publish_converted(
+    write_converted(
         source,
         kept,
         "safetensors",

@@ -43,11 +43,11 @@ UNTYPED = {
 
 
 class TooLong(ValueError):
-    """The pickle is larger than those of checkpoints, damaged or not."""
+    """The pickle is larger than any checkpoint's, damaged or not."""
 
 
 class ForbiddenGlobal(ValueError):
-    """The pickle asks for something that no plain checkpoint needs."""
+    """The pickle names a global that no plain checkpoint needs."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Name:
 
 @dataclass(frozen=True)
 class Storage:
-    """A storage: the zip member's key, and its dtype and bytes as the pickle has them."""
+    """A storage: the zip member's key, and its dtype and bytes according to the pickle."""
 
     dtype: str | None
     key: str
@@ -68,7 +68,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class View:
-    """A tensor: a dtype, and offset, shape and stride in elements of its storage."""
+    """A tensor: a dtype, and the offset, shape and stride in elements of its storage."""
 
     storage: Storage
     dtype: str
@@ -93,15 +93,15 @@ def _rebuild_v3(
     dtype: Name | Storage,
     metadata: Any = None,
 ) -> View:
-    if metadata:  # torch notes there that the numbers are to be conjugated or negated
+    if metadata:  # torch's note that the numbers must be conjugated or negated
         raise ValueError("a conjugated or negated view; save its .resolve_conj().resolve_neg()")
     if not (isinstance(storage, Storage) and isinstance(size, tuple) and isinstance(stride, tuple)) or not dtype.dtype:
-        raise ValueError("a tensor that is none")
+        raise ValueError("not a tensor")
     return View(storage, dtype.dtype, offset, size, stride)
 
 
 def _ordered_dict() -> OrderedDict:
-    """Without arguments, as pickle makes it: copying one again and again would fill memory."""
+    """Return an empty one, as pickle creates it. With arguments, repeated copies could fill memory."""
     return OrderedDict()
 
 
@@ -119,7 +119,7 @@ _GLOBALS: dict[tuple[str, str], Any] = {
 }
 
 
-# What torch.save writes, in protocols 2 to 4. Among the rest are some that build objects or allocate what they are told
+# those that torch.save writes, in protocols 2 to 4; some others build objects or allocate any size
 OPCODES = {
     *(pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.GLOBAL, pickle.STACK_GLOBAL, pickle.REDUCE),
     *(pickle.BINPERSID, pickle.BUILD, pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE),
@@ -135,7 +135,7 @@ MAX_OPERATIONS = 1_200_000  # 37,000 tensors; each leaves at most about 100 byte
 
 
 def _limit_operations(load: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Load, unless the pickle is longer than any checkpoint's: an opcode of one byte makes an object of a hundred."""
+    """Stop at more operations than any checkpoint's: an opcode of one byte can create an object of a hundred."""
 
     def wrapper(unpickler: Any) -> None:
         unpickler.operations += 1
@@ -147,19 +147,19 @@ def _limit_operations(load: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def _require_names(load: Callable[[Any], None], keys: slice) -> Callable[[Any], None]:
-    """Put items into a dict if their keys, at `keys` of the stack, are texts: others can be chosen to collide, and then
-    take hours."""
+    """Put items into a dict if their keys, at `keys` of the stack, are texts. Keys of other types can be chosen to
+    collide, which takes hours."""
 
     def wrapper(unpickler: Any) -> None:
         if not all(isinstance(key, str) for key in unpickler.stack[keys]):
-            raise ValueError("a key that is no name")
+            raise ValueError("a key that is not a text")
         load(unpickler)
 
     return wrapper
 
 
 def _limit_tuples(load: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Load a tuple, at most three deep and 64 long: freeing very deep ones overflows the interpreter's stack."""
+    """Load a tuple at most three deep and 64 long: freeing very deep ones overflows the interpreter's stack."""
 
     def wrapper(unpickler: Any) -> None:
         load(unpickler)
@@ -173,7 +173,7 @@ def _limit_tuples(load: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 class _Unpickler(pickle._Unpickler):
-    """The pure-Python unpickler: the C one allocates gigabytes for a memo index that a file makes up."""
+    """The pure-Python unpickler. The C one allocates gigabytes for a memo index that a file makes up."""
 
     stack: list[Any]
     dispatch: ClassVar[dict[int, Any]] = {
@@ -182,7 +182,7 @@ class _Unpickler(pickle._Unpickler):
     operations = 0
 
     def load_build(self) -> None:
-        """Drop the attributes of a state_dict (its `_metadata`); nothing else has any business with this opcode."""
+        """Drop the attributes of a state_dict (its `_metadata`), the only valid use of this opcode."""
         self.stack.pop()
         if type(self.stack[-1]) is not OrderedDict:
             raise ValueError("attributes for something else than a state_dict")
@@ -211,19 +211,15 @@ class _Unpickler(pickle._Unpickler):
 
 
 def loads(data: bytes) -> Any:
-    """What a torch pickle holds, with a `View` in place of each tensor.
-
-    Raises `ForbiddenGlobal` for a global that is no part of a plain state_dict, and for damage whatever pickle's own
-    machine runs into (`pickle.UnpicklingError`, ValueError, TypeError, AttributeError, IndexError, KeyError, EOFError).
-    """
+    """Return the contents of a torch pickle, with a `View` in place of each tensor. Raises `ForbiddenGlobal` for a
+    global that a plain state_dict does not have. Damage raises whatever pickle's machine runs into
+    (`pickle.UnpicklingError`, ValueError, TypeError, AttributeError, IndexError, KeyError, EOFError)."""
     return _Unpickler(io.BytesIO(data), encoding="utf-8").load()
 
 
 def dumps(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> bytes:
-    """Pickle a state_dict of contiguous tensors, (name, dtype, shape) each; the storage of the i-th has the key "i".
-
-    Protocol 2, as torch.save's, and without a memo: the same tensors always give the same bytes.
-    """
+    """Pickle a state_dict of contiguous tensors, (name, dtype, shape) each; the i-th storage has the key "i". Protocol
+    2, as torch.save's, and without a memo: the same tensors always give the same bytes."""
     parts = [pickle.PROTO + b"\x02", pickle.EMPTY_DICT, pickle.MARK]
     for key, (name, dtype, shape) in enumerate(tensors):
         parts += [_text(name), *_tensor(dtype, shape, math.prod(shape), str(key))]

@@ -1,4 +1,4 @@
-"""Read and write `torch.save` zip files without torch, and without running what a pickle says.
+"""Read and write `torch.save` zip files without torch, and without running a pickle.
 
 The format (torch/csrc/jit/serialization and torch/serialization.py): an uncompressed zip whose `*/data.pkl` pickles the
 state_dict (checkpoint/torch_pickle.py) and whose members `*/data/<key>` are the bytes of the storages, each aligned to
@@ -21,10 +21,10 @@ from quantmill.checkpoint.zip_writer import ZipWriter
 from quantmill.common.plain_file import open_plain
 from quantmill.common.program import UserError
 
-MAX_EXPANSION = 64  # bytes of all tensors over those of the file: strides of zero make terabytes of nothing
-MAX_TENSORS_A_FILE = 25_000  # whose pickle is certain to be within torch_pickle's bounds
+MAX_EXPANSION = 64  # bytes of all tensors over those of the file: strides of zero repeat few bytes into terabytes
+MAX_TENSORS_A_FILE = 25_000  # whose pickle is within torch_pickle's bounds for certain
 MAX_PICKLE = 8 * 2**20  # bytes; the pickle of a shard with 10,000 tensors is about 1 MiB
-# what pickle's machine and struct run into where a pickle makes no sense
+# exceptions of pickle's machine and struct on damaged pickles
 DAMAGE = (
     *(pickle.UnpicklingError, ValueError, TypeError, AttributeError, IndexError, KeyError, EOFError),
     *(RecursionError, MemoryError, OverflowError, AssertionError, struct.error),
@@ -32,18 +32,16 @@ DAMAGE = (
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """Find the tensors of a .bin (or .pt) file: name -> `Tensor`, in the pickle's order.
-
-    Raises `UserError` for what is not a plain zip checkpoint: legacy pickles, other pickled globals, members that are
-    compressed, encrypted, overlapping or missing, views that reach beyond their storage, entries that are no tensors.
-    """
+    """Find the tensors of a .bin (or .pt) file: name -> `Tensor`, in the pickle's order. Raises `UserError` for
+    anything but a plain zip checkpoint: legacy pickles, other pickled globals, members that are compressed, encrypted,
+    overlapping or missing, views beyond their storage, entries that are not tensors."""
     try:
         members = zip_directory.read(path)
         prefixes = [name[: -len("data.pkl")] for name in members if name.endswith("/data.pkl")]
         if not prefixes:
-            raise UserError(f"{path}: a zip file without data.pkl is no torch checkpoint; download it again")
+            raise UserError(f"{path}: a zip file without data.pkl is not a torch checkpoint; download it again")
         if len(prefixes) > 1:
-            raise UserError(f"{path}: holds two data.pkl, and only one can be meant; refused")
+            raise UserError(f"{path}: holds two data.pkl, and one is expected; refused")
         prefix = prefixes[0]
         order = members.get(prefix + "byteorder")
         if order and _bytes(path, order) != b"little":
@@ -70,13 +68,13 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def check(path: Path) -> None:
-    """Read every byte of a .bin and raise `UserError` where a member does not have its CRC32."""
+    """Read every byte of a .bin. Raises `UserError` for a member with a wrong CRC32."""
     for member in zip_directory.read(path).values():
         zip_directory.check_crc(path, member)
 
 
 def _instead_of_a_zip(path: Path) -> str:
-    """What a file that is no zip is, and what to do about it."""
+    """Return what a file that is not a zip is, and what to do about it."""
     refuse_pointer(path)
     with open_plain(path) as file:
         begin = file.read(1)
@@ -89,7 +87,7 @@ def _instead_of_a_zip(path: Path) -> str:
 
 
 def _bytes(path: Path, member: Member) -> bytes:
-    """A small member's bytes. Raises `UserError` where they could take much memory, or have not their CRC32."""
+    """Read a small member. Raises `UserError` if it is too large or its CRC32 is wrong."""
     if member.size > MAX_PICKLE:
         raise UserError(f"{path}: {member.name:.80} is over {MAX_PICKLE >> 20} MiB, which no checkpoint's is; refused")
     zip_directory.check_crc(path, member)
@@ -103,13 +101,13 @@ def _entries(path: Path, state: Any) -> list[tuple[str, torch_pickle.View]]:
         raise UserError(f"{path}: holds a {type(state).__name__}, not a state_dict; save model.state_dict() instead")
     for name, value in state.items():
         if not isinstance(value, torch_pickle.View):
-            raise UserError(f"{path}: entry {name!r:.60} is no tensor; save a bare state_dict")
+            raise UserError(f"{path}: entry {name!r:.60} is not a tensor; save a bare state_dict")
         check_name(name)
     return list(state.items())
 
 
 def _locate(path: Path, members: dict[str, Member], prefix: str, name: str, view: torch_pickle.View) -> Tensor:
-    """Check a view against its storage, and the storage against its zip member; find its first byte."""
+    """Check a view against its storage, and the storage against its zip member. Find its first byte."""
     member = members.get(f"{prefix}data/{view.storage.key}")
     if member is None:
         raise UserError(

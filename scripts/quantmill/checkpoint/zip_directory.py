@@ -1,4 +1,4 @@
-"""Where the members of an uncompressed zip lie, for zips that a stranger made."""
+"""Find the members of an uncompressed zip from an untrusted source."""
 
 import io
 import os
@@ -12,7 +12,7 @@ from quantmill.common.program import UserError
 
 try:  # four times as fast as zlib's
     from isal.isal_zlib import crc32
-except ImportError:  # an interpreter of the user's own need not have it
+except ImportError:  # an interpreter that the user names may lack it
     from zlib import crc32
 
 MAX_DIRECTORY = 4 * 2**20  # bytes; an entry takes about 100, and 1,000 in memory
@@ -21,7 +21,7 @@ LOCAL_HEADER = 30  # bytes, before a member's name and extra field
 
 @dataclass(frozen=True)
 class Member:
-    """A member: its bytes begin at byte `start` of the file, and `crc` is the CRC32 that the zip says they have."""
+    """A member: its bytes start at byte `start` of the file; `crc` is the CRC32 that the zip records."""
 
     name: str
     start: int
@@ -30,15 +30,12 @@ class Member:
 
 
 def read(path: Path) -> dict[str, Member]:
-    """All members by name, in the order of their bytes.
-
-    Raises `zipfile.BadZipFile` for what is no zip, and `UserError` where members are compressed, encrypted, cut off,
-    called the same or share bytes, and where the directory lies about them.
-    """
+    """Return all members by name, in the order of their bytes. Raises `zipfile.BadZipFile` for what is not a zip, and
+    `UserError` if members are compressed, encrypted, cut off, share a name or bytes, or contradict the directory."""
     with _Bounded(path, "rb") as file:
         try:
             archive = zipfile.ZipFile(file)
-        except (NotImplementedError, ValueError, OSError, struct.error) as error:  # numbers that cannot be
+        except (NotImplementedError, ValueError, OSError, struct.error) as error:  # impossible numbers
             raise zipfile.BadZipFile(str(error)) from None
         infos = sorted(archive.infolist(), key=lambda info: info.header_offset)
         members: dict[str, Member] = {}
@@ -54,7 +51,7 @@ def read(path: Path) -> dict[str, Member]:
 
 
 class _Bounded(io.FileIO):
-    """A file that zipfile reads, but not by gigabytes: it takes the size of a zip's directory from the zip."""
+    """A file for zipfile with bounded reads: zipfile believes the directory's size that the zip states."""
 
     def read(self, size: int | None = -1) -> bytes:
         if size is None or size < 0:
@@ -65,7 +62,7 @@ class _Bounded(io.FileIO):
 
 
 def _member(path: Path, file: io.FileIO, info: zipfile.ZipInfo) -> Member:
-    """Find a member's bytes: behind its local header, whose name and extra field have lengths of their own."""
+    """Find a member's bytes: after its local header, whose name and extra field have lengths of their own."""
     if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or info.compress_size != info.file_size:
         raise UserError(
             f"{path}: member {info.filename:.80} is compressed or encrypted, which torch never does; refused"
@@ -81,7 +78,7 @@ def _member(path: Path, file: io.FileIO, info: zipfile.ZipInfo) -> Member:
 
 
 def check_crc(path: Path, member: Member) -> None:
-    """Read a member and raise `UserError` where its bytes do not have the CRC32 that the zip records."""
+    """Read a member. Raises `UserError` if its bytes do not have the CRC32 that the zip records."""
     crc, buffer = 0, memoryview(bytearray(min(CHUNK, member.size)))
     with path.open("rb", buffering=0) as file:
         file.seek(member.start)

@@ -1,8 +1,8 @@
-"""The Hugging Face Hub: which commit a revision is, what it holds, and its files, checked.
+"""The Hugging Face Hub: the commit of a revision, the files of a repository, and their download with checked hashes.
 
-Through huggingface_hub and its own cache, so that a model that is there already is not fetched again; its environment
-variables hold (HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). No token passes through our hands, and no
-error repeats an address, which may carry a signature.
+It uses huggingface_hub and its cache, so a model that is already there is not fetched again. The library's variables
+apply (HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). No token passes through our code, and no error
+repeats an address, which may carry a signature.
 """
 
 import hashlib
@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-if not sys.stderr.isatty():  # a log is no place for progress bars
+if not sys.stderr.isatty():  # progress bars do not belong in logs
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 import huggingface_hub
@@ -29,16 +30,14 @@ from quantmill.common import manifest
 from quantmill.common.program import UserError
 
 Result = TypeVar("Result")
-ATTEMPTS = 4  # for what the client does not try again itself: connections that are reset, servers that fail
+ATTEMPTS = 4  # for failures that the client does not retry: reset connections, failing servers
 WORKERS = 4  # files at the same time
 
 
 @dataclass(frozen=True)
 class File:
-    """A file of a repository: its bytes, its git blob's SHA-1, and where the hub stores it as a large file its SHA-256.
-
-    Offline the cache knows one of the two.
-    """
+    """A file of a repository: its bytes, the SHA-1 of its git blob, and its SHA-256 if the hub stores it as a large
+    file. Offline the cache knows one of the two hashes."""
 
     name: str
     size: int
@@ -57,16 +56,14 @@ class Repository:
 
 
 def resolve(name: str, revision: str, kind: str = "model") -> Repository:
-    """Ask the hub which commit a branch, a tag or a commit is and what it holds; offline, ask the cache.
-
-    Raises `UserError` where there is no such repository or revision, or the hub cannot or must not be asked.
-    """
+    """Ask the hub for the commit of a branch, tag or commit and for its files; offline, ask the cache. Raises
+    `UserError` if there is no such repository or revision, or the hub cannot or must not be asked."""
     if constants.HF_HUB_OFFLINE:
         return _resolve_offline(name, revision, kind)
     ask = huggingface_hub.HfApi(library_name="quantmill").repo_info
     with _one_line(name, revision):
         info = _retry(lambda: ask(name, revision=revision, repo_type=kind, files_metadata=True))
-    if info.sha != revision:  # in the cache's own way (its refs/), so that the same revision is found offline
+    if info.sha != revision:  # as the cache does (its refs/), so that the revision is found offline
         ref = Path(constants.HF_HUB_CACHE, f"{kind}s--{name.replace('/', '--')}", "refs", revision)
         ref.parent.mkdir(parents=True, exist_ok=True)
         ref.write_text(info.sha, encoding="utf-8")
@@ -74,7 +71,7 @@ def resolve(name: str, revision: str, kind: str = "model") -> Repository:
 
 
 def of_info(name: str, kind: str, info: Any) -> Repository:
-    """A repository as the client's `repo_info` tells it, asked with `files_metadata`."""
+    """Return a repository from the client's `repo_info`, asked with `files_metadata`."""
     files = [
         File(entry.rfilename, entry.size or 0, entry.blob_id, entry.lfs.sha256 if entry.lfs else None)
         for entry in info.siblings or []
@@ -83,34 +80,28 @@ def of_info(name: str, kind: str, info: Any) -> Repository:
 
 
 def fetch(repository: Repository, names: Iterable[str]) -> dict[str, Path]:
-    """Bring files to the hub's cache and check their hashes: name -> path there.
-
-    Raises `UserError` where the disk cannot hold them, before the first byte; where the hub fails or refuses; and where
-    a file has not the hash that the hub says, which is then removed.
-    """
+    """Download files to the hub's cache and check their hashes: name -> path there. Raises `UserError` if the disk has
+    no room for them, before the first byte; if the hub fails or refuses; and if a file does not have the hub's hash,
+    which removes it."""
     files = [repository.files[name] for name in names]
     _check_disk(repository, files)
 
     def one(file: File) -> tuple[str, Path]:
+        words = {"repo_type": repository.kind, "revision": repository.commit, "library_name": "quantmill"}
         with _one_line(repository.name, repository.commit):
-            path = _retry(
-                lambda: huggingface_hub.hf_hub_download(
-                    repository.name,
-                    file.name,
-                    repo_type=repository.kind,
-                    revision=repository.commit,
-                    library_name="quantmill",
-                )
-            )
-        _check_hash(repository, file, Path(path))
-        return file.name, Path(path)
+            path = _retry(lambda: Path(huggingface_hub.hf_hub_download(repository.name, file.name, **words)))
+        _check_hash(repository, file, path)
+        return file.name, path
 
     with ThreadPoolExecutor(WORKERS) as workers:
         return dict(workers.map(one, files))
 
 
 def _check_disk(repository: Repository, files: Iterable[File]) -> None:
-    missing = sum(file.size for file in files if not _in_cache(repository, file))
+    known = partial(
+        huggingface_hub.try_to_load_from_cache, repository.name, revision=repository.commit, repo_type=repository.kind
+    )
+    missing = sum(file.size for file in files if not isinstance(known(file.name), str))
     cache = Path(constants.HF_HUB_CACHE)
     existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free = shutil.disk_usage(existing).free
@@ -121,15 +112,8 @@ def _check_disk(repository: Repository, files: Iterable[File]) -> None:
         )
 
 
-def _in_cache(repository: Repository, file: File) -> bool:
-    path = huggingface_hub.try_to_load_from_cache(
-        repository.name, file.name, revision=repository.commit, repo_type=repository.kind
-    )
-    return isinstance(path, str)
-
-
 def has_hash(file: File, content: Path | bytes) -> bool:
-    """Whether bytes, or those of a file here, are those that the hub has."""
+    """Return whether bytes, or those of a local file, are those that the hub has."""
     if file.sha256:
         found = hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else manifest.sha256(content)
         return found == file.sha256
@@ -149,13 +133,10 @@ def _check_hash(repository: Repository, file: File, path: Path) -> None:
 
 
 def _resolve_offline(name: str, revision: str, kind: str) -> Repository:
-    """A repository as far as the cache holds it."""
+    """Return a repository as far as the cache holds it."""
     try:
-        folder = Path(
-            huggingface_hub.snapshot_download(
-                name, repo_type=kind, revision=revision, local_files_only=True, allow_patterns=[]
-            )
-        )
+        words = {"repo_type": kind, "revision": revision, "local_files_only": True}
+        folder = Path(huggingface_hub.snapshot_download(name, **words, allow_patterns=[]))
     except errors.LocalEntryNotFoundError:
         raise UserError(
             f"{name}: revision {revision} is not in the cache ({constants.HF_HUB_CACHE}) and HF_HUB_OFFLINE is set; "
@@ -163,14 +144,14 @@ def _resolve_offline(name: str, revision: str, kind: str) -> Repository:
         ) from None
     files = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        file, blob = path.relative_to(folder).as_posix(), path.resolve().name  # the cache calls a blob by its hash
+        file, blob = path.relative_to(folder).as_posix(), path.resolve().name  # a blob's name in the cache is its hash
         known = {40: "blob", 64: "sha256"}.get(len(blob), "")
         files[file] = File(file, path.stat().st_size, *(blob if known == kind else None for kind in ("blob", "sha256")))
     return Repository(name, kind, folder.name, files)
 
 
 def _retry(ask: Callable[[], Result]) -> Result:
-    """What `ask` returns, asked again where a server or a connection failed."""
+    """Return the result of `ask`, called again after a failure of the server or the connection."""
     for attempt in range(ATTEMPTS):
         try:
             return ask()
@@ -186,7 +167,7 @@ def _retry(ask: Callable[[], Result]) -> Result:
 
 @contextmanager
 def _one_line(name: str, revision: str) -> Iterator[None]:
-    """Turn what the client raises into one line that says what to do."""
+    """Turn the client's exceptions into one line that says what to do."""
     try:
         yield
     except errors.GatedRepoError:
@@ -203,7 +184,7 @@ def _one_line(name: str, revision: str) -> Iterator[None]:
     except errors.RemoteEntryNotFoundError:
         reason = f"lost a file while it was downloaded from revision {revision}; run again"
     except errors.HFValidationError:
-        reason = "is no repository's name; it is ORGANISATION/NAME"
+        reason = "is not a repository's name; write ORGANISATION/NAME"
     except errors.HfHubHTTPError as error:
         reason = _status(error.response.status_code)
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:

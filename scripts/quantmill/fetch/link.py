@@ -2,19 +2,17 @@
 
     python scripts/quantmill fetch.link SRC DST --kind path
 
-SRC must hold config.json and weights (safetensors or .bin, sharded or not). Nothing in it is changed, and nothing that
-is written to it later reaches DST. The copies are reflinks where the file system has them, which cost no disk. What
-does not belong to the model is left out, and the manifest names it.
+SRC must hold config.json and weights (safetensors or .bin, sharded or not). It is not changed, and later changes to it
+do not reach DST. The copies are reflinks if the file system has them, which cost no disk. Files that do not belong to
+the model are left out, and the manifest names them.
 """
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from quantmill.checkpoint import headers, selection, shards
 from quantmill.checkpoint.tensor import refuse_pointer
-from quantmill.common import manifest
-from quantmill.common.atomic import clone_or_copy, write_atomically
 from quantmill.common.program import parser
+from quantmill.fetch import write_source
 
 
 def main() -> None:
@@ -32,26 +30,8 @@ def main() -> None:
     files = [*source.files, *filter(None, [source.index()]), *source.others()]
     for file in files:
         refuse_pointer(file)
-    source.tensors()  # headers that do not fit their files are found before a byte is copied
+    source.tensors()  # refuses bad headers before a byte is copied
     parameters = selection.report(str(options.src), selection.left_out(options.src, {file.name for file in files}))
-    with write_atomically(options.dst, source=options.src) as folder, ThreadPoolExecutor(manifest.HASHERS) as workers:
-        folder.mkdir()
-        digests = workers.map(clone_or_copy, files, (folder / file.name for file in files))
-        hashes = {file.name: digest for file, digest in zip(files, digests, strict=True)}
-        weights = {file.name: hashes[file.name] for file in source.files}
-        manifest.write(
-            folder,
-            format="source",
-            tool="link_source",
-            tool_version="1",
-            parameters=parameters,
-            source={
-                "kind": options.kind,
-                "path": str(options.src),
-                "commit": None,
-                "sha256": weights,
-            },
-            weight_files=list(weights),
-            hashes=hashes,
-        )
-        shards.find(folder)  # what was copied, should it have changed meanwhile
+    origin = {"kind": options.kind, "path": str(options.src), "commit": None}
+    facts = {"tool": "link_source", "tool_version": "1", "parameters": parameters}
+    write_source(options.dst, {file.name: file for file in files}, {}, origin, **facts)

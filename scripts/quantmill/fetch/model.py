@@ -2,9 +2,8 @@
 
     python scripts/quantmill fetch.model ORGANISATION/NAME DST [--revision main]
 
-Weights come in one form, safetensors where there are any, else .bin. Files land in the hub's own cache, where a later
-run finds them, and DST gets copies: reflinks where the file system has them. A token is taken from HF_TOKEN or from
-`hf auth login`.
+Weights come in one form, safetensors if there are any, else .bin. Files land in the hub's own cache for later runs, and
+DST gets copies: reflinks if the file system has them. The token is that of HF_TOKEN or of `hf auth login`.
 """
 
 from pathlib import Path
@@ -12,11 +11,9 @@ from pathlib import Path
 import huggingface_hub
 
 from quantmill.checkpoint import headers, selection, shards
-from quantmill.common import manifest
-from quantmill.common.atomic import clone_or_copy, write_atomically
 from quantmill.common.model_config import context_of
 from quantmill.common.program import UserError, parser, printable
-from quantmill.fetch import hub
+from quantmill.fetch import hub, write_source
 
 
 def main() -> None:
@@ -46,29 +43,8 @@ def main() -> None:
         )
     files = hub.fetch(repository, names)
     left_out = sorted(map(printable, repository.files.keys() - {*names}))
-    with write_atomically(options.dst) as folder:
-        folder.mkdir()
-        hashes = {name: clone_or_copy(path, folder / name) for name, path in files.items()}
-        for name, digest in hashes.items():
-            if repository.files[name].sha256 not in (None, digest):
-                raise UserError(
-                    f"{files[name]}: has other bytes than {repository.name} says; remove it from the hub's cache"
-                )
-        weights = [name for name in files if name.endswith((".safetensors", ".bin"))]
-        manifest.write(
-            folder,
-            format="source",
-            tool="download",
-            tool_version=f"huggingface_hub {huggingface_hub.__version__}",
-            parameters=selection.report(repository.name, left_out),
-            source={
-                "kind": "hub",
-                "hub": repository.name,
-                "revision": options.revision,
-                "commit": repository.commit,
-                "sha256": {name: hashes[name] for name in weights},
-            },
-            weight_files=weights,
-            hashes=hashes,
-        )
-        shards.find(folder)  # an index that names a shard that was not there
+    origin = {"kind": "hub", "hub": repository.name, "revision": options.revision, "commit": repository.commit}
+    facts = {"tool": "download", "tool_version": f"huggingface_hub {huggingface_hub.__version__}"}
+    expected = {name: file.sha256 for name, file in repository.files.items()}
+    parameters = selection.report(repository.name, left_out)
+    write_source(options.dst, files, expected, origin, **facts, parameters=parameters)

@@ -1,11 +1,11 @@
-"""List the tensors of a checkpoint that its model uses, as the model's class in transformers takes them up.
+"""List the tensors of a checkpoint that its model uses, as the model's class in transformers takes them.
 
     python scripts/quantmill fetch.name_tensors SOURCE OUT [--further-layers]
 
-The class is built from config.json without memory for its weights, and asked which stored names it takes, by its own
-rules for mixtures' experts, tied weights and older names; of the files only the headers are read. Buffers that every
-library computes for itself, and layers that guess further tokens (but with --further-layers), are dropped from all that
-is made of the model. Anything else that is left over, missing, of another shape, or not scaled is refused.
+The class is built from config.json without memory for its weights. It is asked which stored names it takes, by its own
+rules for experts, tied weights and older names; only the files' headers are read. Buffers that every library computes
+itself, and multi-token prediction layers (unless --further-layers), are dropped from all that is made of the model.
+Anything else that is left over, missing, of another shape, or not scaled is refused.
 """
 
 import signal
@@ -30,23 +30,23 @@ from quantmill.common import limited, remote_code
 from quantmill.common.atomic import write_atomically
 from quantmill.common.program import UserError, first_line, parser
 
-FLOAT = torch.float32  # of every weight here; what is stored matters to `used.check_dtypes` alone
-MEGABYTES, SECONDS = 4096, 600  # of building the class; 61 layers of 256 experts take 500 MB and 20 s
+FLOAT = torch.float32  # of every weight here; only `used.check_dtypes` looks at the stored dtype
+MEGABYTES, SECONDS = 4096, 600  # to build the class; 61 layers of 256 experts take 500 MB and 20 s
 
 
 class Stored:
-    """A stored tensor as transformers sees those of a file: it is read by being indexed, which is remembered."""
+    """A stored tensor as transformers sees those of a file: indexing reads it, which is recorded."""
 
     def __init__(self, tensor: Tensor, taken: set[str]) -> None:
         self.tensor = tensor
         self.taken = taken
 
     def get_dtype(self) -> str:
-        """safetensors' name."""
+        """Return safetensors' name."""
         return self.tensor.dtype
 
     def get_shape(self) -> list[int]:
-        """In elements."""
+        """Return the shape, in elements."""
         return list(self.tensor.shape)
 
     def __getitem__(self, index: Any) -> torch.Tensor:
@@ -55,23 +55,23 @@ class Stored:
 
 
 def build(folder: Path) -> PreTrainedModel:
-    """The model of a config.json, on the meta device. Raises `UserError` for what transformers makes no causal language
-    model of."""
+    """Build the model of a config.json on the meta device. Raises what transformers raises if it has no such causal
+    language model."""
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     with torch.device("meta"):
         return transformers.AutoModelForCausalLM.from_config(config, dtype=FLOAT, trust_remote_code=False)
 
 
 def name_tensors(source: headers.Model, further: bool) -> used.Used:
-    """Sort the tensors of a checkpoint, whose config.json its headers bear out; see `used.sort`. Raises `UserError` as
-    the functions there do, and where transformers knows no such model."""
+    """Sort the tensors of a checkpoint whose config.json fits its headers; see `used.sort`. Raises `UserError` as the
+    functions there do, and for a model that transformers does not know."""
     place, tensors = str(source.checkpoint.folder), source.tensors
     try:
         model = build(source.checkpoint.folder)
         integers = integer_buffers(model)
         taken, ignored, loaded = ask(model, tensors)
-    except Exception as error:  # whatever its many config and model classes raise
-        raise UserError(f"{place}: transformers makes no language model of it ({first_line(error)})") from None
+    except Exception as error:  # its many config and model classes raise anything
+        raise UserError(f"{place}: transformers cannot build a language model from it ({first_line(error)})") from None
     layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
     found = used.sort(place, tensors, taken, ignored, layers if isinstance(layers, int) else 0, further)
     used.check_whole(place, loaded.missing_keys, loaded.mismatched_keys)
@@ -83,17 +83,15 @@ def name_tensors(source: headers.Model, further: bool) -> used.Used:
 
 
 def integer_buffers(model: PreTrainedModel) -> set[str]:
-    """Names that buffers of integers may be stored under."""
+    """Return names that buffers of integers may be stored under."""
     prefix = f"{model.base_model_prefix}."
     names = [name for name, buffer in model.named_buffers() if not buffer.is_floating_point()]
     return {each for name in names for each in (name, name.removeprefix(prefix))}
 
 
 def ask(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> tuple[set[str], set[str], Any]:
-    """Which stored names a model takes, which of the others its class ignores, and what transformers says of loading.
-
-    Its own loader runs, on tensors without elements.
-    """
+    """Return the stored names that a model takes, those of the others that its class ignores, and transformers' report.
+    Its own loader runs, on tensors without elements."""
     taken: set[str] = set()
     mapping = get_model_conversion_mapping(model)
     names = model.state_dict()
@@ -130,7 +128,7 @@ def main() -> None:
     def refuse(*_: Any) -> NoReturn:
         raise UserError(f"{config}: its model was not built in {SECONDS} s of processor time; its sizes are wrong")
 
-    # sizes of keys that nobody knows may be large; modules are Python objects, so a signal interrupts their making
+    # unknown keys may hold large sizes; modules are Python objects, so a signal interrupts their creation
     signal.signal(signal.SIGXCPU, refuse)
     with limited.step(str(config), megabytes=MEGABYTES, seconds=SECONDS):
         found = name_tensors(source, options.further_layers)

@@ -1,13 +1,12 @@
-"""Take somebody else's artifact of a model: check that it is this model's, and record where it came from.
+"""Take an artifact that others built: check that it is of this model, and record its origin.
 
     python scripts/quantmill fetch.prebuilt (PATH | ORGANISATION/NAME --revision COMMIT [--file FILE]) DST --model MODEL
         --layout gptq --format NAME --engine gptqmodel [--engine-python PYTHON]
 
-MODEL is the folder of this model's safetensors. Layouts are those of `LAYOUTS`; PATH is a folder or a .gguf file.
-Files are copied: reflinks where the file system has them. Those of the hub come from one commit, with their hashes
-checked; those that a quantmill.json beside them names are checked as well. Nothing of it is changed but an index that
-lacks its metadata, and no code of it
-is run. The quality gate then runs it like any other.
+MODEL is the folder of this model's safetensors. PATH is a folder or a .gguf file. Files are copied: reflinks if the
+file system has them. Those of the hub come from one commit with checked hashes; hashes in a quantmill.json next to them
+are checked as well. Only an index that lacks its metadata is changed, and no code of the artifact runs. The quality
+gate then runs it like any other.
 """
 
 from collections.abc import Mapping
@@ -29,11 +28,9 @@ CARD = "README.md"
 
 
 class Found(NamedTuple):
-    """An artifact's files by their names in ours, what the user calls each, and its source for the manifest.
-
-    names: by the same, those that a quantmill.json in the folder `beside` has for them, where there is one; `place` is
-    what errors call that folder.
-    """
+    """An artifact's files by their names in ours, the user's name of each, and its source for the manifest. names:
+    by the same, the names in a quantmill.json of the folder `beside`, if there is one; `place` is that folder in
+    errors."""
 
     files: dict[str, Path]
     origins: dict[str, str]
@@ -44,10 +41,8 @@ class Found(NamedTuple):
 
 
 def check_hashes(found: Found, digests: Mapping[str, str]) -> None:
-    """Raises `UserError` where a quantmill.json that lies beside an artifact names other hashes than its files have.
-
-    A model card may have been edited since, and no engine reads it.
-    """
+    """Raise `UserError` if a quantmill.json next to an artifact names other hashes than its files have. A model card
+    may have been edited since, and no engine reads it."""
     if not found.beside or not plain_file.is_there(found.beside / MANIFEST):
         return
     recorded = manifest.read(found.beside).get("files")
@@ -56,12 +51,12 @@ def check_hashes(found: Found, digests: Mapping[str, str]) -> None:
     for ours, name in found.names.items():
         if name in recorded and name != CARD and digests[ours] != recorded[name].get("sha256"):
             raise UserError(
-                f"{found.place}/{name}: has not the SHA-256 that {MANIFEST} beside it names; fetch it again"
+                f"{found.place}/{name}: does not have the SHA-256 that {MANIFEST} next to it names; fetch it again"
             )
 
 
 def of_path(path: Path, layout: ModuleType) -> Found:
-    """A local artifact. Raises `UserError` where files are missing."""
+    """Find a local artifact. Raises `UserError` if files are missing."""
     files = layout.local(path)
     folder = path if path.is_dir() else path.parent
     origins, names = ({name: kind(file) for name, file in files.items()} for kind in (str, attrgetter("name")))
@@ -69,14 +64,14 @@ def of_path(path: Path, layout: ModuleType) -> Found:
 
 
 def of_hub(name: str, revision: str, layout: ModuleType, file: str | None) -> Found:
-    """The same of a repository of the hub, at one commit."""
+    """Find an artifact in a repository of the hub, at one commit."""
     repository = hub.resolve(name, revision)
     names = layout.remote(repository.name, repository.files, file)
     fetched = hub.fetch(repository, [*names.values(), *({MANIFEST} & repository.files.keys())])
     source = {"kind": "hub", "hub": repository.name, "revision": revision, "commit": repository.commit}
     files = {ours: fetched[theirs] for ours, theirs in names.items()}
     origins = {ours: f"{repository.name}/{theirs}" for ours, theirs in names.items()}
-    beside = fetched[MANIFEST].parent if MANIFEST in fetched else None  # as scripts/quantmill/publish/push.py leaves it
+    beside = fetched[MANIFEST].parent if MANIFEST in fetched else None  # as publish/push.py uploads it
     return Found(files, origins, source | ({"file": file} if file else {}), names, beside, repository.name)
 
 
@@ -109,19 +104,19 @@ def main() -> None:
             digests = workers.map(clone_or_copy, found.files.values(), (folder / name for name in found.files))
             placed = dict(zip(found.files, digests, strict=True))
         check_hashes(found, placed)
-        for path in layout.beside(options.model):
+        for path in layout.beside(options.model) if hasattr(layout, "beside") else ():
             clone_or_copy(path, folder / path.name)
         try:
             facts = layout.check(folder, options.model, options.layout)
-        except UserError as error:  # where it came from: this folder is gone when the line is read
+        except UserError as error:  # name the origin: this folder is gone when the line is read
             said = str(error)
             for name, origin in found.origins.items():
                 said = said.replace(str(folder / name), origin)
             raise UserError(said.replace(str(folder), options.artifact)) from None
         whole = manifest.read_checked(options.model)["parameter_count"]
         weights = whole if prebuilt_layouts.is_packed(options.layout) else shards.text_parameters(options.model)
-        gate_layout = layout.gate_layout(folder, options.layout)
-        gate = quality_gate.check(folder, options.engine, gate_layout, options.device, options, options.engine_python)
+        known = layout.gate_layout(folder) if hasattr(layout, "gate_layout") else options.layout
+        gate = quality_gate.check(folder, options.engine, known, options.device, options, options.engine_python)
         unread = facts.pop("unread", {})
         hashes = {name: placed[name] for name in facts["weight_files"]}
         manifest.write(

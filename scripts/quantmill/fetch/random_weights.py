@@ -1,12 +1,12 @@
-"""Make a checkpoint of random weights from a config.json: enough to measure speed, which the values do not change.
+"""Make a checkpoint of random weights from a config.json. Speed, which the values do not change, can be measured.
 
     python scripts/quantmill fetch.random_weights CONFIG DST [--seed 0]
 
-CONFIG is a config.json of a dense causal language model that transformers knows, or a folder that holds one and, if
-you like, a tokenizer. Weights are float16, normal with the config's own deviation. To make a 7B model a matter of the
-disk's speed they repeat after 4 million values, a prime number, so that no two rows of a matrix are equal: tokens would
-tie. Each tensor starts elsewhere in them: CTranslate2 stores tensors that are equal once, and would read a 7B model's
-weights from the cache.
+CONFIG is a config.json of a dense causal language model that transformers knows, or a folder that holds one and
+optionally a tokenizer. Weights are float16, normal with the config's own deviation. So that a 7B model takes only the
+disk's time, they repeat after about 4 million values. That number is prime, so that no two rows of a matrix are equal,
+which would tie tokens. Each tensor starts at another value: CTranslate2 stores equal tensors once, and would read a 7B
+model's weights from the cache.
 """
 
 import io
@@ -29,31 +29,30 @@ from quantmill.common import manifest, remote_code
 from quantmill.common.atomic import clone_or_copy, write_atomically
 from quantmill.common.program import UserError, first_line, parser
 
-MARGIN = 8  # times what a model of Llama's layers takes; others share layers, or have fewer experts
+MARGIN = 8  # times the size of a model of Llama's layers; others share layers, or have fewer experts
 SHARD_BYTES = 5 * 10**9  # as transformers shards
 PERIOD = 2**22 - 3  # values until the noise repeats; prime
 STEP = 1_000_003  # prime, so that thousands of tensors start at different places
 
 
 def parameter_shapes(config_path: Path) -> tuple[dict[str, tuple[int, ...]], int]:
-    """Names and shapes of the model's parameters, and its vocabulary's size.
-
-    Asked of transformers on the meta device, where no weight is allocated. A tied head is listed once, under the
-    embeddings' name. Raises `UserError` for what transformers makes no causal language model of.
-    """
+    """Return names and shapes of the model's parameters, and its vocabulary's size. transformers gives them on the meta
+    device, where no weight is allocated. A tied head is listed once, under the embeddings' name. Raises `UserError` if
+    transformers has no such causal language model."""
     remote_code.forbid()
     try:
         config = transformers.AutoConfig.from_pretrained(config_path)
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(config)
-    except Exception as error:  # whatever its many config and model classes raise
-        raise UserError(f"{config_path}: transformers makes no language model of it ({first_line(error)})") from None
+    except Exception as error:  # its many config and model classes raise anything
+        reason = f"transformers cannot build a language model from it ({first_line(error)})"
+        raise UserError(f"{config_path}: {reason}") from None
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     return shapes, config.get_text_config().vocab_size
 
 
 def check_room(config_path: Path, nbytes: int, folder: Path) -> None:
-    """Raises `UserError` where so many bytes of weights have no room on the disk that a folder will lie on."""
+    """Raise `UserError` if the disk of a folder has no room for `nbytes` of weights."""
     there = next(parent for parent in folder.absolute().parents if parent.exists())
     free = shutil.disk_usage(there).free
     if nbytes > free:
@@ -63,17 +62,10 @@ def check_room(config_path: Path, nbytes: int, folder: Path) -> None:
         )
 
 
-def random_tensors(shapes: dict[str, tuple[int, ...]]) -> list[Tensor]:
-    """Tensors that lie in no file yet."""
-    return [Tensor(name, "F16", shape, row_major(shape), Path(), 0) for name, shape in shapes.items()]
-
-
 def write_placeholder_tokenizer(folder: Path, vocab_size: int) -> None:
-    """A tokenizer whose tokens are `<unk>`, `<s>`, `</s>`, `<|endoftext|>`, `<4>`, `<5>`, …
-
-    Converters ask for one, though nobody will read the text. The special tokens are there by the names that model
-    classes add where they are missing, which would make the vocabulary larger than the model's.
-    """
+    """Write a tokenizer whose tokens are `<unk>`, `<s>`, `</s>`, `<|endoftext|>`, `<4>`, `<5>`, … Converters need one,
+    though nothing reads the text. The special tokens have the names that model classes add if they are missing, which
+    would make the vocabulary larger than the model's."""
     special = ["<unk>", "<s>", "</s>", "<|endoftext|>"]
     names = [*special, *(f"<{number}>" for number in range(len(special), vocab_size))]
     vocabulary = {name: number for number, name in enumerate(names[:vocab_size])}
@@ -92,12 +84,13 @@ def main() -> None:
 
     config_path = options.config / "config.json" if options.config.is_dir() else options.config
     config = shards.read_config(config_path)
-    config.pop("quantization_config", None)  # of weights that are not these
+    config.pop("quantization_config", None)  # of the original weights
     headers.check(config_path, config)
     expected = model_shape.of(config)
     check_room(config_path, 2 * expected.parameters // MARGIN if expected else 0, options.dst)
     shapes, vocab_size = parameter_shapes(config_path)
-    tensors = random_tensors(shapes)
+    # tensors that are in no file yet
+    tensors = [Tensor(name, "F16", shape, row_major(shape), Path(), 0) for name, shape in shapes.items()]
     check_room(config_path, sum(tensor.nbytes for tensor in tensors), options.dst)
     deviation = float(config.get("initializer_range", 0.02))
     noise = np.random.default_rng(options.seed).normal(0, deviation, PERIOD).astype(np.float16)

@@ -1,4 +1,4 @@
-"""Whether somebody else's artifact is of this model: its sizes and its vocabulary."""
+"""Check that an artifact is of this model, by its sizes and its vocabulary."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ CODE = "auto_map"  # names Python of the artifact's own
 
 
 def check_config(artifact: Path, source: Path) -> None:
-    """Raises `UserError` where two folders' config.json are of models of other sizes, or the artifact's wants code."""
+    """Raise `UserError` if two folders' config.json are of models of other sizes, or the artifact's names code."""
     theirs, ours = (shards.read_config(folder / "config.json") for folder in (artifact, source))
     for file in ("config.json", "tokenizer_config.json"):
         path = artifact / file
@@ -28,10 +28,8 @@ def check_config(artifact: Path, source: Path) -> None:
 
 
 def tokens(folder: Path) -> dict[int, str] | None:
-    """Return the tokens of a folder's tokenizer.json by id, added ones included; None if there is no such file.
-
-    Raises `UserError` if its tokens are not texts with numbers.
-    """
+    """Return the tokens of a folder's tokenizer.json by id, added ones included; None if there is no such file. Raises
+    `UserError` if its tokens are not texts with numbers."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         return None
@@ -51,7 +49,7 @@ def tokens(folder: Path) -> dict[int, str] | None:
 
 
 def check_tokens(artifact: Path, theirs: Mapping[int, str], ours: Mapping[int, str]) -> None:
-    """Raises `UserError` where the same id is another token: this model's ids would mean something else there."""
+    """Raise `UserError` if an id is another token: this model's ids would mean something else there."""
     for number in sorted({*theirs, *ours}):
         if theirs.get(number) != ours.get(number):
             raise UserError(

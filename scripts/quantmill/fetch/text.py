@@ -4,8 +4,8 @@
         [--join S]
 
 FILE is one of the data set's files: .parquet, JSON lines (.jsonl or .json, also .gz) or plain text. Its documents, or
-the first N of them, are joined by S (default: an empty line, as the published WikiText-2 perplexities are). DST becomes
-a folder with text.txt, rows.json (how long each document is) and its manifest.
+the first N of them, are joined by S (default: an empty line, as in published WikiText-2 perplexities). DST becomes a
+folder with text.txt, rows.json (the length of each document) and its manifest.
 """
 
 import gzip
@@ -33,7 +33,7 @@ MAX_TEXT = 2**30  # characters of a whole text
 
 
 def documents(path: Path, name: str, column: str) -> Iterator[str]:
-    """The documents of a file; `name` is what the data set calls it. Raises `UserError` where it has no such column."""
+    """Yield the documents of a file, which the data set calls `name`. Raises `UserError` if it lacks the column."""
     try:
         if name.endswith(".parquet"):
             for batch in parquet.ParquetFile(path).iter_batches(columns=[column]):
@@ -59,18 +59,13 @@ def documents(path: Path, name: str, column: str) -> Iterator[str]:
 
 
 def limit_characters(found: Iterable[Any], name: str) -> Iterator[Any]:
-    """The same documents. Raises `UserError` as soon as they have more characters than `MAX_TEXT`."""
+    """Yield the same documents. Raises `UserError` as soon as they exceed `MAX_TEXT` characters."""
     characters = 0
     for document in found:
         characters += len(document) if isinstance(document, str) else 0
         if characters > MAX_TEXT:
             raise UserError(f"{name}: has more than {MAX_TEXT:,} characters; take fewer with `documents`")
         yield document
-
-
-def is_text(document: object) -> bool:
-    """Whether it is a string that can be written: one half of a surrogate pair cannot."""
-    return isinstance(document, str) and document.encode("utf-8", "ignore").decode("utf-8") == document
 
 
 def main() -> None:
@@ -92,8 +87,9 @@ def main() -> None:
     path = hub.fetch(repository, [options.file])[options.file]
     found = documents(path, options.file, options.column)
     chosen = list(limit_characters(islice(found, options.documents), options.file))
-    if not all(is_text(document) for document in chosen):
-        raise UserError(f"{options.file}: column {options.column!r} holds something that is no text; name another")
+    # half a surrogate pair cannot be written
+    if not all(isinstance(each, str) and each.encode("utf-8", "ignore").decode("utf-8") == each for each in chosen):
+        raise UserError(f"{options.file}: column {options.column!r} holds something that is not a text; name another")
     if number := next((number for number, document in enumerate(chosen, 1) if "\0" in document), None):
         raise UserError(
             f"{options.file}: document {number} of column {options.column!r} has a NUL; take fewer, or others"

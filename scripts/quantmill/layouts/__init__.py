@@ -43,8 +43,8 @@ FOUR_BITS = np.arange(0, 32, 4, dtype=np.uint32)
 
 
 def _e4m3() -> np.ndarray:
-    """The values of float8 e4m3 by their bytes (arXiv:2209.05433): no infinities, NaN where all bits but the sign are
-    set."""
+    """Return the values of float8 e4m3 by their bytes (arXiv:2209.05433): no infinities, and NaN if all bits but the
+    sign are set."""
     exponent, mantissa = np.divmod(np.arange(128, dtype=np.float32), 8)
     values = np.where(exponent > 0, (1 + mantissa / 8) * np.exp2(exponent - 7), mantissa / 8 * np.exp2(np.float32(-6)))
     values[127] = np.nan
@@ -55,12 +55,12 @@ E4M3 = _e4m3()
 
 
 class Unread(Exception):
-    """An artifact whose weights are stored in a way that we do not read: nothing is said against them."""
+    """The artifact's weights are stored in a way that no module reads. This is not held against the artifact."""
 
 
 def array(tensor: Tensor) -> np.ndarray:
-    """A stored tensor as it is, bfloat16 and float8 (e4m3) as float32. Raises `Unread` for a dtype that numpy has no
-    name for."""
+    """Return a stored tensor, bfloat16 and float8 (e4m3) as float32. Raises `Unread` for a dtype that numpy does not
+    have."""
     data = b"".join(map(bytes, tensor.chunks()))
     if tensor.dtype == "F8_E4M3":
         return E4M3[np.frombuffer(data, "u1")].reshape(tensor.shape)
@@ -71,12 +71,12 @@ def array(tensor: Tensor) -> np.ndarray:
     return np.frombuffer(data, NUMPY[tensor.dtype]).reshape(tensor.shape)
 
 
-# How Mixtral's tensors were called when it came out, and how tools call them that have them from transformers 5
+# Mixtral's names as in tools based on transformers 5 -> as it was published
 OLDER = ((".mlp.", ".block_sparse_moe."), (".gate_proj.", ".w1."), (".down_proj.", ".w2."), (".up_proj.", ".w3."))
 
 
 def stored_tensors(artifact: Path, source: Checkpoint) -> dict[str, Tensor]:
-    """The tensors of an artifact's folder, by the names that its source has for them."""
+    """Return the tensors of an artifact's folder, by the names that its source has for them."""
     found = shards.find(artifact).tensors()
     if not any(OLDER[0][1] in name for name in source.tensors()):
         return found
@@ -89,7 +89,7 @@ def stored_tensors(artifact: Path, source: Checkpoint) -> dict[str, Tensor]:
 
 
 def find(stored: Mapping[str, Tensor], name: str) -> np.ndarray:
-    """A stored tensor by its name. Raises `Unread` where there is none."""
+    """Return a stored tensor by its name. Raises `Unread` if it is missing."""
     if name not in stored:
         raise Unread(f"it holds no {name}")
     return array(stored[name])
@@ -142,28 +142,29 @@ def quantization(artifact: Path) -> dict[str, Any]:
 
 
 def nibbles(words: np.ndarray) -> np.ndarray:
-    """int32 [..., n] -> float32 [..., n, 8]: the eight numbers of each word, the lowest bits first."""
+    """Unpack int32 [..., n] to float32 [..., n, 8]: the eight numbers of each word, the lowest bits first."""
     return ((words.view(np.uint32)[..., None] >> FOUR_BITS) & 15).astype(np.float32)
 
 
 def step_round(x: Any, steps: int) -> Any:
-    """A tensor of torch's [..., inputs], each row rounded to so many steps to either side, its largest the last."""
+    """Round each row of a tensor of torch [..., inputs] to `steps` steps to either side; its largest value is the last
+    step."""
     step = x.abs().amax(dim=-1, keepdim=True).clamp(min=1e-30) / steps
     return (x / step).round() * step
 
 
 def module(layout: str) -> ModuleType:
-    """The module of a layout, `-` as `_`."""
+    """Import the module of a layout, `-` as `_`."""
     return importlib.import_module(f"quantmill.layouts.{layout.replace('-', '_')}")
 
 
 def rounding(layout: str, artifact: Path) -> Callable[[str, Any], Any] | None:
-    """What `rounding` of a layout's module says of an artifact; None where it has no such function."""
+    """Return what `rounding` of a layout's module returns; None if it has no such function."""
     says = getattr(module(layout), "rounding", None)
     return says(artifact) if says else None
 
 
 def own_head(layout: str, artifact: Path) -> bool:
-    """What `own_head` of a layout's module says of an artifact; no, where it has no such function."""
+    """Return what `own_head` of a layout's module returns; False if it has no such function."""
     says = getattr(module(layout), "own_head", None)
     return bool(says and says(artifact))

@@ -1,7 +1,7 @@
-"""AWQ as autoawq's GEMM stores it: of each linear layer qweight, qzeros and scales; all else as in the source.
+"""AWQ as autoawq's GEMM stores it: qweight, qzeros and scales of each linear layer; all else as in the source.
 
 qweight [inputs, outputs / 8] and qzeros [groups, outputs / 8] hold eight outputs a word, in the order 0, 2, 4, 6, 1, 3,
-5, 7 from the lowest four bits on; a weight is (q - zero) * scale.
+5, 7 from the lowest four bits on. A weight is (q - zero) * scale.
 """
 
 from collections.abc import Mapping

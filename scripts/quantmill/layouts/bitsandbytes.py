@@ -1,9 +1,9 @@
-"""bitsandbytes: of each linear layer [outputs, inputs] numbers and what scales them; all else as it was.
+"""bitsandbytes: numbers and their scales for each linear layer [outputs, inputs]; all else as in the source.
 
-Four bits: `weight` holds two numbers a byte, row after row, the upper half first, each the place of a value in
-`weight.quant_map`; `weight.absmax` multiplies blocks of them. With double quantization absmax are bytes themselves:
-places in `nested_quant_map`, times `nested_absmax` of larger blocks, plus an offset. What is no tensor (block sizes,
-the shape, the offset, the dtype that a weight is rounded to) is JSON in `weight.quant_state.bitsandbytes__TYPE`.
+Four bits: `weight` holds two numbers a byte, row after row, the upper half first. Each is an index into
+`weight.quant_map`; `weight.absmax` multiplies blocks of them. With double quantization absmax are bytes: indexes into
+`nested_quant_map`, times `nested_absmax` of larger blocks, plus an offset. Block sizes, the shape, the offset and the
+dtype to round to are JSON in `weight.quant_state.bitsandbytes__TYPE`.
 
 int8: `weight` times its row's `SCB` / 127.
 """
@@ -88,7 +88,7 @@ def _state(layer: Layer) -> dict[str, Any]:
 
 
 def _round_to(values: np.ndarray, dtype: str | None) -> np.ndarray:
-    """float32 values as they are in a dtype of torch's. Raises `Unread` for one that no model has."""
+    """Round float32 values to a dtype of torch. Raises `Unread` for one that no model has."""
     if dtype == "float32":
         return values
     if dtype == "float16":
@@ -100,8 +100,8 @@ def _round_to(values: np.ndarray, dtype: str | None) -> np.ndarray:
 
 
 def rounding(artifact: Path) -> Callable[[str, Any], Any] | None:
-    """See `layouts`: LLM.int8() rounds each row of activations in steps of 1/127 of its largest, but for columns that
-    hold an outlier (arXiv:2208.07339). Four-bit weights are multiplied as float numbers."""
+    """See `layouts`. LLM.int8() rounds each row of activations in steps of 1/127 of its largest value, except columns
+    that hold an outlier (arXiv:2208.07339). Four-bit weights are multiplied in floating point."""
     if not quantization(artifact).get("load_in_8bit"):
         return None
     stored = shards.find(artifact).tensors()

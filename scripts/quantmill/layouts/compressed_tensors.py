@@ -31,7 +31,8 @@ E4M3_MAX, E2M1_MAX = 448, 6
 
 
 def scheme(words: Mapping[str, Any]) -> dict[str, Any]:
-    """What a quantization_config says of all its layers. Raises `Unread` where they are not all packed alike."""
+    """Return a quantization_config's one group of all layers, with its format. Raises `Unread` if they are packed in
+    several ways."""
     groups = words.get("config_groups")
     if not isinstance(groups, dict) or len(groups) != 1:
         raise Unread("its layers are quantized in several ways")
@@ -42,7 +43,7 @@ def scheme(words: Mapping[str, Any]) -> dict[str, Any]:
     if found["format"] not in FORMATS or words.get("transform_config") or words.get("sparsity_config"):
         raise Unread(f"its format is {found['format']!r:.60}")
     if not group["weights"].get("symmetric") or group["weights"].get("num_bits") not in (4, 8):
-        raise Unread("its weights are not symmetric, or of other bits than 4 and 8")
+        raise Unread("its weights are not symmetric, or do not have 4 or 8 bits")
     return found
 
 
@@ -85,7 +86,7 @@ def read(artifact: Path, source: Checkpoint) -> Reading:
 
 
 def rounds_activations(artifact: Path) -> bool:
-    """Whether a config.json says, as compressed-tensors does, that what layers multiply is rounded to few bits."""
+    """Return whether a config.json says, as compressed-tensors does, that activations are rounded to few bits."""
     path = artifact / "config.json"
     words = shards.read_config(path).get("quantization_config") if path.is_file() else None
     groups = words.get("config_groups") if isinstance(words, dict) else None
@@ -94,8 +95,8 @@ def rounds_activations(artifact: Path) -> bool:
 
 
 def rounding(artifact: Path) -> Callable[[str, Any], Any] | None:
-    """See `layouts`: int8 and float8 by the row, four-bit floats by groups of the row; none where the config names no
-    input_activations."""
+    """See `layouts`. int8 and float8 are rounded by row, four-bit floats by groups of a row; None without
+    input_activations in the config."""
     found = scheme(quantization(artifact))
     if not found.get("input_activations"):
         return None
@@ -124,7 +125,7 @@ def rounding(artifact: Path) -> Callable[[str, Any], Any] | None:
 
 
 def _nearest(x: Any, values: np.ndarray) -> Any:
-    """Each element of a tensor as the nearest of some values; beyond them the outermost."""
+    """Return each element of a tensor as the nearest of some values, beyond them as the outermost."""
     import torch
 
     known = torch.from_numpy(np.unique(values)).to(x)

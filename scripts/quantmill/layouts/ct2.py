@@ -1,7 +1,7 @@
-"""CTranslate2's int8: a row of a matrix is round(w * scale), and its scale 127 / max|w|; all else as in the source.
+"""CTranslate2's int8: a row of a matrix is round(w * scale), with scale 127 / max|w|; all else as in the source.
 
-The converter gives variables names of its own and joins matrices (queries, keys and values), by other rules for every
-architecture, but a row of it is always a row of the source. So the source's rows are looked for by what they must be.
+The converter renames variables and joins matrices (queries, keys and values), by other rules for every architecture.
+But a row is always a row of the source, so the source's rows are looked up by their quantized values.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,8 @@ BLOCK = 2**22  # elements at a time
 
 
 def quantize(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """float32 [rows, inputs] -> int8 of the same shape, float32 [rows] scales: as ctranslate2's model_spec.py does."""
+    """Quantize float32 [rows, inputs] to int8 of the same shape with float32 [rows] scales, as ctranslate2's
+    model_spec.py."""
     peaks = np.abs(rows).max(axis=1)
     peaks[peaks == 0] = 127
     peaks = np.maximum(peaks, np.float32(127) / np.finfo(np.float32).max)
@@ -31,12 +32,12 @@ def quantize(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rounding(artifact: Path) -> Callable[[str, Any], Any]:
-    """See `layouts`: what a product takes of a row, in 127 steps to either side."""
+    """See `layouts`. Each row is rounded in 127 steps to either side."""
     return lambda layer, x: step_round(x, 127)
 
 
 def row_hashes(rows: np.ndarray) -> np.ndarray:
-    """A 64-bit number for each row of int8 [rows, inputs]; rows of other lengths have other numbers."""
+    """Return a 64-bit number for each row of int8 [rows, inputs]; rows of other lengths have other numbers."""
     factors = np.random.default_rng([SEED, rows.shape[1]]).integers(0, 2**63, rows.shape[1], np.uint64) | np.uint64(1)
     step = max(1, BLOCK // rows.shape[1])
     blocks = (rows[low : low + step].astype(np.uint64) for low in range(0, len(rows), step))
@@ -44,8 +45,7 @@ def row_hashes(rows: np.ndarray) -> np.ndarray:
 
 
 def read(artifact: Path, source: Checkpoint) -> Reading:
-    """See `layouts`. Raises `UserError` where a matrix is stored, but not as the source's is quantized: the conversion
-    changed it."""
+    """See `layouts`. Raises `UserError` for a matrix of which only some rows are those of the source."""
     variables = ctranslate2_bin.read(artifact / MODEL).variables
     matrices = (each for each in variables.values() if each.dtype == "int8" and len(each.shape) == 2)
     stored = [np.memmap(artifact / MODEL, np.int8, "r", each.start, each.shape) for each in matrices]
@@ -55,7 +55,7 @@ def read(artifact: Path, source: Checkpoint) -> Reading:
         values = array(tensor).astype(np.float32)
         if values.ndim != 2:
             return values
-        for rows in (values, values.T):  # GPT-2 keeps its matrices the other way around
+        for rows in (values, values.T):  # GPT-2's matrices are transposed
             numbers, scales = quantize(rows)
             found = np.isin(row_hashes(numbers), hashes)
             if found.all():
@@ -64,6 +64,6 @@ def read(artifact: Path, source: Checkpoint) -> Reading:
             if found.mean() > 0.5:
                 wrong = int(np.flatnonzero(~found)[0])
                 raise UserError(f"{artifact}: {tensor.name} is another matrix than the source's from row {wrong} on")
-        return values  # stored as it was, or in a way of its own: the logits tell whether it is right
+        return values  # stored unquantized or in another way; the gate compares logits
 
     return weights

@@ -1,15 +1,15 @@
-"""EXL3, ExLlamaV3's format: of each linear layer [outputs, inputs] a `trellis`, and `suh` and `svh`, which scale it;
-all else as it was. Sizes are rounded up to whole blocks of 128, with zeros. A head that the model ties to its
-embeddings is stored as a layer of its own.
+"""EXL3, ExLlamaV3's format: `trellis`, and the scales `suh` and `svh`, of each linear layer [outputs, inputs]; all else
+as in the source. Sizes are padded with zeros to whole blocks of 128. A head that the model ties to its embeddings is
+stored as a layer of its own.
 
-The turned matrix [inputs, outputs] lies in tiles of 16 by 16: trellis int16 [inputs / 16, outputs / 16, 16 * rate]. The
-256 weights of a tile, in the order of a tensor core's registers, are a ring of bits, the highest bit of each word of 32
-first. Each weight adds `rate` bits (of a rate with a half, the odd ones one more than the even ones). The 16 bits that
-end with its own tell it: they are multiplied and folded into a number that looks normal (`_codebook`). Where there is a
-tensor `mcg` or `mul1`, it says which multiplication; else it is QTIP's 3INST (arXiv:2406.11235).
+The transposed matrix [inputs, outputs] lies in tiles of 16 by 16: trellis int16 [inputs / 16, outputs / 16, 16 * rate].
+The 256 weights of a tile, in the order of a tensor core's registers, form a ring of bits, the highest bit of each word
+of 32 first. Each weight adds `rate` bits (at a rate with a half, odd ones add one more than even ones). The 16 bits
+that end with its own determine it: they are multiplied and folded into a number that looks normal (`_codebook`). A
+tensor `mcg` or `mul1` selects the multiplication; without one it is QTIP's 3INST (arXiv:2406.11235).
 
-The matrix is turned by orthonormal Hadamard matrices of 128 on both sides. Then `suh` scales its inputs and `svh` its
-outputs. From the format's description (doc/exl3.md of turboderp-org/exllamav3) and its kernels.
+The matrix is transformed by orthonormal Hadamard matrices of 128 on both sides. Then `suh` scales its inputs and `svh`
+its outputs. From the format's description (doc/exl3.md of turboderp-org/exllamav3) and its kernels.
 """
 
 from collections.abc import Mapping
@@ -56,16 +56,16 @@ def check(layer: Layer) -> None:
         )
     _rate(layer, trellis.shape[2])
     if "mul1" not in layer and trellis.shape[2] % TILE:
-        raise Unread(f"{layer.name}: half bits are of the codebook mul1 alone")
+        raise Unread(f"{layer.name}: half bits need the codebook mul1")
 
 
 def own_head(artifact: Path) -> bool:
-    """See `layouts.write_model`: whether there is a head beside the embeddings."""
+    """See `layouts`."""
     return HEAD.replace("weight", "trellis") in shards.find(artifact).tensors()
 
 
 def read(artifact: Path, source: Checkpoint) -> Reading:
-    """See `layouts`. Raises `Unread` for rates that there are not."""
+    """See `layouts`. Raises `Unread` for unknown rates."""
 
     def weights(layer: Layer) -> np.ndarray:
         turned = _tiles(layer)
@@ -84,7 +84,7 @@ def _whole_blocks(size: int) -> int:
 
 
 def _rate(layer: Layer, words: int) -> float:
-    """Bits a weight of a tile of so many 16-bit words."""
+    """Return the bits a weight of a tile with this number of 16-bit words."""
     rate = words / TILE
     if rate not in RATES:
         raise Unread(f"{layer.name}: {rate:g} bits a weight")
@@ -92,7 +92,7 @@ def _rate(layer: Layer, words: int) -> float:
 
 
 def _hadamard() -> np.ndarray:
-    """Sylvester's matrix of 128, orthonormal; float32."""
+    """Return Sylvester's matrix of 128, orthonormal; float32."""
     matrix = np.ones((1, 1), np.float32)
     while len(matrix) < BLOCK:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
@@ -100,8 +100,8 @@ def _hadamard() -> np.ndarray:
 
 
 def _order() -> np.ndarray:
-    """The place in a tile, row after row, of each of its 256 weights as they are stored: thread after thread of a
-    tensor core's registers, eight each."""
+    """Return the place in a tile, row after row, of each of its 256 weights in stored order: eight for each thread of a
+    tensor core."""
     number = np.arange(256)
     thread, register = number >> 3, number & 7
     rows = (thread % 4) * 2 + (register & 1) + 8 * (register >> 1 & 1)
@@ -120,7 +120,7 @@ def _tiles(layer: Layer) -> np.ndarray:
     kind = next((each for each in ("mcg", "mul1") if each in layer), "3inst")
     order = _order()
     matrix = np.empty((rows, TILE, columns, TILE), np.float32)
-    window = (ends[:, None] + np.arange(-TILE, 0)) % (TILE * words)  # [256, 16]: bits of the ring
+    window = (ends[:, None] + np.arange(-TILE, 0)) % (TILE * words)  # [256, 16] bits of the ring
     for number, row in enumerate(trellis):  # a row of tiles at a time: 16 bits of a weight are 16 bytes here
         ring = np.unpackbits(np.ascontiguousarray(row).view("<u4").astype(">u4").view("u1"), axis=1)
         states = np.packbits(ring[:, window], axis=2).view(">u2")[..., 0].astype(np.uint32)
@@ -131,7 +131,7 @@ def _tiles(layer: Layer) -> np.ndarray:
 
 
 def _codebook(states: np.ndarray, kind: str) -> np.ndarray:
-    """uint32 below 2**16 -> float32: the weights that they tell, as float16 has them."""
+    """Return the weights of states, uint32 below 2**16, as float32 with float16's precision."""
     if kind == "mul1":  # the sum of a product's four bytes, shifted and scaled
         products = (states * np.uint32(0x83DCD12D)).astype("<u4")
         sums = np.ascontiguousarray(products).view("u1").reshape(*states.shape, 4).sum(axis=-1, dtype=np.float64)

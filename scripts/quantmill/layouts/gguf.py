@@ -1,10 +1,10 @@
-"""GGUF: llama.cpp's tensors, whose types are undone by the numpy code of its Python package.
+"""GGUF: llama.cpp's tensors, dequantized by the numpy code of its Python package.
 
-That package is another implementation than the library that quantizes and runs, in another language, by the same
-people: the one departure from reading formats alone, because the types are many and some have tables of hundreds of
-numbers. Names are found by its tables too. The converter reorders rows of some models' queries and keys and adds one to
-some norms, by rules for each architecture; so each tensor is taken the way that brings it nearest to the source's, and
-one that no way brings near is another tensor.
+That package is not the library that quantizes and runs: it is in another language, by the same authors. It is the one
+exception to reading formats alone, because the types are many and some have tables of hundreds of numbers. It also maps
+the names. The converter reorders rows of some models' queries and keys and adds one to some norms, by rules for each
+architecture. So of all such variants of a tensor the one nearest to the source's is taken, and a tensor without a near
+variant is refused.
 """
 
 import re
@@ -22,13 +22,13 @@ from quantmill.common.program import UserError
 from quantmill.layouts import Reading, Unread, array, step_round
 from quantmill.llamacpp import files
 
-NEAR = 0.8  # of the source's norm, that two bits a weight may be away
+NEAR = 0.8  # of the source's norm: the largest distance, which two bits a weight may have
 BLOCK, SMALL_BLOCK = 256, 32  # inputs that share a scale where the library rounds activations
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
 def rounding(artifact: Path) -> Callable[[str, Any], Any]:
-    """See `layouts`: what a product takes of a row, blocks of 256, or of 32 where a row is no multiple."""
+    """See `layouts`. Rows are rounded in blocks of 256, or of 32 if a row is not a multiple of that."""
 
     def round_input(layer: str, x: Any) -> Any:
         size = BLOCK if x.shape[-1] % BLOCK == 0 else SMALL_BLOCK
@@ -40,8 +40,8 @@ def rounding(artifact: Path) -> Callable[[str, Any], Any]:
 
 
 def read(artifact: Path, source: Checkpoint) -> Reading:
-    """See `layouts`. Raises `UserError` where a tensor is another one than the source's, and `Unread` for an
-    architecture or a tensor that llama.cpp's package has no name for."""
+    """See `layouts`. Raises `UserError` for a tensor that is not the source's, and `Unread` for an architecture or a
+    tensor that llama.cpp's package has no name for."""
     gguf = llamacpp.gguf()
     content = gguf_file.read_all(files.first(artifact))
     metadata = content.metadata
@@ -88,7 +88,8 @@ FLOATS = {"F32": np.float32, "F16": np.float16}
 
 
 def ways(values: np.ndarray, heads: int, kv_heads: int) -> Iterator[np.ndarray]:
-    """What the converter can have made a tensor from: itself, with rows in the order of rotary halves, and less one."""
+    """Yield what the converter can have made a tensor from: itself, less one, and with rows in the order of rotary
+    halves."""
     yield values
     if values.ndim == 1:
         yield values - 1

@@ -1,8 +1,8 @@
-"""GPTQ as auto-gptq stores it: of each linear layer qweight, qzeros, scales and g_idx; all else as in the source.
+"""GPTQ as auto-gptq stores it: qweight, qzeros, scales and g_idx of each linear layer; all else as in the source.
 
 qweight [inputs / 8, outputs] holds eight inputs a word, qzeros [groups, outputs / 8] eight outputs, the lowest four
-bits first; g_idx [inputs] says each input's group. A weight is (q - zero) * scale. The zero point is stored less one,
-but in the variant `gptq_v2`.
+bits first. g_idx [inputs] is each input's group. A weight is (q - zero) * scale. Zero points are stored less one,
+except in the variant `gptq_v2`.
 """
 
 from collections.abc import Mapping
@@ -37,8 +37,8 @@ def check(layer: Layer) -> None:
         return
     if order.dtype not in ("I32", "I64") or order.shape != inputs:
         raise UserError(
-            f"{order.path}: {order.name} is {order.dtype} {list(order.shape)}, where I32 {list(inputs)} is due, the "
-            "group of each input; download it again"
+            f"{order.path}: {order.name} is {order.dtype} {list(order.shape)}, where I32 {list(inputs)} is expected, "
+            "the group of each input; download it again"
         )
     groups, named = scales.shape[0], array(order)
     if (wrong := named[(named < 0) | (named >= groups)]).size:

@@ -1,5 +1,5 @@
-"""HQQ with groups along the inputs (axis 1), as its safetensors hold it: of each linear layer `W_q`, `scale` and
-`zero`, and its sizes; all else as it was.
+"""HQQ with groups along the inputs (axis 1), in safetensors: `W_q`, `scale`, `zero` and sizes of each linear layer; all
+else as in the source.
 
 A matrix [outputs, inputs] is cut, row after row, into groups of `group_size`. W_q uint8 [groups / 2, group_size] holds
 the first half of the groups in its upper four bits and the second half in the lower ones. A weight is (q - zero) *
@@ -22,7 +22,7 @@ PARTS = (
 
 
 def packed_shapes(words: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """See `layouts`. Raises `Unread` where the config does not name the groups' size."""
+    """See `layouts`. Raises `Unread` if the config does not give the groups' size."""
     try:
         size = words["quant_config"]["weight_quant_params"]["group_size"]
         groups = shape[0] * shape[1] // size

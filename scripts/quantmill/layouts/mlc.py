@@ -1,6 +1,6 @@
-"""MLC-LLM's q4f16_1: groups of 32 inputs share a scale, embeddings and head too; norms and biases stay float16.
+"""MLC-LLM's q4f16_1: groups of 32 inputs share a scale, also in embeddings and head; norms and biases are float16.
 
-q_weight [rows, 4 * groups] holds eight inputs a word, the lowest four bits first; a weight is (q - 7) * scale. Some
+q_weight [rows, 4 * groups] holds eight inputs a word, the lowest four bits first. A weight is (q - 7) * scale. Some
 parameters are several of the source's tensors, one after another (mlc/parameters.py).
 """
 
@@ -22,7 +22,7 @@ def read(artifact: Path, source: Checkpoint) -> Reading:
     found = parameters.find(source, config, parameters.LAYOUTS["q4f16_1"])
     wanted = {name: kind for parameter in found for name, kind in stored_tensors(parameter).items()}
     arrays = tensor_cache.read(artifact, wanted)
-    places = {}  # of a tensor of the source: the parameter that holds it, and its first row there
+    places = {}  # of the source's tensors: the parameter that holds it, and its first row there
     for parameter in found:
         row = 0
         for part in parameter.parts:

@@ -1,5 +1,6 @@
-"""torchao's weight-only int8 and float8, as transformers stores them: of each linear layer `_weight_qdata` [outputs,
-inputs] and `_weight_scale` [outputs, 1], and of int8 `_weight_zero_point`, which is 0; all else as it was."""
+"""torchao's weight-only int8 and float8, as transformers stores them: `_weight_qdata` [outputs, inputs],
+`_weight_scale` [outputs, 1] and, of int8, `_weight_zero_point`, which is 0, of each linear layer; all else as in the
+source."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,14 +11,14 @@ import numpy as np
 from quantmill.checkpoint.shards import Checkpoint
 from quantmill.layouts import Layer, Reading, Unread, read_layers
 
-# What a quantization_config of these may name. The library makes an object of whatever else its modules hold.
+# what a quantization_config may name; the library instantiates anything else that its modules hold
 INT8 = "Int8WeightOnlyConfig"
 KNOWN = {INT8, "Float8WeightOnlyConfig", "PerRow", "torch.dtype"}
 PARTS = r"_weight_(qdata|scale|zero_point)"
 
 
 def packed_shapes(words: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """See `layouts`. Raises `Unread` where the config names other objects than these."""
+    """See `layouts`. Raises `Unread` if the config names other objects than `KNOWN`."""
     unknown = sorted({str(each) for each in types(words)} - KNOWN)
     if unknown:
         raise Unread(f"its config names {unknown[0]!r:.60}")
@@ -25,7 +26,7 @@ def packed_shapes(words: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str,
 
 
 def types(content: Any) -> Iterator[Any]:
-    """Every `_type` in a JSON value."""
+    """Yield every `_type` in a JSON value."""
     if isinstance(content, Mapping):
         yield from [content["_type"]] if "_type" in content else []
         content = content.values()

@@ -1,18 +1,18 @@
-"""Somebody else's artifacts: for each layout, which files make one, and whether they are of this model.
+"""Artifacts that others built: which files make one of a layout, and whether it is of this model.
 
-A module has the name of its layout; `packed` is that of all others. It has
+A module has the name of its layout; `packed` serves all layouts of safetensors with a quantization_config. A module has
 
-- `local(path)`: the files of what the config names; the name of each in the artifact -> its path. Headers that do not
-  fit their files are found here, before a byte is copied.
-- `remote(repository, names, file)`: the same of a repository's files: the name in the artifact -> the one there.
-- `check(folder, model, layout)`: hold the files, which lie in a folder now, against the folder of the model's
-  safetensors; what the manifest says of them (`parameters`, `weight_files`, `weight_bytes_per_token`, maybe `tool`,
-  and `unread`, the names and bytes of tensors that nothing reads).
-- `gate_layout(folder, layout)`: the module of scripts/layouts that reads the weights; `source` where they are the
-  model's own; None where we do not read them.
-- `beside(model)`: files of the model's folder that belong into the artifact, which brings none of its own.
+- `local(path)`: return the files at a path that the config names, name in the artifact -> path. Headers that do not fit
+  their files are refused here, before a byte is copied.
+- `remote(repository, names, file)`: return the same of a repository's files, name in the artifact -> name there.
+- `check(folder, model, layout)`: compare the files, now in a folder, with the folder of the model's safetensors. Return
+  the manifest's `parameters`, `weight_files` and `weight_bytes_per_token`, and optionally `tool` and `unread`: the
+  names and bytes of tensors that nothing reads.
+- `gate_layout(folder)`, optional: return the module of scripts/quantmill/layouts that reads the weights; `source` if
+  they are the model's own, None if no module reads them. Default: that of the layout.
+- `beside(model)`, optional: return files of the model's folder that belong in the artifact, which has none of its own.
 
-All raise `UserError` where something does not fit.
+All raise `UserError` for what does not fit.
 """
 
 import importlib
@@ -22,11 +22,11 @@ from types import ModuleType
 from typing import Any
 
 MAX_WORD = 100  # letters
-MAX_NUMBER = 2**53  # what every reader of JSON can tell from the next
+MAX_NUMBER = 2**53  # up to which every reader of JSON is exact
 
 
 def is_packed(layout: str) -> bool:
-    """Return whether a layout is safetensors with a quantization_config, which need no module of their own."""
+    """Return whether a layout is safetensors with a quantization_config, which `packed` serves."""
     return importlib.util.find_spec(_module(layout)) is None
 
 
@@ -40,11 +40,10 @@ def _module(layout: str) -> str:
 
 
 def plain(words: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a stranger's parameters that the report can show: a number, yes or no, or a short word."""
-    return {name: value for name, value in words.items() if _is_plain(value)}
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, str):
-        return len(value) <= MAX_WORD and value.isprintable()
-    return isinstance(value, int) and abs(value) < MAX_NUMBER
+    """Return the parameters that the report can show: whole numbers, booleans and short words."""
+    return {
+        name: value
+        for name, value in words.items()
+        if (isinstance(value, str) and len(value) <= MAX_WORD and value.isprintable())
+        or (isinstance(value, int) and abs(value) < MAX_NUMBER)
+    }

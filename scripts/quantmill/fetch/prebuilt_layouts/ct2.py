@@ -52,8 +52,8 @@ def check(folder: Path, model: Path, layout: str) -> dict[str, Any]:
     }
 
 
-def gate_layout(folder: Path, layout: str) -> str | None:
+def gate_layout(folder: Path) -> str | None:
     """See `prebuilt_layouts`. None for integers other than int8."""
     variables = ctranslate2_bin.read(folder / MODEL).variables.values()
     integers = {variable.dtype for variable in variables if len(variable.shape) == 2 and "int" in variable.dtype}
-    return "source" if not integers else layout if integers == {"int8"} else None
+    return "source" if not integers else "ct2" if integers == {"int8"} else None

@@ -1,4 +1,4 @@
-"""GGUF: one file, or several of a model that was split, with the model's config and tokenizer beside it."""
+"""GGUF: one file, or several of a split model, with the model's config and tokenizer next to it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath, PurePosixPath
@@ -13,10 +13,10 @@ from quantmill.common.program import UserError
 from quantmill.fetch import same_model
 from quantmill.fetch.prebuilt_layouts import plain
 from quantmill.llamacpp import files
+from quantmill.llamacpp.files import FLOATS
 
 TOKENS = "tokenizer.ggml.tokens"
 MAX_LAYERS = 512  # llama.cpp's
-FLOATS = {"F32", "F16", "BF16"}
 # key of GGUF, below its architecture's name -> of config.json, by the first of these names that it has
 SIZES = {
     "block_count": ("num_hidden_layers", "n_layer", "n_layers"),
@@ -25,7 +25,7 @@ SIZES = {
     "attention.head_count": ("num_attention_heads", "n_head", "n_heads"),
     "attention.head_count_kv": ("num_key_value_heads",),
 }
-# model types that llama.cpp calls by the same name, and those that have another; of others nothing is known
+# model types that have the same name in llama.cpp, and those that have another; others are not checked
 SAME_NAMES = (
     *("bloom", "cohere2", "exaone", "exaone4", "falcon", "gemma", "gemma2", "gemma3", "glm4", "gpt2", "granite"),
     *("llama", "mpt", "nemotron", "olmo", "olmo2", "olmoe", "phi3", "phimoe", "qwen2", "qwen3", "smollm3", "stablelm"),
@@ -46,7 +46,7 @@ OTHER_NAMES = {
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
 }
-# what the manifest says of the file, in its own words
+# the file's own keys that the manifest keeps
 PARAMETERS = (
     *("general.file_type", "general.quantization_version", "general.quantized_by", "quantize.imatrix.dataset"),
     *("quantize.imatrix.entries_count", "quantize.imatrix.chunks_count"),
@@ -54,7 +54,7 @@ PARAMETERS = (
 
 
 def local(path: Path) -> dict[str, Path]:
-    """See `prebuilt`. The path is that of a folder with one model, or of a file."""
+    """See `prebuilt_layouts`. The path is a folder with one model, or a file."""
     folder = path.parent
     if path.is_dir():
         folder, names = path, sorted(each.name for each in path.iterdir() if each.suffix == ".gguf")
@@ -69,7 +69,7 @@ def local(path: Path) -> dict[str, Path]:
 
 
 def remote(repository: str, names: Iterable[str], file: str | None) -> dict[str, str]:
-    """See `prebuilt`. A repository has files of many types, so one is named."""
+    """See `prebuilt_layouts`. A repository has files of many types, so one is named."""
     known = sorted(name for name in names if name.endswith(".gguf"))
     chosen = PurePosixPath(file or "")
     parts = [chosen.with_name(name) for name in gguf_names.split_names(chosen.name)] if chosen.name else []
@@ -81,17 +81,17 @@ def remote(repository: str, names: Iterable[str], file: str | None) -> dict[str,
 
 
 def _names(parts: Sequence[PurePath]) -> list[str]:
-    """What files are called in an artifact: parts keep their names, by which llama.cpp finds the others."""
+    """Return the files' names in an artifact. Parts keep theirs, by which llama.cpp finds the others."""
     return [files.MODEL] if len(parts) == 1 else [part.name for part in parts]
 
 
 def beside(model: Path) -> list[Path]:
-    """See `prebuilt`."""
+    """See `prebuilt_layouts`."""
     return files.beside(model)
 
 
 def check(folder: Path, model: Path, layout: str) -> dict[str, Any]:
-    """See `prebuilt`."""
+    """See `prebuilt_layouts`."""
     found = gguf_file.read_all(files.first(folder))
     config = shards.read_config(model / "config.json")
     text = config.get("text_config")
@@ -105,13 +105,13 @@ def check(folder: Path, model: Path, layout: str) -> dict[str, Any]:
     }
 
 
-def gate_layout(folder: Path, layout: str) -> str | None:
-    """See `prebuilt`."""
-    return "source" if FLOATS.issuperset(files.types(gguf_file.read_all(files.first(folder)))) else layout
+def gate_layout(folder: Path) -> str:
+    """See `prebuilt_layouts`."""
+    return "source" if FLOATS.keys() >= files.types(gguf_file.read_all(files.first(folder))).keys() else "gguf"
 
 
 def check_sizes(found: Gguf, config: Mapping[str, Any]) -> None:
-    """Raises `UserError` where a file's architecture, sizes or number of tokens are not those of a config.json."""
+    """Raise `UserError` if a file's architecture, sizes or number of tokens are not those of a config.json."""
     kind, architecture = config.get("model_type"), found.metadata.get("general.architecture")
 
     def size(key: str) -> Any:
@@ -122,9 +122,9 @@ def check_sizes(found: Gguf, config: Mapping[str, Any]) -> None:
     for key, names in SIZES.items():
         theirs, mine = size(key), next((config[name] for name in names if type(config.get(name)) is int), None)
         if key == "block_count" and type(theirs) is type(more) is int:
-            theirs -= more  # layers that guess further tokens
+            theirs -= more  # multi-token prediction layers
         if key == "attention.head_count_kv":
-            mine = mine if size("attention.kv_lora_rank") is None else None  # DeepSeek's, which llama.cpp runs with one
+            mine = mine if size("attention.kv_lora_rank") is None else None  # DeepSeek, which llama.cpp runs with one
             theirs = size("attention.head_count") if theirs is None else theirs
         if mine is not None and isinstance(theirs, np.ndarray) and np.isin(theirs, (mine, 0)).all():
             theirs = mine  # one for each layer, 0 where it has no attention
@@ -147,14 +147,17 @@ def check_sizes(found: Gguf, config: Mapping[str, Any]) -> None:
 
 
 def check_tokens(found: Gguf, ours: Mapping[int, str] | None) -> None:
-    """Raises `UserError` where an id is another token to a file than to this model. What pads the vocabulary, beyond
-    the model's own tokens, may be called anything; a file without tokens has nothing to compare."""
+    """Raise `UserError` if an id is another token in the file than in this model. Padding beyond the model's own tokens
+    may have any name; a file without tokens has nothing to compare."""
     tokens = found.metadata.get(TOKENS)
     if tokens is None:
         return
     if not isinstance(tokens, Texts):
-        raise UserError(f"{found.path}: its {TOKENS} is no array of texts; convert the model again")
-    for key in ("tokenizer.ggml.scores", "tokenizer.ggml.token_type"):  # older llama.cpp reads beyond their end
+        raise UserError(f"{found.path}: its {TOKENS} is not an array of texts; convert the model again")
+    for key in (
+        "tokenizer.ggml.scores",
+        "tokenizer.ggml.token_type",
+    ):  # older versions of llama.cpp read beyond their end
         listed = found.metadata.get(key, tokens)
         if not isinstance(listed, (Texts, np.ndarray)) or len(listed) < len(tokens):
             raise UserError(f"{found.path}: its {key} is shorter than its {TOKENS}; convert the model again")

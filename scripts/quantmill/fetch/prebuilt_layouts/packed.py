@@ -1,4 +1,4 @@
-"""GPTQ, AWQ and the like: a model's folder of safetensors with packed matrices, and a quantization_config."""
+"""Layouts of safetensors with packed matrices and a quantization_config: GPTQ, AWQ and others."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -16,8 +16,8 @@ from quantmill.common.program import UserError, printable
 from quantmill.fetch import same_model
 from quantmill.fetch.prebuilt_layouts import MAX_WORD, plain
 
-QUANTIZE_CONFIG = "quantize_config.json"  # where auto-gptq reads what the others have in config.json
-MAX_GROUP = 2**31  # no model has so many inputs, and a table of results holds no more than 64 bits
+QUANTIZE_CONFIG = "quantize_config.json"  # from which auto-gptq reads its quantization_config
+MAX_GROUP = 2**31  # more inputs than any model has, and within the 64 bits of the results' tables
 PARAMETERS = (
     *("bits", "w_bit", "group_size", "q_group_size", "sym", "desc_act", "zero_point", "version", "format"),
     *("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant"),
@@ -25,7 +25,7 @@ PARAMETERS = (
 
 
 def local(path: Path) -> dict[str, Path]:
-    """See `prebuilt`."""
+    """See `prebuilt_layouts`."""
     found = find(path)
     found.tensors()
     files = [*found.files, *filter(None, [found.index()]), *found.others()]
@@ -34,17 +34,12 @@ def local(path: Path) -> dict[str, Path]:
 
 
 def remote(repository: str, names: Iterable[str], file: str | None) -> dict[str, str]:
-    """See `prebuilt`."""
+    """See `prebuilt_layouts`."""
     return {name: name for name in [*select(repository, names), *({QUANTIZE_CONFIG} & {*names})]}
 
 
-def beside(model: Path) -> list[Path]:
-    """See `prebuilt`."""
-    return []
-
-
 def check(folder: Path, model: Path, layout: str) -> dict[str, Any]:
-    """See `prebuilt`."""
+    """See `prebuilt_layouts`."""
     same_model.check_config(folder, model)
     config, source = shards.read_config(folder / "config.json"), shards.find(model)
     sizes.check(folder / "config.json", config, source.tensors())
@@ -68,24 +63,19 @@ def check(folder: Path, model: Path, layout: str) -> dict[str, Any]:
 
 
 def find(folder: Path) -> Checkpoint:
-    """`shards.find`. Raises `UserError` also for weights that are pickled."""
+    """Find a checkpoint as `shards.find`. Raises `UserError` also for pickled weights."""
     found = shards.find(folder)
     if found.form != "safetensors":
         raise UserError(f"{folder}: its weights are pickled ({found.form}); name an artifact with safetensors")
     return found
 
 
-def gate_layout(folder: Path, layout: str) -> str:
-    """See `prebuilt`."""
-    return layout
-
-
 def quantization(folder: Path, layout: str) -> dict[str, Any]:
-    """What a GPTQ or AWQ folder says of its weights. Raises `UserError` where that is another layout."""
+    """Return a folder's quantization_config. Raises `UserError` if it is another layout's."""
     found = shards.read_config(folder / "config.json").get("quantization_config")
     if not isinstance(found, dict):
         raise UserError(
-            f"{folder}: its config.json has no quantization_config; where {QUANTIZE_CONFIG} says it, put that there"
+            f"{folder}: its config.json has no quantization_config; if {QUANTIZE_CONFIG} has it, copy it there"
         )
     if plain_file.is_there(folder / QUANTIZE_CONFIG):
         other = shards.read_json(folder / QUANTIZE_CONFIG)
@@ -100,11 +90,9 @@ def quantization(folder: Path, layout: str) -> dict[str, Any]:
 
 
 def check_packed(folder: Path, layout: str, words: Mapping[str, Any], source: Checkpoint) -> dict[str, Tensor]:
-    """The tensors of an artifact, which scripts/layouts says what each is packed like.
-
-    Raises `UserError` where one that the source has is missing or has another size, and where the bits or the group
-    size that the config names are not those of the weights.
-    """
+    """Return the tensors of an artifact after checking them against the shapes that the layout's module gives. Raises
+    `UserError` if a tensor of the source is missing or has another size, and if the bits or the group size of the
+    config are not those of the weights."""
     stored, reader = shards.find(folder).tensors(), layouts.module(layout)
     if dropped := headers.own_names(folder, source.config(), stored)[1]:
         raise UserError(
@@ -155,11 +143,9 @@ def check_packed(folder: Path, layout: str, words: Mapping[str, Any], source: Ch
 
 
 def left_over(folder: Path, layout: str, stored: Mapping[str, Tensor], source: Checkpoint) -> list[str]:
-    """Names of the tensors of an artifact that nothing reads, and that harm nobody: buffers, layers that guess further
-    tokens, parts that see or hear, biases of zeros where the model has none, and a tied head once more.
-
-    Raises `UserError` with the first of those that nothing explains.
-    """
+    """Return names of an artifact's harmless tensors that nothing reads: buffers, multi-token prediction layers,
+    towers, biases of zeros that the model does not have, and a second copy of a tied head. Raises `UserError` with the
+    first of those that nothing explains."""
     ours, parts = source.tensors(), re.compile(layouts.module(layout).PARTS)
     layers = {name.removesuffix(".weight") for name, tensor in ours.items() if len(tensor.shape) == 2}
     layers |= {HEAD.removesuffix(".weight")} if layout == "exl3" else set()
@@ -179,16 +165,15 @@ def left_over(folder: Path, layout: str, stored: Mapping[str, Tensor], source: C
             harmless.add(name)
     unread = [name for name in left if name not in harmless]
     if unread:
-        more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
         raise UserError(
-            f"{folder}: this model has no place for {unread[0]}{more}; name an artifact of this model, or take them "
-            "out if nothing is to read them"
+            f"{folder}: this model has no place for {used.first_of(unread)}; name an artifact of this model, or take "
+            "them out if nothing is to read them"
         )
     return left
 
 
 def tool(words: Mapping[str, Any]) -> str:
-    """What built an artifact, as far as it says so."""
+    """Return the name of the tool that built an artifact, if the artifact gives it."""
     meta = words.get("meta")
     named = meta.get("quantizer") if isinstance(meta, dict) else None
     return printable(", ".join(map(str, named))[:MAX_WORD]) if isinstance(named, list) and named else "unknown"
