@@ -142,11 +142,12 @@ class Header:
         """Read an array of texts."""
         self.position = self.skip(8 * count)  # their lengths alone take these bytes
         starts = array("I", [0]) * count
-        data, empty = self.data, bytes(8)
-        for number in range(count):
+        data = self.data
+        for number in range(count):  # up to 8 million times in a hostile file
             starts[number] = start = self.position
-            if data[start : start + 8] == empty:  # up to 8 million times in a hostile file
-                self.position += 8
+            end = start + 8 + int.from_bytes(data[start : start + 8], "little")
+            if end <= len(data) and end - start <= MAX_TEXT and data[start + 8 : end].isascii():
+                self.position = end
             else:
                 self.text(f"{key}[{number}]", MAX_TEXT)
         return Texts(self.data, starts)
