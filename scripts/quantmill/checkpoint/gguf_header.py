@@ -142,10 +142,13 @@ class Header:
         """Read an array of texts."""
         self.position = self.skip(8 * count)  # their lengths alone take these bytes
         starts = array("I", [0]) * count
-        data = self.data
+        data, empty = self.data, bytes(8)
         for number in range(count):  # up to 8 million times in a hostile file
             starts[number] = start = self.position
-            end = start + 8 + int.from_bytes(data[start : start + 8], "little")
+            if (head := data[start : start + 8]) == empty:
+                self.position += 8
+                continue
+            end = start + 8 + int.from_bytes(head, "little")
             if end <= len(data) and end - start <= MAX_TEXT and data[start + 8 : end].isascii():
                 self.position = end
             else:
