@@ -8,7 +8,6 @@ import zipfile
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -281,24 +280,3 @@ def test_a_snapshot_links_only_to_its_own_blobs(tmp_path: Path) -> None:
     (folder / "model.safetensors").symlink_to(tmp_path / "made/model.safetensors")
     with pytest.raises(UserError, match="link that leads out"):
         shards.find(folder)
-
-
-@pytest.mark.parametrize(
-    ("others", "config", "read"),
-    [
-        ({}, {}, 70),  # the table is the head, and is read whole
-        ({"lm_head.weight": 50}, {"tie_word_embeddings": False}, 70),
-        ({"lm_head.qweight": 10, "lm_head.scales": 2}, {}, 32),
-        ({"model.layers.0.mlp.experts.3.up_proj.weight": 40, "lm_head.weight": 50}, {}, 110),
-        (
-            {"model.layers.0.mlp.experts.3.up_proj.weight": 40, "lm_head.weight": 50},
-            {"num_local_experts": 8, "num_experts_per_tok": 2},
-            80,
-        ),
-    ],
-)
-@pytest.mark.parametrize("table", ["model.embed_tokens.weight", "transformer.wte.weight"])
-def test_a_token_reads_a_row_and_its_experts(
-    table: str, others: dict[str, int], config: dict[str, Any], read: int
-) -> None:
-    assert shards.bytes_read({table: 50, "model.layers.0.self_attn.q_proj.weight": 20} | others, config) == read

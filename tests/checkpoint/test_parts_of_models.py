@@ -45,6 +45,27 @@ def test_a_token_of_a_text_reads(name: str, config: dict[str, Any], read: int) -
     assert shards.bytes_read({"model.embed_tokens.weight": 50, name: 40}, config) == 50 + read
 
 
+@pytest.mark.parametrize(
+    ("others", "config", "read"),
+    [
+        ({}, {}, 70),  # the table is the head, and is read whole
+        ({"lm_head.weight": 50}, {"tie_word_embeddings": False}, 70),
+        ({"lm_head.qweight": 10, "lm_head.scales": 2}, {}, 32),
+        ({"model.layers.0.mlp.experts.3.up_proj.weight": 40, "lm_head.weight": 50}, {}, 110),
+        (
+            {"model.layers.0.mlp.experts.3.up_proj.weight": 40, "lm_head.weight": 50},
+            {"num_local_experts": 8, "num_experts_per_tok": 2},
+            80,
+        ),
+    ],
+)
+@pytest.mark.parametrize("table", ["model.embed_tokens.weight", "transformer.wte.weight"])
+def test_a_token_reads_a_row_and_its_experts(
+    table: str, others: dict[str, int], config: dict[str, Any], read: int
+) -> None:
+    assert shards.bytes_read({table: 50, "model.layers.0.self_attn.q_proj.weight": 20} | others, config) == read
+
+
 def test_the_head_and_experts_of_llama_4(tmp_path: Path) -> None:
     """Llama 4: its config keeps the experts in text_config, and its tensors are called language_model."""
     tensors = {

@@ -80,7 +80,7 @@ def test_harmless_tensors_that_nothing_reads_are_named(
 )
 def test_tensors_that_this_model_does_not_have(fetch: Callable, tmp_path: Path, name: str, value: np.ndarray) -> None:
     said = refusal(fetch, tmp_path, {}, pack() | {name: value})
-    assert f"this model has no place for {name}; name an artifact of this model, or take them out" in said
+    assert f"this model has no place for {name}; name an artifact of this model, or remove them if" in said
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_tensors_that_this_model_does_not_have(fetch: Callable, tmp_path: Path, 
         ({"num_key_value_heads": 2}, "is another model: its num_key_value_heads is 2, this model's 4"),
         ({"model_type": "qwen2"}, "is another model: its model_type is 'qwen2', this model's 'llama'"),
         ({"vocab_size": 6}, "is another model: its vocab_size is 6, this model's 5"),
-        ({"auto_map": {"AutoModel": "x.Y"}}, "has an auto_map, which names Python of its own; nothing here runs that"),
+        ({"auto_map": {"AutoModel": "x.Y"}}, "has an auto_map, which names Python code; Quantmill does not run it"),
         ({"attribute_map": {"a": "b"}}, "has an attribute_map"),
         (
             {"quantization_config": QUANTIZATION | {"bits": 8}},

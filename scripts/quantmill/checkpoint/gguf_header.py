@@ -143,10 +143,14 @@ class Header:
         self.position = self.skip(8 * count)  # their lengths alone take these bytes
         starts = array("I", [0]) * count
         data, empty = self.data, bytes(8)
-        for number in range(count):
+        for number in range(count):  # up to 8 million times in a hostile file
             starts[number] = start = self.position
-            if data[start : start + 8] == empty:  # up to 8 million times in a hostile file
+            if (head := data[start : start + 8]) == empty:
                 self.position += 8
+                continue
+            end = start + 8 + int.from_bytes(head, "little")
+            if end <= len(data) and end - start <= MAX_TEXT and data[start + 8 : end].isascii():
+                self.position = end
             else:
                 self.text(f"{key}[{number}]", MAX_TEXT)
         return Texts(self.data, starts)

@@ -25,7 +25,7 @@ def main() -> None:
         "--most-tokens",
         type=int,
         default=0,
-        help="of a prompt and its answer: a model with a shorter context is refused",
+        help="of the study's longest prompt and answer; a model with a shorter context is refused",
     )
     options = arguments.parse_args()
 

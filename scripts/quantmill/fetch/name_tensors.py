@@ -116,7 +116,7 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("source", type=Path, help="folder of the checkpoint")
     arguments.add_argument("out", type=Path, help="JSON file to write")
-    arguments.add_argument("--further-layers", action="store_true", help="layers that guess further tokens are used")
+    arguments.add_argument("--further-layers", action="store_true", help="multi-token prediction layers are used")
     options = arguments.parse_args()
 
     remote_code.forbid()

@@ -20,7 +20,7 @@ def check_config(artifact: Path, source: Path) -> None:
     for file in ("config.json", "tokenizer_config.json"):
         path = artifact / file
         if path.is_file() and CODE in shards.read_json(path):
-            raise UserError(f"{path}: has an {CODE}, which names Python of its own; nothing here runs that")
+            raise UserError(f"{path}: has an {CODE}, which names Python code; Quantmill does not run it")
     for name in SIZES:
         mine = ours.get(name, ours.get("num_attention_heads") if name == "num_key_value_heads" else None)
         if mine is not None and theirs.get(name, mine) != mine:

@@ -55,7 +55,7 @@ def check(layer: Layer) -> None:
 
 
 def read(artifact: Path, source: Checkpoint) -> Reading:
-    """See `layouts`. Raises `Unread` where a layer's quant_state is not as above."""
+    """See `layouts`. Raises `Unread` for a missing or damaged quant_state."""
 
     def weights(layer: Layer) -> np.ndarray:
         if "SCB" in layer:

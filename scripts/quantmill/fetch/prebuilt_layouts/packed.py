@@ -96,7 +96,7 @@ def check_packed(folder: Path, layout: str, words: Mapping[str, Any], source: Ch
     stored, reader = shards.find(folder).tensors(), layouts.module(layout)
     if dropped := headers.own_names(folder, source.config(), stored)[1]:
         raise UserError(
-            f"{folder}: its names have {dropped} before the model's own, which no engine takes off; save it again"
+            f"{folder}: its names have {dropped} before the model's own, which no engine removes; save it again"
         )
     said = ""
     if layout in ("gptq", "awq"):
@@ -114,7 +114,7 @@ def check_packed(folder: Path, layout: str, words: Mapping[str, Any], source: Ch
         layer = layouts.Layer(tensor, stored)
         if len(tensor.shape) != 2 and layer.name in of_layer:
             other = of_layer[layer.name]
-            raise UserError(f"{folder}: holds {other}, and this model's {name} is not a matrix; name its own")
+            raise UserError(f"{folder}: holds {other}, and this model's {name} is not a matrix; name an artifact of it")
         try:
             shapes = reader.packed_shapes(words, tensor.shape) if len(tensor.shape) == 2 else {}
             if shapes and hasattr(reader, "check"):
@@ -166,8 +166,8 @@ def left_over(folder: Path, layout: str, stored: Mapping[str, Tensor], source: C
     unread = [name for name in left if name not in harmless]
     if unread:
         raise UserError(
-            f"{folder}: this model has no place for {used.first_of(unread)}; name an artifact of this model, or take "
-            "them out if nothing is to read them"
+            f"{folder}: this model has no place for {used.first_of(unread)}; name an artifact of this model, or "
+            "remove them if nothing needs them"
         )
     return left
 
