@@ -58,10 +58,8 @@ rule artifact:
     priority: artifact_priority
     threads: lambda wc: of_artifact(wc).threads
     resources:
+        **ask_for(build_ask, disk=True),
         gpu=lambda wc: 1 if of_artifact(wc).gpu else gate_gpus(wc),
-        mem_mb=build_memory,
-        disk_mb=build_disk,
-        runtime=build_minutes,
     params:
         program=lambda wc: program(of_artifact(wc).program),
         python=lambda wc: python(of_artifact(wc).env),

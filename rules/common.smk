@@ -17,12 +17,12 @@ if not RULES.is_dir():
     sys.exit(f"error: {RULES}: is no folder of this machine; clone Quantmill, and name its Snakefile by a path")
 sys.path.insert(0, str(RULES.parent / "scripts"))
 from quantmill.common import surroundings
-from quantmill.common.program import printable
+from quantmill.common.program import printable, suggestion
 from quantmill.common.code_hash import closure, digest
 from quantmill.plan import cells, jobs, lengths, registry, vllm_parallelism
 from quantmill.checkpoint import model_shape
 from quantmill.plan.config import CHECKOUT, TEXTS, complete, source
-from quantmill.plan.resources import CUDA_BUILD, BuildResources, RunResources, Memory, Size
+from quantmill.plan.resources import CUDA_BUILD, BuildResources, Memory, RunResources, Size, Time
 from quantmill.plan.config_values import ConfigError, check_file, is_plain
 
 os.environ["PYTHONSAFEPATH"] = "1"  # for `python -m snakemake`, by which Snakemake runs a cluster's jobs
@@ -148,7 +148,7 @@ def find_cell(model, name):
     """A model's cell; a format that the study leaves out can be asked for by its file."""
     if (model, name) not in CELLS and name not in FORMATS:
         names = [each for owner, each in CELLS if owner == model]
-        refuse(f"artifacts/{model}: no cell is called {name!r}{registry.suggestion(name, names)}")
+        refuse(f"artifacts/{model}: no cell is called {name!r}{suggestion(name, names)}")
     return CELLS.get((model, name)) or cells.Cell(model, name, None, FORMATS[name].engine)
 
 
@@ -200,7 +200,7 @@ def python(env):
     """The interpreter of an environment: the one that the config names, else the one that the workflow builds. One
     without pins ends Snakemake with one line."""
     if env not in INTERPRETERS and env not in ENVS:
-        refuse(f"the pins of the environment {env!r}, envs/{env}.txt, are missing{registry.suggestion(env, ENVS)}")
+        refuse(f"the pins of the environment {env!r}, envs/{env}.txt, are missing{suggestion(env, ENVS)}")
     return INTERPRETERS.get(env, str(CHECKOUT / f"envs/{env}/bin/python"))
 
 
@@ -263,9 +263,18 @@ def local_path(file):
 def study_jobs():
     """What the study's jobs take: see plan.jobs."""
     built = {name: FORMATS[format_of(name)].resources for name in (*FORMATS, *VARIANTS)}
-    formats = {name: costs and costs.with_parameters(parameters(name)) for name, costs in built.items()}
+    formats = {name: costs.with_parameters(parameters(name)) for name, costs in built.items() if costs}
+    engines = {name: engine.resources for name, engine in ENGINES.items() if engine.resources}
     reference = STUDY["reference"], FORMATS[format_of(STUDY["reference"])].engine
-    return jobs.Jobs(STUDY, reference, formats, {name: engine.resources for name, engine in ENGINES.items()})
+    return jobs.Jobs(STUDY, reference, formats, engines)
+
+
+def shape_of_model(wildcards, folder):
+    """The model's shape from the first folder with a config.json (`remove_intermediates` removes the source), else from
+    the weights in `folder`."""
+    names = ("safetensors", "source", *cells.artifacts(STUDY, STUDY["models"][wildcards.model]))
+    folders = [Path(f"artifacts/{wildcards.model}/{name}") for name in names]
+    return next(filter(None, map(model_shape.of_config, folders)), None) or model_shape.of_folder(local_path(folder))
 
 
 def build_ask(wildcards, input):
@@ -279,19 +288,18 @@ def build_ask(wildcards, input):
     return study_jobs().build(wildcards.artifact, engine, model, has_gate(wildcards), tokens)
 
 
-def build_memory(wildcards, input):
-    """MB of the same."""
-    return build_ask(wildcards, input).mb
+def ask_for(ask, disk=False):
+    """Resources of a rule, from a function that returns a job's plan.jobs.Resources; with `disk`, its disk too."""
+    asked = {
+        "mem_mb": lambda wildcards, input, attempt: attempt * ask(wildcards, input).mb,
+        "runtime": lambda wildcards, input: ask(wildcards, input).minutes,
+    }
+    return asked | ({"disk_mb": lambda wildcards, input: ask(wildcards, input).disk_mb} if disk else {})
 
 
-def build_disk(wildcards, input):
-    """MB on the disk for the same."""
-    return build_ask(wildcards, input).disk_mb
-
-
-def build_minutes(wildcards, input):
-    """Minutes of the same, at most."""
-    return build_ask(wildcards, input).minutes
+def memory(mb):
+    """`mem_mb` of a rule whose program takes `mb`. A job that was killed asks for more, where the profile retries."""
+    return lambda wildcards, attempt: attempt * jobs.job_mb(mb)
 
 
 def artifacts():

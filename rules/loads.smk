@@ -14,7 +14,7 @@ def burst_tokens(wildcards):
 def load_ask(wildcards, input):
     """What a server's job asks for."""
     each = cell(wildcards)
-    return study_jobs().load(each.artifact, each.engine, shape_of_cell(wildcards, input))
+    return study_jobs().load(each.artifact, each.engine, shape_of_model(wildcards, input.artifact))
 
 
 rule loads:
@@ -32,9 +32,8 @@ rule loads:
     # as for latency: nothing runs beside a measurement
     threads: 1024
     resources:
+        **ask_for(load_ask),
         gpu=lambda wc: cell(wc).gpus,
-        mem_mb=lambda wc, input: load_ask(wc, input).mb,
-        runtime=lambda wc, input: load_ask(wc, input).minutes,
     params:
         run=lambda wc: cell_runner("loads.measure", wc),
         device=STUDY["device"],

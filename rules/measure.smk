@@ -8,54 +8,24 @@ SCORING = (
 )
 
 
-def shape_of_cell(wildcards, input):
-    """The model's shape, from whatever tells it: who has cleaned up has artifacts alone, some without a config.json."""
-    folder = Path(f"artifacts/{wildcards.model}")
-    names = ("safetensors", "source", *cells.artifacts(STUDY, STUDY["models"][wildcards.model]))
-    found = next((found for name in names if (found := model_shape.of_config(folder / name))), None)
-    return found or model_shape.of_folder(local_path(input.artifact))
-
-
-def scoring_ask(wildcards, input, positions):
-    """What a job asks for that scores so many positions by a cell, the reference where it names none."""
+def scoring_ask(wildcards, input):
+    """What a job takes that scores a text by a cell, the reference where it names none. The text has no more positions
+    than the ids that its file can hold."""
     each = find_cell(wildcards.model, wildcards.get("cell", STUDY["reference"]))
-    return study_jobs().score(each.artifact, each.engine, shape_of_cell(wildcards, input), positions)
+    positions = local_path(input.evaluation).stat().st_size // jobs.BYTES_AN_ID
+    return study_jobs().score(each.artifact, each.engine, shape_of_model(wildcards, input.artifact), positions)
 
 
-def scoring_memory(wildcards, input):
-    """MB of the same, whatever the text."""
-    return scoring_ask(wildcards, input, None).mb
+def expected_ask(wildcards, input):
+    """What the job takes that runs a model's source by transformers."""
+    return study_jobs().expect(shape_of_model(wildcards, input.source))
 
 
-def scoring_minutes(wildcards, input):
-    """Minutes of the same, at most; the text has no more positions than the ids that its file can hold."""
-    return scoring_ask(wildcards, input, local_path(input.evaluation).stat().st_size // jobs.BYTES_AN_ID).minutes
-
-
-def expected_memory(wildcards, input):
-    """MB of the job that runs a model's source by transformers."""
-    return study_jobs().expect(model_shape.of_folder(local_path(input.source))).mb
-
-
-def expected_minutes(wildcards, input):
-    """Minutes of the same, at most."""
-    return study_jobs().expect(model_shape.of_folder(local_path(input.source))).minutes
-
-
-def latency_ask(wildcards, input, prompts):
-    """What a latency job asks for, of so many prompts."""
+def latency_ask(wildcards, input):
+    """What a latency job takes."""
     each = cell(wildcards)
-    return study_jobs().latency(each.artifact, each.engine, shape_of_cell(wildcards, input), prompts)
-
-
-def latency_memory(wildcards, input):
-    """MB of the same, however many."""
-    return latency_ask(wildcards, input, 0).mb
-
-
-def latency_minutes(wildcards, input):
-    """Minutes of the same, at most."""
-    return latency_ask(wildcards, input, len(json.loads(local_path(input.prompts).read_text())["prompts"])).minutes
+    prompts = len(json.loads(local_path(input.prompts).read_text())["prompts"])
+    return study_jobs().latency(each.artifact, each.engine, shape_of_model(wildcards, input.artifact), prompts)
 
 
 rule latency:
@@ -73,9 +43,8 @@ rule latency:
     # profile says with set-threads how many a job gets.
     threads: 1024
     resources:
+        **ask_for(latency_ask),
         gpu=lambda wc: cell(wc).gpus,
-        mem_mb=latency_memory,
-        runtime=latency_minutes,
     params:
         run=lambda wc: cell_runner("latency.measure", wc),
         device=STUDY["device"],
@@ -100,9 +69,8 @@ rule reference_logits:
     priority: 1000
     threads: 8
     resources:
+        **ask_for(scoring_ask),
         gpu=1,
-        mem_mb=scoring_memory,
-        runtime=scoring_minutes,
     params:
         run=runner("quality.reference_logits", REFERENCE_ENGINE),
         device=STUDY["device"],
@@ -125,9 +93,8 @@ rule expected_predictions:
     priority: 1000
     threads: 8
     resources:
+        **ask_for(expected_ask),
         gpu=1,
-        mem_mb=expected_memory,
-        runtime=expected_minutes,
     params:
         program=program("gate.expected").command,  # no hash: scoring anew is no reason to build anew
         python=python("torch"),
@@ -171,9 +138,8 @@ rule quality:
     priority: 1000
     threads: 8
     resources:
+        **ask_for(scoring_ask),
         gpu=lambda wc: cell(wc).gpus,
-        mem_mb=scoring_memory,
-        runtime=scoring_minutes,
     params:
         run=lambda wc: cell_runner("quality.measure", wc),
         device=STUDY["device"],
@@ -198,9 +164,8 @@ rule noise_floor:
     priority: 1
     threads: 8
     resources:
+        **ask_for(scoring_ask),
         gpu=1,
-        mem_mb=scoring_memory,
-        runtime=scoring_minutes,
     params:
         run=runner("quality.measure", REFERENCE_ENGINE),
         device=STUDY["device"],

@@ -18,7 +18,6 @@ def prebuilt_options(wildcards):
     options += [f"--{key}={words[key]}" for key in ("revision", "file") if key in words]
     options += [
         f"--layout={words['layout']}",
-       
         f"--format={wildcards.artifact}",
         f"--engine={engine}",
     ]
@@ -51,11 +50,9 @@ rule prebuilt:
         artifact="|".join(sorted({re.escape(artifact) for _, artifact in PREBUILT})) or "(?!)",
     priority: 10
     resources:
+        **ask_for(build_ask, disk=True),
         gpu=gate_gpus,
         hub=lambda wc: int("hub" in PREBUILT[wc.model, wc.artifact]),
-        mem_mb=build_memory,
-        disk_mb=build_disk,
-        runtime=build_minutes,
     params:
         program=program(
             "fetch.prebuilt", *(PACKAGE / "layouts").glob("*.py"), *(PACKAGE / "fetch/prebuilt_layouts").glob("*.py")

@@ -63,7 +63,7 @@ rule push:
         publication=rf"{registry.NAME}|{publications.GGUF}",
     resources:
         hub=1,
-        mem_mb=jobs.job_mb(jobs.PUBLISHING),
+        mem_mb=memory(jobs.PUBLISHING),
     params:
         program=program("publish.push", *(PACKAGE / "publish").glob("*.j2")),
         python=python("tools"),

@@ -24,17 +24,7 @@ def task_ask(wildcards, input):
         sizes = json.loads(facts.read_text())["documents"].values() if facts.exists() else [None]
         counts += [size and min(size, TASKS.get("limit", size)) for size in sizes]
     documents = None if None in counts else sum(counts)
-    return study_jobs().tasks(each.artifact, each.engine, shape_of_cell(wildcards, input), documents)
-
-
-def task_memory(wildcards, input):
-    """MB of the same."""
-    return task_ask(wildcards, input).mb
-
-
-def task_minutes(wildcards, input):
-    """Minutes of the same, at most."""
-    return task_ask(wildcards, input).minutes
+    return study_jobs().tasks(each.artifact, each.engine, shape_of_model(wildcards, input.artifact), documents)
 
 
 localrules:
@@ -54,7 +44,7 @@ rule task_documents:
     priority: 10
     resources:
         hub=1,
-        mem_mb=jobs.job_mb(jobs.DOCUMENTS),
+        mem_mb=memory(jobs.DOCUMENTS),
     params:
         program=program("tasks.fetch_documents"),
         python=python(HARNESS),
@@ -78,9 +68,8 @@ rule tasks:
     priority: 0  # after quality and speed, which say sooner that something is wrong
     threads: 8
     resources:
+        **ask_for(task_ask),
         gpu=lambda wc: cell(wc).gpus,
-        mem_mb=task_memory,
-        runtime=task_minutes,
     params:
         program=program("tasks.measure"),
         python=python(HARNESS),

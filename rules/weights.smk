@@ -48,7 +48,7 @@ rule download:
     priority: 10
     resources:
         hub=1,
-        mem_mb=jobs.job_mb(jobs.DOWNLOADING),
+        mem_mb=memory(jobs.DOWNLOADING),
     params:
         program=program("fetch.model"),
         python=python("tools"),
@@ -71,7 +71,7 @@ rule source:
         "artifacts/logs/{model}/source.log",
     priority: 10
     resources:
-        mem_mb=lambda wc: jobs.job_mb(jobs.RANDOM_WEIGHTS if source_env(wc) == "torch" else jobs.STREAMING),
+        mem_mb=memory(jobs.RANDOM_WEIGHTS),
     params:
         program=lambda wc: program(SOURCE_PROGRAMS[source(STUDY["models"][wc.model])[0]]),
         python=lambda wc: python(source_env(wc)),
@@ -87,13 +87,7 @@ rule source:
         "{params.python:q} {params.program.command:q} {params.path:q} {output:q} {params.options:q} 2> {log:q}"
 
 
-def further_layers(wildcards):
-    """Whether a run of the study speculates with layers of the model's own, which are then kept."""
-    return (
-        ["--further-layers"]
-        if any(vllm_parallelism.speculates_by_itself(run) for run in STUDY["runs"].values())
-        else []
-    )
+FURTHER_LAYERS = any(vllm_parallelism.speculates_by_itself(run) for run in STUDY["runs"].values())
 
 
 rule tensors:
@@ -106,12 +100,13 @@ rule tensors:
         "artifacts/logs/{model}/tensors.log",
     priority: 10
     resources:
-        mem_mb=jobs.job_mb(jobs.NAMING),
+        mem_mb=memory(jobs.NAMING),
         runtime=jobs.LEAST,
     params:
         program=program("fetch.name_tensors"),
         python=python("torch"),
-        options=further_layers,
+        # layers of the model's own by which a run speculates are then kept
+        options=["--further-layers"] if FURTHER_LAYERS else [],
     shell:
         "{params.python:q} {params.program.command:q} {input.source:q} {output:q} {params.options:q} 2> {log:q}"
 
@@ -128,9 +123,7 @@ rule safetensors:
     priority: 10
     threads: 4
     resources:
-        mem_mb=jobs.job_mb(jobs.STREAMING),
-        disk_mb=build_disk,
-        runtime=build_minutes,
+        **ask_for(build_ask, disk=True),
     params:
         program=program("checkpoint.to_safetensors"),
         python=python("tools"),
@@ -149,9 +142,7 @@ rule bin:
         "artifacts/logs/{model}/bin.log",
     threads: 4
     resources:
-        mem_mb=jobs.job_mb(jobs.STREAMING),
-        disk_mb=build_disk,
-        runtime=build_minutes,
+        **ask_for(build_ask, disk=True),
     params:
         program=program("checkpoint.to_bin"),
         python=python("tools"),

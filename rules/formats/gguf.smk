@@ -47,7 +47,7 @@ def gguf_type(artifact):
         return format_of(artifact).removeprefix("gguf-")
     size = parameters(artifact)["size"]
     if isinstance(size, str) and size not in GGUF_QUANTIZED:
-        refuse(f"{artifact}: unknown size {size!r}{registry.suggestion(size, GGUF_QUANTIZED)}")
+        refuse(f"{artifact}: unknown size {size!r}{suggestion(size, GGUF_QUANTIZED)}")
     return size if isinstance(size, str) else "q4_k_m"
 
 
@@ -88,13 +88,13 @@ OF_QUANTIZED = {"inputs": quantized_inputs}
 OF_CONVERTED = {"inputs": converted_inputs, "flags": lambda wc: {"name": wc.model}, "threads": 1}
 
 
-def gguf_resources(bits_a_weight, **more):
-    """What llama.cpp's programs take, of so many bits a weight."""
-    return BuildResources(Size(bits_a_weight / 8, files=300_000), GGUF_MEMORY, GGUF_MEMORY, **more)
+def gguf_resources(bits_a_weight, time, **more):
+    """Memory and time of llama.cpp's programs, for a type of `bits_a_weight`."""
+    return BuildResources(Size(bits_a_weight / 8, files=300_000), GGUF_MEMORY, GGUF_MEMORY, time, **more)
 
 
 for type_, bits in GGUF_CONVERTED.items():
-    resources = gguf_resources(bits, quantized=False)
+    resources = gguf_resources(bits, Time(13, ns=1), quantized=False)
     FORMATS[f"gguf-{type_}"] = Format(**GGUF, **OF_CONVERTED, parameters={"type": type_}, resources=resources)
 for type_, bits in GGUF_QUANTIZED.items():
     FORMATS[f"gguf-{type_}"] = Format(
@@ -103,14 +103,14 @@ for type_, bits in GGUF_QUANTIZED.items():
         config="gguf",
         parameters={"type": type_},
         logs=("tokens-calibration", "gguf-f16", "imatrix"),
-        resources=gguf_resources(bits),
+        resources=gguf_resources(bits, Time(2, ns=20 if type_.startswith("iq") else 3 if type_ == "q8_0" else 8)),
     )
 FORMATS["gguf-mixed"] = Format(
     **GGUF,
     **OF_QUANTIZED,
     config="gguf_mixed",
     logs=("tokens-calibration", "gguf-f16", "imatrix", "gguf-sensitivity"),
-    resources=gguf_resources(GGUF_QUANTIZED["q4_k_m"], bits=GGUF_QUANTIZED),
+    resources=gguf_resources(GGUF_QUANTIZED["q4_k_m"], Time(2, ns=20), bits=GGUF_QUANTIZED),
 )
 
 
@@ -147,6 +147,7 @@ rule imatrix:
         "artifacts/logs/{model}/imatrix.log",
     threads: 8
     resources:
+        **ask_for(lambda wc, input: study_jobs().imatrix(shape_of_model(wc, input.base))),
         gpu=1,
     params:
         program=program("build.imatrix"),
@@ -157,13 +158,6 @@ rule imatrix:
         "{params.python:q} {params.program.command:q} {input.base:q} {output:q} --text {input.text:q}"
         " --calibration {input.calibration:q} --evaluation {input.evaluation:q} --threads {threads}"
         " --device {params.device:q} {params.options:q} 2> {log:q}"
-
-
-def sensitivity_memory(wildcards, input):
-    """MB of the job that measures it: the model in float32, and what it predicts of each window."""
-    model = model_shape.of_folder(local_path(input.source))
-    libraries, positions, copies = 1000, 1024, 4
-    return jobs.job_mb(libraries + (4 * model.parameters + 4 * copies * positions * model.vocab) // 10**6)
 
 
 rule gguf_sensitivity:
@@ -180,9 +174,8 @@ rule gguf_sensitivity:
         "artifacts/logs/{model}/gguf-sensitivity.log",
     threads: 8
     resources:
+        **ask_for(lambda wc, input: study_jobs().sensitivity(shape_of_model(wc, input.source))),
         gpu=1,
-        mem_mb=sensitivity_memory,
-        runtime=jobs.UNKNOWN_MINUTES,
     params:
         program=program("build.gguf_sensitivity"),
         python=python("llama_cpp"),

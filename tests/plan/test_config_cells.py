@@ -125,8 +125,8 @@ def test_a_server_of_few_slots_is_put_under_loads_that_it_can_take(options: dict
             "variants.v: gptq-int4 has no parameter 'group_siz'; did you mean 'group_size'?",
         ),
         ({"variants": {"v": {"format": "gptq-int4", "group_size": 7}}}, "variants.v.group_size: 7 is not one of"),
-        ({"variants": {"v": {"format": "fp16", "bits": 3}}}, "variants.v: fp16 has no parameter 'bits'; it has none"),
-        ({"variants": {4: {"format": "gptq-int4"}}}, "variants: the name 4 is no text to YAML; put it in quotes"),
+        ({"variants": {"v": {"format": "fp16", "bits": 3}}}, "variants.v: fp16 has no parameter 'bits'; known: none"),
+        ({"variants": {4: {"format": "gptq-int4"}}}, "variants: the name 4 is not text in YAML; put it in quotes"),
         (
             {"variants": {"tasks": {"format": "gptq-int4", "group_size": 32}}},
             "variants.tasks: other files of Quantmill's have this name, or begin with it; choose another",
@@ -135,14 +135,14 @@ def test_a_server_of_few_slots_is_put_under_loads_that_it_can_take(options: dict
             {"variants": {"noise-floor": {"format": "gptq-int4", "group_size": 32}}},
             "variants.noise-floor: other files of Quantmill's have this name, or begin with it; choose another",
         ),
-        ({"runs": {1: {"engine": "transformers", "formats": ["fp16"]}}}, "runs: the name 1 is no text to YAML; put"),
+        ({"runs": {1: {"engine": "transformers", "formats": ["fp16"]}}}, "runs: the name 1 is not text in YAML; put"),
         (
             {"models": demo(**{"expected.json": PREBUILT})},
             "models.demo.prebuilt.expected.json: other files of Quantmill's",
         ),
         ({"models": demo(imatrix=PREBUILT)}, "models.demo.prebuilt.imatrix: other files of Quantmill's"),
         ({"models": demo(**{"latency-fp16": PREBUILT})}, "models.demo.prebuilt.latency-fp16: other files of Quantm"),
-        ({"models": {"a": {"source": "demo", "prebuilt": {7: PREBUILT}}}}, "models.a.prebuilt: the name 7 is no text"),
+        ({"models": {"a": {"source": "demo", "prebuilt": {7: PREBUILT}}}}, "models.a.prebuilt: the name 7 is not text"),
         ({"models": demo(fp16=PREBUILT)}, "models.demo.prebuilt.fp16: a format has this name; choose another"),
         ({"models": demo(x=PREBUILT | {"path": "no"})}, "models.demo.prebuilt.x: there is no folder no"),
         (

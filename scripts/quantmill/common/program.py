@@ -3,13 +3,14 @@
 import argparse
 import atexit
 import ctypes
+import difflib
 import errno
 import os
 import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,14 @@ def first_line(error: BaseException) -> str:
 def printable(text: str) -> str:
     """One line for a terminal: what a stranger's file put in it stays visible, and moves no cursor."""
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text[:MAX_LINE])
+
+
+def suggestion(word: str, known: Collection[str], most: int = 200) -> str:
+    """`; did you mean 'x'?` where a known word is close, else `; known: …`, unless those are more than `most`."""
+    words = [str(each) for each in known]
+    if close := difflib.get_close_matches(str(word), words, 1):
+        return f"; did you mean {close[0]!r}?"
+    return f"; known: {', '.join(sorted(words)) or 'none'}" if len(words) <= most else ""
 
 
 def parser(doc: str) -> argparse.ArgumentParser:

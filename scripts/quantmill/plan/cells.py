@@ -13,8 +13,9 @@ from quantmill.checkpoint.gguf_names import split_names
 from quantmill.checkpoint.selection import is_artifacts
 from quantmill.client.urls import wrong_url
 from quantmill.common.atomic import MANIFEST
+from quantmill.common.program import suggestion
 from quantmill.plan.config_values import ConfigError
-from quantmill.plan.registry import TAKEN, Engine, Registry, suggestion, unknown_format
+from quantmill.plan.registry import TAKEN, Engine, Registry, unknown_format
 
 # variables of a run's environment that Quantmill sets: they place threads, cards and modules
 OURS = re.compile("CUDA_VISIBLE_DEVICES|PYTHON|QUANTMILL|.*_NUM_THREADS$")
@@ -61,8 +62,7 @@ def check_variants(study: Mapping[str, Any], schema: Mapping[str, Any], registry
         properties = schema["properties"][key]["properties"] if key else {}
         for each in given:
             if each not in properties:
-                known = suggestion(each, properties) if properties else "; it has none"
-                raise ConfigError(f"{where}: {base} has no parameter {each!r}{known}")
+                raise ConfigError(f"{where}: {base} has no parameter {each!r}{suggestion(each, properties)}")
         if all(study[key][each] == value for each, value in given.items()):
             raise ConfigError(f"{where}: is {base} itself; give it a parameter of its own")
         for each, value in given.items():
@@ -96,7 +96,7 @@ def check_runs(study: Mapping[str, Any], registry: Registry) -> None:
             if engine.options is None:
                 continue
             if option not in engine.options:
-                known = suggestion(option, engine.options) if engine.options else "; it has none"
+                known = suggestion(option, engine.options)
                 raise ConfigError(f"{where}.options: {run['engine']} has no option {option!r}{known}")
             error = next(jsonschema.Draft202012Validator(engine.options[option]).iter_errors(value), None)
             if error:

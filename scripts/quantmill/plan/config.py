@@ -11,11 +11,11 @@ from typing import Any
 import jsonschema
 
 from quantmill.common import plain_file
-from quantmill.common.program import UserError
+from quantmill.common.program import UserError, suggestion
 from quantmill.plan import cells, lengths, publications, vllm_parallelism
 from quantmill.plan.config_values import ConfigError, check_values
 from quantmill.plan.model_source import CHECKOUT, source
-from quantmill.plan.registry import Registry, suggestion, unknown_format
+from quantmill.plan.registry import Registry, unknown_format
 from quantmill.report.task_columns import column_name
 from quantmill.tokens import plain_text
 

@@ -46,8 +46,8 @@ def describe(config: Path | None) -> dict[str, Any]:
             "servers": {name: [*engine.loads] for name, engine in names["ENGINES"].items() if engine.serves},
             "jobs": Counter(job.rule.name for job in jobs),
             "left": sorted({str(file) for job in jobs for file in job.output}),
-            "formats": {name: each and asdict(each) for name, each in costs.formats.items()},
-            "engines": {name: each and asdict(each) for name, each in costs.engines.items()},
+            "formats": {name: asdict(each) for name, each in costs.formats.items()},
+            "engines": {name: asdict(each) for name, each in costs.engines.items()},
         }
 
 

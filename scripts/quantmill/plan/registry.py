@@ -1,12 +1,12 @@
 """What rules/formats/*.smk and rules/engines/*.smk register: formats that are built, and engines that run them."""
 
-import difflib
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
+from quantmill.common.program import suggestion
 from quantmill.plan.config_values import ConfigError
 from quantmill.plan.resources import BuildResources, RunResources
 
@@ -221,10 +221,3 @@ def unknown_format(name: str, known: Collection[str]) -> str:
     if reason := NOT_BUILT.get(name.partition("-")[0]):
         return f"{name} is not built here: {reason}"
     return f"unknown format {name!r}{suggestion(name, known)}"
-
-
-def suggestion(word: str, known: Collection[str]) -> str:
-    """`; did you mean 'x'?` where something known is close, else `; known: …`."""
-    words = [str(each) for each in known]
-    close = difflib.get_close_matches(str(word), words, 1)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(sorted(words))}"

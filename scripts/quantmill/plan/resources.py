@@ -1,45 +1,66 @@
-"""What formats and engines take, as plain data. rules/formats/ and rules/engines/ register it beside each of them.
+"""Memory, disk and time that formats and engines take, as plain data. rules/formats/ and rules/engines/ register it.
 
-The figures are from what jobs took (docs/PERFORMANCE.md, "Memory of jobs"), a few per cent above.
+Coarse: figures are within a factor of 1.5 (memory) and 2 (time) of what recorded jobs took (tests/plan/test_plan.py).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from quantmill.checkpoint.model_shape import Shape
 
 MB = 10**6  # as Snakemake counts mem_mb
-# MB that torch's CUDA build, which is PyPI's, holds on a CPU more than its CPU build (docs/FIGURES.md). Nobody knows
-# which a job will find. So what loads torch on a CPU asks for this beside what was measured with a CPU build.
+# MB that torch's CUDA build, which is PyPI's, holds on a CPU more than its CPU build (docs/FIGURES.md). A job may find
+# either. So what loads torch on a CPU asks for this beside what was measured with a CPU build.
 CUDA_BUILD = 500
-SHARD = 5 * 10**9  # bytes of a file of weights, as transformers shards; mapped whole while it is read
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Speed of a machine. flops: FLOP a second of a matrix product, float32 on a CPU and float16 on a GPU. bandwidth:
+    bytes a second, read and written, of a copy in the device's memory. file: bytes a second of a file; where it is
+    not known, of one in the page cache."""
+
+    flops: float
+    bandwidth: float
+    file: float = 3e9
+
+
+# A machine that few are slower than, on a slow network file system: for limits
+SLOW = {"cpu": Machine(50e9, 5e9, 50e6), "cuda": Machine(40e12, 200e9, 50e6)}
+H200 = Machine(760e12, 4.2e12)  # NVIDIA's, as plan.probe measures it: for a plan without the card
 
 
 @dataclass(frozen=True)
 class Memory:
-    """MB of the host that a build takes: its libraries before any model, and bytes of what grows with the model.
-
-    weights, tables, block: bytes a weight of the whole model, of its embeddings and head, of one block's matrices.
-    activations: bytes a token of all samples and hidden unit. attention: bytes a head and pair of a sample's tokens.
-    least: MB at least.
-    """
+    """Memory of the host that a build takes. libraries: MB before any model. weights: bytes a weight. activations:
+    bytes a token of all samples and hidden unit."""
 
     libraries: int
     weights: float = 0
-    tables: float = 0
-    block: float = 0
     activations: float = 0
-    attention: float = 0
-    least: int = 0
 
-    def mb(self, model: Shape, calibration: Mapping[str, int]) -> int:
-        """MB for a model, calibrated by so many `samples` of `sequence_length` tokens."""
-        length = calibration["sequence_length"]
-        grown = self.weights * model.parameters + self.tables * model.embeddings + self.block * model.block
-        grown += self.activations * calibration["samples"] * length * model.hidden
-        grown += self.attention * length**2 * model.heads
-        return max(self.least, round(self.libraries + grown / MB))
+    def mb(self, model: Shape, tokens: int) -> int:
+        """MB for a model and the tokens of all its calibration samples."""
+        return round(self.libraries + (self.weights * model.parameters + self.activations * tokens * model.hidden) / MB)
+
+
+@dataclass(frozen=True)
+class Time:
+    """Time of a build: seconds of its libraries' start, nanoseconds a weight, seconds a block of layers, FLOP a weight,
+    and forwards over all calibration samples."""
+
+    start: float
+    ns: float = 0
+    block: float = 0
+    flop: float = 0
+    forwards: float = 0
+
+    def seconds(self, machine: Machine, model: Shape, tokens: int) -> float:
+        """Seconds for a model and the tokens of all its calibration samples."""
+        calculated = (self.flop + 2 * self.forwards * tokens) / machine.flops
+        return self.start + self.block * model.layers + (1e-9 * self.ns + calculated) * model.parameters
 
 
 @dataclass(frozen=True)
@@ -80,60 +101,59 @@ class BuildResources:
     """What a format takes: its artifact, and the job that builds it.
 
     cpu, cuda: memory of the host, without the quality gate. quantized: the gate writes its weights out for
-    transformers. forwards: over all calibration samples. group_size: the parameter that holds the size of a group.
-    bits: where the parameter `size` says how large it is, bits a weight of each name that it can have.
-    copies: of the artifact, that lie on the disk while it is built. like: formats that take about as long.
+    transformers. group_size: the parameter that holds the size of a group. bits: bits a weight by the value of the
+    parameter `size`, where that sets the artifact's size. copies: of the artifact, on the disk while it is built.
     """
 
     size: Size
     cpu: Memory
     cuda: Memory
+    time: Time
     quantized: bool = True
-    forwards: int = 0
     group_size: str | None = None
     bits: Mapping[str, float] | None = None
     copies: int = 0
-    like: tuple[str, ...] = ()
 
     def with_parameters(self, parameters: Mapping[str, Any]) -> "BuildResources":
-        """The costs with a tool's parameters; a size of groups that is left to the layers counts as the usual one."""
+        """Return the resources with a tool's parameters; a group size that the tool chooses counts as the default."""
         if self.bits and isinstance(bits := self.bits.get(parameters["size"], parameters["size"]), (int, float)):
             return replace(self, size=replace(self.size, weights=bits / 8))
-        size = parameters.get(self.group_size, "auto")
+        size = parameters.get(self.group_size or "", "auto")
         return self if size == "auto" else replace(self, size=replace(self.size, group_size=int(size)))
 
 
 @dataclass(frozen=True)
 class RunResources:
-    """What the process holds that runs an engine, in memory of the host.
+    """What the process takes that runs an engine, in memory of the host and in time.
 
-    cpu: MB of libraries on a CPU. weights: bytes a weight held there; quantized: the same of a quantized format,
-    None: no other. floor: MB that CUDA takes at least; cuda: MB of libraries there, beside what is read. logits:
-    bytes a position of a window and token of the vocabulary. mapped: a file is there as well while it is read; kept:
-    all of them stay. like: an engine that takes about as long, for what was never recorded.
+    cpu, cuda: MB of its libraries on each device. weights: bytes a weight that it holds on a CPU, beside the
+    artifact's files; quantized: the same of a quantized format, None: no other. logits: bytes a position of a window
+    and token of the vocabulary. held: MB of the artifact's files that it holds, at most.
+    start: seconds until it has loaded a small model. block: seconds a block of layers and token, beside the weights'.
     """
 
     cpu: int
-    weights: float
-    floor: int
     cuda: int
+    start: float
+    block: float
+    weights: float = 0
     quantized: float | None = None
     logits: int = 0
-    mapped: bool = False
-    kept: bool = False
-    like: str | None = None
+    held: float = inf
 
     def mb(self, model: Shape, nbytes: int, quantized: bool, device: str, window: int) -> int:
-        """MB to run an artifact of so many bytes, and to score windows of so many tokens (0: none)."""
-        logits = self.logits * window * model.vocab // MB
-        read = min(nbytes, SHARD) if self.mapped and not self.kept else nbytes
+        """MB to run an artifact of `nbytes`, and to score windows of `window` tokens (0: none)."""
+        read = min(nbytes / MB, self.held) + self.logits * window * model.vocab / MB
         if device != "cpu":
-            return max(self.floor, self.cuda + read // MB) + logits
-        weights = self.quantized if quantized and self.quantized is not None else self.weights
-        return round(self.cpu + (weights * model.parameters + (read if self.mapped else 0)) / MB) + logits
+            return round(self.cuda + read)
+        return round(self.cpu + self.copied(quantized) * model.parameters / MB + read)
+
+    def copied(self, quantized: bool) -> float:
+        """Bytes a weight that it holds on a CPU, beside the artifact's files."""
+        return self.quantized if quantized and self.quantized is not None else self.weights
 
 
 def costs_of(entry: Mapping[str, Any]) -> BuildResources:
     """`BuildResources` from the mapping that `dataclasses.asdict` makes of them."""
-    memory = {device: Memory(**entry[device]) for device in ("cpu", "cuda")}
-    return BuildResources(**{**entry, **memory, "size": Size(**entry["size"])})
+    parts = {"size": Size, "cpu": Memory, "cuda": Memory, "time": Time}
+    return BuildResources(**{key: parts[key](**value) if key in parts else value for key, value in entry.items()})

@@ -5,8 +5,9 @@
 Snakemake's own Python says which jobs are left and what formats and engines take (scripts/quantmill/plan/list_jobs.py).
 The rest follows from each model's config.json, which of a model of the hub is all that is fetched. Disk counts weights
 and reference logits. A user's files and those of the hub's cache are copied, which takes no disk where the file system
-has reflinks; artifacts share bytes that do not change. Times are from recorded results of the same format, engine and
-kind of device. What nobody said or recorded is unknown. The status is 1 where the disk cannot hold it.
+has reflinks; artifacts share bytes that do not change. Times follow from this machine's speed, which a probe measures
+(scripts/quantmill/plan/probe.py), without downloads and the building of environments. A format or engine that registers
+no figures is unknown. The status is 1 where the disk cannot hold the study.
 """
 
 import json
@@ -24,15 +25,18 @@ from quantmill import devices
 from quantmill.common import program
 from quantmill.common.atomic import can_clone
 from quantmill.common.program import UserError, parser, printable, run_child
-from quantmill.plan import jobs
+from quantmill.plan import jobs, probe
 from quantmill.plan.cells import prebuilt_files
-from quantmill.plan.config import source
-from quantmill.plan.durations import load_rows
+from quantmill.plan.config import CHECKOUT, source
 from quantmill.plan.jobs import Jobs, Resources
 from quantmill.plan.model_facts import Origin, origin
 from quantmill.plan.resources import MB, RunResources, costs_of
 
 ARTIFACTS = Path("artifacts")
+TORCH_PYTHON = CHECKOUT / "envs/torch/bin/python"
+TORCH = 8.0  # seconds until a process has torch and transformers
+OTHERS = {"tokens": TORCH, "mlc_library": 15.0, "page": 10.0}  # seconds of each job without a row, by its rule
+DOCUMENTS = 1000  # of a task without a limit: their number is known once they are fetched
 HUB_TEXTS = {"Salesforce/wikitext": 1_290_590}  # bytes of WikiText-2's test text, the default
 
 
@@ -45,7 +49,7 @@ class Row:
     name: str
     disk: int | None
     mb: int | None
-    seconds: tuple[float | None, ...] = (None,)
+    seconds: tuple[float | None, ...]
     beside: int = 0
 
 
@@ -101,17 +105,19 @@ def tokens(text: str | Mapping[str, Any]) -> int | None:
     return None if nbytes is None else int(nbytes * jobs.POSITIONS_A_BYTE)
 
 
-def weights_rows(name: str, model: dict[str, Any], found: Origin, left: set[str]) -> list[Row]:
+def weights_rows(name: str, model: dict[str, Any], found: Origin, left: set[str], costs: Jobs) -> list[Row]:
     """The source, which is a copy, what of it is used, and the canonical safetensors, which share its bytes where it is
     such already."""
     kind, path = source(model)
     place = Path(constants.HF_HUB_CACHE) if kind == "hub" else path
     disk = found.weight_bytes if kind == "random" else copied(place, found.weight_bytes)
     mb = {"random": jobs.RANDOM_WEIGHTS, "hub": jobs.DOWNLOADING}.get(kind, jobs.STREAMING)
+    copy = costs.copy(found.shape).seconds if found.shape else None
+    written = 0 if found.form == "safetensors" else found.weight_bytes
     rows = [
-        Row(name, "source", disk, jobs.job_mb(mb)),
-        Row(name, "tensors.json", 0, jobs.job_mb(jobs.NAMING)),
-        Row(name, "safetensors", 0 if found.form == "safetensors" else found.weight_bytes, jobs.job_mb(jobs.STREAMING)),
+        Row(name, "source", disk, jobs.job_mb(mb), (copy,)),
+        Row(name, "tensors.json", 0, jobs.job_mb(jobs.NAMING), (TORCH,)),
+        Row(name, "safetensors", written, jobs.job_mb(jobs.STREAMING), (copy,)),
     ]
     return [row for row in rows if f"artifacts/{name}/{row.name}" in left]
 
@@ -144,12 +150,14 @@ def cell_row(cell: dict[str, Any], model: dict[str, Any], found: Origin, left: s
         prebuilt = model["prebuilt"].get(format)
         size = prebuilt_bytes(prebuilt) if prebuilt else costs.artifact_bytes(format, found.shape)
         beside = max(0, (asks[0].disk_mb - jobs.SMALL) * MB - size) if asks[0].known else 0
-        size = 0 if format == jobs.SOURCE_FORMAT and found.dtype == "float16" else size
+        size = 0 if format == "fp16" and found.dtype == "float16" else size
     if "latency" in kinds:
         prompts = Path(texts["prompts"]).read_text(encoding="utf-8").splitlines()
         asks.append(costs.latency(format, engine, found.shape, sum(bool(line.strip()) for line in prompts)))
-    if "tasks" in kinds:  # how long their texts are nobody knows before they are fetched
-        asks.append(costs.tasks(format, engine, found.shape, None))
+    if "tasks" in kinds:
+        tasks = costs.study["tasks"]
+        documents = len(tasks["names"]) * tasks.get("limit", DOCUMENTS)
+        asks.append(costs.tasks(format, engine, found.shape, documents))
     if "quality" in kinds:
         asks.append(costs.score(format, engine, found.shape, tokens(texts["evaluation"])))
     if "loads" in kinds:
@@ -164,13 +172,16 @@ def reference_rows(name: str, model: dict[str, Any], found: Origin, left: set[st
         "gate": f"{folder}/expected.json",
         "logits": f"{folder}/quality/{costs.study['reference']}-logits.npy",
         "noise-floor": f"{folder}/quality/noise-floor.json",
+        "imatrix": f"{folder}/imatrix",
+        "gguf-sensitivity": f"{folder}/gguf-sensitivity.json",
     }
     if found.shape is None:
-        return [Row(name, each, None, None) for each, file in files.items() if file in left]
+        return [Row(name, each, None, None, (None,)) for each, file in files.items() if file in left]
     nbytes = text_bytes(text)
     logits = None if nbytes is None or not found.shape.vocab else jobs.logits_bytes(nbytes, found.shape.vocab)
     score = costs.score(*costs.reference, found.shape, tokens(text))
     asks = {"gate": costs.expect(found.shape), "logits": score, "noise-floor": score}
+    asks |= {"imatrix": costs.imatrix(found.shape), "gguf-sensitivity": costs.sensitivity(found.shape)}
     return [
         row_of(name, each, logits if each == "logits" else 0, [asks[each]])
         for each, file in files.items()
@@ -182,7 +193,7 @@ def study_rows(listed: dict[str, Any], costs: Jobs, origins: dict[str, Origin]) 
     """The rows of all models: what is left to make of them."""
     left, rows = set(listed["left"]), []
     for name, model in listed["study"]["models"].items():
-        rows += weights_rows(name, model, origins[name], left)
+        rows += weights_rows(name, model, origins[name], left, costs)
         cells = [cell for cell in listed["cells"] if cell["model"] == name]
         rows += filter(None, (cell_row(cell, model, origins[name], left, costs) for cell in cells))
         rows += reference_rows(name, model, origins[name], left, costs)
@@ -277,12 +288,13 @@ def main() -> None:
     study = listed["study"]
     if study["device"] == "auto":
         study["device"] = devices.resolve("auto", hold=False)
+    machine, as_on = probe.measure(study["device"], Path(study["interpreters"].get("torch", TORCH_PYTHON)))
     costs = Jobs(
         study,
         tuple(listed["reference"]),
-        {name: entry and costs_of(entry) for name, entry in listed["formats"].items()},
-        {name: entry and RunResources(**entry) for name, entry in listed["engines"].items()},
-        load_rows([ARTIFACTS / "report/results.json", *jobs.RECORDED]),
+        {name: costs_of(entry) for name, entry in listed["formats"].items()},
+        {name: RunResources(**entry) for name, entry in listed["engines"].items()},
+        machine,
     )
     origins = {name: origin(model, ARTIFACTS / name) for name, model in study["models"].items()}
     rows = study_rows(listed, costs, origins)
@@ -292,13 +304,14 @@ def main() -> None:
     need, download = peak(rows, origins), sum(found.download for found in origins.values())
     free = int(options.disk * 1e9) if options.disk is not None else shutil.disk_usage(nearest_folder(ARTIFACTS)).free
     seconds = [each for row in rows for each in row.seconds]
+    seconds += [each for rule, each in OTHERS.items() for _ in range(listed["jobs"].get(rule, 0))]
     unknown = {what: "at least " * any(getattr(row, what) is None for row in rows) for what in ("disk", "mb")}
     print(f"download: {'' if complete else 'at least '}{amount(download)}")
     print(f"disk at peak: {unknown['disk']}{amount(need)}, of {amount(free)} free")
     print(f"memory of the largest job: {unknown['mb']}{max((row.mb or 0 for row in rows), default=0):,} MB")
     print(f"GPUs of the largest job: {most_gpus(listed, study['device'])}")
     print(
-        f"time, one job after another, device {study['device']}: {minutes(seconds)}"
+        f"time, one job after another, device {study['device']}{as_on}: {minutes(seconds)}"
         f"{f' {seconds.count(None)} jobs of unknown time' if None in seconds else ''}"
     )
     if need > free:

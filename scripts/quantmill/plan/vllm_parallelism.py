@@ -9,21 +9,10 @@ from quantmill.build.quantizer import GROUP_SIZES
 from quantmill.plan.cells import artifacts
 from quantmill.plan.config_values import ConfigError
 from quantmill.plan.model_source import local_config, read_config, source
-from quantmill.plan.registry import Registry, suggestion
+from quantmill.plan.registry import Registry
 from quantmill.servers.vllm_options import SIZES, value
 
 ENGINES = ("vllm", "vllm-serve")
-# `SpeculativeMethod` of vllm/config/speculative.py, vLLM 0.32.0
-WANT_MODEL = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "dflash", "custom_class")
-WANT_TOKENS = ("ngram", "ngram_gpu", "draft_model")  # others may take it from the draft's config.json
-IN_THE_TARGET = (  # whose draft lies in the target's own checkpoint
-    *("dspark", "mtp", "deepseek_mtp", "dots3_note_mtp", "mimo_mtp", "mimo_v2_mtp", "glm4_moe_mtp"),
-    *("glm4_moe_lite_mtp", "glm_ocr_mtp", "ernie_mtp", "nemotron_h_mtp", "exaone_moe_mtp", "exaone4_5_mtp"),
-    *("qwen3_next_mtp", "qwen4_exp_mtp", "qwen3_5_mtp", "longcat_flash_mtp", "bailing_hybrid_v3_mtp"),
-    *("minimax_m3_mtp", "bailing_hybrid_mtp", "kimi_k3_mtp", "pangu_ultra_moe_mtp", "step3p5_mtp", "hy_v3_mtp"),
-    *("hy_v4_mtp", "gemma4_mtp", "inkling_mtp", "glm5_next_mtp"),
-)
-METHODS = {"ngram", "ngram_gpu", "suffix", "extract_hidden_states", *WANT_MODEL, *IN_THE_TARGET}
 SHORT = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
 WIDTHS = ("intermediate_size", "num_attention_heads x head_dim")  # inputs of the layers that are cut across groups
 MOST = 64  # cards of a run, as the schema says
@@ -43,7 +32,7 @@ def check(study: Mapping[str, Any], registry: Registry) -> None:
                 check_pipeline(where, model, config, pipeline)
             for format in served:
                 check_tensor(where, model, config, tensor, group_size(format, model, config, study, registry))
-        check_speculation(f"{where}.options.speculative_config", run, study)
+        check_draft(f"{where}.options.speculative_config", run, study)
 
 
 def served_by(run: Mapping[str, Any], study: Mapping[str, Any], model: str) -> list[str]:
@@ -136,48 +125,37 @@ def group_size(
     return next((size for size in GROUP_SIZES if all(is_count(each) and each % size == 0 for each in inputs)), None)
 
 
-def check_speculation(where: str, run: Mapping[str, Any], study: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` for a speculation that vLLM does not know, that lacks something, or whose draft is its
-    target."""
-    words = speculation(where, run["options"])
-    if words is None:
-        return
-    method, model, tokens = (words.get(name) for name in ("method", "model", "num_speculative_tokens"))
-    if method is None and model is None:
-        raise ConfigError(f"{where}: has no method; write one of {', '.join(('ngram', 'suffix', *WANT_MODEL[:3]))}, …")
-    if method is not None and method not in METHODS:
-        raise ConfigError(f"{where}.method: unknown method {method!r}{suggestion(method, METHODS)}")
-    if method in WANT_MODEL and not isinstance(model, str):
-        raise ConfigError(f"{where}.model: {method} wants a model; name a folder, or a repository of the hub")
-    if tokens is None and method in WANT_TOKENS:
-        raise ConfigError(f"{where}.num_speculative_tokens: is missing; say how many tokens {method} drafts at once")
-    if tokens is not None and not is_count(tokens):
-        raise ConfigError(f"{where}.num_speculative_tokens: {tokens!r}; write a whole number of 1 or more")
-    if isinstance(model, str) and method not in IN_THE_TARGET and (target := own(model, run, study)):
+def check_draft(where: str, run: Mapping[str, Any], study: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for a speculation whose draft model is its target. vLLM refuses everything else itself."""
+    words = speculation(run["options"])
+    model = words.get("model")
+    if isinstance(model, str) and not is_in_target(words) and (target := own(model, run, study)):
         raise ConfigError(
             f"{where}.model: {model} is {target}, a target used as its own draft; name a smaller model of its family"
         )
 
 
-def speculation(where: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The words of a run's speculation, from wherever vLLM takes them; None where it has none."""
+def speculation(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The words of a run's speculation, from the options that vLLM takes them from."""
     given = value(options, "speculative_config")
-    if given is not None and not isinstance(given, dict):
-        raise ConfigError(f"{where}: {given!r} is no mapping; write it as method: ngram, num_speculative_tokens: 4")
-    found = {str(name).replace("-", "_"): each for name, each in (given or {}).items()}
+    found = {str(name).replace("-", "_"): each for name, each in given.items()} if isinstance(given, dict) else {}
     for option, each in options.items():
         first, _, name = option.replace("-", "_").partition(".")
         if name and first == "speculative_config":
             found[name] = each
         elif first in SHORT:
             found[SHORT[first]] = each
-    return None if given is None and not found else found
+    return found
+
+
+def is_in_target(words: Mapping[str, Any]) -> bool:
+    """Whether a speculation's draft is part of its target's checkpoint, in vLLM's names of methods."""
+    return str(words.get("method")).endswith("mtp") or words.get("method") == "dspark"
 
 
 def speculates_by_itself(run: Mapping[str, Any]) -> bool:
-    """Whether a run's draft lies in its target's own checkpoint: in layers that nothing else uses."""
-    words = speculation("options", run["options"]) if run["engine"] in ENGINES else None
-    return bool(words) and words.get("method") in IN_THE_TARGET
+    """Whether a run's draft is part of its target's checkpoint: layers that nothing else uses."""
+    return run["engine"] in ENGINES and is_in_target(speculation(run["options"]))
 
 
 def own(draft: str, run: Mapping[str, Any], study: Mapping[str, Any]) -> str | None:
