@@ -17,9 +17,15 @@ GPTQ_COSTS = BuildResources(
     group_size="group_size",
     copies=3,  # progress, what is packed, and what the tool saves
 )
-AUTOGPTQ_COSTS = replace(GPTQ_COSTS, cpu=WHOLE, cuda=WHOLE_CUDA)
-AWQ_COSTS = replace(AUTOGPTQ_COSTS, size=AWQ_SIZE, group_size="q_group_size")
-AWQ_COSTS = replace(AWQ_COSTS, time=Time(10, ns=50, block=1.7, forwards=25))  # awq tries 20 scales a layer
+AUTOGPTQ_COSTS = replace(GPTQ_COSTS, cpu=replace(WHOLE, libraries=700 + CUDA_BUILD), cuda=WHOLE_CUDA)
+AWQ_COSTS = BuildResources(
+    AWQ_SIZE,
+    WHOLE,
+    WHOLE_CUDA,
+    Time(10, ns=50, block=1.7, forwards=25),  # awq tries 20 scales a layer
+    group_size="q_group_size",
+    copies=3,
+)
 
 for name, layout, engine, env, key, program_, resources in (
     ("gptq-int4", "gptq", "gptqmodel", "gptqmodel", "gptq", "build.gptq", GPTQ_COSTS),

@@ -1,4 +1,4 @@
-"""What `make plan` and the rules predict, beside what recorded jobs took.
+"""Predictions of `make plan` and the rules, and what recorded jobs took.
 
     PYTHONPATH=tests:tests/helpers:scripts .venv/bin/python tests/plan/predictions.py
 
@@ -23,7 +23,7 @@ WITH_TORCH = {"transformers", "gptqmodel", "bitsandbytes", "torchao", "hqq"}
 
 @dataclass(frozen=True)
 class Pair:
-    """What a job was predicted to take, and what it took."""
+    """A prediction for a recorded job, and the truth."""
 
     what: str
     name: str

@@ -1,4 +1,4 @@
-"""Values that no study has cost one line, whatever wrote them: numbers, names, paths, and what YAML lets through."""
+"""Values that no study has cost one line: numbers, names, paths, and what YAML accepts."""
 
 import datetime
 import json
@@ -34,7 +34,7 @@ def refusal(**changes: Any) -> str:
 
 @pytest.fixture(autouse=True)
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder like the repository's root; texts and a model whose names, not their contents, are the matter."""
+    """Work in a folder like the repository's root, with texts and models of unusual names."""
     shutil.copytree(REPO / "config", tmp_path / "config")
     for name in ("demo", "demo\n", "de{m}o", "d<resources>"):
         (tmp_path / name).mkdir()
@@ -132,7 +132,7 @@ ANYTHING = [
 
 
 def places(value: Any, path: tuple = ()) -> Iterator[tuple]:
-    """The path of every value of a config but its own."""
+    """Yield the path of every value in a config."""
     for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
         yield (*path, key)
         yield from places(value[key], (*path, key))

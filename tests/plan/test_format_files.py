@@ -15,7 +15,7 @@ FORMATS["copy16"] = Format(layout="hf", engine="transformers", env="tools", prog
 
 @pytest.fixture(scope="module")
 def dry_run(call: Callable, checkout: Callable[[], Path]) -> Callable[[str], Any]:
-    """What Snakemake says to a study with the format of a rules/formats/copy.smk that holds this text."""
+    """Return what Snakemake prints for a study with the format of a rules/formats/copy.smk that holds this text."""
     root = checkout()
 
     def run(text: str) -> Any:
@@ -82,7 +82,7 @@ def test_a_format_file_that_forgets_nothing(dry_run: Callable[[str], Any]) -> No
         (
             "engine=",
             "engin=",
-            "error: rules/formats/copy.smk: Format knows no 'engin'; did you mean 'engine'?",
+            "error: rules/formats/copy.smk: Format has no field 'engin'; did you mean 'engine'?",
         ),
         (
             ', engine="transformers"',

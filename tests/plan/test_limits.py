@@ -1,4 +1,4 @@
-"""What jobs ask a scheduler for: memory and time, by a model's shape, against what recorded runs took."""
+"""Memory and time that jobs request from a scheduler, by a model's shape."""
 
 import json
 import os
@@ -186,7 +186,7 @@ def test_a_gated_build_holds_its_libraries_and_what_runs_the_artifact() -> None:
     model, jobs = of_file(SEVEN), jobs_of("cuda", calibration=few)
     alone, gated = (jobs.build("gptq-int4", "gptqmodel", model, gated) for gated in (False, True))
     float16 = 2 * 6738.4  # MB
-    assert alone.mb < gated.mb == pytest.approx(job_mb(2450 + 1700 + float16), abs=2)
+    assert alone.mb < gated.mb == pytest.approx(job_mb(2450 + 1700 + 5000), abs=2)
     assert gated.disk_mb - alone.disk_mb == pytest.approx(float16, abs=1)
     assert alone.disk_mb == pytest.approx(4 * (3894 + SMALL), abs=8)  # the artifact, and three copies
     assert gated.seconds > alone.seconds + jobs.expect(model).seconds

@@ -97,7 +97,7 @@ def test_sizes_that_do_not_fit(options: dict[str, Any], gpus: int, message: str)
 
 @pytest.mark.parametrize("size", ["2", 0, 1.5, True])
 def test_a_size_is_a_number(size: Any) -> None:
-    expected = f"runs.x.options.tensor_parallel_size: {size!r} is no size; write a whole number of 1 or more"
+    expected = f"runs.x.options.tensor_parallel_size: {size!r} is not a size; write a whole number of 1 or more"
     assert refusal({"tensor_parallel_size": size}) == expected
 
 

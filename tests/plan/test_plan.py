@@ -1,4 +1,4 @@
-"""What a study will take, against what recorded runs took and what transformers counts."""
+"""Predictions of sizes, memory and time, compared with recorded runs and with transformers."""
 
 import json
 import subprocess
@@ -123,12 +123,15 @@ def test_logits_are_at_most_what_is_predicted() -> None:
 ON_A_GPU = [*runs_on_a_gpu()]
 MEMORY = [*builds_memory(), *runs_on_a_cpu(), *(pair for pair in ON_A_GPU if pair.what == "MB to run")]
 SECONDS = [*builds_seconds(), *(pair for pair in ON_A_GPU if pair.what == "s to run")]
+IN_MEMORY = ("h200 llama-7b fp16", "h200-served llama-7b fp16")  # 5,970 MB elsewhere (docs/FIGURES.md)
 SEVERAL_GPUS = "h200-served llama-7b fp16@vllm-tp2"  # two workers, and the ask is that of one
 NO_KERNEL = "h200-served llama-1.1b bnb-int8@vllm"  # 12 tokens/s by vLLM, where its other formats make 400 to 600
 
 
 @pytest.mark.parametrize("pair", MEMORY, ids=lambda pair: f"{pair.what} {pair.name}")
 def test_memory_is_enough_and_at_most_half_more(pair: Pair) -> None:
+    if pair.name in IN_MEMORY:
+        pytest.skip("its files were mapped from a file system in memory, where they count as the process's own")
     least = 2 / 3 if pair.name == SEVERAL_GPUS else 1
     assert least * pair.took <= pair.predicted < 1.5 * pair.took
 

@@ -1,4 +1,4 @@
-"""Which files a program is made of, and how things appear under their final names."""
+"""Files that a program is made of, and how outputs get their final names."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""What a config's values may be, whatever their keys: checked before anything is made of them."""
+"""Checks of a config's values that hold for any key."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from quantmill.common import plain_file
 from quantmill.common.program import UserError
 
 MAX_BYTES = 2**20  # of a file
-# they break a line of a log or a shell's argument, or have no place in UTF-8
+# they break a line of a log or a shell's argument, or are not in UTF-8
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 SNAKEMAKE = re.compile(r"[{}<>]")  # its wildcards and path variables
 FREE = ("join", "column", "repository")  # keys whose text goes to a program as it is, or has a pattern of its own
@@ -25,8 +25,7 @@ class ConfigError(ValueError):
 
 
 def check_values(config: Any) -> None:
-    """Raises `ConfigError` for numbers that are not finite, and for text that a path, an argument of a program or a
-    line of a log cannot hold."""
+    """Raise `ConfigError` for infinite numbers and for text that a path, an argument or a log's line cannot contain."""
     if not isinstance(config, dict):
         raise ConfigError(f"config: a {type(config).__name__}, not keys and values; write `models:` and what follows")
     _check_value(config, "config", "")
@@ -54,7 +53,7 @@ def _check_value(value: Any, where: str, key: str) -> None:
 
 
 def is_plain(name: str) -> bool:
-    """Whether Snakemake can take a file of this name, which need not be UTF-8."""
+    """Return whether Snakemake accepts a file of this name, which need not be UTF-8."""
     return not CONTROL.search(name) and not SNAKEMAKE.search(name)
 
 
@@ -68,9 +67,11 @@ def _check_text(text: str, what: str) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Raises `ConfigError` where a config file cannot be read, and where it has a key twice: Snakemake would silently
-    use the last one, and a model would be lost. JSON is tried first, as Snakemake does; what YAML's `<<` merges may be
-    replaced."""
+    """Raise `ConfigError` for a config file that cannot be read, or that has a key twice.
+
+    Snakemake would use the last one, and a model would be lost. JSON is tried first, as Snakemake does. A key may
+    replace one that YAML's `<<` merges.
+    """
     try:
         data = plain_file.read(path, MAX_BYTES)
     except UserError as error:
@@ -78,7 +79,7 @@ def check_file(path: Path) -> None:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; name a study's YAML") from None
     if len(data) > MAX_BYTES:
-        raise ConfigError(f"{path}: over {MAX_BYTES >> 20} MiB, which no study is")
+        raise ConfigError(f"{path}: over {MAX_BYTES >> 20} MiB, the limit of a study")
     try:
         text = data.decode("utf-8")
         try:

@@ -1,8 +1,7 @@
-"""What each job of a study takes: rules ask a scheduler for it, and `make plan` adds it up.
+"""Memory, disk and time of a study's jobs: rules request them from a scheduler, and `make plan` adds them up.
 
-Memory, disk and time follow from a model's shape and from what formats and engines are registered to take. With device
-`auto` a job asks for as much as with `cuda`. For a format or engine without such figures a job asks for `UNKNOWN`,
-enough for a tool that holds the whole model twice in float32, and its `Resources` says so.
+They follow from a model's shape and the figures of formats and engines. Device `auto` counts as `cuda`. A format or
+engine without figures counts as `UNKNOWN`, enough for a tool that holds the model twice in float32.
 """
 
 import sys
@@ -16,20 +15,20 @@ from quantmill.checkpoint.model_shape import Shape
 from quantmill.metrics import windows
 from quantmill.plan.resources import CUDA_BUILD, FLOAT16, MB, SLOW, BuildResources, Machine, Memory, RunResources
 
-SNAKEMAKE = 160  # MB of Snakemake itself, with which a cluster's job runs its command: a dry run of the demo takes 138
+SNAKEMAKE = 160  # MB of Snakemake, which runs a cluster's job: a dry run of the demo takes 138
 STREAMING = 50  # MB of a job that copies or converts bytes through a small buffer, whatever the model
 DOWNLOADING = 90  # MB, with the client of the hub
-PUBLISHING = 300  # MB: 74 over LFS, whatever the files; what Xet holds of them was not measured
+PUBLISHING = 300  # MB: 74 over LFS, for any files; Xet was not measured
 TOKENIZING = 350 + CUDA_BUILD  # MB of transformers and a text's tokens
-HARNESS = 1300  # MB of lm-evaluation-harness with torch, of which small tasks take 560; the rest is for large ones
-DOCUMENTS = 1500  # MB of the same, while the library `datasets` writes what it fetched
-DOCUMENT = 2000  # positions that an engine reads for a document of a task, at most: four endings, five examples
-ANSWER = 0.05  # seconds a document of a task on top of its forwards: small batches, tokens that are written
+HARNESS = 1300  # MB of lm-evaluation-harness with torch: small tasks take 560, and large ones more
+DOCUMENTS = 1500  # MB of the same while the library `datasets` writes a download
+DOCUMENT = 2000  # positions of a task's document, at most: four endings, five examples
+ANSWER = 0.05  # seconds of a task's document in addition to its forwards: small batches, decoded tokens
 GGUF = 1000  # MB of llama.cpp's binding, numpy and buffers
 SENSITIVITY_POSITIONS, SENSITIVITY_COPIES = 1024, 4
 NAMING = 450 + CUDA_BUILD  # MB of transformers with a model without weights, and 90,000 tensors' names
 RANDOM_WEIGHTS = 1000  # MB of torch, transformers and a buffer of noise
-BANDWIDTH = 600  # MB: two buffers of 256 MiB, with which latency.measure measures how fast a CPU's memory is
+BANDWIDTH = 600  # MB: two buffers of 256 MiB, for latency.measure's copy on a CPU
 PARENT = 100  # MB of the process that starts and watches the one that measures
 SMALL = 50  # MB of tokenizer, config and the like
 UNKNOWN = Memory(4000, weights=8)
@@ -50,8 +49,7 @@ SOURCE_ENGINE = "transformers"  # runs a model as its author published it
 
 @dataclass(frozen=True)
 class Resources:
-    """What a job takes: MB of memory and disk, and seconds; None where unknown. `known` is False where its format or
-    engine has no figures."""
+    """Memory and disk of a job in MB, and its seconds, None if unknown. `known`: its format and engine have figures."""
 
     mb: int
     seconds: float | None
@@ -60,7 +58,7 @@ class Resources:
 
     @property
     def minutes(self) -> int:
-        """Minutes to ask a scheduler for, if the seconds are those of a slow machine."""
+        """Minutes to request from a scheduler, if the seconds are those of a slow machine."""
         return UNKNOWN_MINUTES if self.seconds is None else max(LEAST, ceil(SAFETY * self.seconds / 60))
 
 
@@ -71,22 +69,22 @@ def job_mb(mb: int) -> int:
 
 
 def fill(calibration: Mapping[str, int], model: Shape, tokens: int | None) -> int:
-    """Tokens that a quantizer sees: samples are no longer than the model's context, and no more than a text of `tokens`
-    (None: enough) fills."""
+    """Count the tokens that a quantizer sees. Samples are cut to the model's context, and a text of `tokens` (None: a
+    long one) limits their number."""
     length = min(calibration["sequence_length"], model.context or calibration["sequence_length"])
     most = calibration["samples"] if tokens is None else max(1, tokens // length)
     return min(calibration["samples"], most) * length
 
 
 def logits_bytes(text_bytes: int, vocab: int) -> int:
-    """Bytes of the reference's logits over a text, at most: float16, for each position and token of the vocabulary."""
+    """Return the most bytes of the reference's logits: float16, for each position and token of the vocabulary."""
     return int(text_bytes * POSITIONS_A_BYTE) * vocab * 2
 
 
 @dataclass(frozen=True)
 class Jobs:
-    """A study's jobs. `reference`: its format and engine. `formats` and `engines`: figures that are registered, by
-    name. `machine`: where they run; None: on one that few are slower than."""
+    """A study's jobs. `reference`: its format and engine. `formats`, `engines`: registered figures, by name. `machine`:
+    that they run on; None: a slow one."""
 
     study: Mapping[str, Any]
     reference: tuple[str, str]
@@ -95,18 +93,18 @@ class Jobs:
     machine: Machine | None = None
 
     def artifact_bytes(self, format: str, model: Shape) -> int | None:
-        """Bytes of an artifact's weights; None for a format without figures."""
+        """Return the bytes of an artifact's weights; None for a format without figures."""
         costs = self.formats.get(format)
         return None if costs is None else costs.size.bytes(model)
 
     def copy(self, model: Shape) -> Resources:
-        """A job that reads float16 weights and writes them again, in another container."""
+        """Plan a job that copies float16 weights into another container."""
         nbytes = FLOAT16.bytes(model)
         return Resources(job_mb(STREAMING), JOB + 2 * nbytes / self._machine.file, nbytes // MB + SMALL)
 
     def build(self, format: str, engine: str, model: Shape, gated: bool, tokens: int | None = None) -> Resources:
-        """The job that builds an artifact, calibrated by a text of `tokens` (None: enough), and that runs it in the
-        quality gate, where it is `gated`."""
+        """Plan the build of an artifact, calibrated by a text of `tokens` (None: a long one), with the quality gate if
+        `gated`."""
         costs, calibration = self.formats.get(format), self.study["calibration"]
         runs = self._run_mb(format, engine, model, self._window(model)) if gated else 0
         seen = fill(calibration, model, tokens)
@@ -125,25 +123,25 @@ class Jobs:
         return Resources(job_mb(mb), seconds, disk_mb)
 
     def expect(self, model: Shape) -> Resources:
-        """The job that runs a model's source by transformers, for the gate to compare with."""
+        """Plan the job that predicts with a model's source by transformers, for the gate."""
         return Resources(job_mb(self._source_mb(model)), JOB + self._expect(model))
 
     def imatrix(self, model: Shape) -> Resources:
-        """The job that runs the calibration text by llama.cpp."""
+        """Plan the job that runs the calibration text by llama.cpp."""
         seconds = FLOAT16.bytes(model) / self._machine.file
         seconds += self._forward(model, fill(self.study["calibration"], model, None))
         return Resources(job_mb(GGUF + FLOAT16.bytes(model) // MB), JOB + seconds)
 
     def sensitivity(self, model: Shape) -> Resources:
-        """The job that measures what each matrix and type of a GGUF mixture costs: it holds the model in float32 and
-        what that predicts of each window."""
+        """Plan the job that measures each matrix of a GGUF mixture: it holds the model in float32 and the logits of its
+        windows."""
         predicted = 4 * SENSITIVITY_COPIES * SENSITIVITY_POSITIONS * model.vocab
         seconds = self.engines[SOURCE_ENGINE].start + 7 * model.layers * self._forward(model, SENSITIVITY_POSITIONS)
         return Resources(job_mb(GGUF + (4 * model.parameters + predicted) // MB), JOB + seconds)
 
     def latency(self, format: str, engine: str, model: Shape, prompts: int) -> Resources:
-        """A latency job: the process that measures, and the one that started it. A longer prompt and a batch of any
-        size count as a prompt each."""
+        """Plan a latency job: the process that measures, and its parent. Each longer prompt and each batch counts as a
+        prompt."""
         protocol = self.study["latency"]
         runs = self._run_mb(format, engine, model, 0)
         if runs is None:
@@ -158,8 +156,7 @@ class Jobs:
         return Resources(job_mb(mb), JOB + tried + protocol["processes"] * alone)
 
     def load(self, format: str, engine: str, model: Shape) -> Resources:
-        """The job that puts a server under the study's loads. A search for the largest rate counts as all of its tries,
-        each as long as its requests take at once."""
+        """Plan the loads of a server. A search for the largest rate counts all of its tries, each as one burst."""
         latency, loads = self.latency(format, engine, model, 0), self.study["loads"]
         if not latency.known:
             return latency
@@ -174,8 +171,8 @@ class Jobs:
         return Resources(latency.mb, JOB + loads["restarts"] * seconds)
 
     def score(self, format: str, engine: str, model: Shape, positions: int | None) -> Resources:
-        """The job that scores `positions` of a text (None: unknown), and in which the reference runs beside it where
-        its logits are not kept."""
+        """Plan the scoring of `positions` of a text (None: unknown). The reference runs at the same time if its logits
+        are not stored."""
         cells = [(format, engine)]
         cells += [self.reference] if self.study["reference_logits"] == "recompute" else []
         runs = [self._run_mb(*cell, model, self._window(model)) for cell in cells]
@@ -186,7 +183,7 @@ class Jobs:
         return Resources(job_mb(mb), JOB + seconds + len(cells) * self._forward(model, self._read(model, positions)))
 
     def tasks(self, format: str, engine: str, model: Shape, documents: int | None) -> Resources:
-        """The job that runs tasks of `documents` together (None: unknown): the engine, and what asks it."""
+        """Plan the tasks of a cell, with `documents` in all (None: unknown): the engine, and lm-evaluation-harness."""
         runs = self._run_mb(format, engine, model, self._window(model))
         mb = HARNESS + (UNKNOWN.mb(model, 0) if runs is None else runs)
         if documents is None or runs is None:
@@ -207,7 +204,7 @@ class Jobs:
         return min(WINDOWS.get(self.study["perplexity"], sys.maxsize), model.context or windows.CONTEXT)
 
     def _read(self, model: Shape, positions: int) -> int:
-        """Tokens that are read to score `positions`: windows that overlap are read more than once."""
+        """Tokens to read in order to score `positions`: overlapping windows are read more than once."""
         size = self._window(model)
         strided = self.study["perplexity"] == "hf-strided"
         return positions * size // min(windows.HF_STRIDE, size // 2) if strided else positions
@@ -222,7 +219,7 @@ class Jobs:
         return seconds + self._forward(model, GATE * self._window(model))
 
     def _run_mb(self, format: str, engine: str, model: Shape, window: int) -> int | None:
-        """MB of the process that runs a format by an engine; None where one of them has no figures."""
+        """MB of the process that runs a format by an engine; None if one of them has no figures."""
         costs, running = self.formats.get(format), self.engines.get(engine)
         if costs is None or running is None:
             return None

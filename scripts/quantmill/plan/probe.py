@@ -1,4 +1,4 @@
-"""How fast this machine is: a matrix product and a copy, in a few seconds."""
+"""Speed of this machine: a matrix product and a copy, measured in a few seconds."""
 
 import subprocess
 import time
@@ -27,9 +27,9 @@ print(2 * 8192**3 / min(times))
 
 
 def measure(device: str, torch_python: Path) -> tuple[Machine, str]:
-    """Speed of a device here, and in words where not all of it could be measured.
+    """Measure a device. Returns its speed, and in words if part of it could not be measured.
 
-    Without a GPU that of an H200. Without torch a GPU's product follows from its copy, in an H200's proportion.
+    Without a GPU, the speed is an H200's. Without torch, the product is in proportion to the copy, as an H200's.
     """
     if device == "cpu":
         return Machine(_product(), devices.copy_bandwidth("cpu", cpu.available_threads())), ""
@@ -40,7 +40,7 @@ def measure(device: str, torch_python: Path) -> tuple[Machine, str]:
         ran = run_child([torch_python, "-P", "-c", PRODUCT], stdout=subprocess.PIPE)
         if not ran.returncode:
             return Machine(float(ran.stdout), bandwidth), ""
-    return Machine(bandwidth * H200.flops / H200.bandwidth, bandwidth), ", by its copies alone: torch is not there"
+    return Machine(bandwidth * H200.flops / H200.bandwidth, bandwidth), ", by its copies alone: envs/torch is not built"
 
 
 def _product() -> float:

@@ -1,4 +1,4 @@
-"""What rules/formats/*.smk and rules/engines/*.smk register: formats that are built, and engines that run them."""
+"""Classes of what rules/formats/*.smk and rules/engines/*.smk register: layouts, formats and engines."""
 
 import re
 import sys
@@ -13,12 +13,12 @@ from quantmill.plan.resources import BuildResources, RunResources
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 NAME = r"[a-z0-9][a-z0-9._-]*"
 MAX_NAME = 100  # letters of a format or a run or, in the schema, a model: files made of names stay below 255 bytes
-# formats that people know and that nothing here builds, by what their names begin with, and why
+# known formats that are not built here, by the beginning of their names, and the reason
 NOT_BUILT = {
-    "eetq": "EETQ's kernels end before compute capability 9.0, and its one wheel is for Python 3.10; take bnb-int8",
-    "exl2": "ExLlamaV2 gave way to ExLlamaV3, by the same author; take exl3-4.0bpw",
+    "eetq": "EETQ has no kernels for compute capability 9.0 and only a wheel for Python 3.10; use bnb-int8",
+    "exl2": "ExLlamaV3 replaces ExLlamaV2, by the same author; use exl3-4.0bpw",
 }
-# names of a model's other files, and what its logs begin with: no artifact may have them
+# names of a model's other files, and beginnings of its logs' names, which no artifact may have
 TAKEN = r"(source|tensors|tensors\.json|safetensors|bin|mlc|tokens|latency|quality|loads|expected\.json)\Z"
 TAKEN += r"|(expected-predictions|mlc-library)\Z"
 TAKEN += r"|(imatrix|gguf-sensitivity|gguf-sensitivity\.json|published|tasks)\Z"
@@ -27,10 +27,10 @@ TAKEN += r"|(noise-floor|reference-logits|tokens-|latency-|quality-|loads-|tasks
 
 @dataclass(frozen=True)
 class Layout:
-    """What lies in an artifact's folder.
+    """Content of an artifact's folder.
 
-    holds: a file, or a pattern, that each folder has. prebuilt: whether artifacts of others are taken (and checked by
-    fetch/prebuilt_layouts). hub_library: what loads it, in the hub's words.
+    holds: a file, or a pattern, that each folder has. prebuilt: whether prebuilt artifacts are accepted, which
+    fetch/prebuilt_layouts checks. hub_library: what loads it, by the hub's name.
     """
 
     holds: str
@@ -52,19 +52,19 @@ LAYOUTS = {
 
 @dataclass(frozen=True)
 class Format:
-    """How an artifact is built.
+    """A way to build an artifact.
 
-    layout: a key of `LAYOUTS`; says which engines can load it. engine: the engine of its default run.
-    env: the environment of its program. program: what builds it, such as `build.ct2`.
-    source: the model's folder that it reads: `fp16`, or `safetensors`, which is as the author published it.
-    config: the config's key that holds its parameters, where it has any. parameters: those that the format fixes.
-    calibrated: whether it is built from the calibration text.
+    layout: a key of `LAYOUTS`, which decides the engines that can load it. engine: of its default run.
+    env: the environment of its program. program: builds it, such as `build.ct2`.
+    source: the model's folder that it reads: `fp16`, or `safetensors`, the checkpoint's own values.
+    config: the config's key with its parameters, if it has any. parameters: those that the format fixes.
+    calibrated: whether it needs the calibration text.
     inputs: further files, by the names of the program's flags. flags: further flags. Both are functions of the job's
-    wildcards, `model` and `artifact`. logs: of jobs that it is made from and other formats are not.
-    devices: where it can be built and run. gpu: whether its program uses a GPU. threads: that it uses, at most.
-    priority: of its job; None: 0 for what is calibrated, 10 for the rest.
+    wildcards, `model` and `artifact`. logs: of further jobs that it depends on.
+    devices: that it can be built and run on. gpu: whether its program uses a GPU. threads: that it uses, at most.
+    priority: of its job; None: 0 if it is calibrated, else 10.
     gate_env: the environment that reads its weights for the quality gate.
-    resources: what it takes; None where nobody said, and then `make plan` says so.
+    resources: memory, disk and time; `make plan` shows "unknown" without them.
     """
 
     layout: str
@@ -72,7 +72,7 @@ class Format:
     env: str
     program: str
     source: str = "fp16"
-    config: str | None = None
+    config: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     calibrated: bool = False
     inputs: Callable[[Any], Mapping[str, Any]] | None = None
@@ -88,16 +88,16 @@ class Format:
 
 @dataclass(frozen=True)
 class Engine:
-    """What runs an artifact: scripts/quantmill/engines/NAME.py, with `_` for `-`.
+    """An engine, which runs artifacts: scripts/quantmill/engines/NAME.py, with `_` for `-`.
 
     env: its environment; one without pins (envs/ENV.txt) is the user's own, which `interpreters` names.
-    loads: the layouts that it loads. multi_gpu: whether it can use several GPUs.
-    options: name -> JSON schema of its value; None takes any option, in the engine's own words.
-    python: the one version, such as 3.11, that its environment can be built with; None for any.
-    serves: whether it is a server, which can be put under loads. slots: of a server that answers one request at a time
-    unless an option says how many, this option. attached: whether its user runs it, at a run's url.
-    no_speed: why its speed is not measured, where it says nothing of what people deploy.
-    resources: what it takes; None where nobody said.
+    loads: layouts. multi_gpu: whether it can use several GPUs.
+    options: name -> JSON schema of its value; None accepts any option of the engine.
+    python: the only version, such as 3.11, that its environment can be built with; None for any.
+    serves: whether it is a server, which loads can be sent to. slots: the option for requests in parallel, if the
+    server answers one at a time without it. attached: whether the user starts it, at a run's url.
+    no_speed: the reason why its speed is not measured, if the speed differs from that of a deployment.
+    resources: memory and time; `make plan` shows "unknown" without them.
     """
 
     env: str
@@ -115,10 +115,10 @@ class Engine:
 
 @dataclass(frozen=True)
 class Registry:
-    """What is registered and what is there.
+    """Everything registered, and what this machine has.
 
     envs: environments with pins. interpreters: those that the config names a Python for.
-    device: what `auto` means here, or `auto` where jobs run elsewhere. gpus: what --resources gpu= allows.
+    device: the meaning of `auto` here, or `auto` if jobs run elsewhere. gpus: the limit of --resources gpu=.
     """
 
     formats: Mapping[str, Format]
@@ -129,20 +129,20 @@ class Registry:
     device: str = "auto"
     gpus: int | None = None
 
-    def layout(self, name: str, study: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
-        """The layout of a format, a variant or one of a model's prebuilt artifacts; None for an unknown name."""
+    def layout(self, name: str, study: Mapping[str, Any], model: Mapping[str, Any]) -> str:
+        """Return the layout of a format, a variant or a model's prebuilt artifact; empty for an unknown name."""
         if name in model.get("prebuilt", {}):
             return model["prebuilt"][name]["layout"]
         base = study["variants"].get(name, {"format": name})["format"]
-        return self.formats[base].layout if base in self.formats else None
+        return self.formats[base].layout if base in self.formats else ""
 
     def prebuilt_engine(self, prebuilt: Mapping[str, Any]) -> str:
-        """The engine that a prebuilt artifact names, or that of the first format that has its layout."""
+        """Return the engine that a prebuilt artifact names, or that of the first format with its layout."""
         layout = prebuilt["layout"]
         return prebuilt.get("engine") or next(each.engine for each in self.formats.values() if each.layout == layout)
 
     def why_not_here(self, env: str) -> str | None:
-        """Why an environment cannot be had, and what to do; None where it can."""
+        """Return why an environment is not available, and a remedy; None if it is."""
         if env in self.interpreters:
             return None
         if env not in self.envs:
@@ -151,17 +151,17 @@ class Registry:
         if wanted in (None, PYTHON):
             return None
         return (
-            f"wants Python {wanted}, and this is {PYTHON}; leave it out, name a Python that has "
-            f"it in interpreters.{env}, or make .venv anew with PYTHON=python{wanted}"
+            f"needs Python {wanted}, and this is {PYTHON}; remove it, name a Python that has it in "
+            f"interpreters.{env}, or rebuild .venv with PYTHON=python{wanted}"
         )
 
 
 def entry(kind: type, words: Mapping[str, Any]) -> Any:
-    """A `Format` or an `Engine` of these words. Raises `ConfigError` for a word that it lacks, or does not know."""
+    """Make a `Format`, `Layout` or `Engine`. Raises `ConfigError` for a missing or an unknown word."""
     names = {each.name: each for each in fields(kind)}
     for word in words:
         if word not in names:
-            raise ConfigError(f"{kind.__name__} knows no {word!r}{suggestion(word, names)}")
+            raise ConfigError(f"{kind.__name__} has no field {word!r}{suggestion(word, names)}")
     wanted = [name for name, each in names.items() if each.default is MISSING and each.default_factory is MISSING]
     for name in wanted:
         if name not in words:
@@ -179,7 +179,7 @@ def check_registry(
     modules: Collection[str],
     programs: Collection[str],
 ) -> None:
-    """Raises `ConfigError` for the first engine or format that lacks something.
+    """Raise `ConfigError` for the first engine or format that is incomplete.
 
     Args:
         envs: environments with pins. modules: names of the modules in engines/. programs: names of all programs.
@@ -217,7 +217,7 @@ def check_registry(
 
 
 def unknown_format(name: str, known: Collection[str]) -> str:
-    """What is said of a format that is not registered."""
+    """Format the error for a format that is not registered."""
     if reason := NOT_BUILT.get(name.partition("-")[0]):
         return f"{name} is not built here: {reason}"
     return f"unknown format {name!r}{suggestion(name, known)}"

@@ -1,6 +1,6 @@
-"""Memory, disk and time that formats and engines take, as plain data. rules/formats/ and rules/engines/ register it.
+"""Figures of formats and engines: memory, disk and time, as plain data that rules/formats/ and rules/engines/ register.
 
-Coarse: figures are within a factor of 1.5 (memory) and 2 (time) of what recorded jobs took (tests/plan/test_plan.py).
+They are coarse: within a factor of 1.5 (memory) and 2 (time) of recorded jobs (tests/plan/test_plan.py).
 """
 
 from collections.abc import Mapping
@@ -11,25 +11,24 @@ from typing import Any
 from quantmill.checkpoint.model_shape import Shape
 
 MB = 10**6  # as Snakemake counts mem_mb
-# MB that torch's CUDA build, which is PyPI's, holds on a CPU more than its CPU build (docs/FIGURES.md). A job may find
-# either. So what loads torch on a CPU asks for this beside what was measured with a CPU build.
+# MB that torch's CUDA build, which is PyPI's, holds on a CPU beyond its CPU build (docs/FIGURES.md). A job may find
+# either. Figures were measured with a CPU build, so jobs that load torch on a CPU add this.
 CUDA_BUILD = 500
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Speed of a machine. flops: FLOP a second of a matrix product, float32 on a CPU and float16 on a GPU. bandwidth:
-    bytes a second, read and written, of a copy in the device's memory. file: bytes a second of a file; where it is
-    not known, of one in the page cache."""
+    """Speed of a machine. flops: FLOP/s of a matrix product, float32 on a CPU and float16 on a GPU. bandwidth: bytes/s,
+    read and written, of a copy in the device's memory. file: bytes/s of a file; the default is the page cache's."""
 
     flops: float
     bandwidth: float
     file: float = 3e9
 
 
-# A machine that few are slower than, on a slow network file system: for limits
+# Few machines are slower, and their network file system is slow: for limits
 SLOW = {"cpu": Machine(50e9, 5e9, 50e6), "cuda": Machine(40e12, 200e9, 50e6)}
-H200 = Machine(760e12, 4.2e12)  # NVIDIA's, as plan.probe measures it: for a plan without the card
+H200 = Machine(760e12, 4.2e12)  # as plan.probe measures it; for plans on a machine without a GPU
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Memory:
     activations: float = 0
 
     def mb(self, model: Shape, tokens: int) -> int:
-        """MB for a model and the tokens of all its calibration samples."""
+        """Return MB for a model and the tokens of all calibration samples."""
         return round(self.libraries + (self.weights * model.parameters + self.activations * tokens * model.hidden) / MB)
 
 
@@ -58,7 +57,7 @@ class Time:
     forwards: float = 0
 
     def seconds(self, machine: Machine, model: Shape, tokens: int) -> float:
-        """Seconds for a model and the tokens of all its calibration samples."""
+        """Return seconds for a model and the tokens of all calibration samples."""
         calculated = (self.flop + 2 * self.forwards * tokens) / machine.flops
         return self.start + self.block * model.layers + (1e-9 * self.ns + calculated) * model.parameters
 
@@ -67,10 +66,10 @@ class Time:
 class Size:
     """Bytes of an artifact's weights.
 
-    weights: a weight of the blocks' matrices. rest: a weight of anything else; None: the same. group: a group of
+    weights: bytes a weight of the blocks' matrices. rest: a weight of anything else; None: the same. group: a group of
     `group_size` weights, which share a scale. row: a row of a matrix. input: an input of a block's matrix. head: a
-    weight of a head that is stored also where the model ties it to its embeddings; None: it is as the rest. files:
-    whatever the model.
+    weight of a head that is stored even if the model ties it to its embeddings; None: like the rest. files: for any
+    model.
     """
 
     weights: float
@@ -83,7 +82,7 @@ class Size:
     files: int = 0
 
     def bytes(self, model: Shape) -> int:
-        """Bytes for a model."""
+        """Return the bytes for a model."""
         blocks = model.layers * model.block
         rest, others, table = self.weights if self.rest is None else self.rest, model.parameters - blocks, 0.0
         if self.head is not None:
@@ -98,7 +97,7 @@ FLOAT16 = Size(2)
 
 @dataclass(frozen=True)
 class BuildResources:
-    """What a format takes: its artifact, and the job that builds it.
+    """Figures of a format: its artifact, and the job that builds it.
 
     cpu, cuda: memory of the host, without the quality gate. quantized: the gate writes its weights out for
     transformers. group_size: the parameter that holds the size of a group. bits: bits a weight by the value of the
@@ -115,7 +114,7 @@ class BuildResources:
     copies: int = 0
 
     def with_parameters(self, parameters: Mapping[str, Any]) -> "BuildResources":
-        """Return the resources with a tool's parameters; a group size that the tool chooses counts as the default."""
+        """Return the figures for a tool's parameters; a group size that the tool chooses counts as the default."""
         if self.bits and isinstance(bits := self.bits.get(parameters["size"], parameters["size"]), (int, float)):
             return replace(self, size=replace(self.size, weights=bits / 8))
         size = parameters.get(self.group_size or "", "auto")
@@ -124,12 +123,12 @@ class BuildResources:
 
 @dataclass(frozen=True)
 class RunResources:
-    """What the process takes that runs an engine, in memory of the host and in time.
+    """Figures of the process that runs an engine: memory of the host, and time.
 
-    cpu, cuda: MB of its libraries on each device. weights: bytes a weight that it holds on a CPU, beside the
-    artifact's files; quantized: the same of a quantized format, None: no other. logits: bytes a position of a window
-    and token of the vocabulary. held: MB of the artifact's files that it holds, at most.
-    start: seconds until it has loaded a small model. block: seconds a block of layers and token, beside the weights'.
+    cpu, cuda: MB of its libraries on each device. weights: bytes a weight that it holds on a CPU, in addition to the
+    artifact's files; quantized: the same for quantized formats, None: no difference. logits: bytes for each position
+    of a window and token of the vocabulary. held: MB of the artifact's files that it holds, at most.
+    start: seconds until it has loaded a small model. block: seconds of overhead a block of layers and token.
     """
 
     cpu: int
@@ -142,18 +141,18 @@ class RunResources:
     held: float = inf
 
     def mb(self, model: Shape, nbytes: int, quantized: bool, device: str, window: int) -> int:
-        """MB to run an artifact of `nbytes`, and to score windows of `window` tokens (0: none)."""
+        """Return MB to run an artifact of `nbytes`, and to score windows of `window` tokens (0: none)."""
         read = min(nbytes / MB, self.held) + self.logits * window * model.vocab / MB
         if device != "cpu":
             return round(self.cuda + read)
         return round(self.cpu + self.copied(quantized) * model.parameters / MB + read)
 
     def copied(self, quantized: bool) -> float:
-        """Bytes a weight that it holds on a CPU, beside the artifact's files."""
+        """Return bytes a weight that it holds on a CPU, in addition to the artifact's files."""
         return self.quantized if quantized and self.quantized is not None else self.weights
 
 
 def costs_of(entry: Mapping[str, Any]) -> BuildResources:
-    """`BuildResources` from the mapping that `dataclasses.asdict` makes of them."""
+    """Make `BuildResources` from the mapping that `dataclasses.asdict` returns."""
     parts = {"size": Size, "cpu": Memory, "cuda": Memory, "time": Time}
     return BuildResources(**{key: parts[key](**value) if key in parts else value for key, value in entry.items()})

@@ -1,9 +1,9 @@
-"""What vLLM is told of cards and of speculation, checked before it loads anything."""
+"""Checks of vLLM's parallel sizes and draft models, before it loads anything."""
 
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from quantmill.build.quantizer import GROUP_SIZES
 from quantmill.plan.cells import artifacts
@@ -14,13 +14,16 @@ from quantmill.servers.vllm_options import SIZES, value
 
 ENGINES = ("vllm", "vllm-serve")
 SHORT = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
-WIDTHS = ("intermediate_size", "num_attention_heads x head_dim")  # inputs of the layers that are cut across groups
-MOST = 64  # cards of a run, as the schema says
+WIDTHS = (
+    "intermediate_size",
+    "num_attention_heads x head_dim",
+)  # inputs of layers that are split across groups
+MOST = 64  # GPUs of a run, as in the schema
 
 
 def check(study: Mapping[str, Any], registry: Registry) -> None:
-    """Raises `ConfigError` for the first run of vLLM whose cards do not fit its sizes, whose sizes do not fit a model,
-    or whose speculation cannot be. Of a model of the hub nothing is known yet."""
+    """Raise `ConfigError` for the first run of vLLM whose sizes do not fit its GPUs or a model, or whose draft is its
+    target. A model of the hub is not checked."""
     for name, run in study["runs"].items():
         if run["engine"] not in ENGINES:
             continue
@@ -36,17 +39,17 @@ def check(study: Mapping[str, Any], registry: Registry) -> None:
 
 
 def served_by(run: Mapping[str, Any], study: Mapping[str, Any], model: str) -> list[str]:
-    """The artifacts of a model that a run has."""
+    """List the artifacts of a model in a run."""
     return [name for name in artifacts(study, study["models"][model]) if name in run["formats"]]
 
 
 def check_cards(where: str, run: Mapping[str, Any], device: str) -> tuple[int, int]:
-    """Tensor and pipeline parallel size of a run. Raises `ConfigError` where all sizes do not multiply to its cards; on
-    a CPU there are none."""
+    """Tensor and pipeline parallel size of a run. Raises `ConfigError` unless all sizes multiply to its GPUs; a CPU is
+    not checked."""
     given = {name: size for name in SIZES if (size := value(run["options"], name)) is not None}
     for name, size in given.items():
         if not is_count(size):
-            raise ConfigError(f"{where}.options.{name}: {size!r} is no size; write a whole number of 1 or more")
+            raise ConfigError(f"{where}.options.{name}: {size!r} is not a size; write a whole number of 1 or more")
     tensor = given.get(SIZES[0], max(1, run["gpus"] // prod(given.values())))
     wanted = prod((given | {SIZES[0]: tensor}).values())
     if wanted != run["gpus"] and device != "cpu":
@@ -58,26 +61,26 @@ def check_cards(where: str, run: Mapping[str, Any], device: str) -> tuple[int, i
     return tensor, given.get(SIZES[1], 1)
 
 
-def is_count(size: Any) -> bool:
+def is_count(size: Any) -> TypeGuard[int]:
     return type(size) is int and size >= 1
 
 
 def check_pipeline(where: str, model: str, config: Mapping[str, Any], size: int) -> None:
-    """Raises `ConfigError` for more stages than a model has layers."""
+    """Raise `ConfigError` for more pipeline stages than a model has layers."""
     layers = config.get("num_hidden_layers")
     if is_count(layers) and size > layers:
         raise ConfigError(f"{where}: {SIZES[1]} {size}, and {model} has {layers} layers; {layers} fit at most")
 
 
 def check_tensor(where: str, model: str, config: Mapping[str, Any], size: int, group: int | None) -> None:
-    """Raises `ConfigError` where a model cannot be cut in so many parts, with the sizes that fit."""
+    """Raise `ConfigError` for a tensor parallel size that does not fit a model, with those that do."""
     if why := misfit(config, size, group):
         fits = [str(each) for each in range(1, MOST + 1) if not misfit(config, each, group)]
         raise ConfigError(f"{where}: {SIZES[0]} {size} does not fit {model}'s {why}; sizes that fit: {', '.join(fits)}")
 
 
 def misfit(config: Mapping[str, Any], size: int, group: int | None) -> str | None:
-    """What of a model cannot be cut in so many equal parts, as vLLM cuts; None where all can, or nothing is known."""
+    """Return the part of a model that vLLM cannot split by `size`; None if it can, or the model's sizes are unknown."""
     heads = config.get("num_attention_heads")
     keys = config.get("num_key_value_heads") or heads
     if not is_count(heads) or not is_count(keys):
@@ -87,13 +90,13 @@ def misfit(config: Mapping[str, Any], size: int, group: int | None) -> str | Non
     if keys % size and size % keys:
         return f"{keys} key-value heads"
     for name, width in widths(config).items() if group and size > 1 else ():
-        if width % (size * group):
+        if group and width % (size * group):
             return f"{name} of {width} in groups of {group}"
     return None
 
 
 def widths(config: Mapping[str, Any]) -> dict[str, int]:
-    """How many inputs the layers have that are cut across their groups. A mixture's experts may be kept whole."""
+    """Return the inputs of the layers that are split across groups. A mixture's experts may stay whole."""
     heads, hidden = config["num_attention_heads"], config.get("hidden_size")
     head = config.get("head_dim") or (hidden // heads if is_count(hidden) else None)
     inner = None if any("experts" in key for key in config) else config.get("intermediate_size")
@@ -104,7 +107,7 @@ def widths(config: Mapping[str, Any]) -> dict[str, int]:
 def group_size(
     format: str, model: str, config: Mapping[str, Any], study: Mapping[str, Any], registry: Registry
 ) -> int | None:
-    """Weights that share a scale in an artifact; None where it is not quantized, or not known yet."""
+    """Return the weights that share a scale in an artifact; None if it is not quantized, or not known yet."""
     words = study["models"][model]
     if format in words["prebuilt"]:
         theirs = words["prebuilt"][format].get("path")
@@ -117,7 +120,7 @@ def group_size(
     parameters = study.get(registry.formats[variant["format"]].config, {}) | variant
     asked = next((size for key, size in parameters.items() if key.endswith("group_size")), "auto")
     if asked != "auto":
-        return asked
+        return int(asked)
     inputs = [
         config.get("hidden_size"),
         *(widths(config).values() if is_count(config.get("num_attention_heads")) else ()),
@@ -126,7 +129,7 @@ def group_size(
 
 
 def check_draft(where: str, run: Mapping[str, Any], study: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` for a speculation whose draft model is its target. vLLM refuses everything else itself."""
+    """Raise `ConfigError` for a draft model that is its target. vLLM refuses everything else itself."""
     words = speculation(run["options"])
     model = words.get("model")
     if isinstance(model, str) and not is_in_target(words) and (target := own(model, run, study)):
@@ -136,7 +139,7 @@ def check_draft(where: str, run: Mapping[str, Any], study: Mapping[str, Any]) ->
 
 
 def speculation(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The words of a run's speculation, from the options that vLLM takes them from."""
+    """Collect the settings of a run's speculation from all options that vLLM accepts for them."""
     given = value(options, "speculative_config")
     found = {str(name).replace("-", "_"): each for name, each in given.items()} if isinstance(given, dict) else {}
     for option, each in options.items():
@@ -149,17 +152,17 @@ def speculation(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_in_target(words: Mapping[str, Any]) -> bool:
-    """Whether a speculation's draft is part of its target's checkpoint, in vLLM's names of methods."""
+    """Return whether a speculation's draft is part of its target's checkpoint, by vLLM's names of methods."""
     return str(words.get("method")).endswith("mtp") or words.get("method") == "dspark"
 
 
 def speculates_by_itself(run: Mapping[str, Any]) -> bool:
-    """Whether a run's draft is part of its target's checkpoint: layers that nothing else uses."""
+    """Return whether a run's draft is part of its target's checkpoint: layers that nothing else uses."""
     return run["engine"] in ENGINES and is_in_target(speculation(run["options"]))
 
 
 def own(draft: str, run: Mapping[str, Any], study: Mapping[str, Any]) -> str | None:
-    """What of a target a draft is: its source, or an artifact that the run serves; None where it is another model."""
+    """Name the target that a draft equals: a model's source or an artifact in the run; None for another model."""
     for name, model in study["models"].items():
         served = served_by(run, study, name)
         if not served:
