@@ -1,4 +1,4 @@
-"""One workflow at a time in artifacts/, which may be a link to a folder that others work in too."""
+"""One workflow at a time in artifacts/, which may be a link to a shared folder."""
 
 import _thread
 import signal
@@ -8,7 +8,7 @@ from quantmill.common.program import UserError
 
 ARTIFACTS, RECORDS = Path("artifacts"), Path(".snakemake")
 
-# jobs of a cluster read this file too; another workflow that uses this one as a module has hooks and records of its own
+# a cluster's jobs read this file too; a workflow that uses this one as a module has its own hooks and records
 if workflow.is_main_process and Path(workflow.basedir).samefile(CHECKOUT):
     if not os.access(RECORDS if RECORDS.exists() else ".", os.W_OK):
         sys.exit(
@@ -19,8 +19,8 @@ if workflow.is_main_process and Path(workflow.basedir).samefile(CHECKOUT):
 
 
 def heed_signals():
-    """End as after Ctrl-C where the terminal is closed (after nohup it means nothing), and never wait for SIGTERM's
-    handler: Snakemake's waits for a lock that what it has interrupted may hold."""
+    """End as after Ctrl-C when the terminal closes, except after nohup. Run SIGTERM's handler in a thread: Snakemake's
+    waits for a lock that the interrupted code may hold."""
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
         signal.signal(signal.SIGHUP, signal.default_int_handler)
     finish = signal.getsignal(signal.SIGTERM)
@@ -29,8 +29,8 @@ def heed_signals():
 
 
 def work_alone():
-    """Hold the lock where jobs will write something; Snakemake ends with one line where another workflow holds it. Its
-    own lock is off (profiles/default), because it outlives a run that was killed."""
+    """Take the lock if jobs will write something; if another workflow holds it, Snakemake ends with one line. Snakemake's
+    own lock is off (profiles/default), because it survives a killed run."""
     if any(job.output for job in workflow.dag.needrun_jobs()):
         try:
             workflow_lock.hold(ARTIFACTS, LAST)

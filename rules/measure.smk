@@ -1,7 +1,7 @@
 """Latency and quality: one program each for all formats and engines."""
 
 REFERENCE_ENGINE = FORMATS[format_of(STUDY["reference"])].engine
-# What every program that scores is told
+# Arguments of every program that scores
 SCORING = (
     " --protocol {params.protocol:q} --evaluation {input.evaluation:q} --device {params.device:q} --threads {threads}"
     " 2> {log:q}"
@@ -9,20 +9,20 @@ SCORING = (
 
 
 def scoring_ask(wildcards, input):
-    """What a job takes that scores a text by a cell, the reference where it names none. The text has no more positions
-    than the ids that its file can hold."""
+    """Plan the scoring of a text by a cell, or by the reference if the job names none. The size of the ids' file limits
+    the positions."""
     each = find_cell(wildcards.model, wildcards.get("cell", STUDY["reference"]))
     positions = local_path(input.evaluation).stat().st_size // jobs.BYTES_AN_ID
     return study_jobs().score(each.artifact, each.engine, shape_of_model(wildcards, input.artifact), positions)
 
 
 def expected_ask(wildcards, input):
-    """What the job takes that runs a model's source by transformers."""
+    """Plan the predictions of a model's source by transformers."""
     return study_jobs().expect(shape_of_model(wildcards, input.source))
 
 
 def latency_ask(wildcards, input):
-    """What a latency job takes."""
+    """Plan a latency job."""
     each = cell(wildcards)
     prompts = len(json.loads(local_path(input.prompts).read_text())["prompts"])
     return study_jobs().latency(each.artifact, each.engine, shape_of_model(wildcards, input.artifact), prompts)
@@ -39,8 +39,8 @@ rule latency:
     log:
         "artifacts/logs/{model}/latency-{cell}.log",
     priority: lambda wc: 100 + (cell(wc).artifact == STUDY["reference"])
-    # More than any machine has: Snakemake lowers it to --cores, so that nothing runs beside a measurement. A cluster's
-    # profile says with set-threads how many a job gets.
+    # More than any machine has: Snakemake lowers it to --cores, so that a measurement runs alone. A cluster's profile
+    # sets a job's number with set-threads.
     threads: 1024
     resources:
         **ask_for(latency_ask),
@@ -84,7 +84,7 @@ rule expected_predictions:
     input:
         env=environment("torch"),
         source="artifacts/{model}/source",
-        safetensors="artifacts/{model}/safetensors",  # so that our own reader has seen the weights before transformers does
+        safetensors="artifacts/{model}/safetensors",  # our bounded reader has validated the weights first
         evaluation="artifacts/{model}/tokens/evaluation.json",
     output:
         "artifacts/{model}/expected.json",
@@ -96,7 +96,7 @@ rule expected_predictions:
         **ask_for(expected_ask),
         gpu=1,
     params:
-        program=program("gate.expected").command,  # no hash: scoring anew is no reason to build anew
+        program=program("gate.expected").command,  # no hash: another way to score must not rebuild artifacts
         python=python("torch"),
         device=STUDY["device"],
         protocol=STUDY["perplexity"],
@@ -105,7 +105,7 @@ rule expected_predictions:
 
 
 def reference_options(wildcards, input):
-    """What the reference's predictions come from: its logits, or what computes them anew."""
+    """Return the flags for the reference's predictions: its logits, or the program that recomputes them."""
     if STUDY["reference_logits"] == "disk":
         return [f"--reference={input.reference}"]
     python = runner("quality.reference_logits", REFERENCE_ENGINE)["python"]

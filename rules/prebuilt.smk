@@ -1,4 +1,4 @@
-"""Somebody else's artifacts of a model, fetched and checked instead of built."""
+"""Prebuilt artifacts of a model, fetched and checked instead of built."""
 
 PREBUILT = {
     (name, artifact): words for name, model in STUDY["models"].items() for artifact, words in model["prebuilt"].items()
@@ -6,12 +6,12 @@ PREBUILT = {
 
 
 def prebuilt_env(wildcards):
-    """The environment of what runs an artifact; one that the model does not have ends Snakemake with one line."""
+    """Return the environment of an artifact's engine; an unknown artifact ends Snakemake with one line."""
     return ENGINES[find_cell(wildcards.model, wildcards.artifact).engine].env
 
 
 def prebuilt_options(wildcards):
-    """Where an artifact comes from and what runs it, as the program's flags."""
+    """Return the flags for an artifact's origin and engine."""
     words = PREBUILT[wildcards.model, wildcards.artifact]
     engine = find_cell(wildcards.model, wildcards.artifact).engine
     options = [words.get("path", words.get("hub"))]
@@ -25,13 +25,13 @@ def prebuilt_options(wildcards):
 
 
 def prebuilt_files(wildcards):
-    """The files of a local artifact: when one changes, it is fetched again."""
+    """List the files of a local artifact: if one changes, it is fetched again."""
     files = cells.prebuilt_files(PREBUILT[wildcards.model, wildcards.artifact])
     return sorted(name for file in files if file.is_file() and file.name[0] != "." and is_plain(name := str(file)))
 
 
 def prebuilt_gate(wildcards):
-    """What the gate needs, as flags: llama.cpp's types are read in its own environment."""
+    """Return the gate's flags: llama.cpp's types are read in its own environment."""
     layout = PREBUILT[wildcards.model, wildcards.artifact]["layout"]
     return gate_options(wildcards, "llama_cpp" if layout == "gguf" else "torch")
 

@@ -1,14 +1,14 @@
-"""Texts become token ids once a model, by its own tokenizer; no engine ever sees a text."""
+"""Token ids: texts are tokenised once for each model, by its own tokenizer; engines get only ids."""
 
 
 def text_of(model, kind):
-    """Where a model's text of a kind lies: the user's own file, or what is fetched from the hub."""
+    """Return the path of a model's text: the user's file, or the one that is fetched from the hub."""
     text = STUDY["models"][model]["texts"][kind]
     return f"artifacts/texts/{kind}" if isinstance(text, dict) else text
 
 
 def hub_text(kind):
-    """The text of a kind that comes from the hub; all models that take one take the same."""
+    """Return the source of a text from the hub; all models that use one use the same."""
     texts = [model["texts"][kind] for model in STUDY["models"].values() if isinstance(model["texts"][kind], dict)]
     return texts[0] if texts else refuse(f"artifacts/texts/{kind}: the study takes no {kind} text from the hub")
 

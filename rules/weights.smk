@@ -1,4 +1,4 @@
-"""From what an author published to the one canonical form: source, then safetensors."""
+"""From a published checkpoint to the canonical form: source, then safetensors."""
 
 import re
 
@@ -11,15 +11,15 @@ HUB_MODELS = [name for name, model in STUDY["models"].items() if source(model)[0
 
 
 def source_files(wildcards):
-    """The files that a source is made of: when one changes, what was built from it is built again."""
+    """List the files of a source: if one changes, everything built from it is rebuilt."""
     kind, path = source(STUDY["models"][wildcards.model])
     files = selection.parts(path) if path.is_dir() else [path]
     return sorted(name for name in map(str, files) if is_plain(name))  # Snakemake cannot take the others
 
 
 def stat_files(files):
-    """Names, sizes and times of files, links followed, as a parameter: a link that is turned to files that are older than
-    what was built brings no newer input."""
+    """Return size and mtime of each file, following symlinks. As a parameter, because repointing a link to older files
+    does not make the input newer."""
     found = {file: Path(file).stat() for file in files}
     return [(file, each.st_size, each.st_mtime_ns) for file, each in found.items()]
 
@@ -54,7 +54,7 @@ rule download:
         python=python("tools"),
         repository=lambda wc: source(STUDY["models"][wc.model])[1],
         revision=lambda wc: STUDY["models"][wc.model]["source"]["revision"],
-        # Snakemake records no parameter that may follow from `threads`: another length is no reason to fetch anew
+        # Snakemake records no parameter that depends on `threads`: another length must not fetch again
         most_tokens=lambda wc, threads: lengths.most(STUDY),
     shell:
         ASK_THE_HUB + "{params.python:q} {params.program.command:q} {params.repository:q} {output:q}"
@@ -76,7 +76,7 @@ rule source:
         program=lambda wc: program(SOURCE_PROGRAMS[source(STUDY["models"][wc.model])[0]]),
         python=lambda wc: python(source_env(wc)),
         path=lambda wc: source(STUDY["models"][wc.model])[1],
-        # the demo's files have the times of their clone, and another clone of Quantmill is no reason to build anew
+        # the demo's files have the times of their clone, and another clone must not rebuild
         files=lambda wc: [] if STUDY["models"][wc.model]["source"] == "demo" else stat_files(source_files(wc)),
         options=lambda wc: (
             f"--seed={STUDY['seed']}"

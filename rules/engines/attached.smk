@@ -1,4 +1,4 @@
-"""Servers that somebody else runs, found by a run's `url`, and asked from the report's environment."""
+"""Servers that the user runs, at a run's `url`; requests come from the report's environment."""
 
 ATTACHED = {
     "model": {"type": "string", "minLength": 1},

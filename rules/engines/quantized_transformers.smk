@@ -1,4 +1,4 @@
-"""What runs in transformers' model with the layers of a library that quantizes. One environment has them all."""
+"""Engines that run transformers' model with the layers of a library that quantizes, all in one environment."""
 
 # Builds of several formats without calibration, the whole model as it is stored and as it becomes; and with it
 ROUNDED = Memory(440 + CUDA_BUILD, weights=6)

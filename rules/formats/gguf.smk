@@ -42,7 +42,7 @@ COMPILED["llama_cpp"] = [LLAMA_CPP]
 
 
 def gguf_type(artifact):
-    """llama.cpp's name of a format's type; of a mixture, the type that it is as large as, or q4_k_m."""
+    """Return llama.cpp's name of a format's type; for a mixture, the type of the same size, or q4_k_m."""
     if format_of(artifact) != "gguf-mixed":
         return format_of(artifact).removeprefix("gguf-")
     size = parameters(artifact)["size"]
@@ -52,27 +52,26 @@ def gguf_type(artifact):
 
 
 def imatrix(wildcards):
-    """The importance matrix, where the study wants it; a mixture is chosen with it in any case. To random weights no
-    text means anything: they have none."""
+    """Return the importance matrix, if the study uses it; a mixture always does. Random weights have none."""
     artifact = wildcards.artifact
     wanted = parameters(artifact).get("imatrix", True)
     if wanted and has_quality(wildcards.model):
         return f"artifacts/{wildcards.model}/imatrix"
     if format_of(artifact) == "gguf-mixed" or gguf_type(artifact) in GGUF_WANTS_IMATRIX:
-        why = f"{wildcards.model} has random weights; leave it out" if wanted else "set gguf.imatrix: true"
-        refuse(f"{artifact}: wants an importance matrix; {why}")
+        why = f"{wildcards.model} has random weights; remove it" if wanted else "set gguf.imatrix: true"
+        refuse(f"{artifact}: needs an importance matrix; {why}")
     return None
 
 
 def converted_inputs(wildcards):
-    """What proves the tokenizer that the converter writes: a text, and its ids."""
+    """Return a text and its ids, which check the converted tokenizer."""
     ids = f"artifacts/{wildcards.model}/tokens/evaluation.json"
     return {"evaluation": ids, "text": text_of(wildcards.model, "evaluation")}
 
 
 def quantized_inputs(wildcards):
-    """What llama-quantize reads, and for a mixture what its types are chosen by."""
-    gguf_type(wildcards.artifact)  # which refuses a size that is none
+    """Return the inputs of llama-quantize, and for a mixture the sensitivities that decide its types."""
+    gguf_type(wildcards.artifact)  # refuses an unknown size
     folder = f"artifacts/{wildcards.model}"
     mixed = format_of(wildcards.artifact) == "gguf-mixed"
     return {

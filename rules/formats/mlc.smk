@@ -2,7 +2,7 @@
 
 
 def mlc_flags(wildcards):
-    """The interpreter of MLC-LLM, where there is one."""
+    """Return the interpreter of MLC-LLM, if there is one."""
     return {"mlc-llm-python": INTERPRETERS["mlc_llm"]} if "mlc_llm" in INTERPRETERS else {}
 
 

@@ -29,8 +29,14 @@ class UserError(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of a library's error that says something, with the next one after a colon; or the error's type."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    """Return the first line of a library's error, with the lines that it needs; or the error's type."""
+    return message([line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__])
+
+
+def message(lines: Sequence[str]) -> str:
+    """Return the first line, with the next one after a colon, and two after pydantic's count of errors."""
+    if " validation error" in lines[0]:
+        return " ".join(line for line in lines[:3] if not line.startswith("For further information"))
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
