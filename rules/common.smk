@@ -260,8 +260,8 @@ def study_jobs():
 
 
 def shape_of_model(wildcards, folder):
-    """The model's shape from the first folder with a config.json (`remove_intermediates` removes the source), else from
-    the weights in `folder`."""
+    """Return the model's shape from the first folder with a config.json, else from the weights in `folder`.
+    `remove_intermediates` removes the source."""
     names = ("safetensors", "source", *cells.artifacts(STUDY, STUDY["models"][wildcards.model]))
     folders = [Path(f"artifacts/{wildcards.model}/{name}") for name in names]
     return next(filter(None, map(model_shape.of_config, folders)), None) or model_shape.of_folder(local_path(folder))
