@@ -76,8 +76,8 @@ def test_a_format_file_that_forgets_nothing(dry_run: Callable[[str], Any]) -> No
         ),
         (
             'layout="hf"',
-            'layout="hv"',
-            "error: format 'copy16': there is no layout 'hv'; did you mean 'hf'?",
+            'layout="hff"',
+            "error: format 'copy16': there is no layout 'hff'; did you mean 'hf'?",
         ),
         (
             "engine=",
