@@ -248,8 +248,8 @@ def test_a_server_that_somebody_else_runs(begin: Callable) -> None:
         ("\x1b[31mKeyError: 'x'\x1b[0m\n\n", "KeyError: 'x'"),
         ("x\x07y", "x\\x07y"),
         (
-            "ValidationError: 1 validation error for Config\nmethod\n  Input should be 'x'\n  For further information\n",
-            "ValidationError: 1 validation error for Config method Input should be 'x'",
+            "ValidationError: 1 validation error for C\nmethod\n  Input should be 'x'\n  For further information\n",
+            "ValidationError: 1 validation error for C method Input should be 'x'",
         ),
     ],
 )
