@@ -62,7 +62,7 @@ def test_variables_of_a_run_are_recorded_with_its_options() -> None:
 
 
 @pytest.mark.parametrize(("options", "concurrency"), [({"parallel": 4}, [1, 16]), ({}, [1]), ({}, [])])
-def test_a_server_of_few_slots_is_put_under_loads_that_it_can_take(options: dict, concurrency: list[int]) -> None:
+def test_loads_fit_the_slots_of_a_server(options: dict, concurrency: list[int]) -> None:
     study = check(**run(engine="slots", options=options), loads={"concurrency": concurrency, "burst": 59})
     assert study["loads"]["concurrency"] == concurrency
 

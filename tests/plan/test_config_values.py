@@ -223,7 +223,7 @@ def test_files_of_a_source_that_snakemake_cannot_take(name: str) -> None:
     assert is_plain("models/a b-é.safetensors")
 
 
-def test_snakemake_reads_the_file_again_and_sources_hold_files_of_any_name(
+def test_sources_hold_files_of_any_name(
     call: Callable, checkout: Callable, tools_python: Path, torch_python: Path
 ) -> None:
     root = checkout()

@@ -26,7 +26,7 @@ def dry_run(call: Callable, checkout: Callable[[], Path]) -> Callable[[str], Any
     return run
 
 
-def test_no_speed_is_measured_of_an_engine_that_only_calculates(call: Callable, checkout: Callable) -> None:
+def test_an_emulating_engine_has_no_speed(call: Callable, checkout: Callable) -> None:
     """Of compressed-tensors unpacked by transformers; a run by vLLM has both."""
     root = checkout()
     (root / "study.yaml").write_text(

@@ -53,7 +53,7 @@ def test_random_weights_have_a_context_too() -> None:
         check(models={"r": {"source": {"random": "bare"}, "formats": ["ct2-int8"]}})
 
 
-def test_a_model_of_the_hub_is_known_once_it_is_here() -> None:
+def test_a_hub_model_is_checked_once_it_is_here() -> None:
     models = {"h": {"source": {"hub": "x/y"}}}
     assert check(models=models)
     say("artifacts/h/safetensors", max_position_embeddings=128)

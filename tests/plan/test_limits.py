@@ -180,7 +180,7 @@ def test_a_limit_of_time_is_above_what_was_measured() -> None:
 SEVEN = "config/examples/llama-2-7b.json"
 
 
-def test_a_gated_build_holds_its_libraries_and_what_runs_the_artifact() -> None:
+def test_a_gated_build_also_holds_its_engine() -> None:
     """The gate has transformers run the same weights, then the engine. Disk holds the copies and these weights."""
     few = {"samples": 3, "sequence_length": 2048}
     model, jobs = of_file(SEVEN), jobs_of("cuda", calibration=few)
@@ -193,7 +193,7 @@ def test_a_gated_build_holds_its_libraries_and_what_runs_the_artifact() -> None:
     assert jobs_of("auto", calibration=few).build("gptq-int4", "gptqmodel", model, True) == gated
 
 
-def test_a_limit_of_time_counts_what_is_read_and_not_what_is_scored() -> None:
+def test_a_limit_of_time_counts_tokens_read() -> None:
     """Windows of 4,096 tokens that go on by 512 read each token eight times; the gate reads whole windows too."""
     model = of_file(SEVEN)
     once, often = (jobs_of("cpu", perplexity=each) for each in ("gptq-2048", "hf-strided"))
@@ -204,7 +204,7 @@ def test_a_limit_of_time_counts_what_is_read_and_not_what_is_scored() -> None:
     assert once.expect(model).minutes > once.copy(model).minutes
 
 
-def test_a_group_of_32_is_larger_than_one_of_128() -> None:
+def test_smaller_groups_take_more_bytes() -> None:
     model, costs = of_file(SEVEN), jobs_of("cuda").formats["gptq-int4"]
     usual, small = (costs.with_parameters({"group_size": size}).size.bytes(model) for size in (128, 32))
     # 2.5 bytes a group; the blocks of Llama-2-7B hold 32 x 202,375,168 weights
@@ -212,7 +212,7 @@ def test_a_group_of_32_is_larger_than_one_of_128() -> None:
     assert costs.with_parameters({"group_size": "auto"}) == costs
 
 
-def test_a_mixture_is_as_large_as_it_is_asked_to_be() -> None:
+def test_a_mixture_has_the_requested_size() -> None:
     """Bits a weight of the file, or those of a type: 8.5 of Q8_0."""
     model, costs = of_file(SEVEN), jobs_of("cuda").formats["gguf-mixed"]
     of = {size: costs.with_parameters({"size": size}).size.bytes(model) for size in (4, 4.25, "q4_k_m", "q8_0")}

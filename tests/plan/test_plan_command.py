@@ -72,7 +72,7 @@ def test_the_plan_leaves_out_what_is_there(plan: Callable) -> None:
     assert peaks[0] - peaks[1] == pytest.approx(copy + 11.8, abs=0.16)
 
 
-def test_copies_of_a_users_files_are_counted_and_what_artifacts_share_is_not(plan: Callable, tmp_path: Path) -> None:
+def test_copies_are_counted_and_shared_bytes_are_not(plan: Callable, tmp_path: Path) -> None:
     for name in ("model", "theirs"):
         (tmp_path / name).mkdir()
         config = json.loads((REPO / "demo/config.json").read_text()) | {"dtype": "float16"}
@@ -97,7 +97,7 @@ def test_a_mistake_in_the_config_is_one_line(plan: Callable) -> None:
     assert result.stderr.splitlines() == ["error: config error: formats: unknown format 'fp17'; did you mean 'fp16'?"]
 
 
-def test_the_plan_fetches_only_the_config_of_a_model_of_the_hub(plan: Callable) -> None:
+def test_only_the_config_of_a_model_is_fetched(plan: Callable) -> None:
     (plan.root / "study.yaml").write_text("models: {tiny: {source: {hub: acme/tiny}}}\n")
     offline = plan("study.yaml")
     assert offline.returncode == 0
@@ -114,7 +114,7 @@ def test_the_plan_fetches_only_the_config_of_a_model_of_the_hub(plan: Callable) 
     assert f"download: {wanted / 1e6:.1f} MB" in result.stdout
 
 
-def test_somebody_elses_artifact_of_the_hub_is_a_download_of_unknown_size(plan: Callable) -> None:
+def test_a_prebuilt_artifact_of_the_hub_has_unknown_size(plan: Callable) -> None:
     study = "formats: [fp16]\nmodels: {m: {source: demo%s}}\n"
     (plan.root / "study.yaml").write_text(study % ", prebuilt: {theirs: {layout: ct2, hub: acme/tiny}}")
     assert "download: at least 0.0 MB" in plan("study.yaml", "--disk", "1").stdout
@@ -145,7 +145,7 @@ interpreters: {vllm: /bin/true}
     assert plan("study.yaml").stderr.startswith("error: config error: runs.tp: tensor_parallel_size 8 does not fit m's")
 
 
-def test_a_server_under_loads_is_planned_where_its_speed_is_known(plan: Callable) -> None:
+def test_loads_take_longer_with_more_users(plan: Callable) -> None:
     study = """
 models: {m: {source: {random: config/examples/llama-2-7b.json}}}
 formats: [fp16]
@@ -163,7 +163,7 @@ interpreters: {vllm: /bin/true}
     assert not {"unknown", "+"} & {*minutes[1].split()}
 
 
-def test_what_nobody_said_is_unknown_and_not_another_format(plan: Callable) -> None:
+def test_a_format_without_figures_is_unknown(plan: Callable) -> None:
     registration = 'FORMATS["mine"] = Format(layout="hf", engine="transformers", env="tools", program="build.fp16")'
     (plan.root / "rules/formats/mine.smk").write_text(registration)
     (plan.root / "study.yaml").write_text("models: {m: {source: demo}}\nformats: [fp16, mine]\ndevice: cpu\n")
@@ -175,7 +175,7 @@ def test_what_nobody_said_is_unknown_and_not_another_format(plan: Callable) -> N
     assert "memory of the largest job: at least" in result.stdout
 
 
-def test_a_job_of_what_nobody_said_asks_for_the_model_twice_in_float32() -> None:
+def test_a_format_without_figures_takes_float32_twice() -> None:
     model = of_file("config/examples/llama-2-7b.json")
     jobs = jobs_of("cpu")
     unknown = Jobs(jobs.study, jobs.reference, {}, jobs.engines)
@@ -192,7 +192,7 @@ def test_a_job_of_what_nobody_said_asks_for_the_model_twice_in_float32() -> None
     assert jobs.latency("fp16", "transformers", model, prompts=9).known
 
 
-def test_a_job_of_tasks_holds_the_harness_beside_the_engine_and_asks_for_time_by_its_documents() -> None:
+def test_tasks_take_the_harness_and_the_engine() -> None:
     costs, model = jobs_of("cpu"), of_file("config/examples/llama-1.1b.json")
     few, many, unknown = (costs.tasks("fp16", "transformers", model, number) for number in (10, 1000, None))
     assert few.mb == many.mb == unknown.mb == costs.score("fp16", "transformers", model, 1).mb + HARNESS
