@@ -13,9 +13,8 @@ from quantmill.checkpoint.gguf_names import split_names
 from quantmill.checkpoint.selection import is_artifacts
 from quantmill.client.urls import wrong_url
 from quantmill.common.atomic import MANIFEST
-from quantmill.common.program import suggestion
 from quantmill.plan.config_values import ConfigError
-from quantmill.plan.registry import TAKEN, Engine, Registry, unknown_format
+from quantmill.plan.registry import TAKEN, Engine, Registry, check_known, unknown_format
 
 # variables of a run's environment that Quantmill sets: thread counts, GPUs, Python's paths
 OURS = re.compile("CUDA_VISIBLE_DEVICES|PYTHON|QUANTMILL|.*_NUM_THREADS$")
@@ -61,22 +60,24 @@ def check_variants(study: Mapping[str, Any], schema: Mapping[str, Any], registry
         key = registry.formats[base].config
         properties = schema["properties"][key]["properties"] if key else {}
         for each in given:
-            if each not in properties:
-                raise ConfigError(f"{where}: {base} has no parameter {each!r}{suggestion(each, properties)}")
+            check_known(f"{where}: {base} has no parameter {each!r}", each, properties)
         if all(study[key][each] == value for each, value in given.items()):
             raise ConfigError(f"{where}: is {base} itself; give it a parameter of its own")
         for each, value in given.items():
-            error = next(jsonschema.Draft202012Validator(properties[each]).iter_errors(value), None)
-            if error:
-                raise ConfigError(f"{where}.{each}: {error.message}")
+            check_value(f"{where}.{each}", value, properties[each])
         if not any(name in artifacts(study, model) for model in study["models"].values()):
             raise ConfigError(f"{where}: no model has {base}; add it to formats")
 
 
+def check_value(where: str, value: Any, schema: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for a value that does not fit its JSON schema."""
+    if error := next(jsonschema.Draft202012Validator(schema).iter_errors(value), None):
+        raise ConfigError(f"{where}: {error.message}")
+
+
 def check_engine(where: str, name: str, registry: Registry) -> Engine:
     """Return the engine of this name. Raises `ConfigError` if it is unknown, or cannot be installed or run here."""
-    if name not in registry.engines:
-        raise ConfigError(f"{where}: unknown engine {name!r}{suggestion(name, registry.engines)}")
+    check_known(f"{where}: unknown engine {name!r}", name, registry.engines)
     engine = registry.engines[name]
     if why := registry.why_not_here(engine.env):
         raise ConfigError(f"{where}: {name}: {why}")
@@ -95,12 +96,8 @@ def check_runs(study: Mapping[str, Any], registry: Registry) -> None:
         for option, value in run["options"].items():
             if engine.options is None:
                 continue
-            if option not in engine.options:
-                known = suggestion(option, engine.options)
-                raise ConfigError(f"{where}.options: {run['engine']} has no option {option!r}{known}")
-            error = next(jsonschema.Draft202012Validator(engine.options[option]).iter_errors(value), None)
-            if error:
-                raise ConfigError(f"{where}.options.{option}: {error.message}")
+            check_known(f"{where}.options: {run['engine']} has no option {option!r}", option, engine.options)
+            check_value(f"{where}.options.{option}", value, engine.options[option])
         if run["gpus"] > 1 and not engine.multi_gpu:
             raise ConfigError(f"{where}.gpus: {run['engine']} uses one GPU; leave gpus out")
         if run["gpus"] > 1 and registry.device == "cpu":
@@ -179,8 +176,7 @@ def check_prebuilt(name: str, model: Mapping[str, Any], study: Mapping[str, Any]
         check_name(where, each, (*registry.formats, *study["variants"]))
         layout = prebuilt["layout"]
         known = [each for each, words in registry.layouts.items() if words.prebuilt]
-        if layout not in known:
-            raise ConfigError(f"{where}.layout: unknown layout {layout!r}{suggestion(layout, known)}")
+        check_known(f"{where}.layout: unknown layout {layout!r}", layout, known)
         pattern = registry.layouts[layout].holds
         alone = "*" in pattern
         if "hub" in prebuilt and ("file" in prebuilt) != alone:

@@ -15,7 +15,7 @@ from quantmill.common.program import UserError, suggestion
 from quantmill.plan import cells, lengths, publications, vllm_parallelism
 from quantmill.plan.config_values import ConfigError, check_values
 from quantmill.plan.model_source import CHECKOUT, source
-from quantmill.plan.registry import Registry, unknown_format
+from quantmill.plan.registry import Registry, check_known, unknown_format
 from quantmill.report.task_columns import column_name
 from quantmill.tokens import plain_text
 
@@ -77,8 +77,7 @@ def complete(config: Mapping[str, Any], schema: Mapping[str, Any], registry: Reg
                 prebuilt.setdefault("revision", "main")
     envs = {*registry.envs, *(engine.env for engine in registry.engines.values())}
     for name, interpreter in filled["interpreters"].items():
-        if name not in envs:
-            raise ConfigError(f"interpreters: no environment is called {name!r}{suggestion(name, envs)}")
+        check_known(f"interpreters: no environment is called {name!r}", name, envs)
         if not Path(shutil.which(interpreter) or "").is_file():
             raise ConfigError(f"interpreters.{name}: {interpreter} is not a program; name an installed python")
     if not Path(filled.get("llama_cpp", "")).is_dir():
@@ -203,8 +202,7 @@ def check_tasks(tasks: Mapping[str, Any]) -> None:
         if (other := columns.setdefault(column_name(name, "score"), name)) != name:
             raise ConfigError(f"tasks.names: {other} and {name} would share their columns; leave one out")
     for name in tasks["metrics"]:
-        if name not in tasks["names"]:
-            raise ConfigError(f"tasks.metrics: {name!r} is not among the names{suggestion(name, tasks['names'])}")
+        check_known(f"tasks.metrics: {name!r} is not among the names", name, tasks["names"])
 
 
 def check_model(name: str, model: Mapping[str, Any], study: Mapping[str, Any], registry: Registry) -> None:

@@ -160,8 +160,7 @@ def entry(kind: type, words: Mapping[str, Any]) -> Any:
     """Make a `Format`, `Layout` or `Engine`. Raises `ConfigError` for a missing or an unknown word."""
     names = {each.name: each for each in fields(kind)}
     for word in words:
-        if word not in names:
-            raise ConfigError(f"{kind.__name__} has no field {word!r}{suggestion(word, names)}")
+        check_known(f"{kind.__name__} has no field {word!r}", word, names)
     wanted = [name for name, each in names.items() if each.default is MISSING and each.default_factory is MISSING]
     for name in wanted:
         if name not in words:
@@ -188,32 +187,23 @@ def check_registry(
         if name.replace("-", "_") not in modules:
             raise ConfigError(f"engine {name!r}: scripts/quantmill/engines/{name.replace('-', '_')}.py is missing")
     for name, format in formats.items():
+        where, engine = f"format {name!r}", format.engine
         if not re.fullmatch(NAME, name):
-            raise ConfigError(f"format {name!r}: a name is small letters, digits, '.', '_' and '-'; rename it")
+            raise ConfigError(f"{where}: a name is small letters, digits, '.', '_' and '-'; rename it")
         if len(name) > MAX_NAME:
-            raise ConfigError(f"format {name!r}: a name has at most {MAX_NAME} letters; rename it")
-        if format.env not in envs:
-            raise ConfigError(
-                f"format {name!r}: the pins of its environment, envs/{format.env}.txt, are missing"
-                f"{suggestion(format.env, envs)}"
-            )
-        if format.engine not in engines:
-            raise ConfigError(
-                f"format {name!r}: no file registers its engine {format.engine!r}{suggestion(format.engine, engines)}"
-            )
-        if format.layout not in layouts:
-            raise ConfigError(
-                f"format {name!r}: there is no layout {format.layout!r}{suggestion(format.layout, layouts)}"
-            )
-        if format.layout not in engines[format.engine].loads:
-            raise ConfigError(
-                f"format {name!r}: its engine {format.engine} does not load the layout {format.layout!r}"
-                f"{suggestion(format.layout, engines[format.engine].loads)}"
-            )
-        if format.program not in programs:
-            raise ConfigError(
-                f"format {name!r}: there is no program {format.program!r}{suggestion(format.program, programs)}"
-            )
+            raise ConfigError(f"{where}: a name has at most {MAX_NAME} letters; rename it")
+        check_known(f"{where}: the pins of its environment, envs/{format.env}.txt, are missing", format.env, envs)
+        check_known(f"{where}: no file registers its engine {engine!r}", engine, engines)
+        check_known(f"{where}: there is no layout {format.layout!r}", format.layout, layouts)
+        loads = engines[engine].loads
+        check_known(f"{where}: its engine {engine} does not load the layout {format.layout!r}", format.layout, loads)
+        check_known(f"{where}: there is no program {format.program!r}", format.program, programs)
+
+
+def check_known(mistake: str, word: str, known: Collection[str]) -> None:
+    """Raise `ConfigError` for a word that is not known, with a suggestion."""
+    if word not in known:
+        raise ConfigError(mistake + suggestion(word, known))
 
 
 def unknown_format(name: str, known: Collection[str]) -> str:
