@@ -120,10 +120,7 @@ def test_texts_of_a_model_of_the_hub() -> None:
         ),
         ({"texts": {"evaluation": "latin1.txt"}}, "texts.evaluation: latin1.txt is not UTF-8 at byte 1"),
         ({"gptq": {"group_size": "128"}}, "gptq.group_size: '128' is not possible; did you mean '128'?"),
-        (
-            {"interpreters": {1: "/bin/true"}},
-            "interpreters: the name 1 is not text in YAML; put it in quotes",
-        ),
+        ({"interpreters": {1: "/bin/true"}}, "interpreters: the name 1 is not text in YAML; put it in quotes"),
         ({"max_perplexity_ratio": 1e300}, "max_perplexity_ratio: 1e+300 is greater than the maximum of 1000000"),
         ({"mlc": {"tool": "mlc_llm"}}, "mlc.tool: mlc_llm is not built here; name a python that has it"),
         ({"models": {7: {"source": "demo"}}}, "models: the name 7 is not text in YAML"),
@@ -134,10 +131,7 @@ def test_texts_of_a_model_of_the_hub() -> None:
             {"variants": {"v": {"format": "gptq-int4", "group_size": 32}}},
             "variants.v: no model has gptq-int4; add it to formats",
         ),
-        (
-            {"models": {"a": {"source": {"path": "adapter"}}}},
-            "models.a.source: adapter has a config.json but no weig",
-        ),
+        ({"models": {"a": {"source": {"path": "adapter"}}}}, "models.a.source: adapter has a config.json but no weig"),
         ({"reference": "only-gpu"}, "models.demo: the reference 'only-gpu' is not among its formats"),
         ({"gguf_mixed": {"size": 1}}, "gguf_mixed.size: a size is that of a type, such as q4_k_m, or bits a weight of"),
         ({"gguf_mixed": {"bits": 4.5}}, "gguf_mixed: unknown key 'bits'; known: size"),

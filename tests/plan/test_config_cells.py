@@ -47,10 +47,7 @@ def test_cells() -> None:
 
 def test_a_servers_url_is_an_option_of_its_engine() -> None:
     url = "http://127.0.0.1:8080"
-    study = check(
-        runs={"t": {"engine": "theirs", "formats": ["fp16"], "url": url}},
-        formats=["fp16"],
-    )
+    study = check(runs={"t": {"engine": "theirs", "formats": ["fp16"], "url": url}}, formats=["fp16"])
     (cell,) = (each for each in of_study(study, REGISTRY) if each.run)
     assert cell.options == {"url": url}
 

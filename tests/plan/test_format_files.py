@@ -74,16 +74,8 @@ def test_a_format_file_that_forgets_nothing(dry_run: Callable[[str], Any]) -> No
             "build.fp61",
             "error: format 'copy16': there is no program 'build.fp61'; did you mean 'build.fp16'?",
         ),
-        (
-            'layout="hf"',
-            'layout="hff"',
-            "error: format 'copy16': there is no layout 'hff'; did you mean 'hf'?",
-        ),
-        (
-            "engine=",
-            "engin=",
-            "error: rules/formats/copy.smk: Format has no field 'engin'; did you mean 'engine'?",
-        ),
+        ('layout="hf"', 'layout="hff"', "error: format 'copy16': there is no layout 'hff'; did you mean 'hf'?"),
+        ("engine=", "engin=", "error: rules/formats/copy.smk: Format has no field 'engin'; did you mean 'engine'?"),
         (
             ', engine="transformers"',
             "",

@@ -19,8 +19,7 @@ def say(folder: str, **config: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "config",
-    [{"max_position_embeddings": 64}, {"n_positions": 64}, {"text_config": {"max_position_embeddings": 64}}],
+    "config", [{"max_position_embeddings": 64}, {"n_positions": 64}, {"text_config": {"max_position_embeddings": 64}}]
 )
 def test_new_tokens_fit_the_context_with_a_prompt(config: dict[str, Any]) -> None:
     say("demo", **config)

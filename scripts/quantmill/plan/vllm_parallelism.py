@@ -14,10 +14,7 @@ from quantmill.servers.vllm_options import SIZES, value
 
 ENGINES = ("vllm", "vllm-serve")
 SHORT = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
-WIDTHS = (
-    "intermediate_size",
-    "num_attention_heads x head_dim",
-)  # inputs of layers that are split across groups
+WIDTHS = ("intermediate_size", "num_attention_heads x head_dim")  # inputs of layers that are split across groups
 MOST = 64  # GPUs of a run, as in the schema
 
 
