@@ -58,7 +58,7 @@ rule artifact:
     priority: artifact_priority
     threads: lambda wc: of_artifact(wc).threads
     resources:
-        **ask_for(build_ask, disk=True),
+        **request(plan_build, disk=True),
         gpu=lambda wc: 1 if of_artifact(wc).gpu else gate_gpus(wc),
     params:
         program=lambda wc: program(of_artifact(wc).program),

@@ -267,7 +267,7 @@ def shape_of_model(wildcards, folder):
     return next(filter(None, map(model_shape.of_config, folders)), None) or model_shape.of_folder(local_path(folder))
 
 
-def build_ask(wildcards, input):
+def plan_build(wildcards, input):
     """Plan a job that makes a folder of weights from input.source; a rule without an artifact copies them."""
     model = model_shape.of_folder(local_path(input.source))
     if "artifact" not in wildcards.keys():
@@ -278,13 +278,13 @@ def build_ask(wildcards, input):
     return study_jobs().build(wildcards.artifact, engine, model, has_gate(wildcards), tokens)
 
 
-def ask_for(ask, disk=False):
+def request(plan, disk=False):
     """Return a rule's resources, from a function that returns a job's plan.jobs.Resources; `disk` adds its disk."""
     asked = {
-        "mem_mb": lambda wildcards, input, attempt: attempt * ask(wildcards, input).mb,
-        "runtime": lambda wildcards, input: ask(wildcards, input).minutes,
+        "mem_mb": lambda wildcards, input, attempt: attempt * plan(wildcards, input).mb,
+        "runtime": lambda wildcards, input: plan(wildcards, input).minutes,
     }
-    return asked | ({"disk_mb": lambda wildcards, input: ask(wildcards, input).disk_mb} if disk else {})
+    return asked | ({"disk_mb": lambda wildcards, input: plan(wildcards, input).disk_mb} if disk else {})
 
 
 def memory(mb):

@@ -11,7 +11,7 @@ def burst_tokens(wildcards):
     return f"artifacts/{wildcards.model}/tokens/burst.json" if STUDY["loads"]["burst"] else []
 
 
-def load_ask(wildcards, input):
+def plan_loads(wildcards, input):
     """Plan a server's loads."""
     each = cell(wildcards)
     return study_jobs().load(each.artifact, each.engine, shape_of_model(wildcards, input.artifact))
@@ -32,7 +32,7 @@ rule loads:
     # as for latency: a measurement runs alone
     threads: 1024
     resources:
-        **ask_for(load_ask),
+        **request(plan_loads),
         gpu=lambda wc: cell(wc).gpus,
     params:
         run=lambda wc: cell_runner("loads.measure", wc),

@@ -8,7 +8,7 @@ SCORING = (
 )
 
 
-def scoring_ask(wildcards, input):
+def plan_scoring(wildcards, input):
     """Plan the scoring of a text by a cell, or by the reference if the job names none. The size of the ids' file limits
     the positions."""
     each = find_cell(wildcards.model, wildcards.get("cell", STUDY["reference"]))
@@ -16,12 +16,12 @@ def scoring_ask(wildcards, input):
     return study_jobs().score(each.artifact, each.engine, shape_of_model(wildcards, input.artifact), positions)
 
 
-def expected_ask(wildcards, input):
+def plan_expected(wildcards, input):
     """Plan the predictions of a model's source by transformers."""
     return study_jobs().expect(shape_of_model(wildcards, input.source))
 
 
-def latency_ask(wildcards, input):
+def plan_latency(wildcards, input):
     """Plan a latency job."""
     each = cell(wildcards)
     prompts = len(json.loads(local_path(input.prompts).read_text())["prompts"])
@@ -43,7 +43,7 @@ rule latency:
     # sets a job's number with set-threads.
     threads: 1024
     resources:
-        **ask_for(latency_ask),
+        **request(plan_latency),
         gpu=lambda wc: cell(wc).gpus,
     params:
         run=lambda wc: cell_runner("latency.measure", wc),
@@ -69,7 +69,7 @@ rule reference_logits:
     priority: 1000
     threads: 8
     resources:
-        **ask_for(scoring_ask),
+        **request(plan_scoring),
         gpu=1,
     params:
         run=runner("quality.reference_logits", REFERENCE_ENGINE),
@@ -93,7 +93,7 @@ rule expected_predictions:
     priority: 1000
     threads: 8
     resources:
-        **ask_for(expected_ask),
+        **request(plan_expected),
         gpu=1,
     params:
         program=program("gate.expected").command,  # no hash: another way to score must not rebuild artifacts
@@ -138,7 +138,7 @@ rule quality:
     priority: 1000
     threads: 8
     resources:
-        **ask_for(scoring_ask),
+        **request(plan_scoring),
         gpu=lambda wc: cell(wc).gpus,
     params:
         run=lambda wc: cell_runner("quality.measure", wc),
@@ -164,7 +164,7 @@ rule noise_floor:
     priority: 1
     threads: 8
     resources:
-        **ask_for(scoring_ask),
+        **request(plan_scoring),
         gpu=1,
     params:
         run=runner("quality.measure", REFERENCE_ENGINE),

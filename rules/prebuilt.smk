@@ -50,7 +50,7 @@ rule prebuilt:
         artifact="|".join(sorted({re.escape(artifact) for _, artifact in PREBUILT})) or "(?!)",
     priority: 10
     resources:
-        **ask_for(build_ask, disk=True),
+        **request(plan_build, disk=True),
         gpu=gate_gpus,
         hub=lambda wc: int("hub" in PREBUILT[wc.model, wc.artifact]),
     params:

@@ -16,7 +16,7 @@ def own_tasks():
     return [name for name in files if is_plain(name)]  # Snakemake does not accept other names
 
 
-def task_ask(wildcards, input):
+def plan_tasks(wildcards, input):
     """Plan a cell's tasks; the number of documents is known once they are fetched."""
     each, counts = cell(wildcards), []
     for folder in input.documents:
@@ -68,7 +68,7 @@ rule tasks:
     priority: 0  # after quality and speed, which show mistakes sooner
     threads: 8
     resources:
-        **ask_for(task_ask),
+        **request(plan_tasks),
         gpu=lambda wc: cell(wc).gpus,
     params:
         program=program("tasks.measure"),

@@ -123,7 +123,7 @@ rule safetensors:
     priority: 10
     threads: 4
     resources:
-        **ask_for(build_ask, disk=True),
+        **request(plan_build, disk=True),
     params:
         program=program("checkpoint.to_safetensors"),
         python=python("tools"),
@@ -142,7 +142,7 @@ rule bin:
         "artifacts/logs/{model}/bin.log",
     threads: 4
     resources:
-        **ask_for(build_ask, disk=True),
+        **request(plan_build, disk=True),
     params:
         program=program("checkpoint.to_bin"),
         python=python("tools"),

@@ -146,7 +146,7 @@ rule imatrix:
         "artifacts/logs/{model}/imatrix.log",
     threads: 8
     resources:
-        **ask_for(lambda wc, input: study_jobs().imatrix(shape_of_model(wc, input.base))),
+        **request(lambda wc, input: study_jobs().imatrix(shape_of_model(wc, input.base))),
         gpu=1,
     params:
         program=program("build.imatrix"),
@@ -173,7 +173,7 @@ rule gguf_sensitivity:
         "artifacts/logs/{model}/gguf-sensitivity.log",
     threads: 8
     resources:
-        **ask_for(lambda wc, input: study_jobs().sensitivity(shape_of_model(wc, input.source))),
+        **request(lambda wc, input: study_jobs().sensitivity(shape_of_model(wc, input.source))),
         gpu=1,
     params:
         program=program("build.gguf_sensitivity"),

@@ -1,4 +1,4 @@
-"""The rows of results/, the shapes of their models, and what registered formats and engines are said to take."""
+"""Rows of results/, the shapes of their models, and the figures of registered formats and engines."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ from conftest import REPO
 
 from quantmill.checkpoint import model_shape
 from quantmill.plan.jobs import Jobs
-from quantmill.plan.resources import H200, Machine, RunResources, costs_of
+from quantmill.plan.resources import H200, BuildResources, Machine, RunResources, costs_of
 
 KNOWN = {  # parameters as transformers counts them
     "config/examples/llama-2-7b.json": 6_738_415_616,
@@ -35,23 +35,23 @@ STAND_INS |= {f"{name}-random": f"ct-{name}" for name in ("w4a16", "w8a8", "fp8"
 
 
 def of_file(file: str | Path) -> model_shape.Shape:
-    """The shape of a config.json."""
+    """Return the shape of a config.json."""
     return model_shape.of(json.loads((REPO / file).read_text()))
 
 
 def of_parameters(count: int) -> model_shape.Shape:
-    """The shape of the recorded model with so many parameters."""
+    """Return the shape of the recorded model with this number of parameters."""
     shapes = [model_shape.of(SMOLLM2), *map(of_file, KNOWN)]
     return next(shape for shape in shapes if shape.parameters == count)
 
 
 def of_row(row: dict[str, Any]) -> model_shape.Shape:
-    """The shape of a recorded row's model."""
+    """Return the shape of a recorded row's model."""
     return of_parameters(row["artifact"]["parameter_count"])
 
 
 def machine_of(row: dict[str, Any]) -> str:
-    """The name of the machine that a row was recorded on; a row without a speed has that of its study's first speed."""
+    """Return the machine of a recorded row; for a row without a speed, that of its study's first row with one."""
     return (row["device_details"] or row["study"])["name"]
 
 
@@ -75,16 +75,21 @@ ENGINES = {row["format"]: row["engine"] for row in ROWS}
 
 @cache
 def list_jobs() -> dict[str, Any]:
-    """What Snakemake knows of the demo's study: see scripts/quantmill/plan/list_jobs.py."""
+    """Return the output of plan.list_jobs for the demo's study."""
     command = [REPO / ".venv/bin/python", REPO / "scripts/quantmill", "plan.list_jobs"]
     result = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 
 
-def jobs_of(device: str, machine: Machine | None = None, **changes: Any) -> Jobs:
-    """The demo's study on a device, with changes to its config."""
+@cache
+def figures() -> tuple[dict[str, BuildResources], dict[str, RunResources]]:
+    """Figures of the registered formats and engines."""
     formats = {name: costs_of(entry) for name, entry in list_jobs()["formats"].items()}
-    engines = {name: RunResources(**entry) for name, entry in list_jobs()["engines"].items()}
+    return formats, {name: RunResources(**entry) for name, entry in list_jobs()["engines"].items()}
+
+
+def jobs_of(device: str, machine: Machine | None = None, **changes: Any) -> Jobs:
+    """Return the jobs of the demo's study on a device, with changes to its config."""
     study = list_jobs()["study"] | {"device": device} | changes
-    return Jobs(study, tuple(list_jobs()["reference"]), formats, engines, machine)
+    return Jobs(study, tuple(list_jobs()["reference"]), *figures(), machine)

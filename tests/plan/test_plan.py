@@ -120,28 +120,30 @@ def test_logits_are_at_most_what_is_predicted() -> None:
     assert took < logits_bytes(text, 2048) < 1.25 * took
 
 
-ON_A_GPU = [*runs_on_a_gpu()]
-MEMORY = [*builds_memory(), *runs_on_a_cpu(), *(pair for pair in ON_A_GPU if pair.what == "MB to run")]
-SECONDS = [*builds_seconds(), *(pair for pair in ON_A_GPU if pair.what == "s to run")]
-IN_MEMORY = ("h200 llama-7b fp16", "h200-served llama-7b fp16")  # 5,970 MB elsewhere (docs/FIGURES.md)
-SEVERAL_GPUS = "h200-served llama-7b fp16@vllm-tp2"  # two workers, and the ask is that of one
-NO_KERNEL = "h200-served llama-1.1b bnb-int8@vllm"  # 12 tokens/s by vLLM, where its other formats make 400 to 600
+IN_MEMORY = "llama-7b fp16"  # mapped from a file system in memory, where a whole file counts: docs/FIGURES.md, 5,970 MB
+SEVERAL_GPUS = "llama-7b fp16@vllm-tp2"  # two workers, and the ask is that of one
+NO_KERNEL = "llama-1.1b bnb-int8@vllm"  # vLLM makes 12 tokens/s, and 400 to 600 of other formats
 
 
-@pytest.mark.parametrize("pair", MEMORY, ids=lambda pair: f"{pair.what} {pair.name}")
-def test_memory_is_within_half_of_the_truth(pair: Pair) -> None:
-    if pair.name in IN_MEMORY:
-        pytest.skip("its files were mapped from a file system in memory, where they count as the process's own")
-    least = 2 / 3 if pair.name == SEVERAL_GPUS else 1
-    assert least * pair.took <= pair.predicted < 1.5 * pair.took
+@pytest.fixture(scope="module")
+def runs() -> list[Pair]:
+    return list(runs_on_a_gpu())
 
 
-@pytest.mark.parametrize("pair", SECONDS, ids=lambda pair: f"{pair.what} {pair.name}")
-def test_a_time_is_within_a_factor_of_two(pair: Pair) -> None:
+def test_memory_is_enough_and_at_most_half_more(runs: list[Pair]) -> None:
+    pairs = [*builds_memory(), *runs_on_a_cpu(), *(pair for pair in runs if pair.what == "MB to run")]
+    special = [pair for pair in pairs if pair.name.endswith((IN_MEMORY, SEVERAL_GPUS)) and pair.what == "MB to run"]
+    assert (len(pairs) > 200, len(special)) == (True, 3)
+    assert all(0.44 < pair.predicted / pair.took < 1 for pair in special)
+    assert [pair for pair in pairs if not pair.took <= pair.predicted < 1.5 * pair.took and pair not in special] == []
+
+
+def test_a_time_is_within_a_factor_of_two(runs: list[Pair]) -> None:
     """Or within ten seconds: predictions count the start of a process, and some records do not."""
-    if pair.name == NO_KERNEL:
-        pytest.skip("vLLM is slower here than at any other format")
-    assert pair.took / 2 < pair.predicted < max(2 * pair.took, pair.took + 10)
+    pairs = [*builds_seconds(), *(pair for pair in runs if pair.what == "s to run")]
+    assert len(pairs) > 150
+    misfits = [pair for pair in pairs if not pair.took / 2 < pair.predicted < max(2 * pair.took, pair.took + 10)]
+    assert [pair.name for pair in misfits] == [f"h200-served {NO_KERNEL}"]
 
 
 def test_a_text_with_fewer_tokens_fills_fewer_samples() -> None:

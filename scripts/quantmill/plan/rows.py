@@ -87,10 +87,10 @@ def weights_rows(name: str, model: dict[str, Any], found: Origin, left: set[str]
     return [row for row in rows if f"artifacts/{name}/{row.name}" in left]
 
 
-def row_of(model: str, name: str, disk: int | None, asks: list[Resources], temporary: int = 0) -> Row:
+def row_of(model: str, name: str, disk: int | None, planned: list[Resources], temporary: int = 0) -> Row:
     """Return the row of several jobs; its memory is that of the largest."""
-    mb = max(ask.mb for ask in asks) if all(ask.known for ask in asks) else None
-    return Row(model, name, disk, mb, tuple(ask.seconds for ask in asks), temporary)
+    mb = max(each.mb for each in planned) if all(each.known for each in planned) else None
+    return Row(model, name, disk, mb, tuple(each.seconds for each in planned), temporary)
 
 
 def cell_name(cell: dict[str, Any]) -> str:
@@ -107,29 +107,29 @@ def cell_row(cell: dict[str, Any], model: dict[str, Any], found: Origin, left: s
         return None
     if found.shape is None:
         return Row(cell["model"], name, None, None, (None,) * len(kinds))
-    asks: list[Resources] = []
+    planned: list[Resources] = []
     size: int | None = 0
     texts, temporary = model["texts"], 0
     if "artifact" in kinds:
         left.remove(cell["artifact"])  # other runs of it come after
         gated = source(model)[0] != "random"
-        asks.append(costs.build(format, engine, found.shape, gated, tokens(texts["calibration"])))
+        planned.append(costs.build(format, engine, found.shape, gated, tokens(texts["calibration"])))
         prebuilt = model["prebuilt"].get(format)
         size = prebuilt_bytes(prebuilt) if prebuilt else costs.artifact_bytes(format, found.shape)
-        temporary = max(0, (asks[0].disk_mb - jobs.SMALL) * MB - (size or 0)) if asks[0].known else 0
+        temporary = max(0, (planned[0].disk_mb - jobs.SMALL) * MB - (size or 0)) if planned[0].known else 0
         size = 0 if format == "fp16" and found.dtype == "float16" else size
     if "latency" in kinds:
         prompts = Path(texts["prompts"]).read_text(encoding="utf-8").splitlines()
-        asks.append(costs.latency(format, engine, found.shape, sum(bool(line.strip()) for line in prompts)))
+        planned.append(costs.latency(format, engine, found.shape, sum(bool(line.strip()) for line in prompts)))
     if "tasks" in kinds:
         tasks = costs.study["tasks"]
         documents = len(tasks["names"]) * tasks.get("limit", DOCUMENTS)
-        asks.append(costs.tasks(format, engine, found.shape, documents))
+        planned.append(costs.tasks(format, engine, found.shape, documents))
     if "quality" in kinds:
-        asks.append(costs.score(format, engine, found.shape, tokens(texts["evaluation"])))
+        planned.append(costs.score(format, engine, found.shape, tokens(texts["evaluation"])))
     if "loads" in kinds:
-        asks.append(costs.load(format, engine, found.shape))
-    return row_of(cell["model"], name, size, asks, temporary)
+        planned.append(costs.load(format, engine, found.shape))
+    return row_of(cell["model"], name, size, planned, temporary)
 
 
 def reference_rows(name: str, model: dict[str, Any], found: Origin, left: set[str], costs: Jobs) -> list[Row]:
@@ -147,10 +147,10 @@ def reference_rows(name: str, model: dict[str, Any], found: Origin, left: set[st
     nbytes = text_bytes(text)
     logits = None if nbytes is None or not found.shape.vocab else jobs.logits_bytes(nbytes, found.shape.vocab)
     score = costs.score(*costs.reference, found.shape, tokens(text))
-    asks = {"gate": costs.expect(found.shape), "logits": score, "noise-floor": score}
-    asks |= {"imatrix": costs.imatrix(found.shape), "gguf-sensitivity": costs.sensitivity(found.shape)}
+    planned = {"gate": costs.expect(found.shape), "logits": score, "noise-floor": score}
+    planned |= {"imatrix": costs.imatrix(found.shape), "gguf-sensitivity": costs.sensitivity(found.shape)}
     return [
-        row_of(name, each, logits if each == "logits" else 0, [asks[each]])
+        row_of(name, each, logits if each == "logits" else 0, [planned[each]])
         for each, file in files.items()
         if file in left
     ]
