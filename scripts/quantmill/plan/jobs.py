@@ -37,7 +37,7 @@ BYTES_AN_ID = 4  # of a file of token ids, at least: two digits, a comma and a s
 POSITIONS_A_BYTE = 1 / 3  # scored positions of a text, at most: the demo's tokenizer makes 0.32, Llama's 0.26
 # tokens of a protocol's longest window, where the model's context is no less; lm-eval-word takes all of the context
 WINDOWS = {"gptq-2048": windows.GPTQ_WINDOW, "llamacpp-512": windows.LLAMACPP_WINDOW, "hf-strided": windows.HF_WINDOW}
-SAFETY = 4  # times the seconds on a slow machine
+SAFETY = 6  # times the seconds on a slow machine
 LEAST = 30  # minutes: libraries read over a network, a kernel compiled for the first time
 JOB = 2.0  # seconds of Snakemake, and of a process without libraries
 COMPARE = 3e-9  # seconds a position and token of the vocabulary (docs/PERFORMANCE.md, "Scoring")
