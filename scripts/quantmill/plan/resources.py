@@ -26,7 +26,7 @@ class Machine:
     file: float = 3e9
 
 
-# Few machines are slower, and their network file system is slow: for limits
+# For limits of time: few machines are slower, and files are on a slow network
 SLOW = {"cpu": Machine(50e9, 4e9, 50e6), "cuda": Machine(40e12, 200e9, 50e6)}
 H200 = Machine(760e12, 4.2e12)  # as plan.probe measures it; for plans on a machine without a GPU
 
