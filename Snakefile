@@ -4,7 +4,7 @@ import gc
 from snakemake.utils import min_version
 
 min_version("9.27")
-# A plan's objects live as long as it: to look for garbage among them took a quarter of its time.
+# Planning allocates long-lived objects; garbage collection took 25% of its time.
 gc.set_threshold(100_000)
 
 if not workflow.overwrite_configfiles:  # a study's own --configfile replaces the demo instead of adding to it
@@ -25,12 +25,12 @@ CELLS = {(each.model, each.name): each for each in cells.of_study(STUDY, REGISTR
 
 
 wildcard_constraints:
-    model="|".join(map(re.escape, STUDY["models"])),  # no rule makes what the study does not name
+    model="|".join(map(re.escape, STUDY["models"])),  # only models of the study have rules
 
 
-# `priority` in the rules: rows become whole early, the cheap ones first. 1000: what scores an artifact that is there.
-# 100: its speed, the reference's first. 20: the reference's build. 10: other builds without calibration, and what all
-# builds need. 1: MLC and the noise floor. 0: calibration and quantizers. Steps of ten: Snakemake adds them up.
+# `priority` in the rules completes rows early, cheap ones first. 1000: scores of existing artifacts. 100: their speed,
+# the reference's first. 20: the reference's build. 10: other builds without calibration, and inputs of all builds.
+# 1: MLC and the noise floor. 0: calibration and quantizers. Snakemake adds priorities up, hence the steps of ten.
 include: "rules/lock.smk"
 include: "rules/environments.smk"
 include: "rules/weights.smk"
@@ -61,7 +61,7 @@ onerror:
 rule report:
     default_target: True
     input:
-        rules.page.output,  # all of it: for the page alone, Snakemake would not miss a table that was deleted
+        rules.page.output,  # all: with the page alone, Snakemake would not notice a deleted table
 
 
 rule all:

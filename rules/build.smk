@@ -1,19 +1,19 @@
-"""The one rule that builds artifacts: each format names its program and what it is given."""
+"""The one rule that builds artifacts: each format names its program, inputs and flags."""
 
 
 def of_artifact(wildcards):
-    """The registered format of the artifact that a job builds."""
+    """Return the registered format of the artifact that a job builds."""
     return FORMATS[format_of(wildcards.artifact)]
 
 
 def artifact_texts(wildcards):
-    """The texts that a format calibrates on, and that it must not share with the evaluation."""
+    """Return the calibration text, and the evaluation text that it must differ from."""
     kinds = ("calibration", "evaluation") if of_artifact(wildcards).calibrated else ()
     return {kind: f"artifacts/{wildcards.model}/tokens/{kind}.json" for kind in kinds}
 
 
 def artifact_inputs(wildcards):
-    """What an artifact is built from, by the names of its program's flags; besides, its environments and its gate."""
+    """Return a build's inputs, by the names of its program's flags, with its environments and the gate's."""
     format = of_artifact(wildcards)
     envs = dict.fromkeys((format.env, ENGINES[format.engine].env))
     more = artifact_texts(wildcards) | (format.inputs(wildcards) if format.inputs else {})
@@ -26,7 +26,7 @@ def artifact_inputs(wildcards):
 
 
 def artifact_options(wildcards, input):
-    """What the format and the config say to the program, as its flags."""
+    """Return the program's flags from the format and the config."""
     format = of_artifact(wildcards)
     told = parameters(wildcards.artifact) | format.parameters
     options = {"format": wildcards.artifact, "layout": format.layout, "engine": format.engine}
@@ -39,12 +39,12 @@ def artifact_options(wildcards, input):
 
 
 def artifact_priority(wildcards):
-    """Cheap builds come first, so that rows become whole early; see the Snakefile."""
+    """Return a build's priority: cheap ones come first, which completes rows early (Snakefile)."""
     format = of_artifact(wildcards)
     return (0 if format.calibrated else 10) if format.priority is None else format.priority
 
 
-# A build that was killed begins again. gptqmodel alone saves its progress, of Llama and Qwen3-MoE (beside the artifact,
+# A killed build restarts from scratch. Only gptqmodel saves its progress, for Llama and Qwen3-MoE (next to the artifact,
 # in .ARTIFACT.resume-…; docs/FOOTGUNS.md).
 rule artifact:
     input:
@@ -58,10 +58,8 @@ rule artifact:
     priority: artifact_priority
     threads: lambda wc: of_artifact(wc).threads
     resources:
+        **request(plan_build, disk=True),
         gpu=lambda wc: 1 if of_artifact(wc).gpu else gate_gpus(wc),
-        mem_mb=build_memory,
-        disk_mb=build_disk,
-        runtime=build_minutes,
     params:
         program=lambda wc: program(of_artifact(wc).program),
         python=lambda wc: python(of_artifact(wc).env),

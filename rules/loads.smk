@@ -1,20 +1,20 @@
-"""Servers under loads: one job a server, which starts it afresh several times."""
+"""Servers under loads: one job a server, which restarts it several times."""
 
 
 def has_loads(cell):
-    """Whether a cell is a server that the study puts under loads."""
+    """Return whether a cell is a server that the study puts under loads."""
     return ENGINES[cell.engine].serves and cells.wants_loads(STUDY)
 
 
 def burst_tokens(wildcards):
-    """The prompts that are sent at once, where the study sends any."""
+    """Return the prompts of the study's burst, if it has one."""
     return f"artifacts/{wildcards.model}/tokens/burst.json" if STUDY["loads"]["burst"] else []
 
 
-def load_ask(wildcards, input):
-    """What a server's job asks for."""
+def plan_loads(wildcards, input):
+    """Plan a server's loads."""
     each = cell(wildcards)
-    return study_jobs().load(each.artifact, each.engine, shape_of_cell(wildcards, input))
+    return study_jobs().load(each.artifact, each.engine, shape_of_model(wildcards, input.artifact))
 
 
 rule loads:
@@ -29,12 +29,11 @@ rule loads:
     log:
         "artifacts/logs/{model}/loads-{cell}.log",
     priority: 100
-    # as for latency: nothing runs beside a measurement
+    # as for latency: a measurement runs alone
     threads: 1024
     resources:
+        **request(plan_loads),
         gpu=lambda wc: cell(wc).gpus,
-        mem_mb=lambda wc, input: load_ask(wc, input).mb,
-        runtime=lambda wc, input: load_ask(wc, input).minutes,
     params:
         run=lambda wc: cell_runner("loads.measure", wc),
         device=STUDY["device"],

@@ -1,61 +1,31 @@
 """Latency and quality: one program each for all formats and engines."""
 
 REFERENCE_ENGINE = FORMATS[format_of(STUDY["reference"])].engine
-# What every program that scores is told
+# Arguments of every program that scores
 SCORING = (
     " --protocol {params.protocol:q} --evaluation {input.evaluation:q} --device {params.device:q} --threads {threads}"
     " 2> {log:q}"
 )
 
 
-def shape_of_cell(wildcards, input):
-    """The model's shape, from whatever tells it: who has cleaned up has artifacts alone, some without a config.json."""
-    folder = Path(f"artifacts/{wildcards.model}")
-    names = ("safetensors", "source", *cells.artifacts(STUDY, STUDY["models"][wildcards.model]))
-    found = next((found for name in names if (found := model_shape.of_config(folder / name))), None)
-    return found or model_shape.of_folder(local_path(input.artifact))
-
-
-def scoring_ask(wildcards, input, positions):
-    """What a job asks for that scores so many positions by a cell, the reference where it names none."""
+def plan_scoring(wildcards, input):
+    """Plan the scoring of a text by a cell, or by the reference if the job names none. The size of the ids' file limits
+    the positions."""
     each = find_cell(wildcards.model, wildcards.get("cell", STUDY["reference"]))
-    return study_jobs().score(each.artifact, each.engine, shape_of_cell(wildcards, input), positions)
+    positions = local_path(input.evaluation).stat().st_size // jobs.BYTES_AN_ID
+    return study_jobs().score(each.artifact, each.engine, shape_of_model(wildcards, input.artifact), positions)
 
 
-def scoring_memory(wildcards, input):
-    """MB of the same, whatever the text."""
-    return scoring_ask(wildcards, input, None).mb
+def plan_expected(wildcards, input):
+    """Plan the predictions of a model's source by transformers."""
+    return study_jobs().expect(shape_of_model(wildcards, input.source))
 
 
-def scoring_minutes(wildcards, input):
-    """Minutes of the same, at most; the text has no more positions than the ids that its file can hold."""
-    return scoring_ask(wildcards, input, local_path(input.evaluation).stat().st_size // jobs.BYTES_AN_ID).minutes
-
-
-def expected_memory(wildcards, input):
-    """MB of the job that runs a model's source by transformers."""
-    return study_jobs().expect(model_shape.of_folder(local_path(input.source))).mb
-
-
-def expected_minutes(wildcards, input):
-    """Minutes of the same, at most."""
-    return study_jobs().expect(model_shape.of_folder(local_path(input.source))).minutes
-
-
-def latency_ask(wildcards, input, prompts):
-    """What a latency job asks for, of so many prompts."""
+def plan_latency(wildcards, input):
+    """Plan a latency job."""
     each = cell(wildcards)
-    return study_jobs().latency(each.artifact, each.engine, shape_of_cell(wildcards, input), prompts)
-
-
-def latency_memory(wildcards, input):
-    """MB of the same, however many."""
-    return latency_ask(wildcards, input, 0).mb
-
-
-def latency_minutes(wildcards, input):
-    """Minutes of the same, at most."""
-    return latency_ask(wildcards, input, len(json.loads(local_path(input.prompts).read_text())["prompts"])).minutes
+    prompts = len(json.loads(local_path(input.prompts).read_text())["prompts"])
+    return study_jobs().latency(each.artifact, each.engine, shape_of_model(wildcards, input.artifact), prompts)
 
 
 rule latency:
@@ -69,13 +39,12 @@ rule latency:
     log:
         "artifacts/logs/{model}/latency-{cell}.log",
     priority: lambda wc: 100 + (cell(wc).artifact == STUDY["reference"])
-    # More than any machine has: Snakemake lowers it to --cores, so that nothing runs beside a measurement. A cluster's
-    # profile says with set-threads how many a job gets.
+    # More than any machine has: Snakemake lowers it to --cores, so that a measurement runs alone. A cluster's profile
+    # sets a job's number with set-threads.
     threads: 1024
     resources:
+        **request(plan_latency),
         gpu=lambda wc: cell(wc).gpus,
-        mem_mb=latency_memory,
-        runtime=latency_minutes,
     params:
         run=lambda wc: cell_runner("latency.measure", wc),
         device=STUDY["device"],
@@ -100,9 +69,8 @@ rule reference_logits:
     priority: 1000
     threads: 8
     resources:
+        **request(plan_scoring),
         gpu=1,
-        mem_mb=scoring_memory,
-        runtime=scoring_minutes,
     params:
         run=runner("quality.reference_logits", REFERENCE_ENGINE),
         device=STUDY["device"],
@@ -116,7 +84,7 @@ rule expected_predictions:
     input:
         env=environment("torch"),
         source="artifacts/{model}/source",
-        safetensors="artifacts/{model}/safetensors",  # so that our own reader has seen the weights before transformers does
+        safetensors="artifacts/{model}/safetensors",  # our bounded reader has validated the weights first
         evaluation="artifacts/{model}/tokens/evaluation.json",
     output:
         "artifacts/{model}/expected.json",
@@ -125,11 +93,10 @@ rule expected_predictions:
     priority: 1000
     threads: 8
     resources:
+        **request(plan_expected),
         gpu=1,
-        mem_mb=expected_memory,
-        runtime=expected_minutes,
     params:
-        program=program("gate.expected").command,  # no hash: scoring anew is no reason to build anew
+        program=program("gate.expected").command,  # no hash: another way to score must not rebuild artifacts
         python=python("torch"),
         device=STUDY["device"],
         protocol=STUDY["perplexity"],
@@ -138,7 +105,7 @@ rule expected_predictions:
 
 
 def reference_options(wildcards, input):
-    """What the reference's predictions come from: its logits, or what computes them anew."""
+    """Return the flags for the reference's predictions: its logits, or the program that recomputes them."""
     if STUDY["reference_logits"] == "disk":
         return [f"--reference={input.reference}"]
     python = runner("quality.reference_logits", REFERENCE_ENGINE)["python"]
@@ -171,9 +138,8 @@ rule quality:
     priority: 1000
     threads: 8
     resources:
+        **request(plan_scoring),
         gpu=lambda wc: cell(wc).gpus,
-        mem_mb=scoring_memory,
-        runtime=scoring_minutes,
     params:
         run=lambda wc: cell_runner("quality.measure", wc),
         device=STUDY["device"],
@@ -198,9 +164,8 @@ rule noise_floor:
     priority: 1
     threads: 8
     resources:
+        **request(plan_scoring),
         gpu=1,
-        mem_mb=scoring_memory,
-        runtime=scoring_minutes,
     params:
         run=runner("quality.measure", REFERENCE_ENGINE),
         device=STUDY["device"],

@@ -46,11 +46,9 @@ rule prebuilt:
         artifact="|".join(sorted({re.escape(artifact) for _, artifact in PREBUILT})) or "(?!)",
     priority: 10
     resources:
+        **request(plan_build, disk=True),
         gpu=gate_gpus,
         hub=lambda wc: int("hub" in PREBUILT[wc.model, wc.artifact]),
-        mem_mb=build_memory,
-        disk_mb=build_disk,
-        runtime=build_minutes,
     params:
         program=program(
             "fetch.prebuilt", *(PACKAGE / "layouts").glob("*.py"), *(PACKAGE / "fetch/prebuilt_layouts").glob("*.py")

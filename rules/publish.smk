@@ -1,4 +1,4 @@
-"""What a study publishes on the hub: never part of the report. `snakemake publish` asks for it."""
+"""Uploads to the hub, which are never part of the report. `snakemake publish` makes them."""
 
 from quantmill.plan import publications
 
@@ -6,14 +6,14 @@ PUBLICATIONS = {(each.model, each.name): each for each in publications.of_study(
 
 
 def receipts(wildcards):
-    """What is kept here of each upload; a study that publishes nothing ends Snakemake with one line."""
+    """List the receipts of all uploads; a study without publications ends Snakemake with one line."""
     if not PUBLICATIONS:
-        refuse("the config says not what to publish; add publish: {repository: ORG/{model}-{format}, formats: [...]}")
+        refuse("the config has nothing to publish; add publish: {repository: ORG/{model}-{format}, formats: [...]}")
     return [f"artifacts/{model}/published/{name}.json" for model, name in PUBLICATIONS]
 
 
 def publication(wildcards):
-    """The repository of a receipt."""
+    """Return the publication of a receipt."""
     if (wildcards.model, wildcards.publication) not in PUBLICATIONS:
         refuse(
             f"artifacts/{wildcards.model}: the config publishes no {wildcards.publication}; add it to publish.formats"
@@ -22,12 +22,12 @@ def publication(wildcards):
 
 
 def licence_source(wildcards):
-    """The checkpoint as published, which names its licence, where the study does not."""
+    """Return the source, which names its licence, if the study does not."""
     return [] if "license" in STUDY["publish"] else f"artifacts/{wildcards.model}/source"
 
 
 def push_options(wildcards, input):
-    """Where to, and under which terms, as the program's flags."""
+    """Return the flags for the repository and its terms."""
     each, words = publication(wildcards), STUDY["publish"]
     options = [f"--repository={each.repository}", f"--model={each.model}", f"--layout={each.layout}"]
     options += [f"--library={LAYOUTS[each.layout].hub_library}"]
@@ -63,7 +63,7 @@ rule push:
         publication=rf"{registry.NAME}|{publications.GGUF}",
     resources:
         hub=1,
-        mem_mb=jobs.job_mb(jobs.PUBLISHING),
+        mem_mb=memory(jobs.PUBLISHING),
     params:
         program=program("publish.push", *(PACKAGE / "publish").glob("*.j2")),
         python=python("tools"),

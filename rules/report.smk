@@ -20,23 +20,16 @@ report: "captions/workflow.rst"
 
 
 def configfiles():
-    """The options that name this study again; none for the demo."""
+    """Return the options that name this study; none for the demo."""
     files = [shlex.quote(os.path.relpath(file)) for file in workflow.configfiles]
     return f"--configfile {' '.join(files)} " if workflow.overwrite_configfiles else ""
 
 
 def logs(cell):
-    """Where each result of a cell says why it failed: the logs of what it is made from, upstream first."""
+    """Return the logs of all jobs that each result of a cell depends on, upstream first."""
     folder, format = f"artifacts/logs/{cell.model}", FORMATS.get(format_of(cell.artifact))
-    made = [
-        "source",
-        "tensors",
-        "safetensors",
-        STUDY["reference"],
-        "expected-predictions",
-        "tokens-prompts",
-        "tokens-evaluation",
-    ]
+    made = ["source", "tensors", "safetensors", STUDY["reference"], "expected-predictions"]
+    made += ["tokens-prompts", "tokens-evaluation"]
     made += ["fp16"] if format and format.source == "fp16" else []
     made += ["tokens-calibration"] if format and format.calibrated else []
     envs = {"tools", ENGINES[REFERENCE_ENGINE].env, ENGINES[cell.engine].env, *([format.env] if format else [])}
@@ -58,13 +51,13 @@ def logs(cell):
 
 
 def absent(cell):
-    """Why parts of a row are not measured at all."""
+    """Return why parts of a row are not measured."""
     quality = {} if has_quality(cell.model) else dict.fromkeys(("quality", "noise_floor", "tasks"), RANDOM)
     return quality | ({} if has_speed(cell) else {"latency": ENGINES[cell.engine].no_speed})
 
 
 def rows():
-    """The rows of the report: where each cell's results are, or why it has none."""
+    """Return the rows of the report: paths of each cell's results, or why there are none."""
     return [
         {
             "model": cell.model,
@@ -104,7 +97,7 @@ rule study:
     priority: 1000
     params:
         program=program("report.write_study"),
-        # in one word without braces, which Snakemake would fill in; the kernel allows 128 KiB
+        # one word without braces, which Snakemake would fill in; the kernel allows 128 KiB
         study=packed(
             {
                 "config": STUDY,
@@ -129,7 +122,7 @@ rule page:
         ],
     output:
         **({"loads": "artifacts/report/loads.csv"} if any(map(has_loads, CELLS.values())) else {}),
-        # A browser that shows the page of the first rows loads it again: without update(), Snakemake would remove it first.
+        # A browser reloads the page of the first rows: without update(), Snakemake would remove it first.
         page=report(
             update("artifacts/report/index.html"),
             caption="captions/page.rst",
@@ -168,7 +161,7 @@ rule page:
 
 
 def can_report():
-    """Whether the page of what is there can be made: only where study.json is this study's, and the tools are built."""
+    """Return whether a partial page can be made: study.json is this study's, and the tools are built."""
     study = Path(rules.study.output[0])
     return (
         study.exists()
@@ -178,25 +171,25 @@ def can_report():
 
 
 def report_command(option):
-    """Makes the page of what is there. Its files are dated before all that they are made of, so that Snakemake still
-    has the page to make."""
+    """Return the command that makes a partial page. Its files are older than their inputs, so that Snakemake still makes
+    the page."""
     study = Path(rules.study.output[0])
     return [python("tools"), *program("report.write").command, option, study, study.parent]
 
 
 def files_to_come():
-    """What this run has still to make."""
+    """List the files that this run has still to make."""
     return [str(file) for job in workflow.dag.needrun_jobs() for file in job.output]
 
 
 def asked_for_page(**finished):
-    """Whether this run is to make the page, or with exclude_finished=False has made it."""
+    """Return whether this run makes the page, or with exclude_finished=False has made it."""
     return any(job.rule.name == "page" for job in workflow.dag.needrun_jobs(**finished))
 
 
 def report_while_running():
-    """Make the page whenever a row becomes whole. Only where all jobs run on this machine: elsewhere nobody can know
-    that no measurement runs."""
+    """Make the page whenever a row is complete. Only if all jobs run on this machine: otherwise a measurement may be
+    running."""
     if not asked_for_page() or workflow.touch:
         return
     if workflow.local_exec:
@@ -207,8 +200,7 @@ def report_while_running():
 
 
 def report_the_rest():
-    """After a failure, make the report of what was measured; what is missing says why. Only where this run was to make
-    it."""
+    """Make the report of a failed run, with the reasons for missing cells, if the run was to make it."""
     for page in [each for each in logger.handlers if isinstance(each, LivePage)]:
         page.wait()  # two cannot write the same files
     if asked_for_page() and can_report():
@@ -219,7 +211,7 @@ def report_the_rest():
 
 
 def summarise_report():
-    """Say in the terminal what was found, where this run made the page."""
+    """Print the findings in the terminal if this run made the page."""
     if asked_for_page(exclude_finished=False) and not workflow.touch:
         results = json.loads(Path(rules.page.output.json).read_text())
         logger.info(summary.text(results, rules.page.output.page), extra={"summary": True})

@@ -5,36 +5,26 @@ HARNESS = "lm-eval"  # the environment
 
 
 def has_tasks(cell):
-    """Whether a cell's artifact is asked tasks: random weights know no answers."""
+    """Return whether a cell runs tasks: random weights do not."""
     return bool(TASKS["names"]) and has_quality(cell.model)
 
 
 def own_tasks():
-    """The user's own tasks and their data: when one changes, all are asked again."""
+    """List the user's own tasks and their data: if one changes, all tasks run again."""
     folder = Path(TASKS["include"]) if "include" in TASKS else None
     files = sorted(map(str, filter(Path.is_file, folder.rglob("*")))) if folder else []
-    return [name for name in files if is_plain(name)]  # Snakemake cannot take the others
+    return [name for name in files if is_plain(name)]  # Snakemake does not accept other names
 
 
-def task_ask(wildcards, input):
-    """What a job asks for that runs a cell's tasks; how many documents there are is known once they are fetched."""
+def plan_tasks(wildcards, input):
+    """Plan a cell's tasks; the number of documents is known once they are fetched."""
     each, counts = cell(wildcards), []
     for folder in input.documents:
         facts = local_path(folder) / "documents.json"
         sizes = json.loads(facts.read_text())["documents"].values() if facts.exists() else [None]
         counts += [size and min(size, TASKS.get("limit", size)) for size in sizes]
     documents = None if None in counts else sum(counts)
-    return study_jobs().tasks(each.artifact, each.engine, shape_of_cell(wildcards, input), documents)
-
-
-def task_memory(wildcards, input):
-    """MB of the same."""
-    return task_ask(wildcards, input).mb
-
-
-def task_minutes(wildcards, input):
-    """Minutes of the same, at most."""
-    return task_ask(wildcards, input).minutes
+    return study_jobs().tasks(each.artifact, each.engine, shape_of_model(wildcards, input.artifact), documents)
 
 
 localrules:
@@ -54,7 +44,7 @@ rule task_documents:
     priority: 10
     resources:
         hub=1,
-        mem_mb=jobs.job_mb(jobs.DOCUMENTS),
+        mem_mb=memory(jobs.DOCUMENTS),
     params:
         program=program("tasks.fetch_documents"),
         python=python(HARNESS),
@@ -69,18 +59,17 @@ rule tasks:
         env=lambda wc: environment(ENGINES[cell(wc).engine].env),
         harness=environment(HARNESS),
         artifact=lambda wc: f"artifacts/{wc.model}/{cell(wc).artifact}",
-        model="artifacts/{model}/safetensors",  # whose config and tokenizer make the requests
+        model="artifacts/{model}/safetensors",  # its config and tokenizer make the requests
         documents=[f"artifacts/texts/tasks/{name}" for name in TASKS["names"]],
     output:
         "artifacts/{model}/tasks/{cell}.json",
     log:
         "artifacts/logs/{model}/tasks-{cell}.log",
-    priority: 0  # after quality and speed, which say sooner that something is wrong
+    priority: 0  # after quality and speed, which show mistakes sooner
     threads: 8
     resources:
+        **request(plan_tasks),
         gpu=lambda wc: cell(wc).gpus,
-        mem_mb=task_memory,
-        runtime=task_minutes,
     params:
         program=program("tasks.measure"),
         python=python(HARNESS),

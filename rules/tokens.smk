@@ -53,7 +53,7 @@ rule tokens:
         "artifacts/logs/{model}/tokens-{text}.log",
     priority: lambda wc: 0 if wc.text == "calibration" else 10
     resources:
-        mem_mb=jobs.job_mb(jobs.TOKENIZING),
+        mem_mb=memory(jobs.TOKENIZING),
     params:
         program=program("tokens.tokenize_texts"),
         python=python("torch"),

@@ -1,4 +1,4 @@
-"""From what an author published to the one canonical form: source, then safetensors."""
+"""From a published checkpoint to the canonical form: source, then safetensors."""
 
 import re
 
@@ -49,7 +49,7 @@ rule download:
     priority: 10
     resources:
         hub=1,
-        mem_mb=jobs.job_mb(jobs.DOWNLOADING),
+        mem_mb=memory(jobs.DOWNLOADING),
     params:
         program=program("fetch.model"),
         python=python("tools"),
@@ -72,7 +72,7 @@ rule source:
         "artifacts/logs/{model}/source.log",
     priority: 10
     resources:
-        mem_mb=lambda wc: jobs.job_mb(jobs.RANDOM_WEIGHTS if source_env(wc) == "torch" else jobs.STREAMING),
+        mem_mb=memory(jobs.RANDOM_WEIGHTS),
     params:
         program=lambda wc: program(SOURCE_PROGRAMS[SOURCES[wc.model][0]]),
         python=lambda wc: python(source_env(wc)),
@@ -102,12 +102,13 @@ rule tensors:
         "artifacts/logs/{model}/tensors.log",
     priority: 10
     resources:
-        mem_mb=jobs.job_mb(jobs.NAMING),
+        mem_mb=memory(jobs.NAMING),
         runtime=jobs.LEAST,
     params:
         program=program("fetch.name_tensors"),
         python=python("torch"),
-        options=further_layers,
+        # layers of the model's own by which a run speculates are then kept
+        options=["--further-layers"] if FURTHER_LAYERS else [],
     shell:
         "{params.python:q} {params.program.command:q} {input.source:q} {output:q} {params.options:q} 2> {log:q}"
 
@@ -124,9 +125,7 @@ rule safetensors:
     priority: 10
     threads: 4
     resources:
-        mem_mb=jobs.job_mb(jobs.STREAMING),
-        disk_mb=build_disk,
-        runtime=build_minutes,
+        **request(plan_build, disk=True),
     params:
         program=program("checkpoint.to_safetensors"),
         python=python("tools"),
@@ -145,9 +144,7 @@ rule bin:
         "artifacts/logs/{model}/bin.log",
     threads: 4
     resources:
-        mem_mb=jobs.job_mb(jobs.STREAMING),
-        disk_mb=build_disk,
-        runtime=build_minutes,
+        **request(plan_build, disk=True),
     params:
         program=program("checkpoint.to_bin"),
         python=python("tools"),

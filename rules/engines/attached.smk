@@ -1,4 +1,4 @@
-"""Servers that somebody else runs, found by a run's `url`, and asked from the report's environment."""
+"""Servers that the user runs, at a run's `url`; requests come from the report's environment."""
 
 ATTACHED = {
     "model": {"type": "string", "minLength": 1},
@@ -26,5 +26,5 @@ for name, layouts in {
         multi_gpu=True,
         serves=True,
         attached=True,
-        resources=RunResources(cpu=200, weights=0, floor=200, cuda=200),
+        resources=RunResources(cpu=200, cuda=200, start=5, block=0.0001, held=0),
     )

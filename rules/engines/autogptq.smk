@@ -4,5 +4,5 @@ ENGINES["autogptq"] = Engine(
     env="autogptq",
     loads=("gptq",),
     python="3.11",
-    resources=RunResources(cpu=715 + CUDA_BUILD, weights=2, floor=1940, cuda=1510, mapped=True, like="gptqmodel"),
+    resources=RunResources(cpu=780 + CUDA_BUILD, cuda=2000, start=9, block=0.0008, weights=2),
 )

@@ -4,5 +4,5 @@ ENGINES["gptqmodel"] = Engine(
     env="gptqmodel",
     loads=("gptq", "awq"),
     options={"backend": {"type": "string"}},
-    resources=RunResources(cpu=715 + CUDA_BUILD, weights=2, floor=2020, cuda=1590, mapped=True),
+    resources=RunResources(cpu=780 + CUDA_BUILD, cuda=2000, start=9, block=0.0008, weights=2),
 )

@@ -5,7 +5,7 @@ LLAMA = {
     "env": "llama_cpp",
     "loads": ("gguf",),
     "multi_gpu": True,
-    "resources": RunResources(cpu=160, weights=0, floor=480, cuda=380, logits=16, mapped=True),
+    "resources": RunResources(cpu=160, cuda=480, start=1, block=0.00003, logits=16),
 }
 
 ENGINES["llama_cpp"] = Engine(

@@ -5,5 +5,5 @@ ENGINES["transformers-serve"] = Engine(
     loads=("hf",),
     options=None,
     serves=True,
-    resources=RunResources(cpu=600 + CUDA_BUILD, weights=4, floor=1845, cuda=1100, mapped=True, like="transformers"),
+    resources=RunResources(cpu=600 + CUDA_BUILD, cuda=1700, start=20, block=0.0007, weights=4),
 )

@@ -4,5 +4,6 @@ ENGINES["transformers"] = Engine(
     env="torch",
     loads=("hf",),
     options={"dtype": {"type": "string"}, "attn_implementation": {"type": "string"}},
-    resources=RunResources(cpu=420 + CUDA_BUILD, weights=4, floor=1845, cuda=1100, mapped=True),
+    # held: a file, as transformers shards, is mapped while it is read
+    resources=RunResources(cpu=420 + CUDA_BUILD, cuda=1700, start=6, block=0.0006, weights=4, held=5000),
 )

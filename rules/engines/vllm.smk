@@ -11,6 +11,8 @@ for name in ("vllm", "vllm-serve"):
         multi_gpu=True,
         options=None,
         serves=name == "vllm-serve",
-        # with 1 GiB of key-value cache on a CPU
-        resources=RunResources(cpu=3200, weights=2.5, floor=6000, cuda=6000),
+        # with 1 GiB of KV cache on a CPU; on a GPU the server's weights pass through a process of their own
+        resources=RunResources(
+            cpu=3200, cuda=3600, start=60, block=0.00007, weights=2.5, held=4500 if name == "vllm-serve" else 0
+        ),
     )

@@ -18,5 +18,5 @@ for name, size, type_, double in (
         env="quantizers",
         program="build.bitsandbytes",
         parameters={"type": type_, "double_quant": double},
-        resources=BuildResources(size, QUANTIZER, ROUNDED_CUDA, copies=2, like=UNCALIBRATED),
+        resources=BuildResources(size, ROUNDED, ROUNDED_CUDA, ROUNDED_TIME, copies=2),
     )

@@ -3,13 +3,9 @@
 The default run tells the quality alone: transformers unpacks the weights. Speed is measured in runs by vLLM.
 """
 
-# The whole model in float32 and packed; with samples, their activations between blocks and GPTQ's Hessians of one block
-ROUNDED = Memory(550 + CUDA_BUILD, weights=6)
-SAMPLED = Memory(550 + CUDA_BUILD, weights=6, block=12, activations=24, attention=8)
-
 for name, size, forwards, parameters_ in (
-    ("ct-w4a16", Size(0.5, rest=2, group=2), 4, {"scheme": "W4A16"}),
-    ("ct-w8a8", Size(1, rest=2, row=4), 4, {"scheme": "W8A8"}),
+    ("ct-w4a16", Size(0.5, rest=2, group=2), 3, {"scheme": "W4A16"}),
+    ("ct-w8a8", Size(1, rest=2, row=4), 3, {"scheme": "W8A8"}),
     ("ct-fp8", Size(1, rest=2, row=4), 0, {"scheme": "FP8_DYNAMIC"}),
     ("ct-nvfp4a16", Size(0.5, rest=2, group=1, group_size=16), 0, {"scheme": "NVFP4A16", "group_size": 16}),
     ("ct-nvfp4", Size(0.5, rest=2, group=1, group_size=16), 2, {"scheme": "NVFP4", "group_size": 16}),
@@ -26,11 +22,10 @@ for name, size, forwards, parameters_ in (
         calibrated=forwards > 0,
         resources=BuildResources(
             size,
-            SAMPLED if forwards else ROUNDED,
-            QUANTIZER_CUDA,
-            forwards=forwards,
+            cpu=Memory(650 + CUDA_BUILD, weights=6, activations=24 if forwards else 0),
+            cuda=SAMPLED_CUDA if forwards else ROUNDED_CUDA,
+            time=Time(6, block=1, forwards=forwards) if forwards else Time(4, ns=2.2),
             group_size="group_size" if chosen else None,
             copies=2,
-            like=("gptq-int4",) if forwards else UNCALIBRATED,
         ),
     )

@@ -1,18 +1,10 @@
 """CTranslate2: ct2-int8, ct2-float16 and ct2-float32, one converter with three quantizations."""
 
-CT2_FLOATS = ("ct2-float16", "ct2-float32")  # take about as long
-
-
-def ct2_resources(size, like=(), **grown):
-    """What the converter takes, with torch and transformers."""
-    return BuildResources(size, Memory(430 + CUDA_BUILD, **grown), Memory(935, **grown), quantized=not like, like=like)
-
-
-for quantization, resources in {
-    "int8": ct2_resources(Size(1, row=4), weights=2.7, tables=4),  # a table is quantized in float32
-    "float16": ct2_resources(Size(2), CT2_FLOATS, weights=2.7),
-    "float32": ct2_resources(Size(4), CT2_FLOATS, weights=6.2),
-}.items():
+for quantization, size, weights, ns in (
+    ("int8", Size(1, row=4), 3.3, 11),
+    ("float16", Size(2), 3.3, 6),
+    ("float32", Size(4), 6.3, 9),
+):
     FORMATS[f"ct2-{quantization}"] = Format(
         layout="ct2",
         engine="ctranslate2",
@@ -22,5 +14,11 @@ for quantization, resources in {
         source="safetensors",
         gpu=False,
         threads=1,
-        resources=resources,
+        resources=BuildResources(
+            size,
+            cpu=Memory(500 + CUDA_BUILD, weights),
+            cuda=Memory(1050, weights),
+            time=Time(6, ns),
+            quantized=quantization == "int8",
+        ),
     )

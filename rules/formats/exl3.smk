@@ -1,8 +1,7 @@
 """exl3-4.0bpw and other rates: ExLlamaV3's trellis codes, calibrated. On NVIDIA GPUs alone."""
 
 EXLLAMAV3 = "artifacts/libraries/exllamav3"
-# A module at a time, and what the samples have become: measured with the demo alone, whose build took 1,930 MB
-EXL3_MEMORY = Memory(1950, tables=2, block=4, activations=8, least=2000)
+EXL3_MEMORY = Memory(2000, weights=0.5, activations=8)  # measured with the demo alone, whose build took 1,930 MB
 
 COMPILED["exllamav3"] = [EXLLAMAV3]
 for rate in (quarters / 4 for quarters in range(4, 33)):  # 1.0 to 8.0
@@ -19,9 +18,8 @@ for rate in (quarters / 4 for quarters in range(4, 33)):  # 1.0 to 8.0
             Size(rate / 8, rest=2, row=2, input=2, head=6 / 8),
             EXL3_MEMORY,
             EXL3_MEMORY,
-            forwards=4,
+            Time(12, ns=50, block=1.7, forwards=4),
             copies=3,
-            like=("gptq-int4", "awq-int4"),
         ),
     )
 

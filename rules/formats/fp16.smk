@@ -11,5 +11,5 @@ FORMATS["fp16"] = Format(
     gpu=False,
     threads=1,
     priority=20,
-    resources=BuildResources(Size(2), COPYING, COPYING, quantized=False),
+    resources=BuildResources(Size(2), COPYING, COPYING, Time(0), quantized=False),
 )

@@ -42,37 +42,36 @@ COMPILED["llama_cpp"] = [LLAMA_CPP]
 
 
 def gguf_type(artifact):
-    """llama.cpp's name of a format's type; of a mixture, the type that it is as large as, or q4_k_m."""
+    """Return llama.cpp's name of a format's type; for a mixture, the type of the same size, or q4_k_m."""
     if format_of(artifact) != "gguf-mixed":
         return format_of(artifact).removeprefix("gguf-")
     size = parameters(artifact)["size"]
     if isinstance(size, str) and size not in GGUF_QUANTIZED:
-        refuse(f"{artifact}: unknown size {size!r}{registry.suggestion(size, GGUF_QUANTIZED)}")
+        refuse(f"{artifact}: unknown size {size!r}{suggestion(size, GGUF_QUANTIZED)}")
     return size if isinstance(size, str) else "q4_k_m"
 
 
 def imatrix(wildcards):
-    """The importance matrix, where the study wants it; a mixture is chosen with it in any case. To random weights no
-    text means anything: they have none."""
+    """Return the importance matrix, if the study uses it; a mixture always does. Random weights have none."""
     artifact = wildcards.artifact
     wanted = parameters(artifact).get("imatrix", True)
     if wanted and has_quality(wildcards.model):
         return f"artifacts/{wildcards.model}/imatrix"
     if format_of(artifact) == "gguf-mixed" or gguf_type(artifact) in GGUF_WANTS_IMATRIX:
-        why = f"{wildcards.model} has random weights; leave it out" if wanted else "set gguf.imatrix: true"
-        refuse(f"{artifact}: wants an importance matrix; {why}")
+        why = f"{wildcards.model} has random weights; remove it" if wanted else "set gguf.imatrix: true"
+        refuse(f"{artifact}: needs an importance matrix; {why}")
     return None
 
 
 def converted_inputs(wildcards):
-    """What proves the tokenizer that the converter writes: a text, and its ids."""
+    """Return a text and its ids, which check the converted tokenizer."""
     ids = f"artifacts/{wildcards.model}/tokens/evaluation.json"
     return {"evaluation": ids, "text": text_of(wildcards.model, "evaluation")}
 
 
 def quantized_inputs(wildcards):
-    """What llama-quantize reads, and for a mixture what its types are chosen by."""
-    gguf_type(wildcards.artifact)  # which refuses a size that is none
+    """Return the inputs of llama-quantize, and for a mixture the sensitivities that decide its types."""
+    gguf_type(wildcards.artifact)  # refuses an unknown size
     folder = f"artifacts/{wildcards.model}"
     mixed = format_of(wildcards.artifact) == "gguf-mixed"
     return {
@@ -88,13 +87,13 @@ OF_QUANTIZED = {"inputs": quantized_inputs}
 OF_CONVERTED = {"inputs": converted_inputs, "flags": lambda wc: {"name": wc.model}, "threads": 1}
 
 
-def gguf_resources(bits_a_weight, **more):
-    """What llama.cpp's programs take, of so many bits a weight."""
-    return BuildResources(Size(bits_a_weight / 8, files=300_000), GGUF_MEMORY, GGUF_MEMORY, **more)
+def gguf_resources(bits_a_weight, time, **more):
+    """Memory and time of llama.cpp's programs, for a type of `bits_a_weight`."""
+    return BuildResources(Size(bits_a_weight / 8, files=300_000), GGUF_MEMORY, GGUF_MEMORY, time, **more)
 
 
 for type_, bits in GGUF_CONVERTED.items():
-    resources = gguf_resources(bits, quantized=False)
+    resources = gguf_resources(bits, Time(13, ns=1), quantized=False)
     FORMATS[f"gguf-{type_}"] = Format(**GGUF, **OF_CONVERTED, parameters={"type": type_}, resources=resources)
 for type_, bits in GGUF_QUANTIZED.items():
     FORMATS[f"gguf-{type_}"] = Format(
@@ -103,14 +102,14 @@ for type_, bits in GGUF_QUANTIZED.items():
         config="gguf",
         parameters={"type": type_},
         logs=("tokens-calibration", "gguf-f16", "imatrix"),
-        resources=gguf_resources(bits),
+        resources=gguf_resources(bits, Time(2, ns=20 if type_.startswith("iq") else 3 if type_ == "q8_0" else 8)),
     )
 FORMATS["gguf-mixed"] = Format(
     **GGUF,
     **OF_QUANTIZED,
     config="gguf_mixed",
     logs=("tokens-calibration", "gguf-f16", "imatrix", "gguf-sensitivity"),
-    resources=gguf_resources(GGUF_QUANTIZED["q4_k_m"], bits=GGUF_QUANTIZED),
+    resources=gguf_resources(GGUF_QUANTIZED["q4_k_m"], Time(2, ns=20), bits=GGUF_QUANTIZED),
 )
 
 
@@ -147,6 +146,7 @@ rule imatrix:
         "artifacts/logs/{model}/imatrix.log",
     threads: 8
     resources:
+        **request(lambda wc, input: study_jobs().imatrix(shape_of_model(wc, input.base))),
         gpu=1,
     params:
         program=program("build.imatrix"),
@@ -157,13 +157,6 @@ rule imatrix:
         "{params.python:q} {params.program.command:q} {input.base:q} {output:q} --text {input.text:q}"
         " --calibration {input.calibration:q} --evaluation {input.evaluation:q} --threads {threads}"
         " --device {params.device:q} {params.options:q} 2> {log:q}"
-
-
-def sensitivity_memory(wildcards, input):
-    """MB of the job that measures it: the model in float32, and what it predicts of each window."""
-    model = model_shape.of_folder(local_path(input.source))
-    libraries, positions, copies = 1000, 1024, 4
-    return jobs.job_mb(libraries + (4 * model.parameters + 4 * copies * positions * model.vocab) // 10**6)
 
 
 rule gguf_sensitivity:
@@ -180,9 +173,8 @@ rule gguf_sensitivity:
         "artifacts/logs/{model}/gguf-sensitivity.log",
     threads: 8
     resources:
+        **request(lambda wc, input: study_jobs().sensitivity(shape_of_model(wc, input.source))),
         gpu=1,
-        mem_mb=sensitivity_memory,
-        runtime=jobs.UNKNOWN_MINUTES,
     params:
         program=program("build.gguf_sensitivity"),
         python=python("llama_cpp"),

@@ -8,10 +8,10 @@ FORMATS["hqq-int4"] = Format(
     config="hqq",
     resources=BuildResources(
         Size(0.5, rest=2, group=4, group_size=64),
-        QUANTIZER,
+        ROUNDED,
         Memory(2000, weights=1.2),  # of 135M, 1.1B and 7B on an H200
+        Time(5, ns=2, flop=45e3),
         group_size="group_size",
         copies=2,
-        like=UNCALIBRATED,
     ),
 )

@@ -2,7 +2,7 @@
 
 
 def mlc_flags(wildcards):
-    """The interpreter of MLC-LLM, where there is one."""
+    """Return the interpreter of MLC-LLM, if there is one."""
     return {"mlc-llm-python": INTERPRETERS["mlc_llm"]} if "mlc_llm" in INTERPRETERS else {}
 
 
@@ -21,7 +21,7 @@ FORMATS["mlc-q4f16_1"] = Format(
     logs=("mlc-library",),
     priority=1,
     # groups of 32, embeddings too; a library of 0.4 to 1.1 MB
-    resources=BuildResources(Size(9 / 16, files=500_000), cpu=Memory(74), cuda=Memory(255)),
+    resources=BuildResources(Size(9 / 16, files=500_000), cpu=Memory(90), cuda=Memory(255), time=Time(2, ns=4)),
 )
 
 
@@ -36,7 +36,7 @@ rule mlc_library:
     priority: 1
     resources:
         gpu=1,  # compiled for the one that is there
-        mem_mb=lambda wc: jobs.job_mb(320 if STUDY["device"] == "cpu" else 1000),
+        mem_mb=lambda wc, attempt: attempt * jobs.job_mb(320 if STUDY["device"] == "cpu" else 1000),
     params:
         program=program("mlc.compile"),
         python=python("mlc"),

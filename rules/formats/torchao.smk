@@ -8,5 +8,5 @@ for name in ("int8", "fp8"):
         program="build.torchao",
         parameters={"type": name},
         # of int8 a zero point of a byte a row besides
-        resources=BuildResources(Size(1, rest=2, row=5), QUANTIZER, ROUNDED_CUDA, copies=2, like=UNCALIBRATED),
+        resources=BuildResources(Size(1, rest=2, row=5), ROUNDED, ROUNDED_CUDA, ROUNDED_TIME, copies=2),
     )

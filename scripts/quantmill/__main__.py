@@ -6,7 +6,6 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupt during imports shows no traceback
 
 import ast
-import difflib
 import importlib
 import sys
 from pathlib import Path
@@ -26,19 +25,17 @@ def programs() -> dict[str, str]:
 
 
 def main() -> None:
+    from quantmill.common.program import run, suggestion
+
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in ("-h", "--help"):
         print(__doc__, "", *(f"{each:<28} {line}" for each, line in programs().items()), sep="\n")
         return
     room, _, stem = name.partition(".")
     if not (stem.isidentifier() and (HERE / room / f"{stem}.py").is_file()):
-        near = difflib.get_close_matches(name, programs(), 1)
-        hint = f"did you mean {near[0]}?" if near else "python scripts/quantmill lists all programs"
-        sys.exit(f"error: there is no program {name!r}; {hint}")
+        sys.exit(f"error: there is no program {name!r}{suggestion(name, programs())}")
     del sys.argv[1]
     sys.argv[0] = f"quantmill {name}"
-    from quantmill.common.program import run
-
     module = importlib.import_module(f"quantmill.{name}")
     run(module.main, getattr(module, "ERROR", 1))
 

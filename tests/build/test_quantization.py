@@ -227,7 +227,8 @@ def test_an_artifact_that_lacks_a_weight_is_refused(demo: Path, call: Callable, 
 def test_the_memory_that_a_job_asks_for_is_what_it_takes(demo: Path, name: str) -> None:
     artifacts = demo / "artifacts/demo"
     took = json.loads((artifacts / name / "quantmill.json").read_text())["peak_memory_bytes"] / 2**20
-    asked = jobs_of("cpu").formats[name].cpu.mb(model_shape.of_folder(artifacts / "fp16"), CALIBRATION)
+    tokens = CALIBRATION["samples"] * CALIBRATION["sequence_length"]
+    asked = jobs_of("cpu").formats[name].cpu.mb(model_shape.of_folder(artifacts / "fp16"), tokens)
     if not cuda_build():
         asked -= CUDA_BUILD
     assert took < asked < 2 * took

@@ -129,7 +129,7 @@ def test_an_environment_is_built_among_traps(trapped: Trapped, tmp_path: Path) -
         (["serve-command", "CELL=$a 'b'", "CONFIG=no study.yaml"], "config error: models"),
         (["report", "CONFIG=none.yaml"], "error: config: none.yaml: No such file or directory; name a study's YAML"),
         (["report", "CONFIG=demo"], "error: config: demo: is a folder, not a file; put a file there"),
-        (["report", "CONFIG=latin.yaml"], "error: config: latin.yaml: is no YAML ('utf-8' codec can't decode"),
+        (["report", "CONFIG=latin.yaml"], "error: config: latin.yaml: is not YAML ('utf-8' codec can't decode"),
         (["serve-command", "CELL=x", "CONFIG=none.yaml"], "error: config: none.yaml: No such file or directory"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

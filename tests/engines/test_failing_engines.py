@@ -102,7 +102,7 @@ def test_an_engine_that_works_is_as_it_was(load: Callable[..., Any]) -> None:
     ("options", "message"),
     [
         ({"steps": 1.0}, "engine fake: unknown option 'steps'; did you mean 'step'?"),
-        ({"quite": 1.0}, "engine fake: unknown option 'quite'; it has step, size, any"),
+        ({"quite": 1.0}, "engine fake: unknown option 'quite'; known: any, size, step"),
         ({"step": "fast"}, "engine fake: option step is 'fast'; it is to be of type float"),
         ({"step": True}, "engine fake: option step is True; it is to be of type float"),
         ({"size": True}, "engine fake: option size is True; it is to be of type int"),

@@ -43,7 +43,7 @@ def check(**changes: Any) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder like the repository's root, with a few models that lack something."""
+    """Work in a folder like the repository's root, with a few models that lack something."""
     shutil.copytree(REPO / "config", tmp_path / "config")
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / "config.json").write_text("{}")

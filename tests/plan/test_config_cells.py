@@ -47,10 +47,7 @@ def test_cells() -> None:
 
 def test_a_servers_url_is_an_option_of_its_engine() -> None:
     url = "http://127.0.0.1:8080"
-    study = check(
-        runs={"t": {"engine": "theirs", "formats": ["fp16"], "url": url}},
-        formats=["fp16"],
-    )
+    study = check(runs={"t": {"engine": "theirs", "formats": ["fp16"], "url": url}}, formats=["fp16"])
     (cell,) = (each for each in of_study(study, REGISTRY) if each.run)
     assert cell.options == {"url": url}
 
@@ -62,7 +59,7 @@ def test_variables_of_a_run_are_recorded_with_its_options() -> None:
 
 
 @pytest.mark.parametrize(("options", "concurrency"), [({"parallel": 4}, [1, 16]), ({}, [1]), ({}, [])])
-def test_a_server_of_few_slots_is_put_under_loads_that_it_can_take(options: dict, concurrency: list[int]) -> None:
+def test_loads_fit_the_slots_of_a_server(options: dict, concurrency: list[int]) -> None:
     study = check(**run(engine="slots", options=options), loads={"concurrency": concurrency, "burst": 59})
     assert study["loads"]["concurrency"] == concurrency
 
@@ -77,8 +74,8 @@ def test_a_server_of_few_slots_is_put_under_loads_that_it_can_take(options: dict
         ),
         (run(engine="gptqmodel"), "runs.x: gptqmodel does not load fp16 (hf); it loads gptq, awq"),
         (run(engine="vlm"), "runs.x: unknown engine 'vlm'; known: ctranslate2, external, gptqmodel, llama, many, old"),
-        (run(engine="theirs"), "runs.x: theirs is a server that you run; say where with url: http://HOST:PORT"),
-        (run(url="http://host:1"), "runs.x.url: transformers is started by Quantmill; leave url out"),
+        (run(engine="theirs"), "runs.x: theirs needs the address of a running server; add url: http://HOST:PORT"),
+        (run(url="http://host:1"), "runs.x.url: transformers is started by Quantmill; remove url"),
         (run(engine="theirs", url=8080), "runs.x.url: 8080 is not of type 'string'"),
         (run(engine="theirs", url="host:80"), "runs.x.url: 'host:80' is no URL of a server; write http://HOST:PORT"),
         (run(engine="theirs", url="http://[::1"), "runs.x.url: 'http://[::1' is no URL of a server; write http"),
@@ -95,11 +92,11 @@ def test_a_server_of_few_slots_is_put_under_loads_that_it_can_take(options: dict
         (run(options=["dtype"]), "runs.x.options: ['dtype'] is not of type 'object'"),
         (run(environment={"A-B": "1"}), "runs.x.environment: a variable's name is letters, digits and '_'"),
         (run(environment={"A": True}), "runs.x.environment.A: True is not of type 'string', 'integer', 'number'"),
-        (run(environment={"OMP_NUM_THREADS": 1}), "runs.x.environment: OMP_NUM_THREADS is Quantmill's own affair; lea"),
-        (run(environment={"PYTHONPATH": "x"}), "runs.x.environment: PYTHONPATH is Quantmill's own affair; leave it"),
+        (run(environment={"OMP_NUM_THREADS": 1}), "runs.x.environment: OMP_NUM_THREADS is set by Quantmill; remo"),
+        (run(environment={"PYTHONPATH": "x"}), "runs.x.environment: PYTHONPATH is set by Quantmill; remove it"),
         (
             run(environment={"LD_PRELOAD": "libtcmalloc.so"}),
-            "runs.x.environment: LD_PRELOAD is read when a program starts: it is for servers; leave it out",
+            "runs.x.environment: LD_PRELOAD is read at a program's start and works for servers only; remove it",
         ),
         (
             run(environment={"HF_TOKEN": "hf_x"}),
@@ -107,12 +104,12 @@ def test_a_server_of_few_slots_is_put_under_loads_that_it_can_take(options: dict
         ),
         (
             run(engine="theirs", url="http://host:1", environment={"A": 1}),
-            "runs.x.environment: theirs is a server that you run; set A where you start it",
+            "runs.x.environment: theirs is a server that you start; set A there",
         ),
         (run(gpus=2), "runs.x.gpus: transformers uses one GPU; leave gpus out"),
         (run(gpus=0), "runs.x.gpus: 0 is less than the minimum of 1"),
         (run(engine="many", gpus=2) | {"device": "cpu"}, "runs.x: many does not run on device cpu; leave it out"),
-        (run(engine="old"), "runs.x: old: wants Python 2.7, and this is "),
+        (run(engine="old"), "runs.x: old: needs Python 2.7, and this is "),
         (run(engine="external"), "runs.x: external: mlc_llm is not built here; name a python that has it under"),
         ({"runs": {"x": {"engine": "transformers"}}}, "runs.x: 'formats' is missing"),
         ({"runs": {"X y": {"engine": "transformers", "formats": ["fp16"]}}}, "runs: a name is small letters, digits"),
@@ -125,24 +122,24 @@ def test_a_server_of_few_slots_is_put_under_loads_that_it_can_take(options: dict
             "variants.v: gptq-int4 has no parameter 'group_siz'; did you mean 'group_size'?",
         ),
         ({"variants": {"v": {"format": "gptq-int4", "group_size": 7}}}, "variants.v.group_size: 7 is not one of"),
-        ({"variants": {"v": {"format": "fp16", "bits": 3}}}, "variants.v: fp16 has no parameter 'bits'; it has none"),
-        ({"variants": {4: {"format": "gptq-int4"}}}, "variants: the name 4 is no text to YAML; put it in quotes"),
+        ({"variants": {"v": {"format": "fp16", "bits": 3}}}, "variants.v: fp16 has no parameter 'bits'; known: none"),
+        ({"variants": {4: {"format": "gptq-int4"}}}, "variants: the name 4 is not text in YAML; put it in quotes"),
         (
             {"variants": {"tasks": {"format": "gptq-int4", "group_size": 32}}},
-            "variants.tasks: other files of Quantmill's have this name, or begin with it; choose another",
+            "variants.tasks: Quantmill names other files so; choose another name",
         ),
         (
             {"variants": {"noise-floor": {"format": "gptq-int4", "group_size": 32}}},
-            "variants.noise-floor: other files of Quantmill's have this name, or begin with it; choose another",
+            "variants.noise-floor: Quantmill names other files so; choose another name",
         ),
-        ({"runs": {1: {"engine": "transformers", "formats": ["fp16"]}}}, "runs: the name 1 is no text to YAML; put"),
+        ({"runs": {1: {"engine": "transformers", "formats": ["fp16"]}}}, "runs: the name 1 is not text in YAML; put"),
         (
             {"models": demo(**{"expected.json": PREBUILT})},
-            "models.demo.prebuilt.expected.json: other files of Quantmill's",
+            "models.demo.prebuilt.expected.json: Quantmill names other files",
         ),
-        ({"models": demo(imatrix=PREBUILT)}, "models.demo.prebuilt.imatrix: other files of Quantmill's"),
-        ({"models": demo(**{"latency-fp16": PREBUILT})}, "models.demo.prebuilt.latency-fp16: other files of Quantm"),
-        ({"models": {"a": {"source": "demo", "prebuilt": {7: PREBUILT}}}}, "models.a.prebuilt: the name 7 is no text"),
+        ({"models": demo(imatrix=PREBUILT)}, "models.demo.prebuilt.imatrix: Quantmill names other files"),
+        ({"models": demo(**{"latency-fp16": PREBUILT})}, "models.demo.prebuilt.latency-fp16: Quantmill names other f"),
+        ({"models": {"a": {"source": "demo", "prebuilt": {7: PREBUILT}}}}, "models.a.prebuilt: the name 7 is not text"),
         ({"models": demo(fp16=PREBUILT)}, "models.demo.prebuilt.fp16: a format has this name; choose another"),
         ({"models": demo(x=PREBUILT | {"path": "no"})}, "models.demo.prebuilt.x: there is no folder no"),
         (
@@ -161,10 +158,10 @@ def test_a_server_of_few_slots_is_put_under_loads_that_it_can_take(options: dict
             {"models": demo(x=PREBUILT | {"engine": "theirs"})},
             "models.demo.prebuilt.x.engine: theirs is a server; name it under runs",
         ),
-        ({"models": demo(x=PREBUILT | {"engine": "old"})}, "models.demo.prebuilt.x: old: wants Python 2.7"),
+        ({"models": demo(x=PREBUILT | {"engine": "old"})}, "models.demo.prebuilt.x: old: needs Python 2.7"),
         (
             {"models": demo(x={"layout": "ct2", "path": "bare"})},
-            "models.demo.prebuilt.x: bare holds no model.bin, so it is no ct2 artifact",
+            "models.demo.prebuilt.x: bare has no model.bin, so it is not a ct2 artifact",
         ),
         (
             {"models": demo(x={"layout": "mlc", "path": "bare"})},
@@ -172,7 +169,7 @@ def test_a_server_of_few_slots_is_put_under_loads_that_it_can_take(options: dict
         ),
         (
             {"models": demo(x={"layout": "gguf", "path": "bare"})},
-            "models.demo.prebuilt.x: bare holds no *.gguf, so it is no gguf artifact",
+            "models.demo.prebuilt.x: bare has no *.gguf, so it is not a gguf artifact",
         ),
         (
             {"models": demo(x={"layout": "gguf", "path": "bare/config.json"})},
@@ -236,7 +233,7 @@ def test_what_this_machine_has(tmp_path: Path) -> None:
     prebuilt = {"models": demo(x={"layout": "ct2", "path": "bare"}), "formats": ["fp16"]}
     for engine, line in (
         (Engine("torch", ("ct2",), devices=("cuda",)), "ctranslate2 does not run on device cpu; leave it out"),
-        (Engine("old", ("ct2",), python="2.7"), "ctranslate2: wants Python 2.7"),
+        (Engine("old", ("ct2",), python="2.7"), "ctranslate2: needs Python 2.7"),
     ):
         lacking = replace(here, device="cpu", engines=ENGINES | {"ctranslate2": engine})
         with pytest.raises(ConfigError, match=rf"models.demo.prebuilt.x: {line}"):

@@ -1,4 +1,4 @@
-"""Values that no study has cost one line, whatever wrote them: numbers, names, paths, and what YAML lets through."""
+"""Values that no study has cost one line: numbers, names, paths, and what YAML accepts."""
 
 import datetime
 import json
@@ -17,7 +17,7 @@ from conftest import REPO
 from workflows import SNAKEMAKE, study
 
 from quantmill.plan.config import complete
-from quantmill.plan.config_values import MAX_VALUES, ConfigError, check_file, is_plain
+from quantmill.plan.config_values import ConfigError, check_file, is_plain
 from quantmill.plan.registry import LAYOUTS, Engine, Format, Registry, check_registry
 
 SCHEMA = yaml.safe_load((REPO / "config/config.schema.yaml").read_text())
@@ -35,7 +35,7 @@ def refusal(**changes: Any) -> str:
 
 @pytest.fixture(autouse=True)
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder like the repository's root; texts and a model whose names, not their contents, are the matter."""
+    """Work in a folder like the repository's root, with texts and models of unusual names."""
     shutil.copytree(REPO / "config", tmp_path / "config")
     for name in ("demo", "demo\n", "de{m}o", "d<resources>"):
         (tmp_path / name).mkdir()
@@ -46,33 +46,18 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def bomb(levels: int, width: int = 9) -> list[Any]:
-    value: list[Any] = ["x"]
-    for _ in range(levels):
-        value = [value] * width
-    return value
-
-
-def nest(levels: int) -> list[Any]:
-    value: list[Any] = []
-    for _ in range(levels):
-        value = [value]
-    return value
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"seed": float("nan")}, "seed: nan is no number"),
-        ({"latency": {"repeats": float("inf")}}, "latency.repeats: inf is no number"),
-        ({"latency": {"prompt_tokens": [1, float("-inf")]}}, "latency.prompt_tokens.1: -inf is no number"),
-        ({"max_perplexity_ratio": float("inf")}, "max_perplexity_ratio: inf is no number"),
+        ({"seed": float("nan")}, "seed: nan is not a finite number"),
+        ({"latency": {"repeats": float("inf")}}, "latency.repeats: inf is not a finite number"),
+        ({"latency": {"prompt_tokens": [1, float("-inf")]}}, "latency.prompt_tokens.1: -inf is not a finite number"),
+        ({"max_perplexity_ratio": float("inf")}, "max_perplexity_ratio: inf is not a finite number"),
         ({"latency": {"repeats": 1e100}}, "latency.repeats: 1000"),
         ({"latency": {"processes": 10**6}}, "latency.processes: 1000000 is greater than the maximum of 1000"),
         ({"calibration": {"samples": 10**9}}, "calibration.samples: 1000000000 is greater"),
         ({"calibration": {"sequence_length": 10**9}}, "calibration.sequence_length: 1000000000 is greater"),
         ({"seed": 2**32}, "seed: 4294967296 is greater"),
-        ({"seed": 10**5000}, "seed: an integer of 16610 bits; the most is 64"),
         ({"latency": {"batch_sizes": list(range(1, 102))}}, "latency.batch_sizes: "),
         ({"models": {"a\n": {"source": "demo"}}}, r"models: the key 'a\n' has '\n'"),
         ({"models": {"a" * 101: {"source": "demo"}}}, "models: a model's name names its folder"),
@@ -86,7 +71,7 @@ def nest(levels: int) -> list[Any]:
         ({"models": {"a": {"source": {"path": "x" * 300}}}}, "models.a.source: xxx"),
         ({"models": {"a": {"source": {"random": "x" * 300}}}}, "models.a.source: xxx"),
         ({"models": {"a": {"source": {"hub": "x/y", "revision": "--help"}}}}, "models.a.source.revision: '--help' be"),
-        ({"texts": {"prompts": "a{model}.txt"}}, "texts.prompts: 'a{model}.txt' has {, which Snakemake takes"),
+        ({"texts": {"prompts": "a{model}.txt"}}, "texts.prompts: 'a{model}.txt' has {, which Snakemake interprets"),
         ({"texts": {"prompts": "a\nb.txt"}}, r"texts.prompts: 'a\nb.txt' has '\n'"),
         ({"texts": {"prompts": "a\0"}}, r"texts.prompts: 'a\x00' has '\x00'"),
         ({"texts": {"prompts": "-a.txt"}}, "texts.prompts: '-a.txt' begins with -, which programs take for an option"),
@@ -103,11 +88,8 @@ def nest(levels: int) -> list[Any]:
         ({"interpreters": {"torch": "/x/{y}"}}, "interpreters.torch: '/x/{y}' has {"),
         ({"models": ["a"]}, "models: ['a'] is not of type 'object'"),
         ({"models": 7}, "models: 7 is not of type 'object'"),
-        ({"formats": bomb(30)}, f"formats: more than {MAX_VALUES} values"),
-        ({"formats": nest(10_000)}, f"formats: more than {MAX_VALUES} values, or more than 20 levels"),
-        ({"seed": datetime.date(2020, 1, 1)}, "seed: a date to YAML, which no key wants; put a text in quotes"),
-        ({"seed": 1j}, "seed: a complex to YAML"),
-        ({"device": "x" * 1001}, "device: 'xxx"),
+        ({"seed": datetime.date(2020, 1, 1)}, "seed: a date in YAML, which no key takes; put a text in quotes"),
+        ({"seed": 1j}, "seed: a complex in YAML"),
         ({"x\x1b[2J": 1}, r"config: the key 'x\x1b[2J' has '\x1b'"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
@@ -145,13 +127,13 @@ WHOLE = {
 }
 ANYTHING = [
     *(None, True, 0, -1, -0.0, 1.5, 1e300, float("nan"), 10**400, "", " ", "x", "\n", "\0", "\ud800", "{x}", "-x", "."),
-    *("x" * 5000, b"x", [], {}, [None], {"x": None}, {1: 2}, {None: 1}, {(1, 2): 3}, {"x"}, (1,), ["fp16"] * 2),
+    *("x" * 900, b"x", [], {}, [None], {"x": None}, {1: 2}, {None: 1}, {(1, 2): 3}, {"x"}, (1,), ["fp16"] * 2),
     *({"path": None}, {"path": ""}, {"path": "/"}, {"path": "/proc/self"}, {"random": "/dev/zero"}, "/dev/zero"),
 ]
 
 
 def places(value: Any, path: tuple = ()) -> Iterator[tuple]:
-    """The path of every value of a config but its own."""
+    """Yield the path of every value in a config."""
     for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
         yield (*path, key)
         yield from places(value[key], (*path, key))
@@ -211,18 +193,18 @@ def test_an_engine_has_a_module(name: str, module: str, message: str | None) -> 
     [
         (
             "models:\n  a: {source: demo}\n  b: {source: demo}\n  a: {}\n",
-            "the key 'a' stands 2 times (line 2 and line 4)",
+            "the key 'a' occurs 2 times (line 2 and line 4)",
         ),
-        ("models: {}\nseed: 1\nseed: 1\nseed: 2\n", "'seed' stands 3 times (line 2 and line 3 and line 4); keep one"),
-        ('{"models": {"a": {}, "a": {}}}', "the key 'a' stands 2 times; keep one"),
-        ('{\n\t"models": {"a": {"source": 1, "source": 2}}}', "'source' stands 2 times; keep one"),
-        ("- {x: [{y: 1, y: 2}]}\n", "the key 'y' stands 2 times"),
-        ("models: [\n", "is no YAML (while parsing a flow node"),
-        ("a: b: c\n", "is no YAML (mapping values are not allowed here"),
-        ("a: *b\n", "is no YAML (found undefined alias 'b'"),
+        ("models: {}\nseed: 1\nseed: 1\nseed: 2\n", "'seed' occurs 3 times (line 2 and line 3 and line 4); keep one"),
+        ('{"models": {"a": {}, "a": {}}}', "the key 'a' occurs 2 times; keep one"),
+        ('{\n\t"models": {"a": {"source": 1, "source": 2}}}', "'source' occurs 2 times; keep one"),
+        ("- {x: [{y: 1, y: 2}]}\n", "the key 'y' occurs 2 times"),
+        ("models: [\n", "is not YAML (while parsing a flow node"),
+        ("a: b: c\n", "is not YAML (mapping values are not allowed here"),
+        ("a: *b\n", "is not YAML (found undefined alias 'b'"),
         ("[" * 100_000, "nested too deep"),
         ("a: '" + "x" * 2**20 + "'", "over 1 MiB"),
-        (b"models: \xff\n", "is no YAML ('utf-8' codec"),
+        (b"models: \xff\n", "is not YAML ('utf-8' codec"),
     ],
 )
 def test_files_that_are_no_study(tmp_path: Path, text: str | bytes, message: str) -> None:
@@ -257,7 +239,7 @@ def test_files_of_a_source_that_snakemake_cannot_take(name: str) -> None:
     assert is_plain("models/a b-é.safetensors")
 
 
-def test_snakemake_reads_the_file_again_and_sources_hold_files_of_any_name(
+def test_sources_hold_files_of_any_name(
     call: Callable, checkout: Callable, tools_python: Path, torch_python: Path
 ) -> None:
     root = checkout()
@@ -266,7 +248,7 @@ def test_snakemake_reads_the_file_again_and_sources_hold_files_of_any_name(
     study(root, twice)
     result = call(SNAKEMAKE, *options, cwd=root)
     assert result.returncode == 1
-    line = f"config error: {root}/study.yaml: the key 'a' stands 2 times (line 2 and line 3); keep one"
+    line = f"config error: {root}/study.yaml: the key 'a' occurs 2 times (line 2 and line 3); keep one"
     assert result.stderr.splitlines()[-1] == line
     study(root, "models: {a: {source: {path: demo}}}\n")
     names = [

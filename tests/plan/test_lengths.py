@@ -19,8 +19,7 @@ def say(folder: str, **config: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "config",
-    [{"max_position_embeddings": 64}, {"n_positions": 64}, {"text_config": {"max_position_embeddings": 64}}],
+    "config", [{"max_position_embeddings": 64}, {"n_positions": 64}, {"text_config": {"max_position_embeddings": 64}}]
 )
 def test_new_tokens_fit_the_context_with_a_prompt(config: dict[str, Any]) -> None:
     say("demo", **config)
@@ -53,7 +52,7 @@ def test_random_weights_have_a_context_too() -> None:
         check(models={"r": {"source": {"random": "bare"}, "formats": ["ct2-int8"]}})
 
 
-def test_a_model_of_the_hub_is_known_once_it_is_here() -> None:
+def test_a_hub_model_is_checked_once_it_is_here() -> None:
     models = {"h": {"source": {"hub": "x/y"}}}
     assert check(models=models)
     say("artifacts/h/safetensors", max_position_embeddings=128)

@@ -1,4 +1,4 @@
-"""What jobs ask a scheduler for: memory and time, by a model's shape, against what recorded runs took."""
+"""Memory and time that jobs request from a scheduler, by a model's shape."""
 
 import json
 import os
@@ -12,10 +12,18 @@ from pathlib import Path
 
 import pytest
 from conftest import REPO, RUN
-from recorded_rows import ENGINES, ROWS, SAMPLES, jobs_of, of_file, of_row
+from recorded_rows import ENGINES, ROWS, device_of, jobs_of, of_file, of_row
 
-from quantmill.plan.jobs import LEAST, SNAKEMAKE, job_mb
-from quantmill.plan.resources import CUDA_BUILD, MB
+from quantmill.plan.jobs import LEAST, SMALL, SNAKEMAKE, job_mb
+from quantmill.plan.resources import MB
+
+
+def write_tokens(root: Path, prompts: int) -> None:
+    """Token ids of the demo, as far as jobs ask by them."""
+    text = {"context": 512, "prompts": [{"text": "", "ids": [1] * 20}] * prompts}
+    (root / "artifacts/demo/tokens").mkdir(parents=True)
+    for kind in ("prompts", "evaluation", "calibration"):
+        (root / f"artifacts/demo/tokens/{kind}.json").write_text(json.dumps(text))
 
 
 def test_jobs_say_what_they_take(checkout: Callable[[], Path]) -> None:
@@ -27,6 +35,7 @@ def test_jobs_say_what_they_take(checkout: Callable[[], Path]) -> None:
     for name in ("source", "safetensors", "fp16"):
         (root / "artifacts/demo" / name).mkdir(parents=True)
         shutil.copy(root / "demo/config.json", root / "artifacts/demo" / name)
+    write_tokens(root, 9)
     config = (root / "config/config.yaml").read_text().replace("device: auto", "device: cpu")
     (root / "config/config.yaml").write_text(config)
     result = subprocess.run(list(map(str, command)), cwd=root, capture_output=True, text=True)
@@ -78,6 +87,21 @@ def test_snakemake_takes_what_jobs_ask_for_it(checkout: Callable[[], Path]) -> N
     assert 0.75 * SNAKEMAKE < int(result.stdout.splitlines()[-1]) * 1024 / MB < SNAKEMAKE
 
 
+def test_a_job_that_failed_asks_for_more_memory(checkout: Callable[[], Path]) -> None:
+    root = checkout()
+    rule = """
+rule greedy:
+    output: "artifacts/greedy"
+    resources: mem_mb=memory(300)
+    shell: "echo {resources.mem_mb} >> asked; [ {resources.mem_mb} = 920 ] && touch {output}"
+"""
+    (root / "rules/formats/greedy.smk").write_text(rule)
+    command = [REPO / ".venv/bin/snakemake", "--cores", "1", "--retries", "1", "artifacts/greedy"]
+    result = subprocess.run(list(map(str, command)), cwd=root, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert (root / "asked").read_text().split() == ["460", "920"]
+
+
 def test_memory_of_a_protocol_whose_windows_are_the_context() -> None:
     model = of_file("config/examples/llama-2-7b.json")
 
@@ -96,6 +120,7 @@ def test_a_study_that_was_cleaned_up_is_measured_again(checkout: Callable[[], Pa
     for name in ("fp16", "mlc-q4f16_1"):  # of which one has no config.json
         (root / "artifacts/demo" / name).mkdir(parents=True)
     shutil.copy(root / "demo/config.json", root / "artifacts/demo/fp16")
+    write_tokens(root, 9)
     study = "models: {demo: {source: demo}}\nformats: [fp16, mlc-q4f16_1]\ndevice: cpu\nremove_intermediates: true\n"
     (root / "study.yaml").write_text(study)
     command = [REPO / ".venv/bin/snakemake", "--dry-run", "--cores", "2", "--configfile", "study.yaml"]
@@ -112,12 +137,9 @@ def test_a_limit_of_time_grows_with_the_model(checkout: Callable[[], Path]) -> N
     config = (root / "config/config.yaml").read_text().replace("device: auto", "device: cpu")
     (root / "config/config.yaml").write_text(config)
     demo = json.loads((root / "demo/config.json").read_text())
-    text = {"context": 512, "prompts": [{"text": "", "ids": [1] * 20}] * 3}
-    (root / "artifacts/demo/tokens").mkdir(parents=True)
-    for kind in ("prompts", "evaluation", "calibration"):
-        (root / f"artifacts/demo/tokens/{kind}.json").write_text(json.dumps(text))
+    write_tokens(root, 3)
     found = []
-    for blocks in (demo["num_hidden_layers"], 700):
+    for blocks in (demo["num_hidden_layers"], 7000):
         for name in ("source", "safetensors", "fp16"):
             (root / "artifacts/demo" / name).mkdir(parents=True, exist_ok=True)
             (root / "artifacts/demo" / name / "config.json").write_text(
@@ -127,68 +149,51 @@ def test_a_limit_of_time_grows_with_the_model(checkout: Callable[[], Path]) -> N
         result = subprocess.run(list(map(str, command)), cwd=root, capture_output=True, text=True)
         assert result.returncode == 0, result.stderr
         jobs = re.findall(r"^rule (\w+):$(.*?)resources: (.*?)$", result.stdout, re.M | re.S)
-        times = {rule + (re.findall(r"(?:format|cell)=(\S+)", said) or [""])[-1]: asked for rule, said, asked in jobs}
+        times = {rule + (re.findall(r"(?:artifact|cell)=(\S+)", said) or [""])[-1]: asked for rule, said, asked in jobs}
         found.append(
             {job: int(time[1]) for job, asked in times.items() if (time := re.search(r"runtime=(\d+)", asked))}
         )
     before, after = found
     assert before.keys() == after.keys()
-    heavy = {"safetensors", "ct2ct2-int8", "mlcmlc-q4f16_1", "quantizegptq-int4", "latencyfp16", "latencygptq-int4"}
+    builds = {f"artifact{name}" for name in ("ct2-int8", "mlc-q4f16_1", "gptq-int4")}
+    heavy = {"safetensors", *builds, "latencyfp16", "latencygptq-int4"}
     assert heavy | {"qualityfp16", "noise_floor", "reference_logits", "expected_predictions"} <= before.keys()
     assert all(LEAST <= before[job] <= after[job] for job in before)
-    assert all(before[job] < after[job] for job in heavy - {"safetensors", "mlcmlc-q4f16_1"})
+    assert all(before[job] < after[job] for job in heavy - {"safetensors", "artifactmlc-q4f16_1"})
 
 
 def test_a_limit_of_time_is_above_what_was_measured() -> None:
     for row in ROWS:
-        jobs = jobs_of(row["device_details"]["device"], calibration={"samples": 16, "sequence_length": 512})
+        made = {name: row["artifact"]["parameters"].get(name, 1) for name in ("samples", "sequence_length")}
+        jobs = jobs_of(device_of(row), calibration=made)
         asked = jobs.build(row["format"], row["engine"], of_row(row), gated=True).minutes
         assert row["artifact"]["build_s"] < 60 * asked / 2
     model = of_row(ROWS[0])
     alone, beside = (jobs_of("cuda", reference_logits=where) for where in ("disk", "recompute"))
-    scored = "ct2-int8", "ctranslate2", model, 10**9
+    scored = "ct2-int8", "ctranslate2", of_file(SEVEN), 10**9
     assert beside.score(*scored).minutes > 1.5 * alone.score(*scored).minutes
     assert jobs_of("auto").score(*scored) == alone.score(*scored)
     least, more = (jobs_of("cpu").latency("fp16", "transformers", model, prompts).minutes for prompts in (1, 1000))
     assert least == LEAST < more
 
 
-SEVEN, ONE, DEMO = "config/examples/llama-2-7b.json", "config/examples/llama-1.1b.json", "demo/config.json"
-BUILDS = [  # format, engine, model, device, with the gate: MB of memory without Snakemake, and of disk
-    ("ct2-int8", "ctranslate2", SEVEN, "cuda", True, 20177, 20270),
-    ("ct2-float32", "ctranslate2", ONE, "cpu", False, 7250 + CUDA_BUILD, 4450),
-    ("gptq-int4", "gptqmodel", SEVEN, "cuda", True, 16588, 29248),
-    ("awq-int4", "gptqmodel", SEVEN, "cpu", True, 84439 + CUDA_BUILD, 42709),
-    ("autogptq-int4", "autogptq", ONE, "cuda", True, 9852, 5468),
-    ("mlc-q4f16_1", ENGINES["mlc-q4f16_1"], DEMO, "cpu", True, 514 + CUDA_BUILD, 76),
-    ("fp16", "transformers", ONE, "auto", True, 3340, 2250),
-]
-LATENCIES = [
-    ("fp16", "transformers", SEVEN, "cpu", 32474 + CUDA_BUILD),
-    ("gptq-int4", "gptqmodel", SEVEN, "cuda", 5583),
-    ("autogptq-int4", "autogptq", ONE, "cuda", 2377),
-    ("ct2-float32", "ctranslate2", SEVEN, "cuda", 27503),
-    ("mlc-q4f16_1", ENGINES["mlc-q4f16_1"], SEVEN, "cuda", 4615),
-]
+SEVEN = "config/examples/llama-2-7b.json"
 
 
-@pytest.mark.parametrize(("format", "engine", "file", "device", "gated", "mb", "disk_mb"), BUILDS)
-def test_what_builds_ask_for_stays(
-    format: str, engine: str, file: str, device: str, gated: bool, mb: int, disk_mb: int
-) -> None:
-    asked = jobs_of(device, calibration=SAMPLES).build(format, engine, of_file(file), gated)
-    assert (asked.mb, asked.disk_mb) == (pytest.approx(job_mb(mb), abs=2), disk_mb)
+def test_a_gated_build_also_holds_its_engine() -> None:
+    """The gate has transformers run the same weights, then the engine. Disk holds the copies and these weights."""
+    few = {"samples": 3, "sequence_length": 2048}
+    model, jobs = of_file(SEVEN), jobs_of("cuda", calibration=few)
+    alone, gated = (jobs.build("gptq-int4", "gptqmodel", model, gated) for gated in (False, True))
+    float16 = 2 * 6738.4  # MB
+    assert alone.mb < gated.mb == pytest.approx(job_mb(2450 + 1700 + 5000), abs=2)
+    assert gated.disk_mb - alone.disk_mb == pytest.approx(float16, abs=1)
+    assert alone.disk_mb == pytest.approx(4 * (3894 + SMALL), abs=8)  # the artifact, and three copies
+    assert gated.seconds > alone.seconds + jobs.expect(model).seconds
+    assert jobs_of("auto", calibration=few).build("gptq-int4", "gptqmodel", model, True) == gated
 
 
-@pytest.mark.parametrize(("format", "engine", "file", "device", "mb"), LATENCIES)
-def test_what_measurements_ask_for_stays(format: str, engine: str, file: str, device: str, mb: int) -> None:
-    protocol = {"repeats": 3, "new_tokens": 200, "processes": 3, "decode": "captured"}
-    protocol |= {"prompt_tokens": [512, 2048], "batch_sizes": [1]}
-    asked = jobs_of(device, latency=protocol).latency(format, engine, of_file(file), prompts=9)
-    assert asked.mb == job_mb(mb)
-
-
-def test_a_limit_of_time_counts_what_is_read_and_not_what_is_scored() -> None:
+def test_a_limit_of_time_counts_tokens_read() -> None:
     """Windows of 4,096 tokens that go on by 512 read each token eight times; the gate reads whole windows too."""
     model = of_file(SEVEN)
     once, often = (jobs_of("cpu", perplexity=each) for each in ("gptq-2048", "hf-strided"))
@@ -199,13 +204,7 @@ def test_a_limit_of_time_counts_what_is_read_and_not_what_is_scored() -> None:
     assert once.expect(model).minutes > once.copy(model).minutes
 
 
-def test_what_scorings_ask_for_stays() -> None:
-    model = of_file(SEVEN)
-    assert jobs_of("cpu").score("fp16", "transformers", model, 300_000).minutes == 4316
-    assert jobs_of("cpu", perplexity="lm-eval-word").score("ct2-int8", "ctranslate2", model, 1).mb == job_mb(8932)
-
-
-def test_a_group_of_32_is_larger_than_one_of_128() -> None:
+def test_smaller_groups_take_more_bytes() -> None:
     model, costs = of_file(SEVEN), jobs_of("cuda").formats["gptq-int4"]
     usual, small = (costs.with_parameters({"group_size": size}).size.bytes(model) for size in (128, 32))
     # 2.5 bytes a group; the blocks of Llama-2-7B hold 32 x 202,375,168 weights
@@ -213,7 +212,7 @@ def test_a_group_of_32_is_larger_than_one_of_128() -> None:
     assert costs.with_parameters({"group_size": "auto"}) == costs
 
 
-def test_a_mixture_is_as_large_as_it_is_asked_to_be() -> None:
+def test_a_mixture_has_the_requested_size() -> None:
     """Bits a weight of the file, or those of a type: 8.5 of Q8_0."""
     model, costs = of_file(SEVEN), jobs_of("cuda").formats["gguf-mixed"]
     of = {size: costs.with_parameters({"size": size}).size.bytes(model) for size in (4, 4.25, "q4_k_m", "q8_0")}

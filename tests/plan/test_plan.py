@@ -1,21 +1,22 @@
-"""What a study will take, against what recorded runs took and what transformers counts."""
+"""Predictions of sizes, memory and time, compared with recorded runs and with transformers."""
 
 import json
 import subprocess
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import REPO
-from recorded_rows import ENGINES, KNOWN, ROWS, jobs_of, of_file, of_row
+from predictions import Pair, builds_memory, builds_seconds, runs_on_a_cpu, runs_on_a_gpu
+from recorded_rows import KNOWN, ROWS, jobs_of, of_file, of_row
 
 from quantmill.checkpoint import model_shape
 from quantmill.loads.plan import PER_SLOT
 from quantmill.metrics.goodput import goodput
-from quantmill.plan.durations import REQUESTS_A_SLOT, SERVER_START, TRIES, Rates, interpolate
-from quantmill.plan.jobs import fill, job_mb, logits_bytes
-from quantmill.plan.resources import CUDA_BUILD
+from quantmill.plan.jobs import JOB, REQUESTS_A_SLOT, TRIES, Jobs, fill, logits_bytes
+from quantmill.plan.resources import BuildResources, Machine, Memory, RunResources, Size, Time
 
 SMALL = {
     "hidden_size": 96,
@@ -43,11 +44,12 @@ for config in json.load(sys.stdin):
         model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
     print(sum(parameter.numel() for parameter in model.parameters()))
 """
-PARENT = 100  # MB of the process that starts the one that measures
-LIBRARIES = {"bnb-nf4": "bitsandbytes", "torchao-int8": "torchao", "hqq-int4": "hqq", "exl3-random": "exllamav3"}
-WITHOUT_TORCH = ("fp16", "mlc-q4f16_1")  # are built
-NOISE = 250  # MB by which runs of the same job differ, most of a small model's
-BUILT = [pytest.param(row, id=f"{row['model']}-{row['format']}-{row['device']}") for row in ROWS]
+# SmolLM2's rows of 576 do not fit the groups of several types, which tools and llama.cpp then choose otherwise
+BUILT = [
+    pytest.param(row, id=f"{row['model']}-{row['format']}-{row['device']}")
+    for row in ROWS
+    if row["study"]["of"] in ("demo", "h200", "h200-served")
+]
 
 
 @pytest.mark.parametrize(("file", "parameters"), KNOWN.items())
@@ -83,7 +85,7 @@ def test_experts_that_are_called_otherwise_count() -> None:
     assert not found.exact
 
 
-def test_a_config_that_tells_nothing_is_known_by_its_weights(tmp_path: Path) -> None:
+def test_weights_give_the_size_without_a_config(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "mamba", "hidden_size": 128}')
     (tmp_path / "model.safetensors").write_bytes(bytes(5000))
     found = model_shape.of_folder(tmp_path)
@@ -118,97 +120,76 @@ def test_logits_are_at_most_what_is_predicted() -> None:
     assert took < logits_bytes(text, 2048) < 1.25 * took
 
 
-# results/h200 lay in a file system in memory, where weights that are read from a mapped file count as the process's own
-MAPPED = {
-    ("llama-7b", "fp16", "measured"),
-    ("llama-7b", "ct2-int8", "built"),
-    ("llama-7b", "gguf-f16", "measured"),
-    ("llama-7b", "gguf-q8_0", "measured"),
-}
+IN_MEMORY = "llama-7b fp16"  # mapped from a file system in memory, where a whole file counts: docs/FIGURES.md, 5,970 MB
+SEVERAL_GPUS = "llama-7b fp16@vllm-tp2"  # two workers, and the ask is that of one
+NO_KERNEL = "llama-1.1b bnb-int8@vllm"  # vLLM makes 12 tokens/s, and 400 to 600 of other formats
 
 
-@pytest.mark.parametrize("row", BUILT)
-def test_a_build_takes_what_it_asks_for_and_not_much_less(row: dict[str, Any]) -> None:
-    if (row["model"], row["format"], "built") in MAPPED:
-        pytest.skip("its weights were mapped from a file system in memory")
-    if row["format"].startswith("gguf-"):
-        pytest.skip("recorded is the program that starts llama.cpp's, not these")
-    took = row["artifact"]["peak_memory_bytes"] / 1e6
-    if row["device_details"]["device"] == "cpu" and row["format"] not in WITHOUT_TORCH:
-        took += CUDA_BUILD  # recorded with a CPU build
-    made = {name: row["artifact"]["parameters"].get(name, 1) for name in ("samples", "sequence_length")}
-    jobs = jobs_of(row["device_details"]["device"], calibration=made)
-    asked = jobs.build(row["format"], row["engine"], of_row(row), gated=False).mb
-    assert job_mb(took) <= asked < job_mb(max(1.25 * took, took + NOISE))
+@pytest.fixture(scope="module")
+def runs() -> list[Pair]:
+    return list(runs_on_a_gpu())
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        *sorted(REPO.glob("results/h200/*/latency/*.json")),
-        *(path for path in sorted(REPO.glob("results/h200-served/*/latency/*.json")) if path.stem in LIBRARIES),
-    ],
-    ids=lambda path: str(path.parts[-4:]),
-)
-def test_a_latency_job_takes_what_it_asks_for_and_not_much_less(path: Path) -> None:
-    if (path.parts[-3], path.stem, "measured") in MAPPED:
-        pytest.skip("its weights were mapped from a file system in memory")
-    result = json.loads(path.read_text())
-    # of the plain way: what capturing compiles is compiled by a process a core, whose shared pages these results
-    # counted once for each
-    plain = next((way for way in result["other_modes"] if way["mode"] in ("generate", "eager")), result)
-    took = plain["memory_bytes"]["resident"] / 1e6
-    model = {"demo": "demo/config.json", "llama-1.1b": "config/examples/llama-1.1b.json"}
-    file = model.get(path.parts[-3], "config/examples/llama-2-7b.json")
-    jobs, engine = jobs_of("cuda"), LIBRARIES.get(path.stem) or ENGINES[path.stem]
-    asked = jobs.latency(path.stem.replace("-random", "-4.0bpw"), engine, of_file(file), prompts=9).mb
-    assert job_mb(took) < asked
-    if engine != "exllamav3":  # is given room for a file, of which it holds little
-        assert asked < job_mb(max(1.25 * took, jobs.engines[engine].floor)) + PARENT
+def test_memory_is_enough_and_at_most_half_more(runs: list[Pair]) -> None:
+    pairs = [*builds_memory(), *runs_on_a_cpu(), *(pair for pair in runs if pair.what == "MB to run")]
+    special = [pair for pair in pairs if pair.name.endswith((IN_MEMORY, SEVERAL_GPUS)) and pair.what == "MB to run"]
+    assert (len(pairs) > 200, len(special)) == (True, 3)
+    assert all(0.44 < pair.predicted / pair.took < 1 for pair in special)
+    assert [pair for pair in pairs if not pair.took <= pair.predicted < 1.5 * pair.took and pair not in special] == []
+
+
+def test_a_time_is_within_a_factor_of_two(runs: list[Pair]) -> None:
+    """Or within ten seconds: predictions count the start of a process, and some records do not."""
+    pairs = [*builds_seconds(), *(pair for pair in runs if pair.what == "s to run")]
+    assert len(pairs) > 150
+    misfits = [pair for pair in pairs if not pair.took / 2 < pair.predicted < max(2 * pair.took, pair.took + 10)]
+    assert [pair.name for pair in misfits] == [f"h200-served {NO_KERNEL}"]
 
 
 def test_a_text_with_fewer_tokens_fills_fewer_samples() -> None:
-    found = fill({"samples": 128, "sequence_length": 2048}, of_file("demo/config.json"), 9000)
-    assert found == {"samples": 17, "sequence_length": 512}
+    assert fill({"samples": 128, "sequence_length": 2048}, of_file("demo/config.json"), 9000) == 17 * 512
 
 
-def test_between_what_was_measured() -> None:
-    points = [(1.0, 10.0), (3.0, 20.0), (3.0, 40.0)]
-    assert interpolate(points, 2) == 20  # half-way to the mean of 20 and 40
-    assert interpolate(points, 0.1) == 10
-    assert interpolate(points, 6) == 60
-    assert interpolate(points, 6.1) is None
-    assert interpolate([], 1) is None
+def test_times_follow_from_products_copies_and_files() -> None:
+    model = of_file("demo/config.json")
+    shape = replace(model, parameters=10**9, layers=10)
+    machine = Machine(flops=1e12, bandwidth=1e10, file=1e9)
+    build = BuildResources(Size(2), Memory(0), Memory(0), Time(3, ns=2, block=0.5, flop=1e3, forwards=4))
+    run = RunResources(cpu=0, cuda=0, start=7, block=0.001)
+    protocol = {"repeats": 3, "new_tokens": 200, "processes": 2, "decode": "generate"}
+    study = {"device": "cuda", "latency": protocol | {"prompt_tokens": [], "batch_sizes": []}}
+    study |= {"calibration": {"samples": 4, "sequence_length": 100}}
+    jobs = Jobs(study, ("f", "e"), {"f": build}, {"e": run}, machine)
+    # to start, a weight, a block, what is calculated of 400 tokens; 2 GB are read and 2 written
+    assert jobs.build("f", "e", shape, gated=False).seconds == pytest.approx(JOB + 3 + 2 + 5 + 1 + 3.2 + 4)
+    # starts, a file of 2 GB, and (3 x 3 + 1) x 200 tokens of 10 blocks, 2 GB read and 2 GFLOP
+    token = 10 * 0.001 + 0.2 + 0.002
+    assert jobs.latency("f", "e", shape, 3).seconds == pytest.approx(JOB + 2 * (7 + 2 + 2000 * token))
+    captured = replace(jobs, study=study | {"latency": study["latency"] | {"decode": "captured"}})
+    once_more = 2 * (7 + 2 + 2000 * (token - 0.01))
+    assert captured.latency("f", "e", shape, 3).seconds == pytest.approx(JOB + 2 * (9 + 2000 * token) + once_more)
 
 
-def test_times_are_of_the_same_format_engine_device_and_number_of_samples() -> None:
-    row = {"format": "gptq-int4", "engine": "gptqmodel", "device_details": {"device": "cuda"}}
-    row["tokens_per_second"] = 100.0
-    row["artifact"] = {
-        "parameter_count": 10,
-        "build_s": 85.0,
-        "parameters": {"samples": 4, "sequence_length": 100},
-    }
-    rates = Rates([row, row | {"engine": "other", "tokens_per_second": 1.0}], "cuda", ("gptq-int4",), "gptqmodel", 10)
-    assert rates.build(400) == 100
-    assert rates.build(801) is None  # more than twice the tokens
-    # two processes, each 15 s to start and (3 x 3 + 1) x 200 tokens at 100 a second
-    assert rates.latency({"repeats": 3, "new_tokens": 200, "processes": 2, "decode": "generate"}, 3) == 2 * (15 + 20)
-    assert Rates([row], "cpu", ("gptq-int4",), None, 10).build(400) is None
-
-
-def test_a_servers_loads_take_as_long_as_their_tokens_at_the_batch_measured() -> None:
-    row = {"format": "fp16", "engine": "vllm-serve", "device_details": {"device": "cuda"}, "tokens_per_second": 100.0}
-    row |= {"artifact": {"parameter_count": 10}, "batches": [{"batch": 10, "tokens_per_second": 500.0}]}
-    rates = Rates([row], "cuda", ("fp16",), "vllm-serve", 10)
+def test_loads_take_as_long_as_their_tokens() -> None:
+    model = replace(of_file("demo/config.json"), parameters=10**9, layers=10)
+    build = BuildResources(Size(2), Memory(0), Memory(0), Time(0))
+    run = RunResources(cpu=0, cuda=0, start=90, block=0.001)
     nothing = {"burst": 0, "concurrency": [], "rates": [], "goodput": False, "new_tokens": 50, "requests": 20}
+    protocol = {"repeats": 1, "new_tokens": 1, "processes": 1, "decode": "generate"}
+    machine = Machine(flops=1e12, bandwidth=1e12, file=1e12)
+
+    def step(users: int) -> float:
+        return 0.01 + 0.002 + 0.002 * users
+
     for loads, seconds in (
-        ({"burst": 20}, 50 * 20 / 500),  # twice the batch measured, twice the time of a step
-        ({"concurrency": [1, 10]}, REQUESTS_A_SLOT * 50 * (1 / 100 + 10 / 500)),
-        ({"rates": [4]}, 20 / 4 + 50 / 100),
-        ({"goodput": True, "new_tokens": [20, 80]}, TRIES * 50 * 20 / 500),
+        ({"burst": 20}, 50 * step(20)),
+        ({"concurrency": [1, 10]}, PER_SLOT * 50 * (step(1) + step(10))),
+        ({"rates": [4]}, 20 / 4 + 50 * step(1)),
+        ({"goodput": True, "new_tokens": [20, 80]}, TRIES * 50 * step(20)),
     ):
-        assert rates.loads(nothing | loads | {"restarts": 3}) == pytest.approx(3 * (SERVER_START + seconds))
-    assert Rates([row], "cpu", ("fp16",), "vllm-serve", 10).loads(nothing | {"restarts": 1}) is None
+        study = {"device": "cuda", "loads": nothing | loads | {"restarts": 3}, "calibration": {}}
+        study |= {"latency": protocol | {"prompt_tokens": [], "batch_sizes": []}}
+        found = Jobs(study, ("f", "e"), {"f": build}, {"e": run}, machine).load("f", "e", model)
+        assert found.seconds == pytest.approx(JOB + 3 * (2 * 90.002 + seconds), rel=1e-3)
     assert REQUESTS_A_SLOT == PER_SLOT
     assert signature(goodput).parameters["tries"].default == TRIES

@@ -26,15 +26,9 @@ def plan(
     def run(*options: object, **environment: str) -> subprocess.CompletedProcess:
         env = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
         env |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")} | environment
-        command = [
-            tools_python,
-            "scripts/quantmill",
-            "plan.show",
-            "--snakemake-python",
-            REPO / ".venv/bin/python",
-            *options,
-        ]
-        return subprocess.run([*map(str, command)], cwd=root, env=env, capture_output=True, text=True, timeout=120)
+        command = [tools_python, "scripts/quantmill", "plan.show", "--snakemake-python", REPO / ".venv/bin/python"]
+        command = [*map(str, (*command, *options))]
+        return subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=120)
 
     run.root = root
     return run
@@ -50,7 +44,7 @@ def test_a_disk_that_is_too_small_is_one_line(plan: Callable) -> None:
         "reference_logits: recompute"
     ]
     assert "6,738,415,616" in result.stdout
-    assert re.search(r"^jobs: .*\b2 ct2, .*\b1 fp16, 3 latency, 1 page, 1 safetensors, 1 source", result.stdout, re.M)
+    assert re.search(r"^jobs: .*\b3 artifact, .*\b3 latency, 1 page, 1 safetensors, 1 source", result.stdout, re.M)
     assert not (plan.root / "artifacts").exists()
     assert plan(study, "--disk", "34").returncode == 0
 
@@ -72,7 +66,7 @@ def test_the_plan_leaves_out_what_is_there(plan: Callable) -> None:
     assert peaks[0] - peaks[1] == pytest.approx(copy + 11.8, abs=0.16)
 
 
-def test_copies_of_a_users_files_are_counted_and_what_artifacts_share_is_not(plan: Callable, tmp_path: Path) -> None:
+def test_copies_are_counted_and_shared_bytes_are_not(plan: Callable, tmp_path: Path) -> None:
     for name in ("model", "theirs"):
         (tmp_path / name).mkdir()
         config = json.loads((REPO / "demo/config.json").read_text()) | {"dtype": "float16"}
@@ -97,7 +91,7 @@ def test_a_mistake_in_the_config_is_one_line(plan: Callable) -> None:
     assert result.stderr.splitlines() == ["error: config error: formats: unknown format 'fp17'; did you mean 'fp16'?"]
 
 
-def test_the_plan_fetches_only_the_config_of_a_model_of_the_hub(plan: Callable) -> None:
+def test_only_the_config_of_a_model_is_fetched(plan: Callable) -> None:
     (plan.root / "study.yaml").write_text("models: {tiny: {source: {hub: acme/tiny}}}\n")
     offline = plan("study.yaml")
     assert offline.returncode == 0
@@ -114,7 +108,7 @@ def test_the_plan_fetches_only_the_config_of_a_model_of_the_hub(plan: Callable) 
     assert f"download: {wanted / 1e6:.1f} MB" in result.stdout
 
 
-def test_somebody_elses_artifact_of_the_hub_is_a_download_of_unknown_size(plan: Callable) -> None:
+def test_a_prebuilt_artifact_of_the_hub_has_unknown_size(plan: Callable) -> None:
     study = "formats: [fp16]\nmodels: {m: {source: demo%s}}\n"
     (plan.root / "study.yaml").write_text(study % ", prebuilt: {theirs: {layout: ct2, hub: acme/tiny}}")
     assert "download: at least 0.0 MB" in plan("study.yaml", "--disk", "1").stdout
@@ -145,7 +139,7 @@ interpreters: {vllm: /bin/true}
     assert plan("study.yaml").stderr.startswith("error: config error: runs.tp: tensor_parallel_size 8 does not fit m's")
 
 
-def test_a_server_under_loads_is_planned_where_its_speed_is_known(plan: Callable) -> None:
+def test_loads_take_longer_with_more_users(plan: Callable) -> None:
     study = """
 models: {m: {source: {random: config/examples/llama-2-7b.json}}}
 formats: [fp16]
@@ -157,13 +151,14 @@ interpreters: {vllm: /bin/true}
     minutes = []
     for users in (1, 59):
         (plan.root / "study.yaml").write_text(study % users)
-        row = next(line for line in plan("study.yaml", "--disk", "100").stdout.splitlines() if "fp16@served" in line)
-        minutes.append(row)
-    assert minutes[0] != minutes[1]
-    assert not {"unknown", "+"} & {*minutes[1].split()}
+        printed = plan("study.yaml", "--disk", "100").stdout
+        minutes.append(float(re.search(r"fp16@served .* ([\d.]+) min$", printed, re.M)[1]))
+    assert minutes[0] < minutes[1]
+    # on any machine: without a GPU, as on one that was measured
+    assert re.search(r"device cuda(, as on an NVIDIA H200: no GPU is here)?: [\d.]+ min$", printed, re.M)
 
 
-def test_what_nobody_said_is_unknown_and_not_another_format(plan: Callable) -> None:
+def test_a_format_without_figures_is_unknown(plan: Callable) -> None:
     registration = 'FORMATS["mine"] = Format(layout="hf", engine="transformers", env="tools", program="build.fp16")'
     (plan.root / "rules/formats/mine.smk").write_text(registration)
     (plan.root / "study.yaml").write_text("models: {m: {source: demo}}\nformats: [fp16, mine]\ndevice: cpu\n")
@@ -175,7 +170,7 @@ def test_what_nobody_said_is_unknown_and_not_another_format(plan: Callable) -> N
     assert "memory of the largest job: at least" in result.stdout
 
 
-def test_a_job_of_what_nobody_said_asks_for_the_model_twice_in_float32() -> None:
+def test_a_format_without_figures_takes_float32_twice() -> None:
     model = of_file("config/examples/llama-2-7b.json")
     jobs = jobs_of("cpu")
     unknown = Jobs(jobs.study, jobs.reference, {}, jobs.engines)
@@ -192,7 +187,7 @@ def test_a_job_of_what_nobody_said_asks_for_the_model_twice_in_float32() -> None
     assert jobs.latency("fp16", "transformers", model, prompts=9).known
 
 
-def test_a_job_of_tasks_holds_the_harness_beside_the_engine_and_asks_for_time_by_its_documents() -> None:
+def test_tasks_take_the_harness_and_the_engine() -> None:
     costs, model = jobs_of("cpu"), of_file("config/examples/llama-1.1b.json")
     few, many, unknown = (costs.tasks("fp16", "transformers", model, number) for number in (10, 1000, None))
     assert few.mb == many.mb == unknown.mb == costs.score("fp16", "transformers", model, 1).mb + HARNESS

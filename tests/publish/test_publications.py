@@ -92,7 +92,7 @@ TWO = {"a": {"source": "demo"}, "b": {"source": "demo"}}
             {"repository": "acme/{format}"},
             "a's gptq-int4 and b's gptq-int4 would share acme/gptq-int4",
         ),
-        ({"models": TWO}, {"base_model": "acme/base"}, "publish.base_model: is that of one model"),
+        ({"models": TWO}, {"base_model": "acme/base"}, "publish.base_model: names one model"),
         ({}, {"license": "Apache 2"}, "publish.license: a licence is one of the hub's words"),
         ({}, {"token": "hf_x"}, "publish: unknown key 'token'"),
         ({}, {"private": "yes"}, "publish.private: 'yes' is not of type 'boolean'"),
@@ -110,10 +110,10 @@ def test_somebody_elses_artifact_and_random_weights_are_not_published(tmp_path: 
     (tmp_path / "config.json").write_text("{}")
     theirs = {"theirs": {"layout": "gptq", "path": str(tmp_path)}}
     models = {"demo": {"source": "demo", "prebuilt": theirs}}
-    with pytest.raises(ConfigError, match="theirs was built by somebody else"):
+    with pytest.raises(ConfigError, match="theirs is prebuilt"):
         study(models=models, publish=PUBLISH | {"formats": ["theirs"]})
     random = {"shape": {"source": {"random": str(tmp_path / "config.json")}}}
-    with pytest.raises(ConfigError, match="the weights of shape are random"):
+    with pytest.raises(ConfigError, match="shape has random weights"):
         study(models=random)
 
 

@@ -247,6 +247,10 @@ def test_a_server_that_somebody_else_runs(begin: Callable) -> None:
         ),
         ("\x1b[31mKeyError: 'x'\x1b[0m\n\n", "KeyError: 'x'"),
         ("x\x07y", "x\\x07y"),
+        (
+            "ValidationError: 1 validation error for C\nmethod\n  Input should be 'x'\n  For further information\n",
+            "ValidationError: 1 validation error for C method Input should be 'x'",
+        ),
     ],
 )
 def test_the_last_error_of_a_log(tmp_path: Path, text: str, last: str) -> None:

@@ -136,7 +136,7 @@ def failed_run(study_run: Path) -> tuple[Path, str]:
     (study_run / "artifacts/demo/quality/noise-floor.json").unlink()
     (study_run / "ran").unlink()
     limits = ["--set-resources", "noise_floor:mem_mb=300", "latency:runtime=1"]
-    command = [*SNAKEMAKE, *SUBMIT, *limits, "--configfile", "endless.yaml", "--", "report"]
+    command = [*SNAKEMAKE, *SUBMIT, *limits, "--retries", "0", "--configfile", "endless.yaml", "--", "report"]
     with (study_run / "printed").open("w+") as printed:
         process = subprocess.Popen(command, cwd=study_run, stdout=printed, stderr=subprocess.STDOUT)
         decoding = "scripts/quantmill latency.measure artifacts/demo/fp16"

@@ -3,13 +3,14 @@
 import argparse
 import atexit
 import ctypes
+import difflib
 import errno
 import os
 import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -28,14 +29,28 @@ class UserError(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first non-empty line of a library's error (and the next one after a colon), or the error's type."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    """Return the first line of a library's error, with the lines that it needs; or the error's type."""
+    return message([line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__])
+
+
+def message(lines: Sequence[str]) -> str:
+    """Return the first line, with the next one after a colon, and two after pydantic's count of errors."""
+    if " validation error" in lines[0]:
+        return " ".join(line for line in lines[:3] if not line.startswith("For further information"))
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
 def printable(text: str) -> str:
     """Return one line that is safe for a terminal: control characters of untrusted text are shown escaped."""
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text[:MAX_LINE])
+
+
+def suggestion(word: str, known: Collection[str], most: int = 200) -> str:
+    """`; did you mean 'x'?` where a known word is close, else `; known: …`, unless those are more than `most`."""
+    words = [str(each) for each in known]
+    if close := difflib.get_close_matches(str(word), words, 1):
+        return f"; did you mean {close[0]!r}?"
+    return f"; known: {', '.join(sorted(words)) or 'none'}" if len(words) <= most else ""
 
 
 def parser(doc: str) -> argparse.ArgumentParser:

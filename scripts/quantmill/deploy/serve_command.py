@@ -13,12 +13,11 @@ from typing import Any
 
 from quantmill import devices, engines, llamacpp
 from quantmill.common import manifest
-from quantmill.common.program import UserError, parser, printable
+from quantmill.common.program import UserError, parser, printable, suggestion
 from quantmill.deploy.deployment import HOST, MODEL, PORT, Deployment, command_line, compose, docker
 from quantmill.engines.served.started import underscored
 from quantmill.plan.list_jobs import describe
 from quantmill.plan.model_source import CHECKOUT
-from quantmill.plan.registry import suggestion
 from quantmill.report.labels import label
 from quantmill.servers import lifecycle, vllm_settings
 from quantmill.servers.endpoint import Endpoint

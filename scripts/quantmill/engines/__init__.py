@@ -4,7 +4,6 @@ An engine's module holds a class `Engine` and imports its libraries; it is impor
 """
 
 import argparse
-import difflib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -18,7 +17,7 @@ from types import ModuleType
 from typing import Any, ClassVar, Literal
 
 from quantmill import devices
-from quantmill.common.program import PACKAGE, UserError, first_line
+from quantmill.common.program import PACKAGE, UserError, first_line, suggestion
 from quantmill.metrics.targets import Targets as Targets
 
 # float32 values in one chunk of logits: 40 MiB. glibc's malloc gives more than 32 MiB back at once, and kept a little
@@ -174,9 +173,7 @@ def check_options(name: str, kind: type[Engine], options: Mapping[str, Any]) -> 
         if kind.options is None:
             continue
         if option not in kind.options:
-            close = difflib.get_close_matches(option, kind.options, 1)
-            known = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(kind.options) or 'none'}"
-            raise UserError(f"engine {name}: unknown option {option!r}; {known}")
+            raise UserError(f"engine {name}: unknown option {option!r}{suggestion(option, kind.options)}")
         expected = kind.options[option]
         if not isinstance(value, expected) or (isinstance(value, bool) and expected is int):
             raise UserError(f"engine {name}: option {option} is {value!r}; it is to be of type {expected.__name__}")

@@ -1,7 +1,7 @@
 """Quantized weights that transformers loads, in the layers or tensors of the library that its config.json names.
 
-An engine that has no module of its own and is registered with `backend="quantized"` is this one. Its name is that of the
-library's package. A subclass says what its library does otherwise.
+This is the engine of registrations with `backend="quantized"`, which have no module of their own. Their name is that of
+the library's package. A subclass says what its library does differently.
 """
 
 from importlib.metadata import version

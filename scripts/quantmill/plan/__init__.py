@@ -1,4 +1,5 @@
-"""What is known before any job runs: the config, checked, and what its jobs take.
+"""The config and its checks, cells, registered formats and engines, and what jobs take: all that precedes a job.
 
-Imported by Snakemake itself, so it needs nothing that Snakemake does not bring; but for `origins`, which asks the hub.
+Snakemake imports most of it, so it needs only what Snakemake brings; `model_facts` needs the hub's client and `probe`
+numpy.
 """

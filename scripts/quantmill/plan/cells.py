@@ -1,5 +1,5 @@
-"""Cells, the rows of a study: a model's artifact, run by its format's own engine (`FORMAT`) or as a run of the config
-says (`FORMAT@RUN`)."""
+"""Cells, the rows of a study: a model's artifact, in its format's own engine (`FORMAT`) or in a run of the config
+(`FORMAT@RUN`)."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -14,9 +14,9 @@ from quantmill.checkpoint.selection import is_artifacts
 from quantmill.client.urls import wrong_url
 from quantmill.common.atomic import MANIFEST
 from quantmill.plan.config_values import ConfigError
-from quantmill.plan.registry import TAKEN, Engine, Registry, suggestion, unknown_format
+from quantmill.plan.registry import TAKEN, Engine, Registry, check_known, unknown_format
 
-# variables of a run's environment that Quantmill sets: they place threads, cards and modules
+# variables of a run's environment that Quantmill sets: thread counts, GPUs, Python's paths
 OURS = re.compile("CUDA_VISIBLE_DEVICES|PYTHON|QUANTMILL|.*_NUM_THREADS$")
 AT_START = re.compile("LD_|MALLOC_|GLIBC_")  # read once, when a program starts
 SECRET = re.compile("(.*_)?(TOKEN|SECRET|PASSWORD|CREDENTIALS?|KEY)$", re.IGNORECASE)
@@ -36,20 +36,20 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """`ARTIFACT` or `ARTIFACT@RUN`: what files and rows are called."""
+        """`ARTIFACT` or `ARTIFACT@RUN`, the name of files and rows."""
         return self.artifact if self.run is None else f"{self.artifact}@{self.run}"
 
 
 def check_name(where: str, name: str, others: Collection[str]) -> None:
-    """Raises `ConfigError` for an artifact's name that something else has."""
+    """Raise `ConfigError` for an artifact's name that is taken."""
     if name in others:
         raise ConfigError(f"{where}: a format has this name; choose another")
     if re.match(TAKEN, name):
-        raise ConfigError(f"{where}: other files of Quantmill's have this name, or begin with it; choose another")
+        raise ConfigError(f"{where}: Quantmill names other files so; choose another name")
 
 
 def check_variants(study: Mapping[str, Any], schema: Mapping[str, Any], registry: Registry) -> None:
-    """Raises `ConfigError` for the first variant that is no other artifact of a format."""
+    """Raise `ConfigError` for the first variant that does not make another artifact of a format."""
     for name, variant in study["variants"].items():
         where = f"variants.{name}"
         base = variant["format"]
@@ -60,23 +60,24 @@ def check_variants(study: Mapping[str, Any], schema: Mapping[str, Any], registry
         key = registry.formats[base].config
         properties = schema["properties"][key]["properties"] if key else {}
         for each in given:
-            if each not in properties:
-                known = suggestion(each, properties) if properties else "; it has none"
-                raise ConfigError(f"{where}: {base} has no parameter {each!r}{known}")
+            check_known(f"{where}: {base} has no parameter {each!r}", each, properties)
         if all(study[key][each] == value for each, value in given.items()):
             raise ConfigError(f"{where}: is {base} itself; give it a parameter of its own")
         for each, value in given.items():
-            error = next(jsonschema.Draft202012Validator(properties[each]).iter_errors(value), None)
-            if error:
-                raise ConfigError(f"{where}.{each}: {error.message}")
+            check_value(f"{where}.{each}", value, properties[each])
         if not any(name in artifacts(study, model) for model in study["models"].values()):
             raise ConfigError(f"{where}: no model has {base}; add it to formats")
 
 
+def check_value(where: str, value: Any, schema: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for a value that does not fit its JSON schema."""
+    if error := next(jsonschema.Draft202012Validator(schema).iter_errors(value), None):
+        raise ConfigError(f"{where}: {error.message}")
+
+
 def check_engine(where: str, name: str, registry: Registry) -> Engine:
-    """The engine of this name. Raises `ConfigError` where there is none, or it cannot be had or run here."""
-    if name not in registry.engines:
-        raise ConfigError(f"{where}: unknown engine {name!r}{suggestion(name, registry.engines)}")
+    """Return the engine of this name. Raises `ConfigError` if it is unknown, or cannot be installed or run here."""
+    check_known(f"{where}: unknown engine {name!r}", name, registry.engines)
     engine = registry.engines[name]
     if why := registry.why_not_here(engine.env):
         raise ConfigError(f"{where}: {name}: {why}")
@@ -86,7 +87,7 @@ def check_engine(where: str, name: str, registry: Registry) -> Engine:
 
 
 def check_runs(study: Mapping[str, Any], registry: Registry) -> None:
-    """Raises `ConfigError` for the first run whose engine, options or formats do not fit."""
+    """Raise `ConfigError` for the first run whose engine, options or formats do not fit."""
     for name, run in study["runs"].items():
         where = f"runs.{name}"
         engine = check_engine(where, run["engine"], registry)
@@ -95,12 +96,8 @@ def check_runs(study: Mapping[str, Any], registry: Registry) -> None:
         for option, value in run["options"].items():
             if engine.options is None:
                 continue
-            if option not in engine.options:
-                known = suggestion(option, engine.options) if engine.options else "; it has none"
-                raise ConfigError(f"{where}.options: {run['engine']} has no option {option!r}{known}")
-            error = next(jsonschema.Draft202012Validator(engine.options[option]).iter_errors(value), None)
-            if error:
-                raise ConfigError(f"{where}.options.{option}: {error.message}")
+            check_known(f"{where}.options: {run['engine']} has no option {option!r}", option, engine.options)
+            check_value(f"{where}.options.{option}", value, engine.options[option])
         if run["gpus"] > 1 and not engine.multi_gpu:
             raise ConfigError(f"{where}.gpus: {run['engine']} uses one GPU; leave gpus out")
         if run["gpus"] > 1 and registry.device == "cpu":
@@ -109,7 +106,7 @@ def check_runs(study: Mapping[str, Any], registry: Registry) -> None:
             more = f"run with --resources gpu={run['gpus']} hub=2"  # which replaces the profile's list
             raise ConfigError(f"{where}.gpus: {run['gpus']}, and jobs may use {registry.gpus}; {more}")
         for format in run["formats"]:
-            layouts = {registry.layout(format, study, model) for model in study["models"].values()} - {None}
+            layouts = {registry.layout(format, study, model) for model in study["models"].values()} - {""}
             if not layouts:
                 names = {*registry.formats, *study["variants"]}
                 raise ConfigError(f"{where}.formats: {unknown_format(format, names)}")
@@ -123,36 +120,35 @@ def check_runs(study: Mapping[str, Any], registry: Registry) -> None:
 
 
 def check_url(where: str, run: Mapping[str, Any], engine: Engine) -> None:
-    """Raises `ConfigError` for a run that says where a server is that Quantmill starts, or not where another is."""
+    """Raise `ConfigError` for an attached server without a url, and for a url of a server that Quantmill starts."""
     if engine.attached and "url" not in run:
-        raise ConfigError(f"{where}: {run['engine']} is a server that you run; say where with url: http://HOST:PORT")
+        raise ConfigError(f"{where}: {run['engine']} needs the address of a running server; add url: http://HOST:PORT")
     if not engine.attached and "url" in run:
-        raise ConfigError(f"{where}.url: {run['engine']} is started by Quantmill; leave url out")
+        raise ConfigError(f"{where}.url: {run['engine']} is started by Quantmill; remove url")
     if engine.attached and (why := wrong_url(run["url"])):
         raise ConfigError(f"{where}.url: {why}")
 
 
 def check_environment(where: str, run: Mapping[str, Any], engine: Engine) -> None:
-    """Raises `ConfigError` for variables that would not reach the engine, that Quantmill sets itself, and for secrets:
-    results show every variable."""
+    """Raise `ConfigError` for variables that cannot reach the engine, for those that Quantmill sets, and for secrets,
+    since results show every variable."""
     for name in run["environment"]:
         if engine.attached:
-            raise ConfigError(f"{where}: {run['engine']} is a server that you run; set {name} where you start it")
+            raise ConfigError(f"{where}: {run['engine']} is a server that you start; set {name} there")
         if OURS.match(name):
-            raise ConfigError(f"{where}: {name} is Quantmill's own affair; leave it out")
+            raise ConfigError(f"{where}: {name} is set by Quantmill; remove it")
         if AT_START.match(name) and not engine.serves:
-            raise ConfigError(f"{where}: {name} is read when a program starts: it is for servers; leave it out")
+            raise ConfigError(f"{where}: {name} is read at a program's start and works for servers only; remove it")
         if SECRET.match(name):
             raise ConfigError(f"{where}: {name} looks like a secret, and results show it; set it in your shell")
 
 
 def check_serving(study: Mapping[str, Any], registry: Registry) -> None:
-    """Raises `ConfigError` for loads without a server or for one that would refuse them, lengths that are none, and
-    limits that nothing is held to."""
+    """Raise `ConfigError` for empty ranges, for loads without a server, and for servers that would queue them."""
     loads = study["loads"]
     for name in ("prompt_tokens", "new_tokens"):
         if isinstance(loads[name], list) and loads[name][0] > loads[name][1]:
-            raise ConfigError(f"loads.{name}: {loads[name]} is no range; write the smaller number first")
+            raise ConfigError(f"loads.{name}: {loads[name]} is an empty range; write the smaller number first")
     if wants_loads(study) and not any(registry.engines[run["engine"]].serves for run in study["runs"].values()):
         servers = ", ".join(sorted(name for name, engine in registry.engines.items() if engine.serves))
         raise ConfigError(f"loads: no run is a server; add one under runs, with an engine of {servers}")
@@ -167,20 +163,20 @@ def check_serving(study: Mapping[str, Any], registry: Registry) -> None:
 
 
 def wants_loads(study: Mapping[str, Any]) -> bool:
-    """Whether servers are to be put under loads."""
+    """Return whether the study puts servers under loads."""
     loads = study["loads"]
     return bool(loads["burst"] or loads["concurrency"] or loads["rates"] or loads["goodput"])
 
 
 def check_prebuilt(name: str, model: Mapping[str, Any], study: Mapping[str, Any], registry: Registry) -> None:
-    """Raises `ConfigError` for the first prebuilt artifact of a model that has another's name, or is not there."""
+    """Raise `ConfigError` for the first prebuilt artifact of a model whose name is taken, that is missing, or that its
+    engine does not load."""
     for each, prebuilt in model["prebuilt"].items():
         where = f"models.{name}.prebuilt.{each}"
         check_name(where, each, (*registry.formats, *study["variants"]))
         layout = prebuilt["layout"]
         known = [each for each, words in registry.layouts.items() if words.prebuilt]
-        if layout not in known:
-            raise ConfigError(f"{where}.layout: unknown layout {layout!r}{suggestion(layout, known)}")
+        check_known(f"{where}.layout: unknown layout {layout!r}", layout, known)
         pattern = registry.layouts[layout].holds
         alone = "*" in pattern
         if "hub" in prebuilt and ("file" in prebuilt) != alone:
@@ -189,9 +185,7 @@ def check_prebuilt(name: str, model: Mapping[str, Any], study: Mapping[str, Any]
         runs_in = registry.prebuilt_engine(prebuilt)
         engine = check_engine(where, runs_in, registry)
         if engine.serves or engine.attached:
-            raise ConfigError(
-                f"{where}.engine: {runs_in} is a server; name it under runs, and here an engine that is none"
-            )
+            raise ConfigError(f"{where}.engine: {runs_in} is a server; name it under runs, and another engine here")
         if layout not in engine.loads:
             raise ConfigError(f"{where}.engine: {runs_in} does not load {layout}; it loads {', '.join(engine.loads)}")
         if "path" not in prebuilt:
@@ -202,11 +196,11 @@ def check_prebuilt(name: str, model: Mapping[str, Any], study: Mapping[str, Any]
         if not path.is_dir():
             raise ConfigError(f"{where}: there is no folder{f' or {pattern} file' if alone else ''} {path}")
         if not any(each.is_file() for each in path.glob(pattern)):
-            raise ConfigError(f"{where}: {path} holds no {pattern}, so it is no {layout} artifact")
+            raise ConfigError(f"{where}: {path} has no {pattern}, so it is not a {layout} artifact")
 
 
 def prebuilt_files(prebuilt: Mapping[str, Any]) -> list[Path]:
-    """The files of a prebuilt artifact that is here: those of a folder, or a file with the others of its model."""
+    """List the files of a local prebuilt artifact: those of its folder, or all parts of a split file."""
     path = Path(prebuilt.get("path", ""))
     if "path" not in prebuilt:
         return []
@@ -217,7 +211,7 @@ def prebuilt_files(prebuilt: Mapping[str, Any]) -> list[Path]:
 
 
 def artifacts(study: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
-    """A model's artifacts in the order of rows: its formats, each with its variants, then what is prebuilt."""
+    """Return a model's artifacts in the order of rows: each format and its variants, then prebuilt ones."""
     names: dict[str, None] = {}
     for format in model["formats"]:
         names[format] = None
@@ -226,7 +220,7 @@ def artifacts(study: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
 
 
 def of_study(study: Mapping[str, Any], registry: Registry) -> Iterator[Cell]:
-    """The cells of a study that was checked, each artifact's runs after its default run."""
+    """Yield the cells of a checked study, each artifact's default run first."""
     for name, model in study["models"].items():
         for artifact in artifacts(study, model):
             prebuilt = artifact in model["prebuilt"]

@@ -1,4 +1,4 @@
-"""Say in one line what is wrong with a study's file, before Snakemake says it in many.
+"""Report a mistake in a study's file in one line, where Snakemake would print many.
 
 .venv/bin/python scripts/quantmill plan.check_config CONFIG
 """
@@ -10,7 +10,7 @@ from quantmill.plan.config_values import ConfigError, check_file
 
 
 def check(config: Path) -> None:
-    """Raises `UserError` for a file that Snakemake cannot read as a study's."""
+    """Raise `UserError` for a file that Snakemake cannot read as a study."""
     try:
         check_file(config)
     except ConfigError as error:

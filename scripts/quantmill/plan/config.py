@@ -11,11 +11,11 @@ from typing import Any
 import jsonschema
 
 from quantmill.common import plain_file
-from quantmill.common.program import UserError
+from quantmill.common.program import UserError, suggestion
 from quantmill.plan import cells, lengths, publications, vllm_parallelism
 from quantmill.plan.config_values import ConfigError, check_values
 from quantmill.plan.model_source import CHECKOUT, source
-from quantmill.plan.registry import Registry, suggestion, unknown_format
+from quantmill.plan.registry import Registry, check_known, unknown_format
 from quantmill.report.task_columns import column_name
 from quantmill.tokens import plain_text
 
@@ -27,7 +27,7 @@ WEIGHT_FILES = (
 
 RENAMED = {"quality_gate": "max_perplexity_ratio", "clean": "remove_intermediates", "serving": "loads"}
 
-# kind of text -> where it lies by default: in the repository, and for a model of the hub on the hub, pinned to a commit
+# kind of text -> its default file in the repository, and for a model of the hub a file on the hub, pinned to a commit
 TEXTS: dict[str, tuple[str, dict[str, Any] | None]] = {
     "prompts": (str(CHECKOUT / "config/prompts.txt"), None),
     "burst": (str(CHECKOUT / "config/burst.txt"), None),
@@ -52,7 +52,7 @@ TEXTS: dict[str, tuple[str, dict[str, Any] | None]] = {
 
 
 def complete(config: Mapping[str, Any], schema: Mapping[str, Any], registry: Registry) -> dict[str, Any]:
-    """The config with the schema's defaults filled in. Raises `ConfigError` for the first thing that cannot be."""
+    """Return the config with the schema's defaults filled in. Raises `ConfigError` for the first mistake."""
     check_values(config)
     present = {key: value for key, value in config.items() if value is not None}  # `key:` alone means its default
     for old, new in RENAMED.items():
@@ -77,10 +77,9 @@ def complete(config: Mapping[str, Any], schema: Mapping[str, Any], registry: Reg
                 prebuilt.setdefault("revision", "main")
     envs = {*registry.envs, *(engine.env for engine in registry.engines.values())}
     for name, interpreter in filled["interpreters"].items():
-        if name not in envs:
-            raise ConfigError(f"interpreters: no environment is called {name!r}{suggestion(name, envs)}")
+        check_known(f"interpreters: no environment is called {name!r}", name, envs)
         if not Path(shutil.which(interpreter) or "").is_file():
-            raise ConfigError(f"interpreters.{name}: {interpreter} is no program; name a python that is there")
+            raise ConfigError(f"interpreters.{name}: {interpreter} is not a program; name an installed python")
     if not Path(filled.get("llama_cpp", "")).is_dir():
         raise ConfigError(f"llama_cpp: there is no folder {filled['llama_cpp']}; name a build of llama.cpp")
     device = registry.device if filled["device"] == "auto" else filled["device"]
@@ -99,7 +98,7 @@ def complete(config: Mapping[str, Any], schema: Mapping[str, Any], registry: Reg
             check_model(name, model, filled, registry)
             cells.check_prebuilt(name, model, filled, registry)
             lengths.check(name, model, filled)
-        except UserError as error:  # a pipe where a file is to be
+        except UserError as error:  # a pipe instead of a file
             raise ConfigError(f"models.{name}: {error}") from None
         except OSError as error:  # a folder that may not be read, a name that is too long
             raise ConfigError(f"models.{name}.source: {error.filename}: {error.strerror}") from None
@@ -122,9 +121,11 @@ def complete(config: Mapping[str, Any], schema: Mapping[str, Any], registry: Reg
 
 
 def with_defaults(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any]) -> Any:
-    """Fill a mapping's missing keys from the `default`s of its schema, in place, deep; all in the schema's order and
-    numbers of its type, so that a default that is written out is no other parameter of a job, and 4.0 is 4 where a
-    program wants an integer."""
+    """Fill a mapping's missing keys from the `default`s of its schema, in place and recursively.
+
+    Keys get the schema's order and numbers its type. So a default that the config writes out gives a job the same
+    parameters, and 4.0 becomes 4 where a program takes an integer.
+    """
     if "$ref" in schema:
         schema = root["$defs"][schema["$ref"].rsplit("/", 1)[1]]
     if isinstance(value, dict):
@@ -146,26 +147,29 @@ def with_defaults(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any]
 
 
 def describe(error: jsonschema.ValidationError) -> str:
-    """A schema error in one line that starts with the key."""
+    """Format a schema error as one line that starts with the key."""
     where = ".".join(map(str, error.absolute_path)) or "config"
-    if error.validator == "additionalProperties" and isinstance(error.instance, dict):
-        known = error.schema.get("properties", {})
-        unknown = next(key for key in error.instance if key not in known)
+    schema: Any = error.schema  # jsonschema's own type includes booleans
+    expected: Any = error.validator_value
+    given: Any = error.instance
+    if error.validator == "additionalProperties" and isinstance(given, dict):
+        known = schema.get("properties", {})
+        unknown = next(key for key in given if key not in known)
         return f"{where}: unknown key {unknown!r}{suggestion(str(unknown), known)}"
     if error.validator == "required":
-        missing = next(key for key in error.validator_value if key not in error.instance)
+        missing = next(key for key in expected if key not in given)
         return f"{where}: {missing!r} is missing"
-    if error.validator == "enum" and isinstance(error.instance, str):
-        return f"{where}: {error.instance!r} is not possible{suggestion(error.instance, error.validator_value)}"
-    reason = error.schema.get("description") if error.validator in {"pattern", "oneOf"} else None
+    if error.validator == "enum" and isinstance(given, str):
+        return f"{where}: {given!r} is not possible{suggestion(given, expected)}"
+    reason = schema.get("description") if error.validator in ("pattern", "oneOf") else None
     return f"{where}: {reason or error.message}".replace("\n", " ")
 
 
 def check_text(key: str, path: Path) -> None:
-    """A text file of the config must be there and hold something that can be tokenised."""
+    """Raise `ConfigError` for a text file that is missing or cannot be tokenised."""
     try:
         if not plain_file.is_there(path):
-            raise ConfigError(f"{key}: {path} is not there; name a text file")
+            raise ConfigError(f"{key}: {path} does not exist; name a text file")
         plain_text.read(path)
     except UserError as error:
         raise ConfigError(f"{key}: {error}") from None
@@ -176,28 +180,29 @@ def check_text(key: str, path: Path) -> None:
 
 
 def check_tasks(tasks: Mapping[str, Any]) -> None:
-    """A folder of one's own tasks must hold some, each task have columns of its own, and a metric be of a task that is
-    named. Which names there are only lm-evaluation-harness knows, which the first job asks."""
+    """Raise `ConfigError` for a folder without tasks, for tasks that share a column, and for metrics of other tasks.
+
+    The first job asks lm-evaluation-harness whether it knows the names.
+    """
     if "include" in tasks:
         folder = Path(tasks["include"])
         if not folder.is_dir():
             raise ConfigError(f"tasks.include: there is no folder {folder}; name one with your own task YAMLs")
         found = [*folder.glob("**/*.yaml")]
         if not found:
-            raise ConfigError(f"tasks.include: {folder} holds no .yaml, so no task")
+            raise ConfigError(f"tasks.include: {folder} has no .yaml, so no tasks")
         try:
             sizes = {file: file.stat().st_size for file in found if plain_file.is_there(file)}
         except UserError as error:
             raise ConfigError(f"tasks.include: {error}") from None
         if large := next((file for file, size in sizes.items() if size > MAX_TASK), None):
-            raise ConfigError(f"tasks.include: {large} is larger than {MAX_TASK >> 20} MiB, which no task's YAML is")
+            raise ConfigError(f"tasks.include: {large} is larger than {MAX_TASK >> 20} MiB, the limit of a task's YAML")
     columns: dict[str, str] = {}
     for name in tasks["names"]:
         if (other := columns.setdefault(column_name(name, "score"), name)) != name:
             raise ConfigError(f"tasks.names: {other} and {name} would share their columns; leave one out")
     for name in tasks["metrics"]:
-        if name not in tasks["names"]:
-            raise ConfigError(f"tasks.metrics: {name!r} is not among the names{suggestion(name, tasks['names'])}")
+        check_known(f"tasks.metrics: {name!r} is not among the names", name, tasks["names"])
 
 
 def check_model(name: str, model: Mapping[str, Any], study: Mapping[str, Any], registry: Registry) -> None:
@@ -219,17 +224,17 @@ def check_model(name: str, model: Mapping[str, Any], study: Mapping[str, Any], r
     if kind == "random":
         file = path / "config.json" if path.is_dir() else path
         if not plain_file.is_there(file):
-            raise ConfigError(f"models.{name}.source.random: {file} is not there; name a model's config.json")
+            raise ConfigError(f"models.{name}.source.random: {file} does not exist; name a model's config.json")
     elif kind == "hub":
         return
     elif not path.is_dir():
         raise ConfigError(f"models.{name}.source: there is no folder {path}")
     elif not os.access(path, os.R_OK | os.X_OK):
-        raise ConfigError(f"models.{name}.source: {path} may not be read; change its permissions")
+        raise ConfigError(f"models.{name}.source: {path} cannot be read; change its permissions")
     elif not plain_file.is_there(path / "config.json"):
-        raise ConfigError(f"models.{name}.source: {path} holds no config.json, so it is no model's folder")
+        raise ConfigError(f"models.{name}.source: {path} has no config.json, so it is not a model's folder")
     elif not any(plain_file.is_there(path / file) for file in WEIGHT_FILES):
         raise ConfigError(
-            f"models.{name}.source: {path} holds a config.json but no weights ({', '.join(WEIGHT_FILES)}); "
+            f"models.{name}.source: {path} has a config.json but no weights ({', '.join(WEIGHT_FILES)}); "
             f"download them, or measure its speed alone with source: {{random: {path}}}"
         )

@@ -1,4 +1,4 @@
-"""What a config's values may be, whatever their keys: checked before anything is made of them."""
+"""Checks of a config's values that hold for any key."""
 
 import json
 import math
@@ -12,15 +12,12 @@ import yaml
 from quantmill.common import plain_file
 from quantmill.common.program import UserError
 
-MAX_VALUES = 10_000  # of a config; YAML's aliases make billions of a few lines
-MAX_DEPTH = 20
 MAX_BYTES = 2**20  # of a file
-MAX_LETTERS = 1000  # of a name, a path or a word
-MAX_BITS = 64  # of an integer; Python prints none of more than 4,300 digits
-# they break a line of a log or a shell's argument, or have no place in UTF-8
+# they break a line of a log or a shell's argument, or are not in UTF-8
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 SNAKEMAKE = re.compile(r"[{}<>]")  # its wildcards and path variables
 FREE = ("join", "column", "repository")  # keys whose text goes to a program as it is, or has a pattern of its own
+FORBIDDEN_IN_FREE = re.compile("[\0\ud800-\udfff]")
 
 
 class ConfigError(ValueError):
@@ -28,67 +25,52 @@ class ConfigError(ValueError):
 
 
 def check_values(config: Any) -> None:
-    """Raises `ConfigError` for more or deeper values than a study has, for numbers that are none, and for text that a
-    path, an argument of a program or a line of a log cannot hold."""
+    """Raise `ConfigError` for infinite numbers and for text that a path, an argument or a log's line cannot contain."""
     if not isinstance(config, dict):
         raise ConfigError(f"config: a {type(config).__name__}, not keys and values; write `models:` and what follows")
-    count, waiting = 0, [((), config)]
-    while waiting:
-        path, value = waiting.pop()
-        count += 1
-        where = ".".join(path) or "config"
-        if count > MAX_VALUES or len(path) > MAX_DEPTH:
-            raise ConfigError(
-                f"{path[0]}: more than {MAX_VALUES} values, or more than {MAX_DEPTH} levels; a study has fewer"
-            )
-        if isinstance(value, dict):
-            for key in value:
-                if not isinstance(key, str):  # a number, say
-                    raise ConfigError(f"{where}: the name {key!r:.60} is no text to YAML; put it in quotes")
-                _check_text(key, f"{where}: the key {key!r:.60}")
-            waiting += [((*path, f"{key:.60}"), each) for key, each in value.items()]
-        elif isinstance(value, list):
-            waiting += [((*path, str(number)), each) for number, each in enumerate(value)]
-        elif isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{where}: {value} is no number; write one")
-        elif isinstance(value, int) and value.bit_length() > MAX_BITS:
-            raise ConfigError(f"{where}: an integer of {value.bit_length()} bits; the most is {MAX_BITS}")
-        elif isinstance(value, str) and path[-1] in FREE:
-            if "\0" in value or not _is_encodable(value):
-                raise ConfigError(f"{where}: {value!r:.60} has a NUL or half a surrogate pair; remove it")
-        elif isinstance(value, str):
-            _check_text(value, f"{where}: {value!r:.60}")
-        elif value is not None and not isinstance(value, bool | int | float):
-            raise ConfigError(f"{where}: a {type(value).__name__} to YAML, which no key wants; put a text in quotes")
+    _check_value(config, "config", "")
+
+
+def _check_value(value: Any, where: str, key: str) -> None:
+    if isinstance(value, dict):
+        for name, each in value.items():
+            if not isinstance(name, str):  # a number, say
+                raise ConfigError(f"{where}: the name {name!r:.60} is not text in YAML; put it in quotes")
+            _check_text(name, f"{where}: the key {name!r:.60}")
+            _check_value(each, name if where == "config" else f"{where}.{name}", name)
+    elif isinstance(value, list):
+        for number, each in enumerate(value):
+            _check_value(each, f"{where}.{number}", key)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{where}: {value} is not a finite number; write one")
+    elif isinstance(value, str) and key in FREE:
+        if FORBIDDEN_IN_FREE.search(value):
+            raise ConfigError(f"{where}: {value!r:.60} has a NUL or half a surrogate pair; remove it")
+    elif isinstance(value, str):
+        _check_text(value, f"{where}: {value!r:.60}")
+    elif value is not None and not isinstance(value, bool | int | float):
+        raise ConfigError(f"{where}: a {type(value).__name__} in YAML, which no key takes; put a text in quotes")
 
 
 def is_plain(name: str) -> bool:
-    """Whether Snakemake can take a file of this name, which need not be UTF-8."""
+    """Return whether Snakemake accepts a file of this name, which need not be UTF-8."""
     return not CONTROL.search(name) and not SNAKEMAKE.search(name)
 
 
 def _check_text(text: str, what: str) -> None:
-    if len(text) > MAX_LETTERS:
-        raise ConfigError(f"{what} goes on for {len(text)} letters; the most is {MAX_LETTERS}")
     if found := CONTROL.search(text):
-        raise ConfigError(f"{what} has {found[0]!r}, which is no letter of a name; remove it")
+        raise ConfigError(f"{what} has {found[0]!r}, which no name may have; remove it")
     if found := SNAKEMAKE.search(text):
-        raise ConfigError(f"{what} has {found[0]}, which Snakemake takes for its own; rename what it names, or link it")
+        raise ConfigError(f"{what} has {found[0]}, which Snakemake interprets; rename the file, or link to it")
     if text.startswith("-"):
         raise ConfigError(f"{what} begins with -, which programs take for an option; write ./ before it, or rename it")
 
 
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def check_file(path: Path) -> None:
-    """Raises `ConfigError` where a config file cannot be read, and where it has a key twice: in Snakemake, the last one
-    wins in silence, and a model is lost. JSON first, as Snakemake reads it; in YAML, what `<<` merges may be replaced.
+    """Raise `ConfigError` for a config file that cannot be read, or that has a key twice.
+
+    Snakemake would use the last one, and a model would be lost. JSON is tried first, as Snakemake does. A key may
+    replace one that YAML's `<<` merges.
     """
     try:
         data = plain_file.read(path, MAX_BYTES)
@@ -97,7 +79,7 @@ def check_file(path: Path) -> None:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; name a study's YAML") from None
     if len(data) > MAX_BYTES:
-        raise ConfigError(f"{path}: over {MAX_BYTES >> 20} MiB, which no study is")
+        raise ConfigError(f"{path}: over {MAX_BYTES >> 20} MiB, the limit of a study")
     try:
         text = data.decode("utf-8")
         try:
@@ -110,11 +92,11 @@ def check_file(path: Path) -> None:
     except RecursionError:
         raise ConfigError(f"{path}: nested too deep; a study has few levels") from None
     except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: is no YAML ({' '.join(str(error).split()):.200})") from None
+        raise ConfigError(f"{path}: is not YAML ({' '.join(str(error).split()):.200})") from None
 
 
 def _check_keys(path: Path, node: yaml.Node | None, seen: set[int]) -> None:
-    """Check each mapping below a node once, however many aliases lead to it."""
+    """Check each mapping below a node once, even where several aliases lead to it."""
     if id(node) in seen:
         return
     seen.add(id(node))
@@ -136,4 +118,4 @@ def _check_unique(path: Path, keys: list[str], lines: list[int] | None = None) -
     if count > 1:
         places = [f"line {line}" for key, line in zip(keys, lines, strict=True) if key == twice] if lines else []
         where = f" ({' and '.join(places)})" if places else ""
-        raise ConfigError(f"{path}: the key {twice!r:.60} stands {count} times{where}; keep one")
+        raise ConfigError(f"{path}: the key {twice!r:.60} occurs {count} times{where}; keep one")

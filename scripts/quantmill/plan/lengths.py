@@ -1,4 +1,4 @@
-"""Whether a model's context has room for what a study asks for, as its config.json tells before anything is built."""
+"""Check that a study's prompts and new tokens fit a model's context, which its config.json gives."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,11 +10,11 @@ from quantmill.plan.config_values import ConfigError
 from quantmill.plan.model_source import local_config, read_config, source
 
 SHORTEST = 1  # tokens of a prompt
-BUILT = ("source", "safetensors", "fp16")  # folders of a model of the hub that tell its config
+BUILT = ("source", "safetensors", "fp16")  # folders that have the config of a model of the hub
 
 
 def asked(study: Mapping[str, Any]) -> dict[str, int]:
-    """How many tokens a study puts into a model at once, a prompt and what follows it, by the keys that say so."""
+    """Return the tokens of a prompt and its continuation, by the config's key that sets them."""
     latency, loads = study["latency"], study["loads"]
     found = {"latency.new_tokens": SHORTEST + latency["new_tokens"]}
     if wants_loads(study):
@@ -25,7 +25,7 @@ def asked(study: Mapping[str, Any]) -> dict[str, int]:
 
 
 def most(study: Mapping[str, Any]) -> int:
-    """The most tokens that a study puts into a model at once."""
+    """Return the most tokens that a study puts into a model at once."""
     return max(asked(study).values())
 
 
@@ -34,8 +34,7 @@ def _most(length: int | list[int]) -> int:
 
 
 def check(name: str, model: Mapping[str, Any], study: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` where a study asks for more tokens than a model's context has, as far as its config.json is
-    here: of a model of the hub, once something of it is built."""
+    """Raise `ConfigError` for more tokens than a model's context has. A model of the hub is checked once it is here."""
     config = local_config(model)
     if source(model)[0] == "hub":
         config = next(filter(None, (read_config(Path("artifacts", name, each, "config.json")) for each in BUILT)), {})

@@ -1,5 +1,5 @@
-"""Print what Snakemake knows of a study, as JSON: the jobs that are left, the config with its defaults, the rows of
-the report, which layouts servers load, and what registered formats and engines take. Run by Snakemake's own Python.
+"""Print a study as JSON: the jobs that are left, the config with its defaults, the rows of the report, the layouts that
+servers load, and the figures of registered formats and engines. Runs in Snakemake's own Python.
 
     .venv/bin/python scripts/quantmill plan.list_jobs [CONFIG]
 """
@@ -23,10 +23,10 @@ from quantmill.plan.check_config import check
 
 
 def describe(config: Path | None) -> dict[str, Any]:
-    """`left`: the outputs of jobs that are left; `jobs`: how many there are, by rule; and what the module says.
+    """Return what the module prints. `left`: outputs of jobs that are left; `jobs`: their number, by rule.
 
-    A mistake in the config ends the program as it ends Snakemake, with one line. Raises `UserError` for a file that is
-    none.
+    A mistake in the config ends the program with one line, as it ends Snakemake. Raises `UserError` for a file that
+    cannot be read.
     """
     if config:
         check(config)
@@ -35,7 +35,7 @@ def describe(config: Path | None) -> dict[str, Any]:
         settings = ConfigSettings(configfiles=[config] if config else [])
         workflow_api = api.workflow(ResourceSettings(cores=1), settings, snakefile=Path("Snakefile"))
         workflow_api.dag(DAGSettings(targets={"report"})).summary()  # builds the graph, and leaves locks alone
-        workflow = workflow_api._workflow  # the pinned Snakemake has no other way to it
+        workflow = workflow_api._workflow  # the pinned Snakemake has no public access to it
         names = workflow.globals
         jobs = [job for job in workflow.dag.needrun_jobs() if job.rule.name != "report"]
         costs = names["study_jobs"]()
@@ -46,13 +46,13 @@ def describe(config: Path | None) -> dict[str, Any]:
             "servers": {name: [*engine.loads] for name, engine in names["ENGINES"].items() if engine.serves},
             "jobs": Counter(job.rule.name for job in jobs),
             "left": sorted({str(file) for job in jobs for file in job.output}),
-            "formats": {name: each and asdict(each) for name, each in costs.formats.items()},
-            "engines": {name: each and asdict(each) for name, each in costs.engines.items()},
+            "formats": {name: asdict(each) for name, each in costs.formats.items()},
+            "engines": {name: asdict(each) for name, each in costs.engines.items()},
         }
 
 
 def layout(names: dict[str, Any], row: dict[str, Any]) -> str:
-    """What lies in the folder of a row's artifact."""
+    """Return the layout of a row's artifact."""
     study = names["STUDY"]
     return names["REGISTRY"].layout(row["format"], study, study["models"][row["model"]])
 

@@ -1,4 +1,4 @@
-"""What is known of a model before its first job, from its config.json and the sizes of its files."""
+"""Facts of a model before its first job, from its config.json and the sizes of its files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +18,7 @@ WEIGHTS = (".safetensors", ".bin")
 
 @dataclass(frozen=True)
 class Origin:
-    """What is known of a model before its first job: its shape, its weight files' bytes, and what of them has to be
-    downloaded; None for what is not known, and `why` then says why."""
+    """A model's shape, bytes of its weight files, and bytes to download. None is unknown; `why` gives the reason."""
 
     shape: Shape | None
     weight_bytes: int | None
@@ -34,7 +33,7 @@ def dtype_of(config: dict[str, Any]) -> str:
 
 
 def of_folder(folder: Path) -> Origin:
-    """A model that lies in a folder."""
+    """Return the facts of a local folder."""
     found = shards.find(folder)
     config = found.config()
     nbytes = sum(path.stat().st_size for path in found.files)
@@ -42,7 +41,7 @@ def of_folder(folder: Path) -> Origin:
 
 
 def of_hub(name: str, revision: str) -> Origin:
-    """A model of the hub: its list of files and its config.json, from the cache where the hub must not be asked."""
+    """Return the facts of a model of the hub, by its list of files and its config.json; from the cache if offline."""
     try:
         repository = hub.resolve(name, revision)
         files = select(name, repository.files)
@@ -66,7 +65,7 @@ def of_hub(name: str, revision: str) -> Origin:
 
 
 def origin(model: dict[str, Any], folder: Path) -> Origin:
-    """What is known of a model: from what is there already, else from where it comes from."""
+    """Return the facts of a model: of its source in artifacts/, else of its origin."""
     kind, path = source(model)
     if (folder / "source/config.json").is_file():
         return of_folder(folder / "source")
@@ -75,5 +74,5 @@ def origin(model: dict[str, Any], folder: Path) -> Origin:
     if kind == "random":
         found = model_shape.of(shards.read_json(path / "config.json" if path.is_dir() else path))
         why = "" if found else f"{path} has no sizes of a decoder"
-        return Origin(found, found and 2 * found.parameters, "safetensors", "float16", why=why)
+        return Origin(found, 2 * found.parameters if found else None, "safetensors", "float16", why=why)
     return of_folder(path)

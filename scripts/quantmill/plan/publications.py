@@ -9,13 +9,13 @@ from quantmill.plan.config_values import ConfigError
 from quantmill.plan.model_source import source
 from quantmill.plan.registry import Registry, unknown_format
 
-GGUF = "GGUF"  # what the repository of a model's GGUF files has for {format}; no artifact has capital letters
+GGUF = "GGUF"  # replaces {format} in the repository of a model's GGUF files; no artifact has capital letters
 MAX_NAME = 96  # letters of a repository's name, as the hub counts
 
 
 @dataclass(frozen=True)
 class Publication:
-    """A repository, and the artifacts of a model that it is to hold. `name`: that of its receipt."""
+    """A repository and the artifacts of a model that go there. `name`: of its receipt."""
 
     repository: str
     model: str
@@ -25,10 +25,10 @@ class Publication:
 
 
 def of_study(study: Mapping[str, Any], registry: Registry) -> list[Publication]:
-    """What a study publishes, in the order of its models and formats; nothing where it does not say.
+    """List what a study publishes, in the order of its models and formats.
 
     Raises:
-        ConfigError: a format is unknown, or somebody else's; weights are random; or two would share a repository.
+        ConfigError: a format is unknown or prebuilt, weights are random, or two artifacts would share a repository.
     """
     words = study.get("publish")
     if words is None:
@@ -46,18 +46,20 @@ def of_study(study: Mapping[str, Any], registry: Registry) -> list[Publication]:
 
 
 def artifacts(study: Mapping[str, Any], model: str, formats: list[str]) -> list[str]:
-    """Those of a model's artifacts that are to be published."""
+    """List the artifacts of a model that the study publishes."""
     names = [each for each in cells.artifacts(study, study["models"][model]) if each in formats]
     for name in names:
         if name in study["models"][model]["prebuilt"]:
-            raise ConfigError(f"publish.formats: {name} was built by somebody else; leave it out")
+            raise ConfigError(f"publish.formats: {name} is prebuilt; remove it")
     if names and source(study["models"][model])[0] == "random":
-        raise ConfigError(f"publish.formats: the weights of {model} are random, of use to nobody; leave the model out")
+        raise ConfigError(
+            f"publish.formats: {model} has random weights, which cannot be published; remove it from publish.formats"
+        )
     return names
 
 
 def check(study: Mapping[str, Any], registry: Registry, found: Any) -> None:
-    """Raises `ConfigError` for formats that no model has, and for repositories that are none or one too few."""
+    """Raise `ConfigError` for formats that no model has, and for repositories that are invalid or shared."""
     words = study["publish"]
     published = {artifact for each in found for artifact in each.artifacts}
     for format in words["formats"]:
@@ -76,4 +78,6 @@ def check(study: Mapping[str, Any], registry: Registry, found: Any) -> None:
                 f"{each.repository}; write {{model}} and {{format}} into it"
             )
     if "base_model" in words and len({each.model for each in found}) > 1:
-        raise ConfigError("publish.base_model: is that of one model, and several are published; give it a study each")
+        raise ConfigError(
+            "publish.base_model: names one model, and the study publishes several; use one study per model"
+        )

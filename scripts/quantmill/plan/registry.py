@@ -1,24 +1,24 @@
-"""What rules/formats/*.smk and rules/engines/*.smk register: formats that are built, and engines that run them."""
+"""Classes of what rules/formats/*.smk and rules/engines/*.smk register: layouts, formats and engines."""
 
-import difflib
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
+from quantmill.common.program import suggestion
 from quantmill.plan.config_values import ConfigError
 from quantmill.plan.resources import BuildResources, RunResources
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 NAME = r"[a-z0-9][a-z0-9._-]*"
 MAX_NAME = 100  # letters of a format or a run or, in the schema, a model: files made of names stay below 255 bytes
-# formats that people know and that nothing here builds, by what their names begin with, and why
+# known formats that are not built here, by the beginning of their names, and the reason
 NOT_BUILT = {
-    "eetq": "EETQ's kernels end before compute capability 9.0, and its one wheel is for Python 3.10; take bnb-int8",
-    "exl2": "ExLlamaV2 gave way to ExLlamaV3, by the same author; take exl3-4.0bpw",
+    "eetq": "EETQ has no kernels for compute capability 9.0 and only a wheel for Python 3.10; use bnb-int8",
+    "exl2": "ExLlamaV3 replaces ExLlamaV2, by the same author; use exl3-4.0bpw",
 }
-# names of a model's other files, and what its logs begin with: no artifact may have them
+# names of a model's other files, and beginnings of its logs' names, which no artifact may have
 TAKEN = r"(source|tensors|tensors\.json|safetensors|bin|mlc|tokens|latency|quality|loads|expected\.json)\Z"
 TAKEN += r"|(expected-predictions|mlc-library)\Z"
 TAKEN += r"|(imatrix|gguf-sensitivity|gguf-sensitivity\.json|published|tasks)\Z"
@@ -27,10 +27,10 @@ TAKEN += r"|(noise-floor|reference-logits|tokens-|latency-|quality-|loads-|tasks
 
 @dataclass(frozen=True)
 class Layout:
-    """What lies in an artifact's folder.
+    """Content of an artifact's folder.
 
-    holds: a file, or a pattern, that each folder has. prebuilt: whether artifacts of others are taken (and checked by
-    fetch/prebuilt_layouts). hub_library: what loads it, in the hub's words.
+    holds: a file, or a pattern, that each folder has. prebuilt: whether prebuilt artifacts are accepted, which
+    fetch/prebuilt_layouts checks. hub_library: what loads it, by the hub's name.
     """
 
     holds: str
@@ -52,19 +52,19 @@ LAYOUTS = {
 
 @dataclass(frozen=True)
 class Format:
-    """How an artifact is built.
+    """A way to build an artifact.
 
-    layout: a key of `LAYOUTS`; says which engines can load it. engine: the engine of its default run.
-    env: the environment of its program. program: what builds it, such as `build.ct2`.
-    source: the model's folder that it reads: `fp16`, or `safetensors`, which is as the author published it.
-    config: the config's key that holds its parameters, where it has any. parameters: those that the format fixes.
-    calibrated: whether it is built from the calibration text.
+    layout: a key of `LAYOUTS`, which decides the engines that can load it. engine: of its default run.
+    env: the environment of its program. program: builds it, such as `build.ct2`.
+    source: the model's folder that it reads: `fp16`, or `safetensors`, the checkpoint's own values.
+    config: the config's key with its parameters, if it has any. parameters: those that the format fixes.
+    calibrated: whether it needs the calibration text.
     inputs: further files, by the names of the program's flags. flags: further flags. Both are functions of the job's
-    wildcards, `model` and `artifact`. logs: of jobs that it is made from and other formats are not.
-    devices: where it can be built and run. gpu: whether its program uses a GPU. threads: that it uses, at most.
-    priority: of its job; None: 0 for what is calibrated, 10 for the rest.
+    wildcards, `model` and `artifact`. logs: of further jobs that it depends on.
+    devices: that it can be built and run on. gpu: whether its program uses a GPU. threads: that it uses, at most.
+    priority: of its job; None: 0 if it is calibrated, else 10.
     gate_env: the environment that reads its weights for the quality gate.
-    resources: what it takes; None where nobody said, and then `make plan` says so.
+    resources: memory, disk and time; `make plan` shows "unknown" without them.
     """
 
     layout: str
@@ -72,7 +72,7 @@ class Format:
     env: str
     program: str
     source: str = "fp16"
-    config: str | None = None
+    config: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     calibrated: bool = False
     inputs: Callable[[Any], Mapping[str, Any]] | None = None
@@ -88,18 +88,18 @@ class Format:
 
 @dataclass(frozen=True)
 class Engine:
-    """What runs an artifact: scripts/quantmill/engines/NAME.py, with `_` for `-`.
+    """An engine, which runs artifacts: scripts/quantmill/engines/NAME.py, with `_` for `-`.
 
     backend: of an engine without a module of its own, the one that runs it. `quantized` runs what transformers loads by
     the quantization_config of its config.json; such an engine has the name of its library's package.
     env: its environment; one without pins (envs/ENV.txt) is the user's own, which `interpreters` names.
-    loads: the layouts that it loads. multi_gpu: whether it can use several GPUs.
-    options: name -> JSON schema of its value; None takes any option, in the engine's own words.
-    python: the one version, such as 3.11, that its environment can be built with; None for any.
-    serves: whether it is a server, which can be put under loads. slots: of a server that answers one request at a time
-    unless an option says how many, this option. attached: whether its user runs it, at a run's url.
-    no_speed: why its speed is not measured, where it says nothing of what people deploy.
-    resources: what it takes; None where nobody said.
+    loads: layouts. multi_gpu: whether it can use several GPUs.
+    options: name -> JSON schema of its value; None accepts any option of the engine.
+    python: the only version, such as 3.11, that its environment can be built with; None for any.
+    serves: whether it is a server, which loads can be sent to. slots: the option for requests in parallel, if the
+    server answers one at a time without it. attached: whether the user starts it, at a run's url.
+    no_speed: the reason why its speed is not measured, if the speed differs from that of a deployment.
+    resources: memory and time; `make plan` shows "unknown" without them.
     """
 
     env: str
@@ -118,10 +118,10 @@ class Engine:
 
 @dataclass(frozen=True)
 class Registry:
-    """What is registered and what is there.
+    """Everything registered, and what this machine has.
 
     envs: environments with pins. interpreters: those that the config names a Python for.
-    device: what `auto` means here, or `auto` where jobs run elsewhere. gpus: what --resources gpu= allows.
+    device: the meaning of `auto` here, or `auto` if jobs run elsewhere. gpus: the limit of --resources gpu=.
     """
 
     formats: Mapping[str, Format]
@@ -132,20 +132,20 @@ class Registry:
     device: str = "auto"
     gpus: int | None = None
 
-    def layout(self, name: str, study: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
-        """The layout of a format, a variant or one of a model's prebuilt artifacts; None for an unknown name."""
+    def layout(self, name: str, study: Mapping[str, Any], model: Mapping[str, Any]) -> str:
+        """Return the layout of a format, a variant or a model's prebuilt artifact; empty for an unknown name."""
         if name in model.get("prebuilt", {}):
             return model["prebuilt"][name]["layout"]
         base = study["variants"].get(name, {"format": name})["format"]
-        return self.formats[base].layout if base in self.formats else None
+        return self.formats[base].layout if base in self.formats else ""
 
     def prebuilt_engine(self, prebuilt: Mapping[str, Any]) -> str:
-        """The engine that a prebuilt artifact names, or that of the first format that has its layout."""
+        """Return the engine that a prebuilt artifact names, or that of the first format with its layout."""
         layout = prebuilt["layout"]
         return prebuilt.get("engine") or next(each.engine for each in self.formats.values() if each.layout == layout)
 
     def why_not_here(self, env: str) -> str | None:
-        """Why an environment cannot be had, and what to do; None where it can."""
+        """Return why an environment is not available, and a remedy; None if it is."""
         if env in self.interpreters:
             return None
         if env not in self.envs:
@@ -154,17 +154,16 @@ class Registry:
         if wanted in (None, PYTHON):
             return None
         return (
-            f"wants Python {wanted}, and this is {PYTHON}; leave it out, name a Python that has "
-            f"it in interpreters.{env}, or make .venv anew with PYTHON=python{wanted}"
+            f"needs Python {wanted}, and this is {PYTHON}; remove it, name a Python that has it in "
+            f"interpreters.{env}, or rebuild .venv with PYTHON=python{wanted}"
         )
 
 
 def entry(kind: type, words: Mapping[str, Any]) -> Any:
-    """A `Format` or an `Engine` of these words. Raises `ConfigError` for a word that it lacks, or does not know."""
+    """Make a `Format`, `Layout` or `Engine`. Raises `ConfigError` for a missing or an unknown word."""
     names = {each.name: each for each in fields(kind)}
     for word in words:
-        if word not in names:
-            raise ConfigError(f"{kind.__name__} knows no {word!r}{suggestion(word, names)}")
+        check_known(f"{kind.__name__} has no field {word!r}", word, names)
     wanted = [name for name, each in names.items() if each.default is MISSING and each.default_factory is MISSING]
     for name in wanted:
         if name not in words:
@@ -182,7 +181,7 @@ def check_registry(
     modules: Collection[str],
     programs: Collection[str],
 ) -> None:
-    """Raises `ConfigError` for the first engine or format that lacks something.
+    """Raise `ConfigError` for the first engine or format that is incomplete.
 
     Args:
         envs: environments with pins. modules: names of the modules in engines/. programs: names of all programs.
@@ -194,43 +193,27 @@ def check_registry(
         if (engine.backend or own) not in modules:
             raise ConfigError(f"engine {name!r}: scripts/quantmill/engines/{engine.backend or own}.py is missing")
     for name, format in formats.items():
+        where, engine = f"format {name!r}", format.engine
         if not re.fullmatch(NAME, name):
-            raise ConfigError(f"format {name!r}: a name is small letters, digits, '.', '_' and '-'; rename it")
+            raise ConfigError(f"{where}: a name is small letters, digits, '.', '_' and '-'; rename it")
         if len(name) > MAX_NAME:
-            raise ConfigError(f"format {name!r}: a name has at most {MAX_NAME} letters; rename it")
-        if format.env not in envs:
-            raise ConfigError(
-                f"format {name!r}: the pins of its environment, envs/{format.env}.txt, are missing"
-                f"{suggestion(format.env, envs)}"
-            )
-        if format.engine not in engines:
-            raise ConfigError(
-                f"format {name!r}: no file registers its engine {format.engine!r}{suggestion(format.engine, engines)}"
-            )
-        if format.layout not in layouts:
-            raise ConfigError(
-                f"format {name!r}: there is no layout {format.layout!r}{suggestion(format.layout, layouts)}"
-            )
-        if format.layout not in engines[format.engine].loads:
-            raise ConfigError(
-                f"format {name!r}: its engine {format.engine} does not load the layout {format.layout!r}"
-                f"{suggestion(format.layout, engines[format.engine].loads)}"
-            )
-        if format.program not in programs:
-            raise ConfigError(
-                f"format {name!r}: there is no program {format.program!r}{suggestion(format.program, programs)}"
-            )
+            raise ConfigError(f"{where}: a name has at most {MAX_NAME} letters; rename it")
+        check_known(f"{where}: the pins of its environment, envs/{format.env}.txt, are missing", format.env, envs)
+        check_known(f"{where}: no file registers its engine {engine!r}", engine, engines)
+        check_known(f"{where}: there is no layout {format.layout!r}", format.layout, layouts)
+        loads = engines[engine].loads
+        check_known(f"{where}: its engine {engine} does not load the layout {format.layout!r}", format.layout, loads)
+        check_known(f"{where}: there is no program {format.program!r}", format.program, programs)
+
+
+def check_known(mistake: str, word: str, known: Collection[str]) -> None:
+    """Raise `ConfigError` for a word that is not known, with a suggestion."""
+    if word not in known:
+        raise ConfigError(mistake + suggestion(word, known))
 
 
 def unknown_format(name: str, known: Collection[str]) -> str:
-    """What is said of a format that is not registered."""
+    """Format the error for a format that is not registered."""
     if reason := NOT_BUILT.get(name.partition("-")[0]):
         return f"{name} is not built here: {reason}"
     return f"unknown format {name!r}{suggestion(name, known)}"
-
-
-def suggestion(word: str, known: Collection[str]) -> str:
-    """`; did you mean 'x'?` where something known is close, else `; known: …`."""
-    words = [str(each) for each in known]
-    close = difflib.get_close_matches(str(word), words, 1)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(sorted(words))}"

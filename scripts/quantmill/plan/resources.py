@@ -1,55 +1,75 @@
-"""What formats and engines take, as plain data. rules/formats/ and rules/engines/ register it beside each of them.
+"""Figures of formats and engines: memory, disk and time, as plain data that rules/formats/ and rules/engines/ register.
 
-The figures are from what jobs took (docs/PERFORMANCE.md, "Memory of jobs"), a few per cent above.
+They are coarse: within a factor of 1.5 (memory) and 2 (time) of recorded jobs (tests/plan/test_plan.py).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from quantmill.checkpoint.model_shape import Shape
 
 MB = 10**6  # as Snakemake counts mem_mb
-# MB that torch's CUDA build, which is PyPI's, holds on a CPU more than its CPU build (docs/FIGURES.md). Nobody knows
-# which a job will find. So what loads torch on a CPU asks for this beside what was measured with a CPU build.
+# MB that torch's CUDA build, which is PyPI's, holds on a CPU beyond its CPU build (docs/FIGURES.md). A job may find
+# either. Figures were measured with a CPU build, so jobs that load torch on a CPU add this.
 CUDA_BUILD = 500
-SHARD = 5 * 10**9  # bytes of a file of weights, as transformers shards; mapped whole while it is read
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Speed of a machine. flops: FLOP/s of a matrix product, float32 on a CPU and float16 on a GPU. bandwidth: bytes/s,
+    read and written, of a copy in the device's memory. file: bytes/s of a file; the default is the page cache's."""
+
+    flops: float
+    bandwidth: float
+    file: float = 3e9
+
+
+# For limits of time: few machines are slower, and files are on a slow network
+SLOW = {"cpu": Machine(50e9, 4e9, 50e6), "cuda": Machine(40e12, 200e9, 50e6)}
+H200 = Machine(760e12, 4.2e12)  # as plan.probe measures it; for plans on a machine without a GPU
 
 
 @dataclass(frozen=True)
 class Memory:
-    """MB of the host that a build takes: its libraries before any model, and bytes of what grows with the model.
-
-    weights, tables, block: bytes a weight of the whole model, of its embeddings and head, of one block's matrices.
-    activations: bytes a token of all samples and hidden unit. attention: bytes a head and pair of a sample's tokens.
-    least: MB at least.
-    """
+    """Memory of the host that a build takes. libraries: MB before any model. weights: bytes a weight. activations:
+    bytes a token of all samples and hidden unit."""
 
     libraries: int
     weights: float = 0
-    tables: float = 0
-    block: float = 0
     activations: float = 0
-    attention: float = 0
-    least: int = 0
 
-    def mb(self, model: Shape, calibration: Mapping[str, int]) -> int:
-        """MB for a model, calibrated by so many `samples` of `sequence_length` tokens."""
-        length = calibration["sequence_length"]
-        grown = self.weights * model.parameters + self.tables * model.embeddings + self.block * model.block
-        grown += self.activations * calibration["samples"] * length * model.hidden
-        grown += self.attention * length**2 * model.heads
-        return max(self.least, round(self.libraries + grown / MB))
+    def mb(self, model: Shape, tokens: int) -> int:
+        """Return MB for a model and the tokens of all calibration samples."""
+        return round(self.libraries + (self.weights * model.parameters + self.activations * tokens * model.hidden) / MB)
+
+
+@dataclass(frozen=True)
+class Time:
+    """Time of a build: seconds of its libraries' start, nanoseconds a weight, seconds a block of layers, FLOP a weight,
+    and forwards over all calibration samples."""
+
+    start: float
+    ns: float = 0
+    block: float = 0
+    flop: float = 0
+    forwards: float = 0
+
+    def seconds(self, machine: Machine, model: Shape, tokens: int) -> float:
+        """Return seconds for a model and the tokens of all calibration samples."""
+        calculated = (self.flop + 2 * self.forwards * tokens) / machine.flops
+        return self.start + self.block * model.layers + (1e-9 * self.ns + calculated) * model.parameters
 
 
 @dataclass(frozen=True)
 class Size:
     """Bytes of an artifact's weights.
 
-    weights: a weight of the blocks' matrices. rest: a weight of anything else; None: the same. group: a group of
+    weights: bytes a weight of the blocks' matrices. rest: a weight of anything else; None: the same. group: a group of
     `group_size` weights, which share a scale. row: a row of a matrix. input: an input of a block's matrix. head: a
-    weight of a head that is stored also where the model ties it to its embeddings; None: it is as the rest. files:
-    whatever the model.
+    weight of a head that is stored even if the model ties it to its embeddings; None: like the rest. files: for any
+    model.
     """
 
     weights: float
@@ -62,7 +82,7 @@ class Size:
     files: int = 0
 
     def bytes(self, model: Shape) -> int:
-        """Bytes for a model."""
+        """Return the bytes for a model."""
         blocks = model.layers * model.block
         rest, others, table = self.weights if self.rest is None else self.rest, model.parameters - blocks, 0.0
         if self.head is not None:
@@ -77,63 +97,62 @@ FLOAT16 = Size(2)
 
 @dataclass(frozen=True)
 class BuildResources:
-    """What a format takes: its artifact, and the job that builds it.
+    """Figures of a format: its artifact, and the job that builds it.
 
     cpu, cuda: memory of the host, without the quality gate. quantized: the gate writes its weights out for
-    transformers. forwards: over all calibration samples. group_size: the parameter that holds the size of a group.
-    bits: where the parameter `size` says how large it is, bits a weight of each name that it can have.
-    copies: of the artifact, that lie on the disk while it is built. like: formats that take about as long.
+    transformers. group_size: the parameter that holds the size of a group. bits: bits a weight by the value of the
+    parameter `size`, where that sets the artifact's size. copies: of the artifact, on the disk while it is built.
     """
 
     size: Size
     cpu: Memory
     cuda: Memory
+    time: Time
     quantized: bool = True
-    forwards: int = 0
     group_size: str | None = None
     bits: Mapping[str, float] | None = None
     copies: int = 0
-    like: tuple[str, ...] = ()
 
     def with_parameters(self, parameters: Mapping[str, Any]) -> "BuildResources":
-        """The costs with a tool's parameters; a size of groups that is left to the layers counts as the usual one."""
+        """Return the figures for a tool's parameters; a group size that the tool chooses counts as the default."""
         if self.bits and isinstance(bits := self.bits.get(parameters["size"], parameters["size"]), (int, float)):
             return replace(self, size=replace(self.size, weights=bits / 8))
-        size = parameters.get(self.group_size, "auto")
+        size = parameters.get(self.group_size or "", "auto")
         return self if size == "auto" else replace(self, size=replace(self.size, group_size=int(size)))
 
 
 @dataclass(frozen=True)
 class RunResources:
-    """What the process holds that runs an engine, in memory of the host.
+    """Figures of the process that runs an engine: memory of the host, and time.
 
-    cpu: MB of libraries on a CPU. weights: bytes a weight held there; quantized: the same of a quantized format,
-    None: no other. floor: MB that CUDA takes at least; cuda: MB of libraries there, beside what is read. logits:
-    bytes a position of a window and token of the vocabulary. mapped: a file is there as well while it is read; kept:
-    all of them stay. like: an engine that takes about as long, for what was never recorded.
+    cpu, cuda: MB of its libraries on each device. weights: bytes a weight that it holds on a CPU, in addition to the
+    artifact's files; quantized: the same for quantized formats, None: no difference. logits: bytes for each position
+    of a window and token of the vocabulary. held: MB of the artifact's files that it holds, at most.
+    start: seconds until it has loaded a small model. block: seconds of overhead a block of layers and token.
     """
 
     cpu: int
-    weights: float
-    floor: int
     cuda: int
+    start: float
+    block: float
+    weights: float = 0
     quantized: float | None = None
     logits: int = 0
-    mapped: bool = False
-    kept: bool = False
-    like: str | None = None
+    held: float = inf
 
     def mb(self, model: Shape, nbytes: int, quantized: bool, device: str, window: int) -> int:
-        """MB to run an artifact of so many bytes, and to score windows of so many tokens (0: none)."""
-        logits = self.logits * window * model.vocab // MB
-        read = min(nbytes, SHARD) if self.mapped and not self.kept else nbytes
+        """Return MB to run an artifact of `nbytes`, and to score windows of `window` tokens (0: none)."""
+        read = min(nbytes / MB, self.held) + self.logits * window * model.vocab / MB
         if device != "cpu":
-            return max(self.floor, self.cuda + read // MB) + logits
-        weights = self.quantized if quantized and self.quantized is not None else self.weights
-        return round(self.cpu + (weights * model.parameters + (read if self.mapped else 0)) / MB) + logits
+            return round(self.cuda + read)
+        return round(self.cpu + self.copied(quantized) * model.parameters / MB + read)
+
+    def copied(self, quantized: bool) -> float:
+        """Return bytes a weight that it holds on a CPU, in addition to the artifact's files."""
+        return self.quantized if quantized and self.quantized is not None else self.weights
 
 
 def costs_of(entry: Mapping[str, Any]) -> BuildResources:
-    """`BuildResources` from the mapping that `dataclasses.asdict` makes of them."""
-    memory = {device: Memory(**entry[device]) for device in ("cpu", "cuda")}
-    return BuildResources(**{**entry, **memory, "size": Size(**entry["size"])})
+    """Make `BuildResources` from the mapping that `dataclasses.asdict` returns."""
+    parts = {"size": Size, "cpu": Memory, "cuda": Memory, "time": Time}
+    return BuildResources(**{key: parts[key](**value) if key in parts else value for key, value in entry.items()})

@@ -1,210 +1,54 @@
-"""Say what a study will take before any of it is done: jobs, downloads, disk, memory, time.
+"""Print what a study takes before it runs: jobs, downloads, disk, memory, time.
 
     python scripts/quantmill plan.show [CONFIG] [--disk GB]
 
-Snakemake's own Python says which jobs are left and what formats and engines take (scripts/quantmill/plan/list_jobs.py).
-The rest follows from each model's config.json, which of a model of the hub is all that is fetched. Disk counts weights
-and reference logits. A user's files and those of the hub's cache are copied, which takes no disk where the file system
-has reflinks; artifacts share bytes that do not change. Times are from recorded results of the same format, engine and
-kind of device. What nobody said or recorded is unknown. The status is 1 where the disk cannot hold it.
+Snakemake's own Python lists the jobs that are left and the figures of formats and engines (plan.list_jobs). The rest
+follows from each model's config.json, the only file that is fetched of a model of the hub. Disk counts weights and
+reference logits. Copies of the user's files and of the hub's cache take no disk if the file system has reflinks;
+artifacts share bytes that do not change. Times follow from this machine's speed, which a probe measures
+(scripts/quantmill/plan/probe.py), without downloads and the building of environments. A format or engine that registers
+no figures is unknown. The status is 1 where the disk cannot hold the study.
 """
 
 import json
 import shutil
 import subprocess
 from argparse import Namespace
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import constants
-
 from quantmill import devices
 from quantmill.common import program
-from quantmill.common.atomic import can_clone
 from quantmill.common.program import UserError, parser, printable, run_child
-from quantmill.plan import jobs
-from quantmill.plan.cells import prebuilt_files
-from quantmill.plan.config import source
-from quantmill.plan.durations import load_rows
-from quantmill.plan.jobs import Jobs, Resources
+from quantmill.plan import probe
+from quantmill.plan.config import CHECKOUT
+from quantmill.plan.jobs import Jobs
 from quantmill.plan.model_facts import Origin, origin
-from quantmill.plan.resources import MB, RunResources, costs_of
+from quantmill.plan.resources import RunResources, costs_of
+from quantmill.plan.rows import ARTIFACTS, TORCH, Row, cell_name, nearest_folder, peak, study_rows
 
-ARTIFACTS = Path("artifacts")
-HUB_TEXTS = {"Salesforce/wikitext": 1_290_590}  # bytes of WikiText-2's test text, the default
-
-
-@dataclass(frozen=True)
-class Row:
-    """A line of the table: bytes of disk, MB of memory, seconds of each job; None where unknown. `beside`: bytes that
-    a job needs besides, until it is done."""
-
-    model: str
-    name: str
-    disk: int | None
-    mb: int | None
-    seconds: tuple[float | None, ...] = (None,)
-    beside: int = 0
+TORCH_PYTHON = CHECKOUT / "envs/torch/bin/python"
+OTHERS = {"tokens": TORCH, "mlc_library": 15.0, "page": 10.0}  # seconds of each job without a row, by its rule
 
 
 def ask_snakemake(python: Path, config: Path | None) -> dict[str, Any]:
-    """What scripts/quantmill/plan/list_jobs.py prints. Raises `UserError` with its last line where it fails."""
+    """Run plan.list_jobs. Raises `UserError` with its last line if it fails."""
     command = [*program.command("plan.list_jobs", python), *([config] if config else [])]
     result = run_child(command, stdout=subprocess.PIPE)
     if result.returncode:
-        lines = result.stderr.strip().splitlines() or ["it says nothing"]
+        lines = result.stderr.strip().splitlines() or ["plan.list_jobs failed without a message"]
         raise UserError(lines[-1].removeprefix("error: "))
     return json.loads(result.stdout)
 
 
-def nearest_folder(folder: Path) -> Path:
-    """The folder, or the nearest above it that is there."""
-    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-
-
-def copied(place: Path, nbytes: int | None) -> int | None:
-    """Bytes that a copy takes of so many that lie at a place: none where the file system has reflinks, which is tried
-    where artifacts lie."""
-    if not same_disk(place, ARTIFACTS):
-        return nbytes
-    try:
-        return 0 if can_clone(nearest_folder(ARTIFACTS)) else nbytes
-    except OSError:  # may not be written, or is full
-        return nbytes
-
-
-def same_disk(one: Path, other: Path) -> bool:
-    return nearest_folder(one).stat().st_dev == nearest_folder(other).stat().st_dev
-
-
-def text_bytes(text: str | Mapping[str, Any]) -> int | None:
-    """Bytes of a text of the config; None where it is of the hub and not known."""
-    return HUB_TEXTS.get(text["hub"]) if isinstance(text, Mapping) else Path(text).stat().st_size
-
-
 def hub_artifacts(model: Mapping[str, Any]) -> list[str]:
-    """Somebody else's artifacts that come from the hub, which nobody has asked how large they are."""
+    """List prebuilt artifacts on the hub, whose sizes are unknown."""
     return [name for name, words in model["prebuilt"].items() if "hub" in words]
 
 
-def prebuilt_bytes(words: Mapping[str, Any]) -> int | None:
-    """Bytes that somebody else's artifact takes here; None for one of the hub."""
-    files = [file for file in prebuilt_files(words) if file.is_file()]
-    return copied(Path(words["path"]), sum(file.stat().st_size for file in files)) if "path" in words else None
-
-
-def tokens(text: str | Mapping[str, Any]) -> int | None:
-    """Tokens of a text of the config, at most; None where it is of the hub and not known."""
-    nbytes = text_bytes(text)
-    return None if nbytes is None else int(nbytes * jobs.POSITIONS_A_BYTE)
-
-
-def weights_rows(name: str, model: dict[str, Any], found: Origin, left: set[str]) -> list[Row]:
-    """The source, which is a copy, what of it is used, and the canonical safetensors, which share its bytes where it is
-    such already."""
-    kind, path = source(model)
-    place = Path(constants.HF_HUB_CACHE) if kind == "hub" else path
-    disk = found.weight_bytes if kind == "random" else copied(place, found.weight_bytes)
-    mb = {"random": jobs.RANDOM_WEIGHTS, "hub": jobs.DOWNLOADING}.get(kind, jobs.STREAMING)
-    rows = [
-        Row(name, "source", disk, jobs.job_mb(mb)),
-        Row(name, "tensors.json", 0, jobs.job_mb(jobs.NAMING)),
-        Row(name, "safetensors", 0 if found.form == "safetensors" else found.weight_bytes, jobs.job_mb(jobs.STREAMING)),
-    ]
-    return [row for row in rows if f"artifacts/{name}/{row.name}" in left]
-
-
-def row_of(model: str, name: str, disk: int | None, asks: list[Resources], beside: int = 0) -> Row:
-    """The row of some jobs; its memory is that of the largest."""
-    mb = max(ask.mb for ask in asks) if all(ask.known for ask in asks) else None
-    return Row(model, name, disk, mb, tuple(ask.seconds for ask in asks), beside)
-
-
-def cell_name(cell: dict[str, Any]) -> str:
-    """`FORMAT` or `FORMAT@RUN`."""
-    return f"{cell['format']}@{cell['run']}" if cell["run"] else cell["format"]
-
-
-def cell_row(cell: dict[str, Any], model: dict[str, Any], found: Origin, left: set[str], costs: Jobs) -> Row | None:
-    """A row of the report: its artifact, and the jobs that build, score, time and load it; None where none is left."""
-    name, format, engine = cell_name(cell), cell["format"], cell["engine"]
-    parts = ("artifact", "latency", "quality", "loads", "tasks")
-    kinds = [kind for kind in parts if cell.get(kind) in left]
-    if not kinds:
-        return None
-    if found.shape is None:
-        return Row(cell["model"], name, None, None, (None,) * len(kinds))
-    asks, texts, size, beside = [], model["texts"], 0, 0
-    if "artifact" in kinds:
-        left.remove(cell["artifact"])  # other runs of it come after
-        gated = source(model)[0] != "random"
-        asks.append(costs.build(format, engine, found.shape, gated, tokens(texts["calibration"])))
-        prebuilt = model["prebuilt"].get(format)
-        size = prebuilt_bytes(prebuilt) if prebuilt else costs.artifact_bytes(format, found.shape)
-        beside = max(0, (asks[0].disk_mb - jobs.SMALL) * MB - size) if asks[0].known else 0
-        size = 0 if format == jobs.SOURCE_FORMAT and found.dtype == "float16" else size
-    if "latency" in kinds:
-        prompts = Path(texts["prompts"]).read_text(encoding="utf-8").splitlines()
-        asks.append(costs.latency(format, engine, found.shape, sum(bool(line.strip()) for line in prompts)))
-    if "tasks" in kinds:  # how long their texts are nobody knows before they are fetched
-        asks.append(costs.tasks(format, engine, found.shape, None))
-    if "quality" in kinds:
-        asks.append(costs.score(format, engine, found.shape, tokens(texts["evaluation"])))
-    if "loads" in kinds:
-        asks.append(costs.load(format, engine, found.shape))
-    return row_of(cell["model"], name, size, asks, beside)
-
-
-def reference_rows(name: str, model: dict[str, Any], found: Origin, left: set[str], costs: Jobs) -> list[Row]:
-    """What results are compared with: the source's predictions, the reference's logits and its noise floor."""
-    folder, text = f"artifacts/{name}", model["texts"]["evaluation"]
-    files = {
-        "gate": f"{folder}/expected.json",
-        "logits": f"{folder}/quality/{costs.study['reference']}-logits.npy",
-        "noise-floor": f"{folder}/quality/noise-floor.json",
-    }
-    if found.shape is None:
-        return [Row(name, each, None, None) for each, file in files.items() if file in left]
-    nbytes = text_bytes(text)
-    logits = None if nbytes is None or not found.shape.vocab else jobs.logits_bytes(nbytes, found.shape.vocab)
-    score = costs.score(*costs.reference, found.shape, tokens(text))
-    asks = {"gate": costs.expect(found.shape), "logits": score, "noise-floor": score}
-    return [
-        row_of(name, each, logits if each == "logits" else 0, [asks[each]])
-        for each, file in files.items()
-        if file in left
-    ]
-
-
-def study_rows(listed: dict[str, Any], costs: Jobs, origins: dict[str, Origin]) -> list[Row]:
-    """The rows of all models: what is left to make of them."""
-    left, rows = set(listed["left"]), []
-    for name, model in listed["study"]["models"].items():
-        rows += weights_rows(name, model, origins[name], left)
-        cells = [cell for cell in listed["cells"] if cell["model"] == name]
-        rows += filter(None, (cell_row(cell, model, origins[name], left, costs) for cell in cells))
-        rows += reference_rows(name, model, origins[name], left, costs)
-    return rows
-
-
-def peak(rows: Iterable[Row], origins: dict[str, Origin]) -> int:
-    """Bytes that artifacts/ grows by at most, downloads included where they land on its disk.
-
-    What is replaced is there beside what replaces it until that is whole; the job that needs most besides counts.
-    """
-    rows = [row for row in rows if row.disk is not None]
-    old = {row: (ARTIFACTS / row.model / row.name).exists() for row in rows}
-    grown = sum(row.disk for row in rows if not old[row])
-    grown += max((row.beside + (row.disk if old[row] else 0) for row in rows), default=0)
-    if same_disk(Path(constants.HF_HUB_CACHE), ARTIFACTS):
-        grown += sum(found.download for found in origins.values())
-    return grown
-
-
 def most_gpus(listed: dict[str, Any], device: str) -> str:
-    """GPUs that the jobs that are left need at once at most, and of whom; what is to be allowed where it is several."""
+    """Return the GPUs of the largest job, its cell, and the option that allows several."""
     left = set(listed["left"])
     cells = [
         each for each in listed["cells"] if left & {each["latency"], each["quality"], each["loads"], each.get("tasks")}
@@ -221,21 +65,21 @@ def most_gpus(listed: dict[str, Any], device: str) -> str:
 
 
 def amount(nbytes: int | None) -> str:
-    """Bytes for people."""
+    """Format bytes."""
     if nbytes is None:
         return "unknown"
     return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
 
 
 def minutes(seconds: Iterable[float | None]) -> str:
-    """Minutes of several jobs; a `+` stands for those whose time is unknown."""
+    """Format the minutes of several jobs; a `+` stands for unknown ones."""
     jobs = list(seconds)
     known = [each for each in jobs if each is not None]
     return f"{sum(known) / 60:.1f} min{' +' * (len(known) < len(jobs))}" if known or not jobs else "unknown"
 
 
-def table(lines: list[tuple[str, ...]]) -> str:
-    """Columns as wide as their widest cell; numbers stand right."""
+def table(lines: Sequence[tuple[str, ...]]) -> str:
+    """Align columns; the first two are text, the others numbers."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     cells = [
         [c.ljust(w) if n < 2 else c.rjust(w) for n, (c, w) in enumerate(zip(line, widths, strict=True))]
@@ -245,7 +89,7 @@ def table(lines: list[tuple[str, ...]]) -> str:
 
 
 def show(rows: list[Row], origins: dict[str, Origin], count: dict[str, int]) -> None:
-    """Print models, what is to be made of them, and how many jobs of each rule."""
+    """Print models, what is left to make of them, and the number of jobs of each rule."""
     lines = [("model", "", "parameters", "weights", "to download")]
     for name, found in origins.items():
         weights = f"{'' if found.shape.exact else 'about '}{found.shape.parameters:,}" if found.shape else "unknown"
@@ -277,12 +121,13 @@ def main() -> None:
     study = listed["study"]
     if study["device"] == "auto":
         study["device"] = devices.resolve("auto", hold=False)
+    machine, as_on = probe.measure(study["device"], Path(study["interpreters"].get("torch", TORCH_PYTHON)))
     costs = Jobs(
         study,
         tuple(listed["reference"]),
-        {name: entry and costs_of(entry) for name, entry in listed["formats"].items()},
-        {name: entry and RunResources(**entry) for name, entry in listed["engines"].items()},
-        load_rows([ARTIFACTS / "report/results.json", *jobs.RECORDED]),
+        {name: costs_of(entry) for name, entry in listed["formats"].items()},
+        {name: RunResources(**entry) for name, entry in listed["engines"].items()},
+        machine,
     )
     origins = {name: origin(model, ARTIFACTS / name) for name, model in study["models"].items()}
     rows = study_rows(listed, costs, origins)
@@ -292,13 +137,14 @@ def main() -> None:
     need, download = peak(rows, origins), sum(found.download for found in origins.values())
     free = int(options.disk * 1e9) if options.disk is not None else shutil.disk_usage(nearest_folder(ARTIFACTS)).free
     seconds = [each for row in rows for each in row.seconds]
+    seconds += [each for rule, each in OTHERS.items() for _ in range(listed["jobs"].get(rule, 0))]
     unknown = {what: "at least " * any(getattr(row, what) is None for row in rows) for what in ("disk", "mb")}
     print(f"download: {'' if complete else 'at least '}{amount(download)}")
     print(f"disk at peak: {unknown['disk']}{amount(need)}, of {amount(free)} free")
     print(f"memory of the largest job: {unknown['mb']}{max((row.mb or 0 for row in rows), default=0):,} MB")
     print(f"GPUs of the largest job: {most_gpus(listed, study['device'])}")
     print(
-        f"time, one job after another, device {study['device']}: {minutes(seconds)}"
+        f"time, one job after another, device {study['device']}{as_on}: {minutes(seconds)}"
         f"{f' {seconds.count(None)} jobs of unknown time' if None in seconds else ''}"
     )
     if need > free:

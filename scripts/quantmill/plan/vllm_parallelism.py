@@ -1,37 +1,26 @@
-"""What vLLM is told of cards and of speculation, checked before it loads anything."""
+"""Checks of vLLM's parallel sizes and draft models, before it loads anything."""
 
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from quantmill.build.quantizer import GROUP_SIZES
 from quantmill.plan.cells import artifacts
 from quantmill.plan.config_values import ConfigError
 from quantmill.plan.model_source import local_config, read_config, source
-from quantmill.plan.registry import Registry, suggestion
+from quantmill.plan.registry import Registry
 from quantmill.servers.vllm_options import SIZES, value
 
 ENGINES = ("vllm", "vllm-serve")
-# `SpeculativeMethod` of vllm/config/speculative.py, vLLM 0.32.0
-WANT_MODEL = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "dflash", "custom_class")
-WANT_TOKENS = ("ngram", "ngram_gpu", "draft_model")  # others may take it from the draft's config.json
-IN_THE_TARGET = (  # whose draft lies in the target's own checkpoint
-    *("dspark", "mtp", "deepseek_mtp", "dots3_note_mtp", "mimo_mtp", "mimo_v2_mtp", "glm4_moe_mtp"),
-    *("glm4_moe_lite_mtp", "glm_ocr_mtp", "ernie_mtp", "nemotron_h_mtp", "exaone_moe_mtp", "exaone4_5_mtp"),
-    *("qwen3_next_mtp", "qwen4_exp_mtp", "qwen3_5_mtp", "longcat_flash_mtp", "bailing_hybrid_v3_mtp"),
-    *("minimax_m3_mtp", "bailing_hybrid_mtp", "kimi_k3_mtp", "pangu_ultra_moe_mtp", "step3p5_mtp", "hy_v3_mtp"),
-    *("hy_v4_mtp", "gemma4_mtp", "inkling_mtp", "glm5_next_mtp"),
-)
-METHODS = {"ngram", "ngram_gpu", "suffix", "extract_hidden_states", *WANT_MODEL, *IN_THE_TARGET}
 SHORT = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
-WIDTHS = ("intermediate_size", "num_attention_heads x head_dim")  # inputs of the layers that are cut across groups
-MOST = 64  # cards of a run, as the schema says
+WIDTHS = ("intermediate_size", "num_attention_heads x head_dim")  # inputs of layers that are split across groups
+MOST = 64  # GPUs of a run, as in the schema
 
 
 def check(study: Mapping[str, Any], registry: Registry) -> None:
-    """Raises `ConfigError` for the first run of vLLM whose cards do not fit its sizes, whose sizes do not fit a model,
-    or whose speculation cannot be. Of a model of the hub nothing is known yet."""
+    """Raise `ConfigError` for the first run of vLLM whose sizes do not fit its GPUs or a model, or whose draft is its
+    target. A model of the hub is not checked."""
     for name, run in study["runs"].items():
         if run["engine"] not in ENGINES:
             continue
@@ -43,21 +32,21 @@ def check(study: Mapping[str, Any], registry: Registry) -> None:
                 check_pipeline(where, model, config, pipeline)
             for format in served:
                 check_tensor(where, model, config, tensor, group_size(format, model, config, study, registry))
-        check_speculation(f"{where}.options.speculative_config", run, study)
+        check_draft(f"{where}.options.speculative_config", run, study)
 
 
 def served_by(run: Mapping[str, Any], study: Mapping[str, Any], model: str) -> list[str]:
-    """The artifacts of a model that a run has."""
+    """List the artifacts of a model in a run."""
     return [name for name in artifacts(study, study["models"][model]) if name in run["formats"]]
 
 
 def check_cards(where: str, run: Mapping[str, Any], device: str) -> tuple[int, int]:
-    """Tensor and pipeline parallel size of a run. Raises `ConfigError` where all sizes do not multiply to its cards; on
-    a CPU there are none."""
+    """Tensor and pipeline parallel size of a run. Raises `ConfigError` unless all sizes multiply to its GPUs; a CPU is
+    not checked."""
     given = {name: size for name in SIZES if (size := value(run["options"], name)) is not None}
     for name, size in given.items():
         if not is_count(size):
-            raise ConfigError(f"{where}.options.{name}: {size!r} is no size; write a whole number of 1 or more")
+            raise ConfigError(f"{where}.options.{name}: {size!r} is not a size; write a whole number of 1 or more")
     tensor = given.get(SIZES[0], max(1, run["gpus"] // prod(given.values())))
     wanted = prod((given | {SIZES[0]: tensor}).values())
     if wanted != run["gpus"] and device != "cpu":
@@ -69,26 +58,26 @@ def check_cards(where: str, run: Mapping[str, Any], device: str) -> tuple[int, i
     return tensor, given.get(SIZES[1], 1)
 
 
-def is_count(size: Any) -> bool:
+def is_count(size: Any) -> TypeGuard[int]:
     return type(size) is int and size >= 1
 
 
 def check_pipeline(where: str, model: str, config: Mapping[str, Any], size: int) -> None:
-    """Raises `ConfigError` for more stages than a model has layers."""
+    """Raise `ConfigError` for more pipeline stages than a model has layers."""
     layers = config.get("num_hidden_layers")
     if is_count(layers) and size > layers:
         raise ConfigError(f"{where}: {SIZES[1]} {size}, and {model} has {layers} layers; {layers} fit at most")
 
 
 def check_tensor(where: str, model: str, config: Mapping[str, Any], size: int, group: int | None) -> None:
-    """Raises `ConfigError` where a model cannot be cut in so many parts, with the sizes that fit."""
+    """Raise `ConfigError` for a tensor parallel size that does not fit a model, with those that do."""
     if why := misfit(config, size, group):
         fits = [str(each) for each in range(1, MOST + 1) if not misfit(config, each, group)]
         raise ConfigError(f"{where}: {SIZES[0]} {size} does not fit {model}'s {why}; sizes that fit: {', '.join(fits)}")
 
 
 def misfit(config: Mapping[str, Any], size: int, group: int | None) -> str | None:
-    """What of a model cannot be cut in so many equal parts, as vLLM cuts; None where all can, or nothing is known."""
+    """Return the part of a model that vLLM cannot split by `size`; None if it can, or the model's sizes are unknown."""
     heads = config.get("num_attention_heads")
     keys = config.get("num_key_value_heads") or heads
     if not is_count(heads) or not is_count(keys):
@@ -98,13 +87,13 @@ def misfit(config: Mapping[str, Any], size: int, group: int | None) -> str | Non
     if keys % size and size % keys:
         return f"{keys} key-value heads"
     for name, width in widths(config).items() if group and size > 1 else ():
-        if width % (size * group):
+        if group and width % (size * group):
             return f"{name} of {width} in groups of {group}"
     return None
 
 
 def widths(config: Mapping[str, Any]) -> dict[str, int]:
-    """How many inputs the layers have that are cut across their groups. A mixture's experts may be kept whole."""
+    """Return the inputs of the layers that are split across groups. A mixture's experts may stay whole."""
     heads, hidden = config["num_attention_heads"], config.get("hidden_size")
     head = config.get("head_dim") or (hidden // heads if is_count(hidden) else None)
     inner = None if any("experts" in key for key in config) else config.get("intermediate_size")
@@ -115,7 +104,7 @@ def widths(config: Mapping[str, Any]) -> dict[str, int]:
 def group_size(
     format: str, model: str, config: Mapping[str, Any], study: Mapping[str, Any], registry: Registry
 ) -> int | None:
-    """Weights that share a scale in an artifact; None where it is not quantized, or not known yet."""
+    """Return the weights that share a scale in an artifact; None if it is not quantized, or not known yet."""
     words = study["models"][model]
     if format in words["prebuilt"]:
         theirs = words["prebuilt"][format].get("path")
@@ -128,7 +117,7 @@ def group_size(
     parameters = study.get(registry.formats[variant["format"]].config, {}) | variant
     asked = next((size for key, size in parameters.items() if key.endswith("group_size")), "auto")
     if asked != "auto":
-        return asked
+        return int(asked)
     inputs = [
         config.get("hidden_size"),
         *(widths(config).values() if is_count(config.get("num_attention_heads")) else ()),
@@ -136,52 +125,41 @@ def group_size(
     return next((size for size in GROUP_SIZES if all(is_count(each) and each % size == 0 for each in inputs)), None)
 
 
-def check_speculation(where: str, run: Mapping[str, Any], study: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` for a speculation that vLLM does not know, that lacks something, or whose draft is its
-    target."""
-    words = speculation(where, run["options"])
-    if words is None:
-        return
-    method, model, tokens = (words.get(name) for name in ("method", "model", "num_speculative_tokens"))
-    if method is None and model is None:
-        raise ConfigError(f"{where}: has no method; write one of {', '.join(('ngram', 'suffix', *WANT_MODEL[:3]))}, …")
-    if method is not None and method not in METHODS:
-        raise ConfigError(f"{where}.method: unknown method {method!r}{suggestion(method, METHODS)}")
-    if method in WANT_MODEL and not isinstance(model, str):
-        raise ConfigError(f"{where}.model: {method} wants a model; name a folder, or a repository of the hub")
-    if tokens is None and method in WANT_TOKENS:
-        raise ConfigError(f"{where}.num_speculative_tokens: is missing; say how many tokens {method} drafts at once")
-    if tokens is not None and not is_count(tokens):
-        raise ConfigError(f"{where}.num_speculative_tokens: {tokens!r}; write a whole number of 1 or more")
-    if isinstance(model, str) and method not in IN_THE_TARGET and (target := own(model, run, study)):
+def check_draft(where: str, run: Mapping[str, Any], study: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for a draft model that is its target. vLLM refuses everything else itself."""
+    words = speculation(run["options"])
+    model = words.get("model")
+    if isinstance(model, str) and not is_in_target(words) and (target := own(model, run, study)):
         raise ConfigError(
             f"{where}.model: {model} is {target}, a target used as its own draft; name a smaller model of its family"
         )
 
 
-def speculation(where: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The words of a run's speculation, from wherever vLLM takes them; None where it has none."""
+def speculation(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Collect the settings of a run's speculation from all options that vLLM accepts for them."""
     given = value(options, "speculative_config")
-    if given is not None and not isinstance(given, dict):
-        raise ConfigError(f"{where}: {given!r} is no mapping; write it as method: ngram, num_speculative_tokens: 4")
-    found = {str(name).replace("-", "_"): each for name, each in (given or {}).items()}
+    found = {str(name).replace("-", "_"): each for name, each in given.items()} if isinstance(given, dict) else {}
     for option, each in options.items():
         first, _, name = option.replace("-", "_").partition(".")
         if name and first == "speculative_config":
             found[name] = each
         elif first in SHORT:
             found[SHORT[first]] = each
-    return None if given is None and not found else found
+    return found
+
+
+def is_in_target(words: Mapping[str, Any]) -> bool:
+    """Return whether a speculation's draft is part of its target's checkpoint, by vLLM's names of methods."""
+    return str(words.get("method")).endswith("mtp") or words.get("method") == "dspark"
 
 
 def speculates_by_itself(run: Mapping[str, Any]) -> bool:
-    """Whether a run's draft lies in its target's own checkpoint: in layers that nothing else uses."""
-    words = speculation("options", run["options"]) if run["engine"] in ENGINES else None
-    return bool(words) and words.get("method") in IN_THE_TARGET
+    """Return whether a run's draft is part of its target's checkpoint: layers that nothing else uses."""
+    return run["engine"] in ENGINES and is_in_target(speculation(run["options"]))
 
 
 def own(draft: str, run: Mapping[str, Any], study: Mapping[str, Any]) -> str | None:
-    """What of a target a draft is: its source, or an artifact that the run serves; None where it is another model."""
+    """Name the target that a draft equals: a model's source or an artifact in the run; None for another model."""
     for name, model in study["models"].items():
         served = served_by(run, study, name)
         if not served:

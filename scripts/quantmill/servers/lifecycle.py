@@ -17,7 +17,7 @@ from typing import IO
 from quantmill.client.client import Target, Unreachable, get
 from quantmill.common import bounded_json, redaction, surroundings
 from quantmill.common.atomic import write_json
-from quantmill.common.program import UserError, printable
+from quantmill.common.program import UserError, message, printable
 from quantmill.devices import cpu, gpu_lock, listeners, processes
 from quantmill.servers.supervisor import (
     __file__ as SUPERVISOR,  # it is run, and imported so that the workflow knows of it
@@ -201,6 +201,7 @@ def last_error(log: Path) -> str:
     telling = [line for line in raised if not POINTER.search(line)]
     others = [line for line in errors if not POINTER.search(line)]
     line = (telling or others or raised or errors or lines or ["it printed nothing"])[-1]
+    line = message(lines[lines.index(line) :]) if lines else line
     return printable(redaction.of().text(line))
 
 

@@ -4,7 +4,6 @@ Its own tasks are pinned code, and may run. Of a task in somebody's own YAML no 
 a sandbox. No metric is fetched from the hub, which would be code too.
 """
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from lm_eval.tasks._index import TaskIndex
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from quantmill.common import limited
-from quantmill.common.program import UserError, first_line
+from quantmill.common.program import UserError, first_line, suggestion
 from quantmill.tasks import own_tasks
 from quantmill.tasks.own_tasks import OWN
 
@@ -121,9 +120,8 @@ def load(name: str, include: Path | None, files: Sequence[Path] | None = None) -
         manager._index = dict(index(files))
     entry = manager.task_index.get(name)
     if entry is None:
-        close = difflib.get_close_matches(name, manager.all_tasks, 1)
         where = f"lm-evaluation-harness{f' and {include}' if include else ''}"
-        raise UserError(f"tasks: {where} has no task {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+        raise UserError(f"tasks: {where} has no task {name!r}{suggestion(name, manager.all_tasks)}")
     try:
         item = manager._load_spec(name)
     except UserError:

@@ -1,4 +1,4 @@
-"""Which files a program is made of, and how things appear under their final names."""
+"""Files that a program is made of, and how outputs get their final names."""
 
 import os
 import sys
@@ -69,22 +69,6 @@ def test_a_digest_is_of_names_and_contents_not_of_times(tmp_path: Path) -> None:
     assert len({first, *others}) == 6
 
 
-def test_publish_shows_nothing_until_the_block_succeeds(tmp_path: Path) -> None:
-    final = tmp_path / "folder"
-    with write_atomically(final) as partial:
-        partial.mkdir()
-        (partial / "file").write_text("whole")
-        (partial / manifest.NAME).write_text("{}")
-        assert not final.exists()
-    assert (final / "file").read_text() == "whole"
-    with pytest.raises(RuntimeError), write_atomically(final) as partial:
-        partial.mkdir()
-        (partial / "file").write_text("half")
-        raise RuntimeError
-    assert (final / "file").read_text() == "whole"
-    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
-
-
 def test_publish_clears_what_a_killed_run_left(tmp_path: Path) -> None:
     stale = tmp_path / ".folder.partial"
     stale.mkdir()
@@ -92,19 +76,6 @@ def test_publish_clears_what_a_killed_run_left(tmp_path: Path) -> None:
     with write_atomically(tmp_path / "folder") as partial:
         partial.mkdir()
     assert list((tmp_path / "folder").iterdir()) == []
-
-
-def test_publish_replaces_artifacts_and_nothing_else(tmp_path: Path) -> None:
-    folder = tmp_path / "thesis"
-    folder.mkdir()
-    (folder / "chapter").write_text("years of work")
-    with pytest.raises(UserError, match="holds files that are not an artifact of Quantmill"), write_atomically(folder):
-        pass
-    assert (folder / "chapter").read_text() == "years of work"
-    (folder / manifest.NAME).write_text("{}")
-    with write_atomically(folder) as partial:
-        partial.mkdir()
-    assert list(folder.iterdir()) == []
 
 
 def test_publish_json_refuses_nan(tmp_path: Path) -> None:
