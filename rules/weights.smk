@@ -107,8 +107,7 @@ rule tensors:
     params:
         program=program("fetch.name_tensors"),
         python=python("torch"),
-        # layers of the model's own by which a run speculates are then kept
-        options=["--further-layers"] if FURTHER_LAYERS else [],
+        options=further_layers,
     shell:
         "{params.python:q} {params.program.command:q} {input.source:q} {output:q} {params.options:q} 2> {log:q}"
 
