@@ -44,7 +44,11 @@ ARCHITECTURES = {
 work, demo = map(Path, sys.argv[1:3])
 ids = json.loads((demo / "tokens/evaluation.json").read_text())["ids"][:128]
 texts = ["--calibration", demo / "tokens/calibration.json", "--evaluation", demo / "tokens/evaluation.json"]
-texts += ["--samples", "8", "--sequence-length", "128"]
+texts += ["--samples", "8", "--sequence-length", "128", "--parameters"]
+PARAMETERS = {
+    "gptq": {"bits": 4, "group_size": "auto", "sym": True, "desc_act": False, "damp_percent": 0.05},
+    "awq": {"tool": "auto", "w_bit": 4, "q_group_size": "auto", "zero_point": True, "version": "GEMM"},
+}
 
 
 def convert(source: Path) -> Path:
@@ -72,9 +76,9 @@ def checkpoint(name: str) -> Path:
     return convert(folder)
 
 
-def build(program: str, *arguments: object) -> str:
-    """Run a program in this process, whose libraries take long to import; returns its last line of errors."""
-    sys.argv = ["quantmill", program, *map(str, arguments)]
+def build(tool: str, *folders: object) -> str:
+    """Quantize in this process, whose libraries take long to import; return the line of an error, or nothing."""
+    sys.argv = ["quantmill", f"build.{tool}", *map(str, (*folders, *texts)), json.dumps(PARAMETERS[tool])]
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(sys.stderr):
@@ -107,10 +111,10 @@ for architecture in sys.argv[3:]:
     fp16 = checkpoint(architecture)
     reference = engines.load("transformers", fp16, "cpu", 1)
     expected = np.concatenate(list(reference.logits(ids)))
-    for tool, group in (("gptq", "--group-size"), ("awq", "--q-group-size")):
+    for tool in PARAMETERS:
         out = work / architecture / tool
         fact = facts[f"{architecture} {tool}"] = {
-            "error": build(f"build_{tool}.py", fp16, out, *texts, group, "auto"),
+            "error": build(tool, fp16, out),
             "published": out.exists(),
         }
         if out.exists():
@@ -127,7 +131,7 @@ CODE = {
 }
 for name, (file, named) in CODE.items():
     fp16 = with_code(f"code-{name}", file, named)
-    errors = [build(f"build_{tool}.py", fp16, work / f"code-{name}/{tool}", *texts) for tool in ("gptq", "awq")]
+    errors = [build(tool, fp16, work / f"code-{name}/{tool}") for tool in PARAMETERS]
     facts[f"code {name}"] = {"errors": errors, "ran": (work / "ran").exists()}
 artifact = work / "mistral/gptq"
 config = json.loads((artifact / "config.json").read_text()) | {"attribute_map": {"auto_map": "zzz"}}

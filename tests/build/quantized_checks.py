@@ -68,7 +68,7 @@ ids = json.loads((artifacts / "tokens/evaluation.json").read_text())["ids"][:256
 def build(name: str, folder: Path, threads: int) -> Path:
     """Quantize the demo's fp16 to `folder`, by the other options."""
     command = [sys.executable, REPO / "scripts/quantmill", FORMATS[name][0], artifacts / "fp16", folder]
-    command += ["--parameters", json.dumps(OTHER_GPTQ), "--samples", "2"]
+    command += ["--parameters", json.dumps(OTHER_GPTQ), "--samples", "2", "--sequence-length", "2048"]
     command += ["--calibration", artifacts / "tokens/calibration.json"]
     command += ["--evaluation", artifacts / "tokens/evaluation.json"]
     environment = surroundings.of_child(command, os.environ | {"OMP_NUM_THREADS": str(threads)})

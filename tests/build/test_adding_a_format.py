@@ -98,8 +98,8 @@ def test_the_new_row_is_in_the_report(root: Path, output: str) -> None:
 
 def test_only_the_new_formats_jobs_ran(output: str) -> None:
     ran = re.findall(r"^(?:local)?rule (\w+):$", output, re.MULTILINE)
-    assert sorted(ran) == ["latency", "page", "quality", "report", "rtn", "study"]
-    assert re.findall(r"(?:format|cell)=([\w-]+)", output) == ["rtn-int4"] * 3
+    assert sorted(ran) == ["artifact", "latency", "page", "quality", "report", "study"]
+    assert re.findall(r"(?:artifact|cell)=([\w-]+)", output) == ["rtn-int4"] * 3
 
 
 def test_the_weights_are_the_nearest_levels_and_the_rest_is_untouched(root: Path, output: str) -> None:
@@ -126,7 +126,7 @@ def test_inputs_that_128_does_not_divide(
     (source / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + matrix.tobytes())
     manifest = {"source": {}, "parameter_count": matrix.size, "weight_bytes_per_token": matrix.nbytes}
     (source / "quantmill.json").write_text(json.dumps(manifest))
-    result = call(torch_python, PROGRAM, source, tmp_path / "out", cwd=root)
+    result = call(torch_python, "scripts/quantmill", "build.rtn", source, tmp_path / "out", cwd=root)
     assert result.returncode == 0, result.stderr
     (stored,) = weights(tmp_path / "out").values()
     assert not stored[0].any()
@@ -143,9 +143,10 @@ def test_the_gate_refuses_a_build_that_is_broken(
     assert broken != original
     demo = root / "artifacts/demo"
     gate = ["--gate-reference", demo / "expected.json", "--gate-evaluation", demo / "tokens/evaluation.json"]
+    gate += ["--engine", "transformers", "--layout", "hf"]
     program.write_text(broken)
     try:
-        result = call(torch_python, PROGRAM, demo / "fp16", tmp_path / "out", *gate, cwd=root)
+        result = call(torch_python, "scripts/quantmill", "build.rtn", demo / "fp16", tmp_path / "out", *gate, cwd=root)
     finally:
         program.write_text(original)
     assert result.returncode == 1

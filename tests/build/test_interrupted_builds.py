@@ -117,7 +117,8 @@ def build(request: pytest.FixtureRequest, model: Path, child: Child, tools_pytho
         options = ["--library", library, "--device", "cpu", "--parameters", '{"quantization": "q4f16_1"}']
         program = "build.mlc"
     plain = [tools_python, REPO / "scripts/quantmill", program, model, out, *options]
-    gate = ["--gate-reference", "reference.json", "--gate-evaluation", "text.json", "--gate-python", child.program]
+    gate = ["--gate-reference", "reference.json", "--gate-evaluation", "text.json"]
+    gate += ["--gate-python", child.program, "--engine-python", child.program]
     gate += ["--layout", "hf", "--engine", "transformers"]
     return Build([*plain, *gate], plain, out)
 

@@ -280,25 +280,10 @@ def test_a_broken_conversion_is_refused_before_it_has_its_name(
     del record["files"][shard.name]  # as if it had been made so
     (broken / "quantmill.json").write_text(json.dumps(record))
     gate = ("--gate-reference", artifacts / "expected.json", "--gate-evaluation", artifacts / "tokens/evaluation.json")
-    program = (
-        torch_python,
-        "scripts/quantmill",
-        "build.ct2",
-        broken,
-        tmp_path / "out",
-        *gate,
-        "--engine",
-        "ctranslate2",
-    )
+    program = (torch_python, "scripts/quantmill", "build.ct2", broken, tmp_path / "out", *gate)
     for quantization, reason in (("float32", "does not calculate what the weights say"), ("int8", "its perplexity is")):
-        options = [
-            "--engine",
-            "ctranslate2",
-            "--layout",
-            "ct2",
-            "--parameters",
-            json.dumps({"quantization": quantization}),
-        ]
+        options = ["--engine", "ctranslate2", "--layout", "ct2"]
+        options += ["--parameters", json.dumps({"quantization": quantization})]
         result = call(*program, *options, "--gate-factor", "1.01")
         assert result.returncode == 1
         assert "out: refused by the quality gate: " in result.stderr.splitlines()[-1]

@@ -33,25 +33,21 @@ class Quantizer(gptq.Quantizer):
         self.zero[low] = 1
 
 
-def quantize(job: BuildTask) -> None:
+def quantize(task: BuildTask) -> None:
     """Call auto-gptq. Its own loader of models that are not quantized demands CUDA; transformers' does the same."""
     gptq.Quantizer = Quantizer
-    if job.device == "cpu":
+    if task.device == "cpu":
         _base.CUDA_0 = torch.device("cpu")
         torch.cuda.synchronize = lambda: None
-    model = AutoModelForCausalLM.from_pretrained(job.src, torch_dtype=job.dtype)
+    model = AutoModelForCausalLM.from_pretrained(task.src, torch_dtype=task.dtype)
     kind = GPTQ_CAUSAL_LM_MODEL_MAP.get(model.config.model_type)
     if kind is None:
         known = ", ".join(sorted(GPTQ_CAUSAL_LM_MODEL_MAP))
         raise UserError(f"it is of type {model.config.model_type}, and auto-gptq knows only {known}")
-    config = auto_gptq.BaseQuantizeConfig(**job.parameters, model_file_base_name="model")
+    config = auto_gptq.BaseQuantizeConfig(**task.parameters, model_file_base_name="model")
     quantized = kind(model.eval(), False, config)
-    quantized.quantize(job.sample_inputs())
-    quantized.save_quantized(str(job.saved))
+    quantized.quantize(task.sample_inputs())
+    quantized.save_quantized(str(task.saved))
 
 
-TOOL = Tool("auto-gptq", quantize, parameters=GPTQ, group_size="group_size")
-
-
-def main() -> None:
-    TOOL.build(__doc__)
+main = Tool("auto-gptq", quantize, parameters=GPTQ, group_size="group_size").build

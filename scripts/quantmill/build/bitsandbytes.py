@@ -8,34 +8,30 @@ forward packs weights anew, and what is saved afterwards is another model.
 
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-from quantmill.build.quantizer.program import BuildTask, Tool
+from quantmill.build.quantizer.program import BuildTask, Tool, as_saved
 
 
-def quantize(job: BuildTask) -> None:
+def quantize(task: BuildTask) -> None:
     """Have transformers replace the linear layers, and save."""
-    if job.parameters["type"] == "int8":
+    if task.parameters["type"] == "int8":
         config = BitsAndBytesConfig(load_in_8bit=True)
     else:
         config = BitsAndBytesConfig(
             load_in_4bit=True,
-            bnb_4bit_quant_type=job.parameters["type"],
-            bnb_4bit_use_double_quant=job.parameters["double_quant"],
+            bnb_4bit_quant_type=task.parameters["type"],
+            bnb_4bit_use_double_quant=task.parameters["double_quant"],
             bnb_4bit_compute_dtype="float16",
         )
     model = AutoModelForCausalLM.from_pretrained(
-        job.src, quantization_config=config, device_map={"": job.device}, dtype="auto"
+        task.src, quantization_config=config, device_map={"": task.device}, dtype="auto"
     )
-    model.save_pretrained(job.saved)
+    model.save_pretrained(task.saved)
 
 
-TOOL = Tool(
+main = Tool(
     "bitsandbytes",
     quantize,
     parameters=("type", "double_quant"),
     calibrated=False,
-    cast=lambda tensor, _: False,  # loaded as the fp16 artifact stores it; scales stay float32
-)
-
-
-def main() -> None:
-    TOOL.build(__doc__)
+    cast=as_saved,  # loaded as the fp16 artifact stores it; scales stay float32
+).build

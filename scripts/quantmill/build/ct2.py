@@ -19,12 +19,11 @@ import torch
 from ctranslate2.converters import TransformersConverter
 from ctranslate2.specs.attention_spec import RotaryScalingType
 
-from quantmill.build import check_parameters, parser
+from quantmill.build import check_parameters, finish, parser
 from quantmill.checkpoint import ctranslate2_bin, ctranslate2_model, shards
 from quantmill.common import manifest, remote_code, special_tokens, tokenizer
 from quantmill.common.atomic import write_atomically
 from quantmill.common.program import UserError, first_line
-from quantmill.gate import quality_gate
 
 TORCH = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}  # what the converter reads
 SWISH_ALONE = ("llama", "mistral", "qwen2", "qwen3", "phi3")  # whose loaders read no hidden_act
@@ -146,7 +145,7 @@ def main() -> None:
 
     remote_code.forbid()
     source = shards.find(options.src)
-    origin = manifest.read_checked(options.src)
+    manifest.read_checked(options.src)
     check_memory(source, quantization)
     carried = [path for path in source.others() if path.name.startswith(("token", "special_tokens", "generation"))]
     with write_atomically(options.dst) as folder:
@@ -162,17 +161,13 @@ def main() -> None:
         if len(ends) > 1 and not said.exists():  # CTranslate2's own config.json has room for one
             said.write_text(json.dumps({"eos_token_id": ends}) + "\n", encoding="utf-8")
         layout = options.layout if quantization.startswith("int8") else "source"
-        gate = quality_gate.check(folder, options.engine, layout, options.device, options)
-        manifest.write(
+        finish(
             folder,
-            format=options.format or options.dst.name,
-            engine=options.engine,
+            options,
+            layout,
             tool="ctranslate2",
             tool_version=ctranslate2.__version__,
             parameters=parameters,
-            source=origin["source"],
-            parameter_count=shards.text_parameters(options.src),
             weight_files=["model.bin"],
-            gate=gate,
             weight_bytes_per_token=ctranslate2_bin.bytes_per_token(variables),
         )

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from quantmill.build import check_parameters, parser
+from quantmill.build import check_parameters, finish, parser
 from quantmill.checkpoint import portable, safetensors_file, sharding, shards
 from quantmill.checkpoint.copying import copy
 from quantmill.checkpoint.float16 import CAST, BeyondFloat16, fits, stored_dtype, write_float16
@@ -26,7 +26,6 @@ from quantmill.checkpoint.tensor import DTYPE_BYTES, Tensor
 from quantmill.common import manifest
 from quantmill.common.atomic import clone_or_copy, share, write_atomically
 from quantmill.common.program import UserError
-from quantmill.gate import quality_gate
 
 OUTSIDE = ("rope_theta", "partial_rotary_factor")  # of rope_parameters: beside rope_scaling in transformers 4's words
 
@@ -122,17 +121,14 @@ def main() -> None:
         for path in source.others():
             if path.name != "config.json":
                 clone_or_copy(path, folder / path.name)
-        gate = quality_gate.check(folder, options.engine, "source", options.device, options, options.gate_python)
-        manifest.write(
+        finish(
             folder,
-            format=options.format or options.dst.name,
-            engine=options.engine,
+            options,
+            "source",
             tool="build.fp16",
             tool_version=f"numpy {np.__version__}",
-            source=origin["source"],
             parameter_count=origin["parameter_count"],
             weight_files=list(groups),
             parameters={"not_float16": sorted(kept)} if kept else {},
             weight_bytes_per_token=shards.bytes_read(sizes, config),
-            gate=gate,
         )

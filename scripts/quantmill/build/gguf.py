@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from quantmill import llamacpp
-from quantmill.build import check_parameters, parser
+from quantmill.build import check_parameters, finish, parser
 from quantmill.checkpoint import gguf_file, shards
 from quantmill.common import manifest, program
 from quantmill.common.atomic import write_atomically
 from quantmill.common.program import UserError, run_child
 from quantmill.devices import cpu
-from quantmill.gate import quality_gate
 from quantmill.llamacpp import files, quantizer, vocabulary
 from quantmill.tokens import plain_text
 from quantmill.tokens.files import Tokens
@@ -128,19 +127,15 @@ def main() -> None:
             shutil.copy(path, folder / path.name)
         layout = "source" if options.type in CONVERTED else options.layout
         content = gguf_file.read_all(out)
-        gate = quality_gate.check(folder, options.engine, layout, options.device, options)
-        manifest.write(
+        finish(
             folder,
-            format=options.format or options.dst.name,
-            engine=options.engine,
+            options,
+            layout,
             tool="llama.cpp",
             tool_version=llamacpp.build()["sources"],
             parameters=parameters | {"tensors": files.types(content)},
-            source=origin["source"],
-            parameter_count=shards.text_parameters(options.src),
             weight_files=[files.MODEL],
             weight_bytes_per_token=files.bytes_per_token(content),
             calibration_sha256=calibration,
-            gate=gate,
             peak_memory_bytes=peak,
         )

@@ -20,6 +20,7 @@ import numpy as np
 from tqdm import tqdm
 
 from quantmill import devices, llamacpp
+from quantmill.build import add_device_arguments
 from quantmill.build.quantizer import calibration
 from quantmill.checkpoint import gguf_file
 from quantmill.common import manifest
@@ -97,11 +98,9 @@ def main() -> None:
     arguments.add_argument("out", type=Path, help="JSON file to write")
     arguments.add_argument("--base", type=Path, required=True, help="build.gguf's artifact of the type f16")
     arguments.add_argument("--imatrix", type=Path, required=True, help="what build.imatrix wrote")
-    arguments.add_argument("--calibration", type=Path, required=True, help="what tokens.tokenize_texts wrote")
-    arguments.add_argument("--evaluation", type=Path, required=True, help="the same of the evaluation text")
+    calibration.add_arguments(arguments, sizes=False)
     arguments.add_argument("--seed", type=int, default=0, help="of the choice of windows")
-    arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="at most")
-    arguments.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    add_device_arguments(arguments)
     options = arguments.parse_args()
 
     started = time.monotonic()
@@ -122,15 +121,15 @@ def main() -> None:
         for tensor, name in tqdm(names.items(), desc="tensors", mininterval=1)
     }
 
-    checks = []
+    checks, wrong = [], []
     for tensor in list(names)[:: -(-len(names) // CHECKS)]:
         types = list(found[tensor])
         for type_ in (types[len(types) // 4], types[3 * len(types) // 4]):
             weights = model.weights(names[tensor])
             changed = ggml.round_trip(weights, type_, importance.get(tensor), threads)
-            kld = model.divergence(names[tensor], changed)
-            checks.append({"tensor": tensor, "type": type_, "estimate": found[tensor][type_]["kld"], "measured": kld})
-    wrong = [abs(check["estimate"] / check["measured"] - 1) for check in checks if check["measured"]]
+            measured, estimate = model.divergence(names[tensor], changed), found[tensor][type_]["kld"]
+            checks.append({"tensor": tensor, "type": type_, "estimate": estimate, "measured": measured})
+            wrong += [abs(estimate / measured - 1)] if measured else []
     content = {
         "kind": "sensitivity",
         "source": origin["source"],

@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 
 from quantmill import devices, llamacpp
+from quantmill.build import add_device_arguments
 from quantmill.build.quantizer import calibration
 from quantmill.common import manifest
 from quantmill.common.atomic import write_atomically
@@ -30,12 +31,8 @@ def main() -> None:
     arguments.add_argument("base", type=Path, help="artifact of build.gguf, not quantized")
     arguments.add_argument("dst", type=Path, help="folder to write")
     arguments.add_argument("--text", type=Path, required=True, help="the calibration text")
-    arguments.add_argument("--calibration", type=Path, required=True, help="what tokens.tokenize_texts wrote of it")
-    arguments.add_argument("--evaluation", type=Path, required=True, help="the same of the evaluation text")
-    arguments.add_argument("--samples", type=int, required=True)
-    arguments.add_argument("--sequence-length", type=int, required=True, help="tokens of each")
-    arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="at most")
-    arguments.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    calibration.add_arguments(arguments)
+    add_device_arguments(arguments)
     options = arguments.parse_args()
 
     device = devices.resolve(options.device)

@@ -120,7 +120,7 @@ def main() -> None:
         whole = manifest.read_checked(options.model)["parameter_count"]
         weights = whole if prebuilt_layouts.is_packed(options.layout) else shards.text_parameters(options.model)
         gate_layout = layout.gate_layout(folder, options.layout)
-        gate = quality_gate.check(folder, options.engine, gate_layout, options.device, options, options.engine_python)
+        gate = quality_gate.check(folder, gate_layout, options)
         unread = facts.pop("unread", {})
         hashes = {name: placed[name] for name in facts["weight_files"]}
         manifest.write(
