@@ -8,9 +8,9 @@ from quantmill.checkpoint import shards
 from quantmill.common import special_tokens
 from quantmill.common.program import UserError
 from quantmill.mlc import chat_config
+from quantmill.mlc.quantize import GROUP
 from quantmill.mlc.source_config import FAMILIES, LLAMA3, SourceConfig
 
-GROUP = 32  # weights that share a scale
 MULTIPLE = 32  # of which every width but the vocabulary's must be one; all published models are
 
 

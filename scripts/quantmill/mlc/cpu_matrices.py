@@ -10,8 +10,8 @@ from typing import Any
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
-from quantmill.mlc.architecture import GROUP
 from quantmill.mlc.cpu_layout import LANES
+from quantmill.mlc.quantize import GROUP
 
 WORDS = GROUP // 8  # of a group in a row
 COLUMNS = 2  # vectors of outputs in a tile of the matrix product

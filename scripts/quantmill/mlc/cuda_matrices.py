@@ -12,8 +12,8 @@ from pathlib import Path
 
 from tvm.tirx import PrimFunc
 
-from quantmill.mlc.architecture import GROUP
 from quantmill.mlc.cuda_kernel import include_guard, kernel
+from quantmill.mlc.quantize import GROUP
 
 SOURCE = Path(__file__).with_suffix(".cuh").read_text(encoding="utf-8")
 

@@ -10,8 +10,8 @@ from tvm import tirx
 from tvm.tirx import PrimFunc
 
 from quantmill.mlc import cuda_matrices
-from quantmill.mlc.architecture import GROUP
 from quantmill.mlc.cuda_kernel import include_guard, kernel
+from quantmill.mlc.quantize import GROUP
 
 SOURCE = Path(__file__).with_suffix(".cuh").read_text(encoding="utf-8")
 WARP_ROWS, TILE = 64, 8  # of a warp, and positions of an instruction

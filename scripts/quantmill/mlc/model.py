@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from typing import Protocol
 
 from tvm.relax.frontend import nn
-from tvm.relax.frontend.nn import Tensor
+from tvm.relax.frontend.nn import Tensor, spec
 
 from quantmill.mlc.architecture import Architecture
 
@@ -15,6 +15,10 @@ class Kernels(ABC):
     @abstractmethod
     def weight_shapes(self, outputs: int, inputs: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of a quantized matrix's words and scales."""
+
+    def row_size(self, outputs: int) -> int:
+        """Elements of a product's row."""
+        return outputs
 
     @abstractmethod
     def embed(self, tokens: Tensor, table: "Linear") -> Tensor:
@@ -107,10 +111,15 @@ class Body(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The whole model; parameters are named as MLC-LLM names them."""
+    """The whole model; parameters are named as MLC-LLM names them.
+
+    A device's class has the library's functions `prefill`, `decode` and `score`, each from `position` on. `token`
+    [1, 1] and `position` [1] are changed in place, so that decoding takes the same arguments every time; `bias` is
+    added to the logits before the largest is chosen.
+    """
 
     def __init__(self, kernels: Kernels, shape: Architecture) -> None:
-        self.kernels = kernels
+        self.kernels, self.shape = kernels, shape
         self.model = Body(kernels, shape)
         self.lm_head = None if shape.tie_word_embeddings else Linear(kernels, shape.vocab_size, shape.hidden_size)
 
@@ -125,3 +134,21 @@ class Decoder(nn.Module):
         """[1, S, hidden_size] -> [1, S, vocab_size]."""
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
         return self.kernels.linear(hidden, head, self.model.norm)
+
+    def state(self) -> dict[str, spec.Tensor]:
+        """Return the last arguments of all functions, which keep what was read: the cache."""
+        raise NotImplementedError
+
+    def get_default_spec(self) -> spec.ModuleSpec:
+        """Return the functions' arguments, for the compiler."""
+        tokens = {"tokens": spec.Tensor([1, "positions"], "int32")}
+        token = {"token": spec.Tensor([1, 1], "int32")}
+        position = {"position": spec.Tensor([1], "int32")}
+        bias = {"bias": spec.Tensor([self.kernels.row_size(self.shape.vocab_size)], "float32")}
+        state = self.state() | {"$": {"param_mode": "packed", "effect_mode": "none"}}
+        methods = {
+            "prefill": tokens | token | position | bias | state,
+            "decode": token | position | bias | state,
+            "score": tokens | position | state,
+        }
+        return spec.ModuleSpec.from_raw(methods, self)
