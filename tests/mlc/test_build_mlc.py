@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import REPO
+from in_process import run_program
 from models import LLAMA, random_tensors, write_model
 
 GOLDEN = REPO / "tests/data/mlc-q4f16_1"
@@ -16,21 +17,20 @@ STAND_IN = REPO / "tests/mlc/stand_in_python.py"
 
 
 @pytest.fixture
-def program(call: Callable, tools_python: Path, tmp_path: Path) -> Callable:
+def program(tmp_path: Path) -> Callable:
     """Run build.mlc; output in tmp_path/out."""
 
     def run(source: Path, *options: object, tool: str | None = None, **environment: str) -> Any:
         words = {"quantization": "q4f16_1"} | ({"tool": tool} if tool else {})
-        command = [tools_python, "scripts/quantmill", "build.mlc", source, tmp_path / "out"]
-        engine = ["--engine", "quantmill-tvm", "--layout", "mlc"]
-        return call(*command, *engine, "--parameters", json.dumps(words), *options, **environment)
+        engine = ["--engine", "quantmill-tvm", "--layout", "mlc", "--parameters", json.dumps(words)]
+        return run_program("build.mlc", source, tmp_path / "out", *engine, *options, **environment)
 
     return run
 
 
 def refusal(result: Any, tmp_path: Path) -> str:
     """The one line of a run that failed and left nothing."""
-    assert result.returncode == 1, result.stdout
+    assert result.returncode == 1
     lines = result.stderr.splitlines()
     assert len(lines) == 1, lines
     assert not [path.name for path in tmp_path.iterdir() if "out" in path.name]
