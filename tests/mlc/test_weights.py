@@ -115,7 +115,7 @@ def test_a_checkpoint_in_several_files(build: Callable, tmp_path: Path, seed: in
 def test_tensors_of_half_a_shard_get_their_own(
     build: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The head's words begin a shard, and the table's do not fit into the rest. Every size is a 64th of the real one."""
+    """The head's words begin a shard, and the table's do not fit into the rest. All sizes are 64 times smaller."""
     assert mlc_shards.SHARD_BYTES == 32 * 2**20
     for name in ("SHARD_BYTES", "TASK", "BLOCK"):
         monkeypatch.setattr(mlc_shards, name, getattr(mlc_shards, name) // 64)

@@ -35,7 +35,7 @@ def predict(folder: Path, text: Text, device: str, threads: int, artifact: Path 
     found = fidelity.Predictions(engine, text)
     noise = {}
     if artifact and (round_input := layouts.rounding(layout, artifact)):
-        round_inputs(engine.model, round_input)
+        round_inputs(engine.model, round_input)  # type: ignore[attr-defined]  # transformers' has it
         rounded = fidelity.Predictions(engine, text, found.as_json())
         noise = {"rounding": float(fidelity.divergence(found.as_json(), rounded).mean())}
     return {

@@ -5,7 +5,7 @@ of some positions: the likeliest tokens, and what is left for all others. Diverg
 both directions: an engine that is better than its own weights is as wrong as one that is worse.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -119,7 +119,7 @@ def check(
     )
 
 
-def extent(beyond: Sequence[bool], text: teacher_forcing.Text) -> str:
+def extent(beyond: np.ndarray, text: teacher_forcing.Text) -> str:
     """In words, which of the compared positions are wrong: all, or from one of a window on."""
     firsts = []
     numbers = places(text)

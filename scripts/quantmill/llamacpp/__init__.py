@@ -7,9 +7,9 @@
 import importlib
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 from types import ModuleType
 from typing import Any
 
@@ -63,9 +63,8 @@ def call(program: str, *arguments: object, cwd: Path | None = None) -> str:
     """
     command = [str(folder() / "bin" / program), *map(str, arguments)]
     lines = []
-    words = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
-    with start_child(command, cwd=cwd, **words) as process:
-        for line in process.stdout:
+    with start_child(command, cwd=cwd, text=True, errors="replace", stdout=PIPE, stderr=STDOUT) as process:
+        for line in process.stdout or ():
             sys.stderr.write(line)
             lines.append(line.strip())
         process.wait()

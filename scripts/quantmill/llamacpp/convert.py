@@ -22,7 +22,7 @@ def main() -> None:
     pre, *arguments = sys.argv[1:]
     sys.path[:0] = [str(source), str(source / "gguf-py")]
     base = importlib.import_module("conversion.base")
-    conversion = importlib.import_module("conversion")
+    conversion: Any = importlib.import_module("conversion")
     listed, find = base.TextModel.get_vocab_base_pre, conversion.get_model_class
 
     def name(self: Any, tokenizer: Any) -> str:

@@ -46,7 +46,7 @@ def choose(tensors: Mapping[str, Sequence[Choice]], budget: int) -> dict[str, Ch
     if best[-1] == np.inf:  # the smallest types fit without rounding alone
         return {name: min(choices, key=lambda choice: choice.nbytes) for name, choices in tensors.items()}
     chosen, left = {}, len(best) - 1
-    for (name, choices), pick in zip(reversed(tensors.items()), reversed(picks), strict=True):
+    for (name, choices), pick in zip(reversed([*tensors.items()]), reversed(picks), strict=True):
         chosen[name] = choices[pick[left]]
         left -= -(-chosen[name].nbytes // unit)
     return {name: chosen[name] for name in tensors}

@@ -33,7 +33,7 @@ TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 def model_config(config: SourceConfig) -> dict[str, Any]:
     """The `model_config` of a model: what MLC-LLM's Llama knows, and what its other families want beside."""
     family = config.family
-    content = {
+    content: dict[str, Any] = {
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
         "num_attention_heads": config.num_attention_heads,

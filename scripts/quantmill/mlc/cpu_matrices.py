@@ -4,6 +4,9 @@ Matrices come packed by `cpu_layout`: 16 rows side by side are the lanes of a ve
 between lanes. Activations and sums are float32. S is the number of positions.
 """
 
+# TVM reads T.Buffer((1,), "int32") as a type:
+# mypy: disable-error-code="valid-type"
+
 from functools import cache
 from typing import Any
 

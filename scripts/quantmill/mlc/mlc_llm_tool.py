@@ -62,8 +62,9 @@ def normalised_copy(source: Checkpoint, config: SourceConfig, folder: Path) -> N
     """A folder that MLC-LLM may write to (it adds an index), with the one spelling of RoPE that it reads."""
     for path in source.files:
         share(path, folder / path.name)
-    for path in (source.index(), *(source.folder / name for name in TOKENIZER_FILES), source.folder / GENERATION):
-        if path and path.is_file():
+    index = source.index()
+    for path in (*([index] if index else []), *(source.folder / name for name in (*TOKENIZER_FILES, GENERATION))):
+        if path.is_file():
             shutil.copyfile(path, folder / path.name)
     content = {key: value for key, value in source.config().items() if key != "rope_parameters"}
     content |= {"rope_theta": config.rope_theta, "rope_scaling": config.rope_scaling}

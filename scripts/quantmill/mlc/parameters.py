@@ -74,9 +74,10 @@ def find(source: Checkpoint, config: SourceConfig, layout: Layout) -> list[Param
     return list({used[name]: found[used[name]] for name in order if name in used}.values())
 
 
-def _model_parameters(
-    config: SourceConfig, layout: Layout
-) -> Iterator[tuple[str, str, dict[str, tuple[int, ...]], bool]]:
+Shapes = dict[str, tuple[int, ...]]
+
+
+def _model_parameters(config: SourceConfig, layout: Layout) -> Iterator[tuple[str, str, Shapes, bool]]:
     """Name, suffix, shapes of the tensors that it is made of, and whether it is quantized, of every parameter."""
     hidden, inner = config.hidden_size, config.intermediate_size
     queries = config.num_attention_heads * config.head_dim
@@ -88,13 +89,13 @@ def _model_parameters(
         attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
         fused = f"{attention}.{config.family.qkv}"
         rows = {"q": queries, "k": keys, "v": keys}
-        weights = {f"{attention}.{letter}_proj.weight": (count, hidden) for letter, count in rows.items()}
+        weights: Shapes = {f"{attention}.{letter}_proj.weight": (count, hidden) for letter, count in rows.items()}
         yield fused, "weight", weights, layout.layers
         if config.family.biased:
-            biases = {f"{attention}.{letter}_proj.bias": (count,) for letter, count in rows.items()}
+            biases: Shapes = {f"{attention}.{letter}_proj.bias": (count,) for letter, count in rows.items()}
             yield fused, "bias", biases, False
         yield f"{attention}.o_proj", "weight", {f"{attention}.o_proj.weight": (hidden, queries)}, layout.layers
-        gates = {f"{mlp}.{name}_proj.weight": (inner, hidden) for name in ("gate", "up")}
+        gates: Shapes = {f"{mlp}.{name}_proj.weight": (inner, hidden) for name in ("gate", "up")}
         yield f"{mlp}.gate_up_proj", "weight", gates, layout.layers
         yield f"{mlp}.down_proj", "weight", {f"{mlp}.down_proj.weight": (hidden, inner)}, layout.layers
         for norm in ("input_layernorm", "post_attention_layernorm"):
@@ -137,7 +138,8 @@ def count_weights(source: Checkpoint, parameters: list[Parameter]) -> int:
     sizes: dict[Path, int] = {}
     for name, tensor in source.tensors().items():
         sizes[tensor.path] = sizes.get(tensor.path, 0) + (0 if _is_unused(name) else tensor.numel)
-    total, held = 0, set()
+    total = 0
+    held: set[Path] = set()
     for parameter in parameters:
         needed = {part.path for part in parameter.parts}
         if needed - held:

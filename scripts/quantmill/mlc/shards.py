@@ -174,7 +174,7 @@ def _write_rows(
             file.seek(record.offset + (piece.before + piece.begin) * (record.nbytes // record.shape[0]))
         for first in range(piece.begin, piece.end, rows):
             count = min(rows, piece.end - first)
-            data = memoryview(np.empty(count * inputs * DTYPE_BYTES[part.dtype], np.uint8))
+            data = np.empty(count * inputs * DTYPE_BYTES[part.dtype], np.uint8).data
             read_into(source, data)
             weights = to_float16(data, part.dtype).reshape(count, inputs)
             try:
@@ -185,7 +185,7 @@ def _write_rows(
                     "hold; leave mlc out of this model's formats, or download it again"
                 ) from None
             for file, array in zip(files, arrays, strict=True):
-                write_all(file, memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
+                write_all(file, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
             progress(weights.size)
 
 
@@ -204,7 +204,7 @@ def _float16_of_bfloat16() -> np.ndarray:
     """uint16 [65536]: every bfloat16 as float16. Looking it up is four times as fast as two conversions."""
     every = np.arange(2**16, dtype="<u2")
     with np.errstate(over="ignore", invalid="ignore"):
-        return as_float(memoryview(every.view(np.uint8)), "BF16").astype(np.float16).view(np.uint16)
+        return as_float(every.view(np.uint8).data, "BF16").astype(np.float16).view(np.uint16)
 
 
 def finite(weights: np.ndarray) -> np.ndarray:

@@ -92,7 +92,7 @@ def read(config: dict[str, Any], path: Path) -> SourceConfig:
         raise _refuse(
             path, f"head_dim {head_dim} times {heads} heads is not hidden_size {hidden}, as MLC's qwen2 wants"
         )
-    epsilon = config.get("rms_norm_eps")
+    epsilon: Any = config.get("rms_norm_eps")
     if type(epsilon) not in (int, float) or not 0 < epsilon < 1:
         raise UserError(f"{path}: rms_norm_eps is {epsilon!r:.60}, not a number; download it again")
     theta, scaling = rope(config, path)

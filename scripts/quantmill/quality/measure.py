@@ -12,7 +12,7 @@ summary; beside it, OUT with the suffix .npz holds the values of every position.
 weights are.
 """
 
-import sys
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
@@ -105,7 +105,8 @@ def summarise(positions: dict[str, np.ndarray], text: teacher_forcing.Text, prot
     perplexity_low, perplexity_high = np.exp(
         bootstrap.interval(perplexity.ratio_of_sums(sums["nll"], counts, resamples), windows)
     )
-    loss, kld_low, kld_high = divergence.without_kld(positions), None, None
+    loss: Mapping[str, float | None] = divergence.without_kld(positions)
+    kld_low, kld_high = None, None
     if "kld" in positions:
         loss = divergence.summary(positions["kld"], positions["delta_p"], positions["top1"])
         kld_low, kld_high = bootstrap.interval(perplexity.ratio_of_sums(sums["kld"], tokens, resamples), windows)
@@ -146,17 +147,18 @@ def write_positions(out: Path, positions: dict[str, np.ndarray]) -> None:
     """Write the values of every position beside the result, those that the engine tells."""
     kinds = {"top1": np.bool_, **dict.fromkeys(("nll", "kld", "kld_lower_bound", "delta_p"), np.float32)}
     with write_atomically(out.with_suffix(".npz")) as partial, partial.open("wb") as file:
-        np.savez(file, **{name: positions[name].astype(kinds[name]) for name in kinds if name in positions})
+        arrays: dict[str, Any] = {name: positions[name].astype(kinds[name]) for name in kinds if name in positions}
+        np.savez(file, **arrays)
 
 
 def read_reference(options: Any, device: str, threads: int) -> AbstractContextManager[reference.Logits]:
     """The reference's logits, from a file or from a process with so many threads."""
     if options.reference:
         return reference.load(options.reference)
-    command = program.command("quality.reference_logits", options.recompute_python or sys.executable)
-    command += [options.recompute, "-", "--engine", options.recompute_engine, "--evaluation", options.evaluation]
-    command += ["--protocol", options.protocol, "--device", device, "--threads", threads]
-    return reference.recompute([str(part) for part in command])
+    command = [*program.command("quality.reference_logits", options.recompute_python), options.recompute, "-"]
+    command += ["--engine", options.recompute_engine, "--evaluation", options.evaluation]
+    command += ["--protocol", options.protocol, "--device", device, "--threads", str(threads)]
+    return reference.recompute(command)
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ Either way they are one .npy array [scored positions, vocab] of float16. A row i
 0, which no softmax notices and which puts float16's precision where the probability is.
 """
 
+import io
 import shutil
 import subprocess
 import sys
@@ -30,7 +31,7 @@ class EndedError(UserError):
 class Logits:
     """An array of logits that is read in order, a few rows at a time, always into the same memory."""
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: io.BufferedIOBase) -> None:
         """Read the array's header. Raises `EndedError` where there is none."""
         self.stream = stream
         try:
@@ -46,7 +47,7 @@ class Logits:
         if size > self.raw.size:
             self.raw = np.empty(size, self.dtype)
         rows = self.raw[:size]
-        if self.stream.readinto(rows.view(np.uint8)) != rows.nbytes:
+        if self.stream.readinto(rows.view(np.uint8).data) != rows.nbytes:
             raise EndedError("the reference's logits end too early; build them again")
         return rows.reshape(count, self.vocab_size)
 
@@ -141,7 +142,7 @@ def recompute(command: list[str]) -> Iterator[Logits]:
         start_child(command, stdout=subprocess.PIPE, stderr=errors) as process,
     ):
         try:
-            yield Logits(process.stdout)
+            yield Logits(process.stdout)  # type: ignore[arg-type]  # a pipe of bytes, as asked for
         except EndedError:
             if process.wait() == 0:
                 raise

@@ -76,7 +76,7 @@ def read_text(path: Path, protocol: str) -> Text:
     windows."""
     tokens = Tokens.read(path)
     way, context = PROTOCOLS[protocol], tokens.context
-    facts = {"text_sha256": tokens.text_sha256, "unit": way.unit}
+    facts: dict[str, Any] = {"text_sha256": tokens.text_sha256, "unit": way.unit}
     if way.documents:
         text = _documents(path, tokens, protocol)
     else:
