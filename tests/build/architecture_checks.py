@@ -52,7 +52,7 @@ PARAMETERS = {
 
 
 def convert(source: Path) -> Path:
-    """The fp16 artifact of a model's source, made beside it as the workflow does."""
+    """Return the fp16 artifact of a model's source, made beside it as the workflow does."""
     for program, read, out in (
         ("checkpoint.to_safetensors", "source", "safetensors"),
         ("build.fp16", "safetensors", "fp16"),
@@ -63,7 +63,7 @@ def convert(source: Path) -> Path:
 
 
 def checkpoint(name: str) -> Path:
-    """The fp16 artifact of a random model."""
+    """Return the fp16 artifact of a random model."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(ARCHITECTURES[name], dtype=torch.float32)
     with torch.no_grad():
@@ -90,7 +90,7 @@ def build(tool: str, *folders: object) -> str:
 
 
 def with_code(name: str, file: str, named: dict[str, Any]) -> Path:
-    """The fp16 artifact of a model, `file` of whose names Python beside its source, which leaves a file when run."""
+    """Make the fp16 artifact of a model whose `file` names Python code, which would leave a file if it ran."""
     folder = shutil.copytree(work / "mistral/source", work / name / "source")
     (folder / "code.py").write_text(f"{name = }\nopen({str(work / 'ran')!r}, 'w').close()\n")
     config = (folder / "config.json").read_text()  # the two are one but for their names; llama's has no tokenizer class

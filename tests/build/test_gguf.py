@@ -35,7 +35,7 @@ SHAPE = {
 
 @pytest.fixture(scope="module")
 def facts(gguf_model: Path, build_gguf: Callable, run_gguf: Callable) -> dict[str, Any]:
-    """What tests/build/checks.py found out about the artifacts."""
+    """Run tests/build/checks.py on the artifacts."""
     kinds = ("f16", "q8_0", "q4_k_m", "iq4_xs", "iq2_m")
     folders = [build_gguf(kind) for kind in kinds]
     result = run_gguf("tests/build/checks.py", gguf_model, *folders)
@@ -112,14 +112,14 @@ def test_llama_perplexity_prints_our_figure(
 
 
 def score(run_gguf: Callable, *arguments: object) -> list[float]:
-    """An artifact's perplexity by an engine, by a protocol, up to the end of each window."""
+    """Return an artifact's perplexity by an engine, by a protocol, up to the end of each window."""
     result = run_gguf("tests/build/score.py", *arguments)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
 
 
 def typed(kind: str) -> str:
-    """The flag of build.gguf that names a type."""
+    """Return the flag of build.gguf that names a type."""
     return f"--parameters={json.dumps({'type': kind})}"
 
 
@@ -153,7 +153,7 @@ def test_random_weights_get_a_file_without_a_tokenizer(
 def with_tokenizer(
     gguf_model: Path, folder: Path, call: Callable, torch_python: Path, steps: list[dict[str, Any]]
 ) -> Path:
-    """The demo whose text is split by other rules, with the ids that its tokenizer makes."""
+    """Return the demo whose text is split by other rules, with the ids that its tokenizer makes."""
     shutil.copytree(gguf_model / "safetensors", folder / "safetensors")
     path = folder / "safetensors/tokenizer.json"
     content = json.loads(path.read_text())

@@ -91,7 +91,7 @@ def start(command: Sequence[object]) -> subprocess.Popen[str]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory, tools_python: Path) -> Path:
-    """The demo's canonical safetensors."""
+    """Return the demo's canonical safetensors."""
     folder = tmp_path_factory.mktemp("model") / "safetensors"
     subprocess.run([tools_python, REPO / "scripts/quantmill", "checkpoint.to_safetensors", DEMO, folder], check=True)
     return folder
@@ -128,7 +128,7 @@ def entries(folder: Path) -> set[str]:
 
 
 def check_alone(folder: Path) -> None:
-    """An artifact's files are those of its manifest, and nothing lies beside it."""
+    """Return an artifact's files are those of its manifest, and nothing lies beside it."""
     check_whole(folder)
     assert entries(folder.parent) == {folder.name}
 
@@ -172,7 +172,7 @@ def test_no_other_child_outlives_its_program(program: str, child: Child, torch_p
 
 @pytest.fixture(scope="module")
 def one_layer(tmp_path_factory: pytest.TempPathFactory, model: Path, tools_python: Path) -> Path:
-    """A folder with the demo's first layer as `fp16`, and random ids to calibrate on."""
+    """Return a folder with the demo's first layer as `fp16`, and random ids to calibrate on."""
     folder = tmp_path_factory.mktemp("one-layer")
     source = shards.find(model)
     kept = [tensor for name, tensor in source.tensors().items() if ".layers." not in name or ".layers.0." in name]
@@ -216,8 +216,7 @@ PARAMETERS = {
 
 @pytest.fixture(scope="module", params=PARAMETERS)
 def killed_build(request: pytest.FixtureRequest, one_layer: Path, tmp_path_factory: pytest.TempPathFactory) -> Killed:
-    """A quantizer that is left alone with two threads, one that is killed while it quantizes the layer, and one after
-    it with one thread."""
+    """Build undisturbed with two threads, then kill a build while it quantizes, then build again with one thread."""
     log_path = one_layer / "log"
     folder = tmp_path_factory.mktemp("quantized")
     texts = [f"--{name}={one_layer / name}.json" for name in ("calibration", "evaluation")]

@@ -70,7 +70,7 @@ def test_types_that_fit_to_the_byte_are_taken() -> None:
 
 @pytest.fixture(scope="module")
 def sensitivity(gguf_model: Path, build_gguf: Callable, run_gguf: Callable) -> Path:
-    """What build.gguf_sensitivity measures of the demo."""
+    """Run build.gguf_sensitivity on the demo."""
     out = gguf_model / "sensitivity.json"
     build_gguf("q4_k_m")  # and with it the importance matrix
     words = {"base": build_gguf("f16"), "imatrix": gguf_model / "imatrix", "device": "cpu", "threads": 1}
@@ -102,7 +102,7 @@ def mix(gguf_model: Path, build_gguf: Callable, run_gguf: Callable, sensitivity:
 
 @pytest.fixture(scope="module")
 def mixed(gguf_model: Path, mix: Callable) -> Path:
-    """The demo's mixture, as large as Q4_K_M."""
+    """Return the demo's mixture, as large as Q4_K_M."""
     result = mix(gguf_model / "gguf-mixed")
     assert result.returncode == 0, result.stderr
     return gguf_model / "gguf-mixed"
@@ -116,7 +116,7 @@ variants: {gguf-mixed-4: {format: gguf-mixed, size: 4.0}}
 
 
 def plan(call: Callable, root: Path, size: str) -> Any:
-    """A dry run of a study of mixtures."""
+    """Return a dry run of a study of mixtures."""
     (root / "study.yaml").write_text(STUDY % size)
     targets = [f"artifacts/demo/{name}" for name in ("gguf-mixed", "gguf-mixed-4")]
     return call(SNAKEMAKE, "-n", "-p", *targets, "--configfile", "study.yaml", cwd=root)

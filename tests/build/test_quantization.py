@@ -114,7 +114,7 @@ def test_an_expert_that_the_calibration_never_reaches_is_named_and_the_gate_read
 
 @pytest.fixture(scope="module")
 def facts(demo: Path, legacy: list[str], call: Callable, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What tests/build/quantized_checks.py found out about the demo's artifacts."""
+    """Run tests/build/quantized_checks.py on the demo's artifacts."""
     artifacts = tmp_path_factory.mktemp("quantized") / "demo"
     shutil.copytree(demo / "artifacts/demo", artifacts)
     found = {}

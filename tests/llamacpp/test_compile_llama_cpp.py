@@ -33,7 +33,7 @@ exit 0
 
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
-    """A cache whose sources are there already."""
+    """Return a cache whose sources are there already."""
     content = (REPO / "envs/llama-cpp-python.sdist").read_text()
     name, version, digest = re.search(r"^([\w-]+)==([\w.]+) --hash=sha256:(\w+)", content, re.MULTILINE).groups()
     folder = tmp_path / f"cache/quantmill/{name}-{version}-{digest[:12]}"
@@ -54,7 +54,7 @@ def compile_it(tmp_path: Path, sources: Path, call: Callable) -> Callable:
     (tools / "cmake").chmod(0o755)
 
     def run(*options: object, **environment: str) -> str | None:
-        """The line of a refusal; None where it went well."""
+        """Return the line of a refusal; None where it went well."""
         command = [
             sys.executable,
             REPO / "scripts/quantmill",
@@ -93,7 +93,7 @@ def test_it_is_compiled_once_and_goes_on_after_a_failure(compile_it: Callable, t
 
 
 def test_what_a_compilation_started_ends_with_it(compile_it: Callable, tmp_path: Path) -> None:
-    """ninja and its compilers too, which would work on in the folder beside those of the next one."""
+    """An interrupt ends ninja and its compilers too, which would go on in the next compilation's folder."""
     child = tmp_path / "hangs"
     child.touch()
     command = [
@@ -129,7 +129,7 @@ def test_a_program_of_llama_cpps_ends_with_who_called_it(tmp_path: Path) -> None
 
 
 def wait_for_pid(file: Path) -> int:
-    """The number of a process that writes it to a file."""
+    """Return the number of a process that writes it to a file."""
     end = time.monotonic() + 30
     while not (file.exists() and file.read_text().endswith("\n")):
         assert time.monotonic() < end, "it did not start"
@@ -181,7 +181,7 @@ def test_a_compiler_with_a_static_libstdc_alone_is_refused(compile_it: Callable,
     other.chmod(0o755)
     line = compile_it(CXX=str(other))
     assert line.startswith(
-        f"error: {other} has libstdc++.a alone, and Python's processes die of libraries that hold it"
+        f"error: {other} has only libstdc++.a, and Python's processes crash with libraries that contain it"
     )
     assert not steps(tmp_path)
 
@@ -236,7 +236,7 @@ def test_a_build_of_ones_own_is_taken_where_the_binding_fits(compile_it: Callabl
     theirs, build = tmp_path / "theirs", tmp_path / "theirs/build"
     (theirs / "include").mkdir(parents=True)
     (build / "bin").mkdir(parents=True)
-    assert "is no finished build of llama.cpp" in compile_it("--build", build)
+    assert "is not a finished build of llama.cpp" in compile_it("--build", build)
     (build / "bin/llama-quantize").touch()
     (build / "CMakeCache.txt").write_text(f"CMAKE_HOME_DIRECTORY:INTERNAL={theirs}\nGGML_AVX:BOOL=ON\n")
     (theirs / "include/llama.h").write_text(HEADER + "// newer\n")

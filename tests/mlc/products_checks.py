@@ -41,7 +41,7 @@ RANDOM = np.random.default_rng(0)
 
 
 def arrange(x: np.ndarray) -> np.ndarray:
-    """The order in which products read rows: 32 elements are a matrix [8, 4], transposed."""
+    """Return the order in which products read rows: 32 elements are a matrix [8, 4], transposed."""
     return np.ascontiguousarray(x.reshape(*x.shape[:-1], -1, 8, 4).swapaxes(-1, -2)).reshape(x.shape)
 
 

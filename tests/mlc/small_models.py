@@ -72,7 +72,7 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def write(folder: Path, config: dict[str, Any], seed: int = 0) -> Path:
-    """An artifact without a library: configs in both spellings, one shard and its table of contents."""
+    """Return an artifact without a library: configs in both spellings, one shard and its table of contents."""
     random = np.random.default_rng(seed)
     tensors: dict[str, np.ndarray] = {}
     for name, shape in shapes(config).items():

@@ -29,7 +29,7 @@ def program(tmp_path: Path) -> Callable:
 
 
 def refusal(result: Any, tmp_path: Path) -> str:
-    """The one line of a run that failed and left nothing."""
+    """Return the one line of a run that failed and left nothing."""
     assert result.returncode == 1
     lines = result.stderr.splitlines()
     assert len(lines) == 1, lines
@@ -64,7 +64,7 @@ def test_tensors_that_do_not_fit_the_config(program: Callable, tmp_path: Path) -
             ({key: value for key, value in tensors.items() if key != name}, "F16", f"{name} is missing"),
             (tensors | {name: tensors[name][1:]}, "F16", f"{name} has shape (31, 64), where config.json says (32, 64)"),
             (tensors | {bias: np.zeros(64, np.float16)}, "F16", f"holds {bias}, which MLC's llama has no place for"),
-            (tensors, "I32", "is I32, which is no plain weight"),
+            (tensors, "I32", "is I32, not a plain weight"),
         )
     ):
         source = write_model(tmp_path / str(number), LLAMA, changed, dtype)
@@ -184,10 +184,10 @@ def test_auto_without_a_working_mlc_llm_writes_the_same_bytes(program: Callable,
     ("kind", "python", "message"),
     [
         ("missing", STAND_IN, "no working mlc_llm: "),
-        ("placeholder", STAND_IN, "`mlc_llm convert_weight --help` tells of no --quantization"),
+        ("placeholder", STAND_IN, "`mlc_llm convert_weight --help` has no --quantization"),
         ("", "/nowhere/python", "no working mlc_llm: it does not run"),
         ("", None, "--mlc-llm-python names no interpreter"),
-        ("failing", STAND_IN, "convert_weight` failed: RuntimeError: no room; the tool builtin does without it"),
+        ("failing", STAND_IN, "convert_weight` failed: RuntimeError: no room; the tool builtin does not need it"),
     ],
 )
 def test_mlc_llm_that_is_asked_for_and_does_not_work(

@@ -136,7 +136,7 @@ def parameter(number: int, rows: int, inputs: int, quantized: bool) -> Parameter
 
 
 def zeros(found: list[Parameter]) -> naive_writer.Tensors:
-    """What parameters are stored as, of nothing."""
+    """Return the stored tensors of parameters, all zeros."""
     return {
         name: np.zeros(shape, dtype)
         for each in found

@@ -72,5 +72,5 @@ def test_checks_of_prompts_of_one_token() -> None:
 
 
 def test_an_older_version_of_probes_is_an_error() -> None:
-    with pytest.raises(UserError, match=r"holds no probes: an older version made it; delete gate\.json"):
+    with pytest.raises(UserError, match=r"has no probes: an older version made it; delete expected\.json"):
         alignment.check_logits(fake.Engine.__new__(fake.Engine), [1] * 50, None)

@@ -1,4 +1,4 @@
-"""What the programs that build artifacts share: their arguments (see rules/build.smk) and their last steps."""
+"""The arguments and the last steps that all programs which build artifacts share; rules/build.smk calls them."""
 
 import argparse
 import json

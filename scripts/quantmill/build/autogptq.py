@@ -1,4 +1,4 @@
-"""Quantize a model to GPTQ with auto-gptq 0.7.1, for who still runs it; build.gptq does the same with its successor.
+"""Quantize a model to GPTQ with auto-gptq 0.7.1, which some still run; build.gptq uses its successor.
 
     python scripts/quantmill build.autogptq SRC DST --calibration calibration.json --evaluation evaluation.json
         --parameters '{"bits": 4, "group_size": "auto", "sym": true, "desc_act": false, "damp_percent": 0.05}'
@@ -19,11 +19,11 @@ from quantmill.common.program import UserError
 
 
 class Quantizer(gptq.Quantizer):
-    """auto-gptq's own, but for one thing that its packing gets wrong.
+    """Quantizer of auto-gptq that avoids an error of its packing.
 
-    Zero points are stored less one. Where sym is false and a group holds no weight that is clearly negative, its zero
-    point is 0; what is stored for it spills into those of the next outputs in the same word, and nothing says so.
-    Such a group gets the zero point 1, and a scale wide enough for the same largest weight.
+    Zero points are stored less one. If sym is false, a group without a clearly negative weight has the zero point 0.
+    Its stored value silently spills into the zero points of the next outputs in the same word. Such a group gets the
+    zero point 1, and a scale wide enough for the same largest weight.
     """
 
     def find_params(self, x: torch.Tensor, weight: bool = False) -> None:
@@ -34,7 +34,7 @@ class Quantizer(gptq.Quantizer):
 
 
 def quantize(task: BuildTask) -> None:
-    """Call auto-gptq. Its own loader of models that are not quantized demands CUDA; transformers' does the same."""
+    """Call auto-gptq. transformers loads the model, because auto-gptq's loader of float models needs CUDA."""
     gptq.Quantizer = Quantizer
     if task.device == "cpu":
         _base.CUDA_0 = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""Quantize a model with AutoRound, which learns how to round, and store it as GPTQ or AWQ is stored.
+"""Quantize a model with AutoRound, which learns the rounding, and store it as GPTQ or AWQ.
 
     python scripts/quantmill build.autoround SRC DST --calibration calibration.json --evaluation evaluation.json
         --parameters '{"layout": "gptq", "bits": 4, "group_size": "auto", "sym": true, "iters": 200}'
@@ -15,7 +15,7 @@ from quantmill.build.quantizer.program import BuildTask, Tool
 from quantmill.common import tokenizer
 
 EXPORTS = {"gptq": "auto_gptq", "awq": "auto_awq"}
-BATCH = 8  # samples of a step, as AutoRound's own
+BATCH = 8  # samples of a step, AutoRound's default
 
 
 def quantize(task: BuildTask) -> None:
@@ -35,7 +35,7 @@ def quantize(task: BuildTask) -> None:
         enable_torch_compile=False,
     )
     tool.quantize_and_save(str(task.saved), format=EXPORTS[layout])
-    for file in task.saved.glob("*/*"):  # it makes a folder of its own, named after the source's
+    for file in task.saved.glob("*/*"):  # it makes a folder, named after the source's
         file.rename(task.saved / file.name)
 
 

@@ -19,11 +19,11 @@ from quantmill.common import tokenizer
 
 
 def quantizer() -> type:
-    """autoawq's own, but for one thing that is wrong on a CPU.
+    """Return autoawq's quantizer without an error that it has on a CPU.
 
-    Its search for a layer's scales keeps the weights with `.cpu()`, which copies nothing there, and then multiplies
-    them in place: what it restores is scaled by the first guess. The model is another one afterwards (the demo's
-    perplexity 48.6 instead of 46.55) and nothing says so.
+    Its search for a layer's scales saves the weights with `.cpu()`, which does not copy them on a CPU, and then
+    multiplies them in place. So it restores weights scaled by the first guess, and silently returns another model (the
+    demo's perplexity is 48.6 instead of 46.55).
     """
     from awq.quantize.quantizer import AwqQuantizer
 
@@ -40,9 +40,9 @@ def quantizer() -> type:
 
 
 def quantize(task: BuildTask) -> None:
-    """Call the tool, and name it. Both start CUDA when they are imported: not before this job holds a GPU.
+    """Call the tool, and record its name. Importing a tool starts CUDA, so it waits until this job holds a GPU.
 
-    Raises `ValueError` for models that they quantize but that would load as other ones.
+    Raises `ValueError` for models that they would quantize and that would load as other models.
     """
     from awq.models.auto import AWQ_CAUSAL_LM_MODEL_MAP
 
@@ -72,12 +72,12 @@ def by_autoawq(task: BuildTask) -> None:
         max_calib_seq_len=task.calibration.sequence_length,
         quantizer_cls=quantizer(),
     )
-    model.model.generation_config = GenerationConfig()  # the source's own is carried over; some are refused here
+    model.model.generation_config = GenerationConfig()  # the artifact gets the source's; some are refused here
     model.save_quantized(str(task.saved), safetensors=True)
 
 
 def by_gptqmodel(task: BuildTask) -> None:
-    """The same with gptqmodel, whose layers want float16, also on a CPU."""
+    """Return the same with gptqmodel, whose layers want float16, also on a CPU."""
     gptqmodel = load_gptqmodel(task)
     config = gptqmodel.QuantizeConfig(
         quant_method="awq",

@@ -2,8 +2,8 @@
 
     python scripts/quantmill build.bitsandbytes SRC DST --parameters '{"type": "nf4", "double_quant": false}'
 
-SRC is the fp16 artifact. The same input gives the same bytes. The model is saved before anything runs it: on a CPU a
-forward packs weights anew, and what is saved afterwards is another model.
+SRC is the fp16 artifact. The same input gives the same bytes. The model is saved before it runs: on a CPU a forward
+pass repacks the weights, and saves another model afterwards.
 """
 
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig

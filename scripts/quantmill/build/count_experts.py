@@ -1,4 +1,4 @@
-"""Write which experts of a mixture a calibration text reaches, as transformers routes its tokens.
+"""Write the experts of a mixture that a calibration text reaches, as transformers routes its tokens.
 
     python scripts/quantmill build.count_experts MODEL OUT --calibration calibration.json --evaluation evaluation.json
         --samples 128 --sequence-length 2048 [--seed 0]

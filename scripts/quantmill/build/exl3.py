@@ -1,10 +1,10 @@
-"""Quantize a model to EXL3 with ExLlamaV3's own converter, on a GPU.
+"""Quantize a model to EXL3 with ExLlamaV3's converter, on a GPU.
 
     python scripts/quantmill build.exl3 SRC DST --calibration calibration.json --evaluation evaluation.json
         --parameters '{"bits": 4.0, "head_bits": 6, "codebook": "mul1"}'
 
 SRC is the fp16 artifact. Run it in envs/exllamav3; QUANTMILL_EXLLAMAV3 names a folder of exllamav3.compile. The tool
-saves its progress every two minutes, and goes on from there.
+saves its progress every two minutes, and resumes there.
 """
 
 import torch
@@ -45,7 +45,7 @@ def quantize(task: BuildTask) -> None:
         width = shards.read_config(task.src / "config.json")["hidden_size"]
         if width % BLOCK == 0:
             raise
-        why = f"the hidden size {width} is no multiple of {BLOCK}, and this model's layers want one"
+        why = f"the hidden size {width} is not a multiple of {BLOCK}, and this model's layers need one"
         raise ValueError(f"{why}: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""Quantize a model to GPTQ with gptqmodel, the maintained successor of AutoGPTQ, whose files AutoGPTQ reads as well.
+"""Quantize a model to GPTQ with gptqmodel, the maintained successor of AutoGPTQ. AutoGPTQ reads its files.
 
     python scripts/quantmill build.gptq SRC DST --calibration calibration.json --evaluation evaluation.json
         --parameters '{"bits": 4, "group_size": "auto", "sym": true, "desc_act": false, "damp_percent": 0.05}'
@@ -22,14 +22,14 @@ def quantize(task: BuildTask) -> None:
         **task.parameters, device=task.device, offload_to_disk=True, offload_to_disk_path=str(task.saved / "offload")
     )
     model = gptqmodel.GPTQModel.load(str(task.src), config, dtype=task.dtype)
-    # which card it is may change; what matters of it names the folder (quantization.program)
-    # it hashes all that was saved at every save: with 7B on a GPU most of the time
+    # Another GPU may resume: the folder's name has all that matters of it (`resume_folder`). Each save hashes all saves
+    # before, which would take most of the time of a 7B on a GPU.
     interval = "layer:1" if task.device == "cpu" else "layer:8"
     progress = CheckpointConfig(path=task.resume, strict_device_check=False, interval=interval)
     resume = progress if model.model.config.model_type in RESUMABLE else None
     try:
         model.quantize(task.sample_inputs(), batch_size=1, checkpoint=resume)
-    except CheckpointStopped:  # it was told to stop, and has saved its progress
+    except CheckpointStopped:  # it was interrupted, and has saved its progress
         raise KeyboardInterrupt from None
     save_gptqmodel(model, task)
 

@@ -1,9 +1,9 @@
-"""Quantize a model to HQQ, four bits with a float zero for each group, without calibration.
+"""Quantize a model to HQQ: four bits with a float zero point for each group, without calibration.
 
     python scripts/quantmill build.hqq SRC DST --parameters '{"nbits": 4, "group_size": 64}'
 
-SRC is the fp16 artifact. The same input gives the same bytes on the same kind of CPU. Stored as safetensors, with the
-quantization_config that vLLM and older versions of transformers read.
+SRC is the fp16 artifact. The same input gives the same bytes on the same kind of CPU. It is stored as safetensors,
+with the quantization_config that vLLM and older versions of transformers read.
 """
 
 import json
@@ -20,7 +20,7 @@ KEPT = ("lm_head",)  # in float16
 
 
 def quantize(task: BuildTask) -> None:
-    """Call hqq for the linear layers of the blocks, and save the model's state."""
+    """Call hqq for the linear layers of the blocks, and save the model's weights."""
     torch.set_grad_enabled(False)
     model = AutoModelForCausalLM.from_pretrained(task.src, dtype="auto").to(task.device)
     config = BaseQuantizeConfig(nbits=task.parameters["nbits"], group_size=task.parameters["group_size"], axis=1)

@@ -3,9 +3,9 @@
     python scripts/quantmill build.imatrix GGUF-F16 DST --text calibration.txt --calibration calibration.json
         --evaluation evaluation.json --samples 16 --sequence-length 512
 
-llama-imatrix takes text and no ids: what its tokenizer makes of the text is held against the ids first. It reads the
-first --samples pieces of --sequence-length tokens, or of the model's context where that is shorter. A text that shares
-a passage with the evaluation text is refused. On a GPU it runs where llama.cpp was compiled for one.
+llama-imatrix reads text, not ids, so its tokenizer's ids are first compared with those of --calibration. It reads the
+first --samples pieces of --sequence-length tokens, or of the model's context if that is shorter. A text that shares a
+passage with the evaluation text is refused. It runs on a GPU if llama.cpp was compiled for one.
 """
 
 import shutil
@@ -59,7 +59,7 @@ def main() -> None:
         command += ["--device", "none"] if device == "cpu" else []
         llamacpp.call("llama-imatrix", *command, cwd=folder)
         if not (folder / NAME).exists():
-            raise UserError(f"{options.base}: llama-imatrix wrote nothing; its own lines stand in the log")
+            raise UserError(f"{options.base}: llama-imatrix wrote nothing; its messages are in the log")
         shutil.rmtree(folder / ".cache", ignore_errors=True)
         manifest.write(
             folder,

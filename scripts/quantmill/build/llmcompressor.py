@@ -24,7 +24,7 @@ IGNORED = ["lm_head"]
 
 
 def recipe(task: BuildTask) -> GPTQModifier | QuantizationModifier:
-    """What llm-compressor is to do."""
+    """Return llm-compressor's recipe for the parameters."""
     scheme, size = task.parameters["scheme"], task.parameters.get("group_size")
     if scheme not in ROUNDED:
         return QuantizationModifier(targets="Linear", scheme=scheme, ignore=IGNORED)
@@ -36,7 +36,7 @@ def recipe(task: BuildTask) -> GPTQModifier | QuantizationModifier:
 
 
 def quantize(task: BuildTask) -> None:
-    """Call llm-compressor with the samples' ids, each by itself."""
+    """Call llm-compressor with the samples' ids, one sample at a time."""
     model = AutoModelForCausalLM.from_pretrained(task.src, dtype=task.dtype).to(task.device)
     more = {}
     if samples := task.calibration.samples:
@@ -48,12 +48,12 @@ def quantize(task: BuildTask) -> None:
             "shuffle_calibration_samples": False,
         }
     oneshot(model=model, recipe=recipe(task), **more)
-    model.generation_config = GenerationConfig()  # the source's own is carried over; some are refused here
+    model.generation_config = GenerationConfig()  # the artifact gets the source's; some are refused here
     model.save_pretrained(task.saved, save_compressed=True)
 
 
 def cast(tensor: Tensor, parameters: Mapping[str, Any]) -> bool:
-    """Scales of a row or a matrix may be smaller than float16's normal numbers."""
+    """Keep scales of rows and matrices in float32: they may be smaller than float16's normal numbers."""
     return tensor.dtype == "F32" and (parameters["scheme"] == "W4A16" or "_scale" not in tensor.name)
 
 

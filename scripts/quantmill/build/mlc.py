@@ -1,13 +1,13 @@
-"""Write a model's weights in MLC-LLM's format, byte for byte as its convert_weight does on a CPU.
+"""Write a model's weights in MLC-LLM's format, with the bytes that its convert_weight writes on a CPU.
 
     python scripts/quantmill build.mlc SRC DST --library LIB --parameters '{"quantization": "q4f16_1", "tool": "auto"}'
     python scripts/quantmill build.mlc SRC DST --weights-only --parameters '{"quantization": "q4f16_1"}'
 
-Neither MLC-LLM nor TVM is needed. Weights alone serve any runtime that reads the format; with a model library, as
-mlc.compile writes one, the artifact also runs here and passes the quality gate.
+Neither MLC-LLM nor TVM is needed. Weights alone serve any runtime that reads the format. With a model library, which
+mlc.compile writes, the artifact also runs here and passes the quality gate.
 
-With --mlc-llm-python, an interpreter that has a working MLC-LLM, its convert_weight and gen_config run instead, and
-beside a library its compile too, for its own engine (mlc_llm.so).
+With --mlc-llm-python, an interpreter that has a working MLC-LLM, MLC-LLM's convert_weight and gen_config run instead.
+With a library MLC-LLM also compiles one for its own engine (mlc_llm.so).
 """
 
 import tomllib
@@ -31,12 +31,12 @@ PROJECT = PACKAGE.parents[1] / "pyproject.toml"
 
 
 def quantmill_version() -> str:
-    """Our own version."""
+    """Return Quantmill's version."""
     return tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["version"]
 
 
 def choose_tool(tool: str, python: Path | None) -> str:
-    """`mlc_llm` or `builtin`. Raises `UserError` where mlc_llm is asked for and does not work."""
+    """Return `mlc_llm` or `builtin`. Raises `UserError` if mlc_llm is asked for and does not work."""
     if tool == "builtin" or (tool == "auto" and python is None):
         return "builtin"
     reason = mlc_llm_tool.why_not(python) if python else "--mlc-llm-python names no interpreter"
@@ -46,7 +46,7 @@ def choose_tool(tool: str, python: Path | None) -> str:
 
 
 def build(folder: Path, source: shards.Checkpoint, config: SourceConfig, quantization: str) -> None:
-    """Write weights, their table of contents, mlc-chat-config.json and tokenizer files, without MLC-LLM."""
+    """Write the weights, their index, mlc-chat-config.json and the tokenizer's files, without MLC-LLM."""
     found = parameters.find(source, config, parameters.LAYOUTS[quantization])
     total = sum(part.numel for parameter in found for part in parameter.parts)
     with tqdm(total=total, unit=" weights", unit_scale=True, desc="to MLC", disable=None) as bar:
@@ -71,7 +71,7 @@ def main() -> None:
     given = check_parameters(options.parameters, ("quantization",), ("tool",))
     quantization, tool = given["quantization"], given.get("tool", "auto")
     if quantization not in parameters.LAYOUTS:
-        raise UserError(f"--parameters: quantization {quantization!r} is none of {', '.join(parameters.LAYOUTS)}")
+        raise UserError(f"--parameters: quantization {quantization!r} is not one of {', '.join(parameters.LAYOUTS)}")
 
     source = shards.find(options.src)
     if source.form != "safetensors":

@@ -1,4 +1,4 @@
-"""How programs that build artifacts have them checked before they publish: first faithful, then sane (gate.check)."""
+"""The quality gate as builders call it: gate.check in another process, before the artifact gets its name."""
 
 import argparse
 import json
@@ -15,12 +15,12 @@ UNREAD = "Quantmill does not read its format"
 
 
 def add_arguments(arguments: argparse.ArgumentParser) -> None:
-    """What the gate needs; without a reference nothing is checked."""
+    """Add the gate's arguments. Without a reference nothing is checked."""
     arguments.add_argument("--gate-reference", type=Path, help="what gate.expected wrote for the source")
     arguments.add_argument("--gate-evaluation", type=Path, help="the tokenised evaluation text")
     arguments.add_argument("--gate-protocol", default="gptq-2048", help="how that is cut into windows")
     arguments.add_argument("--gate-options", help="JSON: the engine's options, in its own words")
-    arguments.add_argument("--gate-gpus", type=int, default=1, help="cards that the engine runs on")
+    arguments.add_argument("--gate-gpus", type=int, default=1, help="GPUs that the engine runs on")
     arguments.add_argument("--gate-factor", type=float, default=100, help="of the reference's perplexity, at most")
     arguments.add_argument("--gate-python", type=Path, default=sys.executable, help="an interpreter with transformers")
 
@@ -64,7 +64,7 @@ def check(folder: Path, layout: str | None, options: argparse.Namespace) -> dict
 
 
 def _run(options: argparse.Namespace, python: str | Path, name: str, *arguments: Any) -> None:
-    """Raises `UserError` with the program's own last line where it fails."""
+    """Run a program. Raises `UserError` with its last line where it fails."""
     result = run_child([*program.command(name, python), *arguments])
     if result.returncode < 0:
         raise UserError(f"{options.dst}: the quality gate was killed by signal {-result.returncode}; memory short?")

@@ -1,4 +1,4 @@
-"""What a model library is compiled for: the numbers of a transformer, and its parameters by name."""
+"""The architecture that a model library is compiled for: its sizes, and its parameters by name."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from quantmill.mlc import chat_config
 from quantmill.mlc.quantize import GROUP
 from quantmill.mlc.source_config import FAMILIES, LLAMA3, SourceConfig
 
-MULTIPLE = 32  # of which every width but the vocabulary's must be one; all published models are
+MULTIPLE = 32  # that every width except the vocabulary's must be; all published models' are
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Architecture:
     rms_norm_eps: float
     tie_word_embeddings: bool
     rope_theta: float
-    rope_scaling: tuple[tuple[str, float], ...]  # llama3's four numbers by name, or none
-    qkv_name: str  # what MLC-LLM calls the fused projection
+    rope_scaling: tuple[tuple[str, float], ...]  # llama3's four numbers by name, or empty
+    qkv_name: str  # MLC-LLM's name of the fused projection
     qkv_bias: bool
 
     @property
@@ -39,7 +39,7 @@ class Architecture:
         return (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_dim
 
     def parameters(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Every parameter of the format, in the model's order: name -> (shape, dtype)."""
+        """Map each parameter of the format, in the model's order, to its shape and dtype."""
         found: dict[str, tuple[tuple[int, ...], str]] = {}
 
         def matrix(name: str, outputs: int, inputs: int) -> None:
@@ -66,9 +66,9 @@ class Architecture:
 
 
 def of(config: SourceConfig, path: Path) -> Architecture:
-    """The architecture of a checkpoint whose config.json, at `path`, was understood.
+    """Return the architecture of a checkpoint whose config.json, at `path`, was understood.
 
-    Raises `UserError` for widths that the library's kernels cannot do.
+    Raises `UserError` for widths that the library's kernels do not support.
     """
     found = Architecture(
         model_type=config.family.model_type,
@@ -89,14 +89,14 @@ def of(config: SourceConfig, path: Path) -> Architecture:
     for key in ("hidden_size", "intermediate_size", "head_dim"):
         if getattr(found, key) % MULTIPLE:
             raise UserError(
-                f"{path}: {key} is {getattr(found, key)}, and the model library wants a multiple of {MULTIPLE}"
+                f"{path}: {key} is {getattr(found, key)}, and the model library needs a multiple of {MULTIPLE}"
             )
     return found
 
 
 @dataclass(frozen=True)
 class Served:
-    """What an artifact's mlc-chat-config.json says to an engine."""
+    """The content of an artifact's mlc-chat-config.json, for an engine."""
 
     architecture: Architecture
     context: int  # positions
@@ -104,7 +104,7 @@ class Served:
 
 
 def of_artifact(folder: Path) -> Served:
-    """Read an artifact's mlc-chat-config.json. Raises `UserError` where it is damaged, or of another architecture."""
+    """Read an artifact's mlc-chat-config.json. Raises `UserError` if it is damaged, or of another architecture."""
     path = folder / chat_config.NAME
     content: dict[str, Any] = shards.read_json(path)
     try:

@@ -1,4 +1,4 @@
-"""The model for a CPU: our own kernels, float32, and one contiguous key-value cache for one sequence.
+"""The model for a CPU: Quantmill's kernels, float32, and one contiguous key-value cache for one sequence.
 
 TVM's paged cache serves many sequences; its CPU kernels are scalar loops, and its bookkeeping alone costs a small
 model more than the step itself.
@@ -19,7 +19,7 @@ from quantmill.mlc.rope import frequencies
 
 
 class Kernels(model.Kernels):
-    """See `mlc.model.Kernels`; chosen by whether S is one or many."""
+    """See `mlc.model.Kernels`. Kernels differ for one position and many."""
 
     def weight_shapes(self, outputs: int, inputs: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         blocks = padded_rows(outputs) // LANES
@@ -33,14 +33,14 @@ class Kernels(model.Kernels):
         return _call(kernel, "embed", [tokens, table.q_weight, table.q_scale], (*tokens.shape, table.inputs))
 
     def product(self, x: Tensor, layer: Linear) -> Tensor:
-        """x times a quantized matrix."""
+        """Multiply x by a quantized matrix."""
         outputs = padded_rows(layer.outputs)
         make = cpu_matrices.matrix_matrix if _is_many(x) else cpu_matrices.matrix_vector
         arguments = [x, layer.q_weight, layer.q_scale]
         return _call(make(outputs, layer.inputs), make.__name__, arguments, (*x.shape[:2], outputs))
 
     def rms_norm(self, x: Tensor, norm: RMSNorm) -> Tensor:
-        """x over its root mean square, times the norm's weight."""
+        """Divide x by its root mean square, and multiply by the norm's weight."""
         return _call(cpu_vectors.rms_norm(x.shape[2], norm.epsilon, _is_many(x)), "rms_norm", [x, norm.weight], x.shape)
 
     def silu_multiply(self, x: Tensor) -> Tensor:

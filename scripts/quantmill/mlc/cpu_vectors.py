@@ -29,13 +29,13 @@ def exp2(x: Any) -> Any:
 
 
 def loop(many: bool, extent: Any) -> Any:
-    """Over all threads, or for one position in this one: waking threads costs more than the work."""
+    """Loop over all threads, or for one position in this one: waking threads costs more than the work."""
     return T.parallel(extent) if many else T.serial(extent)
 
 
 @cache
 def rms_norm(size: int, epsilon: float, many: bool) -> PrimFunc:
-    """x / sqrt(mean(x**2) + epsilon) * weight, of [1, S, size]."""
+    """Calculate x / sqrt(mean(x**2) + epsilon) * weight, for [1, S, size]."""
 
     @T.prim_func(private=True, s_tir=True)
     def kernel(x_handle: T.handle, weight: T.Buffer((size,), "float16"), out_handle: T.handle) -> None:
@@ -69,7 +69,7 @@ def rms_norm(size: int, epsilon: float, many: bool) -> PrimFunc:
 
 @cache
 def silu_multiply(size: int, many: bool) -> PrimFunc:
-    """gate * sigmoid(gate) * up, of [1, S, 2 * size] that holds gate and up."""
+    """Calculate gate * sigmoid(gate) * up, for [1, S, 2 * size] with gate and up."""
 
     @T.prim_func(private=True, s_tir=True)
     def kernel(x_handle: T.handle, out_handle: T.handle) -> None:
@@ -116,7 +116,7 @@ def last_position(size: int) -> PrimFunc:
 
 @cache
 def choose(vocabulary: int) -> PrimFunc:
-    """The token of the largest logit + bias, the first of equals; and the position after the S that were read."""
+    """Choose the first token of the largest logit + bias, and advance the position by the S that were read."""
 
     @T.prim_func(private=True, s_tir=True)
     def kernel(

@@ -1,7 +1,7 @@
 """The model for a GPU, float16, and one contiguous key-value cache for one sequence.
 
-Products with one position go through cuda_matrices.py, with many through cuda_products.py. There a product's input is
-arranged as that kernel wants it: a norm, attention and the gate leave it so.
+Products with one position are cuda_matrices.py's, with many cuda_products.py's. The input of those is arranged as the
+kernel reads it, by the norm, attention or gate before it.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ DTYPE = "float16"
 
 
 def dequantize(weight: te.Tensor, scale: te.Tensor, row: Any, column: Any) -> Any:
-    """One weight: its nibble less 7, times its group's scale."""
+    """Return one weight: its nibble less 7, times its group's scale."""
     nibble = (weight[row, column // 8] >> (column % 8 * 4).astype("uint32")) & tirx.const(15, "uint32")
     return (nibble.astype(DTYPE) - tirx.const(7, DTYPE)) * scale[row, column // GROUP]
 

@@ -1,4 +1,4 @@
-"""The decoder, written once; what differs between devices are the kernels and the key-value cache."""
+"""The decoder of all devices, which differ in kernels and key-value cache."""
 
 from abc import ABC, abstractmethod
 from typing import Protocol
@@ -26,7 +26,7 @@ class Kernels(ABC):
 
     @abstractmethod
     def linear(self, x: Tensor, layer: "Linear", norm: "RMSNorm | None" = None, add: Tensor | None = None) -> Tensor:
-        """x, normed, times a matrix, plus its bias or `add`."""
+        """Multiply x, normed if there is a norm, by a matrix, and add its bias or `add`."""
 
     @abstractmethod
     def swiglu(self, x: Tensor, layer: "Linear", norm: "RMSNorm") -> Tensor:
@@ -41,7 +41,7 @@ class Cache(Protocol):
 
 
 class Linear(nn.Module):
-    """A quantized matrix [outputs, inputs], perhaps with a bias."""
+    """A quantized matrix [outputs, inputs], with an optional bias."""
 
     def __init__(self, kernels: Kernels, outputs: int, inputs: int, bias: bool = False) -> None:
         self.outputs, self.inputs = outputs, inputs
@@ -68,7 +68,7 @@ class Attention(nn.Module):
         self.o_proj = Linear(kernels, shape.hidden_size, shape.num_attention_heads * shape.head_dim)
 
     def forward(self, x: Tensor, norm: RMSNorm, cache: Cache, layer: int) -> Tensor:
-        """x [1, S, hidden_size] -> x plus what it attends to once normed."""
+        """Norm x [1, S, hidden_size], attend, and add x."""
         qkv = self.kernels.linear(x, getattr(self, self.qkv_name), norm)
         return self.kernels.linear(cache.attend(layer, qkv), self.o_proj, add=x)
 
@@ -82,12 +82,12 @@ class MLP(nn.Module):
         self.down_proj = Linear(kernels, shape.hidden_size, shape.intermediate_size)
 
     def forward(self, x: Tensor, norm: RMSNorm) -> Tensor:
-        """x [1, S, hidden_size] -> x plus what is made of it once normed."""
+        """Norm x [1, S, hidden_size], apply the perceptron, and add x."""
         return self.kernels.linear(self.kernels.swiglu(x, self.gate_up_proj, norm), self.down_proj, add=x)
 
 
 class Layer(nn.Module):
-    """Attention and perceptron, each after a norm and beside a residual."""
+    """Attention and perceptron, each with a norm and a residual."""
 
     def __init__(self, kernels: Kernels, shape: Architecture) -> None:
         self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
@@ -124,7 +124,7 @@ class Decoder(nn.Module):
         self.lm_head = None if shape.tie_word_embeddings else Linear(kernels, shape.vocab_size, shape.hidden_size)
 
     def hidden_states(self, tokens: Tensor, cache: Cache) -> Tensor:
-        """Tokens [1, S] -> what the layers make of them, [1, S, hidden_size], before the last norm."""
+        """Run tokens [1, S] through the layers: [1, S, hidden_size], before the last norm."""
         x = self.kernels.embed(tokens, self.model.embed_tokens)
         for number, layer in enumerate(self.model.layers):
             x = layer(x, cache, number)
@@ -136,7 +136,7 @@ class Decoder(nn.Module):
         return self.kernels.linear(hidden, head, self.model.norm)
 
     def state(self) -> dict[str, spec.Tensor]:
-        """Return the last arguments of all functions, which keep what was read: the cache."""
+        """Return the last arguments of all functions: the cache."""
         raise NotImplementedError
 
     def get_default_spec(self) -> spec.ModuleSpec:

@@ -1,4 +1,4 @@
-"""The parameters of an MLC model: what each is made of, which are quantized, and their order.
+"""The parameters of an MLC model: their tensors, their quantization and their order.
 
 From MLC-LLM's python/mlc_llm: model/*/*_loader.py, loader/huggingface_loader.py, quantization/quantization.py.
 """
@@ -17,14 +17,14 @@ DTYPES = ("F16", "BF16", "F32", "F64")
 
 @dataclass(frozen=True)
 class Layout:
-    """Which kinds of parameters a quantization packs into four bits; the others, norms and biases stay float16."""
+    """The kinds of parameters that a quantization packs into four bits; others, norms and biases stay float16."""
 
     layers: bool
     embeddings: bool
     head: bool
 
 
-# MLC-LLM's names. Not here: those that store weights transposed (…_0), and those of another arithmetic.
+# MLC-LLM's names. Those that store weights transposed (…_0) or use another arithmetic are missing.
 LAYOUTS = {
     "q4f16_1": Layout(layers=True, embeddings=True, head=True),
     "q4f16_2": Layout(layers=True, embeddings=False, head=False),
@@ -43,15 +43,15 @@ class Parameter:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of all parts together."""
+        """The shape of all parts together."""
         return (sum(part.shape[0] for part in self.parts), *self.parts[0].shape[1:])
 
 
 def find(source: Checkpoint, config: SourceConfig, layout: Layout) -> list[Parameter]:
-    """A checkpoint's parameters, in the order in which MLC-LLM writes them.
+    """Return a checkpoint's parameters, in the order in which MLC-LLM writes them.
 
-    Raises `UserError` where a tensor is missing, has another shape than the config says or a dtype that holds no
-    weights, and where there is one that the model has no place for.
+    Raises `UserError` for a tensor that is missing, has another shape than the config says, is not of a float dtype, or
+    has no place in the model.
     """
     tensors = source.tensors()
     found = {}
@@ -78,7 +78,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def _model_parameters(config: SourceConfig, layout: Layout) -> Iterator[tuple[str, str, Shapes, bool]]:
-    """Name, suffix, shapes of the tensors that it is made of, and whether it is quantized, of every parameter."""
+    """Yield each parameter's name, suffix, the shapes of its tensors, and whether it is quantized."""
     hidden, inner = config.hidden_size, config.intermediate_size
     queries = config.num_attention_heads * config.head_dim
     keys = config.num_key_value_heads * config.head_dim
@@ -112,7 +112,7 @@ def _tensor(source: Checkpoint, tensors: Mapping[str, Tensor], name: str, shape:
     if tensor.shape != shape:
         raise UserError(f"{tensor.path}: {name} has shape {tensor.shape}, where config.json says {shape}")
     if tensor.dtype not in DTYPES:
-        raise UserError(f"{tensor.path}: {name} is {tensor.dtype}, which is no plain weight; give the original weights")
+        raise UserError(f"{tensor.path}: {name} is {tensor.dtype}, not a plain weight; give the original weights")
     return tensor
 
 
@@ -121,8 +121,8 @@ def _is_unused(name: str) -> bool:
 
 
 def _in_file_order(source: Checkpoint, tensors: Mapping[str, Tensor]) -> list[str]:
-    """File by file in the order of the index (_loading_order), a fused parameter where
-    its first part is; without an index by name, as in the one that MLC-LLM then makes."""
+    """Order tensors file by file as in the index (_loading_order); without an index by name, as in the one that
+    MLC-LLM then makes. A fused parameter comes at its first part."""
     files: dict[str, list[str]] = {}
     for name, file in (source.weight_map or dict.fromkeys(sorted(tensors), "")).items():
         files.setdefault(file, []).append(name)
@@ -130,10 +130,10 @@ def _in_file_order(source: Checkpoint, tensors: Mapping[str, Tensor]) -> list[st
 
 
 def count_weights(source: Checkpoint, parameters: list[Parameter]) -> int:
-    """The number of weights that MLC-LLM divides by for its bits per weight.
+    """Count the weights as MLC-LLM does for its bits per weight.
 
-    Its loader counts all weights of a file each time that it reads the file. It keeps the files that the parameter
-    at hand needs, and drops the others when it reads one more, so that some are read, and counted, again.
+    Its loader counts all weights of a file whenever it reads the file. It keeps the files that the current parameter
+    needs, and drops the others when it reads one more. So some files are read, and counted, again.
     """
     sizes: dict[Path, int] = {}
     for name, tensor in source.tensors().items():

@@ -1,7 +1,7 @@
-"""MLC-LLM's weight files (params_shard_*.bin) and their table of contents (tensor-cache.json).
+"""MLC-LLM's weight files (params_shard_*.bin) and their index (tensor-cache.json).
 
 The place of every byte is known before the first is calculated, so that any number of threads write blocks of rows of
-any tensor; none is ever whole in memory.
+any tensor. No tensor is ever whole in memory.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ from quantmill.mlc.quantize import GROUP, INFINITY, MAGNITUDE, quantize
 
 CACHE = "tensor-cache.json"
 SHARD_BYTES = 32 * 2**20
-LABEL = "f32-to-bf16"  # what MLC-LLM calls the encoding of every tensor, whatever its dtype
-BLOCK = 2**18  # weights at a time: what is calculated with stays in the cache, and calls are few
+LABEL = "f32-to-bf16"  # MLC-LLM's name of the encoding of every tensor, whatever its dtype
+BLOCK = 2**18  # weights at a time: they fit the processor's cache, and calls are few
 TASK = 2**23  # weights that one thread takes at a time
 MAX_WORKERS = 16  # each holds about 10 MB
 
@@ -44,12 +44,12 @@ class Record:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor."""
+        """Number of bytes of the tensor."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 def stored_tensors(parameter: Parameter) -> dict[str, tuple[tuple[int, ...], str]]:
-    """The tensors that a parameter is stored as: name -> shape and dtype."""
+    """Return the tensors that a parameter is stored as: name -> shape and dtype."""
     if not parameter.quantized:
         return {f"{parameter.name}.{parameter.suffix}": (parameter.shape, "float16")}
     rows, inputs = parameter.shape
@@ -61,10 +61,10 @@ def stored_tensors(parameter: Parameter) -> dict[str, tuple[tuple[int, ...], str
 
 
 def plan(parameters: Sequence[Parameter]) -> list[list[Record]]:
-    """The records of each shard, as TVM's TensorCacheShardingManager has them.
+    """Return the records of each shard, as TVM's TensorCacheShardingManager cuts them.
 
-    Tensors gather in a pending shard as long as they leave it under `SHARD_BYTES`. One that would not gets a shard to
-    itself if it has half of that or more, numbered before the pending one; otherwise it begins the next.
+    Tensors are added to a pending shard while it stays under `SHARD_BYTES`. A tensor that does not fit gets a shard of
+    its own if it has at least half of that, numbered before the pending one; otherwise it begins the next shard.
     """
     finished: list[list[Record]] = []
     pending: list[Record] = []
@@ -89,13 +89,13 @@ def write(
     counted: int,
     progress: Callable[[int], None] = lambda count: None,
 ) -> list[str]:
-    """Write all weight files and their table of contents; the names of the weight files.
+    """Write all weight files and their index. Return the names of the weight files.
 
     Args:
-        counted: the number of weights that the table's bits per weight are reckoned with.
+        counted: the number of weights for the index's bits per weight.
         progress: called, from several threads, with the number of weights just written.
 
-    Raises `UserError` where a weight is not a finite float16.
+    Raises `UserError` if a weight is not a finite float16.
     """
     shards = {f"params_shard_{number}.bin": records for number, records in enumerate(plan(parameters))}
     for name, records in shards.items():
@@ -140,7 +140,7 @@ def bytes_per_token(folder: Path) -> int:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows `begin` to `end` of a part of a parameter, of which the part's first is row `before`."""
+    """Rows `begin` to `end` of a part of a parameter; the part begins at the parameter's row `before`."""
 
     part: Tensor
     before: int
@@ -201,21 +201,21 @@ def to_float16(data: memoryview, dtype: str) -> np.ndarray:
 
 @cache
 def _float16_of_bfloat16() -> np.ndarray:
-    """uint16 [65536]: every bfloat16 as float16. Looking it up is four times as fast as two conversions."""
+    """Convert every bfloat16 to float16, uint16 [65536]; a look-up is four times as fast as two conversions."""
     every = np.arange(2**16, dtype="<u2")
     with np.errstate(over="ignore", invalid="ignore"):
         return as_float(every.view(np.uint8).data, "BF16").astype(np.float16).view(np.uint16)
 
 
 def finite(weights: np.ndarray) -> np.ndarray:
-    """The same bits of float16. Raises ValueError where one is infinite or NaN."""
+    """Return bits of float16 unchanged. Raises ValueError if one is infinite or NaN."""
     if (weights & MAGNITUDE).max(initial=0) >= INFINITY:
         raise ValueError("not finite")
     return weights
 
 
 def _md5_after(tasks: Sequence[Future], path: Path) -> str:
-    """A file's MD5, once what writes it is done: tasks that all began before this one, so that waiting has an end."""
+    """Return a file's MD5 after the tasks that write it, which all began before this one: waiting ends."""
     wait(tasks)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "md5").hexdigest()

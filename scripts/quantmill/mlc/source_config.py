@@ -1,6 +1,6 @@
-"""Which checkpoints MLC's format is written for: a config.json is understood, or refused by the name of what is not.
+"""The config.json of checkpoints that MLC's format supports; others are refused by the name of what it lacks.
 
-What MLC-LLM's models know is in its python/mlc_llm/model/{llama,mistral,qwen2}.
+MLC-LLM's models are in its python/mlc_llm/model/{llama,mistral,qwen2}.
 """
 
 import math
@@ -13,16 +13,16 @@ from quantmill.common.program import UserError
 
 @dataclass(frozen=True)
 class Family:
-    """A family of models as MLC-LLM has it (python/mlc_llm/model/NAME).
+    """A family of models in MLC-LLM (python/mlc_llm/model/NAME).
 
     Attributes:
         model_type: MLC-LLM's name, which is transformers' too.
-        qkv: what it calls the fused query, key and value projection.
-        biased: whether those have biases.
-        may_tie: whether the embeddings can be the head too.
-        scales_rope: whether it knows a scaling of rotary embeddings (llama3's).
-        max_prefill: tokens at most that it prefills at once, unless told otherwise.
-        attention_sink: tokens that a sliding window keeps (-1: it knows none).
+        qkv: its name of the fused query, key and value projection.
+        biased: whether these have biases.
+        may_tie: whether the embeddings can also be the head.
+        scales_rope: whether it supports a scaling of rotary embeddings (llama3's).
+        max_prefill: the default of the tokens that it prefills at once.
+        attention_sink: tokens that a sliding window keeps (-1: not supported).
     """
 
     model_type: str
@@ -42,7 +42,7 @@ FAMILIES = {
 SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
 MAX_SIZE = 2**31
 LLAMA3 = ("factor", "high_freq_factor", "low_freq_factor", "original_max_position_embeddings")
-# keys of a config that make it another model, and the values of each that do not
+# keys of a config that may make it another model, and the values that do not
 UNMODELLED = {
     "quantization_config": (None,),
     "auto_map": (None,),
@@ -55,7 +55,7 @@ UNMODELLED = {
 
 @dataclass(frozen=True)
 class SourceConfig:
-    """What a config.json says, in transformers' words; `rope_scaling` is none or of type llama3."""
+    """The content of a config.json, in transformers' words; `rope_scaling` is None or of type llama3."""
 
     family: Family
     hidden_size: int
@@ -73,7 +73,7 @@ class SourceConfig:
 
 
 def read(config: dict[str, Any], path: Path) -> SourceConfig:
-    """Understand a config.json.
+    """Read a config.json.
 
     Args:
         path: the config's, for errors.
@@ -90,7 +90,7 @@ def read(config: dict[str, Any], path: Path) -> SourceConfig:
         raise _refuse(path, f"hidden_size {hidden} and {key_value_heads} of {heads} heads do not divide evenly")
     if family.model_type == "qwen2" and head_dim * heads != hidden:
         raise _refuse(
-            path, f"head_dim {head_dim} times {heads} heads is not hidden_size {hidden}, as MLC's qwen2 wants"
+            path, f"head_dim {head_dim} times {heads} heads is not hidden_size {hidden}, as MLC's qwen2 requires"
         )
     epsilon: Any = config.get("rms_norm_eps")
     if type(epsilon) not in (int, float) or not 0 < epsilon < 1:
@@ -129,7 +129,7 @@ def _family(config: dict[str, Any], path: Path) -> Family:
 
 
 def _check_features(config: dict[str, Any], family: Family, path: Path) -> None:
-    """Raises `UserError` for a feature that MLC-LLM's model of this family lacks."""
+    """Raise `UserError` for a feature that MLC-LLM's model of this family lacks."""
     suffix = f"not modelled for MLC's {family.model_type}"
     for key, values in UNMODELLED.items():
         if config.get(key, values[0]) not in values:
@@ -155,10 +155,10 @@ def _size(config: dict[str, Any], key: str, path: Path, default: int | None = No
 
 
 def rope(config: dict[str, Any], path: Path) -> tuple[float, dict[str, Any] | None]:
-    """The base and the scaling of rotary embeddings, as transformers 4 spells them or as 5 does (`rope_parameters`).
+    """Return the base and the scaling of rotary embeddings, in the spelling of transformers 4 or 5 (`rope_parameters`).
 
-    Raises `UserError` where the two spellings differ, and for a scaling other than llama3's, which MLC-LLM either
-    fails on or ignores.
+    Raises `UserError` if the two spellings differ, and for a scaling other than llama3's, which MLC-LLM either fails on
+    or ignores.
     """
     spellings = []
     parameters = config.get("rope_parameters")

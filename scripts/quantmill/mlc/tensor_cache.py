@@ -1,4 +1,4 @@
-"""Read an artifact's weights: `tensor-cache.json` says which bytes of which shard are which parameter."""
+"""Reading an artifact's weights: `tensor-cache.json` has each parameter's place in the shards."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,9 +13,9 @@ MAX_INDEX = 64 * 2**20  # bytes
 
 
 def read(folder: Path, wanted: Mapping[str, tuple[tuple[int, ...], str]]) -> dict[str, np.ndarray]:
-    """The parameters of `wanted` (name -> shape, dtype) in its order, memory-mapped.
+    """Return the parameters of `wanted` (name -> shape, dtype) in its order, memory-mapped.
 
-    Raises `UserError` where one is missing, of another shape or type, or beyond its shard.
+    Raises `UserError` if one is missing, of another shape or type, or beyond its shard.
     """
     found: dict[str, np.ndarray] = {}
     try:

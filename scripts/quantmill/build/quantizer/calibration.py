@@ -9,7 +9,7 @@ import numpy as np
 from quantmill.common.program import UserError
 from quantmill.tokens.files import Tokens
 
-SHARED = 32  # tokens in a row that two texts do not have in common by chance
+SHARED = 32  # tokens in a row; two texts do not share them by chance
 BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, of a rolling hash modulo 2**64
 
 

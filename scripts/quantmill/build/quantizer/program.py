@@ -1,4 +1,4 @@
-"""What the programs that quantize share: calling a tool, and turning what it saved into an artifact."""
+"""The program of all tools that quantize: it calls the tool and turns what it saved into an artifact."""
 
 import argparse
 import gc
@@ -43,7 +43,7 @@ NOT_PORTABLE = ("meta", "model_name_or_path", "model_file_base_name", "is_marlin
 
 @dataclass(frozen=True)
 class BuildTask:
-    """What a tool is to do: quantize `src` as `parameters` say, and save to `saved`.
+    """A tool's task: quantize `src` as `parameters` say, and save to `saved`.
 
     calibration: without samples for a format that has none. resume: a folder for the tool's progress, which a job
     finds again after it was killed. facts: the manifest's `tool` and `tool_version`, which a program with a choice of
