@@ -53,7 +53,7 @@ def test_what_is_said_twice_alike_is_taken() -> None:
         ({"rope_parameters": LINEAR | {"rope_theta": 5.0}, "rope_scaling": LINEAR | {"factor": 2.0}}, "contradict"),
         ({"rope_parameters": LINEAR | {"rope_theta": 5.0}, "rope_theta": 6.0}, "two values of rope_theta, 5.0 and 6.0"),
         ({"rope_parameters": LINEAR | {"rope_theta": 5.0}, "rope_scaling": LINEAR}, "rope_scaling hides"),
-        ({"rope_parameters": {"partial_rotary_factor": 0.5}, "partial_rotary_factor": 0.25}, "two values of partial_rotary_factor"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}, "partial_rotary_factor": 0.25}, "two values of partial"),
         ({"rope_parameters": [1]}, "rope_parameters is \\[1\\], not an object"),
         ({"rope_scaling": "yarn"}, "rope_scaling is 'yarn', not an object"),
     ],

@@ -137,11 +137,7 @@ def parameter(number: int, rows: int, inputs: int, quantized: bool) -> Parameter
 
 def zeros(found: list[Parameter]) -> naive_writer.Tensors:
     """Return the stored tensors of parameters, all zeros."""
-    return {
-        name: np.zeros(shape, dtype)
-        for each in found
-        for name, (shape, dtype) in mlc_shards.stored_tensors(each).items()
-    }
+    return {name: np.zeros(shape, dtype) for each in found for name, (shape, dtype) in each.stored().items()}
 
 
 sizes = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 100), st.booleans()), min_size=1, max_size=30)

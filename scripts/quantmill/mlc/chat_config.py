@@ -40,7 +40,7 @@ def model_config(config: SourceConfig) -> dict[str, Any]:
         "num_hidden_layers": config.num_hidden_layers,
         "rms_norm_eps": config.rms_norm_eps,
         "vocab_size": config.vocab_size,
-        "tie_word_embeddings": config.tied,
+        "tie_word_embeddings": config.tie_word_embeddings,
         "position_embedding_base": config.rope_theta,
         "rope_scaling": config.rope_scaling,
         "context_window_size": config.context,

@@ -23,7 +23,7 @@ from quantmill.checkpoint.tensor import DTYPE_BYTES, Tensor, read_into
 from quantmill.common.program import UserError
 from quantmill.devices.cpu import available_threads
 from quantmill.mlc.parameters import Parameter
-from quantmill.mlc.quantize import GROUP, INFINITY, MAGNITUDE, quantize
+from quantmill.mlc.quantize import INFINITY, MAGNITUDE, quantize
 
 CACHE = "tensor-cache.json"
 SHARD_BYTES = 32 * 2**20
@@ -48,18 +48,6 @@ class Record:
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
-def stored_tensors(parameter: Parameter) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return the tensors that a parameter is stored as: name -> shape and dtype."""
-    if not parameter.quantized:
-        return {f"{parameter.name}.{parameter.suffix}": (parameter.shape, "float16")}
-    rows, inputs = parameter.shape
-    groups = -(-inputs // GROUP)
-    return {
-        f"{parameter.name}.q_weight": ((rows, groups * GROUP // 8), "uint32"),
-        f"{parameter.name}.q_scale": ((rows, groups), "float16"),
-    }
-
-
 def plan(parameters: Sequence[Parameter]) -> list[list[Record]]:
     """Return the records of each shard, as TVM's TensorCacheShardingManager cuts them.
 
@@ -70,7 +58,7 @@ def plan(parameters: Sequence[Parameter]) -> list[list[Record]]:
     pending: list[Record] = []
     size = 0
     for parameter in parameters:
-        for name, (shape, dtype) in stored_tensors(parameter).items():
+        for name, (shape, dtype) in parameter.stored().items():
             record = Record(name, shape, dtype, 0)
             if size + record.nbytes >= SHARD_BYTES:
                 if 2 * record.nbytes >= SHARD_BYTES:
@@ -107,7 +95,7 @@ def write(
             tasks: dict[str, list[Future]] = {name: [] for name in shards}
             hashes: dict[str, Future] = {}
             for parameter in parameters:
-                targets = [places[name] for name in stored_tensors(parameter)]
+                targets = [places[name] for name in parameter.stored()]
                 started = [
                     workers.submit(_write_rows, piece, parameter.quantized, targets, progress)
                     for piece in _cut(parameter)

@@ -54,20 +54,28 @@ UNMODELLED = {
 
 
 @dataclass(frozen=True)
-class SourceConfig:
-    """The content of a config.json, in transformers' words; `rope_scaling` is None or of type llama3."""
+class Shape:
+    """What a model's tensors follow from, in transformers' words."""
 
-    family: Family
     hidden_size: int
     intermediate_size: int
+    num_hidden_layers: int
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
-    num_hidden_layers: int
     vocab_size: int
+    tie_word_embeddings: bool
+    qkv_name: str  # MLC-LLM's name of the fused projection
+    qkv_bias: bool
+
+
+@dataclass(frozen=True)
+class SourceConfig(Shape):
+    """The content of a config.json; `rope_scaling` is None or of type llama3."""
+
+    family: Family
     context: int
     rms_norm_eps: float
-    tied: bool
     rope_theta: float
     rope_scaling: dict[str, Any] | None
 
@@ -100,6 +108,8 @@ def read(config: dict[str, Any], path: Path) -> SourceConfig:
         raise _refuse(path, f"rope_scaling {scaling.get('rope_type')!r} is not modelled for MLC's {family.model_type}")
     return SourceConfig(
         family=family,
+        qkv_name=family.qkv,
+        qkv_bias=family.biased,
         hidden_size=hidden,
         intermediate_size=inner,
         num_attention_heads=heads,
@@ -109,7 +119,7 @@ def read(config: dict[str, Any], path: Path) -> SourceConfig:
         vocab_size=vocabulary,
         context=_size(config, "max_position_embeddings", path),
         rms_norm_eps=epsilon,
-        tied=bool(config.get("tie_word_embeddings", False)),  # as the three families' own config classes have it
+        tie_word_embeddings=bool(config.get("tie_word_embeddings")),  # the three families' default is False
         rope_theta=theta,
         rope_scaling=scaling,
     )

@@ -32,6 +32,18 @@ GAP = 0.1  # nats between the likeliest token and the chosen one, more than half
 # 0.03
 TIE = 0.05
 
+LATE = "its logits are shifted by one: a token's row holds what follows the token before it"
+EARLY = "its logits are shifted by one: a token's row holds what follows the token after it"
+ADDED = "it adds a token (a beginning of sequence?) before those that it is given"
+# explanations of an engine's rows: the predictions that they would equal, and their shift; the first is the right one
+EXPLANATIONS = {
+    "": ("plain", 0),
+    LATE: ("plain", -1),
+    EARLY: ("plain", 1),
+    ADDED: ("added", 1),
+    f"{ADDED}, and returns that one's row too": ("added", 0),
+}
+
 Rows = dict[str, list[list[float]]]
 
 
@@ -120,22 +132,7 @@ def check_logits(engine: Engine, ids: list[int], reference: Mapping[str, Any] | 
     if found[0].shape[1] < reference["vocab"]:
         raise UserError(f"the engine's vocabulary is {found[0].shape[1]}, the reference's {reference['vocab']}")
     found = [perplexity.log_softmax(each[:, : reference["vocab"]]) for each in found]
-    distances = {
-        "": _distance(found, reference["plain"], 0),
-        "its logits are shifted by one: a token's row holds what follows the token before it": _distance(
-            found, reference["plain"], -1
-        ),
-        "its logits are shifted by one: a token's row holds what follows the token after it": _distance(
-            found, reference["plain"], 1
-        ),
-        "it adds a token (a beginning of sequence?) before those that it is given": _distance(
-            found, reference["added"], 1
-        ),
-        "it adds a token (a beginning of sequence?) before those that it is given, and returns that one's row too": (
-            _distance(found, reference["added"], 0)
-        ),
-    }
-    _refuse_rival(distances)
+    _refuse_rival({fault: _distance(found, reference[kind], shift) for fault, (kind, shift) in EXPLANATIONS.items()})
 
 
 def check_targets(engine: Engine, ids: list[int], reference: Mapping[str, Any] | None) -> None:
@@ -146,20 +143,13 @@ def check_targets(engine: Engine, ids: list[int], reference: Mapping[str, Any] |
     plain, added = (np.array(reference["targets"][name]) for name in ("plain", "added"))
     if found.shape != plain.shape:
         raise UserError(f"the engine returned {found.shape[1]} log-probabilities for {plain.shape[1]} targets")
-    _refuse_rival(
-        {
-            "": float(np.abs(found - plain).mean()),
-            "its log-probabilities are shifted by one, towards the token before": (
-                float(np.abs(found[:, 1:] - plain[:, :-1]).mean())
-            ),
-            "its log-probabilities are shifted by one, towards the token after": (
-                float(np.abs(found[:, :-1] - plain[:, 1:]).mean())
-            ),
-            "it adds a token (a beginning of sequence?) before those that it is given": (
-                float(np.abs(found - added).mean())
-            ),
-        }
-    )
+    rivals = {
+        "": found - plain,
+        "its log-probabilities are shifted by one, towards the token before": found[:, 1:] - plain[:, :-1],
+        "its log-probabilities are shifted by one, towards the token after": found[:, :-1] - plain[:, 1:],
+        ADDED: found - added,
+    }
+    _refuse_rival({fault: float(np.abs(difference).mean()) for fault, difference in rivals.items()})
 
 
 def _refuse_rival(distances: Mapping[str, float]) -> None:
@@ -238,8 +228,8 @@ def check_decoding(engine: Engine, texts: Sequence[list[int]], added: int) -> No
     if middle["as given"] <= GAP:
         return
     names = {
-        "late": "its logits are shifted by one: a token's row holds what follows the token before it",
-        "early": "its logits are shifted by one: a token's row holds what follows the token after it",
+        "late": LATE,
+        "early": EARLY,
         "added": "it adds a token (a beginning of sequence?) before the prompt when it decodes",
     }
     best = min(names, key=lambda name: middle[name])
