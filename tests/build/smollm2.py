@@ -32,25 +32,11 @@ LAYER_NAMES = {
     **{f"attn_{part}": f"self_attn.{part}_proj" for part in ("q", "k", "v")},
     "attn_output": "self_attn.o_proj",
 }
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 49152,
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "tie_word_embeddings": True,
-    "rope_theta": 100000.0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 2,
-    "torch_dtype": "float16",
-}
+CONFIG: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 49152}
+CONFIG |= {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
+CONFIG |= {"num_key_value_heads": 3, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "hidden_act": "silu"}
+CONFIG |= {"tie_word_embeddings": True, "rope_theta": 100000.0, "bos_token_id": 1, "eos_token_id": 2}
+CONFIG |= {"pad_token_id": 2, "torch_dtype": "float16"}
 
 
 def value(file: BinaryIO, kind: int) -> Any:

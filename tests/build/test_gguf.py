@@ -19,18 +19,9 @@ LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
-SHAPE = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 512,
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.05,
-}
+SHAPE: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 512}
+SHAPE |= {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}
+SHAPE |= {"num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.05}
 
 
 @pytest.fixture(scope="module")
@@ -163,14 +154,8 @@ def with_tokenizer(
     record = manifest(folder / "safetensors")
     del record["files"]["tokenizer.json"]
     (folder / "safetensors/quantmill.json").write_text(json.dumps(record))
-    command = [
-        torch_python,
-        REPO / "scripts/quantmill",
-        "tokens.tokenize_texts",
-        folder / "safetensors",
-        gguf_model / "evaluation.txt",
-    ]
-    result = call(*command, folder / "evaluation.json", "--as", "evaluation")
+    command = (torch_python, REPO / "scripts/quantmill", "tokens.tokenize_texts", folder / "safetensors")
+    result = call(*command, gguf_model / "evaluation.txt", folder / "evaluation.json", "--as", "evaluation")
     assert result.returncode == 0, result.stderr
     return folder
 

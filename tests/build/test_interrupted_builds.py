@@ -181,14 +181,8 @@ def one_layer(tmp_path_factory: pytest.TempPathFactory, model: Path, tools_pytho
         shutil.copyfile(path, folder / "cut" / path.name)
     (folder / "cut/config.json").write_text(json.dumps(source.config() | {"num_hidden_layers": 1}))
     sharding.write(folder / "cut", "safetensors", [kept], safetensors_file.write)
-    manifest.write(
-        folder / "cut",
-        format="safetensors",
-        tool="test",
-        tool_version="1",
-        source={},
-        parameter_count=1,
-    )
+    about = {"format": "safetensors", "tool": "test", "tool_version": "1"}
+    manifest.write(folder / "cut", **about, source={}, parameter_count=1)
     command = [tools_python, REPO / "scripts/quantmill", "build.fp16", folder / "cut", folder / "fp16"]
     subprocess.run(list(map(str, command)), check=True)
     random = np.random.default_rng(0)
@@ -220,15 +214,8 @@ def killed_build(request: pytest.FixtureRequest, one_layer: Path, tmp_path_facto
     log_path = one_layer / "log"
     folder = tmp_path_factory.mktemp("quantized")
     texts = [f"--{name}={one_layer / name}.json" for name in ("calibration", "evaluation")]
-    command = [
-        interpreter("gptqmodel"),
-        REPO / "scripts/quantmill",
-        request.param,
-        one_layer / "fp16",
-        folder / "out",
-        *texts,
-    ]
-    command += ["--parameters", json.dumps(PARAMETERS[request.param])]
+    command = [interpreter("gptqmodel"), REPO / "scripts/quantmill", request.param, one_layer / "fp16", folder / "out"]
+    command += [*texts, "--parameters", json.dumps(PARAMETERS[request.param])]
     command = [*map(str, command), "--samples", "2", "--sequence-length", "64", "--device", "cpu"]
 
     def finish(threads: int) -> dict[str, str]:

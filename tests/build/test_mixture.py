@@ -86,15 +86,8 @@ def mix(gguf_model: Path, build_gguf: Callable, run_gguf: Callable, sensitivity:
     """Build a mixture."""
 
     def build(out: Path, size: str | float = "q4_k_m", *options: object) -> Any:
-        how = [
-            "--parameters",
-            json.dumps({"size": size}),
-            "--base",
-            build_gguf("f16"),
-            "--imatrix",
-            gguf_model / "imatrix",
-        ]
-        how += ["--sensitivity", sensitivity, *options]
+        how = ["--parameters", json.dumps({"size": size}), "--base", build_gguf("f16")]
+        how += ["--imatrix", gguf_model / "imatrix", "--sensitivity", sensitivity, *options]
         return run_gguf("build.gguf", gguf_model / "safetensors", out, *how)
 
     return build

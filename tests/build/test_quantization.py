@@ -242,13 +242,8 @@ def cuda_build() -> bool:
 def test_a_group_size_that_does_not_fit_is_one_line(demo: Path, call: Callable, tmp_path: Path) -> None:
     python = interpreter("gptqmodel")
     artifacts = demo / "artifacts/demo"
-    texts = (
-        "--calibration",
-        artifacts / "tokens/calibration.json",
-        "--evaluation",
-        artifacts / "tokens/evaluation.json",
-    )
-    options = ["--parameters", json.dumps(GPTQ | {"group_size": 96})]
+    texts = [f"--{kind}={artifacts / f'tokens/{kind}.json'}" for kind in ("calibration", "evaluation")]
+    options = ["--parameters", json.dumps(GPTQ | {"group_size": 96}), "--samples=4", "--sequence-length=512"]
     result = call(python, "scripts/quantmill", "build.gptq", artifacts / "fp16", tmp_path / "out", *texts, *options)
     assert result.returncode == 1
     assert "group_size 96 does not divide the inputs of" in result.stderr.splitlines()[-1]

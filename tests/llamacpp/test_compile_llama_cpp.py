@@ -29,6 +29,7 @@ echo "$@" >> {calls}
 [ "$1" = --build ] && mkdir -p "$2/bin"
 exit 0
 """
+COMMAND = (sys.executable, REPO / "scripts/quantmill", "llamacpp.compile")
 
 
 @pytest.fixture
@@ -48,23 +49,20 @@ def sources(tmp_path: Path) -> Path:
 def compile_it(tmp_path: Path, sources: Path, call: Callable) -> Callable:
     tools = tmp_path / "tools"
     tools.mkdir()
-    (tools / "cmake").write_text(
-        CMAKE.format(calls=tmp_path / "calls", broken=tmp_path / "broken", hangs=tmp_path / "hangs")
-    )
+    (tools / "cmake").write_text(CMAKE.format(**{name: tmp_path / name for name in ("calls", "broken", "hangs")}))
     (tools / "cmake").chmod(0o755)
 
     def run(*options: object, **environment: str) -> str | None:
         """Return the line of a refusal; None where it went well."""
-        command = [
-            sys.executable,
-            REPO / "scripts/quantmill",
-            "llamacpp.compile",
+        result = call(
+            *COMMAND,
             tmp_path / "out",
             "--tools",
             tools,
             *options,
-        ]
-        result = call(*command, XDG_CACHE_HOME=str(tmp_path / "cache"), **environment)
+            XDG_CACHE_HOME=str(tmp_path / "cache"),
+            **environment,
+        )
         return line_of_refusal(result, tmp_path / "out")
 
     return run
@@ -86,24 +84,16 @@ def test_it_is_compiled_once_and_goes_on_after_a_failure(compile_it: Callable, t
     found = json.loads((tmp_path / "out/quantmill.json").read_text())
     assert found["sources"] == sources.name
     assert (tmp_path / "out/source").resolve() == sources / "source"
-    folders = {
-        line.split(" -B ")[1].split()[0] for line in (tmp_path / "calls").read_text().splitlines() if "-B" in line
-    }
-    assert len(folders) == 1  # what was broken off goes on there
+    assert (
+        len(set(re.findall(" -B ([^ ]+)", (tmp_path / "calls").read_text()))) == 1
+    )  # what was broken off goes on there
 
 
 def test_what_a_compilation_started_ends_with_it(compile_it: Callable, tmp_path: Path) -> None:
     """An interrupt ends ninja and its compilers too, which would go on in the next compilation's folder."""
     child = tmp_path / "hangs"
     child.touch()
-    command = [
-        sys.executable,
-        REPO / "scripts/quantmill",
-        "llamacpp.compile",
-        tmp_path / "out",
-        "--tools",
-        tmp_path / "tools",
-    ]
+    command = [*COMMAND, tmp_path / "out", "--tools", tmp_path / "tools"]
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as compiling:
         pid = wait_for_pid(child)

@@ -3,33 +3,18 @@
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import naive_writer
 import numpy as np
 
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 50,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-}
+LLAMA: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64}
+LLAMA |= {"intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+LLAMA |= {"vocab_size": 50, "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "rope_theta": 10000.0}
+LLAMA |= {"hidden_act": "silu", "tie_word_embeddings": False}
 MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None}
-QWEN2 = LLAMA | {
-    "architectures": ["Qwen2ForCausalLM"],
-    "model_type": "qwen2",
-    "tie_word_embeddings": True,
-    "use_sliding_window": False,
-    "sliding_window": 4096,
-}
+QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "tie_word_embeddings": True}
+QWEN2 |= {"use_sliding_window": False, "sliding_window": 4096}
 WIDTHS = {"F16": 2, "BF16": 2, "F32": 4}
 
 

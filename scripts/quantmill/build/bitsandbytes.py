@@ -6,9 +6,9 @@ SRC is the fp16 artifact. The same input gives the same bytes. The model is save
 pass repacks the weights, and saves another model afterwards.
 """
 
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import BitsAndBytesConfig
 
-from quantmill.build.quantizer.program import BuildTask, Tool, as_saved
+from quantmill.build.quantizer.program import BuildTask, Tool, as_saved, quantize_by_transformers
 
 
 def quantize(task: BuildTask) -> None:
@@ -22,10 +22,7 @@ def quantize(task: BuildTask) -> None:
             bnb_4bit_use_double_quant=task.parameters["double_quant"],
             bnb_4bit_compute_dtype="float16",
         )
-    model = AutoModelForCausalLM.from_pretrained(
-        task.src, quantization_config=config, device_map={"": task.device}, dtype="auto"
-    )
-    model.save_pretrained(task.saved)
+    quantize_by_transformers(task, config)
 
 
 main = Tool(

@@ -6,20 +6,16 @@ SRC is the fp16 artifact. The same input gives the same bytes.
 """
 
 from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig
-from transformers import AutoModelForCausalLM, TorchAoConfig
+from transformers import TorchAoConfig
 
-from quantmill.build.quantizer.program import BuildTask, Tool, as_saved
+from quantmill.build.quantizer.program import BuildTask, Tool, as_saved, quantize_by_transformers
 
 TYPES = {"int8": Int8WeightOnlyConfig, "fp8": Float8WeightOnlyConfig}
 
 
 def quantize(task: BuildTask) -> None:
     """Have transformers replace the linear layers' weights, and save."""
-    config = TorchAoConfig(TYPES[task.parameters["type"]]())
-    model = AutoModelForCausalLM.from_pretrained(
-        task.src, quantization_config=config, device_map={"": task.device}, dtype="auto"
-    )
-    model.save_pretrained(task.saved)
+    quantize_by_transformers(task, TorchAoConfig(TYPES[task.parameters["type"]]()))
 
 
 main = Tool(

@@ -40,18 +40,18 @@ def build() -> dict[str, Any]:
 def binding() -> ModuleType:
     """Import the binding's low-level module, over the compiled library."""
     os.environ["LLAMA_CPP_LIB_PATH"] = str(folder() / "bin")
-    place = str(folder() / "binding")
-    if place not in sys.path:
-        sys.path.insert(0, place)
-    return importlib.import_module("llama_cpp.llama_cpp")
+    return _import("llama_cpp.llama_cpp", "binding")
 
 
 def gguf() -> ModuleType:
     """Import llama.cpp's Python package of the format, which has the arithmetic of every type in numpy."""
-    place = str(folder() / "source/gguf-py")
-    if place not in sys.path:
-        sys.path.insert(0, place)
-    return importlib.import_module("gguf")
+    return _import("gguf", "source/gguf-py")
+
+
+def _import(name: str, place: str) -> ModuleType:
+    if (path := str(folder() / place)) not in sys.path:
+        sys.path.insert(0, path)
+    return importlib.import_module(name)
 
 
 def call(program: str, *arguments: object, cwd: Path | None = None) -> str:

@@ -31,31 +31,14 @@ from quantmill.devices import cpu
 
 PINS = PACKAGE.parents[1] / "envs/llama-cpp-python.sdist"
 TARGETS = ["llama", "llama-quantize", "llama-imatrix", "llama-perplexity", "llama-bench", "llama-server"]
-FLAGS = {
-    "CMAKE_BUILD_TYPE": "Release",
-    "BUILD_SHARED_LIBS": "ON",
-    "GGML_CCACHE": "OFF",
-    "GGML_NATIVE": "OFF",
-    "LLAMA_OPENSSL": "OFF",
-    "LLAMA_BUILD_TESTS": "OFF",
-    "LLAMA_BUILD_EXAMPLES": "OFF",
-    "LLAMA_BUILD_APP": "OFF",
-    "LLAMA_BUILD_UI": "OFF",
-    "LLAMA_USE_PREBUILT_UI": "OFF",  # would be downloaded
-}
-INSTRUCTION_SETS = {  # llama.cpp's names on x86 -> Linux's; AMX is left out
-    "SSE42": "sse4_2",
-    "AVX": "avx",
-    "AVX2": "avx2",
-    "FMA": "fma",
-    "F16C": "f16c",
-    "BMI2": "bmi2",
-    "AVX_VNNI": "avx_vnni",
-    "AVX512": "avx512f",
-    "AVX512_VBMI": "avx512vbmi",
-    "AVX512_VNNI": "avx512_vnni",
-    "AVX512_BF16": "avx512_bf16",
-}
+FLAGS = {"CMAKE_BUILD_TYPE": "Release", "BUILD_SHARED_LIBS": "ON"}
+FLAGS |= dict.fromkeys(("GGML_CCACHE", "GGML_NATIVE", "LLAMA_OPENSSL"), "OFF")
+FLAGS |= {f"LLAMA_BUILD_{part}": "OFF" for part in ("TESTS", "EXAMPLES", "APP", "UI")}
+FLAGS |= {"LLAMA_USE_PREBUILT_UI": "OFF"}  # would be downloaded
+# llama.cpp's names on x86 -> Linux's; AMX is left out
+INSTRUCTION_SETS = {"SSE42": "sse4_2", "AVX": "avx", "AVX2": "avx2", "FMA": "fma", "F16C": "f16c", "BMI2": "bmi2"}
+INSTRUCTION_SETS |= {"AVX_VNNI": "avx_vnni", "AVX512": "avx512f", "AVX512_VBMI": "avx512vbmi"}
+INSTRUCTION_SETS |= {"AVX512_VNNI": "avx512_vnni", "AVX512_BF16": "avx512_bf16"}
 OWN = ("GGML_", "LLAMA_", "CMAKE_CUDA_ARCHITECTURES")  # definitions of the user's build that are recorded
 LEFT_OUT = ("docs", "models", "tests", "examples", "media", "benches")  # half of the sources' size
 CUDA = "/usr/local/cuda/bin"  # where nvcc is installed, even if it is not on PATH

@@ -7,7 +7,7 @@ any tensor. No tensor is ever whole in memory.
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -90,6 +90,7 @@ def write(
         with (folder / name).open("wb") as file:
             file.truncate(records[-1].offset + records[-1].nbytes)
     places = {record.name: (folder / name, record) for name, records in shards.items() for record in records}
+    total = float(sum(record.nbytes for _, record in places.values()))
     with ThreadPoolExecutor(min(MAX_WORKERS, available_threads())) as workers:
         try:
             tasks: dict[str, list[Future]] = {name: [] for name in shards}
@@ -107,7 +108,7 @@ def write(
             for future in [future for futures in tasks.values() for future in futures]:
                 future.result()
             content = {
-                "metadata": _metadata(places, counted),
+                "metadata": {"ParamSize": len(places), "ParamBytes": total, "BitsPerParam": total * 8.0 / counted},
                 "records": [_shard(name, records, hashes[name].result()) for name, records in shards.items()],
             }
         except BaseException:
@@ -207,11 +208,6 @@ def _md5_after(tasks: Sequence[Future], path: Path) -> str:
     wait(tasks)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "md5").hexdigest()
-
-
-def _metadata(places: Mapping[str, tuple[Path, Record]], counted: int) -> dict[str, int | float]:
-    total = float(sum(record.nbytes for _, record in places.values()))
-    return {"ParamSize": len(places), "ParamBytes": total, "BitsPerParam": total * 8.0 / counted}
 
 
 def _shard(name: str, records: Sequence[Record], md5: str) -> dict[str, Any]:

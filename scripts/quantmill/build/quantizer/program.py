@@ -142,6 +142,14 @@ class Tool:
         shutil.rmtree(resume, ignore_errors=True)
 
 
+def quantize_by_transformers(task: BuildTask, config: Any) -> None:
+    """Have transformers replace the linear layers as a quantization_config says, and save the model."""
+    from transformers import AutoModelForCausalLM  # here: not every tool's environment has it
+
+    words = {"quantization_config": config, "device_map": {"": task.device}, "dtype": "auto"}
+    AutoModelForCausalLM.from_pretrained(task.src, **words).save_pretrained(task.saved)
+
+
 def count_experts(options: argparse.Namespace, work: Path) -> dict[str, Any]:
     """Find the experts of a mixture that the calibration reaches, or why they are unknown.
 
