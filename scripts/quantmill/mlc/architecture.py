@@ -51,9 +51,8 @@ def of(config: SourceConfig, path: Path) -> Architecture:
     )
     for key in ("hidden_size", "intermediate_size", "head_dim"):
         if getattr(found, key) % MULTIPLE:
-            raise UserError(
-                f"{path}: {key} is {getattr(found, key)}, and the model library needs a multiple of {MULTIPLE}"
-            )
+            size = getattr(found, key)
+            raise UserError(f"{path}: {key} is {size}, and the model library needs a multiple of {MULTIPLE}")
     return found
 
 

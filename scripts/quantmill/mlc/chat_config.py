@@ -12,6 +12,7 @@ from quantmill.checkpoint.shards import read_json
 from quantmill.mlc.source_config import SourceConfig
 
 NAME = "mlc-chat-config.json"
+PARALLEL = {"tensor_parallel_shards": 1, "pipeline_parallel_stages": 1}
 TEMPLATE = "LM"  # no chat: the text is not changed
 TOKENIZER_FILES = (
     *("tokenizer.model", "tokenizer.json", "vocab.json", "merges.txt"),
@@ -20,13 +21,13 @@ TOKENIZER_FILES = (
 MAX_TOKENIZER = 64 * 2**20  # bytes; that of 250,000 tokens has 35 MB
 MAX_TOKENIZER_VALUES = 4_000_000  # and 2 million values
 # taken from generation_config.json, else from config.json, else these
-SAMPLING = {
-    "temperature": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "top_p": 1.0,
-}
+SAMPLING = {"temperature": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+SAMPLING |= {"top_p": 1.0}
+# keys of a model's config.json that its `model_config` begins with
+COPIED = (
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"),
+    *("rms_norm_eps", "vocab_size", "tie_word_embeddings"),
+)
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
@@ -34,21 +35,14 @@ def model_config(config: SourceConfig) -> dict[str, Any]:
     """Return the `model_config` of a model: the keys of MLC-LLM's Llama, and those that other families add."""
     family = config.family
     content: dict[str, Any] = {
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_attention_heads": config.num_attention_heads,
-        "num_hidden_layers": config.num_hidden_layers,
-        "rms_norm_eps": config.rms_norm_eps,
-        "vocab_size": config.vocab_size,
-        "tie_word_embeddings": config.tie_word_embeddings,
+        **{name: getattr(config, name) for name in COPIED},
         "position_embedding_base": config.rope_theta,
         "rope_scaling": config.rope_scaling,
         "context_window_size": config.context,
         "prefill_chunk_size": min(config.context, family.max_prefill),
         "num_key_value_heads": config.num_key_value_heads,
         "head_dim": config.head_dim,
-        "tensor_parallel_shards": 1,
-        "pipeline_parallel_stages": 1,
+        **PARALLEL,
         "max_batch_size": 128,
         "disaggregation": False,
     }
@@ -80,8 +74,7 @@ def chat_config(source: Path, config: SourceConfig, quantization: str) -> dict[s
         "sliding_window_size": -1,
         "prefill_chunk_size": model["prefill_chunk_size"],
         "attention_sink_size": config.family.attention_sink,
-        "tensor_parallel_shards": 1,
-        "pipeline_parallel_stages": 1,
+        **PARALLEL,
         "active_vocab_size": vocabulary_size(tokens) or config.vocab_size,
         **{key: settings[key] for key in SAMPLING},
         "tokenizer_files": [name for name in TOKENIZER_FILES if (source / name).is_file()],

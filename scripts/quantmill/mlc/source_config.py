@@ -91,15 +91,14 @@ def read(config: dict[str, Any], path: Path) -> SourceConfig:
     """
     family = _family(config, path)
     _check_features(config, family, path)
-    hidden, inner, heads, layers, vocabulary = (_size(config, key, path) for key in SIZES)
+    sizes = {key: _size(config, key, path) for key in SIZES}
+    hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
     key_value_heads = _size(config, "num_key_value_heads", path, heads)
     head_dim = _size(config, "head_dim", path, hidden // heads)
     if hidden % heads or heads % key_value_heads:
         raise _refuse(path, f"hidden_size {hidden} and {key_value_heads} of {heads} heads do not divide evenly")
     if family.model_type == "qwen2" and head_dim * heads != hidden:
-        raise _refuse(
-            path, f"head_dim {head_dim} times {heads} heads is not hidden_size {hidden}, as MLC's qwen2 requires"
-        )
+        raise _refuse(path, f"head_dim {head_dim} times {heads} heads is not hidden_size {hidden}, as in MLC's qwen2")
     epsilon: Any = config.get("rms_norm_eps")
     if type(epsilon) not in (int, float) or not 0 < epsilon < 1:
         raise UserError(f"{path}: rms_norm_eps is {epsilon!r:.60}, not a number; download it again")
@@ -110,13 +109,9 @@ def read(config: dict[str, Any], path: Path) -> SourceConfig:
         family=family,
         qkv_name=family.qkv,
         qkv_bias=family.biased,
-        hidden_size=hidden,
-        intermediate_size=inner,
-        num_attention_heads=heads,
+        **sizes,
         num_key_value_heads=key_value_heads,
         head_dim=head_dim,
-        num_hidden_layers=layers,
-        vocab_size=vocabulary,
         context=_size(config, "max_position_embeddings", path),
         rms_norm_eps=epsilon,
         tie_word_embeddings=bool(config.get("tie_word_embeddings")),  # the three families' default is False
