@@ -1,4 +1,4 @@
-"""The one rule that builds artifacts: each format names its program and what it is given."""
+"""The one rule that builds artifacts: each format names its program and its inputs."""
 
 
 def of_artifact(wildcards):
@@ -7,13 +7,13 @@ def of_artifact(wildcards):
 
 
 def artifact_texts(wildcards):
-    """The texts that a format calibrates on, and that it must not share with the evaluation."""
+    """The calibration text, and the evaluation text that it must not overlap, if a format calibrates."""
     kinds = ("calibration", "evaluation") if of_artifact(wildcards).calibrated else ()
     return {kind: f"artifacts/{wildcards.model}/tokens/{kind}.json" for kind in kinds}
 
 
 def artifact_inputs(wildcards):
-    """What an artifact is built from, by the names of its program's flags; besides, its environments and its gate."""
+    """Inputs of an artifact, by the names of its program's flags, with its environments and its gate."""
     format = of_artifact(wildcards)
     envs = dict.fromkeys((format.env, ENGINES[format.engine].env))
     more = artifact_texts(wildcards) | (format.inputs(wildcards) if format.inputs else {})
@@ -26,12 +26,12 @@ def artifact_inputs(wildcards):
 
 
 def artifact_options(wildcards, input):
-    """What the format and the config say to the program, as its flags."""
+    """The program's flags, from the format and the config."""
     format = of_artifact(wildcards)
-    told = parameters(wildcards.artifact) | format.parameters
+    given = parameters(wildcards.artifact) | format.parameters
     options = {"format": wildcards.artifact, "layout": format.layout, "engine": format.engine}
     options |= {"seed": STUDY["seed"], "device": STUDY["device"]}
-    options |= {"engine-python": python(ENGINES[format.engine].env), "parameters": json.dumps(told, sort_keys=True)}
+    options |= {"engine-python": python(ENGINES[format.engine].env), "parameters": json.dumps(given, sort_keys=True)}
     options |= STUDY["calibration"] if format.calibrated else {}
     options |= format.flags(wildcards) if format.flags else {}
     options |= {name: path for name, path in input.items() if name not in ("source", "env", "gate")}
@@ -39,13 +39,13 @@ def artifact_options(wildcards, input):
 
 
 def artifact_priority(wildcards):
-    """Cheap builds come first, so that rows become whole early; see the Snakefile."""
+    """Cheap builds come first, so that rows are complete early; see the Snakefile."""
     format = of_artifact(wildcards)
     return (0 if format.calibrated else 10) if format.priority is None else format.priority
 
 
-# A build that was killed begins again. gptqmodel alone saves its progress, of Llama and Qwen3-MoE (beside the artifact,
-# in .ARTIFACT.resume-…; docs/FOOTGUNS.md).
+# A killed build restarts from scratch. Only gptqmodel's GPTQ (of Llama and Qwen3-MoE) and EXL3 resume: their progress is
+# in .ARTIFACT.resume-… beside the artifact (docs/FOOTGUNS.md).
 rule artifact:
     input:
         unpack(artifact_inputs),

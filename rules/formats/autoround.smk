@@ -1,6 +1,6 @@
-"""autoround-int4 and autoround-awq-int4: AutoRound, stored as GPTQ and as AWQ are."""
+"""autoround-int4 and autoround-awq-int4: AutoRound, stored as GPTQ and as AWQ."""
 
-# The whole model in float32, and of one block what its steps keep to go back
+# The whole model in float32, and of one block what its steps keep for the backward pass
 LEARNT = Memory(620 + CUDA_BUILD, weights=8, block=24, activations=24, attention=16)
 
 for name, layout in (("autoround-int4", "gptq"), ("autoround-awq-int4", "awq")):

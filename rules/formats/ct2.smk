@@ -4,7 +4,7 @@ CT2_FLOATS = ("ct2-float16", "ct2-float32")  # take about as long
 
 
 def ct2_resources(size, like=(), **grown):
-    """What the converter takes, with torch and transformers."""
+    """Resources of the converter, with torch and transformers."""
     return BuildResources(size, Memory(430 + CUDA_BUILD, **grown), Memory(935, **grown), quantized=not like, like=like)
 
 

@@ -1,7 +1,7 @@
-"""exl3-4.0bpw and other rates: ExLlamaV3's trellis codes, calibrated. On NVIDIA GPUs alone."""
+"""exl3-4.0bpw and other rates: ExLlamaV3's trellis codes, calibrated; on NVIDIA GPUs only."""
 
 EXLLAMAV3 = "artifacts/libraries/exllamav3"
-# A module at a time, and what the samples have become: measured with the demo alone, whose build took 1,930 MB
+# One module at a time, and the samples' activations. Measured only with the demo, whose build took 1,930 MB
 EXL3_MEMORY = Memory(1950, tables=2, block=4, activations=8, least=2000)
 
 COMPILED["exllamav3"] = [EXLLAMAV3]
@@ -35,7 +35,7 @@ rule exllamav3:
         "artifacts/logs/libraries/exllamav3.log",
     threads: 16
     resources:
-        gpu=1,  # it compiles for those that it sees
+        gpu=1,  # it compiles for the visible GPUs
         mem_mb=lambda wc, threads: 1500 * threads,
         runtime=180,
     params:

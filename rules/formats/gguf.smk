@@ -1,4 +1,4 @@
-"""GGUF: every type of llama.cpp by its own name, converted and quantized by llama.cpp's own programs."""
+"""GGUF: every type of llama.cpp by its name, converted and quantized by llama.cpp's programs."""
 
 import shutil
 
@@ -16,7 +16,7 @@ COMPILED["llama_cpp"] = [LLAMA_CPP]
 
 
 def gguf_type(artifact):
-    """llama.cpp's name of a format's type; of a mixture, the type that it is as large as, or q4_k_m."""
+    """llama.cpp's name of a format's type; for a mixture, the type of equal size, or q4_k_m."""
     if format_of(artifact) != "gguf-mixed":
         return format_of(artifact).removeprefix("gguf-")
     size = parameters(artifact)["size"]
@@ -26,27 +26,27 @@ def gguf_type(artifact):
 
 
 def imatrix(wildcards):
-    """The importance matrix, where the study wants it; a mixture is chosen with it in any case. To random weights no
-    text means anything: they have none."""
+    """The importance matrix, if the study asks for it or the format needs it. Random weights have none, because no text
+    means anything to them."""
     artifact = wildcards.artifact
     wanted = parameters(artifact).get("imatrix", True)
     if wanted and has_quality(wildcards.model):
         return f"artifacts/{wildcards.model}/imatrix"
     if format_of(artifact) == "gguf-mixed" or gguf_type(artifact) in GGUF_WANTS_IMATRIX:
         why = f"{wildcards.model} has random weights; leave it out" if wanted else "set gguf.imatrix: true"
-        refuse(f"{artifact}: wants an importance matrix; {why}")
+        refuse(f"{artifact}: needs an importance matrix; {why}")
     return None
 
 
 def converted_inputs(wildcards):
-    """What proves the tokenizer that the converter writes: a text, and its ids."""
+    """A text and its ids, which prove the tokenizer that the converter writes."""
     ids = f"artifacts/{wildcards.model}/tokens/evaluation.json"
     return {"evaluation": ids, "text": text_of(wildcards.model, "evaluation")}
 
 
 def quantized_inputs(wildcards):
-    """What llama-quantize reads, and for a mixture what its types are chosen by."""
-    gguf_type(wildcards.artifact)  # which refuses a size that is none
+    """Inputs of llama-quantize, and for a mixture the measurements by which its types are chosen."""
+    gguf_type(wildcards.artifact)  # which refuses an unknown size
     folder = f"artifacts/{wildcards.model}"
     mixed = format_of(wildcards.artifact) == "gguf-mixed"
     return {
@@ -63,7 +63,7 @@ OF_CONVERTED = {"inputs": converted_inputs, "flags": lambda wc: {"name": wc.mode
 
 
 def gguf_resources(bits_a_weight, **more):
-    """What llama.cpp's programs take, of so many bits a weight."""
+    """Resources of llama.cpp's programs, for a number of bits a weight."""
     return BuildResources(Size(bits_a_weight / 8, files=300_000), GGUF_MEMORY, GGUF_MEMORY, **more)
 
 
@@ -134,7 +134,7 @@ rule imatrix:
 
 
 def sensitivity_memory(wildcards, input):
-    """MB of the job that measures it: the model in float32, and what it predicts of each window."""
+    """MB of the measurement: the model in float32, and its predictions for each window."""
     model = model_shape.of_folder(local_path(input.source))
     libraries, positions, copies = 1000, 1024, 4
     return jobs.job_mb(libraries + (4 * model.parameters + 4 * copies * positions * model.vocab) // 10**6)

@@ -5,8 +5,8 @@ from dataclasses import replace
 # Matrices of the blocks in 4 bits, with a scale of 2 bytes and a zero of half a byte a group; all else in float16
 AWQ_SIZE = Size(0.5, rest=2, group=2.5)
 GPTQ_SIZE = replace(AWQ_SIZE, input=4)  # g_idx, an int32: the group of each input
-# The whole model in float32, twice: as read and as changed; with CUDA in float16, which is gone when its libraries are
-# there. All tools keep the samples' activations and, on a CPU, the attention of one sample.
+# The whole model in float32, twice: as read and as changed; with CUDA in float16, freed before its libraries are loaded.
+# All tools keep the samples' activations and, on a CPU, the attention of one sample.
 WHOLE = Memory(1260 + CUDA_BUILD, weights=8, block=12, activations=24, attention=8)
 WHOLE_CUDA = Memory(1210, weights=2, activations=12, least=2045)
 # copies: progress, what is packed, and what the tool saves

@@ -1,8 +1,8 @@
-"""mlc-q4f16_1: MLC-LLM's four bits a weight, not calibrated; with a library that is compiled for the model's shape."""
+"""mlc-q4f16_1: MLC-LLM's four bits a weight, without calibration, and a library compiled for the model's shape."""
 
 
 def mlc_flags(wildcards):
-    """The interpreter of MLC-LLM, where there is one."""
+    """The interpreter of MLC-LLM, if the study names one."""
     return {"mlc-llm-python": INTERPRETERS["mlc_llm"]} if "mlc_llm" in INTERPRETERS else {}
 
 
@@ -35,7 +35,7 @@ rule mlc_library:
         "artifacts/logs/{model}/mlc-library.log",
     priority: 1
     resources:
-        gpu=1,  # compiled for the one that is there
+        gpu=1,  # compiled for this GPU
         mem_mb=lambda wc: jobs.job_mb(320 if STUDY["device"] == "cpu" else 1000),
     params:
         program=program("mlc.compile"),

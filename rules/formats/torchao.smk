@@ -7,6 +7,6 @@ for name in ("int8", "fp8"):
         env="quantizers",
         program="build.torchao",
         parameters={"type": name},
-        # of int8 a zero point of a byte a row besides
+        # int8 also has a zero point of a byte a row
         resources=BuildResources(Size(1, rest=2, row=5), QUANTIZER, ROUNDED_CUDA, copies=2, like=UNCALIBRATED),
     )

@@ -235,7 +235,7 @@ def torchao_on_a_gpu(name: str) -> dict[str, Any]:
 
 
 AUTOROUND = {"bits": 4, "group_size": "auto", "sym": True, "iters": 3}
-# their engine, gptqmodel, lives in another environment: tests/build/quantized_checks.py
+# their engine, gptqmodel, lives in another environment: tests/build/quantization_checks.py
 facts: dict[str, Any] = {
     name: {"others": build_twice(name, AUTOROUND | {"layout": layout})[1]}
     for name, layout in (("autoround-int4", "gptq"), ("autoround-awq-int4", "awq"))

@@ -102,7 +102,7 @@ def test_only_the_new_formats_jobs_ran(output: str) -> None:
     assert re.findall(r"(?:artifact|cell)=([\w-]+)", output) == ["rtn-int4"] * 3
 
 
-def test_the_weights_are_the_nearest_levels_and_the_rest_is_untouched(root: Path, output: str) -> None:
+def test_weights_are_nearest_levels_others_are_untouched(root: Path, output: str) -> None:
     source, stored = (weights(root / "artifacts/demo" / name) for name in ("fp16", "rtn-int4"))
     assert source.keys() == stored.keys()
     rounded = {name for name in source if re.search(r"layers\.\d+\..*_proj\.weight$", name)}

@@ -18,7 +18,7 @@ def facts(
 ) -> dict[str, Any]:
     """Of all architectures where slow tests run, else of a few."""
     wanted = {item.callspec.params.get("architecture") for item in request.session.items if hasattr(item, "callspec")}
-    program, work = REPO / "tests/build/architecture_checks.py", tmp_path_factory.mktemp("architectures")
+    program, work = REPO / "tests/build/architectures_checks.py", tmp_path_factory.mktemp("architectures")
     names = [*FEW, *(name for name in MORE if name in wanted)]
     result = call(interpreter("gptqmodel"), program, work, demo / "artifacts/demo", *names)
     assert result.returncode == 0, result.stderr
@@ -46,7 +46,7 @@ def test_other_architectures(facts: dict[str, Any], architecture: str, tool: str
 
 
 @pytest.mark.parametrize("tool", ["gptq", "awq"])
-def test_an_architecture_that_no_tool_knows_is_refused_by_name(facts: dict[str, Any], tool: str) -> None:
+def test_an_unknown_architecture_is_refused_by_name(facts: dict[str, Any], tool: str) -> None:
     fact = facts[f"mamba {tool}"]
     assert "gptqmodel cannot quantize it" in fact["error"]
     assert "mamba" in fact["error"].partition("cannot quantize it")[2]

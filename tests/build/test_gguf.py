@@ -26,10 +26,10 @@ SHAPE |= {"num_key_value_heads": 2, "max_position_embeddings": 128, "initializer
 
 @pytest.fixture(scope="module")
 def facts(gguf_model: Path, build_gguf: Callable, run_gguf: Callable) -> dict[str, Any]:
-    """Run tests/build/checks.py on the artifacts."""
+    """Run tests/build/gguf_checks.py on the artifacts."""
     kinds = ("f16", "q8_0", "q4_k_m", "iq4_xs", "iq2_m")
     folders = [build_gguf(kind) for kind in kinds]
-    result = run_gguf("tests/build/checks.py", gguf_model, *folders)
+    result = run_gguf("tests/build/gguf_checks.py", gguf_model, *folders)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
 
@@ -78,7 +78,7 @@ def test_perplexity_of_float16_is_that_of_transformers(facts: dict[str, Any]) ->
     assert facts["perplexity"]["f16"] == pytest.approx(facts["perplexity"]["transformers"], rel=1e-5)
 
 
-def test_quantized_weights_lose_what_they_are_known_to_lose(facts: dict[str, Any]) -> None:
+def test_quantized_weights_lose_the_known_amount(facts: dict[str, Any]) -> None:
     """Of the demo by llama.cpp's own programs, in other hands: Q8_0 0.9994, IQ4_XS and Q4_K_M below 1.006."""
     ratio = {kind: value / facts["perplexity"]["transformers"] for kind, value in facts["perplexity"].items()}
     assert ratio["q8_0"] == pytest.approx(1, abs=2e-3)
@@ -174,7 +174,7 @@ BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "
         ([{"type": "Digits", "individual_digits": True}, {**BYTES, "use_regex": True}], "smollm"),
     ],
 )
-def test_a_tokenizer_that_llama_cpp_never_saw_is_derived_and_proved(
+def test_an_unlisted_tokenizer_is_derived_and_proved(
     gguf_model: Path,
     run_gguf: Callable,
     call: Callable,
@@ -190,7 +190,7 @@ def test_a_tokenizer_that_llama_cpp_never_saw_is_derived_and_proved(
     assert manifest(root / "out")["parameters"]["pre_tokenizer"] == kind
 
 
-def test_a_tokenizer_that_llama_cpp_cannot_have_is_refused(
+def test_an_impossible_tokenizer_is_refused(
     gguf_model: Path, run_gguf: Callable, call: Callable, torch_python: Path, tmp_path: Path
 ) -> None:
     """It splits at every letter e."""

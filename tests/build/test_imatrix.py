@@ -55,4 +55,4 @@ def test_random_weights_have_none(call: Callable, checkout: Callable[[], Path]) 
         status, said = plan(format)
         assert status == 1
         last = said.splitlines()[-1]
-        assert last == f"error: {format}: wants an importance matrix; big has random weights; leave it out"
+        assert last == f"error: {format}: needs an importance matrix; big has random weights; leave it out"

@@ -237,7 +237,7 @@ def killed_build(request: pytest.FixtureRequest, one_layer: Path, tmp_path_facto
 
 
 @pytest.mark.slow
-def test_a_quantizer_that_is_killed_is_mended_by_the_next_run(killed_build: Killed) -> None:
+def test_the_next_run_mends_a_killed_quantizer(killed_build: Killed) -> None:
     assert "out" not in killed_build.during
     assert {".out.partial", ".out.work"} <= killed_build.during
     assert killed_build.rebuilt == killed_build.expected  # and nothing lay beside it: check_alone

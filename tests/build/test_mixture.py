@@ -170,7 +170,7 @@ def test_the_mixture_is_what_was_chosen(mixed: Path, build_gguf: Callable) -> No
 
 
 @pytest.mark.slow
-def test_the_mixture_loses_four_fifths_of_what_q4_k_m_loses(
+def test_a_mixture_loses_less_than_q4_k_m(
     gguf_model: Path, build_gguf: Callable, run_gguf: Callable, mixed: Path, tmp_path: Path
 ) -> None:
     """On the evaluation text, which neither the importance matrix nor the sensitivity is of; at most so much."""

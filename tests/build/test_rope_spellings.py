@@ -17,7 +17,7 @@ def spell(**config: Any) -> dict[str, Any]:
     return both_spellings({"dtype": "float16"} | config, PATH)
 
 
-def test_transformers_4_is_told_what_5_calls_by_other_names() -> None:
+def test_transformers_4_gets_its_own_spelling() -> None:
     """It ignores `rope_parameters`: with another base a model is another one."""
     found = spell(rope_parameters=LINEAR | {"rope_theta": 50.0})
     assert (found["torch_dtype"], found["rope_theta"], found["rope_scaling"]) == ("float16", 50.0, LINEAR)

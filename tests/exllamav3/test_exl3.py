@@ -70,7 +70,7 @@ def test_sizes_that_are_no_blocks_are_cut(tmp_path: Path) -> None:
     assert np.abs(found - whole[:100, :70]).max() < 4e-3 * np.abs(whole).max()
 
 
-def test_a_tied_model_is_run_with_the_head_that_is_stored(tmp_path: Path) -> None:
+def test_a_tied_model_runs_with_its_stored_head(tmp_path: Path) -> None:
     table = np.full((128, 128), 0.5, np.float16)
     tied = source(tmp_path / "source", {layouts.EMBEDDINGS: table})
     folder = artifact(tmp_path / "exl3", "lm_head", parts("mul1-4"), **{layouts.EMBEDDINGS: table})
@@ -173,7 +173,7 @@ def compile_it(tmp_path: Path, torch_python: Path, call: Callable) -> Callable:
     return run
 
 
-def test_kernels_are_compiled_once_and_go_on_after_a_failure(compile_it: Callable, tmp_path: Path) -> None:
+def test_kernels_are_compiled_once_and_resume(compile_it: Callable, tmp_path: Path) -> None:
     (tmp_path / "broken").touch()
     line = compile_it()
     assert line.startswith("error: exl3: the kernels of exllamav3 1.6.5 did not compile (exit code 1); the compiler's")
@@ -225,7 +225,7 @@ def load(call: Callable, tmp_path: Path) -> Callable[[], str]:
         (["exllamav3_ext.so"], "8.0;9.0", ""),
     ],
 )
-def test_kernels_that_are_missing_or_of_another_card_are_named(
+def test_missing_and_other_gpus_kernels_are_named(
     load: Callable[[], str], tmp_path: Path, files: list[str], compiled: str, said: str
 ) -> None:
     (tmp_path / "built").mkdir()
@@ -236,7 +236,7 @@ def test_kernels_that_are_missing_or_of_another_card_are_named(
     assert line.startswith(f"error: {tmp_path / 'built'}: {said}") if said else line == ""
 
 
-def test_a_link_to_a_cache_that_was_emptied_is_no_kernel(load: Callable[[], str], tmp_path: Path) -> None:
+def test_a_link_to_an_emptied_cache_is_refused(load: Callable[[], str], tmp_path: Path) -> None:
     (tmp_path / "built").mkdir()
     (tmp_path / "built/quantmill.json").write_text(json.dumps({"architectures": "8.0"}))
     (tmp_path / "built/exllamav3_ext.so").symlink_to(tmp_path / "gone")
@@ -286,7 +286,7 @@ build_exl3.quantize(BuildTask(folder, folder / "out", folder / "resume", words, 
         (512, "RuntimeError: "),
     ],
 )
-def test_a_width_that_the_converter_cannot_cut_is_named(
+def test_a_width_that_cannot_be_cut_is_named(
     width: int, line: str, tmp_path: Path, torch_python: Path, call: Callable
 ) -> None:
     package = tmp_path / "site/exllamav3/conversion"

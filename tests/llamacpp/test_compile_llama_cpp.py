@@ -73,7 +73,7 @@ def steps(tmp_path: Path) -> list[str]:
     return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def test_it_is_compiled_once_and_goes_on_after_a_failure(compile_it: Callable, tmp_path: Path, sources: Path) -> None:
+def test_it_is_compiled_once_and_resumes(compile_it: Callable, tmp_path: Path, sources: Path) -> None:
     (tmp_path / "broken").touch()
     assert compile_it().startswith("error: llama.cpp did not compile (cmake -G: exit code 1)")
     (tmp_path / "broken").unlink()
@@ -104,7 +104,7 @@ def test_what_a_compilation_started_ends_with_it(compile_it: Callable, tmp_path:
     assert compile_it() is None
 
 
-def test_a_program_of_llama_cpps_ends_with_who_called_it(tmp_path: Path) -> None:
+def test_llama_cpps_program_ends_with_its_caller(tmp_path: Path) -> None:
     child, compiled = tmp_path / "pid", tmp_path / "llama.cpp"
     (compiled / "bin").mkdir(parents=True)
     (compiled / "quantmill.json").write_text("{}")
@@ -136,9 +136,7 @@ def wait_for_end(pid: int) -> None:
             time.sleep(0.05)
 
 
-def test_sources_are_unpacked_by_a_python_whose_tarfile_has_no_filters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sources_are_unpacked_without_tarfile_filters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Debian 12's own is 3.11.2."""
     inside = {
         "vendor/llama.cpp/include/llama.h": "source/include/llama.h",
@@ -165,7 +163,7 @@ def test_another_compiler_makes_another_build(compile_it: Callable, tmp_path: Pa
     assert steps(tmp_path) == ["-G", "--build"] * 2
 
 
-def test_a_compiler_with_a_static_libstdc_alone_is_refused(compile_it: Callable, tmp_path: Path) -> None:
+def test_a_static_libstdc_alone_is_refused(compile_it: Callable, tmp_path: Path) -> None:
     other = tmp_path / "c++"
     other.write_text("#!/bin/sh\ncase $1 in *.a) echo /lib/libstdc++.a;; *.so) echo libstdc++.so;; *) echo 1;; esac\n")
     other.chmod(0o755)
@@ -222,7 +220,7 @@ def test_cuda_is_compiled_for_the_gpus_that_are_there(compile_it: Callable, tmp_
     assert definitions() == set()
 
 
-def test_a_build_of_ones_own_is_taken_where_the_binding_fits(compile_it: Callable, tmp_path: Path) -> None:
+def test_a_users_build_is_taken_if_it_fits(compile_it: Callable, tmp_path: Path) -> None:
     theirs, build = tmp_path / "theirs", tmp_path / "theirs/build"
     (theirs / "include").mkdir(parents=True)
     (build / "bin").mkdir(parents=True)

@@ -136,7 +136,7 @@ def test_a_library_becomes_part_of_the_artifact(program: Callable, tmp_path: Pat
     assert (tmp_path / "out/tokenizer.json").is_file()
 
 
-def test_a_library_that_does_not_run_is_refused_by_the_gate(program: Callable, tmp_path: Path) -> None:
+def test_the_gate_refuses_a_library_that_fails(program: Callable, tmp_path: Path) -> None:
     (tmp_path / "lib.so").write_bytes(b"library")
     ids = {"ids": list(range(100)) * 60, "context": 128, "text_sha256": "", "bytes": 1, "words": 1}
     (tmp_path / "evaluation.json").write_text(json.dumps(ids))
@@ -160,7 +160,7 @@ def test_mlc_llm_runs_where_it_works(program: Callable, tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in source.iterdir()} == before
 
 
-def test_mlc_llm_compiles_for_its_own_engine_beside_a_library(program: Callable, tmp_path: Path) -> None:
+def test_mlc_llm_compiles_its_own_library_too(program: Callable, tmp_path: Path) -> None:
     (tmp_path / "lib.so").write_bytes(b"library")
     options = ("--library", tmp_path / "lib.so", "--mlc-llm-python", STAND_IN, "--device", "cpu")
     result = program(golden(tmp_path), *options, tool="mlc_llm")
@@ -169,7 +169,7 @@ def test_mlc_llm_compiles_for_its_own_engine_beside_a_library(program: Callable,
     assert (tmp_path / "out/model_lib.so").read_bytes() == b"library"
 
 
-def test_auto_without_a_working_mlc_llm_writes_the_same_bytes(program: Callable, tmp_path: Path) -> None:
+def test_auto_without_mlc_llm_writes_the_same_bytes(program: Callable, tmp_path: Path) -> None:
     source = golden(tmp_path)
     for kind in ("missing", "placeholder"):
         result = program(source, "--weights-only", "--mlc-llm-python", STAND_IN, STAND_IN=kind)
@@ -190,7 +190,7 @@ def test_auto_without_a_working_mlc_llm_writes_the_same_bytes(program: Callable,
         ("failing", STAND_IN, "convert_weight` failed: RuntimeError: no room; the tool builtin does not need it"),
     ],
 )
-def test_mlc_llm_that_is_asked_for_and_does_not_work(
+def test_an_mlc_llm_that_fails_is_refused(
     program: Callable, tmp_path: Path, kind: str, python: Path | None, message: str
 ) -> None:
     named = ("--mlc-llm-python", python) if python else ()

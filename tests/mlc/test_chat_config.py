@@ -73,7 +73,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", list(REFUSED))
-def test_configs_that_are_not_modelled_are_refused_by_name(message: str) -> None:
+def test_unsupported_configs_are_refused_by_name(message: str) -> None:
     with pytest.raises(UserError) as error:
         read(LLAMA | REFUSED[message])
     assert str(error.value).startswith("m/config.json: ")

@@ -113,7 +113,7 @@ def test_order_is_that_of_the_numbers() -> None:
     assert order(np.array([0x8000, 0], np.uint16)).tolist() == [-1, 0]
 
 
-def test_thresholds_rise_with_the_level_and_half_of_them_are_negative() -> None:
+def test_thresholds_rise_and_half_are_negative() -> None:
     found = thresholds().astype(int)
     assert found.shape == (LEVELS, INFINITY)
     assert (np.diff(found, axis=0) >= 0).all()

@@ -90,9 +90,7 @@ def test_shapes_dtypes_and_families(build: Callable, tmp_path: Path, case: str, 
     assert manifest["weight_bytes"] == sum(path.stat().st_size for path in out.glob("params*"))
 
 
-def test_weight_bytes_per_token_are_all_but_the_embeddings_unless_they_are_the_head(
-    build: Callable, tmp_path: Path
-) -> None:
+def test_weight_bytes_per_token_leave_untied_embeddings_out(build: Callable, tmp_path: Path) -> None:
     for tied in (True, False):
         config = LLAMA | {"tie_word_embeddings": tied}
         out = build(write_model(tmp_path / str(tied), config, random_tensors(config, "F16")))
@@ -147,7 +145,7 @@ sizes = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 100), st.booleans(
 @example([(32, 16, False)] * 5)  # four of them fill a shard to the byte, which is too many
 @example([(64, 16, False)] * 3)  # and so do two of these, each of them half a shard
 @settings(deadline=None)
-def test_any_tensors_are_cut_into_shards_as_the_other_writer_does(drawn: list[tuple[int, int, bool]]) -> None:
+def test_shards_are_cut_as_by_the_other_writer(drawn: list[tuple[int, int, bool]]) -> None:
     found = [parameter(number, *each) for number, each in enumerate(drawn)]
     expected = json.loads(naive_writer.shards(zeros(found), 1, 4096)["tensor-cache.json"])["records"]
     with pytest.MonkeyPatch.context() as patch:

@@ -39,7 +39,7 @@ def test_ties_and_tokens_that_are_never_chosen_pass() -> None:
     alignment.check_decoding(Tied(), [list(range(30))], fake.BOS)
 
 
-def test_the_largest_gap_is_that_of_the_worst_choice() -> None:
+def test_the_largest_gap_is_the_worst_choices() -> None:
     class Known:
         """After every token, token 0 has probability 1/2, 1 has 1/4 and 2 the rest; 3 ends a sequence."""
 

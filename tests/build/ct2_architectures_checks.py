@@ -1,7 +1,7 @@
 """Run in envs/torch: convert small random models of every kind of attention to CTranslate2's float32, and print how far
 each is from transformers, or why it was refused, as JSON.
 
-    python tests/build/ct2_architecture_checks.py FOLDER
+    python tests/build/ct2_architectures_checks.py FOLDER
 
 Tokenizers are the demo's, without its unknown token, and with one token more than the models' vocabularies hold.
 """

@@ -1,6 +1,6 @@
 """Run in envs/gptqmodel: quantize small random models of several architectures, and print what became of each as JSON.
 
-    python tests/build/architecture_checks.py FOLDER DEMO-ARTIFACTS ARCHITECTURE...  (mistral among them)
+    python tests/build/architectures_checks.py FOLDER DEMO-ARTIFACTS ARCHITECTURE...  (mistral among them)
 
 Their tokenizer and texts are the demo's; the weights are random, biases and norms too, so that nothing that a tool
 drops goes unnoticed.
