@@ -16,6 +16,7 @@ QUANTMILL_LLAMA_CPP names a folder of llamacpp.compile.
 
 import hashlib
 import shutil
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def convert(source: Path, out: Path, type_: str, name: str, pre: str = "", *more
         raise UserError(f"{source}: llama.cpp cannot convert it ({(lines or ['no message'])[-1][:300]})")
 
 
-def pre_tokenizer(folder: Path, origin: dict[str, Any], options: Any) -> str:
+def pre_tokenizer(folder: Path, origin: dict[str, Any], options: Namespace) -> str:
     """Return the pre-tokenizer for `convert`; `none` for random weights. Raises `UserError` if none is proved."""
     if origin["source"].get("tokenizer") is False:
         return vocabulary.NONE
@@ -64,7 +65,7 @@ def find_pre(source: Path, folder: Path, name: str, text: str, ids: list[int]) -
         file.unlink()
 
 
-def quantize(out: Path, options: Any, threads: int) -> dict[str, Any]:
+def quantize(out: Path, options: Namespace, threads: int) -> dict[str, Any]:
     """Run llama-quantize on --base. Return its parameters, for the manifest."""
     parameters: dict[str, Any] = {"type": options.type}
     command: list[object] = []
@@ -85,7 +86,7 @@ def quantize(out: Path, options: Any, threads: int) -> dict[str, Any]:
     return parameters
 
 
-def read_parameters(options: Any) -> None:
+def read_parameters(options: Namespace) -> None:
     """Set `type` and `bits` of the options from the parameters. A mixture's `size` is a type or bits a weight."""
     given = check_parameters(options.parameters, (), ("type", "imatrix", "size"))
     size = given.get("size")

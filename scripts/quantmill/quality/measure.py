@@ -12,6 +12,7 @@ summary. OUT with the suffix .npz has the values of every position.
 weights.
 """
 
+from argparse import Namespace
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -151,7 +152,7 @@ def write_positions(out: Path, positions: dict[str, np.ndarray]) -> None:
         np.savez(file, **arrays)
 
 
-def read_reference(options: Any, device: str, threads: int) -> AbstractContextManager[reference.Logits]:
+def read_reference(options: Namespace, device: str, threads: int) -> AbstractContextManager[reference.Logits]:
     """Return the reference's logits, from a file or from a process with this many threads."""
     if options.reference:
         return reference.load(options.reference)
