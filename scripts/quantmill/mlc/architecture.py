@@ -38,7 +38,7 @@ class Architecture(Shape):
 
 
 def of(config: SourceConfig, path: Path) -> Architecture:
-    """The architecture of a checkpoint whose config.json, at `path`, was understood.
+    """Return the architecture of a checkpoint, from its config.json at `path`.
 
     Raises `UserError` for widths that the library's kernels do not support.
     """

@@ -28,6 +28,12 @@ def exp2(x: Any) -> Any:
     return result * T.reinterpret("float32", T.shift_left(T.Cast("int32", whole) + 127, 23))
 
 
+def gated(gate: Any, up: Any) -> Any:
+    """Return the expression gate * sigmoid(gate) * up, in float32."""
+    power = T.max(T.min(gate * T.float32(-LOG2_E), T.float32(126)), T.float32(-126))
+    return gate * up / (T.float32(1) + exp2(power))
+
+
 def loop(many: bool, extent: Any) -> Any:
     """Loop over all threads, or for one position in this one: waking threads costs more than the work."""
     return T.parallel(extent) if many else T.serial(extent)
@@ -81,19 +87,7 @@ def silu_multiply(size: int, many: bool) -> PrimFunc:
             for s in loop(many, S):
                 for k in T.serial(size // LANES):
                     for v in T.vectorized(LANES):
-                        out[0, s, k * LANES + v] = (
-                            x[0, s, k * LANES + v]
-                            * x[0, s, size + k * LANES + v]
-                            / (
-                                T.float32(1)
-                                + exp2(
-                                    T.max(
-                                        T.min(x[0, s, k * LANES + v] * T.float32(-LOG2_E), T.float32(126)),
-                                        T.float32(-126),
-                                    )
-                                )
-                            )
-                        )
+                        out[0, s, k * LANES + v] = gated(x[0, s, k * LANES + v], x[0, s, size + k * LANES + v])
 
     return kernel
 
