@@ -93,7 +93,7 @@ def with_code(name: str, file: str, named: dict[str, Any]) -> Path:
     """Make the fp16 artifact of a model whose `file` names Python code, which would leave a file if it ran."""
     folder = shutil.copytree(work / "mistral/source", work / name / "source")
     (folder / "code.py").write_text(f"{name = }\nopen({str(work / 'ran')!r}, 'w').close()\n")
-    config = (folder / "config.json").read_text()  # the two are one but for their names; llama's has no tokenizer class
+    config = (folder / "config.json").read_text()  # they differ only in their names; llama's has no tokenizer class
     (folder / "config.json").write_text(config.replace("mistral", "llama").replace("Mistral", "Llama"))
     fp16 = convert(folder)
     content = json.loads((fp16 / file).read_text()) | {"auto_map": named}

@@ -150,7 +150,7 @@ def one_position(name: str, folder: Path) -> dict[str, Any]:
 
 
 def measure_spill(quantizer: Any) -> dict[str, float]:
-    """How far auto-gptq's packed layers are from what they packed, where one output's weights are all positive."""
+    """Compare auto-gptq's packed layers with the packed weights, of which one output's are all positive."""
     from auto_gptq.nn_modules.qlinear import qlinear_cuda, qlinear_cuda_old
 
     torch.manual_seed(0)

@@ -167,7 +167,7 @@ def by_hand(stored: Stored, unpack: Unpack, rounded: Any, dtype: torch.dtype) ->
 
 
 def layer_error(model: torch.nn.Module, stored: Stored, unpack: Unpack, rounded: Any) -> float:
-    """How far a layer's output is from the product by hand of what it was given: the largest difference of any layer,
+    """Compare layers' outputs with products of their inputs by hand. Return the largest difference of any layer,
     over that layer's largest output. Whole models that round on their way drift apart by their last bits."""
     errors = []
 

@@ -64,7 +64,7 @@ def test_llama_quantize_by_hand_writes_the_same_bytes(llama_cpp: Path, gguf_mode
 
 
 def test_what_tensors_are_stored_as_is_read_back(facts: dict[str, Any], build_gguf: Callable) -> None:
-    """Rows of 640 are no multiple of 256: llama-quantize takes another type for them, without being asked."""
+    """Rows of 640 are not a multiple of 256: llama-quantize takes another type for them by itself."""
     for kind, said in facts["files"].items():
         record = manifest(build_gguf(kind))
         assert record["parameters"]["tensors"] == said["types"]

@@ -51,7 +51,7 @@ ENDS = {
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process is there, and no zombie that nobody has asked for yet."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except FileNotFoundError:
@@ -142,7 +142,7 @@ def test_no_child_of_the_gate_outlives_the_program(build: Build, child: Child, e
     assert program.communicate(timeout=SECONDS)[1] == ENDS[end]
     wait_for(lambda: not is_alive(pid))
     assert not build.out.exists()
-    if end == signal.SIGKILL:  # nobody could remove anything; the next run, which has a gate too, does
+    if end == signal.SIGKILL:  # it could not clean up; the next run, which has a gate too, does
         child.file.unlink()
         program = start(build.gated)
         os.kill(child.pid(), signal.SIGKILL)
@@ -194,7 +194,7 @@ def one_layer(tmp_path_factory: pytest.TempPathFactory, model: Path, tools_pytho
 
 @dataclass(frozen=True)
 class Killed:
-    """What lay beside an artifact when its quantizer was killed, and the SHA-256 of the files that the next run built,
+    """The files beside an artifact when its quantizer was killed, and the SHA-256 of those that the next run built,
     and of those that an undisturbed run builds."""
 
     during: set[str]

@@ -17,7 +17,7 @@ from quantmill.llamacpp.mixture import Choice
 
 
 def tensors(seed: int, count: int = 5, types: int = 4) -> dict[str, list[Choice]]:
-    """Tensors with types of random sizes, of which larger ones lose less, as they do, but for one."""
+    """Draw tensors with types of random sizes. Larger types lose less, except for one pair."""
     chance = random.Random(seed)
     found = {}
     for number in range(count):
@@ -50,7 +50,7 @@ def test_the_choice_is_the_best_of_all(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_large_budgets_are_rounded_and_kept(seed: int) -> None:
-    """Sizes of a model of seven billion weights; the best mixture of all is in reach but for a unit a tensor."""
+    """Sizes of a model of seven billion weights: the choice is the best mixture up to a unit a tensor."""
     classes = {
         name: [choice._replace(nbytes=choice.nbytes * 10_000_019) for choice in choices]
         for name, choices in tensors(seed).items()
@@ -116,7 +116,7 @@ def plan(call: Callable, root: Path, size: str) -> Any:
 
 
 def test_a_study_says_how_large_mixtures_are(call: Callable, checkout: Callable[[], Path]) -> None:
-    """As a type, or bits a weight; both are chosen by one measurement, with one importance matrix."""
+    """A size is a type or bits a weight; one measurement and one importance matrix serve both."""
     planned = plan(call, checkout(), "iq4_xs")
     assert planned.returncode == 0, planned.stderr
     commands = [line for line in (planned.stdout + planned.stderr).splitlines() if "build.gguf" in line]

@@ -26,7 +26,7 @@ from quantmill.plan.resources import CUDA_BUILD
 # format -> what its kernel is called on a CPU
 FORMATS = {"gptq-int4": "TorchFused", "awq-int4": "TorchFused"} | dict.fromkeys(AUTOGPTQ, "cuda-old (torch)")
 NAMES = ["gptq-int4", "awq-int4", *(pytest.param(name, marks=pytest.mark.slow) for name in AUTOGPTQ)]
-on_python_3_11 = pytest.mark.skipif(not AUTOGPTQ, reason="envs/autogptq wants Python 3.11")
+on_python_3_11 = pytest.mark.skipif(not AUTOGPTQ, reason="envs/autogptq needs Python 3.11")
 GPTQ = {"bits": 4, "group_size": "auto", "sym": True, "desc_act": False, "damp_percent": 0.05}
 
 
@@ -232,7 +232,7 @@ def test_a_job_requests_the_memory_it_takes(demo: Path, name: str) -> None:
 
 
 def cuda_build() -> bool:
-    """Whether the torch that quantized is the CUDA build, which PyPI has. Jobs ask for the memory that it takes."""
+    """Return whether the torch that quantized is the CUDA build, for whose memory jobs ask."""
     program = "import torch; print(torch.version.cuda is not None)"
     return subprocess.check_output([interpreter("gptqmodel"), "-c", program], text=True) == "True\n"
 
@@ -284,8 +284,7 @@ def test_a_broken_conversion_is_refused(demo: Path, call: Callable, tmp_path: Pa
 
 @pytest.mark.slow
 def test_gptq_goes_on_after_it_was_killed(demo: Path, call: Callable, tmp_path: Path) -> None:
-    """The layers that were done are not done again, and the bytes are those of a job that nobody killed, however many
-    threads torch chose."""
+    """Finished layers are not repeated, and the bytes are those of an undisturbed job, for any number of threads."""
     artifacts, out = demo / "artifacts/demo", tmp_path / "out"
     command = [interpreter("gptqmodel"), REPO / "scripts/quantmill", "build.gptq", artifacts / "fp16", out]
     command += [f"--{key.replace('_', '-')}={value}" for key, value in CALIBRATION.items()]

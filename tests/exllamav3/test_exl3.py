@@ -182,7 +182,7 @@ def test_kernels_are_compiled_once_and_resume(compile_it: Callable, tmp_path: Pa
     assert compile_it() is None  # from the cache
     (kernels,) = tmp_path.glob("cache/quantmill/exllamav3-*/exllamav3_ext/*.so")
     kernels.unlink()
-    assert compile_it() is None  # of which somebody removed a part
+    assert compile_it() is None  # after a part of it was removed
     assert (tmp_path / "calls").read_text() == "9.0\n9.0\n9.0\n"
     assert (tmp_path / "out/exllamav3_ext.so").read_text() == "kernels"
     assert json.loads((tmp_path / "out/quantmill.json").read_text())["nvcc"] == "13.0"
@@ -248,7 +248,7 @@ def test_a_link_to_an_emptied_cache_is_refused(load: Callable[[], str], tmp_path
     [("mul1-4", 6, False), ("wide", 6, True), ("wide", 3, False), ("wide-mcg", 6, False), ("wide-2.5", 2, False)],
 )
 def test_which_artifacts_decode_in_int8(case: str, most: int, expected: bool, tmp_path: Path) -> None:
-    """As its kernel decides: 256 divides the outputs, the codebook is mul1, a half bit counts as a whole one."""
+    """The kernel's rule: 256 divides the outputs, the codebook is mul1, and a half bit counts as a whole one."""
     tensors = parts("mcg-3" if "mcg" in case else "mul1-2.5" if "2.5" in case else "mul1-4")
     if "wide" in case:
         tensors |= {"trellis": np.concatenate([tensors["trellis"]] * 2, axis=1)}
@@ -256,7 +256,7 @@ def test_which_artifacts_decode_in_int8(case: str, most: int, expected: bool, tm
     assert decodes_in_int8(stored, most) == expected
 
 
-# its converter, as it fails where it adds what it has padded to what it has not
+# a converter that fails as the real one does, when it adds padded and unpadded tensors
 CONVERTER = """
 import argparse
 parser = argparse.ArgumentParser()

@@ -1,4 +1,4 @@
-"""How llama.cpp is compiled: once, resumable, and refused in a line; with stand-ins for cmake and the sources.
+"""The compilation of llama.cpp: once, resumable, and refused in a line; with stand-ins for cmake and the sources.
 
 The real compilation is that of tests/gguf, which take what it made.
 """

@@ -50,7 +50,7 @@ def error(found: np.ndarray, wanted: np.ndarray) -> float:
 
 
 def product(function: Any, outputs: int, inputs: int, epilogue: str, positions: int) -> float:
-    """How far one is from its formula."""
+    """Return a product's distance from its formula."""
     words = RANDOM.integers(0, 2**32, (outputs, inputs // 8), dtype=np.uint32) & np.uint32(0xEEEEEEEE)
     scales = RANDOM.uniform(0.5, 1.5, (outputs, inputs // 32)).astype(np.float16) / 8
     x = RANDOM.normal(0, 1, (1, positions, inputs)).astype(np.float16)

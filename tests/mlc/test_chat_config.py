@@ -1,4 +1,4 @@
-"""What build.mlc reads of a model's config.json and tokenizer: the chat config, and what is refused by name."""
+"""build.mlc's reading of config.json and tokenizer: the chat config, and refusals by name."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Whether an engine answers for the tokens that it was given: tokens that it chose are held against its logits."""
+"""Checks that an engine answers for its tokens: the chosen ones are compared with its logits."""
 
 import sys
 import time
