@@ -21,7 +21,7 @@ from quantmill.quality import teacher_forcing
 
 model, *artifacts = map(Path, sys.argv[1:])
 package = llamacpp.gguf()
-text = teacher_forcing.read_text(model / "evaluation.json", "gptq-2048").first(8)
+text = teacher_forcing.read_text(model / "evaluation.json", "gptq-2048")
 exact = {"type_k": "f32", "type_v": "f32", "flash_attn": "off"}
 
 
