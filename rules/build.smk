@@ -28,10 +28,10 @@ def artifact_inputs(wildcards):
 def artifact_options(wildcards, input):
     """Return the program's flags from the format and the config."""
     format = of_artifact(wildcards)
-    told = parameters(wildcards.artifact) | format.parameters
+    given = parameters(wildcards.artifact) | format.parameters
     options = {"format": wildcards.artifact, "layout": format.layout, "engine": format.engine}
     options |= {"seed": STUDY["seed"], "device": STUDY["device"]}
-    options |= {"engine-python": python(ENGINES[format.engine].env), "parameters": json.dumps(told, sort_keys=True)}
+    options |= {"engine-python": python(ENGINES[format.engine].env), "parameters": json.dumps(given, sort_keys=True)}
     options |= STUDY["calibration"] if format.calibrated else {}
     options |= format.flags(wildcards) if format.flags else {}
     options |= {name: path for name, path in input.items() if name not in ("source", "env", "gate")}

@@ -1,4 +1,4 @@
-"""autoround-int4 and autoround-awq-int4: AutoRound, stored as GPTQ and as AWQ are."""
+"""autoround-int4 and autoround-awq-int4: AutoRound, stored as GPTQ and as AWQ."""
 
 for name, layout in (("autoround-int4", "gptq"), ("autoround-awq-int4", "awq")):
     FORMATS[name] = Format(

@@ -1,7 +1,7 @@
 """bnb-nf4, bnb-nf4-dq, bnb-fp4 and bnb-int8: bitsandbytes, without calibration."""
 
-# Matrices of the blocks in 4 bits, a scale of 4 bytes for 64 of them; with double quantization of one byte, and a scale
-# of 4 bytes for 256 of those
+# Matrices of the blocks in 4 bits, with a scale of 4 bytes for 64 weights; with double quantization the scale has one
+# byte, and 256 scales share another of 4 bytes
 BLOCKS = Size(0.5, rest=2, group=4, group_size=64)
 DOUBLE = Size(0.5, rest=2, group=1 + 4 / 256, group_size=64)
 ROWS = Size(1, rest=2, row=4)  # in 8 bits, a scale of 4 bytes a row

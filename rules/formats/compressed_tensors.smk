@@ -1,6 +1,6 @@
 """ct-w4a16, ct-w8a8, ct-fp8, ct-nvfp4a16, ct-nvfp4 and ct-mxfp4: compressed-tensors, by llm-compressor.
 
-The default run tells the quality alone: transformers unpacks the weights. Speed is measured in runs by vLLM.
+The default run measures only quality, because transformers unpacks the weights. Runs by vLLM measure speed.
 """
 
 for name, size, forwards, parameters_ in (
@@ -11,7 +11,7 @@ for name, size, forwards, parameters_ in (
     ("ct-nvfp4", Size(0.5, rest=2, group=1, group_size=16), 2, {"scheme": "NVFP4", "group_size": 16}),
     ("ct-mxfp4", Size(0.5, rest=2, group=1, group_size=32), 0, {"scheme": "MXFP4", "group_size": 32}),
 ):
-    chosen = name == "ct-w4a16"  # whose groups the scheme leaves open
+    chosen = name == "ct-w4a16"  # whose group size the scheme leaves open
     FORMATS[name] = Format(
         layout="compressed-tensors",
         engine="compressed-tensors",

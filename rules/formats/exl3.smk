@@ -1,4 +1,4 @@
-"""exl3-4.0bpw and other rates: ExLlamaV3's trellis codes, calibrated. On NVIDIA GPUs alone."""
+"""exl3-4.0bpw and other rates: ExLlamaV3's trellis codes, calibrated; on NVIDIA GPUs only."""
 
 EXLLAMAV3 = "artifacts/libraries/exllamav3"
 EXL3_MEMORY = Memory(2000, weights=0.5, activations=8)  # measured with the demo alone, whose build took 1,930 MB
@@ -33,7 +33,7 @@ rule exllamav3:
         "artifacts/logs/libraries/exllamav3.log",
     threads: 16
     resources:
-        gpu=1,  # it compiles for those that it sees
+        gpu=1,  # it compiles for the visible GPUs
         mem_mb=lambda wc, threads: 1500 * threads,
         runtime=180,
     params:

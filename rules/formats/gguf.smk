@@ -1,39 +1,13 @@
-"""GGUF: every type of llama.cpp by its own name, converted and quantized by llama.cpp's own programs."""
+"""GGUF: every type of llama.cpp by its name, converted and quantized by llama.cpp's programs."""
 
 import shutil
 
 GGUF_CONVERTED = {"f32": 32, "f16": 16, "bf16": 16}  # bits a weight
-GGUF_QUANTIZED = {
-    "q8_0": 8.5,
-    "q6_k": 6.57,
-    "q5_k_m": 5.67,
-    "q5_k_s": 5.52,
-    "q5_1": 6,
-    "q5_0": 5.5,
-    "q4_k_m": 4.83,
-    "q4_k_s": 4.57,
-    "q4_1": 5,
-    "q4_0": 4.55,
-    "iq4_nl": 4.5,
-    "iq4_xs": 4.3,
-    "q3_k_l": 4.22,
-    "q3_k_m": 3.89,
-    "q3_k_s": 3.5,
-    "iq3_m": 3.7,
-    "iq3_s": 3.5,
-    "iq3_xs": 3.3,
-    "iq3_xxs": 3.1,
-    "q2_k": 3.16,
-    "q2_k_s": 2.9,
-    "iq2_m": 2.7,
-    "iq2_s": 2.5,
-    "iq2_xs": 2.3,
-    "iq2_xxs": 2.1,
-    "iq1_m": 1.75,
-    "iq1_s": 1.56,
-    "tq2_0": 2.1,
-    "tq1_0": 1.7,
-}
+GGUF_QUANTIZED = {"q8_0": 8.5, "q6_k": 6.57, "q5_k_m": 5.67, "q5_k_s": 5.52, "q5_1": 6, "q5_0": 5.5}
+GGUF_QUANTIZED |= {"q4_k_m": 4.83, "q4_k_s": 4.57, "q4_1": 5, "q4_0": 4.55, "iq4_nl": 4.5, "iq4_xs": 4.3}
+GGUF_QUANTIZED |= {"q3_k_l": 4.22, "q3_k_m": 3.89, "q3_k_s": 3.5, "iq3_m": 3.7, "iq3_s": 3.5, "iq3_xs": 3.3}
+GGUF_QUANTIZED |= {"iq3_xxs": 3.1, "q2_k": 3.16, "q2_k_s": 2.9, "iq2_m": 2.7, "iq2_s": 2.5, "iq2_xs": 2.3}
+GGUF_QUANTIZED |= {"iq2_xxs": 2.1, "iq1_m": 1.75, "iq1_s": 1.56, "tq2_0": 2.1, "tq1_0": 1.7}
 GGUF_WANTS_IMATRIX = ("iq3_xs", "iq3_xxs", "q2_k_s", "iq2_m", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s")
 LLAMA_CPP = "artifacts/libraries/llama.cpp"
 GGUF_MEMORY = Memory(700 + CUDA_BUILD)  # the converter imports torch; llama-quantize holds a tensor in float32

@@ -1,4 +1,4 @@
-"""hqq-int4: HQQ, four bits with a float zero for each group, without calibration."""
+"""hqq-int4: HQQ, four bits with a float zero point for each group, without calibration."""
 
 FORMATS["hqq-int4"] = Format(
     layout="hqq",

@@ -1,4 +1,4 @@
-"""mlc-q4f16_1: MLC-LLM's four bits a weight, not calibrated; with a library that is compiled for the model's shape."""
+"""mlc-q4f16_1: MLC-LLM's four bits a weight, without calibration, and a library compiled for the model's shape."""
 
 
 def mlc_flags(wildcards):

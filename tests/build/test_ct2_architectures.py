@@ -26,7 +26,7 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def facts(torch_python: Path, call: Callable, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    result = call(torch_python, REPO / "tests/build/ct2_architecture_checks.py", tmp_path_factory.mktemp("ct2"))
+    result = call(torch_python, REPO / "tests/build/ct2_architectures_checks.py", tmp_path_factory.mktemp("ct2"))
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 

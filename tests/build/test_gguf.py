@@ -19,26 +19,17 @@ LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
-SHAPE = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 512,
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.05,
-}
+SHAPE: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 512}
+SHAPE |= {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}
+SHAPE |= {"num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.05}
 
 
 @pytest.fixture(scope="module")
 def facts(gguf_model: Path, build_gguf: Callable, run_gguf: Callable) -> dict[str, Any]:
-    """What tests/build/checks.py found out about the artifacts."""
+    """Run tests/build/gguf_checks.py on the artifacts."""
     kinds = ("f16", "q8_0", "q4_k_m", "iq4_xs", "iq2_m")
     folders = [build_gguf(kind) for kind in kinds]
-    result = run_gguf("tests/build/checks.py", gguf_model, *folders)
+    result = run_gguf("tests/build/gguf_checks.py", gguf_model, *folders)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
 
@@ -73,7 +64,7 @@ def test_llama_quantize_by_hand_writes_the_same_bytes(llama_cpp: Path, gguf_mode
 
 
 def test_what_tensors_are_stored_as_is_read_back(facts: dict[str, Any], build_gguf: Callable) -> None:
-    """Rows of 640 are no multiple of 256: llama-quantize takes another type for them, without being asked."""
+    """Rows of 640 are not a multiple of 256: llama-quantize takes another type for them by itself."""
     for kind, said in facts["files"].items():
         record = manifest(build_gguf(kind))
         assert record["parameters"]["tensors"] == said["types"]
@@ -87,7 +78,7 @@ def test_perplexity_of_float16_is_that_of_transformers(facts: dict[str, Any]) ->
     assert facts["perplexity"]["f16"] == pytest.approx(facts["perplexity"]["transformers"], rel=1e-5)
 
 
-def test_quantized_weights_lose_what_they_are_known_to_lose(facts: dict[str, Any]) -> None:
+def test_quantized_weights_lose_the_known_amount(facts: dict[str, Any]) -> None:
     """Of the demo by llama.cpp's own programs, in other hands: Q8_0 0.9994, IQ4_XS and Q4_K_M below 1.006."""
     ratio = {kind: value / facts["perplexity"]["transformers"] for kind, value in facts["perplexity"].items()}
     assert ratio["q8_0"] == pytest.approx(1, abs=2e-3)
@@ -112,14 +103,14 @@ def test_llama_perplexity_prints_our_figure(
 
 
 def score(run_gguf: Callable, *arguments: object) -> list[float]:
-    """An artifact's perplexity by an engine, by a protocol, up to the end of each window."""
+    """Return an artifact's perplexity by an engine, by a protocol, up to the end of each window."""
     result = run_gguf("tests/build/score.py", *arguments)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
 
 
 def typed(kind: str) -> str:
-    """The flag of build.gguf that names a type."""
+    """Return the flag of build.gguf that names a type."""
     return f"--parameters={json.dumps({'type': kind})}"
 
 
@@ -153,7 +144,7 @@ def test_random_weights_get_a_file_without_a_tokenizer(
 def with_tokenizer(
     gguf_model: Path, folder: Path, call: Callable, torch_python: Path, steps: list[dict[str, Any]]
 ) -> Path:
-    """The demo whose text is split by other rules, with the ids that its tokenizer makes."""
+    """Return the demo whose text is split by other rules, with the ids that its tokenizer makes."""
     shutil.copytree(gguf_model / "safetensors", folder / "safetensors")
     path = folder / "safetensors/tokenizer.json"
     content = json.loads(path.read_text())
@@ -163,14 +154,8 @@ def with_tokenizer(
     record = manifest(folder / "safetensors")
     del record["files"]["tokenizer.json"]
     (folder / "safetensors/quantmill.json").write_text(json.dumps(record))
-    command = [
-        torch_python,
-        REPO / "scripts/quantmill",
-        "tokens.tokenize_texts",
-        folder / "safetensors",
-        gguf_model / "evaluation.txt",
-    ]
-    result = call(*command, folder / "evaluation.json", "--as", "evaluation")
+    command = (torch_python, REPO / "scripts/quantmill", "tokens.tokenize_texts", folder / "safetensors")
+    result = call(*command, gguf_model / "evaluation.txt", folder / "evaluation.json", "--as", "evaluation")
     assert result.returncode == 0, result.stderr
     return folder
 
@@ -189,7 +174,7 @@ BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "
         ([{"type": "Digits", "individual_digits": True}, {**BYTES, "use_regex": True}], "smollm"),
     ],
 )
-def test_a_tokenizer_that_llama_cpp_never_saw_is_derived_and_proved(
+def test_an_unlisted_tokenizer_is_derived_and_proved(
     gguf_model: Path,
     run_gguf: Callable,
     call: Callable,
@@ -205,7 +190,7 @@ def test_a_tokenizer_that_llama_cpp_never_saw_is_derived_and_proved(
     assert manifest(root / "out")["parameters"]["pre_tokenizer"] == kind
 
 
-def test_a_tokenizer_that_llama_cpp_cannot_have_is_refused(
+def test_an_impossible_tokenizer_is_refused(
     gguf_model: Path, run_gguf: Callable, call: Callable, torch_python: Path, tmp_path: Path
 ) -> None:
     """It splits at every letter e."""

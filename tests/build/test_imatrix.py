@@ -49,8 +49,8 @@ def test_random_weights_have_none(call: Callable, checkout: Callable[[], Path]) 
 
     status, said = plan("gguf-q4_k_m")
     assert status == 0
-    assert "--type q4_k_m " in said
-    assert "imatrix" not in said
+    assert '"type": "q4_k_m"' in said
+    assert "--imatrix" not in said and "rule imatrix" not in said
     for format in ("gguf-iq2_m", "gguf-mixed"):
         status, said = plan(format)
         assert status == 1

@@ -51,7 +51,7 @@ ENDS = {
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process is there, and no zombie that nobody has asked for yet."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except FileNotFoundError:
@@ -91,7 +91,7 @@ def start(command: Sequence[object]) -> subprocess.Popen[str]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory, tools_python: Path) -> Path:
-    """The demo's canonical safetensors."""
+    """Return the demo's canonical safetensors."""
     folder = tmp_path_factory.mktemp("model") / "safetensors"
     subprocess.run([tools_python, REPO / "scripts/quantmill", "checkpoint.to_safetensors", DEMO, folder], check=True)
     return folder
@@ -117,7 +117,8 @@ def build(request: pytest.FixtureRequest, model: Path, child: Child, tools_pytho
         options = ["--library", library, "--device", "cpu", "--parameters", '{"quantization": "q4f16_1"}']
         program = "build.mlc"
     plain = [tools_python, REPO / "scripts/quantmill", program, model, out, *options]
-    gate = ["--gate-reference", "reference.json", "--gate-evaluation", "text.json", "--gate-python", child.program]
+    gate = ["--gate-reference", "reference.json", "--gate-evaluation", "text.json"]
+    gate += ["--gate-python", child.program, "--engine-python", child.program]
     gate += ["--layout", "hf", "--engine", "transformers"]
     return Build([*plain, *gate], plain, out)
 
@@ -127,7 +128,7 @@ def entries(folder: Path) -> set[str]:
 
 
 def check_alone(folder: Path) -> None:
-    """An artifact's files are those of its manifest, and nothing lies beside it."""
+    """Return an artifact's files are those of its manifest, and nothing lies beside it."""
     check_whole(folder)
     assert entries(folder.parent) == {folder.name}
 
@@ -141,7 +142,7 @@ def test_no_child_of_the_gate_outlives_the_program(build: Build, child: Child, e
     assert program.communicate(timeout=SECONDS)[1] == ENDS[end]
     wait_for(lambda: not is_alive(pid))
     assert not build.out.exists()
-    if end == signal.SIGKILL:  # nobody could remove anything; the next run, which has a gate too, does
+    if end == signal.SIGKILL:  # it could not clean up; the next run, which has a gate too, does
         child.file.unlink()
         program = start(build.gated)
         os.kill(child.pid(), signal.SIGKILL)
@@ -171,7 +172,7 @@ def test_no_other_child_outlives_its_program(program: str, child: Child, torch_p
 
 @pytest.fixture(scope="module")
 def one_layer(tmp_path_factory: pytest.TempPathFactory, model: Path, tools_python: Path) -> Path:
-    """A folder with the demo's first layer as `fp16`, and random ids to calibrate on."""
+    """Return a folder with the demo's first layer as `fp16`, and random ids to calibrate on."""
     folder = tmp_path_factory.mktemp("one-layer")
     source = shards.find(model)
     kept = [tensor for name, tensor in source.tensors().items() if ".layers." not in name or ".layers.0." in name]
@@ -180,14 +181,8 @@ def one_layer(tmp_path_factory: pytest.TempPathFactory, model: Path, tools_pytho
         shutil.copyfile(path, folder / "cut" / path.name)
     (folder / "cut/config.json").write_text(json.dumps(source.config() | {"num_hidden_layers": 1}))
     sharding.write(folder / "cut", "safetensors", [kept], safetensors_file.write)
-    manifest.write(
-        folder / "cut",
-        format="safetensors",
-        tool="test",
-        tool_version="1",
-        source={},
-        parameter_count=1,
-    )
+    about = {"format": "safetensors", "tool": "test", "tool_version": "1"}
+    manifest.write(folder / "cut", **about, source={}, parameter_count=1)
     command = [tools_python, REPO / "scripts/quantmill", "build.fp16", folder / "cut", folder / "fp16"]
     subprocess.run(list(map(str, command)), check=True)
     random = np.random.default_rng(0)
@@ -199,7 +194,7 @@ def one_layer(tmp_path_factory: pytest.TempPathFactory, model: Path, tools_pytho
 
 @dataclass(frozen=True)
 class Killed:
-    """What lay beside an artifact when its quantizer was killed, and the SHA-256 of the files that the next run built,
+    """The files beside an artifact when its quantizer was killed, and the SHA-256 of those that the next run built,
     and of those that an undisturbed run builds."""
 
     during: set[str]
@@ -215,20 +210,12 @@ PARAMETERS = {
 
 @pytest.fixture(scope="module", params=PARAMETERS)
 def killed_build(request: pytest.FixtureRequest, one_layer: Path, tmp_path_factory: pytest.TempPathFactory) -> Killed:
-    """A quantizer that is left alone with two threads, one that is killed while it quantizes the layer, and one after
-    it with one thread."""
+    """Build undisturbed with two threads, then kill a build while it quantizes, then build again with one thread."""
     log_path = one_layer / "log"
     folder = tmp_path_factory.mktemp("quantized")
     texts = [f"--{name}={one_layer / name}.json" for name in ("calibration", "evaluation")]
-    command = [
-        interpreter("gptqmodel"),
-        REPO / "scripts/quantmill",
-        request.param,
-        one_layer / "fp16",
-        folder / "out",
-        *texts,
-    ]
-    command += ["--parameters", json.dumps(PARAMETERS[request.param])]
+    command = [interpreter("gptqmodel"), REPO / "scripts/quantmill", request.param, one_layer / "fp16", folder / "out"]
+    command += [*texts, "--parameters", json.dumps(PARAMETERS[request.param])]
     command = [*map(str, command), "--samples", "2", "--sequence-length", "64", "--device", "cpu"]
 
     def finish(threads: int) -> dict[str, str]:
@@ -250,7 +237,7 @@ def killed_build(request: pytest.FixtureRequest, one_layer: Path, tmp_path_facto
 
 
 @pytest.mark.slow
-def test_a_quantizer_that_is_killed_is_mended_by_the_next_run(killed_build: Killed) -> None:
+def test_the_next_run_mends_a_killed_quantizer(killed_build: Killed) -> None:
     assert "out" not in killed_build.during
     assert {".out.partial", ".out.work"} <= killed_build.during
     assert killed_build.rebuilt == killed_build.expected  # and nothing lay beside it: check_alone

@@ -17,7 +17,7 @@ from quantmill.llamacpp.mixture import Choice
 
 
 def tensors(seed: int, count: int = 5, types: int = 4) -> dict[str, list[Choice]]:
-    """Tensors with types of random sizes, of which larger ones lose less, as they do, but for one."""
+    """Draw tensors with types of random sizes. Larger types lose less, except for one pair."""
     chance = random.Random(seed)
     found = {}
     for number in range(count):
@@ -50,7 +50,7 @@ def test_the_choice_is_the_best_of_all(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_large_budgets_are_rounded_and_kept(seed: int) -> None:
-    """Sizes of a model of seven billion weights; the best mixture of all is in reach but for a unit a tensor."""
+    """Sizes of a model of seven billion weights: the choice is the best mixture up to a unit a tensor."""
     classes = {
         name: [choice._replace(nbytes=choice.nbytes * 10_000_019) for choice in choices]
         for name, choices in tensors(seed).items()
@@ -70,7 +70,7 @@ def test_types_that_fit_to_the_byte_are_taken() -> None:
 
 @pytest.fixture(scope="module")
 def sensitivity(gguf_model: Path, build_gguf: Callable, run_gguf: Callable) -> Path:
-    """What build.gguf_sensitivity measures of the demo."""
+    """Run build.gguf_sensitivity on the demo."""
     out = gguf_model / "sensitivity.json"
     build_gguf("q4_k_m")  # and with it the importance matrix
     words = {"base": build_gguf("f16"), "imatrix": gguf_model / "imatrix", "device": "cpu", "threads": 1}
@@ -86,15 +86,8 @@ def mix(gguf_model: Path, build_gguf: Callable, run_gguf: Callable, sensitivity:
     """Build a mixture."""
 
     def build(out: Path, size: str | float = "q4_k_m", *options: object) -> Any:
-        how = [
-            "--parameters",
-            json.dumps({"size": size}),
-            "--base",
-            build_gguf("f16"),
-            "--imatrix",
-            gguf_model / "imatrix",
-        ]
-        how += ["--sensitivity", sensitivity, *options]
+        how = ["--parameters", json.dumps({"size": size}), "--base", build_gguf("f16")]
+        how += ["--imatrix", gguf_model / "imatrix", "--sensitivity", sensitivity, *options]
         return run_gguf("build.gguf", gguf_model / "safetensors", out, *how)
 
     return build
@@ -102,7 +95,7 @@ def mix(gguf_model: Path, build_gguf: Callable, run_gguf: Callable, sensitivity:
 
 @pytest.fixture(scope="module")
 def mixed(gguf_model: Path, mix: Callable) -> Path:
-    """The demo's mixture, as large as Q4_K_M."""
+    """Return the demo's mixture, as large as Q4_K_M."""
     result = mix(gguf_model / "gguf-mixed")
     assert result.returncode == 0, result.stderr
     return gguf_model / "gguf-mixed"
@@ -116,14 +109,14 @@ variants: {gguf-mixed-4: {format: gguf-mixed, size: 4.0}}
 
 
 def plan(call: Callable, root: Path, size: str) -> Any:
-    """A dry run of a study of mixtures."""
+    """Return a dry run of a study of mixtures."""
     (root / "study.yaml").write_text(STUDY % size)
     targets = [f"artifacts/demo/{name}" for name in ("gguf-mixed", "gguf-mixed-4")]
     return call(SNAKEMAKE, "-n", "-p", *targets, "--configfile", "study.yaml", cwd=root)
 
 
 def test_a_study_says_how_large_mixtures_are(call: Callable, checkout: Callable[[], Path]) -> None:
-    """As a type, or bits a weight; both are chosen by one measurement, with one importance matrix."""
+    """A size is a type or bits a weight; one measurement and one importance matrix serve both."""
     planned = plan(call, checkout(), "iq4_xs")
     assert planned.returncode == 0, planned.stderr
     commands = [line for line in (planned.stdout + planned.stderr).splitlines() if "build.gguf" in line]
@@ -177,7 +170,7 @@ def test_the_mixture_is_what_was_chosen(mixed: Path, build_gguf: Callable) -> No
 
 
 @pytest.mark.slow
-def test_the_mixture_loses_four_fifths_of_what_q4_k_m_loses(
+def test_a_mixture_loses_less_than_q4_k_m(
     gguf_model: Path, build_gguf: Callable, run_gguf: Callable, mixed: Path, tmp_path: Path
 ) -> None:
     """On the evaluation text, which neither the importance matrix nor the sensitivity is of; at most so much."""

@@ -26,7 +26,7 @@ from quantmill.plan.resources import CUDA_BUILD
 # format -> what its kernel is called on a CPU
 FORMATS = {"gptq-int4": "TorchFused", "awq-int4": "TorchFused"} | dict.fromkeys(AUTOGPTQ, "cuda-old (torch)")
 NAMES = ["gptq-int4", "awq-int4", *(pytest.param(name, marks=pytest.mark.slow) for name in AUTOGPTQ)]
-on_python_3_11 = pytest.mark.skipif(not AUTOGPTQ, reason="envs/autogptq wants Python 3.11")
+on_python_3_11 = pytest.mark.skipif(not AUTOGPTQ, reason="envs/autogptq needs Python 3.11")
 GPTQ = {"bits": 4, "group_size": "auto", "sym": True, "desc_act": False, "damp_percent": 0.05}
 
 
@@ -44,7 +44,7 @@ def tokens(path: Path, ids: list[int], context: int = 64) -> Path:
     return path
 
 
-def test_samples_are_windows_in_order_and_the_same_for_a_seed(tmp_path: Path) -> None:
+def test_samples_are_ordered_windows_fixed_by_the_seed(tmp_path: Path) -> None:
     text, evaluation = tokens(tmp_path / "c", list(range(1000))), tokens(tmp_path / "e", list(range(5000, 5100)))
     first = calibration.read(text, evaluation, samples=4, sequence_length=2048, seed=1)
     assert first == calibration.read(text, evaluation, samples=4, sequence_length=2048, seed=1)
@@ -73,7 +73,7 @@ def shapes(**inputs: int) -> dict[str, Tensor]:
     return {name: tensor(name, shape) for name, shape in names.items()}
 
 
-def test_what_has_no_layers_or_no_such_group_size_is_refused() -> None:
+def test_missing_layers_and_wrong_group_sizes_are_refused() -> None:
     tower = {"vision_tower.layers.0.fc2.weight": Tensor("x", "F16", (8, 4304), row_major((8, 4304)), Path(), 0)}
     fits = shapes(up_proj=256)
     assert linear_layers.linear_layers(fits | tower) == linear_layers.linear_layers(fits)  # no tool takes it
@@ -99,9 +99,7 @@ def test_group_sizes() -> None:
         linear_layers.group_size("auto", linear_layers.linear_layers(shapes(up_proj=100)), Path("m"))
 
 
-def test_an_expert_that_the_calibration_never_reaches_is_named_and_the_gate_reads_all(
-    call: Callable, tmp_path: Path
-) -> None:
+def test_experts_that_calibration_never_reaches_are_named(call: Callable, tmp_path: Path) -> None:
     """A mixture as Mixtral's names have it, of whose second layer's router sends no token to the third expert."""
     result = call(interpreter("gptqmodel"), REPO / "tests/build/mixture_checks.py", tmp_path)
     assert result.returncode == 0, result.stderr
@@ -114,13 +112,13 @@ def test_an_expert_that_the_calibration_never_reaches_is_named_and_the_gate_read
 
 @pytest.fixture(scope="module")
 def facts(demo: Path, legacy: list[str], call: Callable, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What tests/build/quantized_checks.py found out about the demo's artifacts."""
+    """Run tests/build/quantization_checks.py on the demo's artifacts."""
     artifacts = tmp_path_factory.mktemp("quantized") / "demo"
     shutil.copytree(demo / "artifacts/demo", artifacts)
     found = {}
     for env, names in {"gptqmodel": ["gptq-int4", "awq-int4"], "autogptq": legacy}.items():
         if names:
-            result = call(interpreter(env), REPO / "tests/build/quantized_checks.py", artifacts, *names)
+            result = call(interpreter(env), REPO / "tests/build/quantization_checks.py", artifacts, *names)
             assert result.returncode == 0, result.stderr
             found |= json.loads(result.stdout.splitlines()[-1])
     return found
@@ -224,7 +222,7 @@ def test_an_artifact_that_lacks_a_weight_is_refused(demo: Path, call: Callable, 
 
 
 @pytest.mark.parametrize("name", ["gptq-int4", "awq-int4"])
-def test_the_memory_that_a_job_asks_for_is_what_it_takes(demo: Path, name: str) -> None:
+def test_a_job_requests_the_memory_it_takes(demo: Path, name: str) -> None:
     artifacts = demo / "artifacts/demo"
     took = json.loads((artifacts / name / "quantmill.json").read_text())["peak_memory_bytes"] / 2**20
     tokens = CALIBRATION["samples"] * CALIBRATION["sequence_length"]
@@ -235,21 +233,16 @@ def test_the_memory_that_a_job_asks_for_is_what_it_takes(demo: Path, name: str) 
 
 
 def cuda_build() -> bool:
-    """Whether the torch that quantized is the CUDA build, which PyPI has. Jobs ask for the memory that it takes."""
+    """Return whether the torch that quantized is the CUDA build, for whose memory jobs ask."""
     program = "import torch; print(torch.version.cuda is not None)"
     return subprocess.check_output([interpreter("gptqmodel"), "-c", program], text=True) == "True\n"
 
 
-def test_a_group_size_that_does_not_fit_is_one_line(demo: Path, call: Callable, tmp_path: Path) -> None:
+def test_an_unfit_group_size_is_one_line(demo: Path, call: Callable, tmp_path: Path) -> None:
     python = interpreter("gptqmodel")
     artifacts = demo / "artifacts/demo"
-    texts = (
-        "--calibration",
-        artifacts / "tokens/calibration.json",
-        "--evaluation",
-        artifacts / "tokens/evaluation.json",
-    )
-    options = ["--parameters", json.dumps(GPTQ | {"group_size": 96})]
+    texts = [f"--{kind}={artifacts / f'tokens/{kind}.json'}" for kind in ("calibration", "evaluation")]
+    options = ["--parameters", json.dumps(GPTQ | {"group_size": 96}), "--samples=4", "--sequence-length=512"]
     result = call(python, "scripts/quantmill", "build.gptq", artifacts / "fp16", tmp_path / "out", *texts, *options)
     assert result.returncode == 1
     assert "group_size 96 does not divide the inputs of" in result.stderr.splitlines()[-1]
@@ -266,9 +259,7 @@ def test_the_gate_s_findings_are_in_the_manifest(facts: dict[str, Any]) -> None:
         assert gate["faithful"]["divergence"] < 1e-3
 
 
-def test_a_broken_conversion_is_refused_before_it_has_its_name(
-    demo: Path, call: Callable, tmp_path: Path, torch_python: Path
-) -> None:
+def test_a_broken_conversion_is_refused(demo: Path, call: Callable, tmp_path: Path, torch_python: Path) -> None:
     artifacts = demo / "artifacts/demo"
     broken = tmp_path / "broken"
     shutil.copytree(artifacts / "safetensors", broken)
@@ -281,25 +272,10 @@ def test_a_broken_conversion_is_refused_before_it_has_its_name(
     del record["files"][shard.name]  # as if it had been made so
     (broken / "quantmill.json").write_text(json.dumps(record))
     gate = ("--gate-reference", artifacts / "expected.json", "--gate-evaluation", artifacts / "tokens/evaluation.json")
-    program = (
-        torch_python,
-        "scripts/quantmill",
-        "build.ct2",
-        broken,
-        tmp_path / "out",
-        *gate,
-        "--engine",
-        "ctranslate2",
-    )
+    program = (torch_python, "scripts/quantmill", "build.ct2", broken, tmp_path / "out", *gate)
     for quantization, reason in (("float32", "does not calculate what the weights say"), ("int8", "its perplexity is")):
-        options = [
-            "--engine",
-            "ctranslate2",
-            "--layout",
-            "ct2",
-            "--parameters",
-            json.dumps({"quantization": quantization}),
-        ]
+        options = ["--engine", "ctranslate2", "--layout", "ct2"]
+        options += ["--parameters", json.dumps({"quantization": quantization})]
         result = call(*program, *options, "--gate-factor", "1.01")
         assert result.returncode == 1
         assert "out: refused by the quality gate: " in result.stderr.splitlines()[-1]
@@ -309,8 +285,7 @@ def test_a_broken_conversion_is_refused_before_it_has_its_name(
 
 @pytest.mark.slow
 def test_gptq_goes_on_after_it_was_killed(demo: Path, call: Callable, tmp_path: Path) -> None:
-    """The layers that were done are not done again, and the bytes are those of a job that nobody killed, however many
-    threads torch chose."""
+    """Finished layers are not repeated, and the bytes are those of an undisturbed job, for any number of threads."""
     artifacts, out = demo / "artifacts/demo", tmp_path / "out"
     command = [interpreter("gptqmodel"), REPO / "scripts/quantmill", "build.gptq", artifacts / "fp16", out]
     command += [f"--{key.replace('_', '-')}={value}" for key, value in CALIBRATION.items()]

@@ -37,7 +37,7 @@ def facts(demo: Path, call: Callable, tmp_path_factory: pytest.TempPathFactory) 
         (work / name).symlink_to(demo / "artifacts/demo" / name)
     result = call(interpreter("quantizers"), REPO / "tests/build/quantizers_checks.py", demo / "artifacts/demo", work)
     assert result.returncode == 0, result.stderr
-    stored = call(interpreter("gptqmodel"), REPO / "tests/build/quantized_checks.py", work, *AUTOROUND)
+    stored = call(interpreter("gptqmodel"), REPO / "tests/build/quantization_checks.py", work, *AUTOROUND)
     assert stored.returncode == 0, stored.stderr
     by_hand = (work / "by-hand.json", work / "hqq-int4", "--transformers", "cpu", "--rounds", 1, "--tokens", 4)
     decoded = call(interpreter("quantizers"), REPO / "benchmarks/same_process.py", *by_hand)
@@ -89,7 +89,7 @@ def test_engines_say_what_they_are(facts: dict[str, Any]) -> None:
     assert facts["ct-fp8"]["manifest"]["calibration_sha256"] is None
 
 
-def test_torchao_is_calculated_in_a_dtype_that_holds_its_sums(facts: dict[str, Any]) -> None:
+def test_torchaos_dtype_holds_its_sums(facts: dict[str, Any]) -> None:
     """Those of integers come before their scales, and leave float16's range in a real model."""
     int8, float8 = (facts["torchao on a GPU"][name] for name in ("torchao-int8", "torchao-fp8"))
     assert (int8["dtype"], float8["dtype"]) == ("bfloat16", "float16")
@@ -101,7 +101,7 @@ def test_what_a_file_says_is_not_run(facts: dict[str, Any]) -> None:
     assert facts["planted"] == {"tokens": 2, "ran": False, "would_have": True}
 
 
-def test_a_row_and_hqq_by_hand_decode_in_one_process(facts: dict[str, Any]) -> None:
+def test_a_row_and_hqq_decode_in_one_process(facts: dict[str, Any]) -> None:
     """By hand it is HQQ's own quantization of the fp16 artifact: transformers does not load HQQ's files."""
     found = facts["by hand"]
     assert [len(found[way]["ms"]) for way in ("by_hand", "row", "row_model_by_hand")] == [3, 3, 3]  # prompts

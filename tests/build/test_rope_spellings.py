@@ -17,7 +17,7 @@ def spell(**config: Any) -> dict[str, Any]:
     return both_spellings({"dtype": "float16"} | config, PATH)
 
 
-def test_transformers_4_is_told_what_5_calls_by_other_names() -> None:
+def test_transformers_4_gets_its_own_spelling() -> None:
     """It ignores `rope_parameters`: with another base a model is another one."""
     found = spell(rope_parameters=LINEAR | {"rope_theta": 50.0})
     assert (found["torch_dtype"], found["rope_theta"], found["rope_scaling"]) == ("float16", 50.0, LINEAR)
@@ -51,15 +51,15 @@ def test_what_is_said_twice_alike_is_taken() -> None:
         ({"rope_parameters": YARN | {"rope_theta": 5.0}, "rope_scaling": LINEAR}, "contradict each other"),
         ({"rope_parameters": {"rope_theta": 5.0}, "rope_scaling": LINEAR}, "contradict each other"),
         ({"rope_parameters": LINEAR | {"rope_theta": 5.0}, "rope_scaling": LINEAR | {"factor": 2.0}}, "contradict"),
-        ({"rope_parameters": LINEAR | {"rope_theta": 5.0}, "rope_theta": 6.0}, "says rope_theta twice, 5.0 and 6.0"),
+        ({"rope_parameters": LINEAR | {"rope_theta": 5.0}, "rope_theta": 6.0}, "two values of rope_theta, 5.0 and 6.0"),
         ({"rope_parameters": LINEAR | {"rope_theta": 5.0}, "rope_scaling": LINEAR}, "rope_scaling hides"),
-        ({"rope_parameters": {"partial_rotary_factor": 0.5}, "partial_rotary_factor": 0.25}, "factor twice"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}, "partial_rotary_factor": 0.25}, "two values of partial"),
         ({"rope_parameters": [1]}, "rope_parameters is \\[1\\], not an object"),
         ({"rope_scaling": "yarn"}, "rope_scaling is 'yarn', not an object"),
     ],
 )  # fmt: skip
 def test_a_contradiction_is_one_line(config: dict[str, Any], message: str) -> None:
-    """transformers 5 takes rope_scaling then, and forgets the base that stands in rope_parameters alone."""
+    """Then transformers 5 takes rope_scaling, and ignores the base, which is only in rope_parameters."""
     with pytest.raises(UserError, match=message) as refusal:
         spell(**config)
     assert str(refusal.value).startswith("model/config.json: ")

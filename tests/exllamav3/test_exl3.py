@@ -31,7 +31,7 @@ CASES = sorted({name.rpartition(".")[0] for name in GOLDEN.files})
 
 
 def parts(case: str) -> dict[str, np.ndarray]:
-    """A layer's tensors as they are stored."""
+    """Return a layer's tensors as they are stored."""
     found = {name: GOLDEN[f"{case}.{name}"] for name in ("trellis", "suh", "svh")}
     kind = case.partition("-")[0]
     return found | ({kind: np.array([1], np.int32)} if kind != "3inst" else {})
@@ -71,7 +71,7 @@ def test_sizes_that_are_no_blocks_are_cut(tmp_path: Path) -> None:
     assert np.abs(found - whole[:100, :70]).max() < 4e-3 * np.abs(whole).max()
 
 
-def test_a_tied_model_is_run_with_the_head_that_is_stored(tmp_path: Path) -> None:
+def test_a_tied_model_runs_with_its_stored_head(tmp_path: Path) -> None:
     table = np.full((128, 128), 0.5, np.float16)
     tied = source(tmp_path / "source", {EMBEDDINGS: table})
     folder = artifact(tmp_path / "exl3", "lm_head", parts("mul1-4"), **{EMBEDDINGS: table})
@@ -165,7 +165,7 @@ def compile_it(tmp_path: Path, torch_python: Path, call: Callable) -> Callable:
     nvcc.chmod(0o755)
 
     def run(gpu: bool = True) -> str | None:
-        """The line of a refusal; None where it went well."""
+        """Return the line of a refusal; None where it went well."""
         paths = f"{tmp_path / 'site'}:{REPO / 'scripts'}"
         words = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": paths, "CUDA_HOME": str(tmp_path / "cuda")}
         result = call(torch_python, "-c", RUN.format(gpu=gpu), tmp_path / "out", **words)
@@ -174,16 +174,16 @@ def compile_it(tmp_path: Path, torch_python: Path, call: Callable) -> Callable:
     return run
 
 
-def test_kernels_are_compiled_once_and_go_on_after_a_failure(compile_it: Callable, tmp_path: Path) -> None:
+def test_kernels_are_compiled_once_and_resume(compile_it: Callable, tmp_path: Path) -> None:
     (tmp_path / "broken").touch()
     line = compile_it()
-    assert line.startswith("error: exl3: the kernels of exllamav3 1.6.5 did not compile (exit code 1); its own lines")
+    assert line.startswith("error: exl3: the kernels of exllamav3 1.6.5 did not compile (exit code 1); the compiler's")
     (tmp_path / "broken").unlink()
     assert compile_it() is None  # also with the lock that a killed build leaves
     assert compile_it() is None  # from the cache
     (kernels,) = tmp_path.glob("cache/quantmill/exllamav3-*/exllamav3_ext/*.so")
     kernels.unlink()
-    assert compile_it() is None  # of which somebody removed a part
+    assert compile_it() is None  # after a part of it was removed
     assert (tmp_path / "calls").read_text() == "9.0\n9.0\n9.0\n"
     assert (tmp_path / "out/exllamav3_ext.so").read_text() == "kernels"
     assert json.loads((tmp_path / "out/quantmill.json").read_text())["nvcc"] == "13.0"
@@ -194,7 +194,7 @@ def test_a_machine_without_a_gpu_is_one_line(compile_it: Callable) -> None:
     if line is None:
         pytest.skip("this machine has a GPU")
     assert line.startswith("error: exl3: torch ")
-    assert line.endswith("sees no GPU here, and its kernels are compiled for one")
+    assert line.endswith("sees no GPU here to compile the kernels for")
 
 
 TORCH = """
@@ -206,7 +206,7 @@ class cuda:
 
 @pytest.fixture
 def load(call: Callable, tmp_path: Path) -> Callable[[], str]:
-    """What loading the library says, on a GPU of compute capability 8.0: a torch that says so stands in."""
+    """Return the error of loading the library on a GPU of compute capability 8.0, which a fake torch reports."""
     (tmp_path / "torch.py").write_text(TORCH)
     (tmp_path / "exllamav3.py").touch()
 
@@ -221,12 +221,12 @@ def load(call: Callable, tmp_path: Path) -> Callable[[], str]:
 @pytest.mark.parametrize(
     ("files", "compiled", "said"),
     [
-        ([], "8.0", "holds no kernels of ExLlamaV3; compile them: python scripts/quantmill exllamav3.compile "),
+        ([], "8.0", "has no kernels of ExLlamaV3; compile them: python scripts/quantmill exllamav3.compile "),
         (["exllamav3_ext.so"], "9.0", "its kernels are for compute capability 9.0, this GPU has 8.0; compile them: "),
         (["exllamav3_ext.so"], "8.0;9.0", ""),
     ],
 )
-def test_kernels_that_are_missing_or_of_another_card_are_named(
+def test_missing_and_other_gpus_kernels_are_named(
     load: Callable[[], str], tmp_path: Path, files: list[str], compiled: str, said: str
 ) -> None:
     (tmp_path / "built").mkdir()
@@ -237,11 +237,11 @@ def test_kernels_that_are_missing_or_of_another_card_are_named(
     assert line.startswith(f"error: {tmp_path / 'built'}: {said}") if said else line == ""
 
 
-def test_a_link_to_a_cache_that_was_emptied_is_no_kernel(load: Callable[[], str], tmp_path: Path) -> None:
+def test_a_link_to_an_emptied_cache_is_refused(load: Callable[[], str], tmp_path: Path) -> None:
     (tmp_path / "built").mkdir()
     (tmp_path / "built/quantmill.json").write_text(json.dumps({"architectures": "8.0"}))
     (tmp_path / "built/exllamav3_ext.so").symlink_to(tmp_path / "gone")
-    assert "holds no kernels" in load()
+    assert "has no kernels" in load()
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_a_link_to_a_cache_that_was_emptied_is_no_kernel(load: Callable[[], str]
     [("mul1-4", 6, False), ("wide", 6, True), ("wide", 3, False), ("wide-mcg", 6, False), ("wide-2.5", 2, False)],
 )
 def test_which_artifacts_decode_in_int8(case: str, most: int, expected: bool, tmp_path: Path) -> None:
-    """As its kernel decides: 256 divides the outputs, the codebook is mul1, a half bit counts as a whole one."""
+    """The kernel's rule: 256 divides the outputs, the codebook is mul1, and a half bit counts as a whole one."""
     tensors = parts("mcg-3" if "mcg" in case else "mul1-2.5" if "2.5" in case else "mul1-4")
     if "wide" in case:
         tensors |= {"trellis": np.concatenate([tensors["trellis"]] * 2, axis=1)}
@@ -257,7 +257,7 @@ def test_which_artifacts_decode_in_int8(case: str, most: int, expected: bool, tm
     assert decodes_in_int8(stored, most) == expected
 
 
-# its converter, as it fails where it adds what it has padded to what it has not
+# a converter that fails as the real one does, when it adds padded and unpadded tensors
 CONVERTER = """
 import argparse
 parser = argparse.ArgumentParser()
@@ -283,11 +283,11 @@ build_exl3.quantize(BuildTask(folder, folder / "out", folder / "resume", words, 
 @pytest.mark.parametrize(
     ("width", "line"),
     [
-        (576, "ValueError: the hidden size 576 is no multiple of 128, and this model's layers want one: "),
+        (576, "ValueError: the hidden size 576 is not a multiple of 128, and this model's layers need one: "),
         (512, "RuntimeError: "),
     ],
 )
-def test_a_width_that_the_converter_cannot_cut_is_named(
+def test_a_width_that_cannot_be_cut_is_named(
     width: int, line: str, tmp_path: Path, torch_python: Path, call: Callable
 ) -> None:
     package = tmp_path / "site/exllamav3/conversion"

@@ -54,7 +54,7 @@ def check_call(name: str, *arguments: object) -> None:
 
 
 def prepare(folder: Path, model: Path = REPO / "demo", **changes: Any) -> list[object]:
-    """A model's folders up to what is expected of it, its config changed; the gate's options."""
+    """Return a model's folders up to what is expected of it, its config changed; the gate's options."""
     shutil.copytree(model, folder / "demo")
     config = json.loads((folder / "demo/config.json").read_text())
     for key in ("rope_scaling", "rope_theta", "rope_parameters") if changes else ():
@@ -72,7 +72,7 @@ def prepare(folder: Path, model: Path = REPO / "demo", **changes: Any) -> list[o
 
 
 def gate(folder: Path, artifact: str, engine: str, options: list[object], *more: object) -> dict[str, Any]:
-    """What gate.check says of an artifact."""
+    """Run gate.check on an artifact."""
     out = folder / f"{artifact}.gate.json"
     out.unlink(missing_ok=True)
     error = program("gate.check", folder / artifact, out, "--engine", engine, *options, *more)
@@ -80,7 +80,7 @@ def gate(folder: Path, artifact: str, engine: str, options: list[object], *more:
 
 
 def change_weights(folder: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """The canonical weights of a model, the matrices of its layers changed, and what is expected of these."""
+    """Return the canonical weights of a model, the matrices of its layers changed, and what is expected of these."""
     shutil.copytree(folder / "safetensors", folder / name)
     for file in (folder / name).glob("*.safetensors"):
         tensors = load_file(file)

@@ -69,7 +69,7 @@ def test_divergence_is_the_larger_of_both_directions() -> None:
     assert found == pytest.approx(np.maximum(one, back), rel=1e-5)
 
 
-def test_tokens_that_are_not_among_the_likeliest_count_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unlikely_tokens_count_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = divergence(expect(Fake()), Predictions(Changed(1.3), text(), expect(Fake()))).mean()
     monkeypatch.setattr(fidelity, "TOP", 4)
     part = divergence(expect(Fake()), Predictions(Changed(1.3), text(), expect(Fake()))).mean()
@@ -77,7 +77,7 @@ def test_tokens_that_are_not_among_the_likeliest_count_as_one(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("power", [0.9, 1.1])
-def test_an_engine_that_is_better_or_worse_than_its_weights_is_refused(power: float) -> None:
+def test_an_engine_unlike_its_weights_is_refused(power: float) -> None:
     found = Predictions(Changed(power), text(), expect(Fake()))
     with pytest.raises(UserError, match="does not calculate what the weights say") as refusal:
         check(expect(Fake()), found, text(), "float32")

@@ -32,9 +32,7 @@ def test_a_config_that_calculates_another_model_is_refused(facts: dict[str, Any]
 
 
 @pytest.mark.parametrize(("name", "against"), [("CTranslate2's converter", "the source's"), ("their int8", "its own")])
-def test_scaling_that_a_converter_drops_is_refused_though_its_perplexity_is_lower(
-    facts: dict[str, Any], name: str, against: str
-) -> None:
+def test_dropped_scaling_is_refused_despite_lower_perplexity(facts: dict[str, Any], name: str, against: str) -> None:
     """The demo was trained without scaling: leaving llama3's out makes it better."""
     error = facts[name]["error"]
     assert f"nats from transformers on {against} weights" in error
@@ -42,7 +40,7 @@ def test_scaling_that_a_converter_drops_is_refused_though_its_perplexity_is_lowe
     assert ours < 0.9 * due
 
 
-def test_int8_is_as_far_from_its_weights_as_rounded_activations_are(facts: dict[str, Any]) -> None:
+def test_int8_differs_as_rounded_activations_do(facts: dict[str, Any]) -> None:
     faithful = facts["int8"]["found"]["faithful"]
     assert 1e-5 < faithful["divergence"] < faithful["tolerance"] < 0.01
 
@@ -53,7 +51,7 @@ def test_a_large_loss_is_a_result(facts: dict[str, Any]) -> None:
     assert found["faithful"]["divergence"] < 1e-9
 
 
-def test_weights_of_another_model_are_refused_where_the_source_s_are_due(facts: dict[str, Any]) -> None:
+def test_weights_of_another_model_are_refused(facts: dict[str, Any]) -> None:
     assert "from transformers on the source's weights" in facts["poor against the source"]["error"]
 
 

@@ -217,7 +217,7 @@ def test_what_an_engine_cannot_tell_is_empty_with_the_reason(harness: Callable, 
     assert harness("quality.reference_logits", "logits.npy", {}).returncode == 0
     whole = measure_quality(harness, tmp_path, {"noise": 0.5}, "whole.json")
     found = measure_quality(harness, tmp_path, {"noise": 0.5} | TARGETS, "targets.json")
-    assert found["no_divergence"] == "its engine tells no logits"
+    assert found["no_divergence"] == "its engine returns no logits"
     assert "no_divergence" not in whole
     assert found["summary"].keys() == whole["summary"].keys() | {"kld_lower_bound"}
     assert found["summary"]["kld_lower_bound"] is None  # this engine tells the targets' alone
@@ -228,13 +228,13 @@ def test_what_an_engine_cannot_tell_is_empty_with_the_reason(harness: Callable, 
     with np.load(tmp_path / "targets.npz") as positions:
         assert positions.files == ["nll", "delta_p"]
     nothing = measure_quality(harness, tmp_path, {"tells": []}, "nothing.json")
-    assert (nothing["summary"], nothing["reason"]) == (None, "its engine tells no probabilities of a given text")
+    assert (nothing["summary"], nothing["reason"]) == (None, "its engine returns no probabilities of a given text")
     with np.load(tmp_path / "nothing.npz") as positions:  # the workflow's rule has it among its outputs
         assert positions.files == []
     result = harness("quality.reference_logits", "none.npy", TARGETS)
-    assert result.stderr.splitlines()[-1].startswith("error: engine fake tells no logits")
+    assert result.stderr.splitlines()[-1].startswith("error: engine fake returns no logits")
     timed = latency(harness, tmp_path, {"tells": []})
-    assert timed["unchecked"] == "its engine tells neither logits nor its likeliest tokens"
+    assert timed["unchecked"] == "its engine returns neither logits nor its likeliest tokens"
     assert (timed["options"], timed["gpus"]) == ({}, 1)
 
 

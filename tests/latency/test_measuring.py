@@ -116,7 +116,7 @@ def test_a_text_shorter_than_a_window_is_refused(tmp_path: Path) -> None:
 def test_too_few_windows_for_an_interval_are_refused(tmp_path: Path) -> None:
     content = {"ids": [1] * 39, "context": CONTEXT, "text_sha256": "x", "bytes": 1, "words": 1}
     (tmp_path / "few.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match="fills 4 windows of 8 tokens, and an interval wants 5"):
+    with pytest.raises(UserError, match="fills 4 windows of 8 tokens, and an interval needs 5"):
         teacher_forcing.read_text(tmp_path / "few.json", "gptq-2048")
 
 
@@ -241,7 +241,7 @@ def test_the_likeliest_tokens_say_what_the_divergence_is_at_least(text: teacher_
 
 def test_lm_eval_wants_a_token_before_a_document(tmp_path: Path) -> None:
     documents = [{"ids": [1] * 40, "words": 1, "bytes": 1}]
-    with pytest.raises(UserError, match="wants a token before each document"):
+    with pytest.raises(UserError, match="needs a token before each document"):
         evaluation(tmp_path, "lm-eval-word", prefix_id=None, documents=documents, detokenizer=None)
 
 

@@ -1,4 +1,4 @@
-"""How llama.cpp is compiled: once, resumable, and refused in a line; with stand-ins for cmake and the sources.
+"""The compilation of llama.cpp: once, resumable, and refused in a line; with stand-ins for cmake and the sources.
 
 The real compilation is that of tests/gguf, which take what it made.
 """
@@ -29,11 +29,12 @@ echo "$@" >> {calls}
 [ "$1" = --build ] && mkdir -p "$2/bin"
 exit 0
 """
+COMMAND = (sys.executable, REPO / "scripts/quantmill", "llamacpp.compile")
 
 
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
-    """A cache whose sources are there already."""
+    """Return a cache whose sources are there already."""
     content = (REPO / "envs/llama-cpp-python.sdist").read_text()
     name, version, digest = re.search(r"^([\w-]+)==([\w.]+) --hash=sha256:(\w+)", content, re.MULTILINE).groups()
     folder = tmp_path / f"cache/quantmill/{name}-{version}-{digest[:12]}"
@@ -48,23 +49,20 @@ def sources(tmp_path: Path) -> Path:
 def compile_it(tmp_path: Path, sources: Path, call: Callable) -> Callable:
     tools = tmp_path / "tools"
     tools.mkdir()
-    (tools / "cmake").write_text(
-        CMAKE.format(calls=tmp_path / "calls", broken=tmp_path / "broken", hangs=tmp_path / "hangs")
-    )
+    (tools / "cmake").write_text(CMAKE.format(**{name: tmp_path / name for name in ("calls", "broken", "hangs")}))
     (tools / "cmake").chmod(0o755)
 
     def run(*options: object, **environment: str) -> str | None:
-        """The line of a refusal; None where it went well."""
-        command = [
-            sys.executable,
-            REPO / "scripts/quantmill",
-            "llamacpp.compile",
+        """Return the line of a refusal; None where it went well."""
+        result = call(
+            *COMMAND,
             tmp_path / "out",
             "--tools",
             tools,
             *options,
-        ]
-        result = call(*command, XDG_CACHE_HOME=str(tmp_path / "cache"), **environment)
+            XDG_CACHE_HOME=str(tmp_path / "cache"),
+            **environment,
+        )
         return line_of_refusal(result, tmp_path / "out")
 
     return run
@@ -75,7 +73,7 @@ def steps(tmp_path: Path) -> list[str]:
     return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def test_it_is_compiled_once_and_goes_on_after_a_failure(compile_it: Callable, tmp_path: Path, sources: Path) -> None:
+def test_it_is_compiled_once_and_resumes(compile_it: Callable, tmp_path: Path, sources: Path) -> None:
     (tmp_path / "broken").touch()
     assert compile_it().startswith("error: llama.cpp did not compile (cmake -G: exit code 1)")
     (tmp_path / "broken").unlink()
@@ -86,24 +84,16 @@ def test_it_is_compiled_once_and_goes_on_after_a_failure(compile_it: Callable, t
     found = json.loads((tmp_path / "out/quantmill.json").read_text())
     assert found["sources"] == sources.name
     assert (tmp_path / "out/source").resolve() == sources / "source"
-    folders = {
-        line.split(" -B ")[1].split()[0] for line in (tmp_path / "calls").read_text().splitlines() if "-B" in line
-    }
-    assert len(folders) == 1  # what was broken off goes on there
+    assert (
+        len(set(re.findall(" -B ([^ ]+)", (tmp_path / "calls").read_text()))) == 1
+    )  # what was broken off goes on there
 
 
 def test_what_a_compilation_started_ends_with_it(compile_it: Callable, tmp_path: Path) -> None:
-    """ninja and its compilers too, which would work on in the folder beside those of the next one."""
+    """An interrupt ends ninja and its compilers too, which would go on in the next compilation's folder."""
     child = tmp_path / "hangs"
     child.touch()
-    command = [
-        sys.executable,
-        REPO / "scripts/quantmill",
-        "llamacpp.compile",
-        tmp_path / "out",
-        "--tools",
-        tmp_path / "tools",
-    ]
+    command = [*COMMAND, tmp_path / "out", "--tools", tmp_path / "tools"]
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as compiling:
         pid = wait_for_pid(child)
@@ -114,7 +104,7 @@ def test_what_a_compilation_started_ends_with_it(compile_it: Callable, tmp_path:
     assert compile_it() is None
 
 
-def test_a_program_of_llama_cpps_ends_with_who_called_it(tmp_path: Path) -> None:
+def test_llama_cpps_program_ends_with_its_caller(tmp_path: Path) -> None:
     child, compiled = tmp_path / "pid", tmp_path / "llama.cpp"
     (compiled / "bin").mkdir(parents=True)
     (compiled / "quantmill.json").write_text("{}")
@@ -129,7 +119,7 @@ def test_a_program_of_llama_cpps_ends_with_who_called_it(tmp_path: Path) -> None
 
 
 def wait_for_pid(file: Path) -> int:
-    """The number of a process that writes it to a file."""
+    """Return the number of a process that writes it to a file."""
     end = time.monotonic() + 30
     while not (file.exists() and file.read_text().endswith("\n")):
         assert time.monotonic() < end, "it did not start"
@@ -146,9 +136,7 @@ def wait_for_end(pid: int) -> None:
             time.sleep(0.05)
 
 
-def test_sources_are_unpacked_by_a_python_whose_tarfile_has_no_filters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sources_are_unpacked_without_tarfile_filters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Debian 12's own is 3.11.2."""
     inside = {
         "vendor/llama.cpp/include/llama.h": "source/include/llama.h",
@@ -175,13 +163,13 @@ def test_another_compiler_makes_another_build(compile_it: Callable, tmp_path: Pa
     assert steps(tmp_path) == ["-G", "--build"] * 2
 
 
-def test_a_compiler_with_a_static_libstdc_alone_is_refused(compile_it: Callable, tmp_path: Path) -> None:
+def test_a_static_libstdc_alone_is_refused(compile_it: Callable, tmp_path: Path) -> None:
     other = tmp_path / "c++"
     other.write_text("#!/bin/sh\ncase $1 in *.a) echo /lib/libstdc++.a;; *.so) echo libstdc++.so;; *) echo 1;; esac\n")
     other.chmod(0o755)
     line = compile_it(CXX=str(other))
     assert line.startswith(
-        f"error: {other} has libstdc++.a alone, and Python's processes die of libraries that hold it"
+        f"error: {other} has only libstdc++.a, and Python's processes crash with libraries that contain it"
     )
     assert not steps(tmp_path)
 
@@ -232,11 +220,11 @@ def test_cuda_is_compiled_for_the_gpus_that_are_there(compile_it: Callable, tmp_
     assert definitions() == set()
 
 
-def test_a_build_of_ones_own_is_taken_where_the_binding_fits(compile_it: Callable, tmp_path: Path) -> None:
+def test_a_users_build_is_taken_if_it_fits(compile_it: Callable, tmp_path: Path) -> None:
     theirs, build = tmp_path / "theirs", tmp_path / "theirs/build"
     (theirs / "include").mkdir(parents=True)
     (build / "bin").mkdir(parents=True)
-    assert "is no finished build of llama.cpp" in compile_it("--build", build)
+    assert "is not a finished build of llama.cpp" in compile_it("--build", build)
     (build / "bin/llama-quantize").touch()
     (build / "CMakeCache.txt").write_text(f"CMAKE_HOME_DIRECTORY:INTERNAL={theirs}\nGGML_AVX:BOOL=ON\n")
     (theirs / "include/llama.h").write_text(HEADER + "// newer\n")

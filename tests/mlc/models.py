@@ -3,38 +3,23 @@
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import naive_writer
 import numpy as np
 
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 50,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-}
+LLAMA: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64}
+LLAMA |= {"intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+LLAMA |= {"vocab_size": 50, "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "rope_theta": 10000.0}
+LLAMA |= {"hidden_act": "silu", "tie_word_embeddings": False}
 MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None}
-QWEN2 = LLAMA | {
-    "architectures": ["Qwen2ForCausalLM"],
-    "model_type": "qwen2",
-    "tie_word_embeddings": True,
-    "use_sliding_window": False,
-    "sliding_window": 4096,
-}
+QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "tie_word_embeddings": True}
+QWEN2 |= {"use_sliding_window": False, "sliding_window": 4096}
 WIDTHS = {"F16": 2, "BF16": 2, "F32": 4}
 
 
 def random_tensors(config: dict, dtype: str, seed: int = 0) -> naive_writer.Tensors:
-    """Normal weights that the dtype holds: float16 of F16, float32 of the others."""
+    """Draw normal weights that the dtype can store: float16 for F16, float32 for the others."""
     random = np.random.default_rng(seed)
     tensors = {}
     for name, shape in naive_writer.shapes(config).items():
@@ -48,7 +33,7 @@ def random_tensors(config: dict, dtype: str, seed: int = 0) -> naive_writer.Tens
 
 
 def encode(values: np.ndarray, dtype: str) -> bytes:
-    """The bytes of values as a file stores them."""
+    """Return the bytes of values as a file stores them."""
     if dtype == "BF16":
         return (values.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes()
     return values.astype({"F16": "<f2", "F32": "<f4"}.get(dtype, "<i4")).tobytes()
@@ -66,7 +51,7 @@ def write_safetensors(path: Path, tensors: naive_writer.Tensors, dtype: str) -> 
 
 
 def write_manifest(folder: Path) -> None:
-    """What makes a folder an artifact of ours."""
+    """Make a folder an artifact of Quantmill's."""
     content = {"source": {"kind": "test"}, "parameter_count": 1000}
     (folder / "quantmill.json").write_text(json.dumps(content))
 
@@ -74,7 +59,7 @@ def write_manifest(folder: Path) -> None:
 def write_model(
     folder: Path, config: dict, tensors: naive_writer.Tensors, dtype: str = "F16", files: list[list[str]] | None = None
 ) -> Path:
-    """A checkpoint; with an index where `files` says which file holds which tensors."""
+    """Return a checkpoint; with an index where `files` says which file holds which tensors."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     write_manifest(folder)
@@ -91,7 +76,7 @@ def write_model(
 
 
 def write_sparse(folder: Path, config: dict) -> Path:
-    """A checkpoint of zeros that takes no room on the disk, float16 in one file."""
+    """Return a checkpoint of zeros that takes no room on the disk, float16 in one file."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     write_manifest(folder)

@@ -53,7 +53,7 @@ def quantize(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def fuse(name: str) -> tuple[str, tuple[str, ...]]:
-    """The parameter that a tensor is a part of, and all its parts."""
+    """Return the parameter that a tensor is a part of, and all its parts."""
     for fused, letters in (("qkv_proj", ("q_proj", "k_proj", "v_proj")), ("gate_up_proj", ("gate_proj", "up_proj"))):
         for letter in letters:
             if f".{letter}." in name:
@@ -64,7 +64,7 @@ def fuse(name: str) -> tuple[str, tuple[str, ...]]:
 def write(
     tensors: Tensors, config: dict, quantization: str, files: list[list[str]], shard_bytes: int = 2**25
 ) -> dict[str, bytes]:
-    """The files that MLC-LLM writes: name -> bytes.
+    """Return the files that MLC-LLM writes: name -> bytes.
 
     Args:
         tensors: of any float dtype; files: the names that each file of the checkpoint holds, in the index's order.

@@ -41,7 +41,7 @@ RANDOM = np.random.default_rng(0)
 
 
 def arrange(x: np.ndarray) -> np.ndarray:
-    """The order in which products read rows: 32 elements are a matrix [8, 4], transposed."""
+    """Return the order in which products read rows: 32 elements are a matrix [8, 4], transposed."""
     return np.ascontiguousarray(x.reshape(*x.shape[:-1], -1, 8, 4).swapaxes(-1, -2)).reshape(x.shape)
 
 
@@ -50,7 +50,7 @@ def error(found: np.ndarray, wanted: np.ndarray) -> float:
 
 
 def product(function: Any, outputs: int, inputs: int, epilogue: str, positions: int) -> float:
-    """How far one is from its formula."""
+    """Return a product's distance from its formula."""
     words = RANDOM.integers(0, 2**32, (outputs, inputs // 8), dtype=np.uint32) & np.uint32(0xEEEEEEEE)
     scales = RANDOM.uniform(0.5, 1.5, (outputs, inputs // 32)).astype(np.float16) / 8
     x = RANDOM.normal(0, 1, (1, positions, inputs)).astype(np.float16)

@@ -6,31 +6,13 @@ from typing import Any
 
 import numpy as np
 
-LLAMA = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 300,
-    "hidden_size": 128,
-    "intermediate_size": 224,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "rope_theta": 10000.0,
-}
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
+LLAMA: dict[str, Any] = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu"}
+LLAMA |= {"vocab_size": 300, "hidden_size": 128, "intermediate_size": 224, "num_hidden_layers": 2, "head_dim": 32}
+LLAMA |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "rms_norm_eps": 1e-5}
+LLAMA |= {"tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 1, "rope_theta": 10000.0}
+LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3_ROPE |= {"original_max_position_embeddings": 64}
+QWEN2 = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "llama3": LLAMA
@@ -38,13 +20,7 @@ MODELS: dict[str, dict[str, Any]] = {
     | {"rope_theta": 500000.0, "rope_scaling": LLAMA3_ROPE},
     "mistral": LLAMA
     | {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "vocab_size": 320, "sliding_window": None},
-    "qwen2": LLAMA
-    | {
-        "model_type": "qwen2",
-        "architectures": ["Qwen2ForCausalLM"],
-        "tie_word_embeddings": True,
-        "rope_theta": 1000000.0,
-    },
+    "qwen2": LLAMA | QWEN2 | {"rope_theta": 1000000.0},
 }
 
 
@@ -72,7 +48,7 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def write(folder: Path, config: dict[str, Any], seed: int = 0) -> Path:
-    """An artifact without a library: configs in both spellings, one shard and its table of contents."""
+    """Return an artifact without a library: configs in both spellings, one shard and its table of contents."""
     random = np.random.default_rng(seed)
     tensors: dict[str, np.ndarray] = {}
     for name, shape in shapes(config).items():

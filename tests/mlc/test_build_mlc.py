@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import REPO
+from in_process import run_program
 from models import LLAMA, random_tensors, write_model
 
 GOLDEN = REPO / "tests/data/mlc-q4f16_1"
@@ -16,21 +17,20 @@ STAND_IN = REPO / "tests/mlc/stand_in_python.py"
 
 
 @pytest.fixture
-def program(call: Callable, tools_python: Path, tmp_path: Path) -> Callable:
+def program(tmp_path: Path) -> Callable:
     """Run build.mlc; output in tmp_path/out."""
 
     def run(source: Path, *options: object, tool: str | None = None, **environment: str) -> Any:
         words = {"quantization": "q4f16_1"} | ({"tool": tool} if tool else {})
-        command = [tools_python, "scripts/quantmill", "build.mlc", source, tmp_path / "out"]
-        engine = ["--engine", "quantmill-tvm", "--layout", "mlc"]
-        return call(*command, *engine, "--parameters", json.dumps(words), *options, **environment)
+        engine = ["--engine", "quantmill-tvm", "--layout", "mlc", "--parameters", json.dumps(words)]
+        return run_program("build.mlc", source, tmp_path / "out", *engine, *options, **environment)
 
     return run
 
 
 def refusal(result: Any, tmp_path: Path) -> str:
-    """The one line of a run that failed and left nothing."""
-    assert result.returncode == 1, result.stdout
+    """Return the one line of a run that failed and left nothing."""
+    assert result.returncode == 1
     lines = result.stderr.splitlines()
     assert len(lines) == 1, lines
     assert not [path.name for path in tmp_path.iterdir() if "out" in path.name]
@@ -64,7 +64,7 @@ def test_tensors_that_do_not_fit_the_config(program: Callable, tmp_path: Path) -
             ({key: value for key, value in tensors.items() if key != name}, "F16", f"{name} is missing"),
             (tensors | {name: tensors[name][1:]}, "F16", f"{name} has shape (31, 64), where config.json says (32, 64)"),
             (tensors | {bias: np.zeros(64, np.float16)}, "F16", f"holds {bias}, which MLC's llama has no place for"),
-            (tensors, "I32", "is I32, which is no plain weight"),
+            (tensors, "I32", "is I32, not a plain weight"),
         )
     ):
         source = write_model(tmp_path / str(number), LLAMA, changed, dtype)
@@ -136,7 +136,7 @@ def test_a_library_becomes_part_of_the_artifact(program: Callable, tmp_path: Pat
     assert (tmp_path / "out/tokenizer.json").is_file()
 
 
-def test_a_library_that_does_not_run_is_refused_by_the_gate(program: Callable, tmp_path: Path) -> None:
+def test_the_gate_refuses_a_library_that_fails(program: Callable, tmp_path: Path) -> None:
     (tmp_path / "lib.so").write_bytes(b"library")
     ids = {"ids": list(range(100)) * 60, "context": 128, "text_sha256": "", "bytes": 1, "words": 1}
     (tmp_path / "evaluation.json").write_text(json.dumps(ids))
@@ -160,7 +160,7 @@ def test_mlc_llm_runs_where_it_works(program: Callable, tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in source.iterdir()} == before
 
 
-def test_mlc_llm_compiles_for_its_own_engine_beside_a_library(program: Callable, tmp_path: Path) -> None:
+def test_mlc_llm_compiles_its_own_library_too(program: Callable, tmp_path: Path) -> None:
     (tmp_path / "lib.so").write_bytes(b"library")
     options = ("--library", tmp_path / "lib.so", "--mlc-llm-python", STAND_IN, "--device", "cpu")
     result = program(golden(tmp_path), *options, tool="mlc_llm")
@@ -169,7 +169,7 @@ def test_mlc_llm_compiles_for_its_own_engine_beside_a_library(program: Callable,
     assert (tmp_path / "out/model_lib.so").read_bytes() == b"library"
 
 
-def test_auto_without_a_working_mlc_llm_writes_the_same_bytes(program: Callable, tmp_path: Path) -> None:
+def test_auto_without_mlc_llm_writes_the_same_bytes(program: Callable, tmp_path: Path) -> None:
     source = golden(tmp_path)
     for kind in ("missing", "placeholder"):
         result = program(source, "--weights-only", "--mlc-llm-python", STAND_IN, STAND_IN=kind)
@@ -184,13 +184,13 @@ def test_auto_without_a_working_mlc_llm_writes_the_same_bytes(program: Callable,
     ("kind", "python", "message"),
     [
         ("missing", STAND_IN, "no working mlc_llm: "),
-        ("placeholder", STAND_IN, "`mlc_llm convert_weight --help` tells of no --quantization"),
+        ("placeholder", STAND_IN, "`mlc_llm convert_weight --help` has no --quantization"),
         ("", "/nowhere/python", "no working mlc_llm: it does not run"),
         ("", None, "--mlc-llm-python names no interpreter"),
-        ("failing", STAND_IN, "convert_weight` failed: RuntimeError: no room; the tool builtin does without it"),
+        ("failing", STAND_IN, "convert_weight` failed: RuntimeError: no room; the tool builtin does not need it"),
     ],
 )
-def test_mlc_llm_that_is_asked_for_and_does_not_work(
+def test_an_mlc_llm_that_fails_is_refused(
     program: Callable, tmp_path: Path, kind: str, python: Path | None, message: str
 ) -> None:
     named = ("--mlc-llm-python", python) if python else ()

@@ -26,13 +26,13 @@ run(lambda: engines.load('quantmill-tvm', Path(sys.argv[1]), 'cpu', 1))
 
 @pytest.fixture(scope="session")
 def mlc_python() -> Path:
-    """The interpreter of envs/mlc."""
+    """Return the interpreter of envs/mlc."""
     return interpreter("mlc")
 
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of compiled libraries that all tests share."""
+    """Return a folder of compiled libraries that all tests share."""
     return tmp_path_factory.mktemp("libraries")
 
 
@@ -53,7 +53,7 @@ def build(mlc_python: Path, call: Callable, cache: Path, tmp_path: Path) -> Call
 
 @pytest.fixture
 def run_both(mlc_python: Path, torch_python: Path, call: Callable, tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """What the engine says of itself, and how far its logits and tokens are from transformers'."""
+    """Return the engine's facts, and the distance of its logits and tokens from transformers'."""
 
     def run(
         artifact: Path,
@@ -185,7 +185,7 @@ def test_a_library_is_compiled_once_for_all_weights(build: Callable, cache: Path
         ({"architectures": ["GPT2LMHeadModel"]}, "architecture 'GPT2LMHeadModel' is not modelled for MLC, only Llama"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_scaling of type 'yarn' is not modelled for MLC"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not modelled for MLC's llama"),
-        ({"hidden_size": 100}, "hidden_size is 100, and the model library wants a multiple of 32"),
+        ({"hidden_size": 100}, "hidden_size is 100, and the model library needs a multiple of 32"),
         ({"num_key_value_heads": 3}, "hidden_size 128 and 3 of 4 heads do not divide evenly"),
         ({"vocab_size": None}, "vocab_size is None, not a size"),
     ],
@@ -207,13 +207,13 @@ def test_without_a_compiler_it_says_so(mlc_python: Path, call: Callable, tmp_pat
     options = (artifact, tmp_path / "out.so", "--device", "cpu")
     result = call(mlc_python, "scripts/quantmill", "mlc.compile", *options, PATH=str(tmp_path), CXX="")
     assert result.returncode == 1
-    assert "wants a C++ compiler" in result.stderr
+    assert "needs a C++ compiler" in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert not (tmp_path / "out.so").exists()
 
 
 def engine_error(mlc_python: Path, artifact: Path, last: str = LOAD) -> str:
-    """The one line in which the engine refuses an artifact."""
+    """Return the one line in which the engine refuses an artifact."""
     command = [mlc_python, "-c", last, artifact]
     result = subprocess.run(list(map(str, command)), cwd=REPO, capture_output=True, text=True)
     assert result.returncode == 1

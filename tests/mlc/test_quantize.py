@@ -15,7 +15,7 @@ EVERY = np.arange(2**16, dtype=np.uint16)
 
 
 def one_by_one(row: np.ndarray) -> tuple[list[int], list[np.float16]]:
-    """The levels and the scales of a row of float16, each step on single numbers."""
+    """Return the levels and the scales of a row of float16, each step on single numbers."""
     levels, scales = [], []
     for start in range(0, len(row), 32):
         group = row[start : start + 32]
@@ -48,7 +48,7 @@ def test_any_weights_as_one_number_at_a_time(bits: np.ndarray) -> None:
 
 
 def peaks() -> list[int]:
-    """The bits of the largest magnitudes to try: the smallest, which are subnormal, the largest, and many between."""
+    """List the bits of the largest magnitudes to try: the smallest (subnormal), the largest, and many between."""
     spread = np.random.default_rng(0).integers(0, INFINITY, 500).tolist()
     return [*range(64), *range(1020, 1030), *spread, *range(INFINITY - 8, INFINITY)]
 
@@ -65,7 +65,7 @@ def test_every_weight_there_is_under_many_scales() -> None:
 
 
 def test_levels_by_hand() -> None:
-    """max 7 makes the scale 1: whole numbers are levels, and halves go to the even one."""
+    """A maximum of 7 makes the scale 1: whole numbers are levels, and halves go to the even one."""
     row = np.zeros((1, 32), np.float16)
     row[0, :11] = [7, -7, 0, 1, -1, 0.5, 1.5, -0.5, -1.5, 2.5, -0.0]
     packed, scales = quantize(row.view(np.uint16))
@@ -113,7 +113,7 @@ def test_order_is_that_of_the_numbers() -> None:
     assert order(np.array([0x8000, 0], np.uint16)).tolist() == [-1, 0]
 
 
-def test_thresholds_rise_with_the_level_and_half_of_them_are_negative() -> None:
+def test_thresholds_rise_and_half_are_negative() -> None:
     found = thresholds().astype(int)
     assert found.shape == (LEVELS, INFINITY)
     assert (np.diff(found, axis=0) >= 0).all()

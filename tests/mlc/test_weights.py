@@ -13,6 +13,7 @@ import pytest
 from conftest import REPO, RUN
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from in_process import run_program
 from models import LLAMA, MISTRAL, QWEN2, random_tensors, write_manifest, write_model, write_sparse
 
 from quantmill.checkpoint import shards
@@ -27,20 +28,11 @@ Q4F16_1 = '--parameters={"quantization": "q4f16_1"}'
 
 
 @pytest.fixture
-def build(call: Callable, tools_python: Path, tmp_path: Path) -> Callable[..., Path]:
+def build(tmp_path: Path) -> Callable[..., Path]:
     """Build the weights of a model; the folder that was written."""
 
     def run(source: Path, *options: object) -> Path:
-        result = call(
-            tools_python,
-            "scripts/quantmill",
-            "build.mlc",
-            source,
-            tmp_path / "out",
-            "--weights-only",
-            Q4F16_1,
-            *options,
-        )
+        result = run_program("build.mlc", source, tmp_path / "out", "--weights-only", Q4F16_1, *options)
         assert result.returncode == 0, result.stderr
         return tmp_path / "out"
 
@@ -98,9 +90,7 @@ def test_shapes_dtypes_and_families(build: Callable, tmp_path: Path, case: str, 
     assert manifest["weight_bytes"] == sum(path.stat().st_size for path in out.glob("params*"))
 
 
-def test_weight_bytes_per_token_are_all_but_the_embeddings_unless_they_are_the_head(
-    build: Callable, tmp_path: Path
-) -> None:
+def test_weight_bytes_per_token_leave_untied_embeddings_out(build: Callable, tmp_path: Path) -> None:
     for tied in (True, False):
         config = LLAMA | {"tie_word_embeddings": tied}
         out = build(write_model(tmp_path / str(tied), config, random_tensors(config, "F16")))
@@ -120,12 +110,17 @@ def test_a_checkpoint_in_several_files(build: Callable, tmp_path: Path, seed: in
     check(build(source), naive_writer.write(tensors, LLAMA, "q4f16_1", cuts))
 
 
-def test_tensors_of_half_a_shard_get_one_of_their_own(build: Callable, tmp_path: Path) -> None:
-    """33.5 million embeddings are 16 MiB: the head's begin a shard, and the table's do not fit into what is left."""
-    config = LLAMA | {"hidden_size": 256, "vocab_size": 2**17, "num_hidden_layers": 1}
+def test_tensors_of_half_a_shard_get_their_own(
+    build: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head's words begin a shard, and the table's do not fit into the rest. All sizes are 64 times smaller."""
+    assert mlc_shards.SHARD_BYTES == 32 * 2**20
+    for name in ("SHARD_BYTES", "TASK", "BLOCK"):
+        monkeypatch.setattr(mlc_shards, name, getattr(mlc_shards, name) // 64)
+    config = LLAMA | {"hidden_size": 256, "vocab_size": 2**11, "num_hidden_layers": 1}
     tensors = random_tensors(config, "BF16")
     out = build(write_model(tmp_path / "model", config, tensors, "BF16"))
-    expected = naive_writer.write(tensors, config, "q4f16_1", [sorted(tensors)])
+    expected = naive_writer.write(tensors, config, "q4f16_1", [sorted(tensors)], mlc_shards.SHARD_BYTES)
     check(out, expected)
     first, second = json.loads((out / "tensor-cache.json").read_text())["records"]
     assert [record["name"] for record in first["records"]] == ["model.embed_tokens.q_weight"]
@@ -139,12 +134,8 @@ def parameter(number: int, rows: int, inputs: int, quantized: bool) -> Parameter
 
 
 def zeros(found: list[Parameter]) -> naive_writer.Tensors:
-    """What parameters are stored as, of nothing."""
-    return {
-        name: np.zeros(shape, dtype)
-        for each in found
-        for name, (shape, dtype) in mlc_shards.stored_tensors(each).items()
-    }
+    """Return the stored tensors of parameters, all zeros."""
+    return {name: np.zeros(shape, dtype) for each in found for name, (shape, dtype) in each.stored().items()}
 
 
 sizes = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 100), st.booleans()), min_size=1, max_size=30)
@@ -154,14 +145,9 @@ sizes = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 100), st.booleans(
 @example([(32, 16, False)] * 5)  # four of them fill a shard to the byte, which is too many
 @example([(64, 16, False)] * 3)  # and so do two of these, each of them half a shard
 @settings(deadline=None)
-def test_any_tensors_are_cut_into_shards_as_the_other_writer_does(drawn: list[tuple[int, int, bool]]) -> None:
+def test_shards_are_cut_as_by_the_other_writer(drawn: list[tuple[int, int, bool]]) -> None:
     found = [parameter(number, *each) for number, each in enumerate(drawn)]
-    zeros = {
-        name: np.zeros(shape, dtype)
-        for each in found
-        for name, (shape, dtype) in mlc_shards.stored_tensors(each).items()
-    }
-    expected = json.loads(naive_writer.shards(zeros, 1, 4096)["tensor-cache.json"])["records"]
+    expected = json.loads(naive_writer.shards(zeros(found), 1, 4096)["tensor-cache.json"])["records"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mlc_shards, "SHARD_BYTES", 4096)
         planned = mlc_shards.plan(found)
@@ -196,28 +182,17 @@ def test_shards_are_tvms_own(tmp_path: Path) -> None:
 
 
 def test_memory_does_not_grow_with_the_model(call: Callable, tools_python: Path, tmp_path: Path) -> None:
-    """Neither with layers nor with the size of a tensor: 90 MB, 1 GB, and one tensor of 1 GB of float16."""
+    """Neither with layers nor with the size of a tensor: 80 MB, 340 MB, and one tensor of 270 MB of float16."""
     wide = LLAMA | {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16}
     peaks = {}
     for name, change in {
         "two layers": {"num_hidden_layers": 2},
-        "thirty": {"num_hidden_layers": 30},
-        "many tokens": {"num_hidden_layers": 2, "vocab_size": 2**19, "tie_word_embeddings": True},
+        "ten": {"num_hidden_layers": 10},
+        "many tokens": {"num_hidden_layers": 2, "vocab_size": 2**17, "tie_word_embeddings": True},
     }.items():
         source = write_sparse(tmp_path / name, wide | change)
-        result = call(
-            *(
-                tools_python,
-                "-c",
-                RUN,
-                "scripts/quantmill",
-                "build.mlc",
-                source,
-                tmp_path / "out",
-                "--weights-only",
-                Q4F16_1,
-            ),
-        )
+        command = (tools_python, "-c", RUN, "scripts/quantmill", "build.mlc", source, tmp_path / "out")
+        result = call(*command, "--weights-only", Q4F16_1)
         assert result.returncode == 0, result.stderr
         peaks[name] = int(result.stdout.split()[-1])
         shutil.rmtree(tmp_path / "out")

@@ -1,4 +1,4 @@
-"""Whether an engine answers for the tokens that it was given: tokens that it chose are held against its logits."""
+"""Checks that an engine answers for its tokens: the chosen ones are compared with its logits."""
 
 import sys
 import time
@@ -39,7 +39,7 @@ def test_ties_and_tokens_that_are_never_chosen_pass() -> None:
     alignment.check_decoding(Tied(), [list(range(30))], fake.BOS)
 
 
-def test_the_largest_gap_is_that_of_the_worst_choice() -> None:
+def test_the_largest_gap_is_the_worst_choices() -> None:
     class Known:
         """After every token, token 0 has probability 1/2, 1 has 1/4 and 2 the rest; 3 ends a sequence."""
 
@@ -72,5 +72,5 @@ def test_checks_of_prompts_of_one_token() -> None:
 
 
 def test_an_older_version_of_probes_is_an_error() -> None:
-    with pytest.raises(UserError, match=r"holds no probes: an older version made it; delete gate\.json"):
+    with pytest.raises(UserError, match=r"has no probes: an older version made it; delete expected\.json"):
         alignment.check_logits(fake.Engine.__new__(fake.Engine), [1] * 50, None)

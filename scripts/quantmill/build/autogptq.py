@@ -1,4 +1,4 @@
-"""Quantize a model to GPTQ with auto-gptq 0.7.1, for who still runs it; build.gptq does the same with its successor.
+"""Quantize a model to GPTQ with auto-gptq 0.7.1, which some still run; build.gptq uses its successor.
 
     python scripts/quantmill build.autogptq SRC DST --calibration calibration.json --evaluation evaluation.json
         --parameters '{"bits": 4, "group_size": "auto", "sym": true, "desc_act": false, "damp_percent": 0.05}'
@@ -19,11 +19,11 @@ from quantmill.common.program import UserError
 
 
 class Quantizer(gptq.Quantizer):
-    """auto-gptq's own, but for one thing that its packing gets wrong.
+    """Quantizer of auto-gptq that avoids an error of its packing.
 
-    Zero points are stored less one. Where sym is false and a group holds no weight that is clearly negative, its zero
-    point is 0; what is stored for it spills into those of the next outputs in the same word, and nothing says so.
-    Such a group gets the zero point 1, and a scale wide enough for the same largest weight.
+    Zero points are stored less one. If sym is false, a group without a clearly negative weight has the zero point 0.
+    Its stored value silently spills into the zero points of the next outputs in the same word. Such a group gets the
+    zero point 1, and a scale wide enough for the same largest weight.
     """
 
     def find_params(self, x: torch.Tensor, weight: bool = False) -> None:
@@ -33,25 +33,21 @@ class Quantizer(gptq.Quantizer):
         self.zero[low] = 1
 
 
-def quantize(job: BuildTask) -> None:
-    """Call auto-gptq. Its own loader of models that are not quantized demands CUDA; transformers' does the same."""
+def quantize(task: BuildTask) -> None:
+    """Call auto-gptq. transformers loads the model, because auto-gptq's loader of float models needs CUDA."""
     gptq.Quantizer = Quantizer
-    if job.device == "cpu":
+    if task.device == "cpu":
         _base.CUDA_0 = torch.device("cpu")
         torch.cuda.synchronize = lambda: None
-    model = AutoModelForCausalLM.from_pretrained(job.src, torch_dtype=job.dtype)
+    model = AutoModelForCausalLM.from_pretrained(task.src, torch_dtype=task.dtype)
     kind = GPTQ_CAUSAL_LM_MODEL_MAP.get(model.config.model_type)
     if kind is None:
         known = ", ".join(sorted(GPTQ_CAUSAL_LM_MODEL_MAP))
         raise UserError(f"it is of type {model.config.model_type}, and auto-gptq knows only {known}")
-    config = auto_gptq.BaseQuantizeConfig(**job.parameters, model_file_base_name="model")
+    config = auto_gptq.BaseQuantizeConfig(**task.parameters, model_file_base_name="model")
     quantized = kind(model.eval(), False, config)
-    quantized.quantize(job.sample_inputs())
-    quantized.save_quantized(str(job.saved))
+    quantized.quantize(task.sample_inputs())
+    quantized.save_quantized(str(task.saved))
 
 
-TOOL = Tool("auto-gptq", quantize, parameters=GPTQ, group_size="group_size")
-
-
-def main() -> None:
-    TOOL.build(__doc__)
+main = Tool("auto-gptq", quantize, parameters=GPTQ, group_size="group_size").build

@@ -1,4 +1,4 @@
-"""Quantize a model with AutoRound, which learns how to round, and store it as GPTQ or AWQ is stored.
+"""Quantize a model with AutoRound, which learns the rounding, and store it as GPTQ or AWQ.
 
     python scripts/quantmill build.autoround SRC DST --calibration calibration.json --evaluation evaluation.json
         --parameters '{"layout": "gptq", "bits": 4, "group_size": "auto", "sym": true, "iters": 200}'
@@ -15,34 +15,30 @@ from quantmill.build.quantizer.program import BuildTask, Tool
 from quantmill.common import tokenizer
 
 EXPORTS = {"gptq": "auto_gptq", "awq": "auto_awq"}
-BATCH = 8  # samples of a step, as AutoRound's own
+BATCH = 8  # samples of a step, AutoRound's default
 
 
-def quantize(job: BuildTask) -> None:
+def quantize(task: BuildTask) -> None:
     """Call AutoRound with the samples' ids."""
-    words = dict(job.parameters)
+    words = dict(task.parameters)
     layout = words.pop("layout")
-    samples = [torch.tensor([ids]) for ids in job.calibration.samples] if job.calibration else []
+    samples = [torch.tensor([ids]) for ids in task.calibration.samples]
     tool = AutoRound(
-        AutoModelForCausalLM.from_pretrained(job.src, dtype=job.dtype),
-        tokenizer.for_transformers(job.src),
+        AutoModelForCausalLM.from_pretrained(task.src, dtype=task.dtype),
+        tokenizer.for_transformers(task.src),
         alg_configs=SignRoundConfig(**words),
         dataset=samples,
         nsamples=len(samples),
-        seqlen=job.calibration.sequence_length if job.calibration else 0,
+        seqlen=task.calibration.sequence_length,
         batch_size=min(BATCH, len(samples)),
-        device_map=job.device,
+        device_map=task.device,
         enable_torch_compile=False,
     )
-    tool.quantize_and_save(str(job.saved), format=EXPORTS[layout])
-    for file in job.saved.glob("*/*"):  # it makes a folder of its own, named after the source's
-        file.rename(job.saved / file.name)
+    tool.quantize_and_save(str(task.saved), format=EXPORTS[layout])
+    for file in task.saved.glob("*/*"):  # it makes a folder, named after the source's
+        file.rename(task.saved / file.name)
 
 
-TOOL = Tool(
+main = Tool(
     "auto-round", quantize, parameters=("layout", "bits", "group_size", "sym", "iters"), group_size="group_size"
-)
-
-
-def main() -> None:
-    TOOL.build(__doc__)
+).build

@@ -19,11 +19,11 @@ from quantmill.common import tokenizer
 
 
 def quantizer() -> type:
-    """autoawq's own, but for one thing that is wrong on a CPU.
+    """Return autoawq's quantizer without an error that it has on a CPU.
 
-    Its search for a layer's scales keeps the weights with `.cpu()`, which copies nothing there, and then multiplies
-    them in place: what it restores is scaled by the first guess. The model is another one afterwards (the demo's
-    perplexity 48.6 instead of 46.55) and nothing says so.
+    Its search for a layer's scales saves the weights with `.cpu()`, which does not copy them on a CPU, and then
+    multiplies them in place. So it restores weights scaled by the first guess, and silently returns another model (the
+    demo's perplexity is 48.6 instead of 46.55).
     """
     from awq.quantize.quantizer import AwqQuantizer
 
@@ -39,64 +39,60 @@ def quantizer() -> type:
     return Quantizer
 
 
-def quantize(job: BuildTask) -> None:
-    """Call the tool, and name it. Both start CUDA when they are imported: not before this job holds a GPU.
+def quantize(task: BuildTask) -> None:
+    """Call the tool, and record its name. Importing a tool starts CUDA, so it waits until this job holds a GPU.
 
-    Raises `ValueError` for models that they quantize but that would load as other ones.
+    Raises `ValueError` for models that they would quantize and that would load as other models.
     """
     from awq.models.auto import AWQ_CAUSAL_LM_MODEL_MAP
 
-    source = shards.find(job.src)
+    source = shards.find(task.src)
     fused = sorted(name for name in source.tensors() if name.endswith("mlp.gate_up_proj.weight"))
     if fused:
         raise ValueError(f"gptqmodel, which runs the result, splits {fused[0]} wrongly; gptq-int4 is right")
-    tool = job.parameters.pop("tool")
+    tool = task.parameters.pop("tool")
     if tool == "auto":
         tool = "autoawq" if source.config().get("model_type") in AWQ_CAUSAL_LM_MODEL_MAP else "gptqmodel"
-    job.facts.update(tool=tool, tool_version=version(tool))
-    (by_autoawq if tool == "autoawq" else by_gptqmodel)(job)
+    task.facts.update(tool=tool, tool_version=version(tool))
+    (by_autoawq if tool == "autoawq" else by_gptqmodel)(task)
 
 
-def by_autoawq(job: BuildTask) -> None:
+def by_autoawq(task: BuildTask) -> None:
     """Quantize and save with autoawq."""
     import awq
 
     model = awq.AutoAWQForCausalLM.from_pretrained(
-        str(job.src), torch_dtype=job.dtype, device_map=job.device, safetensors=True, trust_remote_code=False
+        str(task.src), torch_dtype=task.dtype, device_map=task.device, safetensors=True, trust_remote_code=False
     )
     model.quantize(
-        tokenizer.for_transformers(job.src),
-        quant_config=job.parameters,
-        calib_data=job.calibration.samples,
-        max_calib_samples=len(job.calibration.samples),
-        max_calib_seq_len=job.calibration.sequence_length,
+        tokenizer.for_transformers(task.src),
+        quant_config=task.parameters,
+        calib_data=task.calibration.samples,
+        max_calib_samples=len(task.calibration.samples),
+        max_calib_seq_len=task.calibration.sequence_length,
         quantizer_cls=quantizer(),
     )
-    model.model.generation_config = GenerationConfig()  # the source's own is carried over; some are refused here
-    model.save_quantized(str(job.saved), safetensors=True)
+    model.model.generation_config = GenerationConfig()  # the artifact gets the source's; some are refused here
+    model.save_quantized(str(task.saved), safetensors=True)
 
 
-def by_gptqmodel(job: BuildTask) -> None:
-    """The same with gptqmodel, whose layers want float16, also on a CPU."""
-    gptqmodel = load_gptqmodel(job)
+def by_gptqmodel(task: BuildTask) -> None:
+    """Return the same with gptqmodel, whose layers want float16, also on a CPU."""
+    gptqmodel = load_gptqmodel(task)
     config = gptqmodel.QuantizeConfig(
         quant_method="awq",
         format="gemm",
-        bits=job.parameters["w_bit"],
-        group_size=job.parameters["q_group_size"],
+        bits=task.parameters["w_bit"],
+        group_size=task.parameters["q_group_size"],
         sym=False,
-        device=job.device,
+        device=task.device,
         offload_to_disk=True,
-        offload_to_disk_path=str(job.saved / "offload"),
+        offload_to_disk_path=str(task.saved / "offload"),
     )
-    model = gptqmodel.GPTQModel.load(str(job.src), config, dtype=torch.float16)
-    model.quantize(job.sample_inputs(), batch_size=1, backend=gptqmodel.BACKEND.AWQ_TORCH)
-    save_gptqmodel(model, job)
+    model = gptqmodel.GPTQModel.load(str(task.src), config, dtype=torch.float16)
+    model.quantize(task.sample_inputs(), batch_size=1, backend=gptqmodel.BACKEND.AWQ_TORCH)
+    save_gptqmodel(model, task)
 
 
 PARAMETERS = ("tool", "w_bit", "q_group_size", "zero_point", "version")
-TOOL = Tool("autoawq", quantize, parameters=PARAMETERS, group_size="q_group_size")
-
-
-def main() -> None:
-    TOOL.build(__doc__)
+main = Tool("autoawq", quantize, parameters=PARAMETERS, group_size="q_group_size").build

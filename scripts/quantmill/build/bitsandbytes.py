@@ -2,40 +2,33 @@
 
     python scripts/quantmill build.bitsandbytes SRC DST --parameters '{"type": "nf4", "double_quant": false}'
 
-SRC is the fp16 artifact. The same input gives the same bytes. The model is saved before anything runs it: on a CPU a
-forward packs weights anew, and what is saved afterwards is another model.
+SRC is the fp16 artifact. The same input gives the same bytes. The model is saved before it runs: on a CPU a forward
+pass repacks the weights, and saves another model afterwards.
 """
 
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import BitsAndBytesConfig
 
-from quantmill.build.quantizer.program import BuildTask, Tool
+from quantmill.build.quantizer.program import BuildTask, Tool, as_saved, quantize_by_transformers
 
 
-def quantize(job: BuildTask) -> None:
+def quantize(task: BuildTask) -> None:
     """Have transformers replace the linear layers, and save."""
-    if job.parameters["type"] == "int8":
+    if task.parameters["type"] == "int8":
         config = BitsAndBytesConfig(load_in_8bit=True)
     else:
         config = BitsAndBytesConfig(
             load_in_4bit=True,
-            bnb_4bit_quant_type=job.parameters["type"],
-            bnb_4bit_use_double_quant=job.parameters["double_quant"],
+            bnb_4bit_quant_type=task.parameters["type"],
+            bnb_4bit_use_double_quant=task.parameters["double_quant"],
             bnb_4bit_compute_dtype="float16",
         )
-    model = AutoModelForCausalLM.from_pretrained(
-        job.src, quantization_config=config, device_map={"": job.device}, dtype="auto"
-    )
-    model.save_pretrained(job.saved)
+    quantize_by_transformers(task, config)
 
 
-TOOL = Tool(
+main = Tool(
     "bitsandbytes",
     quantize,
     parameters=("type", "double_quant"),
     calibrated=False,
-    cast=lambda tensor, _: False,  # loaded as the fp16 artifact stores it; scales stay float32
-)
-
-
-def main() -> None:
-    TOOL.build(__doc__)
+    cast=as_saved,  # loaded as the fp16 artifact stores it; scales stay float32
+).build

@@ -2,7 +2,7 @@
 
     python scripts/quantmill build.ct2 SRC DST --parameters '{"quantization": "int8"}'
 
-The quantization is what CTranslate2's own converter calls it. The converter holds about 1.5 times the float16 weights
+The quantization has CTranslate2's name. The converter holds about 1.5 times the float16 weights
 plus half a gigabyte, so a machine with less free memory is refused before any work.
 """
 
@@ -19,12 +19,11 @@ import torch
 from ctranslate2.converters import TransformersConverter
 from ctranslate2.specs.attention_spec import RotaryScalingType
 
-from quantmill.build import check_parameters, parser
+from quantmill.build import check_parameters, finish, parser
 from quantmill.checkpoint import ctranslate2_bin, ctranslate2_model, shards
 from quantmill.common import manifest, remote_code, special_tokens, tokenizer
 from quantmill.common.atomic import write_atomically
 from quantmill.common.program import UserError, first_line
-from quantmill.gate import quality_gate
 
 TORCH = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}  # what the converter reads
 SWISH_ALONE = ("llama", "mistral", "qwen2", "qwen3", "phi3")  # whose loaders read no hidden_act
@@ -32,11 +31,10 @@ QUANTIZATIONS = ["int8", "int8_float32", "int8_float16", "int8_bfloat16", "float
 
 
 class Converter(TransformersConverter):
-    """ctranslate2's own, but for what it drops or gets wrong of a model in silence (docs/FOOTGUNS.md)."""
+    """CTranslate2's converter, without what it silently drops or gets wrong (docs/FOOTGUNS.md)."""
 
     def load_model(self, model_class: Any, path: str, **options: Any) -> Any:
-        """The model in its weights' own dtype, and its rotary parameters in transformers 4's words, as loaders read
-        them."""
+        """Load the model in its weights' dtype, with rotary parameters in transformers 4's words, as loaders want."""
         check_support(options["config"].get_text_config())
         tensors = shards.find(Path(path)).tensors().values()
         options["dtype"] = next((TORCH[tensor.dtype] for tensor in tensors if tensor.dtype in TORCH), torch.float32)
@@ -64,9 +62,9 @@ class Converter(TransformersConverter):
 
 
 def older_words(config: Any) -> dict[str, Any]:
-    """Say a config's rotary parameters in transformers 4's words too; returns what was said of layers alike.
+    """Add a config's rotary parameters in transformers 4's words. Return those that all layers share.
 
-    Without them loaders fall back to a base of 10,000, and Phi-3's takes plain rotary embeddings for scaled ones.
+    Without them loaders fall back to a base of 10,000, and Phi-3's loader does not scale rotary embeddings.
     """
     rope = getattr(config, "rope_parameters", None) or {}
     if "full_attention" in rope:  # Gemma 3: a base for each kind of layer
@@ -82,7 +80,7 @@ def older_words(config: Any) -> dict[str, Any]:
 
 
 def older_modules(model: Any, rope: dict[str, Any]) -> None:
-    """Give a model the parts that loaders look for, where transformers 4 had them."""
+    """Put parts of a model where transformers 4 had them and loaders look for them."""
     if model.config.model_type == "phi3":
         factors = {name: rope.get(name) for name in ("long_factor", "short_factor")}
         for layer in model.model.layers:
@@ -92,7 +90,7 @@ def older_modules(model: Any, rope: dict[str, Any]) -> None:
 
 
 def check_support(config: Any) -> None:
-    """Raises ValueError by the name of what a model has and CTranslate2 leaves out without a word."""
+    """Raise ValueError with the name of a model's feature that CTranslate2 silently leaves out."""
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         if getattr(config, name, None):
             raise ValueError(f"it has no {name}")
@@ -101,14 +99,14 @@ def check_support(config: Any) -> None:
 
 
 def vocabulary(found: Any, size: int) -> list[str]:
-    """A token for each id below `size`: the tokenizer's, else one of its own, since tokens are found by their place."""
+    """Return a token for each id below `size`, made up where the tokenizer has none: tokens are found by place."""
     named = {number: token for token, number in found.get_vocab().items()}
     return [named.get(number, f"<extra_id_{number}>") for number in range(size)]
 
 
 def complete_attention(attention: Any, config: Any, rope: dict[str, Any]) -> None:
-    """Give a layer's attention what the engine reads and its loader leaves out: the sizes of heads and scores, and the
-    numbers of llama3's scaling, without which nothing is scaled."""
+    """Add to a layer's attention what the engine reads and its loader leaves out: the head size, the queries' scale,
+    and the numbers of llama3's scaling, without which nothing is scaled."""
     added: dict[str, Any] = {}
     head_dim = getattr(config, "head_dim", None)
     if head_dim and hasattr(attention, "rotary_dim"):
@@ -122,11 +120,11 @@ def complete_attention(attention: Any, config: Any, rope: dict[str, Any]) -> Non
         added["rotary_scaling_factor"] = np.float32(rope["factor"])
         added["original_max_position_embeddings"] = np.int32(rope["original_max_position_embeddings"])
         added |= {f"rotary_{name}": np.float32(rope[name]) for name in ("low_freq_factor", "high_freq_factor")}
-    vars(attention).update(added)  # its own setattr refuses names that it does not know
+    vars(attention).update(added)  # its setattr refuses unknown names
 
 
 def check_memory(source: shards.Checkpoint, quantization: str) -> None:
-    """Refuse early where the conversion would be killed half-way (measured: 1.5 x float16 size + 0.5 GB)."""
+    """Raise `UserError` where memory is too short for the conversion (measured: 1.5 x float16 size + 0.5 GB)."""
     float16_bytes = sum(tensor.numel * 2 for tensor in source.tensors().values())
     need = int(float16_bytes * (3.0 if quantization == "float32" else 1.5)) + 500_000_000
     available = psutil.virtual_memory().available
@@ -142,11 +140,11 @@ def main() -> None:
     parameters = check_parameters(options.parameters, ("quantization",))
     quantization = parameters["quantization"]
     if quantization not in QUANTIZATIONS:
-        raise UserError(f"--parameters: quantization {quantization!r} is none of {', '.join(QUANTIZATIONS)}")
+        raise UserError(f"--parameters: quantization {quantization!r} is not one of {', '.join(QUANTIZATIONS)}")
 
     remote_code.forbid()
     source = shards.find(options.src)
-    origin = manifest.read_checked(options.src)
+    manifest.read_checked(options.src)
     check_memory(source, quantization)
     carried = [path for path in source.others() if path.name.startswith(("token", "special_tokens", "generation"))]
     with write_atomically(options.dst) as folder:
@@ -162,17 +160,13 @@ def main() -> None:
         if len(ends) > 1 and not said.exists():  # CTranslate2's own config.json has room for one
             said.write_text(json.dumps({"eos_token_id": ends}) + "\n", encoding="utf-8")
         layout = options.layout if quantization.startswith("int8") else "source"
-        gate = quality_gate.check(folder, options.engine, layout, options.device, options)
-        manifest.write(
+        finish(
             folder,
-            format=options.format or options.dst.name,
-            engine=options.engine,
+            options,
+            layout,
             tool="ctranslate2",
             tool_version=ctranslate2.__version__,
             parameters=parameters,
-            source=origin["source"],
-            parameter_count=shards.text_parameters(options.src),
             weight_files=["model.bin"],
-            gate=gate,
             weight_bytes_per_token=ctranslate2_bin.bytes_per_token(variables),
         )

@@ -1,16 +1,16 @@
-"""Quantize a model to EXL3 with ExLlamaV3's own converter, on a GPU.
+"""Quantize a model to EXL3 with ExLlamaV3's converter, on a GPU.
 
     python scripts/quantmill build.exl3 SRC DST --calibration calibration.json --evaluation evaluation.json
         --parameters '{"bits": 4.0, "head_bits": 6, "codebook": "mul1"}'
 
 SRC is the fp16 artifact. Run it in envs/exllamav3; QUANTMILL_EXLLAMAV3 names a folder of exllamav3.compile. The tool
-saves its progress every two minutes, and goes on from there.
+saves its progress every two minutes, and resumes there.
 """
 
 import torch
 from safetensors.torch import save_file
 
-from quantmill.build.quantizer.program import BuildTask, Tool
+from quantmill.build.quantizer.program import BuildTask, Tool, as_saved
 from quantmill.checkpoint import shards
 from quantmill.exllamav3 import library
 from quantmill.layouts.exl3 import BLOCK
@@ -18,27 +18,23 @@ from quantmill.layouts.exl3 import BLOCK
 PROGRESS = "ckpt/job.json"
 
 
-def quantize(job: BuildTask) -> None:
+def quantize(task: BuildTask) -> None:
     """Call the converter with the samples' ids."""
     library()
     from exllamav3.conversion import convert_model
 
-    assert job.calibration
-    job.resume.mkdir(parents=True, exist_ok=True)
-    samples = job.resume / "calibration.safetensors"
-    save_file({"input_ids": torch.tensor(job.calibration.samples)}, samples)
-    words: dict[str, object] = {
-        "in_dir": job.src,
-        "out_dir": job.saved,
-        "work_dir": job.resume,
-        "bits": job.parameters["bits"],
-        "head_bits": job.parameters["head_bits"],
-        "codebook": job.parameters["codebook"],
+    task.resume.mkdir(parents=True, exist_ok=True)
+    samples = task.resume / "calibration.safetensors"
+    save_file({"input_ids": torch.tensor(task.calibration.samples)}, samples)
+    words = task.parameters | {
+        "in_dir": task.src,
+        "out_dir": task.saved,
+        "work_dir": task.resume,
         "cal_data": samples,
-        "cal_rows": len(job.calibration.samples),
-        "cal_cols": job.calibration.sequence_length,
+        "cal_rows": len(task.calibration.samples),
+        "cal_cols": task.calibration.sequence_length,
     }
-    flags = ["--resume"] if (job.resume / PROGRESS).exists() else []
+    flags = ["--resume"] if (task.resume / PROGRESS).exists() else []
     options = convert_model.parser.parse_args([*(f"--{name}={value}" for name, value in words.items()), *flags])
     settings, state, good, reason = convert_model.prepare(options)
     if not good:
@@ -46,20 +42,11 @@ def quantize(job: BuildTask) -> None:
     try:
         convert_model.main(settings, state)
     except RuntimeError as error:
-        width = shards.read_config(job.src / "config.json")["hidden_size"]
+        width = shards.read_config(task.src / "config.json")["hidden_size"]
         if width % BLOCK == 0:
             raise
-        why = f"the hidden size {width} is no multiple of {BLOCK}, and this model's layers want one"
+        why = f"the hidden size {width} is not a multiple of {BLOCK}, and this model's layers need one"
         raise ValueError(f"{why}: {error}") from error
 
 
-TOOL = Tool(
-    "exllamav3",
-    quantize,
-    parameters=("bits", "head_bits", "codebook"),
-    cast=lambda tensor, _: False,  # the library's own types
-)
-
-
-def main() -> None:
-    TOOL.build(__doc__)
+main = Tool("exllamav3", quantize, parameters=("bits", "head_bits", "codebook"), cast=as_saved).build

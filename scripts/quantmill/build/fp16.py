@@ -2,9 +2,9 @@
 
     python scripts/quantmill build.fp16 SRC DST
 
-Files whose weights are all float16 already are copied, or share SRC's bytes with --parameters '{"share": true}', where
-SRC is an artifact of Quantmill's. float32 and bfloat16 are rounded to the nearest float16; a tensor that float16 cannot
-hold (beyond 65,504) stays as it is, because it would become infinite. Memory stays constant.
+Files whose weights are all float16 are copied. With --parameters '{"share": true}' they share SRC's bytes, if SRC is an
+artifact of Quantmill's. float32 and bfloat16 are rounded to the nearest float16. A tensor that float16 cannot hold
+(beyond 65,504) keeps its dtype, because it would become infinite. Memory stays constant.
 """
 
 import io
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from quantmill.build import check_parameters, parser
+from quantmill.build import check_parameters, finish, parser
 from quantmill.checkpoint import portable, safetensors_file, sharding, shards
 from quantmill.checkpoint.copying import copy
 from quantmill.checkpoint.float16 import CAST, BeyondFloat16, fits, stored_dtype, write_float16
@@ -26,19 +26,21 @@ from quantmill.checkpoint.tensor import DTYPE_BYTES, Tensor
 from quantmill.common import manifest
 from quantmill.common.atomic import clone_or_copy, share, write_atomically
 from quantmill.common.program import UserError
-from quantmill.gate import quality_gate
 
-OUTSIDE = ("rope_theta", "partial_rotary_factor")  # of rope_parameters: beside rope_scaling in transformers 4's words
+OUTSIDE = (
+    "rope_theta",
+    "partial_rotary_factor",
+)  # which transformers 4 has outside rope_scaling
 
 
 def both_spellings(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """A config with what transformers 5 calls `dtype` and `rope_parameters` in transformers 4's words too.
+    """Return a config that has transformers 5's `dtype` and `rope_parameters` in transformers 4's words too.
 
-    transformers 4 ignores the words of 5, and calculates another model. Parameters that differ between layers have no
-    words in 4 and stay alone.
+    transformers 4 ignores the words of 5, and calculates another model. It has no words for parameters that differ
+    between layers.
 
-    Raises `UserError` where config.json, at `path`, says it in both, and not the same: transformers 5 then takes
-    rope_scaling, other tools the other, and nobody knows which of them the model was trained with.
+    Raises `UserError` where config.json, at `path`, has both words with different values. transformers 5 then reads
+    rope_scaling and other tools read rope_parameters, and only one of them is right.
     """
     old: dict[str, Any] = {"torch_dtype": config["dtype"]}
     rope, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
@@ -48,7 +50,7 @@ def both_spellings(config: dict[str, Any], path: Path) -> dict[str, Any]:
     for key in OUTSIDE:
         said = {str(each[key]) for each in (rope, scaling, config) if each.get(key) is not None}
         if len(said) > 1:
-            raise UserError(f"{path}: says {key} twice, {' and '.join(sorted(said))}; remove the wrong one")
+            raise UserError(f"{path}: has two values of {key}, {' and '.join(sorted(said))}; remove the wrong one")
     if rope and scaling and scaling_of(rope) != scaling_of(scaling):
         raise UserError(f"{path}: rope_parameters and rope_scaling contradict each other; remove the wrong one")
     if rope and scaling and config.get("rope_theta", scaling.get("rope_theta")) is None and "rope_theta" in rope:
@@ -60,23 +62,23 @@ def both_spellings(config: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def scaling_of(rope: dict[str, Any]) -> dict[str, Any] | None:
-    """Rotary parameters as transformers 4's `rope_scaling`, `rope_type` its kind; None where nothing is scaled."""
+    """Return rotary parameters as transformers 4's `rope_scaling`; None where nothing is scaled."""
     kind = rope.get("rope_type", rope.get("type", "default"))
     scaling = {key: value for key, value in rope.items() if key not in (*OUTSIDE, "type", "rope_type")}
     return {"rope_type": kind} | scaling if kind != "default" else None
 
 
 def dtype_of(tensor: Tensor, kept: Collection[str]) -> str:
-    """What a tensor is stored in: float16, or as it is where it is one of those `kept`."""
+    """Return the dtype that a tensor is stored in: its own if it is `kept`, else float16."""
     return tensor.dtype if tensor.name in kept else stored_dtype(tensor)
 
 
 def write_weights(
     folder: Path, source: Checkpoint, groups: Mapping[str, Sequence[Tensor]], kept: Collection[str], shared: bool
 ) -> None:
-    """Write the weight files; `shared`: those that stay as they are share their bytes with the source's.
+    """Write the weight files. With `shared`, files that do not change share their bytes with the source's.
 
-    Raises `BeyondFloat16` for a tensor that float16 cannot hold and that is not `kept`.
+    Raises `BeyondFloat16` for a tensor that float16 cannot hold, unless it is `kept`.
     """
 
     def write(tensor: Tensor, target: io.FileIO) -> None:
@@ -122,17 +124,14 @@ def main() -> None:
         for path in source.others():
             if path.name != "config.json":
                 clone_or_copy(path, folder / path.name)
-        gate = quality_gate.check(folder, options.engine, "source", options.device, options, options.gate_python)
-        manifest.write(
+        finish(
             folder,
-            format=options.format or options.dst.name,
-            engine=options.engine,
+            options,
+            "source",
             tool="build.fp16",
             tool_version=f"numpy {np.__version__}",
-            source=origin["source"],
             parameter_count=origin["parameter_count"],
             weight_files=list(groups),
             parameters={"not_float16": sorted(kept)} if kept else {},
             weight_bytes_per_token=shards.bytes_read(sizes, config),
-            gate=gate,
         )

@@ -1,4 +1,4 @@
-"""Build a GGUF file with llama.cpp's own programs.
+"""Build a GGUF file with llama.cpp's programs.
 
     python scripts/quantmill build.gguf SRC DST --parameters '{"type": "f16"}' --name my-model
         --evaluation evaluation.json --text evaluation.txt
@@ -6,26 +6,26 @@
     python scripts/quantmill build.gguf SRC DST --parameters '{"size": 4.5}' --base GGUF-F16 --imatrix IMATRIX
         --sensitivity FILE
 
-Without --base the checkpoint SRC is converted by convert_hf_to_gguf.py to one of its types, and the tokenizer in the
-file is proved: it must make the ids in --evaluation of --text. Random weights, whose tokens mean nothing, get a file
-without a tokenizer. With --base that file is quantized by llama-quantize, to any type of its. What each tensor is
-stored as is read back from the file, because llama-quantize takes another type where a row does not fit. With
---sensitivity (build.gguf_sensitivity) each tensor's type is chosen by what it costs, and the file is no larger than
-the type that `size` names, or than so many bits a weight. QUANTMILL_LLAMA_CPP names a folder of llamacpp.compile.
+Without --base, convert_hf_to_gguf.py converts the checkpoint SRC to one of its types, and the tokenizer in the file is
+proved: it must turn --text into the ids of --evaluation. Random weights get a file without a tokenizer. With --base,
+llama-quantize quantizes that file to any of its types. Each tensor's type is read back from the file, because
+llama-quantize takes another type where a row does not fit. With --sensitivity (build.gguf_sensitivity) each tensor's
+type is chosen by its cost, and the file is at most as large as that of the type `size`, or of `size` bits a weight.
+QUANTMILL_LLAMA_CPP names a folder of llamacpp.compile.
 """
 
 import hashlib
 import shutil
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 from quantmill import llamacpp
-from quantmill.build import check_parameters, parser
+from quantmill.build import check_parameters, finish, parser
 from quantmill.checkpoint import gguf_file, shards
 from quantmill.common import manifest, program
 from quantmill.common.atomic import write_atomically
 from quantmill.common.program import UserError, run_child
-from quantmill.gate import quality_gate
 from quantmill.llamacpp import files, quantizer, vocabulary
 from quantmill.tokens import plain_text
 from quantmill.tokens.files import Tokens
@@ -34,7 +34,7 @@ CONVERTED = ("f32", "f16", "bf16")
 
 
 def convert(source: Path, out: Path, type_: str, name: str, pre: str = "", *more: str) -> None:
-    """Run llama.cpp's converter. Raises `UserError` with its own reason where it refuses."""
+    """Run llama.cpp's converter. Raises `UserError` with its reason where it refuses."""
     command = [*program.command("llamacpp.convert"), pre, source, "--outfile", out]
     result = run_child([*command, "--outtype", type_, "--model-name", name, *more])
     if result.returncode:
@@ -42,8 +42,8 @@ def convert(source: Path, out: Path, type_: str, name: str, pre: str = "", *more
         raise UserError(f"{source}: llama.cpp cannot convert it ({(lines or ['no message'])[-1][:300]})")
 
 
-def pre_tokenizer(folder: Path, origin: dict[str, Any], options: Any) -> str:
-    """What `convert` is to be told; `none` of random weights. Raises `UserError` where nothing can be proved."""
+def pre_tokenizer(folder: Path, origin: dict[str, Any], options: Namespace) -> str:
+    """Return the pre-tokenizer for `convert`; `none` for random weights. Raises `UserError` if none is proved."""
     if origin["source"].get("tokenizer") is False:
         return vocabulary.NONE
     text = plain_text.read(options.text / "text.txt" if options.text.is_dir() else options.text)
@@ -54,7 +54,7 @@ def pre_tokenizer(folder: Path, origin: dict[str, Any], options: Any) -> str:
 
 
 def find_pre(source: Path, folder: Path, name: str, text: str, ids: list[int]) -> str:
-    """The pre-tokenizer to convert with, proved on a text; empty where llama.cpp knows the tokenizer by itself."""
+    """Return the pre-tokenizer to convert with, proved on a text."""
     names = vocabulary.candidates(source / "tokenizer.json")
     file = folder / "vocabulary.gguf"
     convert(source, file, "f16", name, names[0], "--vocab-only")
@@ -64,13 +64,13 @@ def find_pre(source: Path, folder: Path, name: str, text: str, ids: list[int]) -
         file.unlink()
 
 
-def quantize(out: Path, options: Any) -> dict[str, Any]:
-    """Run llama-quantize on --base; the parameters that it was given, for the manifest."""
+def quantize(out: Path, options: Namespace) -> dict[str, Any]:
+    """Run llama-quantize on --base. Return its parameters, for the manifest."""
     parameters: dict[str, Any] = {"type": options.type}
     command: list[object] = []
     if options.imatrix:
         parameters["imatrix"] = manifest.read(options.imatrix)["files"][quantizer.IMATRIX]["sha256"]
-        command = ["--imatrix", f"{options.imatrix.name}/{quantizer.IMATRIX}"]  # the file keeps this name
+        command = ["--imatrix", f"{options.imatrix.name}/{quantizer.IMATRIX}"]  # the file records this path
     if options.sensitivity:
         nbytes = int(options.bits * shards.text_parameters(options.src) / 8) if options.bits else None
         chosen = quantizer.mix(options.base, options.imatrix, options.sensitivity, options.type, nbytes)
@@ -85,8 +85,8 @@ def quantize(out: Path, options: Any) -> dict[str, Any]:
     return parameters
 
 
-def read_parameters(options: Any) -> None:
-    """Set the `type` and the `bits` a weight that the parameters mean: a mixture's size is that of a type, or bits."""
+def read_parameters(options: Namespace) -> None:
+    """Set `type` and `bits` of the options from the parameters. A mixture's `size` is a type or bits a weight."""
     given = check_parameters(options.parameters, (), ("type", "imatrix", "size"))
     size = given.get("size")
     options.bits = None if isinstance(size, str) else size
@@ -97,16 +97,16 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--name", default="model", help="of the model, for the file's metadata")
     arguments.add_argument("--evaluation", type=Path, help="what tokens.tokenize_texts wrote")
-    arguments.add_argument("--text", type=Path, help="the text that it wrote that of")
+    arguments.add_argument("--text", type=Path, help="the text of --evaluation")
     arguments.add_argument("--base", type=Path, help="an artifact of this program's, to quantize")
     arguments.add_argument("--imatrix", type=Path, help="what build.imatrix wrote")
-    arguments.add_argument("--sensitivity", type=Path, help="what build.gguf_sensitivity wrote; types are chosen by it")
+    arguments.add_argument("--sensitivity", type=Path, help="what build.gguf_sensitivity wrote, to choose types by")
     options = arguments.parse_args()
     read_parameters(options)
     if not options.base and options.type not in CONVERTED:
         raise UserError(f"type {options.type}: llama.cpp's converter writes {', '.join(CONVERTED)}; name a --base")
     if options.sensitivity and not (options.base and options.imatrix):
-        raise UserError("--sensitivity: was measured with a --base and an --imatrix; name them too")
+        raise UserError("--sensitivity needs the --base and the --imatrix that it was measured with; name them too")
 
     origin = manifest.read_checked(options.src)
     if options.base:
@@ -121,24 +121,20 @@ def main() -> None:
         else:
             parameters["pre_tokenizer"] = pre_tokenizer(folder, origin, options)
             convert(options.src, out, options.type, options.name, parameters["pre_tokenizer"])
-        peak = manifest.peak_rss_bytes(children=True)  # llama.cpp's programs; the gate is none of them
+        peak = manifest.peak_rss_bytes(children=True)  # of llama.cpp's programs, without the gate
         for path in files.beside(options.src):
             shutil.copy(path, folder / path.name)
         layout = "source" if options.type in CONVERTED else options.layout
         content = gguf_file.read_all(out)
-        gate = quality_gate.check(folder, options.engine, layout, options.device, options)
-        manifest.write(
+        finish(
             folder,
-            format=options.format or options.dst.name,
-            engine=options.engine,
+            options,
+            layout,
             tool="llama.cpp",
             tool_version=llamacpp.build()["sources"],
             parameters=parameters | {"tensors": files.types(content)},
-            source=origin["source"],
-            parameter_count=shards.text_parameters(options.src),
             weight_files=[files.MODEL],
             weight_bytes_per_token=files.bytes_per_token(content),
             calibration_sha256=calibration,
-            gate=gate,
             peak_memory_bytes=peak,
         )

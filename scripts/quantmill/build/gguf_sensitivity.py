@@ -1,15 +1,15 @@
-"""Measure how sensitive a model is to the type of each of its tensors, for gguf-mixed.
+"""Measure a model's sensitivity to the type of each tensor, for gguf-mixed.
 
     python scripts/quantmill build.gguf_sensitivity SRC OUT --base GGUF-F16 --imatrix IMATRIX
         --calibration calibration.json --evaluation evaluation.json
 
-Every matrix that llama-quantize would quantize is replaced by what the type PROBE makes of it, one at a time, and the
-KL divergence of the model's predictions is measured on a few windows of the calibration text, by transformers in
-float32. For the other types the divergence is that of PROBE times the ratio of their squared errors, in which each
-column counts by the importance matrix: small changes of a matrix move predictions in proportion to that. OUT is a JSON
-file with bytes and divergence of each tensor and type, and `checks`: some estimates beside what was measured.
+Each matrix that llama-quantize would quantize is rounded to the type PROBE, one at a time, and transformers measures
+the KL divergence of the model's predictions in float32, on a few windows of the calibration text. For other types the
+divergence is PROBE's times the ratio of their squared errors, weighted by the importance matrix: for small changes, the
+divergence is proportional to that error. OUT is a JSON file with bytes and divergence of each tensor and type, and
+`checks`, which compare some estimates with measurements.
 
-This works for models whose matrices llama.cpp stores as they are, rows in whatever order: not for stacked experts.
+This works for models whose matrices llama.cpp stores unchanged up to the order of rows: not for stacked experts.
 """
 
 import time
@@ -28,21 +28,21 @@ from quantmill.common.program import UserError, parser
 from quantmill.llamacpp import files, ggml, quantizer
 from quantmill.llamacpp.sensitivity import Model
 
-PROBE = "IQ4_NL"  # fits every row of whole blocks of 32, and its errors are about those of a good choice
-# The best of ggml's types of each size; Q4_1 has none of its own between IQ4_NL and Q5_0 that is worth its bytes
+PROBE = "IQ4_NL"  # fits rows of whole blocks of 32, and its errors are typical of a good choice
+# The best of ggml's types of each size; Q4_1, between IQ4_NL and Q5_0, is not worth its bytes
 CANDIDATES = (
     *("IQ2_XXS", "IQ2_XS", "IQ2_S", "Q2_K", "IQ3_XXS", "IQ3_S", "IQ4_XS", "IQ4_NL", "Q4_K", "Q5_0", "Q5_K", "Q5_1"),
     *("Q6_K", "Q8_0"),
 )
 WINDOWS, TOKENS = 2, 512  # that the divergence is measured on
 ROWS = 32  # of a matrix, from which a type's squared error is estimated
-CHECKS = 4  # tensors, of each two estimates are held against a measurement
+CHECKS = 4  # tensors, of which two estimates each are compared with measurements
 
 
 def parameters_of(model: Model, base: gguf_file.Gguf, wanted: list[str]) -> dict[str, str]:
-    """Tensor of the file -> parameter of the model, for every tensor that is wanted.
+    """Map each wanted tensor of the file to the model's parameter.
 
-    Raises `UserError` for one that the model does not have as a matrix of the same columns.
+    Raises `UserError` for a tensor that is not one of the model's matrices, up to the order of rows.
     """
     gguf = llamacpp.gguf()
     architecture = base.metadata["general.architecture"]
@@ -52,14 +52,14 @@ def parameters_of(model: Model, base: gguf_file.Gguf, wanted: list[str]) -> dict
     for tensor in wanted:
         if tensor not in found or not same_columns(base.tensors[tensor], model.weights(found[tensor])):
             raise UserError(
-                f"{base.path}: {tensor} is no matrix of the model's as transformers has it (stacked experts are none); "
+                f"{base.path}: {tensor} is not a matrix of transformers' model (stacked experts are not); "
                 "leave gguf-mixed out for this model"
             )
     return {tensor: found[tensor] for tensor in wanted}
 
 
 def same_columns(record: gguf_file.Tensor, matrix: np.ndarray) -> bool:
-    """Whether a tensor of the file (float16) has the columns of a matrix, its rows in whatever order."""
+    """Return whether a tensor of the file (float16) equals a matrix, up to the order of rows."""
     if record.shape != matrix.shape or record.type != "F16":
         return False
     stored = np.memmap(record.path, np.float16, "r", record.offset, record.shape)
@@ -68,13 +68,13 @@ def same_columns(record: gguf_file.Tensor, matrix: np.ndarray) -> bool:
 
 
 def candidates(columns: int, importance: np.ndarray | None) -> list[str]:
-    """Types that rows of so many weights can be stored as."""
+    """Return the types that fit rows of `columns` weights."""
     possible = CANDIDATES if importance is not None else [t for t in CANDIDATES if t not in ggml.WANT_IMPORTANCE]
     return [type_ for type_ in possible if ggml.fits(type_, columns)]
 
 
 def measure(model: Model, name: str, importance: np.ndarray | None, threads: int) -> dict[str, dict[str, float]]:
-    """Type -> bytes and divergence of a matrix, by one measurement."""
+    """Estimate the bytes and the divergence of each type for a matrix, from one measurement."""
     weights = model.weights(name)
     sample = weights[np.unique(np.linspace(0, len(weights) - 1, ROWS).astype(int))]
 
@@ -96,9 +96,8 @@ def main() -> None:
     arguments.add_argument("out", type=Path, help="JSON file to write")
     arguments.add_argument("--base", type=Path, required=True, help="build.gguf's artifact of the type f16")
     arguments.add_argument("--imatrix", type=Path, required=True, help="what build.imatrix wrote")
-    arguments.add_argument("--calibration", type=Path, required=True, help="what tokens.tokenize_texts wrote")
-    arguments.add_argument("--evaluation", type=Path, required=True, help="the same of the evaluation text")
-    arguments.add_argument("--seed", type=int, default=0, help="of the choice of windows")
+    calibration.add_arguments(arguments, sizes=False)
+    arguments.add_argument("--seed", type=int, default=0, help="for the choice of windows")
     devices.add_arguments(arguments)
     options = arguments.parse_args()
 
@@ -119,15 +118,15 @@ def main() -> None:
         for tensor, name in tqdm(names.items(), desc="tensors", mininterval=1)
     }
 
-    checks = []
+    checks, wrong = [], []
     for tensor in list(names)[:: -(-len(names) // CHECKS)]:
         types = list(found[tensor])
         for type_ in (types[len(types) // 4], types[3 * len(types) // 4]):
             weights = model.weights(names[tensor])
             changed = ggml.round_trip(weights, type_, importance.get(tensor), options.threads)
-            kld = model.divergence(names[tensor], changed)
-            checks.append({"tensor": tensor, "type": type_, "estimate": found[tensor][type_]["kld"], "measured": kld})
-    wrong = [abs(check["estimate"] / check["measured"] - 1) for check in checks if check["measured"]]
+            measured, estimate = model.divergence(names[tensor], changed), found[tensor][type_]["kld"]
+            checks.append({"tensor": tensor, "type": type_, "estimate": estimate, "measured": measured})
+            wrong += [abs(estimate / measured - 1)] if measured else []
     content = {
         "kind": "sensitivity",
         "source": origin["source"],

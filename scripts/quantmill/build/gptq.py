@@ -1,4 +1,4 @@
-"""Quantize a model to GPTQ with gptqmodel, the maintained successor of AutoGPTQ, whose files AutoGPTQ reads as well.
+"""Quantize a model to GPTQ with gptqmodel, the maintained successor of AutoGPTQ. AutoGPTQ reads its files.
 
     python scripts/quantmill build.gptq SRC DST --calibration calibration.json --evaluation evaluation.json
         --parameters '{"bits": 4, "group_size": "auto", "sym": true, "desc_act": false, "damp_percent": 0.05}'
@@ -12,30 +12,26 @@ from quantmill.build.quantizer.program import GPTQ, BuildTask, Tool
 RESUMABLE = ("llama", "qwen3_moe")  # gptqmodel.looper.gptq_checkpoint.validate_checkpoint_support
 
 
-def quantize(job: BuildTask) -> None:
+def quantize(task: BuildTask) -> None:
     """Call gptqmodel."""
-    gptqmodel = load_gptqmodel(job)
+    gptqmodel = load_gptqmodel(task)
     from gptqmodel.looper.checkpoint import CheckpointStopped
     from gptqmodel.looper.checkpoint_store import CheckpointConfig
 
     config = gptqmodel.QuantizeConfig(
-        **job.parameters, device=job.device, offload_to_disk=True, offload_to_disk_path=str(job.saved / "offload")
+        **task.parameters, device=task.device, offload_to_disk=True, offload_to_disk_path=str(task.saved / "offload")
     )
-    model = gptqmodel.GPTQModel.load(str(job.src), config, dtype=job.dtype)
-    # which card it is may change; what matters of it names the folder (quantization.program)
-    # it hashes all that was saved at every save: with 7B on a GPU most of the time
-    interval = "layer:1" if job.device == "cpu" else "layer:8"
-    progress = CheckpointConfig(path=job.resume, strict_device_check=False, interval=interval)
+    model = gptqmodel.GPTQModel.load(str(task.src), config, dtype=task.dtype)
+    # Another GPU may resume: the folder's name has all that matters of it (`resume_folder`). Each save hashes all saves
+    # before, which would take most of the time of a 7B on a GPU.
+    interval = "layer:1" if task.device == "cpu" else "layer:8"
+    progress = CheckpointConfig(path=task.resume, strict_device_check=False, interval=interval)
     resume = progress if model.model.config.model_type in RESUMABLE else None
     try:
-        model.quantize(job.sample_inputs(), batch_size=1, checkpoint=resume)
-    except CheckpointStopped:  # it was told to stop, and has saved its progress
+        model.quantize(task.sample_inputs(), batch_size=1, checkpoint=resume)
+    except CheckpointStopped:  # it was interrupted, and has saved its progress
         raise KeyboardInterrupt from None
-    save_gptqmodel(model, job)
+    save_gptqmodel(model, task)
 
 
-TOOL = Tool("gptqmodel", quantize, parameters=GPTQ, group_size="group_size")
-
-
-def main() -> None:
-    TOOL.build(__doc__)
+main = Tool("gptqmodel", quantize, parameters=GPTQ, group_size="group_size").build

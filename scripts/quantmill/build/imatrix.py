@@ -3,9 +3,9 @@
     python scripts/quantmill build.imatrix GGUF-F16 DST --text calibration.txt --calibration calibration.json
         --evaluation evaluation.json --samples 16 --sequence-length 512
 
-llama-imatrix takes text and no ids: what its tokenizer makes of the text is held against the ids first. It reads the
-first --samples pieces of --sequence-length tokens, or of the model's context where that is shorter. A text that shares
-a passage with the evaluation text is refused. On a GPU it runs where llama.cpp was compiled for one.
+llama-imatrix reads text, not ids, so its tokenizer's ids are first compared with those of --calibration. It reads the
+first --samples pieces of --sequence-length tokens, or of the model's context if that is shorter. A text that shares a
+passage with the evaluation text is refused. It runs on a GPU if llama.cpp was compiled for one.
 """
 
 import shutil
@@ -29,10 +29,7 @@ def main() -> None:
     arguments.add_argument("base", type=Path, help="artifact of build.gguf, not quantized")
     arguments.add_argument("dst", type=Path, help="folder to write")
     arguments.add_argument("--text", type=Path, required=True, help="the calibration text")
-    arguments.add_argument("--calibration", type=Path, required=True, help="what tokens.tokenize_texts wrote of it")
-    arguments.add_argument("--evaluation", type=Path, required=True, help="the same of the evaluation text")
-    arguments.add_argument("--samples", type=int, required=True)
-    arguments.add_argument("--sequence-length", type=int, required=True, help="tokens of each")
+    calibration.add_arguments(arguments)
     devices.add_arguments(arguments)
     options = arguments.parse_args()
 
@@ -59,7 +56,7 @@ def main() -> None:
         command += ["-t", options.threads, *(["--device", "none"] if device == "cpu" else [])]
         llamacpp.call("llama-imatrix", *command, cwd=folder)
         if not (folder / NAME).exists():
-            raise UserError(f"{options.base}: llama-imatrix wrote nothing; its own lines stand in the log")
+            raise UserError(f"{options.base}: llama-imatrix wrote nothing; its messages are in the log")
         shutil.rmtree(folder / ".cache", ignore_errors=True)
         manifest.write(
             folder,

@@ -23,9 +23,9 @@ ROUNDED = ("W4A16", "W8A8")  # by GPTQ
 IGNORED = ["lm_head"]
 
 
-def recipe(job: BuildTask) -> GPTQModifier | QuantizationModifier:
-    """What llm-compressor is to do."""
-    scheme, size = job.parameters["scheme"], job.parameters.get("group_size")
+def recipe(task: BuildTask) -> GPTQModifier | QuantizationModifier:
+    """Return llm-compressor's recipe for the parameters."""
+    scheme, size = task.parameters["scheme"], task.parameters.get("group_size")
     if scheme not in ROUNDED:
         return QuantizationModifier(targets="Linear", scheme=scheme, ignore=IGNORED)
     if scheme == "W8A8":
@@ -35,30 +35,29 @@ def recipe(job: BuildTask) -> GPTQModifier | QuantizationModifier:
     return GPTQModifier(config_groups=groups, ignore=IGNORED)
 
 
-def quantize(job: BuildTask) -> None:
-    """Call llm-compressor with the samples' ids, each by itself."""
-    model = AutoModelForCausalLM.from_pretrained(job.src, dtype=job.dtype).to(job.device)
+def quantize(task: BuildTask) -> None:
+    """Call llm-compressor with the samples' ids, one sample at a time."""
+    model = AutoModelForCausalLM.from_pretrained(task.src, dtype=task.dtype).to(task.device)
     more = {}
-    if job.calibration:
-        samples = job.calibration.samples
+    if samples := task.calibration.samples:
         rows = {"input_ids": samples, "attention_mask": [[1] * len(ids) for ids in samples]}
         more = {
             "dataset": Dataset.from_dict(rows),
             "num_calibration_samples": len(samples),
-            "max_seq_length": job.calibration.sequence_length,
+            "max_seq_length": task.calibration.sequence_length,
             "shuffle_calibration_samples": False,
         }
-    oneshot(model=model, recipe=recipe(job), **more)
-    model.generation_config = GenerationConfig()  # the source's own is carried over; some are refused here
-    model.save_pretrained(job.saved, save_compressed=True)
+    oneshot(model=model, recipe=recipe(task), **more)
+    model.generation_config = GenerationConfig()  # the artifact gets the source's; some are refused here
+    model.save_pretrained(task.saved, save_compressed=True)
 
 
 def cast(tensor: Tensor, parameters: Mapping[str, Any]) -> bool:
-    """Scales of a row or a matrix may be smaller than float16's normal numbers."""
+    """Keep scales of rows and matrices in float32: they may be smaller than float16's normal numbers."""
     return tensor.dtype == "F32" and (parameters["scheme"] == "W4A16" or "_scale" not in tensor.name)
 
 
-TOOL = Tool(
+main = Tool(
     "llmcompressor",
     quantize,
     parameters=("scheme",),
@@ -66,8 +65,4 @@ TOOL = Tool(
     group_size="group_size",
     calibrated=None,
     cast=cast,
-)
-
-
-def main() -> None:
-    TOOL.build(__doc__)
+).build

@@ -1,13 +1,13 @@
-"""Write a model's weights in MLC-LLM's format, byte for byte as its convert_weight does on a CPU.
+"""Write a model's weights in MLC-LLM's format, with the bytes that its convert_weight writes on a CPU.
 
     python scripts/quantmill build.mlc SRC DST --library LIB --parameters '{"quantization": "q4f16_1", "tool": "auto"}'
     python scripts/quantmill build.mlc SRC DST --weights-only --parameters '{"quantization": "q4f16_1"}'
 
-Neither MLC-LLM nor TVM is needed. Weights alone serve any runtime that reads the format; with a model library, as
-mlc.compile writes one, the artifact also runs here and passes the quality gate.
+Neither MLC-LLM nor TVM is needed. Weights alone serve any runtime that reads the format. With a model library, which
+mlc.compile writes, the artifact also runs here and passes the quality gate.
 
-With --mlc-llm-python, an interpreter that has a working MLC-LLM, its convert_weight and gen_config run instead, and
-beside a library its compile too, for its own engine (mlc_llm.so).
+With --mlc-llm-python, an interpreter that has a working MLC-LLM, MLC-LLM's convert_weight and gen_config run instead.
+With a library MLC-LLM also compiles one for its own engine (mlc_llm.so).
 """
 
 import tomllib
@@ -17,12 +17,11 @@ import numpy as np
 from tqdm import tqdm
 
 from quantmill import devices
-from quantmill.build import check_parameters, parser
+from quantmill.build import check_parameters, finish, parser
 from quantmill.checkpoint import shards
 from quantmill.common import manifest
 from quantmill.common.atomic import clone_or_copy, write_atomically
 from quantmill.common.program import PACKAGE, UserError
-from quantmill.gate import quality_gate
 from quantmill.mlc import chat_config, mlc_llm_tool, parameters, source_config
 from quantmill.mlc import shards as mlc_shards
 from quantmill.mlc.source_config import SourceConfig
@@ -32,17 +31,12 @@ PROJECT = PACKAGE.parents[1] / "pyproject.toml"
 
 
 def quantmill_version() -> str:
-    """Our own version."""
+    """Return Quantmill's version."""
     return tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["version"]
 
 
-def layout_of(quantization: str) -> str | None:
-    """The layout whose module reads a quantization's weights."""
-    return "mlc" if quantization == "q4f16_1" else None
-
-
 def choose_tool(tool: str, python: Path | None) -> str:
-    """`mlc_llm` or `builtin`. Raises `UserError` where mlc_llm is asked for and does not work."""
+    """Return `mlc_llm` or `builtin`. Raises `UserError` if mlc_llm is asked for and does not work."""
     if tool == "builtin" or (tool == "auto" and python is None):
         return "builtin"
     reason = mlc_llm_tool.why_not(python) if python else "--mlc-llm-python names no interpreter"
@@ -52,7 +46,7 @@ def choose_tool(tool: str, python: Path | None) -> str:
 
 
 def build(folder: Path, source: shards.Checkpoint, config: SourceConfig, quantization: str) -> None:
-    """Write weights, their table of contents, mlc-chat-config.json and tokenizer files, without MLC-LLM."""
+    """Write the weights, their index, mlc-chat-config.json and the tokenizer's files, without MLC-LLM."""
     found = parameters.find(source, config, parameters.LAYOUTS[quantization])
     total = sum(part.numel for parameter in found for part in parameter.parts)
     with tqdm(total=total, unit=" weights", unit_scale=True, desc="to MLC", disable=None) as bar:
@@ -72,10 +66,12 @@ def main() -> None:
     )
     arguments.add_argument("--mlc-llm-python", type=Path, help="the interpreter that has mlc_llm")
     options = arguments.parse_args()
+    if options.weights_only:  # nothing runs them here
+        options.engine = options.gate_reference = None
     given = check_parameters(options.parameters, ("quantization",), ("tool",))
     quantization, tool = given["quantization"], given.get("tool", "auto")
     if quantization not in parameters.LAYOUTS:
-        raise UserError(f"--parameters: quantization {quantization!r} is none of {', '.join(parameters.LAYOUTS)}")
+        raise UserError(f"--parameters: quantization {quantization!r} is not one of {', '.join(parameters.LAYOUTS)}")
 
     source = shards.find(options.src)
     if source.form != "safetensors":
@@ -83,7 +79,7 @@ def main() -> None:
     if options.library and not options.library.is_file():
         raise UserError(f"{options.library}: no such file; mlc.compile writes a model library")
     config = source_config.read(source.config(), options.src / "config.json")
-    origin = manifest.read_checked(options.src)
+    manifest.read_checked(options.src)
     tool = choose_tool(tool, options.mlc_llm_python)
     with write_atomically(options.dst, source=options.src) as folder:
         folder.mkdir()
@@ -94,20 +90,15 @@ def main() -> None:
         else:
             build(folder, source, config, quantization)
             version = f"{quantmill_version()}, numpy {np.__version__}"
-        gate = None
         if options.library:
             clone_or_copy(options.library, folder / LIBRARY)
-            gate = quality_gate.check(folder, options.engine, layout_of(quantization), options.device, options)
-        manifest.write(
+        finish(
             folder,
-            format=options.format or options.dst.name,
-            engine=options.engine if options.library else None,
+            options,
+            options.layout if quantization == "q4f16_1" else None,  # which the layout's module reads
             tool="quantmill" if tool == "builtin" else tool,
             tool_version=version,
             parameters={"quantization": quantization, "weights_only": options.weights_only},
-            source=origin["source"],
-            parameter_count=shards.text_parameters(options.src),
             weight_files=sorted(path.name for path in folder.glob("params_shard_*.bin")),
-            gate=gate,
             weight_bytes_per_token=mlc_shards.bytes_per_token(folder),
         )

@@ -6,30 +6,22 @@ SRC is the fp16 artifact. The same input gives the same bytes.
 """
 
 from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig
-from transformers import AutoModelForCausalLM, TorchAoConfig
+from transformers import TorchAoConfig
 
-from quantmill.build.quantizer.program import BuildTask, Tool
+from quantmill.build.quantizer.program import BuildTask, Tool, as_saved, quantize_by_transformers
 
 TYPES = {"int8": Int8WeightOnlyConfig, "fp8": Float8WeightOnlyConfig}
 
 
-def quantize(job: BuildTask) -> None:
+def quantize(task: BuildTask) -> None:
     """Have transformers replace the linear layers' weights, and save."""
-    config = TorchAoConfig(TYPES[job.parameters["type"]]())
-    model = AutoModelForCausalLM.from_pretrained(
-        job.src, quantization_config=config, device_map={"": job.device}, dtype="auto"
-    )
-    model.save_pretrained(job.saved)
+    quantize_by_transformers(task, TorchAoConfig(TYPES[task.parameters["type"]]()))
 
 
-TOOL = Tool(
+main = Tool(
     "torchao",
     quantize,
     parameters=("type",),
     calibrated=False,
-    cast=lambda tensor, _: False,  # loaded as the fp16 artifact stores it; scales stay float32
-)
-
-
-def main() -> None:
-    TOOL.build(__doc__)
+    cast=as_saved,  # loaded as the fp16 artifact stores it; scales stay float32
+).build

@@ -4,7 +4,7 @@
 
 Run it in envs/exllamav3. The library compiles itself, with nvcc: some two hours of one core. The result is kept in the
 user's cache folder (~/.cache/quantmill) by the versions of the library, torch and nvcc and the GPUs' architectures, so
-that checkouts share it; a compilation that was broken off goes on where it stood. DST holds a link to it.
+that checkouts share it. An interrupted compilation resumes. DST holds a link to the result.
 """
 
 import hashlib
@@ -26,19 +26,19 @@ from quantmill.common.program import UserError, parser, run_compiler
 from quantmill.devices import cpu
 from quantmill.exllamav3 import MODULE
 
-CUDA = "/usr/local/cuda"  # where nvcc is installed, also where no PATH leads to it
+CUDA = "/usr/local/cuda"  # where nvcc is installed, even if it is not on PATH
 
 
 def architectures() -> str:
-    """Those of the GPUs that are visible, as torch's builds name them. Raises `UserError` where there is none."""
+    """Return the architectures of the visible GPUs, in torch's words. Raises `UserError` if there is none."""
     found = {torch.cuda.get_device_capability(number) for number in range(torch.cuda.device_count())}
     if not found:
-        raise UserError(f"exl3: torch {torch.__version__} sees no GPU here, and its kernels are compiled for one")
+        raise UserError(f"exl3: torch {torch.__version__} sees no GPU here to compile the kernels for")
     return ";".join(f"{major}.{minor}" for major, minor in sorted(found))
 
 
 def cuda_home() -> Path:
-    """The toolkit that nvcc belongs to. Raises `UserError` where there is none."""
+    """Find the toolkit of nvcc. Raises `UserError` if there is none."""
     compiler = shutil.which("nvcc")
     places = [os.environ.get("CUDA_HOME"), CUDA, compiler and Path(compiler).resolve().parents[1]]
     found = next((Path(place) for place in places if place and (Path(place) / "bin/nvcc").exists()), None)
@@ -48,19 +48,19 @@ def cuda_home() -> Path:
 
 
 def nvcc_release(home: Path) -> str:
-    """Such as 13.0."""
+    """Return nvcc's release, such as 13.0."""
     said = subprocess.run([home / "bin/nvcc", "--version"], capture_output=True, text=True).stdout
     match = re.search(r"release ([\d.]+)", said)
     return match[1] if match else said
 
 
 def compile_kernels(about: dict[str, str], home: Path, threads: int) -> Path:
-    """The compiled module, from the cache or compiled now. Raises `UserError` where that fails."""
+    """Return the compiled module from the cache, or compile it. Raises `UserError` if that fails."""
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
     target = cache() / f"exllamav3-{about['exllamav3']}-{key}"
     with lock(target):
         if not (target / "ready").exists() or not find(target):
-            (target / MODULE / "lock").unlink(missing_ok=True)  # torch's own, which a killed build leaves
+            (target / MODULE / "lock").unlink(missing_ok=True)  # torch's, which a killed build leaves
             paths = f"{Path(sys.executable).parent}{os.pathsep}{home / 'bin'}{os.pathsep}{os.environ['PATH']}"
             environment = os.environ | {
                 "TORCH_EXTENSIONS_DIR": str(target),
@@ -73,14 +73,14 @@ def compile_kernels(about: dict[str, str], home: Path, threads: int) -> Path:
             if status or not find(target):
                 raise UserError(
                     f"exl3: the kernels of exllamav3 {about['exllamav3']} did not compile (exit code "
-                    f"{status}); its own lines stand above in the log"
+                    f"{status}); the compiler's messages are above in the log"
                 )
             (target / "ready").touch()
     return find(target)[0]
 
 
 def find(target: Path) -> list[Path]:
-    """The module that torch built in a folder, if it did."""
+    """List the modules that torch built in a folder: one or none."""
     return list((target / MODULE).glob(f"{MODULE}*.so"))
 
 

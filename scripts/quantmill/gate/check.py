@@ -1,12 +1,12 @@
-"""Refuse an artifact whose engine does not calculate what its weights say, or that has lost everything.
+"""Refuse an artifact whose engine does not calculate what its weights say, or whose predictions are garbage.
 
     python scripts/quantmill gate.check ARTIFACT OUT --engine ctranslate2 --evaluation evaluation.json
         --reference source.json [--expected artifact.json] [--factor 100]
 
-The programs that build artifacts run it, in a process of its own, before they publish: conversions go wrong in silence.
-source.json is what gate.expected wrote for the model's source, artifact.json the same for the artifact's weights;
-without it the engine is held against the source's. A large loss is no reason to refuse: it is what the report shows.
-OUT is a small JSON file of what was found.
+Programs that build artifacts run it in a process of its own before the artifact gets its name, because conversions go
+wrong silently. source.json is what gate.expected wrote for the model's source, and artifact.json the same for the
+artifact's weights; without it the engine is compared with the source's. A large loss alone is not refused: the report
+shows it. OUT is a small JSON file of the findings.
 """
 
 import json
@@ -22,12 +22,12 @@ from quantmill.common.program import UserError, parser
 from quantmill.gate import fidelity
 from quantmill.quality import alignment, teacher_forcing
 
-NOTHING = 0.5  # of the vocabulary's size: a perplexity beyond is near that of a model that knows nothing
-WORSE = 1.5  # times the reference's, which may itself be of a model that knows nothing
+NOTHING = 0.5  # of the vocabulary's size; a larger perplexity is near chance
+WORSE = 1.5  # times the reference's, which may itself be near chance
 
 
 def read(path: Path, protocol: str) -> dict[str, Any]:
-    """What gate.expected wrote. Raises `UserError` where that was by another protocol."""
+    """Read what gate.expected wrote. Raises `UserError` if that was by another protocol."""
     content = json.loads(path.read_text(encoding="utf-8"))
     if content.get("protocol") != protocol or not ("places" in content or "unread" in content):
         raise UserError(f"{path}: was made by {content.get('protocol')}, not by {protocol}, or is old; delete it")
@@ -35,10 +35,10 @@ def read(path: Path, protocol: str) -> dict[str, Any]:
 
 
 def check_sanity(perplexity: float, reference: dict[str, Any], factor: float) -> None:
-    """Raises `UserError` for a perplexity of garbage: beyond `factor` times the reference's, or near chance."""
+    """Raise `UserError` for a perplexity of garbage: beyond `factor` times the reference's, or near chance."""
     theirs, vocab = reference["perplexity"], reference["probes"]["vocab"]
     first = f"its perplexity is {perplexity:.4g} on the first {reference['windows']} windows"
-    if not perplexity <= factor * theirs:  # NaN is not either
+    if not perplexity <= factor * theirs:  # also true of NaN
         raise UserError(
             f"{first}, more than {factor:g} times the reference's {theirs:.4g}; raise max_perplexity_ratio to keep it"
         )
@@ -49,9 +49,9 @@ def check_sanity(perplexity: float, reference: dict[str, Any], factor: float) ->
 def main() -> None:
     arguments = parser(__doc__)
     teacher_forcing.add_arguments(arguments)
-    arguments.add_argument("--reference", type=Path, required=True, help="what was expected of the source's weights")
-    arguments.add_argument("--expected", type=Path, help="the same of the artifact's weights; default: the source's")
-    arguments.add_argument("--unchecked", help="why the engine is held against nothing")
+    arguments.add_argument("--reference", type=Path, required=True, help="what gate.expected wrote for the source")
+    arguments.add_argument("--expected", type=Path, help="the same for the artifact's weights; default: the source's")
+    arguments.add_argument("--unchecked", help="why the engine is compared with nothing")
     arguments.add_argument("--factor", type=float, default=100, help="of the reference's perplexity, at most")
     options = arguments.parse_args()
 

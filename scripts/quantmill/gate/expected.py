@@ -1,9 +1,9 @@
-"""Write what transformers predicts from a model's weights: what every engine's predictions are held against.
+"""Write what transformers predicts from a model's weights, with which every engine's predictions are compared.
 
     python scripts/quantmill gate.expected SOURCE OUT --evaluation evaluation.json [--artifact FOLDER --layout gptq]
 
-SOURCE is the folder of a checkpoint, whose config.json is believed; OUT is a JSON file. With --artifact the weights are
-that artifact's, as scripts/layouts reads them, else the source's own. They run in float32, on a GPU in float16.
+SOURCE is the folder of a checkpoint, whose config.json is used; OUT is a JSON file. With --artifact the weights are
+that artifact's, as quantmill.layouts reads them; else the source's. They run in float32, on a GPU in float16.
 """
 
 import shutil
@@ -29,13 +29,16 @@ WINDOWS = 8  # whose perplexity is compared: a broken artifact is broken everywh
 
 
 def predict(folder: Path, text: Text, device: str, threads: int, artifact: Path | None, layout: str) -> dict[str, Any]:
-    """What transformers predicts for a text with the model in a folder, which has the weights of an `artifact`; of a
-    source, where there is none, also after short pieces of the text (scoring/alignment.py)."""
+    """Return what transformers predicts for a text with the model in a folder, which has the weights of `artifact`.
+
+    Without an artifact the weights are the source's. Then the predictions after short pieces of the text are returned
+    too (`quality.alignment`).
+    """
     engine = engines.load("transformers", folder, device, threads)
     found = fidelity.Predictions(engine, text)
     noise = {}
     if artifact and (round_input := layouts.rounding(layout, artifact)):
-        round_inputs(engine.model, round_input)
+        round_inputs(engine.model, round_input)  # type: ignore[attr-defined]  # transformers' has it
         rounded = fidelity.Predictions(engine, text, found.as_json())
         noise = {"rounding": float(fidelity.divergence(found.as_json(), rounded).mean())}
     return {
@@ -50,8 +53,8 @@ def predict(folder: Path, text: Text, device: str, threads: int, artifact: Path 
 
 
 def round_inputs(model: torch.nn.Module, round_input: Callable[[str, Any], Any]) -> None:
-    """Have each linear layer of a model take what `layouts` says that its input is rounded to. Layers that a GPU's
-    engine merged have one input: it is rounded as the first of them says."""
+    """Round the input of each linear layer as its format does (`layouts.rounding`). Layers that a GPU's engine merged
+    have one input, which is rounded as the first of them says."""
     firsts = {id(each.layer): each.names[0] for each in model.modules() if isinstance(each, Merged)}
     for path, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):
@@ -67,8 +70,8 @@ def main() -> None:
     arguments = parser(__doc__)
     teacher_forcing.add_text_arguments(arguments, "source")
     devices.add_arguments(arguments)
-    arguments.add_argument("--artifact", type=Path, help="whose weights these are; default: the source's")
-    arguments.add_argument("--layout", help="how it stores them: a module of scripts/layouts")
+    arguments.add_argument("--artifact", type=Path, help="the weights' artifact; default: the source")
+    arguments.add_argument("--layout", help="how it stores them: a module of quantmill.layouts")
     options = arguments.parse_args()
 
     source = shards.find(options.source)

@@ -1,11 +1,11 @@
-"""Whether an engine calculates what the weights of an artifact say: its predictions beside those of transformers.
+"""Comparison of an engine's predictions with transformers', from the same weights.
 
-What transformers predicts, from the source's weights or from the artifact's as we read them (scripts/layouts), is kept
-of some positions: the likeliest tokens, and what is left for all others. Divergence is taken over these outcomes, in
-both directions: an engine that is better than its own weights is as wrong as one that is worse.
+The weights are the source's, or the artifact's as quantmill.layouts reads them. Of some positions, the likeliest tokens
+and the probability left for all others are kept. Divergence is taken over these outcomes in both directions: an engine
+that predicts better than its weights is as wrong as one that predicts worse.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,16 +19,16 @@ WINDOWS = 2  # of the evaluation text, of whose positions some are compared
 PLACES = 256  # positions of each window, evenly spread
 TOP = 32  # likeliest tokens of a position; the others count as one
 ROWS = 16  # positions whose float64 log-probabilities exist at a time
-LEAST = 1e-30  # of a probability, so that it has a logarithm
+LEAST = 1e-30  # a probability, so that it has a logarithm
 # Mean divergence in nats that rounding explains, by what an engine calculates in; docs/METHODS.md has what was measured
 TOLERANCES = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 5e-3, "int8": 1e-3}
-# An engine that rounds activations to few bits may be so many times as far off as transformers is when it does the
-# same: after some layers no two programs round alike, and each goes its own way
+# An engine that rounds activations to few bits may be this many times as far off as transformers with the same
+# rounding: after some layers two programs round differently
 ROUNDINGS = 2
 
 
 class Predictions:
-    """What an engine predicts over a text: its perplexity, and log-probabilities at `places`, numbers of scored
+    """An engine's predictions over a text: its perplexity, and log-probabilities at `places`, numbers of scored
     positions."""
 
     def __init__(self, engine: Engine, text: teacher_forcing.Text, expected: Mapping[str, Any] | None = None) -> None:
@@ -57,12 +57,12 @@ class Predictions:
         self.perplexity = float(np.exp(self.nll.mean()))
 
     def as_json(self) -> dict[str, Any]:
-        """What `divergence` needs, for a JSON file."""
+        """Return what `divergence` needs, for a JSON file."""
         return {"places": self.places, "ids": self.ids.tolist(), "log_p": self.log_p.tolist()}
 
 
 def places(text: teacher_forcing.Text) -> list[int]:
-    """Numbers of the scored positions that are compared: `PLACES` of each of the first windows, both ends too."""
+    """List the scored positions that are compared: `PLACES` of each of the first windows, with both ends."""
     found, first = [], 0
     for window in text.windows[:WINDOWS]:
         scored = window.last - window.first
@@ -72,7 +72,7 @@ def places(text: teacher_forcing.Text) -> list[int]:
 
 
 def count_positions(text: teacher_forcing.Text) -> int:
-    """Scored positions of the windows that are compared."""
+    """Count the scored positions of the windows that are compared."""
     return sum(window.last - window.first for window in text.windows[:WINDOWS])
 
 
@@ -86,10 +86,10 @@ def divergence(expected: Mapping[str, Any], found: Predictions) -> np.ndarray:
 
 
 def tolerance(compute_type: str, other: str, rounding: float) -> float:
-    """Mean divergence that rounding explains, for what the engine and transformers calculate in, such as `float16` or
-    `int8_float32`.
+    """Mean divergence that rounding explains, by the types in which the engine and transformers calculate, such as
+    `float16` or `int8_float32`.
 
-    rounding: what rounding activations as the engine does changes in transformers, in nats; 0 where it does not.
+    rounding: divergence in nats that rounding activations as the engine does causes in transformers; else 0.
     """
     limits = (TOLERANCES.get(each.partition("_")[0], TOLERANCES["bfloat16"]) for each in (compute_type, other))
     return max(*limits, ROUNDINGS * rounding)
@@ -98,13 +98,13 @@ def tolerance(compute_type: str, other: str, rounding: float) -> float:
 def check(
     expected: Mapping[str, Any], found: Predictions, text: teacher_forcing.Text, compute_type: str
 ) -> dict[str, float | str]:
-    """Hold an engine's predictions against those that are `expected` of the same weights.
+    """Compare an engine's predictions with those `expected` of the same weights.
 
-    Returns the mean divergence and its tolerance. Raises `UserError` with where it begins, and both perplexities, where
-    it is beyond.
+    Return the mean divergence and its tolerance. Raises `UserError` if it is beyond, with the first wrong position and
+    both perplexities.
     """
     if expected["places"] != found.places:
-        raise UserError("what was expected is of other positions; delete expected.json and build again")
+        raise UserError("the expected predictions are of other positions; delete expected.json and build again")
     each, limit = (
         divergence(expected, found),
         tolerance(compute_type, expected["compute_type"], expected.get("rounding", 0)),
@@ -119,8 +119,8 @@ def check(
     )
 
 
-def extent(beyond: Sequence[bool], text: teacher_forcing.Text) -> str:
-    """In words, which of the compared positions are wrong: all, or from one of a window on."""
+def extent(beyond: np.ndarray, text: teacher_forcing.Text) -> str:
+    """Say in words which of the compared positions are wrong: all, or from one of a window on."""
     firsts = []
     numbers = places(text)
     start = 0

@@ -13,14 +13,13 @@ from quantmill.checkpoint.tensor import Tensor
 from quantmill.layouts import Reading, Unread, nibbles
 from quantmill.mlc import parameters, source_config, tensor_cache
 from quantmill.mlc.quantize import GROUP
-from quantmill.mlc.shards import stored_tensors
 
 
 def read(artifact: Path, source: Checkpoint) -> Reading:
     """See `layouts`."""
     config = source_config.read(source.config(), source.folder / "config.json")
     found = parameters.find(source, config, parameters.LAYOUTS["q4f16_1"])
-    wanted = {name: kind for parameter in found for name, kind in stored_tensors(parameter).items()}
+    wanted = {name: kind for parameter in found for name, kind in parameter.stored().items()}
     arrays = tensor_cache.read(artifact, wanted)
     places = {}  # of the source's tensors: the parameter that holds it, and its first row there
     for parameter in found:

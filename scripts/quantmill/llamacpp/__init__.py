@@ -1,15 +1,15 @@
-"""llama.cpp as it was compiled for this machine: its programs, its converter, its Python binding.
+"""llama.cpp as compiled for this machine: its programs, its converter, its Python binding.
 
-`llamacpp.compile` makes the folder: `bin` with programs and libraries, `source` with llama.cpp's own tree,
-`binding` with the package `llama_cpp`, and `quantmill.json`, which says how it was compiled.
+`llamacpp.compile` makes the folder: `bin` with programs and libraries, `source` with llama.cpp's sources, `binding`
+with the package `llama_cpp`, and `quantmill.json` with how it was compiled.
 """
 
 import importlib
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 from types import ModuleType
 from typing import Any
 
@@ -20,52 +20,49 @@ FOLDER = "artifacts/libraries/llama.cpp"  # where the workflow puts it; QUANTMIL
 
 
 def place() -> Path:
-    """Where the compiled llama.cpp belongs, whether it is there or not."""
+    """Return the folder where the compiled llama.cpp belongs."""
     return Path(os.environ.get("QUANTMILL_LLAMA_CPP", FOLDER)).absolute()
 
 
 def folder() -> Path:
-    """The folder of the compiled llama.cpp. Raises `UserError` where there is none."""
+    """Return the folder of the compiled llama.cpp. Raises `UserError` if it is missing."""
     path = place()
     if not (path / manifest.NAME).exists():
-        raise UserError(
-            f"{path}: holds no llama.cpp; compile it there: python scripts/quantmill llamacpp.compile {path}"
-        )
+        raise UserError(f"{path}: has no llama.cpp; compile it there: python scripts/quantmill llamacpp.compile {path}")
     return path
 
 
 def build() -> dict[str, Any]:
-    """What its record says: release, commit, flags and instruction sets."""
+    """Read how it was compiled: release, commit, flags and instruction sets."""
     return json.loads((folder() / manifest.NAME).read_text(encoding="utf-8"))
 
 
 def binding() -> ModuleType:
-    """The binding's low-level module, over the compiled library."""
+    """Import the binding's low-level module, over the compiled library."""
     os.environ["LLAMA_CPP_LIB_PATH"] = str(folder() / "bin")
-    place = str(folder() / "binding")
-    if place not in sys.path:
-        sys.path.insert(0, place)
-    return importlib.import_module("llama_cpp.llama_cpp")
+    return _import("llama_cpp.llama_cpp", "binding")
 
 
 def gguf() -> ModuleType:
-    """llama.cpp's own Python package of the format, which has the arithmetic of every type in numpy."""
-    place = str(folder() / "source/gguf-py")
-    if place not in sys.path:
-        sys.path.insert(0, place)
-    return importlib.import_module("gguf")
+    """Import llama.cpp's Python package of the format, which has the arithmetic of every type in numpy."""
+    return _import("gguf", "source/gguf-py")
+
+
+def _import(name: str, place: str) -> ModuleType:
+    if (path := str(folder() / place)) not in sys.path:
+        sys.path.insert(0, path)
+    return importlib.import_module(name)
 
 
 def call(program: str, *arguments: object, cwd: Path | None = None) -> str:
-    """Run one of llama.cpp's programs; what it said goes to the log, and is returned.
+    """Run one of llama.cpp's programs. Its output goes to the log and is returned.
 
-    Raises `UserError` with its last line of an error where it fails.
+    Raises `UserError` with its last error line if it fails.
     """
     command = [str(folder() / "bin" / program), *map(str, arguments)]
     lines = []
-    words = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
-    with start_child(command, cwd=cwd, **words) as process:
-        for line in process.stdout:
+    with start_child(command, cwd=cwd, text=True, errors="replace", stdout=PIPE, stderr=STDOUT) as process:
+        for line in process.stdout or ():
             sys.stderr.write(line)
             lines.append(line.strip())
         process.wait()

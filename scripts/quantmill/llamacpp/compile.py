@@ -1,14 +1,14 @@
-"""Compile llama.cpp for this machine, once; or take a build that is there already.
+"""Compile llama.cpp for this machine, once, or take an existing build.
 
     python scripts/quantmill llamacpp.compile DST [--tools ENV/bin] [--build PATH/TO/build]
 
-The sources are those of envs/llama-cpp-python.sdist, which pip fetches and whose hash it checks. The result is
-kept in the user's cache folder (~/.cache/quantmill), under the hash of sources, flags and compiler, so that checkouts
-share it; a compilation that was broken off goes on where it stood. DST holds links to it. With nvcc and a GPU it is
-compiled for CUDA too, for the architectures of the GPUs that are there.
+The sources are those of envs/llama-cpp-python.sdist, which pip fetches and whose hash it checks. The result is kept in
+the user's cache folder (~/.cache/quantmill), under the hash of sources, flags and compiler, so that checkouts share it.
+An interrupted compilation resumes. DST holds links to the result. With nvcc and a GPU it is compiled for CUDA too, for
+this machine's GPUs.
 
-Processors are asked for the instruction sets that they have, without AMX: a virtual machine that lists it can trap.
-A build of one's own (--build) must have the same llama.h, because the Python binding is made for it.
+It uses the instruction sets that the processor reports, without AMX, which can trap on a virtual machine that lists it.
+Your own build (--build) must have the same llama.h, because the Python binding is made for it.
 """
 
 import hashlib
@@ -31,39 +31,22 @@ from quantmill.devices import cpu
 
 PINS = PACKAGE.parents[1] / "envs/llama-cpp-python.sdist"
 TARGETS = ["llama", "llama-quantize", "llama-imatrix", "llama-perplexity", "llama-bench", "llama-server"]
-FLAGS = {
-    "CMAKE_BUILD_TYPE": "Release",
-    "BUILD_SHARED_LIBS": "ON",
-    "GGML_CCACHE": "OFF",
-    "GGML_NATIVE": "OFF",
-    "LLAMA_OPENSSL": "OFF",
-    "LLAMA_BUILD_TESTS": "OFF",
-    "LLAMA_BUILD_EXAMPLES": "OFF",
-    "LLAMA_BUILD_APP": "OFF",
-    "LLAMA_BUILD_UI": "OFF",
-    "LLAMA_USE_PREBUILT_UI": "OFF",  # would be downloaded
-}
-INSTRUCTION_SETS = {  # llama.cpp's names on x86 -> Linux's; AMX is left out
-    "SSE42": "sse4_2",
-    "AVX": "avx",
-    "AVX2": "avx2",
-    "FMA": "fma",
-    "F16C": "f16c",
-    "BMI2": "bmi2",
-    "AVX_VNNI": "avx_vnni",
-    "AVX512": "avx512f",
-    "AVX512_VBMI": "avx512vbmi",
-    "AVX512_VNNI": "avx512_vnni",
-    "AVX512_BF16": "avx512_bf16",
-}
-OWN = ("GGML_", "LLAMA_", "CMAKE_CUDA_ARCHITECTURES")  # what is kept of the definitions of somebody's own build
-LEFT_OUT = ("docs", "models", "tests", "examples", "media", "benches")  # of the sources, half of their size
-CUDA = "/usr/local/cuda/bin"  # where nvcc is installed, also where no PATH leads to it
-STATUS = "%p [%f/%t] "  # ninja's progress: percent, and files of how many
+FLAGS = {"CMAKE_BUILD_TYPE": "Release", "BUILD_SHARED_LIBS": "ON"}
+FLAGS |= dict.fromkeys(("GGML_CCACHE", "GGML_NATIVE", "LLAMA_OPENSSL"), "OFF")
+FLAGS |= {f"LLAMA_BUILD_{part}": "OFF" for part in ("TESTS", "EXAMPLES", "APP", "UI")}
+FLAGS |= {"LLAMA_USE_PREBUILT_UI": "OFF"}  # would be downloaded
+# llama.cpp's names on x86 -> Linux's; AMX is left out
+INSTRUCTION_SETS = {"SSE42": "sse4_2", "AVX": "avx", "AVX2": "avx2", "FMA": "fma", "F16C": "f16c", "BMI2": "bmi2"}
+INSTRUCTION_SETS |= {"AVX_VNNI": "avx_vnni", "AVX512": "avx512f", "AVX512_VBMI": "avx512vbmi"}
+INSTRUCTION_SETS |= {"AVX512_VNNI": "avx512_vnni", "AVX512_BF16": "avx512_bf16"}
+OWN = ("GGML_", "LLAMA_", "CMAKE_CUDA_ARCHITECTURES")  # definitions of the user's build that are recorded
+LEFT_OUT = ("docs", "models", "tests", "examples", "media", "benches")  # half of the sources' size
+CUDA = "/usr/local/cuda/bin"  # where nvcc is installed, even if it is not on PATH
+STATUS = "%p [%f/%t] "  # ninja's progress: percent, and files of all files
 
 
 def flags(cuda: dict[str, str]) -> dict[str, str]:
-    """CMake's definitions for this machine; those of `cuda_flags` are among them."""
+    """Return CMake's definitions for this machine, with those of `cuda_flags`."""
     found = dict(FLAGS)
     if platform.machine() in ("x86_64", "AMD64"):
         features = set(cpu.features())
@@ -74,7 +57,7 @@ def flags(cuda: dict[str, str]) -> dict[str, str]:
 
 
 def cuda_flags() -> dict[str, str]:
-    """The definitions for CUDA, for the machine's own GPUs alone; none where there is no GPU, or no nvcc."""
+    """Return the definitions for CUDA, for this machine's GPUs; none without a GPU or nvcc."""
     compiler = shutil.which("nvcc", path=f"{os.environ['PATH']}{os.pathsep}{CUDA}")
     if not compiler or not shutil.which("nvidia-smi"):
         return {}
@@ -88,8 +71,10 @@ def cuda_flags() -> dict[str, str]:
 
 
 def compiler() -> str:
-    """The C++ compiler and its version. Raises `UserError` where there is none, or one whose libraries Python's
-    processes cannot load: with a C++ library of their own in each, which is mixed with the one that is loaded already.
+    """Return the C++ compiler's name and version.
+
+    Raises `UserError` if there is none, or only one that links libstdc++ statically: Python's processes cannot load
+    such libraries, whose C++ runtime conflicts with the loaded one.
     """
     name = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")), None)
     if not name or not shutil.which(name):
@@ -100,19 +85,19 @@ def compiler() -> str:
     shared, static = (Path(ask(name, f"-print-file-name=libstdc++.{kind}")).is_absolute() for kind in ("so", "a"))
     if static and not shared:
         raise UserError(
-            f"{shutil.which(name)} has libstdc++.a alone, and Python's processes die of libraries that hold it; name "
-            "another compiler: CC, CXX and, for CUDA, CUDAHOSTCXX (such as /usr/bin/cc and /usr/bin/c++)"
+            f"{shutil.which(name)} has only libstdc++.a, and Python's processes crash with libraries that contain it; "
+            "name another compiler: CC, CXX and, for CUDA, CUDAHOSTCXX (such as /usr/bin/cc and /usr/bin/c++)"
         )
     return ask(name, "--version").splitlines()[0]
 
 
 def ask(program: str, option: str) -> str:
-    """What a program prints."""
+    """Return a program's output for an option."""
     return subprocess.run([program, option], capture_output=True, text=True).stdout
 
 
 def fetch_sources(pins: Path) -> Path:
-    """The unpacked sources that `pins` names, from the cache or by pip."""
+    """Return the unpacked sources that `pins` names, from the cache or from pip."""
     match = re.search(
         r"^([\w-]+)==([\w.]+) --hash=sha256:([0-9a-f]{64})", pins.read_text(encoding="utf-8"), re.MULTILINE
     )
@@ -125,9 +110,7 @@ def fetch_sources(pins: Path) -> Path:
             result = subprocess.run(command, env=surroundings.of_child(command), stdout=sys.stderr)
             archives = list(target.glob("*.tar.gz"))
             if result.returncode or not archives:
-                raise UserError(
-                    f"pip could not fetch {match[1]} {match[2]}, llama.cpp's sources; its own lines say why"
-                )
+                raise UserError(f"pip could not fetch {match[1]} {match[2]}, llama.cpp's sources; its messages say why")
             unpack(archives[0], target)
             archives[0].unlink()
             (target / "ready").touch()
@@ -135,7 +118,7 @@ def fetch_sources(pins: Path) -> Path:
 
 
 def unpack(archive: Path, target: Path) -> None:
-    """llama.cpp's tree into `source`, the binding's package into `binding/llama_cpp`."""
+    """Unpack llama.cpp's sources into `source`, and the binding's package into `binding/llama_cpp`."""
     places = {"vendor/llama.cpp": "source", "llama_cpp": "binding/llama_cpp"}
     with tarfile.open(archive) as tar:
         # Python has filters since 3.11.4; without one this is as safe as the archive, whose hash is pinned
@@ -150,7 +133,7 @@ def unpack(archive: Path, target: Path) -> None:
 
 
 def compile_sources(sources: Path, tools: Path, definitions: dict[str, str], about: dict[str, Any]) -> Path:
-    """The folder of the compiled programs, from the cache or compiled now."""
+    """Return the folder of the compiled programs from the cache, or compile them."""
     key = hashlib.sha256(json.dumps([sources.name, definitions, about], sort_keys=True).encode()).hexdigest()[:16]
     target = cache() / f"llama.cpp-{key}"
     with lock(target):
@@ -165,23 +148,23 @@ def compile_sources(sources: Path, tools: Path, definitions: dict[str, str], abo
 
 
 def call(command: list[Any], environment: dict[str, str]) -> None:
-    """Run a step of the compilation, whose lines go to the log. Raises `UserError` where it fails."""
+    """Run a step of the compilation; its output goes to the log. Raises `UserError` if it fails."""
     program = shutil.which(command[0], path=environment["PATH"])
     if not program:
-        raise UserError(f"{command[0]} is not there; it belongs to envs/llama_cpp: name its bin with --tools")
+        raise UserError(f"{command[0]} is missing; it belongs to envs/llama_cpp: name its bin with --tools")
     if status := run_compiler([program, *command[1:]], environment):
         raise UserError(
             f"llama.cpp did not compile ({' '.join(map(str, command[:2]))}: exit code {status}); "
-            "its own lines stand above in the log"
+            "its messages are above in the log"
         )
 
 
 def own_build(build: Path, sources: Path) -> tuple[Path, dict[str, str]]:
-    """The source tree and the flags of somebody's own build. Raises `UserError` where the binding does not fit it."""
+    """Return the sources and the flags of the user's build. Raises `UserError` if the binding does not fit it."""
     record = build / "CMakeCache.txt"
     if not record.exists() or not (build / "bin/llama-quantize").exists():
         raise UserError(
-            f"{build}: is no finished build of llama.cpp (CMakeCache.txt, bin/llama-quantize); build it, or leave "
+            f"{build}: is not a finished build of llama.cpp (CMakeCache.txt, bin/llama-quantize); build it, or leave "
             "llama_cpp out"
         )
     lines = dict(re.findall(r"^(\w+):\w+=(.*)$", record.read_text(encoding="utf-8"), re.MULTILINE))
@@ -199,7 +182,7 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("dst", type=Path, help="folder to write")
     arguments.add_argument("--tools", type=Path, default=Path(sys.executable).parent, help="folder of cmake and ninja")
-    arguments.add_argument("--build", type=Path, help="a build of llama.cpp that is there already")
+    arguments.add_argument("--build", type=Path, help="an existing build of llama.cpp")
     options = arguments.parse_args()
 
     sources = fetch_sources(PINS)

@@ -1,10 +1,10 @@
-"""Run llama.cpp's own converter, with a name for a pre-tokenizer that it does not know.
+"""Run llama.cpp's converter, with a name for a pre-tokenizer that it does not know.
 
     python scripts/quantmill llamacpp.convert PRE MODEL --outfile FILE …
 
-Its file is run as it is; where it refuses a tokenizer because nobody has listed it, PRE is taken. Who calls proves that
-PRE makes the tokenizer's own ids (`llamacpp.vocabulary`). PRE `none` writes no tokenizer, in the converter's own words.
-No Python of a model's is run.
+Its file runs unchanged. Where it refuses a tokenizer because its list lacks it, PRE is taken; the caller proves that
+PRE makes the tokenizer's ids (`llamacpp.vocabulary`). With PRE `none` the converter writes no tokenizer. No Python code
+of a model runs.
 """
 
 import importlib
@@ -22,7 +22,7 @@ def main() -> None:
     pre, *arguments = sys.argv[1:]
     sys.path[:0] = [str(source), str(source / "gguf-py")]
     base = importlib.import_module("conversion.base")
-    conversion = importlib.import_module("conversion")
+    conversion: Any = importlib.import_module("conversion")
     listed, find = base.TextModel.get_vocab_base_pre, conversion.get_model_class
 
     def name(self: Any, tokenizer: Any) -> str:

@@ -1,4 +1,4 @@
-"""Weights as ggml's types would store them: its library quantizes, its Python package undoes it."""
+"""Weights rounded to ggml's types: its library quantizes, its Python package dequantizes."""
 
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
@@ -11,13 +11,13 @@ from quantmill import llamacpp
 from quantmill.checkpoint.ggml_types import TYPES
 
 NUMBERS = {stored.name: number for number, stored in TYPES.items()}
-WANT_IMPORTANCE = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS")  # not possible, or garbage, without
+WANT_IMPORTANCE = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS")  # impossible, or garbage, without it
 CHUNK = 2**18  # weights that a thread takes at a time
 
 
 @cache
 def library() -> ctypes.CDLL:
-    """The library that quantizes."""
+    """Load the library that quantizes."""
     found = ctypes.CDLL(str(llamacpp.folder() / "bin/libggml-base.so"))
     number, pointer = ctypes.c_int64, ctypes.c_void_p
     found.ggml_quantize_chunk.argtypes = [ctypes.c_int, pointer, pointer, number, number, number, pointer]
@@ -26,7 +26,7 @@ def library() -> ctypes.CDLL:
 
 
 def fits(type_: str, columns: int) -> bool:
-    """Whether rows of so many weights can be stored as a type."""
+    """Return whether rows of `columns` weights can be stored as a type."""
     return columns % TYPES[NUMBERS[type_]].block == 0
 
 
@@ -37,10 +37,10 @@ def nbytes(type_: str, shape: tuple[int, ...]) -> int:
 
 
 def round_trip(weights: np.ndarray, type_: str, importance: np.ndarray | None, threads: int) -> np.ndarray:
-    """float32 weights [rows, columns] as a type would give them back.
+    """Quantize float32 weights [rows, columns] to a type and dequantize them.
 
-    importance: float32 [columns], a column's weight in the squared error; None: all the same. Rows are quantized
-    independently, so that those of a part are those of the whole.
+    importance: float32 [columns], a column's weight in the squared error; None: all equal. Rows are quantized
+    independently of each other.
     """
     rows, columns = weights.shape
     size = max(1, CHUNK // columns)
@@ -55,7 +55,7 @@ def round_trip(weights: np.ndarray, type_: str, importance: np.ndarray | None, t
 
 
 def _round_trip(weights: np.ndarray, type_: str, importance: np.ndarray | None) -> np.ndarray:
-    """The same, in this thread."""
+    """Do it in this thread."""
     weights = np.ascontiguousarray(weights, np.float32)
     rows, columns = weights.shape
     raw = np.empty((rows, nbytes(type_, (columns,))), np.uint8)

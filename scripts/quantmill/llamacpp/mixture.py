@@ -1,4 +1,4 @@
-"""Which type each tensor gets: the least divergence that fits a number of bytes."""
+"""Choice of each tensor's type: the least divergence that fits a number of bytes."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -19,11 +19,10 @@ class Choice(NamedTuple):
 
 
 def choose(tensors: Mapping[str, Sequence[Choice]], budget: int) -> dict[str, Choice]:
-    """Of the choices for each tensor one, so that all together take at most `budget` bytes and the sum of their
-    divergences is least.
+    """Choose a type for each tensor, so that all take at most `budget` bytes and the sum of divergences is least.
 
-    This is the knapsack problem with classes, by dynamic programming: exact, but for the rounding to units of the
-    budget. Raises `UserError` where not even the smallest types fit.
+    This is the multiple-choice knapsack problem, solved by dynamic programming: exact up to rounding to units of the
+    budget. Raises `UserError` if even the smallest types do not fit.
     """
     least = sum(min(choice.nbytes for choice in choices) for choices in tensors.values())
     if least > budget:
@@ -32,8 +31,8 @@ def choose(tensors: Mapping[str, Sequence[Choice]], budget: int) -> dict[str, Ch
             "a larger file"
         )
     unit = -(-budget // UNITS)
-    best = np.zeros(budget // unit + 1)  # the least divergence of the tensors so far, in so many units
-    picks = []  # of each tensor, the choice that reaches it
+    best = np.zeros(budget // unit + 1)  # by units: the least divergence of the tensors so far
+    picks = []  # for each tensor, the choice that reaches it
     for choices in tensors.values():
         reached, pick = np.full_like(best, np.inf), np.zeros(len(best), np.int8)
         for number, choice in enumerate(choices):
@@ -43,10 +42,10 @@ def choose(tensors: Mapping[str, Sequence[Choice]], budget: int) -> dict[str, Ch
             reached[place], pick[place] = found[place - units], number
         best = reached
         picks.append(pick)
-    if best[-1] == np.inf:  # the smallest types fit without rounding alone
+    if best[-1] == np.inf:  # the smallest types fit only without rounding
         return {name: min(choices, key=lambda choice: choice.nbytes) for name, choices in tensors.items()}
     chosen, left = {}, len(best) - 1
-    for (name, choices), pick in zip(reversed(tensors.items()), reversed(picks), strict=True):
+    for (name, choices), pick in zip(reversed([*tensors.items()]), reversed(picks), strict=True):
         chosen[name] = choices[pick[left]]
         left -= -(-chosen[name].nbytes // unit)
     return {name: chosen[name] for name in tensors}

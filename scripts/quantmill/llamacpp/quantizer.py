@@ -1,4 +1,4 @@
-"""llama-quantize: what it would store, and how it is told each tensor's type."""
+"""llama-quantize: its plan for a file, and the file that gives it each tensor's type."""
 
 import json
 import re
@@ -16,14 +16,14 @@ from quantmill.llamacpp import files, ggml, mixture
 
 IMATRIX = "imatrix.gguf"
 LINE = re.compile(r"^\[ *\d+/ *\d+\] (\S+) .* MiB -> .* MiB \((\w+)\)$", re.MULTILINE)
-UP = 32  # bytes, to a multiple of which llama-quantize pads each tensor
-KEYS = 1024  # bytes of metadata that it adds, at most: the importance matrix and two numbers
+UP = 32  # bytes; llama-quantize pads each tensor to a multiple
+KEYS = 1024  # bytes of metadata that it adds at most: the importance matrix's path and two numbers
 
 
 def plan(base: Path, type_: str, imatrix: Path | None) -> dict[str, str]:
-    """The tensors of a file that llama-quantize would quantize to a type of its own, and as what it would store each.
+    """Return the tensors that llama-quantize would quantize for a file's type, and the type of each.
 
-    base: an artifact that is not quantized. Nothing is written. Raises `UserError` where it would store none.
+    base: a GGUF file that is not quantized. Nothing is written. Raises `UserError` if it would quantize none.
     """
     matrix = ["--imatrix", imatrix / IMATRIX] if imatrix else []
     said = llamacpp.call("llama-quantize", *matrix, "--dry-run", base, type_)
@@ -34,14 +34,14 @@ def plan(base: Path, type_: str, imatrix: Path | None) -> dict[str, str]:
 
 
 def mix(base: Path, imatrix: Path, sensitivity: Path, type_: str, nbytes: int | None) -> dict[str, mixture.Choice]:
-    """Tensor -> the type that is chosen for it, with its bytes and divergence.
+    """Choose each tensor's type, with its bytes and divergence.
 
     Args:
         base, imatrix: artifacts, the first as f16.
         sensitivity: what build.gguf_sensitivity wrote of them.
-        type_, nbytes: how large the file may be: as that of a type, or so many bytes.
+        type_, nbytes: the file's largest size: that of a type, or this many bytes.
 
-    Raises `UserError` where the measurements are of another model or matrix, or where the bytes are too few.
+    Raises `UserError` if the measurements are of another model or matrix, or if the bytes are too few.
     """
     found = json.loads(sensitivity.read_text(encoding="utf-8"))
     if found["imatrix_sha256"] != manifest.read(imatrix)["files"][IMATRIX]["sha256"]:
@@ -67,14 +67,14 @@ def padded(nbytes: int) -> int:
 
 
 def type_lines(chosen: Mapping[str, mixture.Choice]) -> str:
-    """What --tensor-type-file takes: a pattern of a whole name, and its type, in every line."""
+    """Return the content of --tensor-type-file: in every line a pattern of a whole name, and its type."""
     return "".join(f"^{re.escape(name)}$={choice.type.lower()}\n" for name, choice in chosen.items())
 
 
 def importance(imatrix: Path) -> dict[str, np.ndarray]:
-    """Tensor -> mean square of each column's inputs, float32 [columns], as llama-quantize takes them from a matrix.
+    """Map tensors to the mean square of each column's inputs, float32 [columns], as llama-quantize reads them.
 
-    Tensors of experts, which have several, are left out.
+    Tensors of experts, which have several of them, are left out.
     """
     tensors = gguf_file.read(imatrix / IMATRIX).tensors
     found = {}

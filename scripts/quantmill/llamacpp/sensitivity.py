@@ -1,4 +1,4 @@
-"""How far a model's predictions move when one of its matrices does."""
+"""Divergence of a model's predictions when one of its matrices changes."""
 
 import re
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ remote_code.forbid()
 
 
 class Model:
-    """A model in float32, and what it predicts of a few windows of token ids."""
+    """A model in float32, and its predictions for a few windows of token ids."""
 
     def __init__(self, folder: Path, device: str, threads: int, windows: list[list[int]]) -> None:
         torch.set_num_threads(threads)
@@ -35,7 +35,7 @@ class Model:
         stem = next((match[1] for name in self.matrices if (match := LAYER.match(name))), None)
         self.stem = stem
         self.layers = list(self.model.get_submodule(stem)) if stem else []
-        # each layer's output for each window, from which what follows a matrix is calculated again
+        # each layer's output for each window, so that only what follows a matrix is calculated again
         self.outputs: list[list[Any]] = [[] for _ in self.layers]
         hooks = [
             layer.register_forward_hook(lambda _, __, output, kept=kept: kept.append(output))
@@ -50,7 +50,7 @@ class Model:
         )
 
     def weights(self, name: str) -> np.ndarray:
-        """A matrix [outputs, inputs]."""
+        """Return a matrix [outputs, inputs]."""
         return self.matrices[name].cpu().numpy()
 
     def divergence(self, name: str, weights: np.ndarray) -> float:
@@ -66,7 +66,7 @@ class Model:
         return max(0.0, sum(found) / sum(window.numel() for window in self.windows))
 
     def first_layer(self, name: str) -> int:
-        """The layer from which on the model has to be calculated again."""
+        """Return the first layer that has to be calculated again."""
         match = LAYER.match(name)
         if match and match[1] == self.stem:
             return int(match[2])
@@ -76,7 +76,7 @@ class Model:
         return len(self.layers) if only_head else 0
 
     def _resume(self, number: int, start: int) -> torch.Tensor:
-        """Log-probabilities [positions, vocabulary] of a window; layers before `start` give what they gave at first."""
+        """Log-probabilities [positions, vocabulary] of a window; layers before `start` return their first outputs."""
         with self._replayed(number, start):
             return self._predict(self.windows[number])
 

@@ -1,4 +1,4 @@
-"""Which of llama.cpp's pre-tokenizers a model has, proved: it must make the tokenizer's own ids of a text."""
+"""The pre-tokenizer of llama.cpp that fits a model, proved: it must make the tokenizer's ids of a text."""
 
 import ctypes
 import json
@@ -8,14 +8,14 @@ from quantmill import llamacpp
 from quantmill.checkpoint import gguf_file
 from quantmill.common.program import UserError
 
-# Kinds of byte-level BPE that cover most models, the commonest first; each is tried until one is proved
+# Byte-level BPEs that cover most models, the commonest first; each is tried until one is proved
 COMMON = ("gpt-2", "llama-bpe", "qwen2", "smollm", "gpt-4o", "tekken", "deepseek-llm", "deepseek-v3", "falcon", "olmo")
 PRE = "tokenizer.ggml.pre"
-NONE = "none"  # in its place: a file without a tokenizer, for random weights
+NONE = "none"  # instead: a file without a tokenizer, for random weights
 
 
 def candidates(tokenizer: Path) -> list[str]:
-    """Names to try for a tokenizer.json, the likeliest first."""
+    """List the names to try for a tokenizer.json, the likeliest first."""
     content = json.loads(tokenizer.read_text(encoding="utf-8")) if tokenizer.exists() else {}
     steps = content.get("pre_tokenizer") or {}
     steps = steps.get("pretokenizers", [steps])
@@ -32,10 +32,10 @@ def candidates(tokenizer: Path) -> list[str]:
 
 
 def prove(file: Path, text: str, ids: list[int], names: list[str]) -> str | None:
-    """The first of `names` with which llama.cpp makes `ids` of `text`; None where the file's own does, which is asked
-    first. Raises `UserError` with where the file's own ids part from the tokenizer's, where none does.
+    """Return the first of `names` with which llama.cpp makes `ids` of `text`, or None if the file's name does already.
 
-    file: a GGUF with the vocabulary; its name in the file is overruled, the file is not changed.
+    file: a GGUF with the vocabulary. Names override the one in the file, which is not changed. Raises `UserError` with
+    the first wrong token if no name fits.
     """
     own = gguf_file.read_all(file).metadata.get(PRE)
     found = tokenize(file, text, None)
@@ -47,15 +47,15 @@ def prove(file: Path, text: str, ids: list[int], names: list[str]) -> str | None
     place = next((each for each, pair in enumerate(zip(found, ids, strict=False)) if pair[0] != pair[1]), len(ids))
     raise UserError(
         f"{file.name}: llama.cpp's tokenizer makes other ids than the model's own, from token {place} of "
-        f"{len(ids)} on ({found[place : place + 3]}, not {ids[place : place + 3]}); nobody could serve it as it is. "
-        "Leave the formats gguf-* out for this model"
+        f"{len(ids)} on ({found[place : place + 3]}, not {ids[place : place + 3]}), so that it cannot be served; "
+        "leave the formats gguf-* out for this model"
     )
 
 
 def tokenize(file: Path, text: str, pre: str | None) -> list[int]:
-    """The ids that llama.cpp makes of a text with a file's vocabulary, special tokens added as the file says.
+    """Tokenize a text with llama.cpp and a file's vocabulary, with the special tokens that the file asks for.
 
-    pre: the pre-tokenizer in place of the file's. Raises `UserError` where the vocabulary does not load.
+    pre: a pre-tokenizer instead of the file's. Raises `UserError` if the vocabulary does not load.
     """
     lib = llamacpp.binding()
     quiet = lib.llama_log_callback(lambda *_: None)

@@ -1,4 +1,4 @@
-"""mlc-chat-config.json: what MLC-LLM's engine reads about a model beside its weights.
+"""mlc-chat-config.json, which MLC-LLM's engine reads with the weights.
 
 Keys, their order and their defaults are those of MLC-LLM (interface/gen_config.py, protocol/mlc_chat_config.py,
 model/*/*_model.py, cpp/tokenizers/tokenizers.cc).
@@ -12,43 +12,37 @@ from quantmill.checkpoint.shards import read_json
 from quantmill.mlc.source_config import SourceConfig
 
 NAME = "mlc-chat-config.json"
-TEMPLATE = "LM"  # no chat: text goes in as it is
+PARALLEL = {"tensor_parallel_shards": 1, "pipeline_parallel_stages": 1}
+TEMPLATE = "LM"  # no chat: the text is not changed
 TOKENIZER_FILES = (
     *("tokenizer.model", "tokenizer.json", "vocab.json", "merges.txt"),
     *("added_tokens.json", "tokenizer_config.json"),
 )
-MAX_TOKENIZER = 64 * 2**20  # bytes; one of a quarter of a million tokens has 35 MB
+MAX_TOKENIZER = 64 * 2**20  # bytes; that of 250,000 tokens has 35 MB
 MAX_TOKENIZER_VALUES = 4_000_000  # and 2 million values
 # taken from generation_config.json, else from config.json, else these
-SAMPLING = {
-    "temperature": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "top_p": 1.0,
-}
+SAMPLING = {"temperature": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+SAMPLING |= {"top_p": 1.0}
+# keys of a model's config.json that its `model_config` begins with
+COPIED = (
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"),
+    *("rms_norm_eps", "vocab_size", "tie_word_embeddings"),
+)
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
 def model_config(config: SourceConfig) -> dict[str, Any]:
-    """The `model_config` of a model: what MLC-LLM's Llama knows, and what its other families want beside."""
+    """Return the `model_config` of a model: the keys of MLC-LLM's Llama, and those that other families add."""
     family = config.family
-    content = {
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_attention_heads": config.num_attention_heads,
-        "num_hidden_layers": config.num_hidden_layers,
-        "rms_norm_eps": config.rms_norm_eps,
-        "vocab_size": config.vocab_size,
-        "tie_word_embeddings": config.tied,
+    content: dict[str, Any] = {
+        **{name: getattr(config, name) for name in COPIED},
         "position_embedding_base": config.rope_theta,
         "rope_scaling": config.rope_scaling,
         "context_window_size": config.context,
         "prefill_chunk_size": min(config.context, family.max_prefill),
         "num_key_value_heads": config.num_key_value_heads,
         "head_dim": config.head_dim,
-        "tensor_parallel_shards": 1,
-        "pipeline_parallel_stages": 1,
+        **PARALLEL,
         "max_batch_size": 128,
         "disaggregation": False,
     }
@@ -60,7 +54,7 @@ def model_config(config: SourceConfig) -> dict[str, Any]:
 
 
 def chat_config(source: Path, config: SourceConfig, quantization: str) -> dict[str, Any]:
-    """The whole file's content, for the model in folder `source`. Raises `UserError` for JSON that is damaged."""
+    """Return the file's content for the model in folder `source`. Raises `UserError` for damaged JSON."""
     generation = source / "generation_config.json"
     given = {
         **_select_keys(read_json(source / "config.json")),
@@ -80,8 +74,7 @@ def chat_config(source: Path, config: SourceConfig, quantization: str) -> dict[s
         "sliding_window_size": -1,
         "prefill_chunk_size": model["prefill_chunk_size"],
         "attention_sink_size": config.family.attention_sink,
-        "tensor_parallel_shards": 1,
-        "pipeline_parallel_stages": 1,
+        **PARALLEL,
         "active_vocab_size": vocabulary_size(tokens) or config.vocab_size,
         **{key: settings[key] for key in SAMPLING},
         "tokenizer_files": [name for name in TOKENIZER_FILES if (source / name).is_file()],
@@ -100,7 +93,7 @@ def write(folder: Path, source: Path, config: SourceConfig, quantization: str) -
 
 
 def conversation(bos: int, eos: int | list[int]) -> dict[str, Any]:
-    """MLC-LLM's template `LM`, with the model's own tokens where that has Llama 2's."""
+    """Return MLC-LLM's template `LM`, with the model's tokens instead of Llama 2's."""
     return {
         "name": TEMPLATE,
         "system_template": "{system_message}",
@@ -121,7 +114,7 @@ def conversation(bos: int, eos: int | list[int]) -> dict[str, Any]:
 
 
 def tokenizer_info(tokenizer: dict[str, Any]) -> dict[str, Any]:
-    """What MLC-LLM finds out about a tokenizer.json (Tokenizer::DetectTokenizerInfo); of none (`{}`) its defaults."""
+    """Return MLC-LLM's facts about a tokenizer.json (Tokenizer::DetectTokenizerInfo); its defaults for `{}`."""
     decoders = _steps(tokenizer.get("decoder"), "decoders")
     kinds = [step.get("type") for step in decoders if step.get("type") in ("ByteLevel", "ByteFallback")]
     return {
@@ -137,7 +130,7 @@ def tokenizer_info(tokenizer: dict[str, Any]) -> dict[str, Any]:
 
 
 def vocabulary_size(tokenizer: dict[str, Any]) -> int:
-    """Tokens that a tokenizer.json knows, added ones included; 0 where it tells of none."""
+    """Count the tokens of a tokenizer.json, with added ones; 0 if it has none."""
     model = tokenizer.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocabulary, dict):
@@ -152,7 +145,7 @@ def vocabulary_size(tokenizer: dict[str, Any]) -> int:
 
 
 def _select_keys(config: dict[str, Any]) -> dict[str, Any]:
-    """The keys that are carried. An id that is no number is not: MLC-LLM would refuse the whole file for it."""
+    """Return the keys that are kept. Ids that are not numbers are dropped: MLC-LLM would refuse the whole file."""
     return {
         key: value
         for key, value in config.items()
@@ -161,12 +154,12 @@ def _select_keys(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_id(key: str, value: Any) -> bool:
-    """Whether a value is a token's id, or a list of them where there may be several ends."""
+    """Return whether a value is a token's id, or a list of ids for a key that may have several."""
     ids = value if isinstance(value, list) and key == "eos_token_id" else [value]
     return bool(ids) and all(type(token) is int for token in ids)
 
 
 def _steps(step: Any, members: str) -> list[dict[str, Any]]:
-    """The steps of a normalizer or a decoder, which may be a sequence of them."""
+    """Return the steps of a normalizer or a decoder, which may be a sequence of them."""
     steps = step.get(members) if isinstance(step, dict) and step.get("type") == "Sequence" else [step]
     return [each for each in steps if isinstance(each, dict)] if isinstance(steps, list) else []

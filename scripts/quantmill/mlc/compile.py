@@ -2,8 +2,8 @@
 
     python scripts/quantmill mlc.compile MODEL OUT.so [--device auto] [--cache FOLDER]
 
-MODEL is a folder with a model's config.json, or that file. A library in the cache is used again where architecture,
-target, TVM and the definition of the model (scripts/mlc) are the same.
+MODEL is a folder with a model's config.json, or that file. A library in the cache is used again if architecture,
+target, TVM and the definition of the model (scripts/quantmill/mlc) are the same.
 """
 
 import os
@@ -22,8 +22,8 @@ def main() -> None:
     arguments.add_argument("model", type=Path, help="folder of a model, or its config.json")
     arguments.add_argument("out", type=Path, help="library to write")
     arguments.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    arguments.add_argument("--arch", help="compile for this kind of GPU, which need not be there: sm_90")
-    arguments.add_argument("--cache", type=Path, help="folder of libraries that were compiled before")
+    arguments.add_argument("--arch", help="compile for this GPU, such as sm_90; it need not be here")
+    arguments.add_argument("--cache", type=Path, help="folder of compiled libraries")
     options = arguments.parse_args()
 
     path = options.model / "config.json" if options.model.is_dir() else options.model
@@ -33,11 +33,11 @@ def main() -> None:
     cached = options.cache and options.cache / f"{library.key(shape, target)}.so"
     with write_atomically(options.out) as partial, work_folder(options.out):
         if cached and cached.is_file():
-            shutil.copyfile(cached, partial)  # no link: Snakemake dates its outputs, and other models' with them
+            shutil.copyfile(cached, partial)  # not a link: Snakemake sets the times of its outputs
             return
         library.compile(shape, target, partial)
         if cached:
             cached.parent.mkdir(parents=True, exist_ok=True)
-            beside = cached.with_name(f".{cached.name}.{os.getpid()}")  # others may be at it too
+            beside = cached.with_name(f".{cached.name}.{os.getpid()}")  # other jobs may write it too
             shutil.copyfile(partial, beside)
             beside.replace(cached)

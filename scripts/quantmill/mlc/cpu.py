@@ -1,4 +1,4 @@
-"""The model for a CPU: our own kernels, float32, and one contiguous key-value cache for one sequence.
+"""The model for a CPU: Quantmill's kernels, float32, and one contiguous key-value cache for one sequence.
 
 TVM's paged cache serves many sequences; its CPU kernels are scalar loops, and its bookkeeping alone costs a small
 model more than the step itself.
@@ -8,36 +8,39 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op, spec
 
 from quantmill.mlc import cpu_attention, cpu_matrices, cpu_vectors, model
-from quantmill.mlc.architecture import GROUP, Architecture
+from quantmill.mlc.architecture import Architecture
 from quantmill.mlc.cpu_layout import LANES, padded_rows
 from quantmill.mlc.model import Decoder, Linear, RMSNorm
+from quantmill.mlc.quantize import GROUP
 from quantmill.mlc.rope import frequencies
 
 
 class Kernels(model.Kernels):
-    """See `mlc.model.Kernels`; chosen by whether S is one or many."""
+    """See `mlc.model.Kernels`. Kernels differ for one position and many."""
 
     def weight_shapes(self, outputs: int, inputs: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         blocks = padded_rows(outputs) // LANES
         return (blocks, inputs // 8, LANES), (blocks, inputs // GROUP, LANES)
+
+    def row_size(self, outputs: int) -> int:
+        return padded_rows(outputs)
 
     def embed(self, tokens: Tensor, table: Linear) -> Tensor:
         kernel = cpu_matrices.embed(padded_rows(table.outputs), table.inputs)
         return _call(kernel, "embed", [tokens, table.q_weight, table.q_scale], (*tokens.shape, table.inputs))
 
     def product(self, x: Tensor, layer: Linear) -> Tensor:
-        """x times a quantized matrix."""
+        """Multiply x by a quantized matrix."""
         outputs = padded_rows(layer.outputs)
         make = cpu_matrices.matrix_matrix if _is_many(x) else cpu_matrices.matrix_vector
         arguments = [x, layer.q_weight, layer.q_scale]
         return _call(make(outputs, layer.inputs), make.__name__, arguments, (*x.shape[:2], outputs))
 
     def rms_norm(self, x: Tensor, norm: RMSNorm) -> Tensor:
-        """x over its root mean square, times the norm's weight."""
+        """Divide x by its root mean square, and multiply by the norm's weight."""
         return _call(cpu_vectors.rms_norm(x.shape[2], norm.epsilon, _is_many(x)), "rms_norm", [x, norm.weight], x.shape)
 
     def silu_multiply(self, x: Tensor) -> Tensor:
@@ -89,15 +92,10 @@ class Cache:
 
 
 class Model(Decoder):
-    """What the library offers: `prefill`, `decode` and `score`, each from `position` on.
-
-    `token` [1, 1] and `position` [1] are changed in place, so that decoding takes the same arguments every time; `bias`
-    is added to the logits before the largest is chosen.
-    """
+    """See `mlc.model.Decoder`."""
 
     def __init__(self, shape: Architecture) -> None:
         super().__init__(Kernels(), shape)
-        self.shape = shape
 
     def _cache(self, tokens: Tensor, position: Tensor, keys: Tensor, values: Tensor) -> Cache:
         half = self.shape.head_dim // 2
@@ -131,21 +129,9 @@ class Model(Decoder):
         """Logits [1, S, padded vocabulary] of tokens [1, S]; `position` stays."""
         return self.logits(self.hidden_states(tokens, self._cache(tokens, position, keys, values)))
 
-    def get_default_spec(self) -> spec.ModuleSpec:
-        shape = self.shape
-        heads, size = (shape.num_hidden_layers, shape.num_key_value_heads), shape.head_dim
-        tokens = {"tokens": spec.Tensor([1, "positions"], "int32")}
-        token = {"token": spec.Tensor([1, 1], "int32")}
-        position = {"position": spec.Tensor([1], "int32")}
-        bias = {"bias": spec.Tensor([padded_rows(shape.vocab_size)], "float32")}
-        cache = {
+    def state(self) -> dict[str, spec.Tensor]:
+        heads, size = (self.shape.num_hidden_layers, self.shape.num_key_value_heads), self.shape.head_dim
+        return {
             "keys": spec.Tensor([*heads, size, "capacity"], "float32"),
             "values": spec.Tensor([*heads, "capacity", size], "float32"),
         }
-        mode = {"$": {"param_mode": "packed", "effect_mode": "none"}}
-        methods = {
-            "prefill": tokens | token | position | bias | cache | mode,
-            "decode": token | position | bias | cache | mode,
-            "score": tokens | position | cache | mode,
-        }
-        return nn.spec.ModuleSpec.from_raw(methods, self)

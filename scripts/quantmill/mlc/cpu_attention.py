@@ -1,5 +1,8 @@
 """A CPU's attention over a contiguous key-value cache, in TVM's loop language. S is the number of positions."""
 
+# TVM reads T.Buffer((1,), "int32") as a type:
+# mypy: disable-error-code="valid-type"
+
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -16,7 +19,7 @@ KEY_VECTORS = KEYS // LANES
 
 @dataclass(frozen=True)
 class Heads:
-    """A layer's heads of `size` elements each, and how many queries of a head go over the keys together (`rows`)."""
+    """A layer's heads of `size` elements each, and a head's queries that read the keys together (`rows`)."""
 
     queries: int
     keys: int
@@ -25,17 +28,17 @@ class Heads:
 
     @property
     def half(self) -> int:
-        """Each element of a head's first half is rotated with one of the second."""
+        """Half of a head: each of its elements is rotated with one of the other half."""
         return self.size // 2
 
     @property
     def vectors(self) -> int:
-        """Vectors to a head."""
+        """Number of vectors of a head."""
         return self.size // LANES
 
     @property
     def scale(self) -> float:
-        """What queries are multiplied by: the softmax takes powers of 2, not of e."""
+        """Factor of the queries, for a softmax with powers of 2 instead of e."""
         return LOG2_E / self.size**0.5
 
 
@@ -64,7 +67,7 @@ def rotations(half: int) -> PrimFunc:
 
 
 def rotate(n: Heads, qkv: Any, cosine: Any, sine: Any, s: Any, head: Any, d: Any) -> tuple[Any, Any]:
-    """Elements d and half + d, rotated, of a head of position s, counted among all of qkv."""
+    """Rotate elements d and half + d of a head of position s; heads are counted over all of qkv."""
     low, high = qkv[0, s, head * n.size + d], qkv[0, s, head * n.size + n.half + d]
     return low * cosine[s, d] - high * sine[s, d], high * cosine[s, d] + low * sine[s, d]
 
@@ -131,7 +134,7 @@ def score_keys(
 
 @T.inline
 def weigh(n: Heads, score: Any, best: Any, before: Any, weights: Any, total: Any) -> None:
-    """Turn a tile's scores into weights below a new maximum, and bring what was summed so far down to it."""
+    """Turn a tile's scores into weights relative to a new maximum, and rescale the sums so far to it."""
     for r in T.unroll(n.rows):
         before[r] = best[r]
         for w in T.serial(KEY_VECTORS):
@@ -152,7 +155,7 @@ def weigh(n: Heads, score: Any, best: Any, before: Any, weights: Any, total: Any
 
 @T.inline
 def add_values(n: Heads, score: Any, values: Any, layer: Any, h: Any, t: Any, count: Any, total: Any) -> None:
-    """Add the values of tile t, those of its keys below `count`, by their weights."""
+    """Add the weighted values of tile t, for its keys below `count`."""
     for k in T.serial(T.min(count - t * KEYS, KEYS)):
         for r in T.unroll(n.rows):
             for w in T.unroll(n.vectors):

@@ -4,42 +4,45 @@ Matrices come packed by `cpu_layout`: 16 rows side by side are the lanes of a ve
 between lanes. Activations and sums are float32. S is the number of positions.
 """
 
+# TVM reads T.Buffer((1,), "int32") as a type:
+# mypy: disable-error-code="valid-type"
+
 from functools import cache
 from typing import Any
 
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
-from quantmill.mlc.architecture import GROUP
 from quantmill.mlc.cpu_layout import LANES
+from quantmill.mlc.quantize import GROUP
 
 WORDS = GROUP // 8  # of a group in a row
 COLUMNS = 2  # vectors of outputs in a tile of the matrix product
 ROWS = 8  # positions in it: 16 sums in registers
-DEPTH = 512  # inputs that it has dequantized at a time: 64 KiB
+DEPTH = 512  # inputs dequantized at a time: 64 KiB
 
 
 def nibble(word: Any, i: Any) -> Any:
-    """The i-th of a word's eight weights, as float32: 0 to 15."""
+    """Return the i-th of a word's eight weights, as float32: 0 to 15."""
     return T.Cast("float32", T.Cast("int32", (word >> T.Cast("uint32", 4 * i)) & T.uint32(15)))
 
 
 def mask_nibble(word: Any, i: Any) -> Any:
-    """The same where it stands, 16**i times as large, which spares the shift; the eighth would be negative."""
+    """Return the same without the shift, 16**i times as large; the eighth is shifted, because it would be negative."""
     last, others = word >> T.uint32(28), word & (T.uint32(15) << T.Cast("uint32", 4 * i))
     return T.Cast("float32", T.Cast("int32", T.if_then_else(i == 7, last, others)))
 
 
 def mask_scale(i: Any) -> Any:
-    """What `mask_nibble` is to be multiplied by, exactly: 16**-i; 1 for the eighth."""
+    """Return the exact factor for `mask_nibble`: 16**-i; 1 for the eighth."""
     return T.if_then_else(i == 7, T.float32(1), T.reinterpret("float32", (127 - 4 * i) << 23))
 
 
 @cache
 def matrix_vector(outputs: int, inputs: int) -> PrimFunc:
-    """x [1, 1, inputs] times a packed matrix, dequantized in registers.
+    """Multiply x [1, 1, inputs] by a packed matrix, dequantized in registers.
 
-    The offset of 7 is taken off by group, as 7 times the sum of the group's inputs.
+    The offset of 7 is subtracted by group, as 7 times the sum of the group's inputs.
     """
     blocks, groups = outputs // LANES, inputs // GROUP
 
@@ -91,7 +94,7 @@ def matrix_vector(outputs: int, inputs: int) -> PrimFunc:
 
 @cache
 def matrix_matrix(outputs: int, inputs: int) -> PrimFunc:
-    """x [1, S, inputs] times a packed matrix: each task dequantizes its columns once for all positions."""
+    """Multiply x [1, S, inputs] by a packed matrix. Each task dequantizes its columns once for all positions."""
     blocks, groups = outputs // LANES, inputs // GROUP
     depth_groups = DEPTH // GROUP
     chunks = -(-groups // depth_groups)

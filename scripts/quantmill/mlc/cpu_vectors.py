@@ -3,6 +3,9 @@
 Vectors of 16 float32; S is the number of positions.
 """
 
+# TVM reads T.Buffer((1,), "int32") as a type:
+# mypy: disable-error-code="valid-type"
+
 from functools import cache
 from typing import Any
 
@@ -25,14 +28,20 @@ def exp2(x: Any) -> Any:
     return result * T.reinterpret("float32", T.shift_left(T.Cast("int32", whole) + 127, 23))
 
 
+def gated(gate: Any, up: Any) -> Any:
+    """Return the expression gate * sigmoid(gate) * up, in float32."""
+    power = T.max(T.min(gate * T.float32(-LOG2_E), T.float32(126)), T.float32(-126))
+    return gate * up / (T.float32(1) + exp2(power))
+
+
 def loop(many: bool, extent: Any) -> Any:
-    """Over all threads, or for one position in this one: waking threads costs more than the work."""
+    """Loop over all threads, or for one position in this one: waking threads costs more than the work."""
     return T.parallel(extent) if many else T.serial(extent)
 
 
 @cache
 def rms_norm(size: int, epsilon: float, many: bool) -> PrimFunc:
-    """x / sqrt(mean(x**2) + epsilon) * weight, of [1, S, size]."""
+    """Calculate x / sqrt(mean(x**2) + epsilon) * weight, for [1, S, size]."""
 
     @T.prim_func(private=True, s_tir=True)
     def kernel(x_handle: T.handle, weight: T.Buffer((size,), "float16"), out_handle: T.handle) -> None:
@@ -66,7 +75,7 @@ def rms_norm(size: int, epsilon: float, many: bool) -> PrimFunc:
 
 @cache
 def silu_multiply(size: int, many: bool) -> PrimFunc:
-    """gate * sigmoid(gate) * up, of [1, S, 2 * size] that holds gate and up."""
+    """Calculate gate * sigmoid(gate) * up, for [1, S, 2 * size] with gate and up."""
 
     @T.prim_func(private=True, s_tir=True)
     def kernel(x_handle: T.handle, out_handle: T.handle) -> None:
@@ -78,19 +87,7 @@ def silu_multiply(size: int, many: bool) -> PrimFunc:
             for s in loop(many, S):
                 for k in T.serial(size // LANES):
                     for v in T.vectorized(LANES):
-                        out[0, s, k * LANES + v] = (
-                            x[0, s, k * LANES + v]
-                            * x[0, s, size + k * LANES + v]
-                            / (
-                                T.float32(1)
-                                + exp2(
-                                    T.max(
-                                        T.min(x[0, s, k * LANES + v] * T.float32(-LOG2_E), T.float32(126)),
-                                        T.float32(-126),
-                                    )
-                                )
-                            )
-                        )
+                        out[0, s, k * LANES + v] = gated(x[0, s, k * LANES + v], x[0, s, size + k * LANES + v])
 
     return kernel
 
@@ -113,7 +110,7 @@ def last_position(size: int) -> PrimFunc:
 
 @cache
 def choose(vocabulary: int) -> PrimFunc:
-    """The token of the largest logit + bias, the first of equals; and the position after the S that were read."""
+    """Choose the first token of the largest logit + bias, and advance the position by the S that were read."""
 
     @T.prim_func(private=True, s_tir=True)
     def kernel(

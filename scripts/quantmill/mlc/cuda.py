@@ -1,28 +1,28 @@
 """The model for a GPU, float16, and one contiguous key-value cache for one sequence.
 
-Products with one position go through cuda_matrices.py, with many through cuda_products.py. There a product's input is
-arranged as that kernel wants it: a norm, attention and the gate leave it so.
+Products with one position are cuda_matrices.py's, with many cuda_products.py's. The input of those is arranged as the
+kernel reads it, by the norm, attention or gate before it.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
 from tvm import te, tirx
-from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op, spec
 
 from quantmill.mlc import cuda_attention, cuda_attention_many, cuda_matrices, cuda_products, cuda_vectors, model
-from quantmill.mlc.architecture import GROUP, Architecture
+from quantmill.mlc.architecture import Architecture
 from quantmill.mlc.cuda_kernel import call
 from quantmill.mlc.cuda_products import Epilogue
 from quantmill.mlc.model import Decoder, Linear, RMSNorm
+from quantmill.mlc.quantize import GROUP
 from quantmill.mlc.rope import frequencies
 
 DTYPE = "float16"
 
 
 def dequantize(weight: te.Tensor, scale: te.Tensor, row: Any, column: Any) -> Any:
-    """One weight: its nibble less 7, times its group's scale."""
+    """Return one weight: its nibble less 7, times its group's scale."""
     nibble = (weight[row, column // 8] >> (column % 8 * 4).astype("uint32")) & tirx.const(15, "uint32")
     return (nibble.astype(DTYPE) - tirx.const(7, DTYPE)) * scale[row, column // GROUP]
 
@@ -112,16 +112,13 @@ class Cache:
 
 
 class Model(Decoder):
-    """What the library offers: `prefill`, `decode` and `score`, each from `position` on.
+    """See `mlc.model.Decoder`. `counter` [kv_heads] holds zeros.
 
-    `token` [1, 1] and `position` [1] are changed in place, so that decoding takes the same arguments every time and can
-    be recorded; `bias` is added to the logits before the largest is chosen; `counter` [kv_heads] holds zeros.
-    `warpgroups`: the GPU has instructions for four warps, and the shared memory that these want (sm_90a).
+    `warpgroups`: the GPU has instructions for four warps, and the shared memory that these need (sm_90a).
     """
 
     def __init__(self, shape: Architecture, warpgroups: bool = False) -> None:
         super().__init__(Kernels(warpgroups), shape)
-        self.shape = shape
 
     def _choose(self, hidden: Tensor, bias: Tensor, count: Any, token: Tensor, position: Tensor) -> Tensor:
         kernel = cuda_vectors.choose(self.shape.vocab_size)
@@ -158,19 +155,8 @@ class Model(Decoder):
         hidden = self.hidden_states(tokens, Cache(self.shape, position, counter, keys, values))
         return self.logits(hidden).astype("float32")
 
-    def get_default_spec(self) -> spec.ModuleSpec:
+    def state(self) -> dict[str, spec.Tensor]:
         shape = self.shape
         size = [shape.num_hidden_layers, shape.num_key_value_heads, "capacity", shape.head_dim]
-        tokens = {"tokens": spec.Tensor([1, "positions"], "int32")}
-        token = {"token": spec.Tensor([1, 1], "int32")}
-        position = {"position": spec.Tensor([1], "int32")}
-        bias = {"bias": spec.Tensor([shape.vocab_size], "float32")}
-        cache = {"counter": spec.Tensor([shape.num_key_value_heads], "int32")}
-        cache |= {name: spec.Tensor(size, DTYPE) for name in ("keys", "values")}
-        mode = {"$": {"param_mode": "packed", "effect_mode": "none"}}
-        methods = {
-            "prefill": tokens | token | position | bias | cache | mode,
-            "decode": token | position | bias | cache | mode,
-            "score": tokens | position | cache | mode,
-        }
-        return nn.spec.ModuleSpec.from_raw(methods, self)
+        counter = {"counter": spec.Tensor([shape.num_key_value_heads], "int32")}
+        return counter | {name: spec.Tensor(size, DTYPE) for name in ("keys", "values")}

@@ -1,8 +1,7 @@
 """A GPU's attention of one position over a contiguous key-value cache [layers, kv_heads, C, head_dim], float16.
 
-Decoding is bound by the time that memory takes to answer: the first keys are on their way before the kernel waits for
-the one before it, and positions are split over blocks (flash-decoding, Dao et al. 2023), of which the last to finish
-merges.
+Decoding is bound by memory latency: the first keys are requested before the kernel waits for the one before it, and
+positions are split over blocks (flash-decoding, Dao et al. 2023), of which the last to finish merges.
 """
 
 from functools import cache
@@ -12,12 +11,12 @@ from tvm.tirx import PrimFunc
 
 from quantmill.mlc.cuda_kernel import include_guard, kernel
 
-BLOCKS = 132  # that decoding has under way: one on each of an H100's or H200's multiprocessors
+BLOCKS = 132  # that decode at a time: one on each multiprocessor of an H100 or H200
 SOURCE = Path(__file__).with_suffix(".cuh").read_text(encoding="utf-8")
 
 
 def splits(kv_heads: int) -> int:
-    """Blocks that share a key-value head's positions."""
+    """Count the blocks that share a key-value head's positions."""
     return max(1, min(64, BLOCKS // kv_heads))
 
 

@@ -33,7 +33,7 @@ def append(layers: int, heads: int, kv_heads: int, size: int) -> PrimFunc:
 
 @cache
 def attend_many(layers: int, heads: int, kv_heads: int, size: int) -> PrimFunc:
-    """Rotated queries [1, S, heads * size] attend to what is cached.
+    """Attend with rotated queries [1, S, heads * size] to the cache.
 
     Arguments: queries, position, keys, values, layer, out, arranged for a product.
     """

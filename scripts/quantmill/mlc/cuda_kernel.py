@@ -1,7 +1,7 @@
-"""How a CUDA kernel of our own gets into a TVM library: a loop nest of blocks and threads around one device function.
+"""CUDA kernels of Quantmill's in a TVM library: a loop nest of blocks and threads around one device function.
 
-TVM writes the source of the function before the kernels of the module. `launch` is all that knows of CUDA: a test calls
-the same sources on a CPU in its place.
+TVM writes the source of the function before the module's kernels. Only `launch` depends on CUDA: a test replaces it,
+and runs the same sources on a CPU.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,9 +14,9 @@ from tvm.relax.frontend.nn import Tensor, op
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-# A dependent launch: a kernel starts while the one before it runs, and waits for it before it reads what that one wrote
+# A dependent launch: a kernel starts while the one before it runs, and waits before it reads that one's results
 LAUNCH = ["blockIdx.x", "threadIdx.x", "tirx.use_programtic_dependent_launch"]
-DYNAMIC = "tirx.use_dyn_shared_memory"  # TVM wants it last
+DYNAMIC = "tirx.use_dyn_shared_memory"  # TVM requires it last
 
 SOURCE = Path(__file__).with_suffix(".cuh").read_text(encoding="utf-8")
 Buffer = tuple[Sequence[Any], str]
@@ -25,14 +25,14 @@ OPAQUE = 8  # not to be fused; tvm.relax.op_attrs.OpPatternKind
 
 
 def include_guard(name: str, source: str) -> str:
-    """A source that may stand in a module many times."""
+    """Guard a source, so that a module may include it many times."""
     return f"#ifndef {name}\n#define {name}\n{source}\n#endif\n"
 
 
 def launch(function: str, source: str, arguments: Sequence[Any], grid: Any, threads: int, shared: int) -> None:
     """Emit `function(*arguments)` for `grid` blocks of `threads`, into the loop nest that is being built.
 
-    The last argument, where `shared` is not 0, is the address of so many bytes of a block's own.
+    If `shared` is not 0, the last argument is the address of that many bytes of shared memory.
     """
     if shared:
         arguments = [*arguments, T.sblock_alloc_buffer([shared], "uint8", scope="shared.dyn").data]
@@ -50,11 +50,11 @@ def kernel(
     integers: Sequence[str] = (),
     shared: int = 0,
 ) -> tirx.PrimFunc:
-    """A scheduled function of `parameters`: name -> shape and dtype, or None for an integer.
+    """Return a scheduled function of `parameters`: name -> shape and dtype, or None for an integer.
 
     Strings in a shape name sizes. The device function gets the buffers' addresses, then the `integers`, which are sizes
-    or parameters, then the address of `shared` bytes of a block's own, which may be more than CUDA's 48 KiB. `grid` is
-    a number of blocks, or a function of sizes by name.
+    or parameters, then the address of `shared` bytes of shared memory, which may exceed CUDA's 48 KiB. `grid` is a
+    number of blocks, or a function of sizes by name.
     """
     params = LAUNCH and LAUNCH + [DYNAMIC] * bool(shared)
     with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
@@ -79,7 +79,7 @@ def kernel(
 def call(
     name: str, function: tirx.PrimFunc, arguments: Sequence[Any], outputs: Sequence[Tensor], changed: Sequence[int] = ()
 ) -> Any:
-    """Call a kernel: its outputs, after the arguments that it changes, by number."""
+    """Call a kernel. Return the arguments that it changes, by their numbers, and then its outputs."""
     if not changed:
         return op.tensor_ir_op(function, name, list(arguments), outputs[0] if len(outputs) == 1 else list(outputs))
     indices = [*changed, *(-1 for _ in outputs)]

@@ -1,9 +1,9 @@
 """A quantized matrix times one vector on a GPU, bound by the weights' bytes.
 
-A warp takes 16 rows through tensor cores (mma.m16n8k16) though there is but one vector: that spares the additions, so
-that a weight costs under two instructions. A lane reads a whole group, 16 bytes, of row lane / 4 and of row
-lane / 4 + 8; four lanes read four groups beside each other. As the order of a sum is free, the vector lies in shared
-memory in the order in which the nibbles come out of a word: 0 4 1 5 2 6 3 7.
+A warp multiplies 16 rows in tensor cores (mma.m16n8k16), although there is only one vector: that saves the additions,
+so that a weight costs less than two instructions. A lane reads a whole group, 16 bytes, of row lane / 4 and of row
+lane / 4 + 8; four lanes read four adjacent groups. The order of a sum is free, so the vector is stored in shared memory
+in the order in which nibbles come out of a word: 0 4 1 5 2 6 3 7.
 """
 
 from dataclasses import dataclass
@@ -12,31 +12,31 @@ from pathlib import Path
 
 from tvm.tirx import PrimFunc
 
-from quantmill.mlc.architecture import GROUP
 from quantmill.mlc.cuda_kernel import include_guard, kernel
+from quantmill.mlc.quantize import GROUP
 
 SOURCE = Path(__file__).with_suffix(".cuh").read_text(encoding="utf-8")
 
 
 TYPES = {"weight": "unsigned"}
-MULTIPROCESSORS = 132  # of an H100 or H200; of another GPU, it is only speed that depends on it
+MULTIPROCESSORS = 132  # of an H100 or H200; on another GPU only the speed depends on it
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How a product is cut: warps of a block, which share its 16 rows, and blocks on a multiprocessor."""
+    """Division of a product: warps of a block, which share its 16 rows, and blocks on a multiprocessor."""
 
     warps: int
     resident: int
 
     def blocks(self, tiles: int) -> int:
-        """The fewest that need no more rounds than all that are resident at once."""
+        """Return the fewest blocks that need as few rounds as all resident ones."""
         rounds = -(-tiles // (MULTIPROCESSORS * self.resident))
         return -(-tiles // rounds)
 
 
 def choose_launch(inputs: int) -> Launch:
-    """As many warps as have two steps of 128 inputs each: one is loaded while the other is used."""
+    """Choose warps that have two steps of 128 inputs each: one is loaded while the other is used."""
     return Launch(16, 2) if inputs >= 4096 else Launch(8, 3)
 
 
@@ -50,9 +50,9 @@ def matrix_vector(
     add: tuple[int, ...] | None = None,
     gate: bool = False,
 ) -> PrimFunc:
-    """x [inputs], perhaps normed (RMS, with `epsilon`), times a matrix [outputs, inputs].
+    """Multiply x [inputs], normed (RMS) if there is an `epsilon`, by a matrix [outputs, inputs].
 
-    Then, of float32 sums: plus a vector of shape `add`, or SiLU(first half) * second half.
+    To the float32 sums a vector of shape `add` is added, or SiLU(first half) * second half is taken.
     Arguments: x, q_weight, q_scale, the norm's weight if any, the vector if any, and the result.
     """
     assert not (add and gate)

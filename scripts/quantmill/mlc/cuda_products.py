@@ -10,22 +10,22 @@ from tvm import tirx
 from tvm.tirx import PrimFunc
 
 from quantmill.mlc import cuda_matrices
-from quantmill.mlc.architecture import GROUP
 from quantmill.mlc.cuda_kernel import include_guard, kernel
+from quantmill.mlc.quantize import GROUP
 
 SOURCE = Path(__file__).with_suffix(".cuh").read_text(encoding="utf-8")
 WARP_ROWS, TILE = 64, 8  # of a warp, and positions of an instruction
 THREADS = 256
-ALIGNMENT = 1024  # bytes, of shared memory; TVM promises 64
+ALIGNMENT = 1024  # bytes, of shared memory; TVM guarantees 64
 Epilogue = Literal["PLAIN", "BIAS", "RESIDUAL", "GATE"]
 
 
 @dataclass(frozen=True)
 class Block:
-    """How a block's warps share rows, positions and inputs.
+    """Division of rows, positions and inputs among a block's warps.
 
     A warp has 64 rows, `tiles` * 8 positions, and `depth` groups of inputs in a step; `stages` of steps are in shared
-    memory. Four warps of 128 rows and 128 positions go together where a GPU has instructions for them.
+    memory. Four warps of 128 rows and 128 positions work together if the GPU has instructions for them.
     """
 
     rows: int
@@ -42,7 +42,7 @@ class Block:
 
     @property
     def shared_bytes(self) -> int:
-        """Words, scales and positions of all stages, or afterwards the float32 sums."""
+        """Bytes of words, scales and positions of all stages, or afterwards of the float32 sums."""
         rows, positions = self.tile
         stage = self.inputs * self.depth * (positions * 2 * GROUP + rows * (GROUP // 2 + 2))
         return max(self.stages * stage, positions * (rows + 4) * 4)
@@ -55,11 +55,11 @@ WARPGROUP_BLOCKS = (*FEW, Block(2, 2, 2, 2, 8, 4))  # for sm_90a, whose shared m
 
 @cache
 def product(outputs: int, inputs: int, epilogue: Epilogue = "PLAIN", blocks: tuple[Block, ...] = BLOCKS) -> PrimFunc:
-    """Arranged x [1, S, inputs] times a matrix [outputs, inputs], float32 sums, rounded once to float16.
+    """Multiply arranged x [1, S, inputs] by a matrix [outputs, inputs], with float32 sums rounded once to float16.
 
-    Then plus a BIAS [outputs] or a RESIDUAL [1, S, outputs], or SiLU(first half) * second half (GATE), arranged. The
-    last of `blocks` is for any number of positions, the others where S is not beyond their tile. Arguments: x,
-    q_weight, q_scale, what is added if anything, the result.
+    A BIAS [outputs] or a RESIDUAL [1, S, outputs] is added, or SiLU(first half) * second half is taken (GATE) and
+    arranged. The last of `blocks` is for any number of positions, the others for S up to their tile. Arguments: x,
+    q_weight, q_scale, the addend if any, the result.
     """
     results = outputs // 2 if epilogue == "GATE" else outputs
     buffers: dict[str, Any] = {
@@ -82,7 +82,7 @@ def product(outputs: int, inputs: int, epilogue: Epilogue = "PLAIN", blocks: tup
     entry = "\n".join([*lines, "}", ""])
 
     def grid(sizes: Mapping[str, Any]) -> Any:
-        """Blocks for S positions."""
+        """Count the blocks for S positions."""
         tiles = [-(-results // (block.tile[0] // (2 if epilogue == "GATE" else 1))) for block in blocks]
         most = blocks[-1].tile[1]
         found = (sizes["S"] + (most - 1)) // most * tiles[-1]
@@ -97,7 +97,7 @@ def product(outputs: int, inputs: int, epilogue: Epilogue = "PLAIN", blocks: tup
 
 @cache
 def rms_norm(size: int, epsilon: float) -> PrimFunc:
-    """x [1, S, size] over its root mean square, times a weight: arguments x, the weight, the result, arranged."""
+    """Norm x [1, S, size] (RMS), times a weight. Arguments: x, the weight, the result, arranged."""
     many = ((1, "S", size), "float16")
     name = f"rms_norm_{size}"
     entry = (

@@ -13,7 +13,7 @@ SOURCE = Path(__file__).with_suffix(".cuh").read_text(encoding="utf-8")
 
 @cache
 def choose(vocabulary: int) -> PrimFunc:
-    """The token of the largest logit + bias, the first of equals; and the position after the S that were read."""
+    """Choose the first token of the largest logit + bias, and advance the position by the S that were read."""
     buffers = {
         "logits": ((1, 1, vocabulary), "float16"),
         "bias": ((vocabulary,), "float32"),

@@ -29,14 +29,14 @@ WARPGROUPS = "sm_90a"  # instructions of this GPU alone
 
 
 def cpu_target() -> Target:
-    """This machine's processor: a generic one was 31 times slower."""
+    """Return this machine's processor as the target; a generic target was 31 times slower."""
     return Target({"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu()})
 
 
 def cuda_target(arch: str | None) -> Target:
-    """A GPU by its architecture (`sm_90`), or the one that is there.
+    """Return a GPU as the target, by its architecture (`sm_90`) or the one here.
 
-    Raises `UserError` where none is there and none is named.
+    Raises `UserError` if none is here and none is named.
     """
     if arch is None:
         device = tvm.cuda()
@@ -45,15 +45,15 @@ def cuda_target(arch: str | None) -> Target:
         arch = "sm_" + device.compute_version.replace(".", "")
         arch = WARPGROUPS if f"{arch}a" == WARPGROUPS else arch
     limits = {"max_threads_per_block": CUDA_THREADS, "max_shared_memory_per_block": CUDA_SHARED_BYTES}
-    # any processor can launch kernels
+    # any processor launches kernels
     target = Target({"kind": "cuda", "arch": arch, "thread_warp_size": 32, **limits, "host": {"kind": "llvm"}})
     if capability(target) < TENSOR_CORES:
-        raise UserError(f"device cuda: {arch} is older than sm_{TENSOR_CORES}, which mlc-q4f16_1's kernels want")
+        raise UserError(f"device cuda: {arch} is older than sm_{TENSOR_CORES}, which mlc-q4f16_1's kernels need")
     return target
 
 
 def cuda_passes(target: Target) -> tvm.transform.Pass:
-    """TVM's own passes for CUDA, but reshapes become views before they would be fused into kernels that copy."""
+    """Return TVM's passes for CUDA, but with reshapes as views before they are fused into kernels that copy."""
     schedules = (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback())
     return tvm.transform.Sequential(
         [
@@ -73,7 +73,7 @@ def cuda_passes(target: Target) -> tvm.transform.Pass:
 
 
 def launches(target: Target) -> tvm.transform.Pass:
-    """Plain launches of our kernels where a GPU has no dependent ones."""
+    """Return a pass that launches our kernels plainly if the GPU has no dependent launches."""
 
     @tvm.tirx.transform.prim_func_pass(opt_level=0)
     def change(function: tvm.tirx.PrimFunc, *_: object) -> tvm.tirx.PrimFunc:
@@ -84,17 +84,17 @@ def launches(target: Target) -> tvm.transform.Pass:
 
 
 def capability(target: Target) -> int:
-    """90 for sm_90 and sm_90a."""
+    """Return the compute capability as a number: 90 for sm_90 and sm_90a."""
     return int(re.sub(r"\D", "", str(target.attrs["arch"])))
 
 
 def features(target: Target) -> list[str]:
-    """Vector instructions that a library for a target wants of the processor."""
+    """List the vector instructions that a library for a target needs."""
     return processor.features() if target.kind.name == "llvm" else []
 
 
 def key(shape: Architecture, target: Target) -> str:
-    """Hexadecimal name of a library: equal where architecture, target, TVM and the model's definition are equal."""
+    """Hash of architecture, target, TVM and the model's definition: the library's name in the cache."""
     definition = b"".join(path.read_bytes() for path in closure(Path(__file__), PACKAGE.parent))
     parts = [asdict(shape), str(target), features(target), tvm.__version__, tvm_ffi.__version__]
     return hashlib.sha256(json.dumps(parts).encode() + definition).hexdigest()[:32]
@@ -103,11 +103,11 @@ def key(shape: Architecture, target: Target) -> str:
 def compile(shape: Architecture, target: Target, out: Path) -> None:
     """Write the library to `out`.
 
-    Where TVM finds no CUDA driver, a library for CUDA holds source, which nvcc compiles each time it is loaded. Raises
-    `UserError` where there is no C++ compiler, or no nvcc.
+    Without a CUDA driver, a library for CUDA contains source, which nvcc compiles whenever it is loaded. Raises
+    `UserError` if there is no C++ compiler, or no nvcc.
     """
     if get_cc() is None:
-        raise UserError("the model library wants a C++ compiler to link it (g++ or clang++ on PATH); install one")
+        raise UserError("the model library needs a C++ compiler to link it (g++ or clang++ on PATH); install one")
     device = "cuda" if target.kind.name == "cuda" else "cpu"
     model = cuda.Model(shape, str(target.attrs["arch"]) == WARPGROUPS) if device == "cuda" else cpu.Model(shape)
     module, parameters = model.export_tvm(spec=model.get_default_spec())[:2]
@@ -129,5 +129,5 @@ def compile(shape: Architecture, target: Target, out: Path) -> None:
         except Exception as error:  # whatever TVM, nvcc and the linker raise
             raise UserError(
                 f"TVM {tvm.__version__} cannot compile the model library ({first_line(error)}); "
-                + ("it wants nvcc on PATH" if device == "cuda" else "leave mlc-q4f16_1 out of this model's formats")
+                + ("it needs nvcc on PATH" if device == "cuda" else "leave mlc-q4f16_1 out of this model's formats")
             ) from None

@@ -1,4 +1,4 @@
-"""MLC-LLM itself, where an interpreter of the user's has one that works."""
+"""MLC-LLM itself, of the user's interpreter."""
 
 import json
 import shutil
@@ -13,13 +13,13 @@ from quantmill.mlc.source_config import SourceConfig
 
 VERSION = "import mlc_llm; print(mlc_llm.__version__)"
 GENERATION = "generation_config.json"
-TIMEOUT = 300  # seconds for its help; it imports TVM and torch first
+TIMEOUT = 300  # seconds for its help, before which it imports TVM and torch
 
 
 def why_not(python: Path) -> str | None:
-    """Why an interpreter has no MLC-LLM that works, or None where it has one.
+    """Return why an interpreter's MLC-LLM does not work, or None if it does.
 
-    Asked for the help of what is needed: packages of that name exist that can be imported and do nothing.
+    The test is the needed command's help: packages of that name exist that can be imported and do nothing.
     """
     try:
         asked = [python, "-P", "-m", "mlc_llm", "convert_weight", "--help"]
@@ -27,12 +27,12 @@ def why_not(python: Path) -> str | None:
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"it does not run ({error!s:.200})"
     if result.returncode:
-        return (result.stderr.strip().splitlines() or ["it fails and says nothing"])[-1][:200]
-    return None if "--quantization" in result.stdout else "`mlc_llm convert_weight --help` tells of no --quantization"
+        return (result.stderr.strip().splitlines() or ["it fails without a message"])[-1][:200]
+    return None if "--quantization" in result.stdout else "`mlc_llm convert_weight --help` has no --quantization"
 
 
 def version(python: Path) -> str:
-    """Its version."""
+    """Return MLC-LLM's version."""
     return _run(python, "-P", "-c", VERSION).strip().splitlines()[-1]
 
 
@@ -42,15 +42,15 @@ def convert(
     """Have MLC-LLM write weights, mlc-chat-config.json and tokenizer files to a folder.
 
     Args:
-        device: compile its own library for this device too, as `mlc_llm.so`; none: weights only.
+        device: compile MLC-LLM's library for this device too, as `mlc_llm.so`; None: weights only.
 
-    Raises `UserError` where one of its programs fails.
+    Raises `UserError` if one of its programs fails.
     """
     copy = folder / "source"
     copy.mkdir()
     normalised_copy(source, config, copy)
     options = ["--quantization", quantization, "--output"]
-    # a GPU rounds otherwise
+    # a GPU rounds differently
     _run(python, "-P", "-m", "mlc_llm", "convert_weight", copy, "--device", "cpu", *options, folder)
     _run(python, "-P", "-m", "mlc_llm", "gen_config", copy, "--conv-template", TEMPLATE, *options, folder)
     if device:
@@ -59,11 +59,12 @@ def convert(
 
 
 def normalised_copy(source: Checkpoint, config: SourceConfig, folder: Path) -> None:
-    """A folder that MLC-LLM may write to (it adds an index), with the one spelling of RoPE that it reads."""
+    """Copy a model to a folder that MLC-LLM may write to (it adds an index), with the RoPE spelling that it reads."""
     for path in source.files:
         share(path, folder / path.name)
-    for path in (source.index(), *(source.folder / name for name in TOKENIZER_FILES), source.folder / GENERATION):
-        if path and path.is_file():
+    index = source.index()
+    for path in (*([index] if index else []), *(source.folder / name for name in (*TOKENIZER_FILES, GENERATION))):
+        if path.is_file():
             shutil.copyfile(path, folder / path.name)
     content = {key: value for key, value in source.config().items() if key != "rope_parameters"}
     content |= {"rope_theta": config.rope_theta, "rope_scaling": config.rope_scaling}
@@ -71,10 +72,10 @@ def normalised_copy(source: Checkpoint, config: SourceConfig, folder: Path) -> N
 
 
 def _run(python: Path, *arguments: object) -> str:
-    """Run it with arguments; what it prints. Raises `UserError` where it fails."""
+    """Run a command and return its output. Raises `UserError` if it fails."""
     command = [str(part) for part in (python, *arguments)]
-    result = run_child(command, stdout=subprocess.PIPE)  # alive, it would write into the next run's folder
+    result = run_child(command, stdout=subprocess.PIPE)  # if it outlived us, it would write into the next run's folder
     if result.returncode:
-        last = (result.stderr.strip().splitlines() or ["it says nothing"])[-1]
-        raise UserError(f"`{' '.join(command[:5])}` failed: {last[:300]}; the tool builtin does without it")
+        last = (result.stderr.strip().splitlines() or ["no message"])[-1]
+        raise UserError(f"`{' '.join(command[:5])}` failed: {last[:300]}; the tool builtin does not need it")
     return result.stdout

@@ -1,10 +1,10 @@
-"""The decoder, written once; what differs between devices are the kernels and the key-value cache."""
+"""The decoder of all devices, which differ in kernels and key-value cache."""
 
 from abc import ABC, abstractmethod
 from typing import Protocol
 
 from tvm.relax.frontend import nn
-from tvm.relax.frontend.nn import Tensor
+from tvm.relax.frontend.nn import Tensor, spec
 
 from quantmill.mlc.architecture import Architecture
 
@@ -16,13 +16,17 @@ class Kernels(ABC):
     def weight_shapes(self, outputs: int, inputs: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of a quantized matrix's words and scales."""
 
+    def row_size(self, outputs: int) -> int:
+        """Elements of a product's row."""
+        return outputs
+
     @abstractmethod
     def embed(self, tokens: Tensor, table: "Linear") -> Tensor:
         """Rows of a quantized matrix for tokens [1, S]."""
 
     @abstractmethod
     def linear(self, x: Tensor, layer: "Linear", norm: "RMSNorm | None" = None, add: Tensor | None = None) -> Tensor:
-        """x, normed, times a matrix, plus its bias or `add`."""
+        """Multiply x, normed if there is a norm, by a matrix, and add its bias or `add`."""
 
     @abstractmethod
     def swiglu(self, x: Tensor, layer: "Linear", norm: "RMSNorm") -> Tensor:
@@ -37,7 +41,7 @@ class Cache(Protocol):
 
 
 class Linear(nn.Module):
-    """A quantized matrix [outputs, inputs], perhaps with a bias."""
+    """A quantized matrix [outputs, inputs], with an optional bias."""
 
     def __init__(self, kernels: Kernels, outputs: int, inputs: int, bias: bool = False) -> None:
         self.outputs, self.inputs = outputs, inputs
@@ -64,7 +68,7 @@ class Attention(nn.Module):
         self.o_proj = Linear(kernels, shape.hidden_size, shape.num_attention_heads * shape.head_dim)
 
     def forward(self, x: Tensor, norm: RMSNorm, cache: Cache, layer: int) -> Tensor:
-        """x [1, S, hidden_size] -> x plus what it attends to once normed."""
+        """Norm x [1, S, hidden_size], attend, and add x."""
         qkv = self.kernels.linear(x, getattr(self, self.qkv_name), norm)
         return self.kernels.linear(cache.attend(layer, qkv), self.o_proj, add=x)
 
@@ -78,12 +82,12 @@ class MLP(nn.Module):
         self.down_proj = Linear(kernels, shape.hidden_size, shape.intermediate_size)
 
     def forward(self, x: Tensor, norm: RMSNorm) -> Tensor:
-        """x [1, S, hidden_size] -> x plus what is made of it once normed."""
+        """Norm x [1, S, hidden_size], apply the perceptron, and add x."""
         return self.kernels.linear(self.kernels.swiglu(x, self.gate_up_proj, norm), self.down_proj, add=x)
 
 
 class Layer(nn.Module):
-    """Attention and perceptron, each after a norm and beside a residual."""
+    """Attention and perceptron, each with a norm and a residual."""
 
     def __init__(self, kernels: Kernels, shape: Architecture) -> None:
         self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
@@ -107,15 +111,20 @@ class Body(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The whole model; parameters are named as MLC-LLM names them."""
+    """The whole model; parameters are named as MLC-LLM names them.
+
+    A device's class has the library's functions `prefill`, `decode` and `score`, each from `position` on. `token`
+    [1, 1] and `position` [1] are changed in place, so that decoding takes the same arguments every time; `bias` is
+    added to the logits before the largest is chosen.
+    """
 
     def __init__(self, kernels: Kernels, shape: Architecture) -> None:
-        self.kernels = kernels
+        self.kernels, self.shape = kernels, shape
         self.model = Body(kernels, shape)
         self.lm_head = None if shape.tie_word_embeddings else Linear(kernels, shape.vocab_size, shape.hidden_size)
 
     def hidden_states(self, tokens: Tensor, cache: Cache) -> Tensor:
-        """Tokens [1, S] -> what the layers make of them, [1, S, hidden_size], before the last norm."""
+        """Run tokens [1, S] through the layers: [1, S, hidden_size], before the last norm."""
         x = self.kernels.embed(tokens, self.model.embed_tokens)
         for number, layer in enumerate(self.model.layers):
             x = layer(x, cache, number)
@@ -125,3 +134,21 @@ class Decoder(nn.Module):
         """[1, S, hidden_size] -> [1, S, vocab_size]."""
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
         return self.kernels.linear(hidden, head, self.model.norm)
+
+    def state(self) -> dict[str, spec.Tensor]:
+        """Return the last arguments of all functions: the cache."""
+        raise NotImplementedError
+
+    def get_default_spec(self) -> spec.ModuleSpec:
+        """Return the functions' arguments, for the compiler."""
+        tokens = {"tokens": spec.Tensor([1, "positions"], "int32")}
+        token = {"token": spec.Tensor([1, 1], "int32")}
+        position = {"position": spec.Tensor([1], "int32")}
+        bias = {"bias": spec.Tensor([self.kernels.row_size(self.shape.vocab_size)], "float32")}
+        state = self.state() | {"$": {"param_mode": "packed", "effect_mode": "none"}}
+        methods = {
+            "prefill": tokens | token | position | bias | state,
+            "decode": token | position | bias | state,
+            "score": tokens | position | state,
+        }
+        return spec.ModuleSpec.from_raw(methods, self)

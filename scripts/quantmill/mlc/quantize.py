@@ -5,9 +5,9 @@ float16 (each operation rounds to nearest even):
 
     scale = max|w| / 7        q = clip(rint(w / scale + 7), 0, 14), and 0 where w / scale is not a number
 
-numpy calculates with float16 in software, by way of float32. But for a given scale q can only grow with w, so it is the
-number of thresholds, of 14, that w has reached; and float16 numbers compare as the integers that their bits are, once
-the negative ones are turned around. The thresholds of every max|w| there is are found with the formula itself.
+numpy's float16 arithmetic is emulated through float32 and slow. But for a given scale q grows with w, so q is the
+number of 14 thresholds that w reaches, and float16 numbers compare like the integers of their bits once negative ones
+are reversed. The thresholds of every possible max|w| are found with the formula itself.
 """
 
 from functools import cache
@@ -17,11 +17,11 @@ import numpy as np
 GROUP = 32  # weights that share a scale
 LEVELS = 14  # the largest q
 SIGN, MAGNITUDE, INFINITY = 0x8000, 0x7FFF, 0x7C00  # of a float16's bits
-NEVER = np.int16(-0x8000)  # orders below every weight: reaches no threshold
+NEVER = np.int16(-0x8000)  # below every weight: reaches no threshold
 
 
 def order(bits: np.ndarray) -> np.ndarray:
-    """uint16 bits of float16 numbers -> int16 that are ordered as the numbers are; -0 comes just before 0."""
+    """Map uint16 bits of float16 numbers to int16 in the numbers' order; -0 comes just before 0."""
     signed = bits.view(np.int16)
     return signed ^ ((signed >> 15) & MAGNITUDE)
 
@@ -33,7 +33,7 @@ def scales(peaks: np.ndarray) -> np.ndarray:
 
 @cache
 def thresholds() -> np.ndarray:
-    """int16 [14, 31744]: the least `order` of a weight whose q is over 0, 1, … 13, for the bits of every max|w|.
+    """Find the least `order` of a weight whose q is over 0, 1, … 13, for the bits of every max|w|; int16 [14, 31744].
 
     By bisection with the formula. -65,504 gives 0 whatever the scale, infinity 14.
     """

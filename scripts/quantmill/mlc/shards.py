@@ -1,13 +1,13 @@
-"""MLC-LLM's weight files (params_shard_*.bin) and their table of contents (tensor-cache.json).
+"""MLC-LLM's weight files (params_shard_*.bin) and their index (tensor-cache.json).
 
 The place of every byte is known before the first is calculated, so that any number of threads write blocks of rows of
-any tensor; none is ever whole in memory.
+any tensor. No tensor is ever whole in memory.
 """
 
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -23,12 +23,12 @@ from quantmill.checkpoint.tensor import DTYPE_BYTES, Tensor, read_into
 from quantmill.common.program import UserError
 from quantmill.devices.cpu import available_threads
 from quantmill.mlc.parameters import Parameter
-from quantmill.mlc.quantize import GROUP, INFINITY, MAGNITUDE, quantize
+from quantmill.mlc.quantize import INFINITY, MAGNITUDE, quantize
 
 CACHE = "tensor-cache.json"
 SHARD_BYTES = 32 * 2**20
-LABEL = "f32-to-bf16"  # what MLC-LLM calls the encoding of every tensor, whatever its dtype
-BLOCK = 2**18  # weights at a time: what is calculated with stays in the cache, and calls are few
+LABEL = "f32-to-bf16"  # MLC-LLM's name of the encoding of every tensor, whatever its dtype
+BLOCK = 2**18  # weights at a time: they fit the processor's cache, and calls are few
 TASK = 2**23  # weights that one thread takes at a time
 MAX_WORKERS = 16  # each holds about 10 MB
 
@@ -44,33 +44,21 @@ class Record:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor."""
+        """Number of bytes of the tensor."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
-def stored_tensors(parameter: Parameter) -> dict[str, tuple[tuple[int, ...], str]]:
-    """The tensors that a parameter is stored as: name -> shape and dtype."""
-    if not parameter.quantized:
-        return {f"{parameter.name}.{parameter.suffix}": (parameter.shape, "float16")}
-    rows, inputs = parameter.shape
-    groups = -(-inputs // GROUP)
-    return {
-        f"{parameter.name}.q_weight": ((rows, groups * GROUP // 8), "uint32"),
-        f"{parameter.name}.q_scale": ((rows, groups), "float16"),
-    }
-
-
 def plan(parameters: Sequence[Parameter]) -> list[list[Record]]:
-    """The records of each shard, as TVM's TensorCacheShardingManager has them.
+    """Return the records of each shard, as TVM's TensorCacheShardingManager cuts them.
 
-    Tensors gather in a pending shard as long as they leave it under `SHARD_BYTES`. One that would not gets a shard to
-    itself if it has half of that or more, numbered before the pending one; otherwise it begins the next.
+    Tensors are added to a pending shard while it stays under `SHARD_BYTES`. A tensor that does not fit gets a shard of
+    its own if it has at least half of that, numbered before the pending one; otherwise it begins the next shard.
     """
     finished: list[list[Record]] = []
     pending: list[Record] = []
     size = 0
     for parameter in parameters:
-        for name, (shape, dtype) in stored_tensors(parameter).items():
+        for name, (shape, dtype) in parameter.stored().items():
             record = Record(name, shape, dtype, 0)
             if size + record.nbytes >= SHARD_BYTES:
                 if 2 * record.nbytes >= SHARD_BYTES:
@@ -89,25 +77,26 @@ def write(
     counted: int,
     progress: Callable[[int], None] = lambda count: None,
 ) -> list[str]:
-    """Write all weight files and their table of contents; the names of the weight files.
+    """Write all weight files and their index. Return the names of the weight files.
 
     Args:
-        counted: the number of weights that the table's bits per weight are reckoned with.
+        counted: the number of weights for the index's bits per weight.
         progress: called, from several threads, with the number of weights just written.
 
-    Raises `UserError` where a weight is not a finite float16.
+    Raises `UserError` if a weight is not a finite float16.
     """
     shards = {f"params_shard_{number}.bin": records for number, records in enumerate(plan(parameters))}
     for name, records in shards.items():
         with (folder / name).open("wb") as file:
             file.truncate(records[-1].offset + records[-1].nbytes)
     places = {record.name: (folder / name, record) for name, records in shards.items() for record in records}
+    total = float(sum(record.nbytes for _, record in places.values()))
     with ThreadPoolExecutor(min(MAX_WORKERS, available_threads())) as workers:
         try:
             tasks: dict[str, list[Future]] = {name: [] for name in shards}
             hashes: dict[str, Future] = {}
             for parameter in parameters:
-                targets = [places[name] for name in stored_tensors(parameter)]
+                targets = [places[name] for name in parameter.stored()]
                 started = [
                     workers.submit(_write_rows, piece, parameter.quantized, targets, progress)
                     for piece in _cut(parameter)
@@ -119,7 +108,7 @@ def write(
             for future in [future for futures in tasks.values() for future in futures]:
                 future.result()
             content = {
-                "metadata": _metadata(places, counted),
+                "metadata": {"ParamSize": len(places), "ParamBytes": total, "BitsPerParam": total * 8.0 / counted},
                 "records": [_shard(name, records, hashes[name].result()) for name, records in shards.items()],
             }
         except BaseException:
@@ -140,7 +129,7 @@ def bytes_per_token(folder: Path) -> int:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows `begin` to `end` of a part of a parameter, of which the part's first is row `before`."""
+    """Rows `begin` to `end` of a part of a parameter; the part begins at the parameter's row `before`."""
 
     part: Tensor
     before: int
@@ -174,7 +163,7 @@ def _write_rows(
             file.seek(record.offset + (piece.before + piece.begin) * (record.nbytes // record.shape[0]))
         for first in range(piece.begin, piece.end, rows):
             count = min(rows, piece.end - first)
-            data = memoryview(np.empty(count * inputs * DTYPE_BYTES[part.dtype], np.uint8))
+            data = np.empty(count * inputs * DTYPE_BYTES[part.dtype], np.uint8).data
             read_into(source, data)
             weights = to_float16(data, part.dtype).reshape(count, inputs)
             try:
@@ -185,7 +174,7 @@ def _write_rows(
                     "hold; leave mlc out of this model's formats, or download it again"
                 ) from None
             for file, array in zip(files, arrays, strict=True):
-                write_all(file, memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
+                write_all(file, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
             progress(weights.size)
 
 
@@ -201,29 +190,24 @@ def to_float16(data: memoryview, dtype: str) -> np.ndarray:
 
 @cache
 def _float16_of_bfloat16() -> np.ndarray:
-    """uint16 [65536]: every bfloat16 as float16. Looking it up is four times as fast as two conversions."""
+    """Convert every bfloat16 to float16, uint16 [65536]; a look-up is four times as fast as two conversions."""
     every = np.arange(2**16, dtype="<u2")
     with np.errstate(over="ignore", invalid="ignore"):
-        return as_float(memoryview(every.view(np.uint8)), "BF16").astype(np.float16).view(np.uint16)
+        return as_float(every.view(np.uint8).data, "BF16").astype(np.float16).view(np.uint16)
 
 
 def finite(weights: np.ndarray) -> np.ndarray:
-    """The same bits of float16. Raises ValueError where one is infinite or NaN."""
+    """Return bits of float16 unchanged. Raises ValueError if one is infinite or NaN."""
     if (weights & MAGNITUDE).max(initial=0) >= INFINITY:
         raise ValueError("not finite")
     return weights
 
 
 def _md5_after(tasks: Sequence[Future], path: Path) -> str:
-    """A file's MD5, once what writes it is done: tasks that all began before this one, so that waiting has an end."""
+    """Return a file's MD5 after the tasks that write it, which all began before this one: waiting ends."""
     wait(tasks)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "md5").hexdigest()
-
-
-def _metadata(places: Mapping[str, tuple[Path, Record]], counted: int) -> dict[str, int | float]:
-    total = float(sum(record.nbytes for _, record in places.values()))
-    return {"ParamSize": len(places), "ParamBytes": total, "BitsPerParam": total * 8.0 / counted}
 
 
 def _shard(name: str, records: Sequence[Record], md5: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Which checkpoints MLC's format is written for: a config.json is understood, or refused by the name of what is not.
+"""The config.json of checkpoints that MLC's format supports; others are refused by the name of what it lacks.
 
-What MLC-LLM's models know is in its python/mlc_llm/model/{llama,mistral,qwen2}.
+MLC-LLM's models are in its python/mlc_llm/model/{llama,mistral,qwen2}.
 """
 
 import math
@@ -13,16 +13,16 @@ from quantmill.common.program import UserError
 
 @dataclass(frozen=True)
 class Family:
-    """A family of models as MLC-LLM has it (python/mlc_llm/model/NAME).
+    """A family of models in MLC-LLM (python/mlc_llm/model/NAME).
 
     Attributes:
         model_type: MLC-LLM's name, which is transformers' too.
-        qkv: what it calls the fused query, key and value projection.
-        biased: whether those have biases.
-        may_tie: whether the embeddings can be the head too.
-        scales_rope: whether it knows a scaling of rotary embeddings (llama3's).
-        max_prefill: tokens at most that it prefills at once, unless told otherwise.
-        attention_sink: tokens that a sliding window keeps (-1: it knows none).
+        qkv: its name of the fused query, key and value projection.
+        biased: whether these have biases.
+        may_tie: whether the embeddings can also be the head.
+        scales_rope: whether it supports a scaling of rotary embeddings (llama3's).
+        max_prefill: the default of the tokens that it prefills at once.
+        attention_sink: tokens that a sliding window keeps (-1: not supported).
     """
 
     model_type: str
@@ -42,7 +42,7 @@ FAMILIES = {
 SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
 MAX_SIZE = 2**31
 LLAMA3 = ("factor", "high_freq_factor", "low_freq_factor", "original_max_position_embeddings")
-# keys of a config that make it another model, and the values of each that do not
+# keys of a config that may make it another model, and the values that do not
 UNMODELLED = {
     "quantization_config": (None,),
     "auto_map": (None,),
@@ -54,26 +54,34 @@ UNMODELLED = {
 
 
 @dataclass(frozen=True)
-class SourceConfig:
-    """What a config.json says, in transformers' words; `rope_scaling` is none or of type llama3."""
+class Shape:
+    """What a model's tensors follow from, in transformers' words."""
 
-    family: Family
     hidden_size: int
     intermediate_size: int
+    num_hidden_layers: int
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
-    num_hidden_layers: int
     vocab_size: int
+    tie_word_embeddings: bool
+    qkv_name: str  # MLC-LLM's name of the fused projection
+    qkv_bias: bool
+
+
+@dataclass(frozen=True)
+class SourceConfig(Shape):
+    """The content of a config.json; `rope_scaling` is None or of type llama3."""
+
+    family: Family
     context: int
     rms_norm_eps: float
-    tied: bool
     rope_theta: float
     rope_scaling: dict[str, Any] | None
 
 
 def read(config: dict[str, Any], path: Path) -> SourceConfig:
-    """Understand a config.json.
+    """Read a config.json.
 
     Args:
         path: the config's, for errors.
@@ -83,16 +91,15 @@ def read(config: dict[str, Any], path: Path) -> SourceConfig:
     """
     family = _family(config, path)
     _check_features(config, family, path)
-    hidden, inner, heads, layers, vocabulary = (_size(config, key, path) for key in SIZES)
+    sizes = {key: _size(config, key, path) for key in SIZES}
+    hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
     key_value_heads = _size(config, "num_key_value_heads", path, heads)
     head_dim = _size(config, "head_dim", path, hidden // heads)
     if hidden % heads or heads % key_value_heads:
         raise _refuse(path, f"hidden_size {hidden} and {key_value_heads} of {heads} heads do not divide evenly")
     if family.model_type == "qwen2" and head_dim * heads != hidden:
-        raise _refuse(
-            path, f"head_dim {head_dim} times {heads} heads is not hidden_size {hidden}, as MLC's qwen2 wants"
-        )
-    epsilon = config.get("rms_norm_eps")
+        raise _refuse(path, f"head_dim {head_dim} times {heads} heads is not hidden_size {hidden}, as in MLC's qwen2")
+    epsilon: Any = config.get("rms_norm_eps")
     if type(epsilon) not in (int, float) or not 0 < epsilon < 1:
         raise UserError(f"{path}: rms_norm_eps is {epsilon!r:.60}, not a number; download it again")
     theta, scaling = rope(config, path)
@@ -100,16 +107,14 @@ def read(config: dict[str, Any], path: Path) -> SourceConfig:
         raise _refuse(path, f"rope_scaling {scaling.get('rope_type')!r} is not modelled for MLC's {family.model_type}")
     return SourceConfig(
         family=family,
-        hidden_size=hidden,
-        intermediate_size=inner,
-        num_attention_heads=heads,
+        qkv_name=family.qkv,
+        qkv_bias=family.biased,
+        **sizes,
         num_key_value_heads=key_value_heads,
         head_dim=head_dim,
-        num_hidden_layers=layers,
-        vocab_size=vocabulary,
         context=_size(config, "max_position_embeddings", path),
         rms_norm_eps=epsilon,
-        tied=bool(config.get("tie_word_embeddings", False)),  # as the three families' own config classes have it
+        tie_word_embeddings=bool(config.get("tie_word_embeddings")),  # the three families' default is False
         rope_theta=theta,
         rope_scaling=scaling,
     )
@@ -129,7 +134,7 @@ def _family(config: dict[str, Any], path: Path) -> Family:
 
 
 def _check_features(config: dict[str, Any], family: Family, path: Path) -> None:
-    """Raises `UserError` for a feature that MLC-LLM's model of this family lacks."""
+    """Raise `UserError` for a feature that MLC-LLM's model of this family lacks."""
     suffix = f"not modelled for MLC's {family.model_type}"
     for key, values in UNMODELLED.items():
         if config.get(key, values[0]) not in values:
@@ -155,10 +160,10 @@ def _size(config: dict[str, Any], key: str, path: Path, default: int | None = No
 
 
 def rope(config: dict[str, Any], path: Path) -> tuple[float, dict[str, Any] | None]:
-    """The base and the scaling of rotary embeddings, as transformers 4 spells them or as 5 does (`rope_parameters`).
+    """Return the base and the scaling of rotary embeddings, in the spelling of transformers 4 or 5 (`rope_parameters`).
 
-    Raises `UserError` where the two spellings differ, and for a scaling other than llama3's, which MLC-LLM either
-    fails on or ignores.
+    Raises `UserError` if the two spellings differ, and for a scaling other than llama3's, which MLC-LLM either fails on
+    or ignores.
     """
     spellings = []
     parameters = config.get("rope_parameters")

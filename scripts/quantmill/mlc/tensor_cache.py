@@ -1,4 +1,4 @@
-"""Read an artifact's weights: `tensor-cache.json` says which bytes of which shard are which parameter."""
+"""Reading an artifact's weights: `tensor-cache.json` has each parameter's place in the shards."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,31 +13,28 @@ MAX_INDEX = 64 * 2**20  # bytes
 
 
 def read(folder: Path, wanted: Mapping[str, tuple[tuple[int, ...], str]]) -> dict[str, np.ndarray]:
-    """The parameters of `wanted` (name -> shape, dtype) in its order, memory-mapped.
+    """Return the parameters of `wanted` (name -> shape, dtype) in its order, memory-mapped.
 
-    Raises `UserError` where one is missing, of another shape or type, or beyond its shard.
+    Raises `UserError` if one is missing, of another shape or type, or beyond its shard.
     """
     found: dict[str, np.ndarray] = {}
+    index, again = folder / INDEX, "build the artifact again"
     try:
-        for shard in shards.read_json(folder / INDEX, MAX_INDEX)["records"]:
+        for shard in shards.read_json(index, MAX_INDEX)["records"]:
             path = folder / Path(shard["dataPath"]).name
             data = np.memmap(path, np.uint8, "r")
             for record in shard["records"]:
                 start, end = record["byteOffset"], record["byteOffset"] + record["nbytes"]
                 if start < 0 or end > len(data):
-                    raise UserError(f"{path}: is too short for {record['name']}; build the artifact again")
+                    raise UserError(f"{path}: is too short for {record['name']}; {again}")
                 found[record["name"]] = data[start:end].view(record["dtype"]).reshape(record["shape"])
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{folder / INDEX}: is damaged ({error!r:.80}); build the artifact again") from None
+        raise UserError(f"{index}: is damaged ({error!r:.80}); {again}") from None
     for name, (shape, dtype) in wanted.items():
         if name not in found:
-            raise UserError(
-                f"{folder / INDEX}: lacks {name}, which the model's config asks for; build the artifact again"
-            )
+            raise UserError(f"{index}: lacks {name}, which the model's config asks for; {again}")
         there = found[name]
         if there.shape != shape or there.dtype != dtype:
-            raise UserError(
-                f"{folder / INDEX}: {name} is {there.dtype} {list(there.shape)}, not {dtype} {list(shape)}; "
-                "build the artifact again"
-            )
+            kinds = f"{there.dtype} {list(there.shape)}, not {dtype} {list(shape)}"
+            raise UserError(f"{index}: {name} is {kinds}; {again}")
     return {name: found[name] for name in wanted}

@@ -1,1 +1,1 @@
-"""What an engine predicts over a text, chunk by chunk, and whether that can be right; above engines."""
+"""An engine's predictions over a text, chunk by chunk, and checks that they can be right."""

@@ -1,8 +1,8 @@
-"""Whether an engine answers for the tokens that it was given: none added, none left out, each in its place.
+"""Checks that an engine answers for the tokens that it was given: none added, none left out, each in its place.
 
-An engine that puts a token of its own before the prompt, or returns every position's logits one place too late, gives
-answers that look sensible. Short pieces of text show it: after few tokens one more changes everything. Everything is
-compared by likelihood and against the rival explanation, so that ties and the noise of few bits pass.
+An engine that adds a token before the prompt, or returns every position's logits one place too late, gives plausible
+answers. Short pieces of text reveal it: after few tokens one more changes the prediction most. All comparisons are by
+likelihood and against the rival explanation, so that ties and rounding to few bits pass.
 """
 
 import json
@@ -22,43 +22,54 @@ from quantmill.metrics import perplexity
 from quantmill.quality.teacher_forcing import to_host
 
 PIECES = 8  # of the text, evenly spread
-LENGTH = 4  # tokens of each: a token more before them changes the first answers most
-TOP = 16  # most likely tokens that are kept of each row; the others count as one
-CLEARLY = 0.5  # a rival explanation must leave less than so much of the distance
+LENGTH = 4  # tokens of each: an added token changes the first predictions most
+TOP = 16  # likeliest tokens kept of each row; the others are pooled
+CLEARLY = 0.5  # a rival explanation must leave less than this share of the distance
 STARTS = 8  # tokens that decoding starts from
 DECODED = 4  # tokens after each
-GAP = 0.1  # nats between the likeliest token and the chosen one, beyond what half-precision ties differ by
-# nats between two tokens either of which half-precision sums may put first: of logits up to 32 float16 tells apart
-# what differs by 0.016 to 0.03
+GAP = 0.1  # nats between the likeliest token and the chosen one, more than half-precision ties differ by
+# nats between two tokens that half-precision sums may order either way: of logits up to 32, float16 resolves 0.016 to
+# 0.03
 TIE = 0.05
+
+LATE = "its logits are shifted by one: a token's row holds what follows the token before it"
+EARLY = "its logits are shifted by one: a token's row holds what follows the token after it"
+ADDED = "it adds a token (a beginning of sequence?) before those that it is given"
+# explanations of an engine's rows: the predictions that they would equal, and their shift; the first is the right one
+EXPLANATIONS = {
+    "": ("plain", 0),
+    LATE: ("plain", -1),
+    EARLY: ("plain", 1),
+    ADDED: ("added", 1),
+    f"{ADDED}, and returns that one's row too": ("added", 0),
+}
 
 Rows = dict[str, list[list[float]]]
 
 
-def examine(engine: Engine, artifact: Path, ids: list[int], gate: Path | None) -> dict[str, Any]:
-    """Check an engine that has loaded `artifact` against `gate`, what gate.check wrote for the reference of the same
-    text.
+def examine(engine: Engine, artifact: Path, ids: list[int], expected: Path | None) -> dict[str, Any]:
+    """Check an engine that has loaded `artifact` against `expected`, which gate.expected wrote for the same text.
 
-    Without one the engine is the reference: returns what belongs in that file. An engine without logits is asked for
-    what it has: the targets' log-probabilities, or nothing. Raises `UserError` where the engine answers for other
-    tokens than it was given.
+    Without it the engine is the reference, and what belongs in that file is returned. Of an engine without logits the
+    targets' log-probabilities are checked, if it has them. Raises `UserError` if the engine answers for other tokens
+    than it was given.
     """
     added = added_token(artifact, ids)
-    reference = json.loads(gate.read_text(encoding="utf-8")).get("probes") if gate else None
+    reference = json.loads(expected.read_text(encoding="utf-8")).get("probes") if expected else None
     if "logits" in engine.capabilities:
-        if gate:
+        if expected:
             check_logits(engine, ids, reference)
         check_decoding(engine, [ids], added)
-        return {} if gate else {"probes": probes(engine, ids, added)}
+        return {} if expected else {"probes": probes(engine, ids, added)}
     if "target_logprobs" in engine.capabilities:
         check_targets(engine, ids, reference)
     return {}
 
 
 def added_token(artifact: Path, ids: Sequence[int]) -> int:
-    """The token that an engine would add: the beginning of sequence of config.json, else the first of a text's ids.
+    """Return the token that an engine would add: config.json's beginning of sequence, else the text's first id.
 
-    One that the vocabulary lacks is none: an engine would read what is not there.
+    A token outside the vocabulary does not count: an engine could not read it.
     """
     path = artifact / "config.json"
     config = of_text(shards.read_json(path) if path.exists() else {})
@@ -66,8 +77,8 @@ def added_token(artifact: Path, ids: Sequence[int]) -> int:
 
 
 def chunks(engine: Engine, ids: list[int]) -> Iterator[tuple[int, np.ndarray]]:
-    """Logits [n, vocab] a chunk, and the place in `ids` of its first row. Raises `UserError` unless there is one finite
-    row for each id."""
+    """Yield chunks of logits [n, vocab] with the place in `ids` of their first row. Raises `UserError` unless there is
+    one finite row for each id."""
     done = 0
     for chunk in engine.logits(ids):
         logits = to_host(chunk)
@@ -90,12 +101,12 @@ def rows(engine: Engine, ids: list[int]) -> np.ndarray:
 
 
 def pieces(ids: list[int]) -> list[list[int]]:
-    """`PIECES` pieces of a text, `LENGTH` tokens each; none holds the text's first token, which may be special."""
+    """Take `PIECES` pieces of a text, `LENGTH` tokens each, without the text's first token, which may be special."""
     return [ids[start : start + LENGTH] for start in np.linspace(1, len(ids) - LENGTH, PIECES).astype(int)]
 
 
 def probes(engine: Engine, ids: list[int], added: int) -> dict[str, Any]:
-    """What the reference predicts after every token of the pieces, and the same with the token `added` before them."""
+    """Return the reference's predictions after every token of the pieces, and the same with the token `added` first."""
     texts = pieces(ids)
     plain = [rows(engine, piece) for piece in texts]
     more = [rows(engine, [added, *piece]) for piece in texts]
@@ -113,75 +124,53 @@ def probes(engine: Engine, ids: list[int], added: int) -> dict[str, Any]:
 def check_logits(engine: Engine, ids: list[int], reference: Mapping[str, Any] | None) -> None:
     """Compare an engine's predictions with the reference's `probes` of the same text.
 
-    Raises `UserError` where they are clearly those of another place, or of a text with a token more.
+    Raises `UserError` if they are clearly those of another place, or of a text with an added token.
     """
     if reference is None:
-        raise UserError("what the reference wrote holds no probes: an older version made it; delete expected.json")
+        raise UserError("the reference's file has no probes: an older version made it; delete expected.json")
     found = [rows(engine, piece) for piece in pieces(ids)]
     if found[0].shape[1] < reference["vocab"]:
         raise UserError(f"the engine's vocabulary is {found[0].shape[1]}, the reference's {reference['vocab']}")
     found = [perplexity.log_softmax(each[:, : reference["vocab"]]) for each in found]
-    distances = {
-        "": _distance(found, reference["plain"], 0),
-        "its logits are shifted by one: a token's row holds what follows the token before it": _distance(
-            found, reference["plain"], -1
-        ),
-        "its logits are shifted by one: a token's row holds what follows the token after it": _distance(
-            found, reference["plain"], 1
-        ),
-        "it adds a token (a beginning of sequence?) before those that it is given": _distance(
-            found, reference["added"], 1
-        ),
-        "it adds a token (a beginning of sequence?) before those that it is given, and returns that one's row too": (
-            _distance(found, reference["added"], 0)
-        ),
-    }
-    _refuse_rival(distances)
+    _refuse_rival({fault: _distance(found, reference[kind], shift) for fault, (kind, shift) in EXPLANATIONS.items()})
 
 
 def check_targets(engine: Engine, ids: list[int], reference: Mapping[str, Any] | None) -> None:
-    """The same for an engine that tells the targets' log-probabilities alone. Raises `UserError` as `check_logits`."""
+    """Do the same for an engine that returns only the targets' log-probabilities. Raises as `check_logits` does."""
     if reference is None or "targets" not in reference:
-        raise UserError("what the reference wrote holds no targets: an older version made it; delete expected.json")
+        raise UserError("the reference's file has no targets: an older version made it; delete expected.json")
     found = np.array([engine.target_logprobs(piece).logprobs for piece in pieces(ids)])
     plain, added = (np.array(reference["targets"][name]) for name in ("plain", "added"))
     if found.shape != plain.shape:
         raise UserError(f"the engine returned {found.shape[1]} log-probabilities for {plain.shape[1]} targets")
-    _refuse_rival(
-        {
-            "": float(np.abs(found - plain).mean()),
-            "its log-probabilities are shifted by one, towards the token before": (
-                float(np.abs(found[:, 1:] - plain[:, :-1]).mean())
-            ),
-            "its log-probabilities are shifted by one, towards the token after": (
-                float(np.abs(found[:, :-1] - plain[:, 1:]).mean())
-            ),
-            "it adds a token (a beginning of sequence?) before those that it is given": (
-                float(np.abs(found - added).mean())
-            ),
-        }
-    )
+    rivals = {
+        "": found - plain,
+        "its log-probabilities are shifted by one, towards the token before": found[:, 1:] - plain[:, :-1],
+        "its log-probabilities are shifted by one, towards the token after": found[:, :-1] - plain[:, 1:],
+        ADDED: found - added,
+    }
+    _refuse_rival({fault: float(np.abs(difference).mean()) for fault, difference in rivals.items()})
 
 
 def _refuse_rival(distances: Mapping[str, float]) -> None:
-    """Raises `UserError` where another explanation than the one without a name is clearly nearer to the reference."""
+    """Raise `UserError` if an explanation other than the unnamed one is clearly nearer to the reference."""
     fault = min(distances, key=lambda name: distances[name])
     if distances[fault] < CLEARLY * distances[""]:
         raise UserError(
-            f"the engine answers another question: {fault} (divergence from the reference {distances['']:.3g} nats as "
-            f"given, {distances[fault]:.3g} so)"
+            f"the engine's predictions do not match its input tokens: {fault} (divergence from the reference "
+            f"{distances['']:.3g} nats as given, {distances[fault]:.3g} with that explanation)"
         )
 
 
 def check_chosen(engine: Engine, texts: Sequence[list[int]], added: int) -> str | None:
-    """Hold the tokens that an engine decodes against what it predicts. Returns why that cannot be done.
+    """Compare the tokens that an engine decodes with its predictions. Return why that is impossible, or None.
 
-    Raises `UserError` where they do not fit (`check_decoding`).
+    Raises `UserError` if they do not fit (`check_decoding`).
     """
     if "logits" in engine.capabilities:
         check_decoding(engine, texts, added)
         return None
-    reason = "its engine tells neither logits nor its likeliest tokens"
+    reason = "its engine returns neither logits nor its likeliest tokens"
     if "target_logprobs" not in engine.capabilities:
         return reason
     gaps: list[float] = []
@@ -200,8 +189,8 @@ def check_chosen(engine: Engine, texts: Sequence[list[int]], added: int) -> str 
 
 
 def gaps_of_targets(engine: Engine, ids: list[int], chosen: Sequence[int]) -> np.ndarray | None:
-    """How far, in nats, each token that was decoded after `ids` lies behind the likeliest that an engine without logits
-    tells, given the same tokens before it; None where it tells the targets' own probabilities alone."""
+    """Distance in nats of each token decoded after `ids` from the likeliest one, by an engine without logits, given the
+    same tokens before it. None if it returns only the targets' probabilities."""
     told = engine.target_logprobs([*ids, *chosen])
     if not told.top_ids.shape[1]:
         return None
@@ -215,16 +204,16 @@ def gaps_of_targets(engine: Engine, ids: list[int], chosen: Sequence[int]) -> np
 
 
 def _starts(texts: Sequence[list[int]]) -> list[int]:
-    """Single tokens of the texts, from all over them."""
+    """Take single tokens of the texts, evenly spread."""
     known = list(dict.fromkeys(token for text in texts for token in (text[1:] or text)))
     places = np.linspace(0, len(known) - 1, STARTS).astype(int)
     return list(dict.fromkeys(known[place] for place in places))
 
 
 def check_decoding(engine: Engine, texts: Sequence[list[int]], added: int) -> None:
-    """Compare the tokens that an engine decodes with its own logits. Raises `UserError` where they do not fit.
+    """Compare the tokens that an engine decodes with its logits. Raises `UserError` if they do not fit.
 
-    Decoding starts from single tokens of `texts`, since a token that is added before one is seen best there.
+    Decoding starts from single tokens of `texts`, where an added token shows best.
     """
     gaps: dict[str, list[float]] = {"as given": [], "late": [], "early": [], "added": []}
     for start in _starts(texts):
@@ -239,8 +228,8 @@ def check_decoding(engine: Engine, texts: Sequence[list[int]], added: int) -> No
     if middle["as given"] <= GAP:
         return
     names = {
-        "late": "its logits are shifted by one: a token's row holds what follows the token before it",
-        "early": "its logits are shifted by one: a token's row holds what follows the token after it",
+        "late": LATE,
+        "early": EARLY,
         "added": "it adds a token (a beginning of sequence?) before the prompt when it decodes",
     }
     best = min(names, key=lambda name: middle[name])
@@ -252,10 +241,10 @@ def check_decoding(engine: Engine, texts: Sequence[list[int]], added: int) -> No
 
 
 def largest_gap(engine: Engine, ids: list[int], outputs: Iterable[list[int]]) -> float:
-    """How far at most, in nats, a token that was decoded after `ids` lies behind the likeliest by the engine's own
-    logits, given the same tokens before it. Up to `TIE` the two may be taken for equal.
+    """Largest distance in nats of a token decoded after `ids` from the likeliest one, by the engine's logits, given the
+    same tokens before it. Up to `TIE` the two may count as equal.
 
-    Takes the logits chunk by chunk: the prompt may be long, and its rows are not needed.
+    Logits are taken chunk by chunk: the prompt may be long, and its rows are not needed.
     """
     largest, first = 0.0, len(ids) - 1  # the row that chose the first token
     for chosen in {tuple(output): output for output in outputs}.values():
@@ -274,19 +263,19 @@ def _gap(log_probabilities: np.ndarray, chosen: Sequence[int]) -> float:
 
 
 def _gaps(logits: np.ndarray, chosen: Sequence[int]) -> np.ndarray:
-    """The same of each token; logits or log-probabilities [len(chosen), vocab], which differ by a constant a row."""
+    """Distance of each token, by logits or log-probabilities [len(chosen), vocab]; a constant a row does not count."""
     return logits.max(axis=1) - logits[np.arange(len(chosen)), chosen]
 
 
 def _top(log_probabilities: np.ndarray) -> Rows:
-    """The `TOP` most likely tokens of each row and their log-probabilities."""
+    """Return the `TOP` most likely tokens of each row and their log-probabilities."""
     ids = np.argsort(-log_probabilities, axis=1)[:, :TOP]
     kept = np.take_along_axis(log_probabilities, ids, axis=1)
     return {"ids": ids.tolist(), "log_p": kept.round(6).tolist()}
 
 
 def _targets(log_probabilities: np.ndarray, ids: Sequence[int]) -> list[float]:
-    """Of rows after each id, the log-probability of the id that follows."""
+    """Return the log-probability of each id that follows, from the row before it."""
     return log_probabilities[np.arange(len(ids) - 1), ids[1:]].round(6).tolist()
 
 

@@ -1,18 +1,19 @@
-"""Measure what an artifact lost: perplexity of the evaluation text, and divergence from the reference's predictions.
+"""Measure an artifact's loss: perplexity of the evaluation text, and divergence from the reference's predictions.
 
-    python scripts/quantmill quality.measure ARTIFACT OUT --engine ctranslate2 --evaluation evaluation.json --gate
-        expected.json
+    python scripts/quantmill quality.measure ARTIFACT OUT --engine ctranslate2 --evaluation evaluation.json
+        --expected expected.json
         (--reference logits.npy | --recompute FOLDER --recompute-engine transformers [--recompute-python PYTHON])
 
-OUT is a JSON file with sums a window (so that intervals and paired differences can be computed from it) and the
-summary; beside it, OUT with the suffix .npz holds the values of every position.
+OUT is a JSON file with each window's sums (from which intervals and paired differences can be computed) and the
+summary. OUT with the suffix .npz has the values of every position.
 
---recompute runs the reference in a process of its own meanwhile instead of reading its logits from a file.
---noise-floor scores the reference itself in another dtype, on the first windows: how far apart two runs of the same
-weights are.
+--recompute runs the reference in a process of its own at the same time, instead of reading its logits from a file.
+--noise-floor scores the reference itself in another dtype, on the first windows: the distance of two runs of the same
+weights.
 """
 
-import sys
+from argparse import Namespace
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
@@ -30,17 +31,17 @@ from quantmill.metrics import METRICS_VERSION, bootstrap, divergence, perplexity
 from quantmill.metrics.windows import PROTOCOLS
 from quantmill.quality import alignment, reference, teacher_forcing
 
-# logits that are compared at a time, in three float64 copies: 1 MiB each fits a processor's cache
+# logits compared at a time, in three float64 copies of 1 MiB each, which fit a processor's cache
 BLOCK = {"cpu": 2**17, "gpu": 2**21}
-NOISE_WINDOWS = 8  # some 4,000 positions or more; float16 takes a CPU many times as long as float32
+NOISE_WINDOWS = 8  # 4,000 positions or more; on a CPU float16 takes many times as long as float32
 
 
 def score(
     engine: engines.Engine, text: teacher_forcing.Text, logits: reference.Logits, whole: int | None = None
 ) -> dict[str, np.ndarray]:
-    """Window number, and the values of `divergence.measure`, of every scored position; each [positions].
+    """Return the window number and the values of `divergence.measure` for every scored position; each [positions].
 
-    `whole`: positions of the reference's logits, where the text is only the beginning of what they are of.
+    whole: positions of the reference's logits, if the text is only their beginning.
     """
     expected = whole or text.positions
     if logits.positions != expected:
@@ -56,15 +57,15 @@ def score(
             for low in range(0, len(chunk.targets), size):
                 parts.append(measure(chunk, low, logits, xp, work))
             bar.update(len(chunk.targets))
-            del chunk  # or it would still be held while the engine makes the next one
+            del chunk  # free it before the engine makes the next one
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def score_targets(
     engine: engines.Engine, text: teacher_forcing.Text, logits: reference.Logits
 ) -> dict[str, np.ndarray]:
-    """The columns of `score`, of an engine without logits: instead of the divergence `kld_lower_bound`, what it is at
-    least, and that and `top1` only where the engine tells its likeliest tokens."""
+    """Return the columns of `score` for an engine without logits: a lower bound of the divergence, `kld_lower_bound`,
+    and `top1`, both only if the engine returns its likeliest tokens."""
     parts: list[dict[str, np.ndarray]] = []
     size = max(1, BLOCK["cpu"] // logits.vocab_size)
     for number, found, ids in teacher_forcing.targets(engine, text):
@@ -79,11 +80,11 @@ def score_targets(
 def measure(
     chunk: teacher_forcing.Chunk, low: int, logits: reference.Logits, xp: ModuleType, work: Any
 ) -> dict[str, np.ndarray]:
-    """The columns of `score` for the rows of a chunk from `low` on, as many as `work` has room for."""
+    """Return the columns of `score` for the rows of a chunk from `low` on, as many as `work` has room for."""
     if chunk.logits.shape[1] < logits.vocab_size:
         raise UserError(f"the engine's vocabulary is {chunk.logits.shape[1]}, the reference's {logits.vocab_size}")
     targets = chunk.targets[low : low + work.shape[1]]
-    # some formats pad the vocabulary; what the reference cannot say takes no part
+    # some formats pad the vocabulary: tokens that the reference lacks are left out
     candidate = chunk.logits[low : low + len(targets), : logits.vocab_size]
     kept = logits.wide_rows(len(targets)) if xp is np else logits.rows(len(targets))
     found = divergence.measure(candidate, kept, targets, xp, work)
@@ -92,10 +93,10 @@ def measure(
 
 
 def summarise(positions: dict[str, np.ndarray], text: teacher_forcing.Text, protocol: str) -> dict[str, Any]:
-    """What a result file holds of the positions: sums a window, and figures with bootstrap intervals over windows.
+    """Summarize the positions for a result file: each window's sums, and figures with bootstrap intervals over windows.
 
-    Where `positions` have no `kld`, figures that follow from it are None. Raises `UserError` for a perplexity that is
-    no number.
+    Without `kld` in `positions`, figures that follow from it are None. Raises `UserError` for a perplexity that is not
+    a number.
     """
     windows, facts = len(text.windows), text.facts
     names = [name for name in ("nll", "kld", "top1") if name in positions]
@@ -105,7 +106,8 @@ def summarise(positions: dict[str, np.ndarray], text: teacher_forcing.Text, prot
     perplexity_low, perplexity_high = np.exp(
         bootstrap.interval(perplexity.ratio_of_sums(sums["nll"], counts, resamples), windows)
     )
-    loss, kld_low, kld_high = divergence.without_kld(positions), None, None
+    loss: Mapping[str, float | None] = divergence.without_kld(positions)
+    kld_low, kld_high = None, None
     if "kld" in positions:
         loss = divergence.summary(positions["kld"], positions["delta_p"], positions["top1"])
         kld_low, kld_high = bootstrap.interval(perplexity.ratio_of_sums(sums["kld"], tokens, resamples), windows)
@@ -143,20 +145,21 @@ def summarise(positions: dict[str, np.ndarray], text: teacher_forcing.Text, prot
 
 
 def write_positions(out: Path, positions: dict[str, np.ndarray]) -> None:
-    """Write the values of every position beside the result, those that the engine tells."""
+    """Write the values of every position to a file beside the result."""
     kinds = {"top1": np.bool_, **dict.fromkeys(("nll", "kld", "kld_lower_bound", "delta_p"), np.float32)}
     with write_atomically(out.with_suffix(".npz")) as partial, partial.open("wb") as file:
-        np.savez(file, **{name: positions[name].astype(kinds[name]) for name in kinds if name in positions})
+        arrays: dict[str, Any] = {name: positions[name].astype(kinds[name]) for name in kinds if name in positions}
+        np.savez(file, **arrays)
 
 
-def read_reference(options: Any, device: str, threads: int) -> AbstractContextManager[reference.Logits]:
-    """The reference's logits, from a file or from a process with so many threads."""
+def read_reference(options: Namespace, device: str, threads: int) -> AbstractContextManager[reference.Logits]:
+    """Return the reference's logits, from a file or from a process with this many threads."""
     if options.reference:
         return reference.load(options.reference)
-    command = program.command("quality.reference_logits", options.recompute_python or sys.executable)
-    command += [options.recompute, "-", "--engine", options.recompute_engine, "--evaluation", options.evaluation]
-    command += ["--protocol", options.protocol, "--device", device, "--threads", threads]
-    return reference.recompute([str(part) for part in command])
+    command = [*program.command("quality.reference_logits", options.recompute_python), options.recompute, "-"]
+    command += ["--engine", options.recompute_engine, "--evaluation", options.evaluation]
+    command += ["--protocol", options.protocol, "--device", device, "--threads", str(threads)]
+    return reference.recompute(command)
 
 
 def main() -> None:
@@ -166,11 +169,11 @@ def main() -> None:
     group.add_argument("--reference", type=Path, help="what quality.reference_logits wrote")
     group.add_argument("--recompute", type=Path, help="the reference's artifact")
     arguments.add_argument("--recompute-engine", default="transformers", help="the reference's engine")
-    arguments.add_argument("--recompute-python", help="the Python that has this engine; default: this one")
+    arguments.add_argument("--recompute-python", help="that engine's interpreter; default: this one")
     arguments.add_argument(
         "--expected", type=Path, help="what gate.expected wrote for the source; the engine is checked with it"
     )
-    arguments.add_argument("--noise-floor", action="store_true", help="calculate in another dtype than usual")
+    arguments.add_argument("--noise-floor", action="store_true", help="score the reference in another dtype")
     options = arguments.parse_args()
 
     device = devices.resolve(options.device, gpus=options.gpus)
@@ -188,7 +191,7 @@ def main() -> None:
     if options.noise_floor:
         dtype = engines.other_dtype(options.engine, device)
         if dtype is None:
-            reason = f"the engine {options.engine} calculates in one dtype alone"
+            reason = f"the engine {options.engine} calculates in one dtype only"
             write_json(options.out, result | {"summary": None, "reason": reason})
             return
         changes, text = {"dtype": dtype}, text.first(NOISE_WINDOWS)

@@ -1,9 +1,10 @@
 """The reference's logits over the scored positions, read in order: from a file, or from a process that computes them.
 
-Either way they are one .npy array [scored positions, vocab] of float16. A row is shifted so that its largest logit is
-0, which no softmax notices and which puts float16's precision where the probability is.
+They are one .npy array [scored positions, vocab] of float16. Each row is shifted so that its largest logit is 0. That
+does not change a softmax, and gives likely tokens float16's best precision.
 """
 
+import io
 import shutil
 import subprocess
 import sys
@@ -28,30 +29,30 @@ class EndedError(UserError):
 
 
 class Logits:
-    """An array of logits that is read in order, a few rows at a time, always into the same memory."""
+    """An array of logits, read in order, a few rows at a time into the same memory."""
 
-    def __init__(self, stream: BinaryIO) -> None:
-        """Read the array's header. Raises `EndedError` where there is none."""
+    def __init__(self, stream: io.BufferedIOBase) -> None:
+        """Read the array's header. Raises `EndedError` if there is none."""
         self.stream = stream
         try:
             np.lib.format.read_magic(stream)
             (self.positions, self.vocab_size), _, self.dtype = np.lib.format.read_array_header_1_0(stream)
         except ValueError:
-            raise EndedError("the reference's logits do not begin as such; build them again") from None
+            raise EndedError("the reference's logits have no header; build them again") from None
         self.raw, self.wide = np.empty(0, self.dtype), np.empty(0, np.float32)
 
     def rows(self, count: int) -> np.ndarray:
-        """The next rows [count, vocab], valid until the next call. Raises `EndedError` where there are no more."""
+        """Return the next rows [count, vocab], valid until the next call. Raises `EndedError` if there are no more."""
         size = count * self.vocab_size
         if size > self.raw.size:
             self.raw = np.empty(size, self.dtype)
         rows = self.raw[:size]
-        if self.stream.readinto(rows.view(np.uint8)) != rows.nbytes:
+        if self.stream.readinto(rows.view(np.uint8).data) != rows.nbytes:
             raise EndedError("the reference's logits end too early; build them again")
         return rows.reshape(count, self.vocab_size)
 
     def wide_rows(self, count: int) -> np.ndarray:
-        """The same in float32, for numpy."""
+        """Return the next rows in float32, for numpy."""
         rows = self.rows(count)
         if rows.dtype != np.float16:
             return rows
@@ -61,13 +62,13 @@ class Logits:
 
 
 def header(file: BinaryIO, positions: int, vocab_size: int) -> None:
-    """Begin an array of float16 logits."""
+    """Write the header of an array of float16 logits."""
     description = {"descr": "<f2", "fortran_order": False, "shape": (positions, vocab_size)}
     np.lib.format.write_array_header_1_0(file, description)
 
 
 def check_space(folder: Path, positions: int, vocab_size: int) -> None:
-    """Raises `UserError` where the disk of a folder cannot hold the logits."""
+    """Raise `UserError` if a folder's disk is too small for the logits."""
     need, free = positions * vocab_size * 2, shutil.disk_usage(folder).free
     if need > free:
         raise UserError(
@@ -77,7 +78,7 @@ def check_space(folder: Path, positions: int, vocab_size: int) -> None:
 
 
 def write(engine: Engine, text: teacher_forcing.Text, file: BinaryIO, folder: Path | None) -> None:
-    """Write the array. Raises `UserError` before the first byte where the disk of `folder` cannot hold it."""
+    """Write the array. Raises `UserError` before the first byte if the disk of `folder` is too small for it."""
     started = False
     for chunk in teacher_forcing.chunks(engine, text):
         vocab_size = chunk.logits.shape[1]
@@ -89,13 +90,16 @@ def write(engine: Engine, text: teacher_forcing.Text, file: BinaryIO, folder: Pa
         block = ROW_BLOCK["cpu" if isinstance(chunk.logits, np.ndarray) else "gpu"]
         for rows in blocks(chunk.logits, max(1, block // vocab_size)):
             file.write(narrow(rows).data)
-        del chunk, rows  # the engine makes the next chunk while this one is gone
+        del chunk, rows  # free them before the engine makes the next chunk
 
 
 def narrow(logits: Any) -> np.ndarray:
-    """float32 logits, shifted so that a row's largest is 0, in float16, none below its lowest number, of which exp is 0
-    (times an infinity it would be no number). A tensor's where it is: half as much then goes to the host. An array's by
-    torch where that is loaded: numpy's own cast takes as long as a small model."""
+    """Round float32 logits to float16, shifted so that a row's largest is 0.
+
+    Logits below float16's lowest number become that number: exp of it is 0, and 0 times infinity would be NaN. A tensor
+    is rounded on its device, which halves the copy to the host. An array is rounded by torch if that is loaded: numpy's
+    cast takes as long as a small model.
+    """
     torch = sys.modules.get("torch")
     if not isinstance(logits, np.ndarray):
         shifted = (logits - logits.amax(dim=-1, keepdim=True)).clamp_(min=float(LOWEST))
@@ -105,10 +109,10 @@ def narrow(logits: Any) -> np.ndarray:
 
 
 def widen(rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """float16 rows, nothing in them above 0, in the float32 array `out`.
+    """Convert float16 rows, all at most 0, to float32 in `out`.
 
-    By their bits, four times as fast as numpy's cast: 13 more of the fraction, and an exponent whose bias is 112 more.
-    An infinity becomes -65536, of which exp is 0 all the same.
+    It shifts their bits, four times as fast as numpy's cast: 13 more bits of the fraction, and an exponent whose bias
+    is 112 larger. An infinity becomes -65536, whose exp is 0 too.
     """
     bits = out.view(np.uint32)
     np.bitwise_and(rows.view(np.uint16), np.uint16(0x7FFF), out=bits)
@@ -118,30 +122,30 @@ def widen(rows: np.ndarray, out: np.ndarray) -> np.ndarray:
 
 
 def blocks(array: Any, size: int) -> Iterator[Any]:
-    """An array's rows, so many at a time."""
+    """Yield an array's rows, `size` at a time."""
     for low in range(0, len(array), size):
         yield array[low : low + size]
 
 
 @contextmanager
 def load(path: Path) -> Iterator[Logits]:
-    """What `write` wrote to a file."""
+    """Open the file that `write` wrote."""
     with path.open("rb") as file:
         yield Logits(file)
 
 
 @contextmanager
 def recompute(command: list[str]) -> Iterator[Logits]:
-    """What a program writes to its standard output while it computes it, a pipe's buffer ahead of us.
+    """Start a program that writes the logits to its standard output, and yield them as they come.
 
-    Raises `UserError` with the last line of its errors where it fails.
+    Raises `UserError` with its last error line if it fails.
     """
     with (
         tempfile.TemporaryFile() as errors,
         start_child(command, stdout=subprocess.PIPE, stderr=errors) as process,
     ):
         try:
-            yield Logits(process.stdout)
+            yield Logits(process.stdout)  # type: ignore[arg-type]  # a pipe of bytes, as asked for
         except EndedError:
             if process.wait() == 0:
                 raise

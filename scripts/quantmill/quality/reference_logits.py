@@ -1,10 +1,10 @@
-"""Write the reference's logits over the evaluation text: every other format is compared with them.
+"""Write the reference's logits over the evaluation text, with which every other format is compared.
 
     python scripts/quantmill quality.reference_logits ARTIFACT OUT.npy --engine transformers --evaluation
         evaluation.json
 
-OUT is a float16 array [scored positions, vocab], shifted row by row (scripts/quantmill/quality/reference.py); `-`
-writes it to standard output. The size of a file is checked against the free disk before it is written.
+OUT is a float16 array [scored positions, vocab], shifted row by row (`quality.reference`); `-` writes it to standard
+output. A file's size is compared with the free disk before it is written.
 """
 
 import os
@@ -26,12 +26,12 @@ def main() -> None:
     device = devices.resolve(options.device, gpus=options.gpus)
     text = teacher_forcing.read_text(options.evaluation, options.protocol)
     to_stdout = str(options.out) == "-"
-    if to_stdout:  # whatever a library prints must not get between the logits
+    if to_stdout:  # a library's output must not get between the logits
         out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     engine = engines.load(options.engine, options.artifact, device, options.threads, options.gpus, **options.options)
     if "logits" not in engine.capabilities:
-        raise UserError(f"engine {options.engine} tells no logits, so that nothing can be compared with it")
+        raise UserError(f"engine {options.engine} returns no logits, so that nothing can be compared with it")
     if to_stdout:
         with out:
             reference.write(engine, text, out, None)

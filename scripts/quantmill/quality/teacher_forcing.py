@@ -17,15 +17,18 @@ from quantmill.metrics import bootstrap
 from quantmill.metrics.windows import PROTOCOLS, Window
 from quantmill.tokens.files import Tokens
 
-# why a cell is empty
-NO_LOGITS = "its engine tells no logits"
-NO_PROBABILITIES = "its engine tells no probabilities of a given text"
+# reasons of empty cells
+NO_LOGITS = "its engine returns no logits"
+NO_PROBABILITIES = "its engine returns no probabilities of a given text"
 
 
 @dataclass(frozen=True)
 class Text:
-    """A tokenised evaluation text, the windows that a protocol cuts it into, and what each window's NLL is divided by:
-    scored tokens, or words. `bos` is read instead of each window's first token, where it is not None."""
+    """A tokenized evaluation text, cut into windows by a protocol.
+
+    counts: by which each window's NLL is divided, scored tokens or words. bos: if not None, it is read instead of each
+    window's first token.
+    """
 
     ids: list[int]
     windows: list[Window]
@@ -35,16 +38,16 @@ class Text:
 
     @property
     def positions(self) -> int:
-        """Scored positions."""
+        """Number of scored positions."""
         return sum(window.last - window.first for window in self.windows)
 
     def read(self, start: int, stop: int) -> list[int]:
-        """The ids that a model is given of a window's places from start to stop."""
+        """Return the ids that a model reads at a window's places from start to stop."""
         ids = self.ids[start:stop]
         return ids if self.bos is None else [self.bos, *ids[1:]]
 
     def first(self, count: int) -> "Text":
-        """The same text, of which only the first windows are scored."""
+        """Return the same text, of which only the first `count` windows are scored."""
         return replace(self, windows=self.windows[:count], counts=self.counts[:count])
 
 
@@ -58,13 +61,13 @@ class Chunk:
 
 
 def add_arguments(arguments: argparse.ArgumentParser) -> None:
-    """What every program that scores an artifact is told."""
+    """Add the arguments of a program that scores an artifact."""
     add_text_arguments(arguments, "artifact")
     engines.add_arguments(arguments)
 
 
 def add_text_arguments(arguments: argparse.ArgumentParser, folder: str) -> None:
-    """What every scoring program is told: a model's `folder`, and the text."""
+    """Add the arguments of all scoring programs: a model's `folder`, and the text."""
     arguments.add_argument(folder, type=Path)
     arguments.add_argument("out", type=Path)
     arguments.add_argument("--evaluation", type=Path, required=True, help="what tokens.tokenize_texts wrote")
@@ -72,11 +75,10 @@ def add_text_arguments(arguments: argparse.ArgumentParser, folder: str) -> None:
 
 
 def read_text(path: Path, protocol: str) -> Text:
-    """Read what tokens.tokenize_texts wrote and cut it by a protocol. Raises `UserError` where it fills too few
-    windows."""
+    """Read what tokens.tokenize_texts wrote, cut by a protocol. Raises `UserError` if it fills too few windows."""
     tokens = Tokens.read(path)
     way, context = PROTOCOLS[protocol], tokens.context
-    facts = {"text_sha256": tokens.text_sha256, "unit": way.unit}
+    facts: dict[str, Any] = {"text_sha256": tokens.text_sha256, "unit": way.unit}
     if way.documents:
         text = _documents(path, tokens, protocol)
     else:
@@ -90,7 +92,7 @@ def read_text(path: Path, protocol: str) -> Text:
     size = max((window.stop - window.start for window in text.windows), default=0)
     if len(text.windows) < bootstrap.MINIMUM:
         raise UserError(
-            f"{path}: the evaluation text fills {len(text.windows)} windows of {size} tokens, and an interval wants "
+            f"{path}: the evaluation text fills {len(text.windows)} windows of {size} tokens, and an interval needs "
             f"{bootstrap.MINIMUM}; give the model a longer one"
         )
     dropped = len(text.ids) - text.windows[-1].stop
@@ -98,14 +100,14 @@ def read_text(path: Path, protocol: str) -> Text:
 
 
 def _documents(path: Path, tokens: Tokens, protocol: str) -> Text:
-    """Documents one after another, each with the prefix token before it; no window holds tokens of two.
+    """Join documents, each after the prefix token; no window has tokens of two.
 
-    A document's words are shared out among its windows as its tokens are.
+    A document's words are distributed over its windows in proportion to its tokens.
     """
     documents = [document for document in tokens.documents if document.ids]
     prefix = tokens.prefix_id
     if prefix is None:
-        raise UserError(f"{path}: {protocol} wants a token before each document, and this tokenizer has no such token")
+        raise UserError(f"{path}: {protocol} needs a token before each document, and this tokenizer has no such token")
     ids: list[int] = []
     windows: list[Window] = []
     counts: list[float] = []
@@ -121,7 +123,7 @@ def _documents(path: Path, tokens: Tokens, protocol: str) -> Text:
 
 
 def chunks(engine: Engine, text: Text) -> Iterator[Chunk]:
-    """Yield every scored position's logits, in order. Raises `UserError` where they are not finite or too few."""
+    """Yield the logits of all scored positions in order. Raises `UserError` if they are not finite or too few."""
     for number, window in enumerate(text.windows):
         ids = text.read(window.start, window.stop)
         first, last = window.first - 1 - window.start, window.last - 1 - window.start  # positions that are scored
@@ -137,16 +139,18 @@ def chunks(engine: Engine, text: Text) -> Iterator[Chunk]:
                     )
                 targets = text.ids[window.start + low + 1 : window.start + low + 1 + len(logits)]
                 yield Chunk(number, logits, np.array(targets))
-            del logits  # the engine makes the next chunk while this one is gone
+            del logits  # free it before the engine makes the next chunk
         if seen < last:
             raise UserError(f"window {number}: the engine returned logits of {seen} positions, not {last}")
 
 
 def targets(engine: Engine, text: Text) -> Iterator[tuple[int, engines.Targets, np.ndarray]]:
-    """Yield every window's number, what an engine without logits tells of its scored positions, and their ids. Raises
-    `UserError` where that is not finite or too little."""
+    """Yield each window's number, what an engine without logits returns for its scored positions, and their ids.
+
+    Raises `UserError` if that is not finite or too little.
+    """
     for number, window in enumerate(text.windows):
-        ids = text.read(window.start, window.last)  # the last target too, which some protocols do not read
+        ids = text.read(window.start, window.last)  # with the last target, which some protocols do not read
         found = engine.target_logprobs(ids)
         if len(found.logprobs) != len(ids) - 1:
             told = f"{len(found.logprobs)} log-probabilities, not {len(ids) - 1}"
@@ -159,15 +163,15 @@ def targets(engine: Engine, text: Text) -> Iterator[tuple[int, engines.Targets, 
 
 
 def library(array: Any) -> ModuleType:
-    """What calculates with an engine's arrays: numpy, or torch for a tensor on a GPU."""
+    """Return the library of an engine's arrays: numpy, or torch for tensors."""
     return np if isinstance(array, np.ndarray) else sys.modules["torch"]
 
 
 def to_host(array: Any) -> np.ndarray:
-    """An engine's array, or part of one, in the host's memory."""
+    """Return an engine's array, or part of one, in the host's memory."""
     return array if isinstance(array, np.ndarray) else array.cpu().numpy()
 
 
 def is_finite(logits: Any) -> bool:
-    """Whether all logits are: a row's sum is not where one of it is not, and takes no memory."""
+    """Return whether all logits are finite: a row's sum shows it, without memory for a mask."""
     return bool(library(logits).isfinite(logits.sum(axis=-1)).all())

@@ -1,3 +1,3 @@
-"""What GPTQ and AWQ share: which layers they quantize, what they calibrate on, and how their result is published."""
+"""The parts that quantizers share: layers, calibration, and the program that calls a tool."""
 
-GROUP_SIZES = (128, 64, 32)  # that the kernels of both formats know
+GROUP_SIZES = (128, 64, 32)  # of the kernels of GPTQ and AWQ

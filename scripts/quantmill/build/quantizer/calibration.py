@@ -1,5 +1,6 @@
 """Calibration samples: windows of a tokenised text that shares nothing with the text on which quality is measured."""
 
+import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,17 +9,34 @@ import numpy as np
 from quantmill.common.program import UserError
 from quantmill.tokens.files import Tokens
 
-SHARED = 32  # tokens in a row that two texts do not have in common by chance
+SHARED = 32  # tokens in a row; two texts do not share them by chance
 BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, of a rolling hash modulo 2**64
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """`samples` windows of `sequence_length` token ids each; `sha256` of the text that they come from."""
+    """`samples`: windows of `sequence_length` token ids each. `sha256`: of the text, None without samples."""
 
     samples: list[list[int]]
     sequence_length: int
-    sha256: str
+    sha256: str | None
+
+
+def add_arguments(arguments: argparse.ArgumentParser, required: bool = True, sizes: bool = True) -> None:
+    """Add the texts' files and, with `sizes`, how much of the calibration text is taken."""
+    arguments.add_argument("--calibration", type=Path, required=required, help="what tokens.tokenize_texts wrote")
+    arguments.add_argument("--evaluation", type=Path, required=required, help="the same of the evaluation text")
+    if sizes:
+        arguments.add_argument("--samples", type=int, required=required)
+        arguments.add_argument("--sequence-length", type=int, required=required, help="tokens of each sample")
+
+
+def of_options(options: argparse.Namespace) -> Calibration:
+    """Read the samples that a program's options name; none where the format is not calibrated."""
+    if not getattr(options, "calibration", None):
+        return Calibration([], 0, None)
+    words = {name: getattr(options, name) for name in ("samples", "sequence_length", "seed")}
+    return read(options.calibration, options.evaluation, **words)
 
 
 def read(path: Path, evaluation: Path, *, samples: int, sequence_length: int, seed: int) -> Calibration:
@@ -40,7 +58,7 @@ def read(path: Path, evaluation: Path, *, samples: int, sequence_length: int, se
 
 
 def check_apart(path: Path, ids: list[int], evaluated: list[int]) -> None:
-    """Raises `UserError` where the calibration text of `path` shares a passage with the evaluation text."""
+    """Raise `UserError` where the calibration text of `path` shares a passage with the evaluation text."""
     place = shared_passage(ids, evaluated)
     if place is not None:
         raise UserError(
@@ -50,14 +68,14 @@ def check_apart(path: Path, ids: list[int], evaluated: list[int]) -> None:
 
 
 def shared_passage(ids: list[int], others: list[int]) -> int | None:
-    """Where `ids` first has `SHARED` tokens in a row that `others` has too; None where it has none."""
+    """Return the first place of `SHARED` tokens in a row that `others` has too, or None."""
     mine, theirs = _window_hashes(ids), _window_hashes(others)
     places = np.flatnonzero(np.isin(mine, theirs))
     return int(places[0]) if len(places) else None
 
 
 def _window_hashes(ids: list[int]) -> np.ndarray:
-    """A 64-bit polynomial hash of each window of `SHARED` ids; uint64 [max(0, len(ids) - SHARED + 1)]."""
+    """Return a 64-bit polynomial hash of each window of `SHARED` ids; uint64 [max(0, len(ids) - SHARED + 1)]."""
     values = np.asarray(ids, np.uint64) + np.uint64(1)
     if len(values) < SHARED:
         return np.zeros(0, np.uint64)

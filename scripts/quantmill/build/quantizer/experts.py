@@ -1,7 +1,7 @@
-"""Which of a mixture's experts a calibration text reaches.
+"""Experts of a mixture that a calibration text reaches.
 
-A router sends each token to a few. What calibrates has nothing to go by for an expert that no token reaches, and says
-nothing: gptqmodel, say, then rounds its weights to the nearest.
+A router sends each token to a few experts. For an expert that no token reaches, a tool has nothing to calibrate on and
+does not say so: gptqmodel, for example, then rounds its weights to the nearest.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ NAME = "experts"  # of the module that holds a layer's, in transformers
 
 
 class Counts:
-    """Tokens that a model's experts have seen, by the layer's module and the expert's number, from now on."""
+    """Counts of tokens that a model's experts see from now on, by the layer's module and the expert's number."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.tokens: dict[str, torch.Tensor] = {}
@@ -24,7 +24,7 @@ class Counts:
                 self.tokens[path] = torch.zeros(len(module), dtype=torch.long)
                 for number, expert in enumerate(module):
                     expert.register_forward_pre_hook(self._of_one(path, number), with_kwargs=True)
-            else:  # 5: one for all, which is told where each token goes
+            else:  # 5: one for all, which gets each token's experts
                 module.register_forward_pre_hook(self._of_all(path), with_kwargs=True)
 
     def _of_one(self, path: str, number: int) -> Callable[..., None]:
@@ -45,8 +45,7 @@ class Counts:
         return count
 
     def as_json(self) -> dict[str, Any]:
-        """How many experts there are, and the names of those that no token reached; of a model whose routers were not
-        seen at work, why that is unknown."""
+        """Return the number of experts and the names of those that no token reached, or why they are unknown."""
         names = [
             (f"{path}.{number}", int(n)) for path, tokens in self.tokens.items() for number, n in enumerate(tokens)
         ]

@@ -1,4 +1,4 @@
-"""gptqmodel as a quantizer: what its GPTQ and its AWQ share."""
+"""Loading and saving for both quantizers of gptqmodel, GPTQ and AWQ."""
 
 import os
 from types import ModuleType
@@ -9,27 +9,27 @@ from transformers import GenerationConfig
 from quantmill.build.quantizer.program import BuildTask
 
 
-def load_gptqmodel(job: BuildTask) -> ModuleType:
-    """Import gptqmodel. It starts CUDA then: not before this job holds a GPU."""
-    # Read at import: its own guess is wrong on machines with two cores; no kernel sources may come from the network
+def load_gptqmodel(task: BuildTask) -> ModuleType:
+    """Import gptqmodel. Importing starts CUDA, so it waits until this job holds a GPU."""
+    # Read at import. Its guess is wrong on machines with two cores; kernel sources must not come from the network
     os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
     os.environ.setdefault("GPTQMODEL_OFFLINE", "1")
     import gptqmodel
     from gptqmodel.looper import loop_processor
     from gptqmodel.utils import threadx
 
-    # an error in one of its threads ends the whole process at once; it is handed to who waits for the thread as well
+    # An error in one of its threads would end the process at once; the waiting thread gets the error as well
     threadx._DeviceWorker._abort_process = lambda worker, error: None
-    loop_processor._PROJECT_LOG_DIR = job.saved / "logs"  # its own choice is a folder where the user happens to be
+    loop_processor._PROJECT_LOG_DIR = task.saved / "logs"  # else a folder in the current one
     return gptqmodel
 
 
-def save_gptqmodel(model: Any, job: BuildTask) -> None:
-    """Save what gptqmodel has quantized."""
-    model.model.generation_config = GenerationConfig()  # the source's own is carried over; some are refused here
+def save_gptqmodel(model: Any, task: BuildTask) -> None:
+    """Save a model that gptqmodel has quantized."""
+    model.model.generation_config = GenerationConfig()  # the artifact gets the source's; some are refused here
     config = model.model.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}
     if any(isinstance(value, dict) for value in rope.values()):
-        # it puts a rope_type beside those of each kind of layer, which transformers then refuses to save
+        # it adds a rope_type to those of each kind of layer, which transformers then refuses to save
         config.rope_parameters = {kind: value for kind, value in rope.items() if isinstance(value, dict)}
-    model.save(str(job.saved))
+    model.save(str(task.saved))

@@ -1,4 +1,4 @@
-"""Which layers are quantized, and the group sizes that fit them."""
+"""The layers that are quantized, and the group sizes that fit them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,19 +10,19 @@ from quantmill.common.program import UserError
 
 
 def linear_layers(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
-    """Name -> (outputs, inputs) of the matrices inside the model's numbered blocks: what GPTQ and AWQ quantize."""
+    """Map names to (outputs, inputs) of the matrices in the model's numbered blocks, which GPTQ and AWQ quantize."""
     return {
         name.removesuffix(".weight"): (tensor.shape[0], tensor.shape[1])
         for name, tensor in tensors.items()
         if len(tensor.shape) == 2 and name.endswith(".weight") and any(part.isdigit() for part in name.split("."))
-        if not reads_more_than_text(name)  # no tool takes these
+        if not reads_more_than_text(name)  # no tool quantizes these
     }
 
 
 def group_size(asked: str, layers: Mapping[str, tuple[int, int]], folder: Path) -> int:
-    """The group size that `asked` (a number, or `auto` for the largest that fits) means for these layers.
+    """Return the group size that `asked` (a number, or `auto` for the largest that fits) means for these layers.
 
-    Raises `UserError` where it does not divide the inputs of every layer, with those layers and the sizes that fit.
+    Raises `UserError` if it does not divide every layer's inputs, with those layers and the sizes that fit.
     """
     if asked != "auto" and (not asked.isdigit() or not int(asked)):
         raise UserError(f"group_size {asked}: a number of weights that share a scale, or auto")

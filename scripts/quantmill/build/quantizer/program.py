@@ -1,4 +1,4 @@
-"""What the programs that quantize share: how a tool is called, and how what it saved becomes an artifact."""
+"""The program of all tools that quantize: it calls the tool and turns what it saved into an artifact."""
 
 import argparse
 import gc
@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from quantmill import devices
-from quantmill.build import check_parameters, parser
+from quantmill.build import check_parameters, finish, parser
 from quantmill.build.quantizer import calibration, linear_layers
 from quantmill.build.quantizer.calibration import Calibration
 from quantmill.checkpoint import is_mixture, reads_more_than_text, safetensors_file, sharding, shards
@@ -30,7 +31,6 @@ from quantmill.common import manifest, program, remote_code
 from quantmill.common.atomic import clone_or_copy, work_folder, write_atomically
 from quantmill.common.model_config import of_text
 from quantmill.common.program import UserError, first_line, printable, run_child
-from quantmill.gate import quality_gate
 
 remote_code.forbid()
 
@@ -42,39 +42,48 @@ NOT_PORTABLE = ("meta", "model_name_or_path", "model_file_base_name", "is_marlin
 
 @dataclass(frozen=True)
 class BuildTask:
-    """What a tool is to do: quantize `src` as `parameters` say, on `calibration` where the format has one, and save to
-    `saved`.
+    """A tool's task: quantize `src` as `parameters` say, and save to `saved`.
 
-    `experts`: of a mixture, which of them the calibration reaches (see quantization.experts).
-
-    What it writes to `resume` while it works is there again when the job is started again after it was killed. `facts`
-    are those of the manifest, whose `tool` and `tool_version` may be set where there are several.
+    calibration: without samples for a format that has none. resume: a folder for the tool's progress, which a job
+    finds again after it was killed. facts: the manifest's `tool` and `tool_version`, which a program with a choice of
+    tools sets.
     """
 
     src: Path
     saved: Path
     resume: Path
     parameters: dict[str, Any]
-    calibration: Calibration | None
+    calibration: Calibration
     device: str
     dtype: torch.dtype
     facts: dict[str, str]
-    experts: dict[str, Any] | None = None
 
     def sample_inputs(self) -> list[dict[str, torch.Tensor]]:
-        """The calibration samples as a model takes them; [1, length] each."""
-        samples = self.calibration.samples if self.calibration else []
-        tensors = [torch.tensor([ids]) for ids in samples]
+        """Return the calibration samples as a model takes them; [1, length] each."""
+        tensors = [torch.tensor([ids]) for ids in self.calibration.samples]
         return [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in tensors]
+
+
+Cast = Callable[[Tensor, Mapping[str, Any]], bool]
+
+
+def as_saved(tensor: Tensor, parameters: Mapping[str, Any]) -> bool:
+    """Store every tensor in the dtype that the tool saved."""
+    return False
+
+
+def in_float16(tensor: Tensor, parameters: Mapping[str, Any]) -> bool:
+    """Store every floating-point tensor in float16."""
+    return True
 
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool that quantizes a model of transformers and saves it.
+    """A tool that quantizes a model of transformers and saves it; `build` is the program.
 
-    name: of its package. quantize: calls it. parameters, optional: names of what it is told, in its own words.
-    group_size: the parameter that may be `auto`, where there is one. calibrated: whether it wants a calibration; None:
-    some of its formats do. cast: which tensors that are floats are stored in float16, given the parameters too.
+    name: of its package. quantize: calls it. parameters, optional: their names, in its own words. group_size: the
+    parameter that may be `auto`. calibrated: whether it calibrates; None: some of its formats do. cast: which
+    floating-point tensors are stored in float16, by the parameters.
     """
 
     name: str
@@ -83,18 +92,16 @@ class Tool:
     optional: tuple[str, ...] = ()
     group_size: str | None = None
     calibrated: bool | None = True
-    cast: Callable[[Tensor, Mapping[str, Any]], bool] = lambda tensor, _: True
+    cast: Cast = in_float16
 
-    def build(self, doc: str | None) -> None:
+    def build(self) -> None:
         """Read the program's arguments, quantize, and write the artifact.
 
         Raises `UserError` where a parameter or the calibration does not fit, and for whatever the tool raises.
         """
-        arguments = parser(doc or "")
-        arguments.add_argument("--calibration", type=Path, help="what tokens.tokenize_texts wrote")
-        arguments.add_argument("--evaluation", type=Path, help="the same, of the evaluation text")
-        arguments.add_argument("--samples", type=int, default=128)
-        arguments.add_argument("--sequence-length", type=int, default=2048)
+        arguments = parser(sys.modules[self.quantize.__module__].__doc__ or "")
+        if self.calibrated is not False:
+            calibration.add_arguments(arguments, required=bool(self.calibrated))
         options = arguments.parse_args()
         source = shards.find(options.src)
         manifest.read_checked(options.src)
@@ -103,32 +110,21 @@ class Tool:
             linear = linear_layers.linear_layers(source.tensors())
             asked = str(parameters[self.group_size])
             parameters[self.group_size] = linear_layers.group_size(asked, linear, options.src)
-        samples = None
-        if options.calibration and options.evaluation:
-            samples = calibration.read(
-                options.calibration,
-                options.evaluation,
-                samples=options.samples,
-                sequence_length=options.sequence_length,
-                seed=options.seed,
-            )
-        elif self.calibrated:
-            raise UserError(f"{options.dst}: is calibrated; name --calibration and --evaluation")
-        device = devices.resolve(options.device)
+        samples = calibration.of_options(options)
+        options.device = devices.resolve(options.device)
         torch.manual_seed(options.seed)
-        # its own choice is one thread a physical core, and sums over other pieces have other last bits
+        # torch's default is one thread a physical core; other numbers of threads add in another order
         torch.set_num_threads(options.threads)
-        if device == "cpu":
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # autoawq takes whatever card it sees
-        tool_version = version(self.name)
+        if options.device == "cpu":
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # autoawq takes any GPU that it sees
+        facts = {"tool": self.name, "tool_version": version(self.name)}
         with write_atomically(options.dst, source=options.src) as folder, work_folder(options.dst) as saved:
-            resume = resume_folder(options, source, parameters, samples, device, tool_version)
+            resume = resume_folder(options, parameters, samples, facts["tool_version"])
             folder.mkdir()
-            dtype = torch.float32 if device == "cpu" else torch.float16
-            facts = {"format": options.format or options.dst.name, "engine": options.engine}
-            facts |= {"tool": self.name, "tool_version": tool_version}
-            experts = count_experts(options, saved) if samples and is_mixture(of_text(source.config())) else None
-            task = BuildTask(options.src, saved, resume, parameters, samples, device, dtype, facts, experts)
+            dtype = torch.float32 if options.device == "cpu" else torch.float16
+            mixture = bool(samples.samples) and is_mixture(of_text(source.config()))
+            experts = count_experts(options, saved) if mixture else None
+            task = BuildTask(options.src, saved, resume, parameters, samples, options.device, dtype, facts)
             try:
                 self.quantize(task)
             except Exception as error:  # whatever transformers and the tools raise for models that they do not know
@@ -137,16 +133,26 @@ class Tool:
                 again = f"; to start from the beginning, remove {resume}" if resume.exists() else ""
                 why = f"{facts['tool']} cannot quantize it ({first_line(error)}){again}"
                 raise UserError(f"{options.src}: {why}") from error
-            gc.collect()  # models are cycles; the gate's process wants the card
-            if device == "cuda":
+            gc.collect()  # models are reference cycles, and the gate needs the GPU's memory
+            if options.device == "cuda":
                 torch.cuda.empty_cache()
-            write_artifact(folder, task, source, options, lambda tensor: self.cast(tensor, task.parameters))
+            write_artifact(folder, task, source, options, lambda tensor: self.cast(tensor, parameters), experts)
         shutil.rmtree(resume, ignore_errors=True)
 
 
+def quantize_by_transformers(task: BuildTask, config: Any) -> None:
+    """Have transformers replace the linear layers as a quantization_config says, and save the model."""
+    from transformers import AutoModelForCausalLM  # here: not every tool's environment has it
+
+    words = {"quantization_config": config, "device_map": {"": task.device}, "dtype": "auto"}
+    AutoModelForCausalLM.from_pretrained(task.src, **words).save_pretrained(task.saved)
+
+
 def count_experts(options: argparse.Namespace, work: Path) -> dict[str, Any]:
-    """Which experts of a mixture the calibration reaches, found in a process whose memory is free again before a tool
-    starts; why that is unknown, where it cannot be found."""
+    """Find the experts of a mixture that the calibration reaches, or why they are unknown.
+
+    This runs in a process of its own, whose memory is free again before the tool starts.
+    """
     out = work / "experts.json"
     words = ("calibration", "evaluation", "samples", "sequence_length", "seed", "device", "threads")
     flags = [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in words]
@@ -160,24 +166,19 @@ def count_experts(options: argparse.Namespace, work: Path) -> dict[str, Any]:
 
 
 def resume_folder(
-    options: argparse.Namespace,
-    source: Checkpoint,
-    parameters: Mapping[str, Any],
-    samples: Calibration | None,
-    device: str,
-    tool_version: str,
+    options: argparse.Namespace, parameters: Mapping[str, Any], samples: Calibration, tool_version: str
 ) -> Path:
-    """Where a tool keeps its progress: beside the artifact, and another folder for whatever would be another result.
+    """Return the folder for a tool's progress: beside the artifact, and another one for each other result.
 
-    Progress of other jobs for the same artifact is removed: nobody will go on with it.
+    Progress of other jobs for the same artifact is removed, since no job will resume it.
     """
     job = [
         parameters,
-        samples.samples if samples else [],
+        samples.samples,
         options.seed,
-        torch.cuda.get_device_name() if device == "cuda" else device,
+        torch.cuda.get_device_name() if options.device == "cuda" else options.device,
         {"tool": tool_version, "torch": torch.__version__, "transformers": version("transformers")},
-        manifest.read(source.folder)["files"],
+        manifest.read(options.src)["files"],
     ]
     digest = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()
     name = f".{options.dst.name}.resume"
@@ -189,9 +190,9 @@ def resume_folder(
 
 
 def portable(quantization: dict[str, Any]) -> dict[str, Any]:
-    """A quantization_config without what is of one run alone and what another tool refuses to load.
+    """Return a quantization_config without keys of one run, and keys that another tool refuses to load.
 
-    Of `meta` the quantizer's name and version stay: gptqmodel loads GPTQ that is not symmetric by its own hand alone.
+    Of `meta` the quantizer's name and version stay: gptqmodel loads asymmetric GPTQ only from itself.
     """
     kept = {key: value for key, value in quantization.items() if key not in NOT_PORTABLE}
     quantizer = quantization.get("meta", {}).get("quantizer")
@@ -200,22 +201,21 @@ def portable(quantization: dict[str, Any]) -> dict[str, Any]:
 
 def write_artifact(
     folder: Path,
-    job: BuildTask,
+    task: BuildTask,
     source: Checkpoint,
     options: argparse.Namespace,
     cast: Callable[[Tensor], bool],
+    experts: dict[str, Any] | None,
 ) -> None:
     """Write what a tool saved as an artifact that has passed the quality gate.
 
-    Weights that were not quantized are stored in float16 again, the config is the source's with the tool's
-    quantization_config added, and all else is carried over: what a tool writes beside that (paths of temporary folders,
-    a cache that is off, rope_theta in one spelling) differs from run to run, or makes it another model. auto-gptq reads
-    a local folder's quantize_config.json alone, so that GPTQ's is written there too.
-
-    `cast`: see `Tool`.
+    Tensors that `cast` names are stored in float16 again. The config is the source's with the tool's
+    quantization_config, and all other files are the source's: the tool's own (paths of temporary folders, a disabled
+    cache, rope_theta in one spelling) differ from run to run, or make it another model. GPTQ's quantization is also
+    written to quantize_config.json, the only file that auto-gptq reads of a local folder.
     """
-    written = shards.find(job.saved)
-    tensors = drop_tied(source.config(), written.tensors())  # auto-gptq writes a tied head once more
+    written = shards.find(task.saved)
+    tensors = drop_tied(source.config(), written.tensors())  # auto-gptq stores a tied head a second time
     groups = sharding.split(list(tensors.values()), SHARD_BYTES)
     notes = {key: value for file in written.files for key, value in safetensors_file.notes(file).items()}
 
@@ -228,36 +228,34 @@ def write_artifact(
     write_file = partial(safetensors_file.write, dtype=dtype, copy=write, notes=notes)
     try:
         names = sharding.write(folder, "safetensors", groups, write_file)
-    except BeyondFloat16 as error:  # which names the tool's file, that will be gone
+    except BeyondFloat16 as error:  # which names a temporary file
         raise UserError(f"{source.folder}: {str(error).partition(': ')[2]}") from None
     quantization = portable(written.config()["quantization_config"])
-    method = quantization["quant_method"]
     config = source.config() | {"quantization_config": quantization}
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    if method == "gptq":
-        (folder / "quantize_config.json").write_text(json.dumps(quantization, indent=2) + "\n", encoding="utf-8")
+    configs = {"config.json": config}
+    if quantization["quant_method"] == "gptq":
+        configs["quantize_config.json"] = quantization
+    for name, content in configs.items():
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     for path in source.others():
         if path.name != "config.json":
             clone_or_copy(path, folder / path.name)
-    gate = quality_gate.check(folder, options.engine, options.layout, job.device, options, options.engine_python)
-    origin = manifest.read(source.folder)
+    samples = task.calibration
+    run = {"seed": options.seed, "device": options.device, "threads": options.threads}
+    if samples.samples:
+        run |= {"samples": len(samples.samples), "sequence_length": samples.sequence_length}
+    whole = any(map(reads_more_than_text, tensors))  # some tools save the language model alone
+    counted = {"parameter_count": manifest.read(source.folder)["parameter_count"]} if whole else {}
     stored = {name: tensor.numel * DTYPE_BYTES[dtype(tensor)] for name, tensor in tensors.items()}
-    calibrated = job.calibration and {
-        "samples": len(job.calibration.samples),
-        "sequence_length": job.calibration.sequence_length,
-    }
-    towers = any(map(reads_more_than_text, tensors))
-    run = {"seed": options.seed, "device": job.device, "threads": options.threads}
-    manifest.write(
+    finish(
         folder,
-        **job.facts,
-        parameters={**job.parameters, **run, **(calibrated or {})},
-        source=origin["source"],
-        # a tool that loads the language model alone saves nothing else
-        parameter_count=origin["parameter_count"] if towers else shards.text_parameters(source.folder),
+        options,
+        options.layout,
+        **task.facts,
+        **counted,
+        parameters=task.parameters | run,
         weight_files=list(names),
         weight_bytes_per_token=shards.bytes_read(stored, config),
-        calibration_sha256=job.calibration.sha256 if job.calibration else None,
-        gate=gate,
-        experts=job.experts,
+        calibration_sha256=samples.sha256,
+        experts=experts,
     )

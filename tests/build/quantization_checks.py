@@ -34,7 +34,7 @@ def nibbles(words: np.ndarray) -> np.ndarray:
 
 
 def gptq_weight(tensors: dict[str, np.ndarray], name: str) -> np.ndarray:
-    """[outputs, inputs]; the words hold eight inputs each, and zero points are stored less one."""
+    """Unpack to [outputs, inputs]; a word has eight inputs, and zero points are stored less one."""
     packed, zeros, scales = (tensors[f"{name}.{part}"] for part in ("qweight", "qzeros", "scales"))
     values = nibbles(packed).transpose(0, 2, 1).reshape(-1, packed.shape[1]).astype(np.float32)
     points = nibbles(zeros).reshape(zeros.shape[0], -1).astype(np.float32) + 1
@@ -43,7 +43,7 @@ def gptq_weight(tensors: dict[str, np.ndarray], name: str) -> np.ndarray:
 
 
 def awq_weight(tensors: dict[str, np.ndarray], name: str) -> np.ndarray:
-    """[outputs, inputs]; the words hold eight outputs each, in `AWQ_ORDER`."""
+    """Unpack to [outputs, inputs]; a word has eight outputs, in `AWQ_ORDER`."""
     packed, zeros, scales = (tensors[f"{name}.{part}"] for part in ("qweight", "qzeros", "scales"))
     inverse = np.argsort(AWQ_ORDER)
     values, points = (
@@ -68,7 +68,7 @@ ids = json.loads((artifacts / "tokens/evaluation.json").read_text())["ids"][:256
 def build(name: str, folder: Path, threads: int) -> Path:
     """Quantize the demo's fp16 to `folder`, by the other options."""
     command = [sys.executable, REPO / "scripts/quantmill", FORMATS[name][0], artifacts / "fp16", folder]
-    command += ["--parameters", json.dumps(OTHER_GPTQ), "--samples", "2"]
+    command += ["--parameters", json.dumps(OTHER_GPTQ), "--samples", "2", "--sequence-length", "2048"]
     command += ["--calibration", artifacts / "tokens/calibration.json"]
     command += ["--evaluation", artifacts / "tokens/evaluation.json"]
     environment = surroundings.of_child(command, os.environ | {"OMP_NUM_THREADS": str(threads)})
@@ -77,7 +77,7 @@ def build(name: str, folder: Path, threads: int) -> Path:
 
 
 def kernels(name: str, folder: Path) -> dict[str, Any]:
-    """What the format's engine makes of a folder, beside the same weights unpacked by hand."""
+    """Compare the engine's logits with those of the same weights unpacked by hand."""
     _, engine_name, weight = FORMATS[name]
     stored = load_file(folder / "model.safetensors")
     layers = [key.removesuffix(".qweight") for key in stored if key.endswith(".qweight")]
@@ -105,7 +105,7 @@ def kernels(name: str, folder: Path) -> dict[str, Any]:
 
 
 def one_position(name: str, folder: Path) -> dict[str, Any]:
-    """What the GEMV kernel's words say the weights are, read as its source does, and what its layers do with it."""
+    """Unpack the GEMV kernel's words as its source does, and compare its layers' results."""
     from quantmill.engines.decoding import gemv
 
     stored, weight = load_file(folder / "model.safetensors"), FORMATS[name][2]
@@ -150,7 +150,7 @@ def one_position(name: str, folder: Path) -> dict[str, Any]:
 
 
 def measure_spill(quantizer: Any) -> dict[str, float]:
-    """How far auto-gptq's packed layers are from what they packed, where one output's weights are all positive."""
+    """Compare auto-gptq's packed layers with the packed weights, of which one output's are all positive."""
     from auto_gptq.nn_modules.qlinear import qlinear_cuda, qlinear_cuda_old
 
     torch.manual_seed(0)

@@ -1,7 +1,7 @@
 """Run in envs/torch: convert small random models of every kind of attention to CTranslate2's float32, and print how far
 each is from transformers, or why it was refused, as JSON.
 
-    python tests/build/ct2_architecture_checks.py FOLDER
+    python tests/build/ct2_architectures_checks.py FOLDER
 
 Tokenizers are the demo's, without its unknown token, and with one token more than the models' vocabularies hold.
 """
@@ -97,7 +97,7 @@ MODELS = {
 
 
 def source(work: Path, name: str) -> Path:
-    """A random model's folder; biases and norms are random too, so that nothing that is dropped goes unnoticed."""
+    """Write a random model; biases and norms are random too, so that a dropped one is noticed."""
     config, words = MODELS[name]
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config(**words), dtype=torch.float32)
@@ -116,7 +116,7 @@ def source(work: Path, name: str) -> Path:
 
 
 def distance(folder: Path, text: teacher_forcing.Text) -> dict[str, Any]:
-    """What the gate says of the converted model."""
+    """Return the gate's findings about the converted model."""
     expected = fidelity.Predictions(engines.load("transformers", folder, "cpu", 1), text)
     words = expected.as_json() | {"against": "the source's weights", "compared_perplexity": expected.perplexity}
     words |= {"compute_type": "float32"}

@@ -1,6 +1,6 @@
 """Run in envs/gptqmodel: quantize small random models of several architectures, and print what became of each as JSON.
 
-    python tests/build/architecture_checks.py FOLDER DEMO-ARTIFACTS ARCHITECTURE...  (mistral among them)
+    python tests/build/architectures_checks.py FOLDER DEMO-ARTIFACTS ARCHITECTURE...  (mistral among them)
 
 Their tokenizer and texts are the demo's; the weights are random, biases and norms too, so that nothing that a tool
 drops goes unnoticed.
@@ -44,11 +44,15 @@ ARCHITECTURES = {
 work, demo = map(Path, sys.argv[1:3])
 ids = json.loads((demo / "tokens/evaluation.json").read_text())["ids"][:128]
 texts = ["--calibration", demo / "tokens/calibration.json", "--evaluation", demo / "tokens/evaluation.json"]
-texts += ["--samples", "8", "--sequence-length", "128"]
+texts += ["--samples", "8", "--sequence-length", "128", "--parameters"]
+PARAMETERS = {
+    "gptq": {"bits": 4, "group_size": "auto", "sym": True, "desc_act": False, "damp_percent": 0.05},
+    "awq": {"tool": "auto", "w_bit": 4, "q_group_size": "auto", "zero_point": True, "version": "GEMM"},
+}
 
 
 def convert(source: Path) -> Path:
-    """The fp16 artifact of a model's source, made beside it as the workflow does."""
+    """Return the fp16 artifact of a model's source, made beside it as the workflow does."""
     for program, read, out in (
         ("checkpoint.to_safetensors", "source", "safetensors"),
         ("build.fp16", "safetensors", "fp16"),
@@ -59,7 +63,7 @@ def convert(source: Path) -> Path:
 
 
 def checkpoint(name: str) -> Path:
-    """The fp16 artifact of a random model."""
+    """Return the fp16 artifact of a random model."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(ARCHITECTURES[name], dtype=torch.float32)
     with torch.no_grad():
@@ -72,9 +76,9 @@ def checkpoint(name: str) -> Path:
     return convert(folder)
 
 
-def build(program: str, *arguments: object) -> str:
-    """Run a program in this process, whose libraries take long to import; returns its last line of errors."""
-    sys.argv = ["quantmill", program, *map(str, arguments)]
+def build(tool: str, *folders: object) -> str:
+    """Quantize in this process, whose libraries take long to import; return the line of an error, or nothing."""
+    sys.argv = ["quantmill", f"build.{tool}", *map(str, (*folders, *texts)), json.dumps(PARAMETERS[tool])]
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(sys.stderr):
@@ -86,10 +90,10 @@ def build(program: str, *arguments: object) -> str:
 
 
 def with_code(name: str, file: str, named: dict[str, Any]) -> Path:
-    """The fp16 artifact of a model, `file` of whose names Python beside its source, which leaves a file when run."""
+    """Make the fp16 artifact of a model whose `file` names Python code, which would leave a file if it ran."""
     folder = shutil.copytree(work / "mistral/source", work / name / "source")
     (folder / "code.py").write_text(f"{name = }\nopen({str(work / 'ran')!r}, 'w').close()\n")
-    config = (folder / "config.json").read_text()  # the two are one but for their names; llama's has no tokenizer class
+    config = (folder / "config.json").read_text()  # they differ only in their names; llama's has no tokenizer class
     (folder / "config.json").write_text(config.replace("mistral", "llama").replace("Mistral", "Llama"))
     fp16 = convert(folder)
     content = json.loads((fp16 / file).read_text()) | {"auto_map": named}
@@ -107,10 +111,10 @@ for architecture in sys.argv[3:]:
     fp16 = checkpoint(architecture)
     reference = engines.load("transformers", fp16, "cpu", 1)
     expected = np.concatenate(list(reference.logits(ids)))
-    for tool, group in (("gptq", "--group-size"), ("awq", "--q-group-size")):
+    for tool in PARAMETERS:
         out = work / architecture / tool
         fact = facts[f"{architecture} {tool}"] = {
-            "error": build(f"build_{tool}.py", fp16, out, *texts, group, "auto"),
+            "error": build(tool, fp16, out),
             "published": out.exists(),
         }
         if out.exists():
@@ -127,7 +131,7 @@ CODE = {
 }
 for name, (file, named) in CODE.items():
     fp16 = with_code(f"code-{name}", file, named)
-    errors = [build(f"build_{tool}.py", fp16, work / f"code-{name}/{tool}", *texts) for tool in ("gptq", "awq")]
+    errors = [build(tool, fp16, work / f"code-{name}/{tool}") for tool in PARAMETERS]
     facts[f"code {name}"] = {"errors": errors, "ran": (work / "ran").exists()}
 artifact = work / "mistral/gptq"
 config = json.loads((artifact / "config.json").read_text()) | {"attribute_map": {"auto_map": "zzz"}}

@@ -1,6 +1,6 @@
 """Run in envs/llama_cpp: what test_gguf.py asserts, as JSON.
 
-    python tests/build/checks.py MODEL ARTIFACT...
+    python tests/build/gguf_checks.py MODEL ARTIFACT...
 
 Files are read by llama.cpp's own Python package, and scored by the engine beside transformers.
 """
