@@ -44,8 +44,8 @@ def artifact_priority(wildcards):
     return (0 if format.calibrated else 10) if format.priority is None else format.priority
 
 
-# A killed build restarts from scratch. Only gptqmodel saves its progress, for Llama and Qwen3-MoE (next to the artifact,
-# in .ARTIFACT.resume-…; docs/FOOTGUNS.md).
+# A killed build restarts from scratch. Only gptqmodel's GPTQ (of Llama and Qwen3-MoE) and EXL3 resume: their progress is
+# next to the artifact, in .ARTIFACT.resume-… (docs/FOOTGUNS.md).
 rule artifact:
     input:
         unpack(artifact_inputs),
