@@ -140,8 +140,8 @@ def parameters(artifact):
 
 
 def cell(wildcards):
-    """The cell that a job's wildcards name."""
-    return find_cell(wildcards.model, wildcards.cell)
+    """The cell that a job's wildcards name; the reference's without one."""
+    return find_cell(wildcards.model, wildcards.get("cell", STUDY["reference"]))
 
 
 def find_cell(model, name):

@@ -1,18 +1,18 @@
-"""Servers under loads: one job a server, which starts it afresh several times."""
+"""Servers under loads: one job for each server, which starts it several times."""
 
 
 def has_loads(cell):
-    """Whether a cell is a server that the study puts under loads."""
+    """Whether the study puts a cell under loads: it is a server, and the study has loads."""
     return ENGINES[cell.engine].serves and cells.wants_loads(STUDY)
 
 
 def burst_tokens(wildcards):
-    """The prompts that are sent at once, where the study sends any."""
+    """The prompts of the burst, if the study has one."""
     return f"artifacts/{wildcards.model}/tokens/burst.json" if STUDY["loads"]["burst"] else []
 
 
 def load_ask(wildcards, input):
-    """What a server's job asks for."""
+    """Resources of a server's job."""
     each = cell(wildcards)
     return study_jobs().load(each.artifact, each.engine, shape_of_cell(wildcards, input))
 
@@ -29,7 +29,7 @@ rule loads:
     log:
         "artifacts/logs/{model}/loads-{cell}.log",
     priority: 100
-    # as for latency: nothing runs beside a measurement
+    # as for latency: nothing else runs during a measurement
     threads: 1024
     resources:
         gpu=lambda wc: cell(wc).gpus,

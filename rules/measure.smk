@@ -1,7 +1,7 @@
 """Latency and quality: one program each for all formats and engines."""
 
 REFERENCE_ENGINE = FORMATS[format_of(STUDY["reference"])].engine
-# What every program that scores is told
+# The last arguments of every program that scores
 SCORING = (
     " --protocol {params.protocol:q} --evaluation {input.evaluation:q} --device {params.device:q} --threads {threads}"
     " 2> {log:q}"
@@ -9,53 +9,40 @@ SCORING = (
 
 
 def shape_of_cell(wildcards, input):
-    """The model's shape, from whatever tells it: who has cleaned up has artifacts alone, some without a config.json."""
+    """The model's shape, from the first folder with a config.json: not every artifact has one, and
+    `remove_intermediates` removes the source."""
     folder = Path(f"artifacts/{wildcards.model}")
     names = ("safetensors", "source", *cells.artifacts(STUDY, STUDY["models"][wildcards.model]))
     found = next((found for name in names if (found := model_shape.of_config(folder / name))), None)
     return found or model_shape.of_folder(local_path(input.artifact))
 
 
-def scoring_ask(wildcards, input, positions):
-    """What a job asks for that scores so many positions by a cell, the reference where it names none."""
-    each = find_cell(wildcards.model, wildcards.get("cell", STUDY["reference"]))
+def scoring_ask(wildcards, input, positions=None):
+    """Resources of a job that scores this many positions. The memory is the same for every text, so it is known before
+    the text is there."""
+    each = cell(wildcards)
     return study_jobs().score(each.artifact, each.engine, shape_of_cell(wildcards, input), positions)
 
 
-def scoring_memory(wildcards, input):
-    """MB of the same, whatever the text."""
-    return scoring_ask(wildcards, input, None).mb
+def most_positions(input):
+    """The most token ids that a file of this size can hold."""
+    return local_path(input.evaluation).stat().st_size // jobs.BYTES_AN_ID
 
 
-def scoring_minutes(wildcards, input):
-    """Minutes of the same, at most; the text has no more positions than the ids that its file can hold."""
-    return scoring_ask(wildcards, input, local_path(input.evaluation).stat().st_size // jobs.BYTES_AN_ID).minutes
+def expected_ask(input):
+    """Resources of the job that runs a model's source by transformers."""
+    return study_jobs().expect(model_shape.of_folder(local_path(input.source)))
 
 
-def expected_memory(wildcards, input):
-    """MB of the job that runs a model's source by transformers."""
-    return study_jobs().expect(model_shape.of_folder(local_path(input.source))).mb
-
-
-def expected_minutes(wildcards, input):
-    """Minutes of the same, at most."""
-    return study_jobs().expect(model_shape.of_folder(local_path(input.source))).minutes
-
-
-def latency_ask(wildcards, input, prompts):
-    """What a latency job asks for, of so many prompts."""
+def latency_ask(wildcards, input, prompts=0):
+    """Resources of a latency job with this many prompts; the memory is the same for any number."""
     each = cell(wildcards)
     return study_jobs().latency(each.artifact, each.engine, shape_of_cell(wildcards, input), prompts)
 
 
-def latency_memory(wildcards, input):
-    """MB of the same, however many."""
-    return latency_ask(wildcards, input, 0).mb
-
-
-def latency_minutes(wildcards, input):
-    """Minutes of the same, at most."""
-    return latency_ask(wildcards, input, len(json.loads(local_path(input.prompts).read_text())["prompts"])).minutes
+def count_prompts(input):
+    """The number of prompts."""
+    return len(json.loads(local_path(input.prompts).read_text())["prompts"])
 
 
 rule latency:
@@ -69,54 +56,28 @@ rule latency:
     log:
         "artifacts/logs/{model}/latency-{cell}.log",
     priority: lambda wc: 100 + (cell(wc).artifact == STUDY["reference"])
-    # More than any machine has: Snakemake lowers it to --cores, so that nothing runs beside a measurement. A cluster's
-    # profile says with set-threads how many a job gets.
+    # More than any machine has. Snakemake lowers it to --cores, so that nothing else runs during a measurement. A
+    # cluster's profile sets the number with set-threads.
     threads: 1024
     resources:
         gpu=lambda wc: cell(wc).gpus,
-        mem_mb=latency_memory,
-        runtime=latency_minutes,
+        mem_mb=lambda wc, input: latency_ask(wc, input).mb,
+        runtime=lambda wc, input: latency_ask(wc, input, count_prompts(input)).minutes,
     params:
         run=lambda wc: cell_runner("latency.measure", wc),
         device=STUDY["device"],
-        protocol=STUDY["latency"],
+        latency=json.dumps(STUDY["latency"], sort_keys=True),
     shell:
         "{params.run[python]:q} {params.run[program]:q} {input.artifact:q} {output:q} {params.run[arguments]:q}"
-        " --prompts {input.prompts:q} --evaluation {input.evaluation:q} --device {params.device:q} --threads {threads}"
-        " --new-tokens {params.protocol[new_tokens]:q} --repeats {params.protocol[repeats]:q}"
-        " --processes {params.protocol[processes]:q} --decode {params.protocol[decode]:q}"
-        " --prompt-tokens {params.protocol[prompt_tokens]:q} --batch-sizes {params.protocol[batch_sizes]:q} 2> {log:q}"
-
-
-rule reference_logits:
-    input:
-        env=environment(ENGINES[REFERENCE_ENGINE].env),
-        artifact=f"artifacts/{{model}}/{STUDY['reference']}",
-        evaluation="artifacts/{model}/tokens/evaluation.json",
-    output:
-        intermediate(f"artifacts/{{model}}/quality/{STUDY['reference']}-logits.npy"),
-    log:
-        "artifacts/logs/{model}/reference-logits.log",
-    priority: 1000
-    threads: 8
-    resources:
-        gpu=1,
-        mem_mb=scoring_memory,
-        runtime=scoring_minutes,
-    params:
-        run=runner("quality.reference_logits", REFERENCE_ENGINE),
-        device=STUDY["device"],
-        protocol=STUDY["perplexity"],
-    shell:
-        "{params.run[python]:q} {params.run[program]:q} {input.artifact:q} {output:q} {params.run[arguments]:q}"
-        + SCORING
+        " --prompts {input.prompts:q} --evaluation {input.evaluation:q} --latency {params.latency:q}"
+        " --device {params.device:q} --threads {threads} 2> {log:q}"
 
 
 rule expected_predictions:
     input:
         env=environment("torch"),
         source="artifacts/{model}/source",
-        safetensors="artifacts/{model}/safetensors",  # so that our own reader has seen the weights before transformers does
+        safetensors="artifacts/{model}/safetensors",  # our bounded reader has validated the weights before transformers
         evaluation="artifacts/{model}/tokens/evaluation.json",
     output:
         "artifacts/{model}/expected.json",
@@ -126,24 +87,15 @@ rule expected_predictions:
     threads: 8
     resources:
         gpu=1,
-        mem_mb=expected_memory,
-        runtime=expected_minutes,
+        mem_mb=lambda wc, input: expected_ask(input).mb,
+        runtime=lambda wc, input: expected_ask(input).minutes,
     params:
-        program=program("gate.expected").command,  # no hash: scoring anew is no reason to build anew
+        program=program("gate.expected").command,  # no hash: an edit of it is no reason to build again
         python=python("torch"),
         device=STUDY["device"],
         protocol=STUDY["perplexity"],
     shell:
         "{params.python:q} {params.program:q} {input.source:q} {output:q}" + SCORING
-
-
-def reference_options(wildcards, input):
-    """What the reference's predictions come from: its logits, or what computes them anew."""
-    if STUDY["reference_logits"] == "disk":
-        return [f"--reference={input.reference}"]
-    python = runner("quality.reference_logits", REFERENCE_ENGINE)["python"]
-    engine = [f"--recompute-engine={REFERENCE_ENGINE}", f"--recompute-python={python}"]
-    return [f"--recompute={input.reference[0]}", *engine]
 
 
 if STUDY["reference_logits"] == "disk":
@@ -152,6 +104,16 @@ if STUDY["reference_logits"] == "disk":
 else:
     REFERENCE = [f"artifacts/{{model}}/{STUDY['reference']}", *environment(ENGINES[REFERENCE_ENGINE].env)]
     REFERENCE_MADE_OF = runner("quality.reference_logits", REFERENCE_ENGINE)["made_of"]
+
+
+def reference_options(wildcards, input):
+    """The source of the reference's predictions: its logits, or what computes them again. And what is compared."""
+    scored = [f"--expected={input.expected}"] if "expected" in input.keys() else ["--noise-floor"]
+    if REFERENCE_MADE_OF is None:
+        return [f"--reference={input.reference}", *scored]
+    python = runner("quality.reference_logits", REFERENCE_ENGINE)["python"]
+    engine = [f"--recompute-engine={REFERENCE_ENGINE}", f"--recompute-python={python}"]
+    return [f"--recompute={input.reference[0]}", *engine, *scored]
 
 
 rule quality:
@@ -172,8 +134,8 @@ rule quality:
     threads: 8
     resources:
         gpu=lambda wc: cell(wc).gpus,
-        mem_mb=scoring_memory,
-        runtime=scoring_minutes,
+        mem_mb=lambda wc, input: scoring_ask(wc, input).mb,
+        runtime=lambda wc, input: scoring_ask(wc, input, most_positions(input)).minutes,
     params:
         run=lambda wc: cell_runner("quality.measure", wc),
         device=STUDY["device"],
@@ -182,10 +144,25 @@ rule quality:
         made_of=REFERENCE_MADE_OF,
     shell:
         "{params.run[python]:q} {params.run[program]:q} {input.artifact:q} {output[0]:q} {params.run[arguments]:q}"
-        " {params.reference:q} --expected {input.expected:q}" + SCORING
+        " {params.reference:q}" + SCORING
 
 
-rule noise_floor:
+use rule quality as reference_logits with:
+    input:
+        env=environment(ENGINES[REFERENCE_ENGINE].env),
+        artifact=f"artifacts/{{model}}/{STUDY['reference']}",
+        evaluation="artifacts/{model}/tokens/evaluation.json",
+    output:
+        intermediate(f"artifacts/{{model}}/quality/{STUDY['reference']}-logits.npy"),
+    log:
+        "artifacts/logs/{model}/reference-logits.log",
+    params:
+        run=runner("quality.reference_logits", REFERENCE_ENGINE),
+        reference=[],
+        made_of=None,
+
+
+use rule quality as noise_floor with:
     input:
         env=environment(ENGINES[REFERENCE_ENGINE].env),
         artifact=f"artifacts/{{model}}/{STUDY['reference']}",
@@ -196,18 +173,3 @@ rule noise_floor:
     log:
         "artifacts/logs/{model}/noise-floor.log",
     priority: 1
-    threads: 8
-    resources:
-        gpu=1,
-        mem_mb=scoring_memory,
-        runtime=scoring_minutes,
-    params:
-        run=runner("quality.measure", REFERENCE_ENGINE),
-        device=STUDY["device"],
-        protocol=STUDY["perplexity"],
-        reference=reference_options,
-        made_of=REFERENCE_MADE_OF,
-    shell:
-        "{params.run[python]:q} {params.run[program]:q} {input.artifact:q} {output:q} {params.run[arguments]:q}"
-        " --noise-floor"
-        " {params.reference:q}" + SCORING

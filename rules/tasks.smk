@@ -1,23 +1,23 @@
-"""Tasks of lm-evaluation-harness: their documents once a study, then every cell's answers."""
+"""Tasks of lm-evaluation-harness: their documents once for a study, then the answers of every cell."""
 
 TASKS = STUDY["tasks"]
 HARNESS = "lm-eval"  # the environment
 
 
 def has_tasks(cell):
-    """Whether a cell's artifact is asked tasks: random weights know no answers."""
+    """Whether a cell is evaluated on tasks; random weights are not."""
     return bool(TASKS["names"]) and has_quality(cell.model)
 
 
 def own_tasks():
-    """The user's own tasks and their data: when one changes, all are asked again."""
+    """Files of the user's own tasks and data. An edit of one runs all tasks again."""
     folder = Path(TASKS["include"]) if "include" in TASKS else None
     files = sorted(map(str, filter(Path.is_file, folder.rglob("*")))) if folder else []
-    return [name for name in files if is_plain(name)]  # Snakemake cannot take the others
+    return [name for name in files if is_plain(name)]  # Snakemake cannot take other names
 
 
 def task_ask(wildcards, input):
-    """What a job asks for that runs a cell's tasks; how many documents there are is known once they are fetched."""
+    """Resources of the job that runs a cell's tasks. The time depends on the documents, known once they are fetched."""
     each, counts = cell(wildcards), []
     for folder in input.documents:
         facts = local_path(folder) / "documents.json"
@@ -25,16 +25,6 @@ def task_ask(wildcards, input):
         counts += [size and min(size, TASKS.get("limit", size)) for size in sizes]
     documents = None if None in counts else sum(counts)
     return study_jobs().tasks(each.artifact, each.engine, shape_of_cell(wildcards, input), documents)
-
-
-def task_memory(wildcards, input):
-    """MB of the same."""
-    return task_ask(wildcards, input).mb
-
-
-def task_minutes(wildcards, input):
-    """Minutes of the same, at most."""
-    return task_ask(wildcards, input).minutes
 
 
 localrules:
@@ -69,18 +59,18 @@ rule tasks:
         env=lambda wc: environment(ENGINES[cell(wc).engine].env),
         harness=environment(HARNESS),
         artifact=lambda wc: f"artifacts/{wc.model}/{cell(wc).artifact}",
-        model="artifacts/{model}/safetensors",  # whose config and tokenizer make the requests
+        model="artifacts/{model}/safetensors",  # its config and tokenizer make the requests
         documents=[f"artifacts/texts/tasks/{name}" for name in TASKS["names"]],
     output:
         "artifacts/{model}/tasks/{cell}.json",
     log:
         "artifacts/logs/{model}/tasks-{cell}.log",
-    priority: 0  # after quality and speed, which say sooner that something is wrong
+    priority: 0  # after quality and speed, which find faults sooner
     threads: 8
     resources:
         gpu=lambda wc: cell(wc).gpus,
-        mem_mb=task_memory,
-        runtime=task_minutes,
+        mem_mb=lambda wc, input: task_ask(wc, input).mb,
+        runtime=lambda wc, input: task_ask(wc, input).minutes,
     params:
         program=program("tasks.measure"),
         python=python(HARNESS),

@@ -45,7 +45,14 @@ def commands(folder: Path) -> list[list[object]]:
     """Programs and their arguments, each with what the ones before it made in `folder`; without a quality gate."""
     torch, tools, mlc = (interpreter(name) for name in ("torch", "tools", "mlc"))
     engine = ["--engine", "transformers", "--device", "cpu", "--threads", 1]
-    short = ["--new-tokens", 2, "--repeats", 1, "--processes", 1, "--decode", "generate"]
+    short = {
+        "new_tokens": 2,
+        "repeats": 1,
+        "processes": 1,
+        "decode": "generate",
+        "prompt_tokens": [],
+        "batch_sizes": [1],
+    }
     st, fp16, evaluation = folder / "safetensors", folder / "fp16", folder / "evaluation.json"
     q4f16_1 = ["--device", "cpu", "--parameters", '{"quantization": "q4f16_1"}']
     again = ["--recompute", fp16, "--recompute-engine", "transformers"]
@@ -65,8 +72,11 @@ def commands(folder: Path) -> list[list[object]]:
             folder / "latency.json",
             "--prompts",
             folder / "prompts.json",
+            "--evaluation",
+            evaluation,
             *engine,
-            *short,
+            "--latency",
+            json.dumps(short),
         ],
         [tools, "report.write", folder / "study.json", folder / "report"],
     ]

@@ -68,9 +68,16 @@ def expect(tmp_path: Path, protocol: str = "gptq-2048") -> Path:
     return tmp_path / "expected.json"
 
 
-def latency(harness: Callable, tmp_path: Path, does: dict[str, Any], *options: object) -> dict[str, Any]:
-    flags = ["--new-tokens", NEW_TOKENS, "--repeats", 1, "--processes", 2, "--prompts", tmp_path / "prompts.json"]
-    result = harness("latency.measure", "out.json", does, *flags, *options)
+def flags(tmp_path: Path, **changes: Any) -> list[object]:
+    protocol = {"new_tokens": NEW_TOKENS, "repeats": 1, "processes": 1, "decode": "captured"}
+    protocol |= {"prompt_tokens": [], "batch_sizes": [1]} | changes
+    return ["--latency", json.dumps(protocol), "--prompts", tmp_path / "prompts.json"]
+
+
+def latency(
+    harness: Callable, tmp_path: Path, does: dict[str, Any], *options: object, **changes: Any
+) -> dict[str, Any]:
+    result = harness("latency.measure", "out.json", does, *flags(tmp_path, processes=2, **changes), *options)
     assert result.returncode == 0, result.stderr
     return json.loads((tmp_path / "out.json").read_text())
 
@@ -80,6 +87,8 @@ def test_a_way_to_decode_that_does_not_fit_costs_no_row(harness: Callable, tmp_p
     assert found["mode"] == "fake"
     assert len({run["process"] for run in found["runs"]}) == 2
     assert found["other_modes"] == [{"mode": "other", "refused": "its step waits for the host"}]
+    plain = latency(harness, tmp_path, {"other_way": "its step waits for the host"}, decode="generate")
+    assert (plain["mode"], plain["other_modes"]) == ("fake", [])
 
 
 @pytest.mark.timing
@@ -93,11 +102,11 @@ def test_threads_are_those_that_the_engine_is_told(
 
 @pytest.mark.timing
 def test_known_delays_come_out_within_one_percent(harness: Callable, tmp_path: Path) -> None:
-    options = ("--prompt-tokens", 80, 111, "--batch-sizes", 4)
+    more = {"prompt_tokens": [80, 111], "batch_sizes": [4]}
     seconds = (30 + 60) * PREFILL + 2 * (NEW_TOKENS - 1) * STEP
     together = 60 * PREFILL + (NEW_TOKENS - 1) * STEP
     for _ in range(5):  # a stall of this machine is no fault of the harness, whether it saw it or not
-        found = latency(harness, tmp_path, {"prefill": PREFILL, "step": STEP}, *options)
+        found = latency(harness, tmp_path, {"prefill": PREFILL, "step": STEP}, **more)
         summary, (longer, beyond), (four,) = found["summary"], found["lengths"], found["batches"]
         figures = {
             "tpot": (summary["tpot_ms_p50"], STEP * 1000),
@@ -152,8 +161,7 @@ def test_a_busy_host_marks_the_row(harness: Callable, tmp_path: Path) -> None:
 def test_latency_refuses_an_engine_that_answers_another_prompt(
     harness: Callable, tmp_path: Path, fault: str, message: str
 ) -> None:
-    flags = ["--new-tokens", NEW_TOKENS, "--repeats", 1, "--processes", 1, "--prompts", tmp_path / "prompts.json"]
-    result = harness("latency.measure", "out.json", {"fault": fault}, *flags)
+    result = harness("latency.measure", "out.json", {"fault": fault}, *flags(tmp_path))
     assert result.returncode == 1
     assert message in result.stderr.splitlines()[-1]
     assert "Traceback" not in result.stderr
@@ -243,8 +251,7 @@ LIKELIEST = TARGETS | {"top": 5}
 
 def test_tokens_are_held_against_the_likeliest_that_an_engine_tells(harness: Callable, tmp_path: Path) -> None:
     assert "unchecked" not in latency(harness, tmp_path, LIKELIEST)
-    flags = ["--new-tokens", NEW_TOKENS, "--repeats", 1, "--processes", 1, "--prompts", tmp_path / "prompts.json"]
-    result = harness("latency.measure", "wrong.json", LIKELIEST | {"fault": "random-tokens"}, *flags)
+    result = harness("latency.measure", "wrong.json", LIKELIEST | {"fault": "random-tokens"}, *flags(tmp_path))
     assert "the tokens that the engine decodes are not the likeliest of those" in result.stderr.splitlines()[-1]
     assert not (tmp_path / "wrong.json").exists()
 

@@ -1,6 +1,5 @@
 """What one process measures of decoding, and how the ways to decode are judged beside each other."""
 
-import argparse
 import json
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from quantmill.common import manifest
 from quantmill.common.program import UserError
 from quantmill.latency import variants
 from quantmill.latency.decoding import time_tokens
+from quantmill.latency.job import LatencyTask, Protocol
 from quantmill.latency.measure import Observation, assemble, judge, speculates, summarise
 from quantmill.latency.worker import Measurement
 
@@ -28,7 +28,7 @@ def test_known_delays_are_measured() -> None:
 
 @pytest.mark.parametrize("ahead", [-10.0, 10.0])
 def test_times_that_cannot_be_are_refused(ahead: float) -> None:
-    with pytest.raises(UserError, match="times that cannot be"):
+    with pytest.raises(UserError, match="timestamps go backwards"):
         time_tokens(Fake(ahead=ahead), [[1]], 3)
 
 
@@ -120,14 +120,15 @@ def test_another_way_to_decode_counts_if_its_tokens_are_the_same_but_for_ties(
 ) -> None:
     (tmp_path / "model.bin").write_bytes(b"")
     manifest.write(tmp_path, format="fake", tool="fake", tool_version="1")
-    prompts = {"prompts": [{"text": "a", "ids": [1]}, {"text": "b", "ids": [2]}], "text_sha256": "ab"}
-    (tmp_path / "prompts.json").write_text(json.dumps(prompts))
-    options = argparse.Namespace(
-        artifact=tmp_path, prompts=tmp_path / "prompts.json", engine="fake", new_tokens=3, repeats=1, processes=1
+    text = {"prompts": [{"text": "a", "ids": [1]}, {"text": "b", "ids": [2]}], "text_sha256": "ab"}
+    (tmp_path / "prompts.json").write_text(json.dumps(text))
+    prompts = tmp_path / "prompts.json"
+    protocol = Protocol(3, repeats=1, processes=1, decode="captured", prompt_tokens=[9], batch_sizes=[1])
+    job = LatencyTask(
+        tmp_path, "fake", {}, 1, "cpu", threads=[1], prompts=prompts, evaluation=prompts, protocol=protocol
     )
-    options.prompt_tokens, options.batch_sizes, options.options, options.gpus = [9], [1], {}, 1
     ways = [observe("generate", 0.05, [1, 2, 3], [4, 5, 6]), observe("captured", seconds, [1, 2, 3], tokens, gap=gap)]
-    result = assemble(options, ways, bandwidth=1e4)
+    result = assemble(job, ways, [], bandwidth=1e4)
     assert result["mode"] == mode
     assert result["summary"]["tokens_per_second"] == pytest.approx(1 / seconds if mode == "captured" else 20)
     assert result["summary"]["bandwidth_fraction"] == pytest.approx(result["summary"]["tokens_per_second"] / 100)

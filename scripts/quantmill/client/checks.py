@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from quantmill.client.connection import NO_FILES
-from quantmill.client.dialects import Prompt
 from quantmill.client.stream import REJECTED, Reply
 
 MAX_WHOLE = 0.01  # of the answers may come in one event: as many as p99 leaves out
@@ -26,9 +25,9 @@ class Finding(NamedTuple):
 
 
 class LoadRequest(NamedTuple):
-    """One request: a prompt (ids, or text) and how many tokens were to follow."""
+    """One request: a prompt's token ids, and how many tokens were to follow."""
 
-    prompt: Prompt
+    prompt: list[int]
     new_tokens: int
 
 

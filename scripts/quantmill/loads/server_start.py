@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ class LoadResult:
     counters: dict[str, float | None]
     events: int
     span: tuple[float, float]  # of the load, by `time.perf_counter()`
-    host: dict[str, Any] | None  # `host_load.Load`
+    host: host_load.Load | None
     own: list[int]  # processes of the server and the client
     equal: float | None = None
     conditions: dict[str, Any] = field(default_factory=dict)  # what it ran under: loads.measure sees that from outside
@@ -111,7 +111,6 @@ class Loader:
         # a server counts a request when it has forgotten it, a moment after the answer
         counted = self._settle(counted, sum(reply.tokens or 0 for reply in replies))
         after = host_load.read(self.cpus, engine.processes())
-        beside = host_load.load(before, after, len(self.cpus))
         timelines = [stream.timeline(reply) for reply in replies]
         findings = checks.check_replies(replies, planned.asked)
         findings += checks.check_counters(counted, replies, cache_off=True)
@@ -131,7 +130,7 @@ class Loader:
             vars(counted),
             events=sum(len(reply.events) for reply in replies),
             span=(recording.start, recording.end),
-            host=beside and asdict(beside),
+            host=host_load.load(before, after, len(self.cpus)),
             own=sorted({os.getpid(), *processes.tree(engine.processes())}),
         )
         if check_tokens and not any(each.refuses for each in checks.check_replies(replies, planned.asked)):
