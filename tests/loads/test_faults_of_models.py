@@ -30,10 +30,10 @@ def test_the_gaps_of_all_tokens_are_told_by_their_largest_and_their_mean() -> No
 REPEATS = {
     "prefix_cache": (
         "prefix_cached",
-        "the server keeps prompts: one whose beginning it has seen takes 50% of the time of a",
+        "the server caches prompts: a prompt whose beginning it has seen takes 50% of the time of a",
     ),
-    "answer_cache": ("answers_cached", "the server keeps answers: a prompt that it has seen is answered at once"),
-    "sampling": ("sampling", "the server samples: 5 of 5 prompts were answered otherwise when they were sent again"),
+    "answer_cache": ("answers_cached", "the server caches answers: it answers a prompt that it has seen at once"),
+    "sampling": ("sampling", "the server samples: 5 of 5 prompts got another answer when they were sent again"),
 }
 
 
@@ -69,7 +69,7 @@ def test_tokens_that_depend_on_the_batch_are_named() -> None:
     assert study.alone() == []
     (found,) = study.agree()
     assert found.fault == "batch_dependent"
-    assert found.message.startswith("the server's tokens depend on what else it answers at the time: 14 of 16 answers")
+    assert found.message.startswith("the server's tokens depend on its other requests: 14 of 16 answers")
 
 
 def test_a_load_is_not_blamed_for_what_one_request_alone_gets_too() -> None:
@@ -77,7 +77,7 @@ def test_a_load_is_not_blamed_for_what_one_request_alone_gets_too() -> None:
     (found,) = Study("lossy").agree()  # speculation that takes the second token of every seven
     assert (found.fault, found.refuses) == ("unlike_predictions", True)
     assert found.message.startswith(
-        "the server's tokens are not those that it predicts, one request at a time either: 16 of 16 answers hold tokens"
+        "the server's tokens are not those that it predicts, even for one request at a time: 16 of 16 answers "
     )
 
 

@@ -47,7 +47,7 @@ ANSWERS = {
     "left_cut": ("prompt_cut", "the server cuts prompts on the left: it read 8 tokens for 40"),
     "acceptance": ("acceptance", "the server's count of accepted tokens is not true"),
     "rejects": ("rejected", "26 of 80 answers were rejected with status 429 and 503"),
-    "serial": ("serial", "the server answered one request at a time where 4 were in flight"),
+    "serial": ("serial", "the server answered one request at a time while 4 were in flight"),
 }
 
 
@@ -104,7 +104,7 @@ def test_what_is_borne_is_noted(fault: str) -> None:
 
 
 TIMES: dict[str, tuple[dict[str, Any], str, str]] = {
-    "stall": ({"stall": (1.0, 3.0)}, "stall", "the server stood still for 2.0 s, 1.0 s after the start"),
+    "stall": ({"stall": (1.0, 3.0)}, "stall", "the server stalled for 2.0 s, 1.0 s after the start"),
     "cliff": ({"cliff": 1.5}, "cliff", "took 1.51 s: warm up with every batch size"),
 }
 
@@ -144,7 +144,7 @@ def test_a_step_that_reads_others_prompts_is_no_stall() -> None:
     late = [together(number, 18.4, [0.7] * 30) for number in range(1, 59)]
     assert load_checks.check_load([early, *late]) == []
     (found,) = load_checks.check_load([early, *late[:20]])  # 0.4 s for each of 20 prompts is less
-    assert found.message == "the server stood still for 18.0 s, 0.4 s after the start"
+    assert found.message == "the server stalled for 18.0 s, 0.4 s after the start"
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_a_client_that_reads_slowly_is_named() -> None:
 
     found = study.load(clock=clock)
     assert names(found) == {"slow_reader"}
-    assert found[0].message.startswith("the client stood still for ")
+    assert found[0].message.startswith("the client stalled for ")
     assert found[0].message.endswith("% of the time: give it a core of its own")
 
 
@@ -181,7 +181,7 @@ def test_a_clock_that_is_set_changes_no_figure() -> None:
     found = study.load(calendar=lambda: next(times))
     assert (names(found), notes(found)) == (set(), {"clock_step"})
     assert "the host's clock was set by" in found[0].message
-    assert "no figure is taken from it" in found[0].message
+    assert "no figure depends on it" in found[0].message
 
 
 def test_a_client_at_its_limits_is_refused() -> None:
@@ -203,7 +203,7 @@ def test_a_client_at_its_limits_is_refused() -> None:
     (ceiling,) = check(ceiling=1.9 * recording.arrivals / recording.seconds)
     assert "more than half of the" in ceiling.message
     (lag,) = check(late=0.0005)  # TPOT is 6 ms, of which 5% are 0.3
-    assert lag.message == "requests were taken up 0.50 ms late (p99), of at most 0.30: the client lags"
+    assert lag.message == "requests were sent up to 0.50 ms late (p99), of at most 0.30: the client lags"
     assert check(late=0.0002) == []
 
 

@@ -140,7 +140,7 @@ def test_every_word_of_a_shell_command_is_quoted() -> None:
     ids=["SIGHUP", "SIGHUP to all", "SIGTERM", "SIGTERM to all", "Ctrl-C twice", "SIGKILL to all"],
 )
 def test_the_same_command_goes_on(slow: Path, signals: list[signal.Signals], group: bool) -> None:
-    process = start(slow, TARGETS[0], start_new_session=True)  # one job, which sleeps then and does not import
+    process = start(slow, *TARGETS, start_new_session=True)
     wait_for((slow / "begun").exists)
     for number in signals:
         (os.killpg if group else os.kill)(process.pid, number)

@@ -1,1 +1,1 @@
-"""How fast an engine decodes an artifact, one request at a time; longer prompts; batches."""
+"""The speed of an engine that decodes an artifact: one request at a time, longer prompts, batches."""

@@ -1,7 +1,7 @@
-"""What the client can take on this machine: events a second and core, from a server that does nothing but send.
+"""The ceiling of the client on this machine: events per second and core, from a server that only sends.
 
-The server is a process of its own (null_server.py), at a pace that leaves the client's core half idle. Sent faster,
-several events come in one arrival, which flatters a client. So what counts is arrivals for each second of the client's
+The server is another process (null_server.py), at a pace that leaves the client's core half idle. At a faster pace
+several events come in one arrival, which flatters a client. So what counts is arrivals per second of the client's
 processor time.
 """
 
@@ -24,11 +24,8 @@ RUNS = 3
 
 
 def measure(events: int = EVENTS, runs: int = RUNS, pace: int = PACE) -> dict[str, Any]:
-    """`events_per_core_second` (the median of the runs), the processor, and for each run its arrivals, seconds and the
-    client's processor seconds.
-
-    Raises `UserError` where the server that it is measured against does not answer.
-    """
+    """Return `events_per_core_second` (the median of the runs), the processor, and the figures of each run. Raises
+    `UserError` if the server does not answer."""
     found = [_run(events, pace) for _ in range(runs)]
     rates = [each["arrivals"] / each["cpu_seconds"] for each in found]
     name = cpu.describe(1)["name"]
@@ -38,7 +35,8 @@ def measure(events: int = EVENTS, runs: int = RUNS, pace: int = PACE) -> dict[st
 def _run(events: int, pace: int) -> dict[str, float]:
     command = [sys.executable, NULL_SERVER, CONNECTIONS, events, pace]
     with start_child(command, stdout=subprocess.PIPE, text=True) as server:
-        target = client.Target(f"http://127.0.0.1:{server.stdout.readline().strip() or 1}", timeout=60.0)
+        port = next(iter(server.stdout or ()), "1")
+        target = client.Target(f"http://127.0.0.1:{port.strip()}", timeout=60.0)
         recording = client.run(target, [target.request("/", {})] * CONNECTIONS, Closed(CONNECTIONS))
     lost = next((each.failure for each in recording.exchanges if each.failure), None)
     if lost:

@@ -9,6 +9,7 @@ file with figures, findings and what the client used. The same name with the suf
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -82,8 +83,9 @@ def main() -> None:
         result.join([each.loads[place] for each in starts], starts[0].findings, options.loads["limits"])
         for place in range(len(starts[0].loads))
     ]
+    arrays: dict[str, Any] = result.raw(starts)
     with write_atomically(options.out.with_suffix(".npz")) as partial, partial.open("wb") as file:
-        np.savez_compressed(file, **result.raw(starts))
+        np.savez_compressed(file, **arrays)
     memory = [each.peak_memory_bytes for each in came if each.peak_memory_bytes is not None]
     write_json(
         options.out,
