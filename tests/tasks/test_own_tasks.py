@@ -36,7 +36,7 @@ for folder in sys.argv[1:]:
         print(json.dumps(str(error)))
 """
 ADDRESS = "is an address"
-OUTSIDE = "lies outside of the folder that Snakemake runs in"
+OUTSIDE = "is outside of the folder that Snakemake runs in"
 NOT_OF_THE_HUB = "is not a data set of the hub"
 
 

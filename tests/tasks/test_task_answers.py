@@ -174,7 +174,7 @@ def test_an_engine_without_logits_knows_what_is_greedy_by_its_likeliest_tokens()
     assert list(worker.score(Told(2), [([1, 2], [[4], [5], [2, 4]])], VOCAB)) == [
         [(-1.0, True), (-2.0, False), (-3.0, False)]
     ]
-    with pytest.raises(UserError, match="log-probabilities alone"):
+    with pytest.raises(UserError, match="does not report its likeliest tokens"):
         list(worker.score(Told(0), [([1, 2], [[4]])], VOCAB))
 
 
@@ -184,17 +184,18 @@ import json, sys
 from pathlib import Path
 sys.path.insert(0, "scripts")
 import numpy as np, torch
-import answer, engines
+from quantmill import engines
+from quantmill.tasks import worker
 rng = np.random.default_rng(3)
 rows = rng.normal(0, 3, (6, 50)).astype(np.float32)
 continuations = [[4, 9, 2, 7, 1, 30], [int(rows[-1].argmax())], [3, 3]]
-read = lambda chunk: [answer.read(chunk[low:low + 4], continuations, 6, low) for low in (0, 4)]
-found = [answer.answers(read(chunk), continuations, 6) for chunk in (rows, torch.from_numpy(rows))]
+read = lambda chunk: [worker.read(chunk[low:low + 4], continuations, 6, low) for low in (0, 4)]
+found = [worker.answers(read(chunk), continuations, 6) for chunk in (rows, torch.from_numpy(rows))]
 engine = engines.load("transformers", Path(sys.argv[1]), "cpu", 1)
 texts = [list(range(5, 5 + size)) for size in (300, 150, 90, 88, 40, 12, 1)]
 entries = [(ids, [[7], [8, 9, 10][:len(ids)]]) for ids in texts]
-together = list(answer.score(engine, entries, 2048))
-alone = [each for entry in entries for each in answer.score(engine, [entry], 2048)]
+together = list(worker.score(engine, entries, 2048))
+alone = [each for entry in entries for each in worker.score(engine, [entry], 2048)]
 print(json.dumps({"kinds": found, "together": together, "alone": alone, "batches": list(engine._batches(texts))}))
 """
 

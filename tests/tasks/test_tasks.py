@@ -181,9 +181,9 @@ doc_to_target: right
         ((), ""),
         (('"{{beginning}}"', "!function evil.text"), "a task there wants to run Python (!function evil.text)"),
         (('"{{beginning}}"', "!function os.getcwd"), "a task there wants to run Python (!function os.getcwd)"),
-        (('"{{beginning}}"', "\"{{''.__class__.__mro__[1].__subclasses__()}}\""), "tasks: mine: cannot be made (Sec"),
+        (('"{{beginning}}"', "\"{{''.__class__.__mro__[1].__subclasses__()}}\""), "tasks: mine: cannot be loaded (Sec"),
         (("endings.jsonl", "gone.jsonl"), "tests/data/tasks/gone.jsonl: is not there; data_files are relative"),
-        (("test_split: test", "test_split: other"), "tasks: mine: cannot be made (KeyError: 'other')"),
+        (("test_split: test", "test_split: other"), "tasks: mine: cannot be loaded (KeyError: 'other')"),
         (
             (": json\ndataset_kwargs: {data_files: {test: tests/data/tasks/endings.jsonl}}", ": acme/none"),
             "acme/none: revision main is not in the cache",
@@ -199,7 +199,7 @@ doc_to_target: right
         ),
         (("multiple_choice", "generate_until\ngeneration_kwargs: {do_sample: true}"), "tasks: mine wants samples"),
         (("task: mine", "task: another"), "has no task 'mine'"),
-        (("task: mine", "group: mine\ntask: [endings]"), "tasks: mine has no figure of all its tasks; name those"),
+        (("task: mine", "group: mine\ntask: [endings]"), "tasks: mine has no figure for all its tasks; name those"),
     ],
 )
 @pytest.mark.slow

@@ -1,5 +1,5 @@
-"""Print what serves a cell's artifact with the options that it was measured with: a command line, a `docker run`, a
-compose file. Run by Snakemake's own Python; it starts nothing.
+"""Print the commands that serve a cell's artifact with the options of its measurement: a command line, `docker run`, a
+compose file. Snakemake's own Python runs it, and it starts nothing.
 
     make serve-command CELL=MODEL/FORMAT@RUN [CONFIG=study.yaml]
 """
@@ -26,11 +26,11 @@ from quantmill.servers.endpoint import Endpoint
 
 @dataclass(frozen=True)
 class Server:
-    """How a server is had; `gpus` is 0 for a CPU.
+    """The installations of a server: here, and in an image. `gpus` is 0 for a CPU.
 
-    package: what results call its version. env: of gpus, the environment that has it. program: of that environment's
-    Python, what starts it here. entrypoint: what starts it in the image, where the image starts something else.
-    image: of the version that a result recorded, or None, and gpus: the image, and what is said of it.
+    package: the name of its version in results. env: its environment, by gpus. program: its program here, by the
+    environment's Python. entrypoint: its program in the image, unless the image starts it. image: the image and a note
+    about it, by the version in a result (or None) and gpus. environment: its variables, by gpus.
     """
 
     package: str
@@ -46,18 +46,18 @@ def vllm_env(gpus: int) -> str:
 
 
 def vllm_image(recorded: str | None, gpus: int) -> tuple[str, str]:
-    """Tagged by release."""
+    """Return the image, which is tagged by release."""
     version = recorded or pin(f"{vllm_env(gpus)}.txt", vllm_env(gpus))
     return f"vllm/vllm-openai{'' if gpus else '-cpu'}:v{version.partition('+')[0]}", f"vLLM {version}"
 
 
 def llama_image(recorded: str | None, gpus: int) -> tuple[str, str]:
-    """Tagged by llama.cpp's number of a build, which the sources of the binding do not tell."""
+    """Return the image. Its tags are numbers of builds, which the sources of the binding do not record."""
     package = "llama-cpp-python"
     sources = recorded or f"{package}-{pin(f'{package}.sdist', package)}"
     tag = "server-cuda" if gpus else "server"
     about = f"llama.cpp, compiled here from the sources of {sources}; the image {tag} is llama.cpp's newest build"
-    return f"ghcr.io/ggml-org/llama.cpp:{tag}", f"{about}: for one near to it, take {tag}-bNUMBER"
+    return f"ghcr.io/ggml-org/llama.cpp:{tag}", f"{about}: for one close to it, use {tag}-bNUMBER"
 
 
 SERVERS = {
@@ -74,7 +74,7 @@ SERVERS = {
 
 
 def pin(file: str, package: str) -> str:
-    """The version of a package that a file of envs/ pins."""
+    """Return the version of a package that a file of envs/ pins."""
     path = CHECKOUT / "envs" / file
     found = re.search(rf"^{package}==([\w.]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
     assert found, path
@@ -82,7 +82,7 @@ def pin(file: str, package: str) -> str:
 
 
 def find(listed: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The cell of this name. Raises `UserError` for one that the study has not."""
+    """Return the cell of this name. Raises `UserError` if the study does not have it."""
     cells = {f"{cell['model']}/{label(cell)}": cell for cell in listed["cells"]}
     if name not in cells:
         raise UserError(f"no cell is called {name!r}{suggestion(name, cells)}")
@@ -90,14 +90,14 @@ def find(listed: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def check_server(cell: Mapping[str, Any], listed: Mapping[str, Any]) -> None:
-    """Raises `UserError` for a cell whose engine is no server of ours, with the run that is one."""
+    """Raise `UserError` for a cell whose engine is not a server of ours; it names a run that is one."""
     engine, layout, format = cell["engine"], cell["layout"], cell["format"]
     if engine in SERVERS:
         return
     servers = [name for name in SERVERS if layout in listed["servers"].get(name, ())]
-    why = f"{cell['name']}: {engine} is no server that Quantmill starts"
+    why = f"{cell['name']}: {engine} is not a server that Quantmill starts"
     if not servers:
-        raise UserError(f"{why}, and none of them loads its layout, {layout}; serve it by {engine}'s own means")
+        raise UserError(f"{why}, and none of them loads its layout, {layout}; serve it with {engine}'s own tools")
     words = {"engine": servers[0], "formats": [format]}
     if engine == "vllm":  # the same library, which takes the same options
         words |= {name: cell[name] for name, nothing in (("options", {}), ("gpus", 1)) if cell[name] != nothing}
@@ -108,7 +108,7 @@ def check_server(cell: Mapping[str, Any], listed: Mapping[str, Any]) -> None:
 
 
 def read_result(cell: Mapping[str, Any]) -> tuple[Path, dict[str, Any]] | None:
-    """What the cell's measurement recorded; None where there is none."""
+    """Return the result of the cell's measurement and its file; None without one."""
     for file in filter(None, (cell["latency"], cell["loads"])):
         if Path(file).is_file():
             return Path(file), json.loads(Path(file).read_text(encoding="utf-8"))
@@ -116,13 +116,13 @@ def read_result(cell: Mapping[str, Any]) -> tuple[Path, dict[str, Any]] | None:
 
 
 def is_of(result: Mapping[str, Any], cell: Mapping[str, Any], artifact: Mapping[str, Any]) -> bool:
-    """Whether a result is of this artifact with these options."""
+    """Return whether a result is of this artifact with these options."""
     same = all(result.get(name) == cell[name] for name in ("engine", "options", "gpus"))
     return same and result["artifact"].get("files") == artifact.get("files")
 
 
 def local(options: Any, name: str = "") -> tuple[Any, list[str]]:
-    """Options with whole paths for what lies on this machine, such as a draft model; and these paths."""
+    """Return the options with absolute paths for files of this machine, such as a draft model; and these paths."""
     if isinstance(options, dict):
         found = {key: local(value, key) for key, value in options.items()}
         return {key: value for key, (value, _) in found.items()}, [
@@ -135,13 +135,13 @@ def local(options: Any, name: str = "") -> tuple[Any, list[str]]:
 
 
 def texts(cell: Mapping[str, Any], listed: Mapping[str, Any]) -> str:
-    """What is printed of a cell. Raises `UserError` where its artifact is not there."""
+    """Return the text to print for a cell. Raises `UserError` if its artifact is missing."""
     artifact, server, name = Path(cell["artifact"]), SERVERS[cell["engine"]], cell["name"]
     if not (artifact / manifest.NAME).is_file():
-        raise UserError(f"{name}: {artifact} is not there yet; build it: make report")
+        raise UserError(f"{name}: {artifact} does not exist yet; build it: make report")
     found, about = read_result(cell), manifest.read(artifact)
     if found is None:
-        result, measured = {}, "nothing was measured yet"
+        result, measured = {}, "not measured yet"
     elif is_of(found[1], cell, about):
         result, measured = found[1], f"measured ({found[0]})"
     else:
