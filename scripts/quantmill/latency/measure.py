@@ -28,7 +28,7 @@ from quantmill.devices.fresh_process import run_task
 from quantmill.devices.monitor import Monitor
 from quantmill.latency import variants, worker
 from quantmill.latency.job import LatencyTask, Protocol
-from quantmill.latency.worker import Measurement, Refusal, Trial
+from quantmill.latency.worker import Measurement, Refusal
 from quantmill.metrics import METRICS_VERSION, latency
 from quantmill.quality import alignment
 from quantmill.tokens.files import Tokens
@@ -59,10 +59,7 @@ def best_threads(job: LatencyTask) -> int:
     that the memory of the trials is not in the measured one."""
     (most,) = job.threads
     candidates = [most] if job.device == "cuda" else sorted({1, (most + 1) // 2, most})
-    if len(candidates) == 1:
-        return most
-    trial: Trial = run_task(worker.COMMAND, replace(job, threads=candidates))
-    return trial.threads
+    return most if len(candidates) == 1 else run_task(worker.COMMAND, replace(job, threads=candidates))
 
 
 def measure(job: LatencyTask) -> Observation | Refusal:

@@ -1,7 +1,7 @@
 """Measure in a fresh process of latency.measure, which passes it a `LatencyTask` (devices.fresh_process).
 
 It loads the artifact, warms up, and measures every prompt, then longer prompts and batches. Or it tries numbers of
-threads. The answer is a `Measurement`, a `Refusal` or a `Trial`.
+threads. The answer is a `Measurement`, a `Refusal`, or the best number of threads.
 """
 
 import time
@@ -25,13 +25,6 @@ WARM_UP_TOKENS = 2  # after each prompt
 TRIAL_TOKENS = 64  # tokens of one trial of a number of threads
 TRIALS = 3
 TRIAL_NOISE = 0.1  # relative
-
-
-@dataclass(frozen=True)
-class Trial:
-    """The number of CPU threads that is best."""
-
-    threads: int
 
 
 @dataclass(frozen=True)
@@ -68,21 +61,21 @@ class Measurement:
     texts: list[list[str]] | None = None  # by prompt and repeat, from a server that reports no ids: they are -1
 
 
-def try_threads(job: LatencyTask) -> Trial:
+def try_threads(job: LatencyTask) -> int:
     """Return the largest number of CPU threads that decodes about as fast as the fastest one.
 
     Each number decodes `TRIAL_TOKENS` tokens, or as many as are measured, `TRIALS` times, and its best time counts. A
     gain below `TRIAL_NOISE` is ignored.
     """
     if "own_threads" in engines.module(job.engine).Engine.capabilities:
-        return Trial(max(job.threads))
+        return max(job.threads)
     ids = Tokens.read(job.prompts).prompts[0].ids
     seconds, tokens = {}, min(TRIAL_TOKENS, job.protocol.new_tokens)
     for threads in job.threads:
         engine = job.load(threads)
         seconds[threads] = min(time_tokens(engine, [ids], tokens).seconds[-1] for _ in range(TRIALS))
         engine.close()
-    return Trial(max(each for each in job.threads if seconds[each] <= min(seconds.values()) * (1 + TRIAL_NOISE)))
+    return max(each for each in job.threads if seconds[each] <= min(seconds.values()) * (1 + TRIAL_NOISE))
 
 
 def measure(job: LatencyTask) -> Measurement | Refusal:
@@ -165,7 +158,7 @@ def memory_bytes(engine: engines.Engine, device: str) -> dict[str, int | None]:
     }
 
 
-def work(job: LatencyTask) -> Measurement | Refusal | Trial:
+def work(job: LatencyTask) -> Measurement | Refusal | int:
     """Do a task: try threads if it names several numbers of them, else measure."""
     return measure(job) if len(job.threads) == 1 else try_threads(job)
 

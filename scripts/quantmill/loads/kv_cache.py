@@ -10,18 +10,8 @@ NAMED = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "fp8": 1.0, "fp8_e4m3"
 VALUE_BYTES = NAMED | {each.name.lower(): each.nbytes / each.block for each in ggml_types.TYPES.values()}
 AUTO = "auto"  # the compute type
 # config keys of models with another cache: Falcon, Jamba, Bamba, RecurrentGemma, Llama 4, Gemma 3n
-OTHER_CACHES = (
-    "multi_query",
-    "num_kv_heads",
-    "attn_layer_period",
-    "attn_layer_indices",
-    "block_types",
-    "layers_block_type",
-    "attention_window_size",
-    "attention_chunk_size",
-    "num_kv_shared_layers",
-    "kv_lora_rank",
-)
+OTHER_CACHES = {"multi_query", "num_kv_heads", "attn_layer_period", "attn_layer_indices", "block_types", "kv_lora_rank"}
+OTHER_CACHES |= {"layers_block_type", "attention_window_size", "attention_chunk_size", "num_kv_shared_layers"}
 OTHER_LAYERS = ("mamba", "hybrid")  # parts of such keys
 
 
@@ -56,7 +46,6 @@ def _has_other_cache(config: dict[str, Any]) -> bool:
     """Return whether some layer keeps anything but keys and values of all tokens, by transformers' names."""
     window = config.get("sliding_window") is not None and config.get("use_sliding_window", True)
     layers = set(map(str, config.get("layer_types") or ()))
-    other = any(
-        value and (key in OTHER_CACHES or any(part in key for part in OTHER_LAYERS)) for key, value in config.items()
-    )
+    set_ = [key for key, value in config.items() if value]
+    other = any(key in OTHER_CACHES or any(part in key for part in OTHER_LAYERS) for key in set_)
     return bool(window or other or layers - {"full_attention"})

@@ -1,7 +1,7 @@
 """Check that server, client and host worked evenly during a load, which a figure cannot show by itself."""
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from statistics import median
 
 import numpy as np
@@ -52,11 +52,7 @@ def check_load(timelines: Sequence[Timeline], concurrency: int | None = None) ->
 def _most_together(good: Sequence[Timeline]) -> int:
     """Return the most requests that were between their first and last token at one time."""
     changes = sorted([(each.times[0], 1) for each in good] + [(each.times[-1], -1) for each in good])
-    together = most = 0
-    for _, change in changes:
-        together += change
-        most = max(most, together)
-    return most
+    return max(accumulate(change for _, change in changes))
 
 
 def _stall(good: Sequence[Timeline]) -> tuple[float, float] | None:

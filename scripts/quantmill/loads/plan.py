@@ -64,7 +64,7 @@ class Plan:
         number = self.asked["burst"]
         if number > len(texts):
             raise UserError(f"loads.burst: {number} prompts, and its text holds {len(texts)}; lower it, or add more")
-        lengths = prompts.draw_lengths(_lengths(self.asked["new_tokens"]), number, self.seed)
+        lengths = prompts.draw_lengths(self.asked["new_tokens"], number, self.seed)
         asked = [LoadRequest(ids, n) for ids, n in zip(texts[:number], lengths, strict=True)]
         self._check(asked)
         self.loads.append(PlannedLoad(f"burst-{number}", asked, burst(number)))
@@ -72,8 +72,8 @@ class Plan:
 
     def _cut(self, number: int) -> list[LoadRequest]:
         """Cut requests from the text. No prompt shares its beginning with an earlier one."""
-        sizes = prompts.draw_lengths(_lengths(self.asked["prompt_tokens"]), number, self.seed)
-        lengths = prompts.draw_lengths(_lengths(self.asked["new_tokens"]), number, self.seed + 1)
+        sizes = prompts.draw_lengths(self.asked["prompt_tokens"], number, self.seed)
+        lengths = prompts.draw_lengths(self.asked["new_tokens"], number, self.seed + 1)
         cut = prompts.cut_prompts(self.ids, sizes, seed=self.seed, prefix=self.prefix, others=self.used)
         asked = [LoadRequest(ids, n) for ids, n in zip(cut, lengths, strict=True)]
         self._check(asked)
@@ -120,20 +120,14 @@ class Plan:
     def probes(self, number: int) -> list[LoadRequest]:
         """Plan requests of short answers to new prompts, as long as the longest of the loads."""
         longest = max((len(each.prompt) for planned in self.loads for each in planned.asked), default=WARM_UP_PROMPT)
-        cut = prompts.cut_prompts(
-            self.ids, [longest] * number, seed=self.seed + 3, prefix=self.prefix, others=self.used
-        )
+        sizes = [longest] * number
+        cut = prompts.cut_prompts(self.ids, sizes, seed=self.seed + 3, prefix=self.prefix, others=self.used)
         return [LoadRequest(ids, PROBE_TOKENS) for ids in cut]
 
 
 def stagger(asked: Sequence[LoadRequest], slots: int) -> list[LoadRequest]:
     """Shorten the answers of the first requests, so that they end one after another. Slots that begin together would
     stay in step if all answers had one length, and every prompt would wait for all others."""
-    first = [
-        each._replace(new_tokens=max(2, each.new_tokens * (n + 1) // slots)) for n, each in enumerate(asked[:slots])
-    ]
+    shares = enumerate(asked[:slots], start=1)
+    first = [each._replace(new_tokens=max(2, each.new_tokens * n // slots)) for n, each in shares]
     return [*first, *asked[slots:]]
-
-
-def _lengths(value: int | list[int]) -> prompts.Lengths:
-    return value if isinstance(value, int) else (value[0], value[1])

@@ -9,10 +9,8 @@ from quantmill.common.program import UserError
 BLOCK = 16  # tokens of the smallest block that engines cache; larger blocks differ if it differs
 START, STEP = 32, 2  # tokens of a warm-up's answers: the shortest, which outlasts all prompts, and the difference
 
-Lengths = int | tuple[int, int]
 
-
-def draw_lengths(lengths: Lengths, number: int, seed: int) -> list[int]:
+def draw_lengths(lengths: int | Sequence[int], number: int, seed: int) -> list[int]:
     """Return lengths in tokens: all equal, or drawn between two (both included). The seed determines them."""
     if isinstance(lengths, int):
         return [lengths] * number

@@ -9,7 +9,7 @@ import numpy as np
 from quantmill.client.checks import Finding
 from quantmill.loads.server_start import LoadResult, Start
 from quantmill.metrics import restarts, serving, steadiness
-from quantmill.metrics.goodput import Goodput, slo_attainment
+from quantmill.metrics.goodput import slo_attainment
 
 # faults of single requests: the server does not sustain such a rate, but the other rates stay valid
 MISSES = {"rejected", "failed", "cut", "error_inside"}
@@ -62,23 +62,13 @@ def goodput(start: Start) -> dict[str, Any] | None:
     """Return the goodput of the search, and the findings that refuse it; None without a search."""
     if start.goodput is None:
         return None
-    found: Goodput = start.goodput
-    findings = [
-        *(finding for finding in start.findings if finding.refuses),
-        *(finding for each in start.loads for finding in each.findings if finding.fault in OF_TOKENS),
-        *(
-            finding
-            for each in start.searched
-            for finding in each.findings
-            if finding.refuses and finding.fault not in MISSES
-        ),
-    ]
-    trials = [trial._asdict() for trial in found.trials]
-    interference = _reasons(start.searched)
-    return found._asdict() | {
-        "trials": trials,
+    searched = (finding for each in start.searched for finding in each.findings if finding.fault not in MISSES)
+    findings = [finding for finding in (*start.findings, *searched) if finding.refuses]
+    findings += [finding for each in start.loads for finding in each.findings if finding.fault in OF_TOKENS]
+    return start.goodput._asdict() | {
+        "trials": [trial._asdict() for trial in start.goodput.trials],
         "findings": [each._asdict() for each in _unique(findings)],
-        "interference": interference,
+        "interference": _reasons(start.searched),
     }
 
 
@@ -110,9 +100,7 @@ def _server_counts(loads: Sequence[LoadResult]) -> dict[str, float | None]:
         values = [each.counters[name] for each in loads]
         return None if None in values else sum(value for value in values if value is not None)
 
-    prompts, cached, drafted, accepted = (
-        total(name) for name in ("prompt_tokens", "cached_tokens", "drafted", "accepted")
-    )
+    prompts, cached, drafted, accepted = map(total, ("prompt_tokens", "cached_tokens", "drafted", "accepted"))
     events = sum(each.events for each in loads)
     return {
         "preemptions": total("preemptions"),

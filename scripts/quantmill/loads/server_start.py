@@ -63,9 +63,8 @@ class Start:
 def fingerprint(folder: Path) -> dict[str, tuple[int, int, int]]:
     """Return size, mtime and inode of each file of the artifact. Not the ctime: a build of another format may link
     tokenizer.json meanwhile."""
-    files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name[0] != "."]
-    stats = [(path.name, path.stat()) for path in files]
-    return {name: (each.st_size, each.st_mtime_ns, each.st_ino) for name, each in stats}
+    stats = {path.name: path.stat() for path in folder.iterdir() if path.is_file() and path.name[0] != "."}
+    return {name: (each.st_size, each.st_mtime_ns, each.st_ino) for name, each in stats.items()}
 
 
 class Loader:
@@ -207,10 +206,7 @@ def run(
 
 def _first_rate(start: Start) -> float:
     """Return half of the most requests/s that the server answered while it was busy; 1 without such a load."""
-    spans = [max(t.end for t in each.timelines) - min(t.intended for t in each.timelines) for each in start.loads]
-    rates = [
-        len(each.timelines) / span
-        for each, span in zip(start.loads, spans, strict=True)
-        if each.planned.rate is None and span > 0
-    ]
+    busy = [each.timelines for each in start.loads if each.planned.rate is None]
+    spans = [max(t.end for t in each) - min(t.intended for t in each) for each in busy]
+    rates = [len(each) / span for each, span in zip(busy, spans, strict=True) if span > 0]
     return max(rates, default=2.0) / 2

@@ -6,6 +6,7 @@ empty context. Only the methods that would run the model are replaced.
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,22 +118,16 @@ class Adapter(HFLM):
                     f"tasks: {request.task_name} writes {most} tokens, and the model's context is {self.max_length}"
                 )
             ids, _ = self.tok_batch_encode([prompt], left_truncate_len=self.max_length - most)
-            written = self.answers.write(ids[0].tolist(), most, Stop(self, until), until)
+            written = self.answers.write(ids[0].tolist(), most, partial(self._ends, until), until)
             texts.append(postprocess_generated_text(self.tok_decode(written), until, think_end_token=None))
         return texts
 
-
-class Stop:
-    """The test whether a text is at its end: by a token that ends a sequence, or by a stop sequence."""
-
-    def __init__(self, model: Adapter, until: Sequence[str]) -> None:
-        self.model, self.until = model, [text for text in until if text]
-
-    def __call__(self, written: list[int]) -> bool:
-        if written[-1] in self.model.stop_ids:
+    def _ends(self, until: Sequence[str], written: list[int]) -> bool:
+        """Return whether a text is at its end, by a token that ends a sequence or by a stop sequence."""
+        if written[-1] in self.stop_ids:
             return True
-        text = self.model.tok_decode(written, skip_special_tokens=False)
-        return any(each in text for each in self.until)
+        text = self.tok_decode(written, skip_special_tokens=False)
+        return any(each in text for each in until if each)
 
 
 def stop_ids(folder: Path, config: Any) -> set[int]:

@@ -5,13 +5,14 @@ Each answer is stored as it comes, so that an interrupted run can resume.
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, BinaryIO, NoReturn
+from typing import IO, Any, NoReturn
 
 from quantmill.common.program import UserError, start_child
 
@@ -39,7 +40,6 @@ class Answers:
         self.process, self.errors, self.kept, self.of, self.asked = process, errors, kept, of, 0
         self.known: dict[str, Any] = {}
         self.facts: dict[str, Any] = {}
-        self.file: BinaryIO | None = None
 
     def start(self) -> None:
         """Wait until the engine is ready, and read its earlier answers."""
@@ -49,29 +49,20 @@ class Answers:
         words["device"] = [device.get(name) for name in ("device", "name")]
         head = json.dumps({**self.of, **words}, sort_keys=True).encode() + b"\n"
         self.kept.parent.mkdir(parents=True, exist_ok=True)
-        self.kept.touch()
-        self.file = self.kept.open("r+b")
-        if self.file.readline() != head:
-            self.file.seek(0)
-            self.file.truncate()
-            self.file.write(head)
-            return
-        whole = self.file.tell()
-        for line in self.file:
+        lines = self.kept.read_bytes().splitlines(keepends=True) if self.kept.exists() else []
+        whole = [head]
+        for line in lines[1:] if lines[:1] == [head] else []:
             try:
                 name, answer = json.loads(line)
             except ValueError:  # a run was killed, or the machine failed, while it was written
                 break
             if line.endswith(b"\n"):
                 self.known[name] = answer
-                whole += len(line)
-        self.file.seek(whole)
-        self.file.truncate()
-
-    def close(self) -> None:
-        """Close the file, which keeps its answers."""
-        if self.file:
-            self.file.close()
+                whole.append(line)
+        if lines[:1] == [head]:
+            os.truncate(self.kept, sum(map(len, whole)))
+        else:
+            self.kept.write_bytes(head)
 
     def _tell(self, content: Any) -> None:
         try:
@@ -94,9 +85,8 @@ class Answers:
 
     def _keep(self, name: str, answer: Any) -> None:
         self.known[name] = answer
-        assert self.file
-        self.file.write(json.dumps([name, answer]).encode() + b"\n")
-        self.file.flush()
+        with self.kept.open("a", encoding="utf-8") as file:
+            file.write(json.dumps([name, answer]) + "\n")
 
     def score(self, entries: Sequence[Entry]) -> Iterator[list[tuple[float, bool]]]:
         """Yield for each entry (ids, continuations) the sum of log-probabilities of each continuation, in nats, and
@@ -143,7 +133,6 @@ def ask(command: Sequence[Any], kept: Path, of: Mapping[str, Any]) -> Iterator[A
         tempfile.TemporaryFile() as errors,
         start_child(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
     ):
-        with closing(Answers(process, errors, kept, of)) as answers:
-            yield answers
+        yield Answers(process, errors, kept, of)
         with suppress(subprocess.TimeoutExpired):  # everything is answered; `start_child` then kills the process
             process.communicate(timeout=PATIENCE)

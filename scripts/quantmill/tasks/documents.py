@@ -96,14 +96,14 @@ def describe(path: str, words: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def fetch_data(folder: Path) -> Iterator[list[dict[str, Any]]]:
-    """Store the data sets of the block in `folder`; yield their origins, which are complete after the block."""
-    found: dict[str, dict[str, Any]] = {}
+    """Store the data sets of the block in `folder`; yield the list of their origins."""
+    origins: list[dict[str, Any]] = []
 
     def fetch(path: str, name: str | None = None, **words: Any) -> Any:
         words.pop("trust_remote_code", None)
         check_question(path, name, words)
         mine = key(path, name, words)
-        if mine not in found:
+        if not (folder / mine).exists():
             origin = describe(path, words)
             asked = words | ({"revision": origin["commit"]} if "commit" in origin else {})
             try:
@@ -113,13 +113,11 @@ def fetch_data(folder: Path) -> Iterator[list[dict[str, Any]]]:
             if not isinstance(data, (Dataset, DatasetDict)):
                 raise UserError(f"{path}: is streamed, so it cannot be stored; name another task")
             data.save_to_disk(folder / mine)
-            found[mine] = {"folder": mine, "name": name, **origin}
+            origins.append({"folder": mine, "name": name, **origin})
         return load_from_disk(folder / mine)
 
-    origins: list[dict[str, Any]] = []
     with answer_by(fetch):
         yield origins
-    origins += found.values()
 
 
 @contextmanager
@@ -128,9 +126,9 @@ def read_kept(folders: list[Path]) -> Iterator[None]:
 
     def read(path: str, name: str | None = None, **words: Any) -> Any:
         words.pop("trust_remote_code", None)
-        for folder in folders:
-            if (folder / key(path, name, words)).exists():
-                return load_from_disk(folder / key(path, name, words))
+        for kept in (folder / key(path, name, words) for folder in folders):
+            if kept.exists():
+                return load_from_disk(kept)
         raise UserError(f"{path}: is not among the documents of the tasks; remove their folders and run again")
 
     with answer_by(read):

@@ -75,14 +75,9 @@ class LimitedEnvironment:
 
     def from_string(self, source: str) -> LimitedTemplate:
         """Compile a template, which computes its constants. Raises `UserError` if that exceeds a limit."""
-        name = name_template(source)
+        name = f"tasks: the template {' '.join(source[:80].split())!r:.60}"
         with limited.step(name, **RENDERING):
             return LimitedTemplate(name, self.sandbox.from_string(source))
-
-
-def name_template(source: Any) -> str:
-    """Return a template's name for errors."""
-    return f"tasks: the template {' '.join(str(source)[:80].split())!r:.60}"
 
 
 def restrain() -> None:
@@ -106,14 +101,6 @@ def restrain() -> None:
     evaluate.load = refuse_metric
 
 
-def index(files: Sequence[Path]) -> Mapping[str, Any]:
-    """Return the index of YAML files alone: reading all of lm-evaluation-harness' own takes half a minute."""
-    found: dict[str, Any] = {}
-    for file in files:
-        TaskIndex.process_cfg(load_yaml(file, resolve_func=False), file, found)
-    return found
-
-
 def load(name: str, include: Path | None, files: Sequence[Path] | None = None) -> Loaded:
     """Load a task or group by its name, from the user's folder or from lm-evaluation-harness. `files`: the YAML files
     that define it, if they are known. Raises `UserError` if it does not exist or cannot be used."""
@@ -121,8 +108,10 @@ def load(name: str, include: Path | None, files: Sequence[Path] | None = None) -
         own_tasks.check(include)
     local = TaskIndex.build([include]) if include else {}
     manager = TaskManager(include_path=include, include_defaults=files is None and name not in local)
-    if files is not None:
-        manager._index = dict(index(files))
+    if files is not None:  # reading all of lm-evaluation-harness' own takes half a minute
+        manager._index = {}
+        for file in files:
+            TaskIndex.process_cfg(load_yaml(file, resolve_func=False), file, manager._index)
     entry = manager.task_index.get(name)
     if entry is None:
         close = difflib.get_close_matches(name, manager.all_tasks, 1)

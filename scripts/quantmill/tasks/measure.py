@@ -13,6 +13,7 @@ TASKS is JSON, the study's config of that name. Each FOLDER is one that tasks.fe
 import json
 import os
 import random
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,7 @@ def main() -> None:
     asked, include = options.tasks, options.tasks.get("include")
     artifact = manifest.read_unchanged(options.artifact)
     module = PACKAGE / f"engines/{options.engine.replace('-', '_')}.py"
-    made_of = code_hash.digest(
-        *(file for start in (PACKAGE / "tasks/worker.py", module) for file in code_hash.closure(start, PACKAGE.parent))
-    )
+    files = [code_hash.closure(start, PACKAGE.parent) for start in (PACKAGE / "tasks/worker.py", module)]
     engine = {"engine": options.engine, "options": options.options, "gpus": options.gpus}
     remote_code.forbid()
     vocab = AutoConfig.from_pretrained(options.model).get_text_config().vocab_size
@@ -85,14 +84,12 @@ def main() -> None:
     command += ["--vocab", vocab, "--options", json.dumps(options.options), "--gpus", options.gpus]
     command += ["--device", options.device, "--threads", options.threads]
     kept = options.out.with_name(f".{options.out.stem}.answers.jsonl")
-    of = engine | {"files": artifact["files"], "made_of": made_of}
+    of = engine | {"files": artifact["files"], "made_of": code_hash.digest(*chain(*files))}
     harness.restrain()
     with answers.ask(command, kept, of) as told, documents.read_kept(options.documents):
         facts = [json.loads((folder / "documents.json").read_text(encoding="utf-8")) for folder in options.documents]
-        loaded = [
-            harness.load(each["name"], Path(include) if include else None, harness.place(each["files"], include))
-            for each in facts
-        ]
+        folder = Path(include) if include else None
+        loaded = [harness.load(each["name"], folder, harness.place(each["files"], include)) for each in facts]
         told.start()
         model = Adapter(options.model, told)
         found = {}
