@@ -17,32 +17,23 @@ def shape_of_cell(wildcards, input):
     return found or model_shape.of_folder(local_path(input.artifact))
 
 
-def scoring_ask(wildcards, input, positions=None):
-    """Resources of a job that scores this many positions. The memory is the same for every text, so it is known before
-    the text is there."""
+def scoring_ask(wildcards, input):
+    """Resources of a job that scores a text, which has at most as many positions as its file can hold ids."""
     each = cell(wildcards)
+    positions = local_path(input.evaluation).stat().st_size // jobs.BYTES_AN_ID
     return study_jobs().score(each.artifact, each.engine, shape_of_cell(wildcards, input), positions)
 
 
-def most_positions(input):
-    """The most token ids that a file of this size can hold."""
-    return local_path(input.evaluation).stat().st_size // jobs.BYTES_AN_ID
-
-
-def expected_ask(input):
+def expected_ask(wildcards, input):
     """Resources of the job that runs a model's source by transformers."""
     return study_jobs().expect(model_shape.of_folder(local_path(input.source)))
 
 
-def latency_ask(wildcards, input, prompts=0):
-    """Resources of a latency job with this many prompts; the memory is the same for any number."""
+def latency_ask(wildcards, input):
+    """Resources of a latency job."""
     each = cell(wildcards)
+    prompts = len(json.loads(local_path(input.prompts).read_text())["prompts"])
     return study_jobs().latency(each.artifact, each.engine, shape_of_cell(wildcards, input), prompts)
-
-
-def count_prompts(input):
-    """The number of prompts."""
-    return len(json.loads(local_path(input.prompts).read_text())["prompts"])
 
 
 rule latency:
@@ -62,7 +53,7 @@ rule latency:
     resources:
         gpu=lambda wc: cell(wc).gpus,
         mem_mb=lambda wc, input: latency_ask(wc, input).mb,
-        runtime=lambda wc, input: latency_ask(wc, input, count_prompts(input)).minutes,
+        runtime=lambda wc, input: latency_ask(wc, input).minutes,
     params:
         run=lambda wc: cell_runner("latency.measure", wc),
         device=STUDY["device"],
@@ -87,8 +78,8 @@ rule expected_predictions:
     threads: 8
     resources:
         gpu=1,
-        mem_mb=lambda wc, input: expected_ask(input).mb,
-        runtime=lambda wc, input: expected_ask(input).minutes,
+        mem_mb=lambda wc, input: expected_ask(wc, input).mb,
+        runtime=lambda wc, input: expected_ask(wc, input).minutes,
     params:
         program=program("gate.expected").command,  # no hash: an edit of it is no reason to build again
         python=python("torch"),
@@ -135,7 +126,7 @@ rule quality:
     resources:
         gpu=lambda wc: cell(wc).gpus,
         mem_mb=lambda wc, input: scoring_ask(wc, input).mb,
-        runtime=lambda wc, input: scoring_ask(wc, input, most_positions(input)).minutes,
+        runtime=lambda wc, input: scoring_ask(wc, input).minutes,
     params:
         run=lambda wc: cell_runner("quality.measure", wc),
         device=STUDY["device"],

@@ -47,8 +47,17 @@ def study_of_demo(demo: Path, folder: Path, text: str) -> Path:
 
 
 def start(root: Path, *targets: str, **options: Any) -> subprocess.Popen[str]:
-    """A workflow of the copy's study that runs. A closed terminal ends it, also where the tests run under nohup."""
-    command = ["env", "--default-signal=HUP", str(SNAKEMAKE), "--cores", "8", *targets, "--configfile", "study.yaml"]
+    """Start a workflow of the copy's study. A closed terminal and Ctrl-C end it, also if tests run in the background."""
+    command = [
+        "env",
+        "--default-signal=HUP,INT",
+        str(SNAKEMAKE),
+        "--cores",
+        "8",
+        *targets,
+        "--configfile",
+        "study.yaml",
+    ]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(command, cwd=root, **pipes, **options)
 

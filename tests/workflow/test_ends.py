@@ -18,20 +18,29 @@ STUDY = "models: {demo: {source: demo}}\nformats: [fp16]\n"
 SECONDS = 60  # until a run that was told to end has ended
 
 
+@pytest.fixture(scope="module")
+def clone(checkout: Callable[[], Path], tools_python: Path) -> Path:
+    """A copy of the project in which nothing is made."""
+    clone = checkout()
+    (clone / ".venv").symlink_to(REPO / ".venv")
+    return clone
+
+
 @pytest.fixture
-def root(checkout: Callable[[], Path], tools_python: Path) -> Path:
-    """A copy of the project with a study."""
+def root(clone: Path) -> Path:
+    """The same with a study."""
+    (clone / "study.yaml").write_text(with_interpreters(STUDY))
+    return clone
+
+
+@pytest.fixture
+def slow(checkout: Callable[[], Path], tools_python: Path) -> Path:
+    """A copy of the project, whose jobs take a second longer until there is a file `quick`."""
     root = checkout()
-    (root / "study.yaml").write_text(with_interpreters(STUDY))
-    return root
-
-
-@pytest.fixture
-def slow(root: Path, tools_python: Path) -> Path:
-    """The same, whose jobs take a second more than they need; a job that runs is a file `begun`."""
     python = root / "slow python"
-    python.write_text(f'#!/bin/sh\ntouch "{root}/begun"\nsleep 1\nexec {tools_python} "$@"\n')
+    python.write_text(f'#!/bin/sh\n[ -e "{root}/quick" ] || sleep 1\nexec {tools_python} "$@"\n')
     python.chmod(0o755)
+    (root / "study.yaml").write_text(with_interpreters(STUDY))
     study = root / "study.yaml"
     study.write_text(study.read_text().replace(str(tools_python), str(python)))
     return root
@@ -90,7 +99,6 @@ def test_a_folder_that_cannot_be_written(root: Path) -> None:
 
 @pytest.mark.parametrize("home", ["/proc/none", "/etc/passwd", None])
 def test_a_home_that_holds_nothing_is_none_of_makes_needs(root: Path, home: str | None) -> None:
-    (root / ".venv").symlink_to(REPO / ".venv")
     (root / "study.yaml").write_text("models: {}\n")
     environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_CACHE_HOME")}
     environment |= {"HOME": home} if home else {}
@@ -141,15 +149,24 @@ def test_every_word_of_a_shell_command_is_quoted() -> None:
 )
 def test_the_same_command_goes_on(slow: Path, signals: list[signal.Signals], group: bool) -> None:
     process = start(slow, *TARGETS, start_new_session=True)
-    wait_for((slow / "begun").exists)
+    # one job sleeps then, and Python imports the program of the other
+    wait_for(lambda: all(name in programs(process.pid) for name in ("fetch.link", "report.write_study")))
     for number in signals:
         (os.killpg if group else os.kill)(process.pid, number)
     told, _ = process.communicate(timeout=SECONDS)
     assert process.returncode != 0
     assert "Traceback" not in told
+    (slow / "quick").touch()
     code, told = run(slow, *TARGETS)
     assert code == 0, told
     assert check_artifacts(slow / "artifacts") == {"source", "safetensors", "bin"}
+
+
+def programs(session: int) -> str:
+    """Command lines of Python in a session."""
+    command = ["ps", "-o", "args=", "--sid", str(session)]
+    lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+    return "\n".join(line for line in lines if not re.match(r"\S*bash ", line))
 
 
 def test_a_signal_while_jobs_are_planned(slow: Path) -> None:
@@ -158,6 +175,7 @@ def test_a_signal_while_jobs_are_planned(slow: Path) -> None:
     os.kill(process.pid, signal.SIGTERM)
     process.communicate(timeout=SECONDS)
     shutil.rmtree(slow / "artifacts", ignore_errors=True)
+    (slow / "quick").touch()
     code, told = run(slow, *TARGETS)
     assert code == 0, told
 
