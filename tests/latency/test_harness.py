@@ -82,7 +82,7 @@ def latency(
     return json.loads((tmp_path / "out.json").read_text())
 
 
-def test_a_way_to_decode_that_does_not_fit_costs_no_row(harness: Callable, tmp_path: Path) -> None:
+def test_a_refused_way_to_decode_keeps_the_row(harness: Callable, tmp_path: Path) -> None:
     found = latency(harness, tmp_path, {"other_way": "its step waits for the host"})
     assert found["mode"] == "fake"
     assert len({run["process"] for run in found["runs"]}) == 2
@@ -220,7 +220,7 @@ def measure_quality(harness: Callable, tmp_path: Path, does: dict[str, Any], out
     return json.loads((tmp_path / out).read_text())
 
 
-def test_what_an_engine_cannot_tell_is_empty_with_the_reason(harness: Callable, tmp_path: Path) -> None:
+def test_missing_probabilities_are_empty_with_a_reason(harness: Callable, tmp_path: Path) -> None:
     expect(tmp_path)
     assert harness("quality.reference_logits", "logits.npy", {}).returncode == 0
     whole = measure_quality(harness, tmp_path, {"noise": 0.5}, "whole.json")
@@ -249,14 +249,14 @@ def test_what_an_engine_cannot_tell_is_empty_with_the_reason(harness: Callable, 
 LIKELIEST = TARGETS | {"top": 5}
 
 
-def test_tokens_are_held_against_the_likeliest_that_an_engine_tells(harness: Callable, tmp_path: Path) -> None:
+def test_tokens_are_compared_with_reported_likeliest_ones(harness: Callable, tmp_path: Path) -> None:
     assert "unchecked" not in latency(harness, tmp_path, LIKELIEST)
     result = harness("latency.measure", "wrong.json", LIKELIEST | {"fault": "random-tokens"}, *flags(tmp_path))
     assert "the tokens that the engine decodes are not the likeliest of those" in result.stderr.splitlines()[-1]
     assert not (tmp_path / "wrong.json").exists()
 
 
-def test_the_gate_asks_an_engine_for_what_it_can_tell(harness: Callable, tmp_path: Path) -> None:
+def test_the_gate_uses_what_an_engine_reports(harness: Callable, tmp_path: Path) -> None:
     options = ["--reference", expect(tmp_path)]
     perplexities = []
     for does in ({}, TARGETS, {"tells": []}):
@@ -285,7 +285,7 @@ def test_log_probabilities_of_another_text_are_refused(
     assert message in result.stderr.splitlines()[-1]
 
 
-def test_options_and_cards_are_recorded_or_refused_in_a_line(harness: Callable, tmp_path: Path) -> None:
+def test_options_and_gpus_are_recorded_or_refused(harness: Callable, tmp_path: Path) -> None:
     found = latency(harness, tmp_path, {}, "--options", '{"step": 0.02}')
     assert found["options"] == {"step": 0.02}
     assert found["summary"]["tpot_ms_p50"] > 19  # the processes that measured were told, too

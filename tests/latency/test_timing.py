@@ -27,7 +27,7 @@ def test_known_delays_are_measured() -> None:
 
 
 @pytest.mark.parametrize("ahead", [-10.0, 10.0])
-def test_times_that_cannot_be_are_refused(ahead: float) -> None:
+def test_impossible_times_are_refused(ahead: float) -> None:
     with pytest.raises(UserError, match="timestamps go backwards"):
         time_tokens(Fake(ahead=ahead), [[1]], 3)
 
@@ -51,7 +51,7 @@ def test_a_batch_that_is_not_whole_is_refused() -> None:
         time_tokens(Batch(), [[1], [2], [3]], 2)
 
 
-def test_a_step_of_a_batch_is_over_when_its_last_token_is_there() -> None:
+def test_a_batchs_step_ends_with_its_last_token() -> None:
     class Uneven:
         """Two prompts, the second of which is ahead: three of its tokens come before the first one's second."""
 
@@ -115,7 +115,7 @@ def test_tokens_of_one_step_read_the_weights_once(options: dict[str, object], re
         ),
     ],
 )
-def test_another_way_to_decode_counts_if_its_tokens_are_the_same_but_for_ties(
+def test_another_way_counts_if_only_ties_differ(
     tmp_path: Path, tokens: list[int], gap: float, seconds: float, mode: str, refused: str | None
 ) -> None:
     (tmp_path / "model.bin").write_bytes(b"")
@@ -151,20 +151,20 @@ def test_another_way_to_decode_counts_if_its_tokens_are_the_same_but_for_ties(
 @pytest.mark.parametrize(
     ("gap", "refused"), [(0.04, None), (0.7, "its tokens differ from run to run, by up to 0.7 nats")]
 )
-def test_a_later_run_counts_as_well_as_the_first(gap: float, refused: str | None) -> None:
+def test_a_later_run_is_judged_too(gap: float, refused: str | None) -> None:
     plain = {"mode": "generate", "outputs": [[4, 5, 6]], "largest_gaps": [], "deterministic": True}
     captured = plain | {"mode": "captured", "largest_gaps": [gap]}
     assert judge(captured | {"deterministic": False}, plain)["refused"] == refused
     assert judge(captured, plain) == {"refused": None, "differs": None}
 
 
-def test_the_plain_way_is_no_tie_with_itself() -> None:
+def test_the_plain_way_does_not_differ_from_itself() -> None:
     plain = {"mode": "generate", "outputs": [[4, 5, 6]], "largest_gaps": [], "deterministic": False}
     assert judge(plain, plain) == {"refused": None, "differs": None}
 
 
 @pytest.mark.parametrize(("gap", "refused"), [(0.04, False), (0.7, True)])
-def test_a_later_process_counts_as_well_as_the_first_after_a_long_prompt(gap: float, refused: bool) -> None:
+def test_later_processes_are_judged_after_long_prompts(gap: float, refused: bool) -> None:
     entries = {
         mode: [
             observe(mode, 0.01, tokens, gap=0 if number == 0 else gap)[0].measured.lengths[0]
@@ -177,7 +177,7 @@ def test_a_later_process_counts_as_well_as_the_first_after_a_long_prompt(gap: fl
     assert ("refused" in captured[0]) == refused
 
 
-def test_what_a_client_does_before_it_sends_is_not_the_servers() -> None:
+def test_times_begin_when_the_request_is_sent() -> None:
     class Served:
         """Its request takes a while to make."""
 

@@ -41,7 +41,7 @@ def bare() -> float:
 
 
 @pytest.mark.timing
-def test_an_arrival_costs_less_than_three_of_a_loop_that_only_reads() -> None:
+def test_an_arrival_costs_at_most_three_bare_reads() -> None:
     """In turn, five times each; the fastest of each, as other programs only slow both."""
     least, ours = [], []
     for _ in range(5):

@@ -63,7 +63,7 @@ def test_a_fault_of_the_answers_is_named(fault: str) -> None:
 
 
 @pytest.mark.parametrize(("told", "faults"), [(13, {"short"}), (14, set()), (18, set()), (19, {"long"}), (None, set())])
-def test_tokens_of_a_server_that_tells_no_ids_are_as_many_as_were_asked_for(told: int | None, faults: set[str]) -> None:
+def test_tokens_without_ids_are_counted_as_asked(told: int | None, faults: set[str]) -> None:
     """By its own count, which may be two off: text-generation-webui counts the tokens of its text again."""
     asked = [LoadRequest(prompt(place), NEW) for place in range(4)]
     _, replies = Study("cumulative").send(asked, Closed(SLOTS))
@@ -74,7 +74,7 @@ def test_tokens_of_a_server_that_tells_no_ids_are_as_many_as_were_asked_for(told
     assert "no_ids" in notes(found)
 
 
-def test_few_answers_in_one_event_are_a_server_that_does_not_keep_up() -> None:
+def test_answers_in_one_event_are_a_slow_server() -> None:
     asked = [LoadRequest(prompt(place), NEW) for place in range(100)]
     healthy, whole = (Study(*faults).send(asked, Closed(SLOTS))[1] for faults in ((), ("one_chunk",)))
     (found,) = checks.check_replies([*whole[:1], *healthy[1:]], asked)
@@ -129,7 +129,7 @@ def together(number: int, first: float, steps: list[float]) -> Timeline:
     return Timeline(number, 0.0, 0.0, times[-1], times, (1.0,) * len(times))
 
 
-def test_a_step_that_reads_others_prompts_is_no_cliff() -> None:
+def test_prefill_of_others_is_not_a_cliff() -> None:
     """As vLLM takes 64 requests at once: four prompts, then sixty beside the second tokens of the four, in 0.3 s."""
     early = [together(number, 0.05, [0.3] + [0.01] * 40) for number in range(4)]
     late = [together(number, 0.35, [0.01] * 20) for number in range(4, 64)]
@@ -138,7 +138,7 @@ def test_a_step_that_reads_others_prompts_is_no_cliff() -> None:
     assert names(load_checks.check_load(alone, 4)) == {"cliff"}
 
 
-def test_a_step_that_reads_others_prompts_is_no_stall() -> None:
+def test_prefill_of_others_is_not_a_stall() -> None:
     """As vLLM on a processor takes a burst: one prompt in 0.4 s, then 58 beside its second token, in 18 s."""
     early = together(0, 0.4, [18.0] + [0.7] * 30)
     late = [together(number, 18.4, [0.7] * 30) for number in range(1, 59)]
@@ -217,7 +217,7 @@ def test_a_client_at_its_limits_is_refused() -> None:
         ([], False),
     ],
 )
-def test_float16_on_a_processor_that_cannot_multiply_it_is_noted(
+def test_float16_without_hardware_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, features: list[str], slow: bool
 ) -> None:
     monkeypatch.setattr(cpu, "features", lambda: features)
@@ -245,7 +245,7 @@ INT4 = {"num_bits": 4, "type": "int"}
         (None, False),
     ],
 )
-def test_vllms_rounding_beside_weights_of_4_bits_is_told(
+def test_vllms_rounding_with_4_bit_weights_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: dict | None, rounded: bool
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": quantization}))
@@ -276,7 +276,7 @@ def test_a_change_of_the_artifact_is_refused(tmp_path: Path) -> None:
     )
 
 
-def test_an_artifact_that_is_built_meanwhile_of_the_same_tokenizer_changes_nothing(tmp_path: Path) -> None:
+def test_a_shared_tokenizer_does_not_change_an_artifact(tmp_path: Path) -> None:
     served, other = tmp_path / "served", tmp_path / "other"
     for folder in (served, other):
         folder.mkdir()
@@ -298,7 +298,7 @@ def test_counts_of_the_server_that_differ_are_refused() -> None:
     assert names(checks.check_counters(cached, replies, cache_off=True)) == {"cached"}
 
 
-def test_what_a_server_wrote_of_an_answer_that_was_given_up_is_no_fault_of_its_counters() -> None:
+def test_abandoned_answers_do_not_fault_the_counters() -> None:
     study = Study("speculation")
     _, replies = study.send([LoadRequest(prompt(place), NEW) for place in range(4)], Closed(1))
     wrote = Counters(generated_tokens=70, drafted=200, accepted=100)
@@ -307,7 +307,7 @@ def test_what_a_server_wrote_of_an_answer_that_was_given_up_is_no_fault_of_its_c
     assert checks.check_counters(wrote, replies, cache_off=True) == []
 
 
-def test_a_draft_that_was_right_beyond_an_answers_end_may_be_counted_whole() -> None:
+def test_drafts_beyond_an_answer_may_count() -> None:
     """As vLLM counts: at most what an event brought but one, for each answer."""
     study = Study("speculation")
     _, replies = study.send([LoadRequest(prompt(place), NEW) for place in range(4)], Closed(1))

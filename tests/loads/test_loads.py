@@ -108,9 +108,7 @@ def rewrite_config(artifact: Path, config: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("rounds", [False, True])
-def test_the_mean_decides_about_tokens_of_a_format_that_rounds_activations(
-    load: Callable, tmp_path: Path, rounds: bool
-) -> None:
+def test_rounded_activations_are_judged_by_the_mean(load: Callable, tmp_path: Path, rounds: bool) -> None:
     groups = {"group_0": {"weights": {"num_bits": 8}, "input_activations": {"num_bits": 8} if rounds else None}}
     config = {"vocab_size": VOCAB, "eos_token_id": EOS, "quantization_config": {"config_groups": groups}}
     config["text_config"] = {"num_experts": 8 if rounds else 1}
@@ -140,7 +138,7 @@ def test_figures_are_the_servers_own(load: Callable, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "named"), [("bos", "token_added"), ("prefix_cache_told", "cached"), ("serial", "serial")]
 )
-def test_a_fault_of_the_server_takes_the_figures_away(load: Callable, tmp_path: Path, fault: str, named: str) -> None:
+def test_a_servers_fault_refuses_the_figures(load: Callable, tmp_path: Path, fault: str, named: str) -> None:
     result = load({"fault": fault}, concurrency=[3])
     assert result.returncode == 0, result.stderr
     (three,) = read(tmp_path)["loads"]
@@ -148,7 +146,7 @@ def test_a_fault_of_the_server_takes_the_figures_away(load: Callable, tmp_path: 
 
 
 @pytest.mark.slow
-def test_the_largest_rate_is_searched_for(load: Callable, tmp_path: Path) -> None:
+def test_the_goodput_is_searched_for(load: Callable, tmp_path: Path) -> None:
     # one slot that takes 1 + 11 x 3 ms a request: 29 a second at most
     times, limits = (0.001, 0.0, 0.003, 0.0), {"ttft_ms": 200, "tpot_ms": 50}
     result = load({"slots": 1, "times": times}, goodput=True, concurrency=[1], requests=40, limits=limits)
@@ -167,7 +165,7 @@ def test_interference_of_the_goodput_search_is_reported(copied: Path) -> None:
     assert collect(copied)[-1]["interference"] == [busy, noisy]
 
 
-def test_what_refuses_a_servers_tokens_refuses_its_largest_rate() -> None:
+def test_token_faults_refuse_the_goodput() -> None:
     """The search compares no tokens."""
 
     def load_with(*faults: str) -> SimpleNamespace:
@@ -183,7 +181,7 @@ def test_what_refuses_a_servers_tokens_refuses_its_largest_rate() -> None:
     assert found == {"sampling", "batch_dependent", "unlike_predictions", "serial"}
 
 
-def test_a_context_without_room_is_told_before_the_first_load(load: Callable, tmp_path: Path) -> None:
+def test_a_small_context_is_refused_before_loads(load: Callable, tmp_path: Path) -> None:
     result = load({"context": 100}, concurrency=[3])
     assert result.returncode == 1
     assert "concurrency-3 have some" in result.stderr.splitlines()[-1]
@@ -191,7 +189,7 @@ def test_a_context_without_room_is_told_before_the_first_load(load: Callable, tm
     assert not (tmp_path / "out.json").exists()
 
 
-def test_a_server_that_dies_in_the_middle_is_one_line_and_leaves_nothing(load: Callable, tmp_path: Path) -> None:
+def test_a_dying_server_is_one_line(load: Callable, tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLER, str(tmp_path / "model/.servers")]
     with subprocess.Popen(command) as killer:
         result = load({"times": (0.01, 0.0001, 0.05, 0.001)}, concurrency=[3], new_tokens=60)
@@ -273,7 +271,7 @@ def read_of(slots: int = 4, mixture: bool = False, **figures: float) -> Reads | 
     return bytes_read(found, load, {"bandwidth_fraction": 0.5})
 
 
-def test_an_event_of_several_tokens_is_a_step_where_tokens_are_drafted_alone() -> None:
+def test_only_drafted_tokens_share_a_step() -> None:
     assert read_of(tokens_per_event=1.5) == read_of(tokens_per_event=1.0) == (60 / 4 * 100, 60 * 10 * 2)
     assert read_of(tokens_per_event=1.5, acceptance=0.5) == (40 / 4 * 100, 40 * 10 * 2)
 

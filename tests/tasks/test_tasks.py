@@ -94,7 +94,7 @@ def test_fp16_equals_lm_evaluation_harness_own_model(ours: dict[str, Any], their
         assert part["answers"] == [int(document[0][1]) for document in responses]
 
 
-def test_the_right_ones_are_where_the_answer_is_the_target(ours: dict[str, Any]) -> None:
+def test_correct_answers_are_the_targets(ours: dict[str, Any]) -> None:
     part = ours["tasks"]["endings"]["tasks"]["endings"]
     rows = [json.loads(line) for line in Path(REPO, TASKS, "endings.jsonl").read_text().splitlines()]
     assert part["ids"] == list(range(len(rows))) and part["documents"] == part["of"] == len(rows)
@@ -105,7 +105,7 @@ def test_the_right_ones_are_where_the_answer_is_the_target(ours: dict[str, Any])
     assert [each["choices"] for each in part["texts"]] == [row["endings"] for row in rows]
 
 
-def test_another_engine_with_the_same_arithmetic_gives_the_same_answers(ours: dict[str, Any], run: Callable) -> None:
+def test_engines_of_equal_arithmetic_answer_alike(ours: dict[str, Any], run: Callable) -> None:
     other = run("ct2-float32", "ctranslate2", "ct2-float32.json")
     for name in ALL:
         for task, part in other["tasks"][name]["tasks"].items():
@@ -118,7 +118,7 @@ def test_another_engine_with_the_same_arithmetic_gives_the_same_answers(ours: di
 
 
 @pytest.mark.slow
-def test_a_metric_is_chosen_and_its_answers_with_it(ours: dict[str, Any], run: Callable) -> None:
+def test_the_chosen_metric_gives_the_answers(ours: dict[str, Any], run: Callable) -> None:
     found = run("fp16", "transformers", "fp16.json", names=["endings"], metrics={"endings": "acc_norm"})
     mine, plain = found["tasks"]["endings"], ours["tasks"]["endings"]
     assert (mine["metric"], plain["metric"]) == ("acc_norm,none", "acc,none")
@@ -133,7 +133,7 @@ def test_a_metric_is_chosen_and_its_answers_with_it(ours: dict[str, Any], run: C
 
 
 @pytest.mark.slow
-def test_a_limit_draws_the_same_documents_for_every_cell_by_the_seed(run: Callable, folder: Path) -> None:
+def test_a_limit_draws_documents_by_the_seed(run: Callable, folder: Path) -> None:
     few = {"names": ["endings", "last_words"], "limit": 7}
     one = run("fp16", "transformers", "fp16.json", "--seed", "3", **few)
     kept = (folder / "tasks/.fp16.answers.jsonl").read_text()
@@ -203,9 +203,7 @@ doc_to_target: right
     ],
 )
 @pytest.mark.slow
-def test_a_task_of_ones_own_is_refused_in_a_line_and_runs_no_code(
-    tmp_path: Path, call: Call, change: tuple[str, str], said: str
-) -> None:
+def test_a_users_task_runs_no_code(tmp_path: Path, call: Call, change: tuple[str, str], said: str) -> None:
     mine = tmp_path / "own"
     write_task(mine, "mine", MINE.replace(*change) if change else MINE)
     (mine / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ntext = str\n")
@@ -220,7 +218,7 @@ def test_a_task_of_ones_own_is_refused_in_a_line_and_runs_no_code(
     assert not (tmp_path / "out/mine").exists()
 
 
-def test_a_task_that_is_not_there_is_an_error_that_names_the_nearest(tmp_path: Path, call: Call) -> None:
+def test_an_unknown_task_names_the_nearest(tmp_path: Path, call: Call) -> None:
     write_task(tmp_path / "own", "mine", MINE)
     result = call(interpreter("lm-eval"), "-c", UNKNOWN, tmp_path / "own")
     assert result.stdout.splitlines()[-1].endswith("has no task 'mien'; did you mean 'mine'?"), result.stderr
@@ -240,9 +238,7 @@ except UserError as error:
 """
 
 
-def test_documents_that_were_not_fetched_are_asked_of_nobody(
-    folder: Path, call: Call, torch_python: Path, tmp_path: Path
-) -> None:
+def test_missing_documents_are_not_downloaded(folder: Path, call: Call, torch_python: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "documents/endings", tmp_path / "endings")
     for data in tmp_path.glob("endings/*/"):
         shutil.rmtree(data)
@@ -271,9 +267,7 @@ HUB = MINE.replace("json\n", "acme/endings\n").replace(
 
 
 @pytest.mark.slow
-def test_data_of_the_hub_comes_at_a_recorded_commit_and_is_read_offline(
-    tmp_path: Path, call: Call, folder: Path, torch_python: Path
-) -> None:
+def test_hub_data_has_a_commit_and_works_offline(tmp_path: Path, call: Call, folder: Path, torch_python: Path) -> None:
     mine, rows = tmp_path / "own", Path(REPO, TASKS, "endings.jsonl").read_bytes()
     write_task(mine, "mine", HUB)
     with serve() as hub:

@@ -75,7 +75,7 @@ def test_options_reach_the_engine(study: tuple[Path, str]) -> None:
     assert 0 < found["fp16@half"]["kld_mean"] < 1e-3
 
 
-def test_somebody_elses_artifact_has_the_figures_of_ours_when_it_is_the_same(study: tuple[Path, str]) -> None:
+def test_an_equal_prebuilt_artifact_has_equal_figures(study: tuple[Path, str]) -> None:
     found = rows(study[0])
     for theirs, ours in (("theirs", "gptq-int4"), ("theirs-ct2", "ct2-int8")):
         assert found[theirs]["perplexity"] == pytest.approx(found[ours]["perplexity"], rel=1e-12)
@@ -127,6 +127,6 @@ runs:
     assert found["gptq-g32"]["bits_per_weight"] > found["gptq-int4"]["bits_per_weight"]
     assert found["gptq-g32"]["artifact"]["format"] == "gptq-g32"
     built = re.findall(
-        r"^(?:local)?rule quantize:\n(?:    .*\n)*?    wildcards: model=demo, format=([\w-]+)", said, re.MULTILINE
+        r"^rule artifact:\n(?:    .*\n)*?    wildcards: model=demo, artifact=([\w-]+)", said, re.MULTILINE
     )
     assert set(built) - {"autogptq-int4"} == {"gptq-g32"}  # the slow tests' demo holds auto-gptq's already

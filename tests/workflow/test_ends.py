@@ -98,7 +98,7 @@ def test_a_folder_that_cannot_be_written(root: Path) -> None:
 
 
 @pytest.mark.parametrize("home", ["/proc/none", "/etc/passwd", None])
-def test_a_home_that_holds_nothing_is_none_of_makes_needs(root: Path, home: str | None) -> None:
+def test_make_needs_no_home(root: Path, home: str | None) -> None:
     (root / "study.yaml").write_text("models: {}\n")
     environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_CACHE_HOME")}
     environment |= {"HOME": home} if home else {}
@@ -108,9 +108,7 @@ def test_a_home_that_holds_nothing_is_none_of_makes_needs(root: Path, home: str 
     assert any(line.startswith("config error: models") for line in done.stderr.splitlines()), done.stderr
 
 
-def test_a_clone_at_an_odd_path_is_run_from_elsewhere(
-    checkout: Callable[..., Path], tools_python: Path, tmp_path: Path
-) -> None:
+def test_a_clone_at_an_odd_path_runs(checkout: Callable[..., Path], tools_python: Path, tmp_path: Path) -> None:
     clone, here = checkout(tmp_path / "a b$c'd\"é"), tmp_path / "here"
     here.mkdir()
     (here / "my study.yaml").write_text(with_interpreters(STUDY))
@@ -180,7 +178,7 @@ def test_a_signal_while_jobs_are_planned(slow: Path) -> None:
     assert code == 0, told
 
 
-def test_no_solver_holds_the_schedulers_lock_when_a_signal_comes() -> None:
+def test_profiles_use_the_greedy_scheduler() -> None:
     """Snakemake's handler of SIGTERM waits for that lock, and what it has interrupted holds it while it solves."""
     profile = yaml.safe_load((REPO / "profiles/default/config.v8+.yaml").read_text())
     assert profile["scheduler"] == "greedy"

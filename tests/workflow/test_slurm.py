@@ -202,7 +202,7 @@ def test_quality_is_the_same_through_slurm(study_run: Path, plain: Path, name: s
     assert quality(study_run, name) == quality(plain, name)
 
 
-def test_measurements_go_to_a_card_and_the_rest_elsewhere(study_run: Path) -> None:
+def test_only_measurements_go_to_a_gpu(study_run: Path) -> None:
     partitions = {"cpu": set(), "gpu": set()}
     for comment, partition in jobs("%P", "--states=all").items():
         partitions[partition].add(comment.removeprefix("rule_").split("_wildcards")[0])
@@ -226,7 +226,7 @@ def test_jobs_never_share_a_card(study_run: Path) -> None:
     assert any(a[0] < b[1] and b[0] < a[1] for a in spans["0"] for b in spans["1"])
 
 
-def test_a_job_over_its_memory_fails_and_slurms_log_says_why(failed_run: tuple[Path, str]) -> None:
+def test_a_job_over_its_memory_says_why(failed_run: tuple[Path, str]) -> None:
     root, printed = failed_run
     assert "SLURM status is: 'FAILED'" in failure_reason(printed, "noise_floor")
     (log,) = (root / "artifacts/logs/slurm/rule_noise_floor").rglob("*.log")
@@ -235,7 +235,7 @@ def test_a_job_over_its_memory_fails_and_slurms_log_says_why(failed_run: tuple[P
     assert not (root / "artifacts/demo/quality/noise-floor.json").exists()
 
 
-def test_a_cancelled_job_and_one_over_its_time_leave_nothing(failed_run: tuple[Path, str]) -> None:
+def test_cancelled_and_timed_out_jobs_leave_nothing(failed_run: tuple[Path, str]) -> None:
     root, printed = failed_run
     assert "SLURM status is: 'CANCELLED'" in printed
     assert "SLURM status is: 'TIMEOUT'" in printed
@@ -243,7 +243,7 @@ def test_a_cancelled_job_and_one_over_its_time_leave_nothing(failed_run: tuple[P
     assert list((root / "artifacts/demo").glob("latency/*")) == []
 
 
-def test_a_rerun_waits_for_a_node_that_was_down_and_finishes(repaired_run: Path, plain: Path) -> None:
+def test_a_rerun_waits_for_a_down_node(repaired_run: Path, plain: Path) -> None:
     assert {path.name for path in (repaired_run / "artifacts/demo/latency").iterdir()} == {"fp16.json", "ct2-int8.json"}
     assert quality(repaired_run, "noise-floor") == quality(plain, "noise-floor")
     rows = json.loads((repaired_run / "artifacts/report/results.json").read_text())["rows"]
