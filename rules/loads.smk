@@ -2,7 +2,7 @@
 
 
 def has_loads(cell):
-    """Whether the study puts a cell under loads: it is a server, and the study has loads."""
+    """Return whether a cell is a server and the study has loads."""
     return ENGINES[cell.engine].serves and cells.wants_loads(STUDY)
 
 

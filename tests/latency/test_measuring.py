@@ -30,7 +30,7 @@ def text(tmp_path: Path) -> teacher_forcing.Text:
 
 
 def reference(engine: Fake, text: teacher_forcing.Text, positions: int | None = None) -> Logits:
-    """What the reference's file would hold, in float32."""
+    """Return the content of the reference's file, in float32."""
     file = io.BytesIO()
     np.save(file, np.concatenate([chunk.logits for chunk in teacher_forcing.chunks(engine, text)])[:positions])
     file.seek(0)
@@ -121,7 +121,7 @@ def test_too_few_windows_for_an_interval_are_refused(tmp_path: Path) -> None:
 
 
 def evaluation(folder: Path, protocol: str, **changes: object) -> teacher_forcing.Text:
-    """A text of `TOKENS` random ids, cut by a protocol."""
+    """Return a text of `TOKENS` random ids, cut by a protocol."""
     ids = np.random.default_rng(3).integers(1, VOCAB, size=TOKENS).tolist()
     content = {"ids": ids, "context": CONTEXT, "text_sha256": "x", "bytes": 90, "words": 20, "bos_id": 0}
     (folder / "evaluation.json").write_text(json.dumps(content | changes))

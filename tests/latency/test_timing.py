@@ -1,4 +1,4 @@
-"""What one process measures of decoding, and how the ways to decode are judged beside each other."""
+"""Measure decoding in one process, and compare the ways to decode."""
 
 import json
 import time
@@ -69,7 +69,7 @@ def test_a_batchs_step_ends_with_its_last_token() -> None:
 
 
 def observe(mode: str, seconds: float, *outputs: list[int], gap: float = 0) -> list[Observation]:
-    """What one process says that decodes a token every `seconds`; `gap`: of its last token from the likeliest."""
+    """Return the measurement of a process that decodes a token every `seconds`. `gap`: of its last token."""
     runs = [
         {"process": 0, "repeat": 0, "prompt": number, "token_seconds": [seconds * (i + 1) for i in range(len(tokens))]}
         for number, tokens in enumerate(outputs)

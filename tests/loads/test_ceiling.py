@@ -1,4 +1,4 @@
-"""What an arrival costs the client: held against the least that any client takes, as processors differ fivefold."""
+"""The client's cost of an arrival, compared with a loop that only reads, because processors differ fivefold."""
 
 import selectors
 import socket

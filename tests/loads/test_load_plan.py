@@ -1,4 +1,4 @@
-"""What loads send, and what makes them end before or after they ran, without a server."""
+"""Requests of loads, and errors before and after they run, without a server."""
 
 import json
 import threading

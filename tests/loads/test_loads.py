@@ -32,7 +32,7 @@ DISTURBED = {"slow_reader", "schedule_lag", "stall"}  # what a busy machine does
 
 
 def program(folder: Path, options: dict[str, Any], serving: dict[str, Any]) -> list[str]:
-    """The command of loads.measure on the folder's fake artifact; the server's faults are options."""
+    """Return the command of loads.measure for the folder's fake artifact; the server's faults are options."""
     command = [sys.executable, REPO / "tests/helpers/harness/run.py", "loads.measure"]
     command += [folder / "model/fake", folder / "out.json", "--engine", "fake-serve", "--device", "cpu"]
     command += ["--options", json.dumps({"times": TIMES} | options), "--loads", json.dumps(SERVING | serving)]
@@ -58,7 +58,7 @@ def load(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A server under two requests at a time, measured once."""
+    """Measure a server under two requests at a time, once."""
     folder = tmp_path_factory.mktemp("measured")
     result = prepare(folder)({}, concurrency=[2], prompt_tokens=[10, 20], new_tokens=6)
     assert result.returncode == 0, result.stderr
@@ -67,7 +67,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copied(measured: Path, tmp_path: Path) -> Path:
-    """A copy of that measurement, to change."""
+    """Copy that measurement, to change it."""
     return shutil.copytree(measured, tmp_path, dirs_exist_ok=True)
 
 
@@ -263,7 +263,7 @@ def test_a_step_reads_weights_once_and_each_cache(copied: Path) -> None:
 
 
 def read_of(slots: int = 4, mixture: bool = False, **figures: float) -> Reads | None:
-    """What decoding reads of 100 bytes of weights and 2 a token of the cache, at 60 tokens a second."""
+    """Return the bytes that decoding reads: 100 of weights and 2 a token of the cache, at 60 tokens/s."""
     protocol = {"prompt_tokens": 8, "new_tokens": 4}
     found = {"artifact": {"weight_bytes_per_token": 100}, "kv_bytes_per_token": 2, "mixture": mixture}
     found |= {"protocol": {"loads": protocol}}

@@ -1,4 +1,4 @@
-"""What a user's own task may name: data of the study's folder or the hub, and YAML files of its own folder."""
+"""A user's task may name data of the study's folder or the hub, and YAML files of its own folder."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What asks an engine in another process: each answer is kept as it comes, and asked once."""
+"""An engine in another process: each answer is stored as it comes, and requested once."""
 
 import json
 import sys

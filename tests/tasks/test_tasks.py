@@ -22,7 +22,7 @@ FLOAT32 = json.dumps({"quantization": "float32"})
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, call: Call, tools_python: Path, torch_python: Path) -> Path:
-    """The demo's fp16 artifact, one of CTranslate2's of the same float32 arithmetic, and the documents of all tasks."""
+    """Make the demo's fp16 artifact, one of CTranslate2 with the same float32 arithmetic, and all documents."""
     folder = tmp_path_factory.mktemp("tasks")
     steps = [
         (tools_python, "fetch.link", "demo", folder / "source", "--kind", "demo"),
@@ -62,7 +62,7 @@ def ours(run: Callable) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def theirs(folder: Path, call: Call) -> dict[str, Any]:
-    """What lm-evaluation-harness' own model says of the same artifact and tasks."""
+    """Return the results of lm-evaluation-harness' own model for the same artifact and tasks."""
     out = folder / "hf.json"
     result = call(interpreter("lm-eval"), "tests/tasks/tasks_checks.py", folder / "fp16", TASKS, out, *ALL)
     assert result.returncode == 0, result.stderr

@@ -16,7 +16,7 @@ Rows = dict[str, dict[str, Any]]
 
 
 def add_cells(demo: Path, folder: Path, call: Callable, config: str) -> tuple[Path, str]:
-    """A copy of the finished demo after the study that `config` makes of it; what Snakemake said."""
+    """Copy the finished demo and run the study of `config` there; return it and Snakemake's output."""
     root = study_of_demo(demo, folder, config)
     result = call(SNAKEMAKE, "--cores", "8", "report", cwd=root)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -87,7 +87,7 @@ def test_an_equal_prebuilt_artifact_has_equal_figures(study: tuple[Path, str]) -
 
 
 def test_only_the_new_cells_were_measured(study: tuple[Path, str]) -> None:
-    """What the demo had is neither built nor measured again for its new runs."""
+    """Nothing of the demo is built or measured again for its new runs."""
     ran = re.findall(r"^(?:local)?rule (\w+):$", study[1], re.MULTILINE)
     assert sorted(set(ran) - {"report"}) == ["latency", "page", "prebuilt", "quality", "study"]
     cells = re.findall(r"wildcards: model=demo, cell=([\w@.-]+)", study[1])

@@ -1,4 +1,4 @@
-"""How a run of Snakemake ends: in one line for what its user can mend, and always so that the same command goes on."""
+"""The end of a Snakemake run: one line for the user's errors, and the same command always goes on."""
 
 import os
 import re
@@ -20,7 +20,7 @@ SECONDS = 60  # until a run that was told to end has ended
 
 @pytest.fixture(scope="module")
 def clone(checkout: Callable[[], Path], tools_python: Path) -> Path:
-    """A copy of the project in which nothing is made."""
+    """Copy the project; nothing is made in the copy."""
     clone = checkout()
     (clone / ".venv").symlink_to(REPO / ".venv")
     return clone
@@ -28,14 +28,14 @@ def clone(checkout: Callable[[], Path], tools_python: Path) -> Path:
 
 @pytest.fixture
 def root(clone: Path) -> Path:
-    """The same with a study."""
+    """Write a study into it."""
     (clone / "study.yaml").write_text(with_interpreters(STUDY))
     return clone
 
 
 @pytest.fixture
 def slow(checkout: Callable[[], Path], tools_python: Path) -> Path:
-    """A copy of the project, whose jobs take a second longer until there is a file `quick`."""
+    """Copy the project with a study whose jobs take a second longer until there is a file `quick`."""
     root = checkout()
     python = root / "slow python"
     python.write_text(f'#!/bin/sh\n[ -e "{root}/quick" ] || sleep 1\nexec {tools_python} "$@"\n')

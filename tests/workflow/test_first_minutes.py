@@ -1,4 +1,4 @@
-"""What a reader sees of a run: cheap rows first, a page that fills, and a terminal that says how far it is."""
+"""The user's view of a run: cheap rows first, progress at the terminal, and the summary."""
 
 import json
 import logging
@@ -36,7 +36,7 @@ def test_rows_come_before_builds_and_calibration_last(call: Callable) -> None:
 
 
 def record(event: LogEvent, **fields: Any) -> logging.LogRecord:
-    """A record as Snakemake makes it."""
+    """Make a record of Snakemake's logger."""
     made = logging.LogRecord("snakemake", logging.INFO, "", 0, "", (), None)
     made.__dict__ |= {"event": event, **fields}
     return made
@@ -91,7 +91,7 @@ def test_a_measurement_waits_for_the_page(tmp_path: Path, rule: str) -> None:
 
 
 def row(format: str, speed: float, ratio: float, **others: Any) -> dict[str, Any]:
-    """A row with what the summary reads; its interval of speed is 1% to both sides."""
+    """Make a row with the fields of the summary; its interval of speed is 1% to both sides."""
     interval = {"ratio": ratio, "low": ratio - 0.001, "high": ratio + 0.001, "tie": abs(ratio - 1) < 0.001}
     ends = {"tokens_per_second_low": speed * 0.99, "tokens_per_second_high": speed * 1.01}
     figures = {"perplexity": 40 * ratio, "kld_mean": 0.01, "bits_per_weight": 8.0, "size_bytes": 12_000_000}

@@ -15,7 +15,7 @@ PROMPTS = 9  # config/prompts.txt: three on programming, three literary, three o
 
 @pytest.fixture
 def folder(tmp_path: Path, torch_python: Path, tools_python: Path) -> Path:
-    """The page's workflow in an empty folder, with this checkout as its `quantmill`."""
+    """Write the page's workflow into an empty folder, with this checkout as its `quantmill`."""
     page = (REPO / "docs/MODULE.md").read_text()
     for language, name in (("python", "Snakefile"), ("yaml", "config.yaml")):
         (text,) = re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)

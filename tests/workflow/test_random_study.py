@@ -37,7 +37,7 @@ class Run(NamedTuple):
 
 @pytest.fixture(scope="module")
 def first_run(checkout: Callable[[], Path], torch_python: Path, tools_python: Path) -> Run:
-    """A model of random weights in two formats, the reference last; at a terminal."""
+    """Run a model of random weights in two formats, the reference last, at a terminal."""
     root = checkout()
     (root / "shape.json").write_text(json.dumps(SHAPE))
     text = "models: {shape: {source: {random: shape.json}}}\nformats: [ct2-int8, fp16]\n"
@@ -136,7 +136,7 @@ def test_a_table_that_was_deleted_is_made_again(first_run: Run) -> None:
 
 @pytest.fixture
 def random_study(first_run: Run) -> Path:
-    """The same when it is finished; whoever changes it restores it."""
+    """Return the finished study; a test that changes it restores it."""
     return first_run.root
 
 

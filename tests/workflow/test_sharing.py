@@ -137,7 +137,7 @@ def test_environments_wait_for_another_workflow(roots: list[Path], tmp_path: Pat
 
 
 def hold(folder: Path, *later: str) -> subprocess.Popen[str]:
-    """A program that holds the lock until its input ends; `later`: it takes it a line of input after it has planned."""
+    """Start a program that holds the lock until its input ends. `later`: it takes it after a line of input."""
     command = [sys.executable, "-c", LOCK, str(folder), *later]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=REPO, stdin=pipe, stdout=pipe, stderr=pipe, text=True)

@@ -38,7 +38,7 @@ ELSEWHERE = {"source", "tensors", "safetensors", "tokens", "page"}
 
 
 def run(*command: str) -> str:
-    """What a command printed."""
+    """Return the output of a command."""
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
@@ -65,7 +65,7 @@ def jobs(column: str, *options: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A Slurm that runs, and what was in /etc/slurm again afterwards."""
+    """Start Slurm; restore /etc/slurm afterwards."""
     folder = tmp_path_factory.mktemp("slurm")
     before = files(ETC)
     started = start(folder)
@@ -80,7 +80,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def make_study(checkout: Callable[[], Path]) -> Callable[[], Path]:
-    """A fresh copy of the project with short texts, and a Python that writes down when it ran what on which card."""
+    """Copy the project with short texts, and a Python that records when it ran what on which GPU."""
     environments = {env: interpreter(env) for env in ("torch", "tools")}
 
     def make() -> Path:
@@ -109,7 +109,7 @@ def make_study(checkout: Callable[[], Path]) -> Callable[[], Path]:
 
 @pytest.fixture(scope="module")
 def plain(make_study: Callable[[], Path]) -> Path:
-    """The study's quality on one machine, without Slurm."""
+    """Measure the study's quality on one machine, without Slurm."""
     root = make_study()
     targets = [f"artifacts/demo/quality/{name}.json" for name in SCORED]
     command = [*SNAKEMAKE, "--cores", "8", *targets, "--configfile", "study.yaml"]
@@ -120,7 +120,7 @@ def plain(make_study: Callable[[], Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def study_run(cluster: Path, make_study: Callable[[], Path]) -> Path:
-    """The study through Slurm."""
+    """Run the study through Slurm."""
     root = make_study()
     command = [*SNAKEMAKE, *SUBMIT, "report", "--configfile", "study.yaml"]
     result = subprocess.run(command, cwd=root, capture_output=True, text=True)
@@ -131,7 +131,7 @@ def study_run(cluster: Path, make_study: Callable[[], Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def failed_run(study_run: Path) -> tuple[Path, str]:
-    """The same folder after a run whose jobs Slurm ended: one cancelled, one over its memory, one over its time. With
+    """Run it again; Slurm ends some jobs: one cancelled, one over its memory, one over its time. With
     what Snakemake printed."""
     (study_run / "artifacts/demo/quality/noise-floor.json").unlink()
     (study_run / "ran").unlink()
@@ -155,7 +155,7 @@ def resume_node() -> bool:
 
 @pytest.fixture(scope="module")
 def repaired_run(failed_run: tuple[Path, str]) -> Path:
-    """The same folder after a run without these limits, while the node with the cards goes DOWN and comes back."""
+    """Run it again without these limits, while the node with the GPUs goes DOWN and comes back."""
     root, _ = failed_run
     command = [*SNAKEMAKE, *SUBMIT, "report", "--configfile", "study.yaml"]
     with (root / "printed").open("w+") as printed:
@@ -180,7 +180,7 @@ def quality(root: Path, name: str) -> dict:
 
 
 def failure_reason(printed: str, rule: str) -> str:
-    """The line in which Snakemake says why a rule's job failed."""
+    """Return Snakemake's line about the failure of a rule's job."""
     _, _, after = printed.partition(f"Error in rule {rule}:\n")
     return after.split("\n", 1)[0]
 

@@ -15,13 +15,13 @@ STUDY_OPTIONS = ("--cores", "8", "--configfile", "study.yaml")
 
 @pytest.fixture
 def root(checkout: Callable[[], Path], torch_python: Path, tools_python: Path) -> Path:
-    """A fresh copy of the project; the environments of this one serve it."""
+    """Copy the project; the environments of this one serve the copy."""
     return checkout()
 
 
 @pytest.fixture(scope="module")
 def clone(checkout: Callable[[], Path], torch_python: Path, tools_python: Path) -> Path:
-    """A copy in which nothing is made."""
+    """Copy the project; nothing is made in the copy."""
     return checkout()
 
 

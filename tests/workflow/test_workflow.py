@@ -17,7 +17,7 @@ from workflows import SNAKEMAKE, jobs, rows
 
 @pytest.fixture(scope="module")
 def demo(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy, to be changed."""
+    """Copy the demo, to change it."""
     return shutil.copytree(demo, tmp_path_factory.mktemp("workflow") / "demo", symlinks=True)
 
 
