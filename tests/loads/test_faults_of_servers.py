@@ -130,7 +130,7 @@ def together(number: int, first: float, steps: list[float]) -> Timeline:
 
 
 def test_prefill_of_others_is_not_a_cliff() -> None:
-    """vLLM takes 64 requests at once: four prompts, then sixty in 0.3 s with the second tokens of the four."""
+    """One step of vLLM takes 64 requests at once: four prompts, then sixty in 0.3 s with the second tokens of the four."""
     early = [together(number, 0.05, [0.3] + [0.01] * 40) for number in range(4)]
     late = [together(number, 0.35, [0.01] * 20) for number in range(4, 64)]
     assert load_checks.check_load(early + late, 64) == []
@@ -139,7 +139,7 @@ def test_prefill_of_others_is_not_a_cliff() -> None:
 
 
 def test_prefill_of_others_is_not_a_stall() -> None:
-    """vLLM on a processor takes a burst: one prompt in 0.4 s, then 58 in 18 s with its second token."""
+    """A CPU with vLLM takes a burst: one prompt in 0.4 s, then 58 in 18 s with its second token."""
     early = together(0, 0.4, [18.0] + [0.7] * 30)
     late = [together(number, 18.4, [0.7] * 30) for number in range(1, 59)]
     assert load_checks.check_load([early, *late]) == []
@@ -308,7 +308,7 @@ def test_abandoned_answers_do_not_fault_the_counters() -> None:
 
 
 def test_drafts_beyond_an_answer_may_count() -> None:
-    """vLLM counts for each answer at most the tokens of an event except one."""
+    """Count as vLLM does: for each answer at most the tokens of an event except one."""
     study = Study("speculation")
     _, replies = study.send([LoadRequest(prompt(place), NEW) for place in range(4)], Closed(1))
     seen = 4 * NEW - sum(len(reply.events) for reply in replies)

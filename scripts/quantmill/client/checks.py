@@ -1,7 +1,7 @@
 """What must be right in a load's answers before its figures are shown. What a check finds has one line.
 
-A finding that `refuses` takes the figures away; the others are notes beside them. serving.load_checks asks whether the
-server and the client worked evenly, serving.agreement whether it answers as it predicts.
+A finding that `refuses` takes the figures away; the others are notes beside them. loads.load_checks asks whether the
+server and the client worked evenly, loads.agreement whether it answers as it predicts.
 """
 
 from collections import Counter
