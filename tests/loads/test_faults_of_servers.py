@@ -130,7 +130,7 @@ def together(number: int, first: float, steps: list[float]) -> Timeline:
 
 
 def test_prefill_of_others_is_not_a_cliff() -> None:
-    """One step of vLLM takes 64 requests at once: four prompts, then sixty in 0.3 s with the second tokens of the four."""
+    """vLLM's way with 64 requests at once: four prompts, then sixty in 0.3 s with the four's second tokens."""
     early = [together(number, 0.05, [0.3] + [0.01] * 40) for number in range(4)]
     late = [together(number, 0.35, [0.01] * 20) for number in range(4, 64)]
     assert load_checks.check_load(early + late, 64) == []
