@@ -157,9 +157,7 @@ def test_a_busy_host_marks_the_row(harness: Callable, tmp_path: Path) -> None:
 ADDED = "it adds a token (a beginning of sequence?) before those that it is given"
 DECODED = "it adds a token (a beginning of sequence?) before the prompt when it decodes"
 ROW = "it adds a token of its own (a beginning of sequence?)"
-BEFORE, AFTER = (
-    f"its logits are shifted by one: a token's row holds what follows the token {n}" for n in ("before it", "after it")
-)
+LATE = "its logits are shifted by one: a token's row holds what follows the token"
 SHIFTED = "its log-probabilities are shifted by one, towards the token"
 FAULTS = {"bos": ADDED, "bos-in-logits": ADDED, "bos-row": f"returned logits of 5 positions for 4 tokens: {ROW}"}
 FAULTS |= {"bos-shifts": f"{ADDED}, and returns that one's row too", "bos-in-decoding": DECODED}

@@ -106,13 +106,7 @@ def test_tokens_of_one_step_read_the_weights_once(options: dict[str, object], re
         ([4, 5, 6], 0, 0.1, "generate", None),
         ([4, 5, 6], 0.7, 0.01, "captured", None),  # the plain way chooses the same
         ([4, 9, 6], 0.04, 0.01, "captured", None),
-        (
-            [4, 9, 6],
-            0.7,
-            0.01,
-            "generate",
-            "its tokens differ from those of generate after prompt 2, from token 2 on",
-        ),
+        ([4, 9, 6], 0.7, 0.01, "generate", "its tokens differ from those of generate after prompt 2, from token 2 on"),
     ],
 )
 def test_another_way_counts_if_only_ties_differ(

@@ -40,10 +40,7 @@ ANSWERS = {
     "one_chunk": ("one_event", "came in one event: the server does not stream, and has no TTFT and no TPOT"),
     "usage_lies": ("usage_differs", "have a usage that is not true: 18 tokens where 16 came"),
     "prefix_cache_told": ("cached", "tokens of prompts came out of the"),
-    "bos": (
-        "token_added",
-        "tokens of its own before the prompt (a beginning of sequence?): it read 41 tokens for 40",
-    ),
+    "bos": ("token_added", "tokens of its own before the prompt (a beginning of sequence?): it read 41 tokens for 40"),
     "left_cut": ("prompt_cut", "the server cuts prompts on the left: it read 8 tokens for 40"),
     "acceptance": ("acceptance", "the server's count of accepted tokens is not true"),
     "rejects": ("rejected", "26 of 80 answers were rejected with status 429 and 503"),

@@ -101,11 +101,7 @@ def test_slots_that_begin_together_do_not_stay_in_step() -> None:
     ("evaluation", "serving", "message"),
     [
         ({}, {"burst": 13}, r"^loads.burst: 13 prompts, and its text holds 12; lower it, or add more$"),
-        (
-            {"context": 40},
-            {"concurrency": [1]},
-            r"^loads: prompt and new tokens are 44 together, and the model's",
-        ),
+        ({"context": 40}, {"concurrency": [1]}, r"^loads: prompt and new tokens are 44 together, and the model's"),
         ({"ids": IDS[:40]}, {"concurrency": [4]}, r"^the text of 40 tokens has no \d+ prompts that begin differently"),
         ({"ids": IDS[:20]}, {"concurrency": [4]}, r"^a prompt of 32 tokens is longer than the text \(20\)"),
     ],
