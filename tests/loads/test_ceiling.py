@@ -46,10 +46,8 @@ def test_an_arrival_costs_at_most_three_bare_reads() -> None:
     least, ours = [], []
     for _ in range(5):
         least.append(bare())
-        (run,) = client_ceiling.measure(events=EVENTS, runs=1, pace=PACE)["runs"]
-        if (
-            run["arrivals"] > 0.9 * EVENTS * client_ceiling.CONNECTIONS
-        ):  # events came one by one: nothing held the client up
-            ours.append(run["arrivals"] / run["cpu_seconds"])
+        run = client_ceiling.run(EVENTS, PACE)
+        if run.arrivals > 0.9 * EVENTS * client_ceiling.CONNECTIONS:  # events came one by one: nothing held it up
+            ours.append(run.arrivals / run.cpu_seconds)
     assert ours
     assert max(ours) > max(least) / 3

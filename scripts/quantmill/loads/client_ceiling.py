@@ -9,12 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from quantmill.client import client
 from quantmill.client.schedule import Closed
 from quantmill.common.program import UserError, start_child
-from quantmill.devices import cpu
 
 NULL_SERVER = Path(__file__).with_name("null_server.py")
 CONNECTIONS = 64
@@ -23,16 +21,14 @@ PACE = 60_000  # events a second, to all connections together
 RUNS = 3
 
 
-def measure(events: int = EVENTS, runs: int = RUNS, pace: int = PACE) -> dict[str, Any]:
-    """Return `events_per_core_second` (the median of the runs), the processor, and the figures of each run. Raises
-    `UserError` if the server does not answer."""
-    found = [_run(events, pace) for _ in range(runs)]
-    rates = [each["arrivals"] / each["cpu_seconds"] for each in found]
-    name = cpu.describe(1)["name"]
-    return {"events_per_core_second": median(rates), "cpu": name, "events": events * CONNECTIONS, "runs": found}
+def measure(events: int = EVENTS, runs: int = RUNS, pace: int = PACE) -> float:
+    """Return the median over the runs. Raises `UserError` if the server does not answer."""
+    found = [run(events, pace) for _ in range(runs)]
+    return median(each.arrivals / each.cpu_seconds for each in found)
 
 
-def _run(events: int, pace: int) -> dict[str, float]:
+def run(events: int, pace: int) -> client.Recording:
+    """Record one run. Raises `UserError` if the server does not answer."""
     command = [sys.executable, NULL_SERVER, CONNECTIONS, events, pace]
     with start_child(command, stdout=subprocess.PIPE, text=True) as server:
         port = next(iter(server.stdout or ()), "1")
@@ -41,9 +37,4 @@ def _run(events: int, pace: int) -> dict[str, float]:
     lost = next((each.failure for each in recording.exchanges if each.failure), None)
     if lost:
         raise UserError(f"the client's ceiling: its own server did not answer ({lost}); is there a loopback interface?")
-    return {
-        "arrivals": recording.arrivals,
-        "seconds": recording.seconds,
-        "cpu_seconds": recording.cpu_seconds,
-        "longest_stall": recording.longest_stall,
-    }
+    return recording

@@ -36,12 +36,10 @@ def check_load(timelines: Sequence[Timeline], concurrency: int | None = None) ->
     if size:
         message = f"the first step of {size[0]} requests together took {size[1]:.2f} s: warm up with every batch size"
         found.append(Finding("cliff", message))
-    else:
-        stall = _stall(good)
-        if stall:
-            begin = min(each.intended for each in timelines)
-            message = f"the server stalled for {stall[1]:.1f} s, {stall[0] - begin:.1f} s after the start"
-            found.append(Finding("stall", message))
+    elif stall := _stall(good):
+        begin = min(each.intended for each in timelines)
+        message = f"the server stalled for {stall[1]:.1f} s, {stall[0] - begin:.1f} s after the start"
+        found.append(Finding("stall", message))
     span = window(timelines, concurrency)
     reason = instability(timelines, span) if span.seconds > 0 and not found else None
     if reason:

@@ -57,7 +57,7 @@ def main() -> None:
 
     artifact = manifest.read_unchanged(options.artifact)  # refuses what is not an artifact before any work
     device = devices.resolve(options.device, gpus=options.gpus)
-    limit = client_ceiling.measure()["events_per_core_second"]
+    limit = client_ceiling.measure()
     jobs = [
         LoadTask(
             artifact=options.artifact,

@@ -145,17 +145,13 @@ def load(name: str, include: Path | None, files: Sequence[Path] | None = None) -
 
 
 def prepare(task: Task, num_fewshot: int | None) -> None:
-    """Set the number of examples in a prompt and their seed, as lm-evaluation-harness does when it starts."""
+    """Set the number of examples in a prompt and their seed, as lm-evaluation-harness does when it starts. Limit
+    filters and metrics, which may be the user's regular expressions."""
     if num_fewshot is not None and task.get_config("num_fewshot") != 0:
         task.set_config(key="num_fewshot", value=num_fewshot)
     elif task.get_config("num_fewshot") is None:
         task.set_config(key="num_fewshot", value=0)
     task.set_fewshot_seed(seed=FEWSHOT_SEED)
-    limit(task)
-
-
-def limit(task: Task) -> None:
-    """Limit a task's filters and metrics, which may be the user's regular expressions."""
     name, process, filters = f"tasks: {task.task_name}", task.process_results, task.apply_filters
 
     def process_limited(*arguments: Any, **words: Any) -> Any:
