@@ -41,14 +41,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory, call: Call, tools_python: P
 
 
 @pytest.fixture(scope="module")
-def run(folder: Path, call: Call, torch_python: Path) -> Callable[..., dict[str, Any]]:
+def measure(folder: Path, call: Call, torch_python: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run tasks.measure on an artifact of the folder."""
+
+    def run(artifact: str, engine: str, out: Path, asked: dict[str, Any], *options: object) -> Any:
+        return call(
+            *(interpreter("lm-eval"), "scripts/quantmill", "tasks.measure", folder / artifact, out, "--engine", engine),
+            *("--python", torch_python, "--model", folder / "safetensors", "--device", "cpu"),
+            *("--tasks", json.dumps(asked), "--documents", *options),
+        )
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path, measure: Callable) -> Callable[..., dict[str, Any]]:
     def tasks(artifact: str, engine: str, out: str, *options: str, names: list[str] = ALL, **words: Any) -> Any:
         asked = {"names": names, "include": TASKS, "metrics": {}} | words
-        result = call(
-            *(interpreter("lm-eval"), "scripts/quantmill", "tasks.measure", folder / artifact, folder / "tasks" / out),
-            *("--engine", engine, "--python", torch_python, "--model", folder / "safetensors", "--device", "cpu"),
-            *("--tasks", json.dumps(asked), "--documents", *(folder / "documents" / name for name in names), *options),
-        )
+        documents = [folder / "documents" / name for name in names]
+        result = measure(artifact, engine, folder / "tasks" / out, asked, *documents, *options)
         assert result.returncode == 0, result.stderr
         return json.loads((folder / "tasks" / out).read_text())
 
@@ -238,24 +249,12 @@ except UserError as error:
 """
 
 
-def test_missing_documents_are_not_downloaded(folder: Path, call: Call, torch_python: Path, tmp_path: Path) -> None:
+def test_missing_documents_are_not_downloaded(folder: Path, measure: Callable, tmp_path: Path) -> None:
     shutil.copytree(folder / "documents/endings", tmp_path / "endings")
     for data in tmp_path.glob("endings/*/"):
         shutil.rmtree(data)
-    asked = json.dumps({"names": ["endings"], "include": TASKS})
-    result = call(
-        *(
-            interpreter("lm-eval"),
-            "scripts/quantmill",
-            "tasks.measure",
-            folder / "fp16",
-            tmp_path / "out.json",
-            "--engine",
-            "transformers",
-        ),
-        *("--python", torch_python, "--model", folder / "safetensors", "--tasks", asked, "--device", "cpu"),
-        *("--documents", tmp_path / "endings"),
-    )
+    asked = {"names": ["endings"], "include": TASKS}
+    result = measure("fp16", "transformers", tmp_path / "out.json", asked, tmp_path / "endings")
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1].startswith("error: json: is not among the documents of the tasks")
     assert not (tmp_path / "out.json").exists()
@@ -267,7 +266,7 @@ HUB = MINE.replace("json\n", "acme/endings\n").replace(
 
 
 @pytest.mark.slow
-def test_hub_data_has_a_commit_and_works_offline(tmp_path: Path, call: Call, folder: Path, torch_python: Path) -> None:
+def test_hub_data_has_a_commit_and_works_offline(tmp_path: Path, call: Call, measure: Callable) -> None:
     mine, rows = tmp_path / "own", Path(REPO, TASKS, "endings.jsonl").read_bytes()
     write_task(mine, "mine", HUB)
     with serve() as hub:
@@ -282,20 +281,8 @@ def test_hub_data_has_a_commit_and_works_offline(tmp_path: Path, call: Call, fol
     assert (data["hub"], data["revision"], data["commit"]) == ("acme/endings", "main", repository.commit)
     assert facts["documents"] == {"mine": 24}
     shutil.rmtree(tmp_path / "home")
-    asked = json.dumps({"names": ["mine"], "include": str(mine)})
-    result = call(
-        *(
-            interpreter("lm-eval"),
-            "scripts/quantmill",
-            "tasks.measure",
-            folder / "fp16",
-            tmp_path / "fp16.json",
-            "--engine",
-            "transformers",
-        ),
-        *("--python", torch_python, "--model", folder / "safetensors", "--tasks", asked, "--device", "cpu"),
-        *("--documents", tmp_path / "out/mine"),
-    )
+    asked = {"names": ["mine"], "include": str(mine)}
+    result = measure("fp16", "transformers", tmp_path / "fp16.json", asked, tmp_path / "out/mine")
     assert result.returncode == 0, result.stderr
     found = json.loads((tmp_path / "fp16.json").read_text())
     assert found["data"] == facts["data"]
