@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 from quantmill.common.program import UserError
@@ -41,13 +40,9 @@ def time_tokens(engine: Engine, prompts: Sequence[list[int]], n: int) -> Timing:
         asked = f"{n} for each of {len(prompts)} prompts" if len(prompts) > 1 else n
         raise UserError(f"the engine returned {len(came)} tokens where {asked} were asked for; latency discarded")
     for sequence in sequences:
-        check_stamps([start, *(at for _, at in sequence), end])
+        stamps = [start, *(at for _, at in sequence), end]
+        if stamps != sorted(stamps):
+            raise UserError("token timestamps go backwards; latency discarded")
     steps = list(zip(*sequences, strict=True))
     tokens = [token for step in steps for token, _ in step]
     return Timing(start, tokens, [max(at for _, at in step) - start for step in steps])
-
-
-def check_stamps(stamps: Sequence[float]) -> None:
-    """Raise `UserError` if a time is before the previous one."""
-    if any(later < earlier for earlier, later in pairwise(stamps)):
-        raise UserError("token timestamps go backwards; latency discarded")

@@ -38,12 +38,6 @@ def start_server(job: LoadTask) -> StartResult:
     return came
 
 
-def mixes_experts(artifact: Path) -> bool:
-    """Return whether the artifact's config.json, if there is one, is of a mixture of experts."""
-    path = artifact / "config.json"
-    return path.is_file() and is_mixture(of_text(shards.read_config(path)))
-
-
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("artifact", type=Path)
@@ -86,6 +80,7 @@ def main() -> None:
     arrays: dict[str, Any] = result.raw(starts)
     with write_atomically(options.out.with_suffix(".npz")) as partial, partial.open("wb") as file:
         np.savez_compressed(file, **arrays)
+    config = options.artifact / "config.json"
     memory = [each.peak_memory_bytes for each in came if each.peak_memory_bytes is not None]
     write_json(
         options.out,
@@ -105,7 +100,7 @@ def main() -> None:
             "kv_bytes_per_token": kv_cache.bytes_per_token(
                 options.artifact, first.compute_type, first.versions.get("kv cache", kv_cache.AUTO)
             ),
-            "mixture": mixes_experts(options.artifact),
+            "mixture": config.is_file() and is_mixture(of_text(shards.read_config(config))),
             "loads": loads,
             "goodput": result.goodput(starts[0]),
             "client_ceiling": limit,
