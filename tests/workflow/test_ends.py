@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,10 +36,10 @@ def root(clone: Path) -> Path:
 
 @pytest.fixture
 def slow(checkout: Callable[[], Path], tools_python: Path) -> Path:
-    """Copy the project with a study whose jobs take a second longer until there is a file `quick`."""
+    """Copy the project with a study whose jobs make a file `begun`, and sleep until there is one `quick`."""
     root = checkout()
     python = root / "slow python"
-    python.write_text(f'#!/bin/sh\n[ -e "{root}/quick" ] || sleep 1\nexec {tools_python} "$@"\n')
+    python.write_text(f'#!/bin/sh\ntouch "{root}/begun"\n[ -e "{root}/quick" ] || sleep 1\nexec {tools_python} "$@"\n')
     python.chmod(0o755)
     (root / "study.yaml").write_text(with_interpreters(STUDY))
     study = root / "study.yaml"
@@ -147,8 +148,8 @@ def test_every_word_of_a_shell_command_is_quoted() -> None:
 )
 def test_the_same_command_goes_on(slow: Path, signals: list[signal.Signals], group: bool) -> None:
     process = start(slow, *TARGETS, start_new_session=True)
-    # one job sleeps then, and Python imports the program of the other
-    wait_for(lambda: all(name in programs(process.pid) for name in ("fetch.link", "report.write_study")))
+    wait_for(lambda: (slow / "begun").exists() and (slow / "artifacts/report").exists())
+    time.sleep(0.1)  # until Snakemake has started both jobs: one sleeps then, and Python imports the other's program
     for number in signals:
         (os.killpg if group else os.kill)(process.pid, number)
     told, _ = process.communicate(timeout=SECONDS)
@@ -158,13 +159,6 @@ def test_the_same_command_goes_on(slow: Path, signals: list[signal.Signals], gro
     code, told = run(slow, *TARGETS)
     assert code == 0, told
     assert check_artifacts(slow / "artifacts") == {"source", "safetensors", "bin"}
-
-
-def programs(session: int) -> str:
-    """Command lines of Python in a session."""
-    command = ["ps", "-o", "args=", "--sid", str(session)]
-    lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
-    return "\n".join(line for line in lines if not re.match(r"\S*bash ", line))
 
 
 def test_a_signal_while_jobs_are_planned(slow: Path) -> None:
