@@ -36,10 +36,12 @@ def root(clone: Path) -> Path:
 
 @pytest.fixture
 def slow(checkout: Callable[[], Path], tools_python: Path) -> Path:
-    """Copy the project with a study whose jobs make a file `begun`, and sleep until there is one `quick`."""
+    """Copy the project with a study whose jobs make a file `begun`, and wait for one `quick`."""
     root = checkout()
     python = root / "slow python"
-    python.write_text(f'#!/bin/sh\ntouch "{root}/begun"\n[ -e "{root}/quick" ] || sleep 1\nexec {tools_python} "$@"\n')
+    python.write_text(
+        f'#!/bin/sh\ntouch "{root}/begun"\nuntil [ -e "{root}/quick" ]; do sleep 0.1; done\nexec {tools_python} "$@"\n'
+    )
     python.chmod(0o755)
     (root / "study.yaml").write_text(with_interpreters(STUDY))
     study = root / "study.yaml"
@@ -148,14 +150,16 @@ def test_every_word_of_a_shell_command_is_quoted() -> None:
 )
 def test_the_same_command_goes_on(slow: Path, signals: list[signal.Signals], group: bool) -> None:
     process = start(slow, *TARGETS, start_new_session=True)
-    wait_for(lambda: (slow / "begun").exists() and (slow / "artifacts/report").exists())
-    time.sleep(0.1)  # until Snakemake has started both jobs: one sleeps then, and Python imports the other's program
+    # one job waits; Ctrl-C while the other's interpreter starts, before a line of ours, prints Python's own traceback
+    other = slow / ("artifacts/report/study.json" if signal.SIGINT in signals else "artifacts/report")
+    wait_for(lambda: (slow / "begun").exists() and other.exists())
+    time.sleep(0.1)  # until Snakemake has handed both over
     for number in signals:
         (os.killpg if group else os.kill)(process.pid, number)
+    (slow / "quick").touch()
     told, _ = process.communicate(timeout=SECONDS)
     assert process.returncode != 0
     assert "Traceback" not in told
-    (slow / "quick").touch()
     code, told = run(slow, *TARGETS)
     assert code == 0, told
     assert check_artifacts(slow / "artifacts") == {"source", "safetensors", "bin"}
@@ -165,9 +169,9 @@ def test_a_signal_while_jobs_are_planned(slow: Path) -> None:
     process = start(slow, *TARGETS, start_new_session=True)
     wait_for((slow / ".snakemake/log").exists)
     os.kill(process.pid, signal.SIGTERM)
+    (slow / "quick").touch()
     process.communicate(timeout=SECONDS)
     shutil.rmtree(slow / "artifacts", ignore_errors=True)
-    (slow / "quick").touch()
     code, told = run(slow, *TARGETS)
     assert code == 0, told
 
