@@ -169,16 +169,15 @@ def measure_again(artifact: Path, row: dict[str, Any], python: str) -> tuple[str
     protocol, device = row["protocol"], row["device"]["device"]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "row.json"
+        latency = {"new_tokens": protocol["new_tokens"], "repeats": 1, "processes": 1, "decode": "generate"}
         told = {
             "engine": row["engine"],
             "options": json.dumps(row["options"]),
             "gpus": row["gpus"],
             "device": device,
             "prompts": artifact.parent / "tokens/prompts.json",
-            "new-tokens": protocol["new_tokens"],
-            "repeats": 1,
-            "processes": 1,
-            "decode": "generate",
+            "evaluation": artifact.parent / "tokens/evaluation.json",
+            "latency": json.dumps(latency | {"prompt_tokens": [], "batch_sizes": [1]}),
         }
         if device == "cpu":
             told["threads"] = row["device"]["threads"]

@@ -70,8 +70,11 @@ def measure(python: Path, artifact: Path, options: argparse.Namespace, folder: P
         "--device",
         "cpu",
     ]
-    command += ["--prompts", artifact.parent / "tokens/prompts.json", "--new-tokens", options.new_tokens]
-    command += ["--processes", options.processes, "--repeats", options.repeats]
+    ids = artifact.parent / "tokens"
+    command += ["--prompts", ids / "prompts.json", "--evaluation", ids / "evaluation.json"]
+    latency = {name: getattr(options, name) for name in ("new_tokens", "processes", "repeats")}
+    latency |= {"decode": "generate", "prompt_tokens": [], "batch_sizes": [1]}
+    command += ["--latency", json.dumps(latency)]
     if subprocess.run([str(word) for word in command], cwd=folder, env=surroundings.of_child(command)).returncode:
         raise UserError(f"{artifact}: the row could not be measured; its error stands above")
     found = bounded_json.loads(out.read_bytes())

@@ -129,8 +129,8 @@ def parameters(artifact):
 
 
 def cell(wildcards):
-    """Return the cell of a job's wildcards."""
-    return find_cell(wildcards.model, wildcards.cell)
+    """Return the cell of a job's wildcards; the reference's if they name none."""
+    return find_cell(wildcards.model, wildcards.get("cell", STUDY["reference"]))
 
 
 def find_cell(model, name):

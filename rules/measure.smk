@@ -1,7 +1,7 @@
 """Latency and quality: one program each for all formats and engines."""
 
 REFERENCE_ENGINE = FORMATS[format_of(STUDY["reference"])].engine
-# Arguments of every program that scores
+# The last arguments of every program that scores
 SCORING = (
     " --protocol {params.protocol:q} --evaluation {input.evaluation:q} --device {params.device:q} --threads {threads}"
     " 2> {log:q}"
@@ -9,9 +9,8 @@ SCORING = (
 
 
 def plan_scoring(wildcards, input):
-    """Plan the scoring of a text by a cell, or by the reference if the job names none. The size of the ids' file limits
-    the positions."""
-    each = find_cell(wildcards.model, wildcards.get("cell", STUDY["reference"]))
+    """Plan a job that scores a text, which has at most as many positions as its file can hold ids."""
+    each = cell(wildcards)
     positions = local_path(input.evaluation).stat().st_size // jobs.BYTES_AN_ID
     return study_jobs().score(each.artifact, each.engine, shape_of_model(wildcards, input.artifact), positions)
 
@@ -39,8 +38,8 @@ rule latency:
     log:
         "artifacts/logs/{model}/latency-{cell}.log",
     priority: lambda wc: 100 + (cell(wc).artifact == STUDY["reference"])
-    # More than any machine has: Snakemake lowers it to --cores, so that a measurement runs alone. A cluster's profile
-    # sets a job's number with set-threads.
+    # More than any machine has. Snakemake lowers it to --cores, so that nothing else runs during a measurement. A
+    # cluster's profile sets the number with set-threads.
     threads: 1024
     resources:
         **request(plan_latency),
@@ -48,43 +47,18 @@ rule latency:
     params:
         run=lambda wc: cell_runner("latency.measure", wc),
         device=STUDY["device"],
-        protocol=STUDY["latency"],
+        latency=json.dumps(STUDY["latency"], sort_keys=True),
     shell:
         "{params.run[python]:q} {params.run[program]:q} {input.artifact:q} {output:q} {params.run[arguments]:q}"
-        " --prompts {input.prompts:q} --evaluation {input.evaluation:q} --device {params.device:q} --threads {threads}"
-        " --new-tokens {params.protocol[new_tokens]:q} --repeats {params.protocol[repeats]:q}"
-        " --processes {params.protocol[processes]:q} --decode {params.protocol[decode]:q}"
-        " --prompt-tokens {params.protocol[prompt_tokens]:q} --batch-sizes {params.protocol[batch_sizes]:q} 2> {log:q}"
-
-
-rule reference_logits:
-    input:
-        env=environment(ENGINES[REFERENCE_ENGINE].env),
-        artifact=f"artifacts/{{model}}/{STUDY['reference']}",
-        evaluation="artifacts/{model}/tokens/evaluation.json",
-    output:
-        intermediate(f"artifacts/{{model}}/quality/{STUDY['reference']}-logits.npy"),
-    log:
-        "artifacts/logs/{model}/reference-logits.log",
-    priority: 1000
-    threads: 8
-    resources:
-        **request(plan_scoring),
-        gpu=1,
-    params:
-        run=runner("quality.reference_logits", REFERENCE_ENGINE),
-        device=STUDY["device"],
-        protocol=STUDY["perplexity"],
-    shell:
-        "{params.run[python]:q} {params.run[program]:q} {input.artifact:q} {output:q} {params.run[arguments]:q}"
-        + SCORING
+        " --prompts {input.prompts:q} --evaluation {input.evaluation:q} --latency {params.latency:q}"
+        " --device {params.device:q} --threads {threads} 2> {log:q}"
 
 
 rule expected_predictions:
     input:
         env=environment("torch"),
         source="artifacts/{model}/source",
-        safetensors="artifacts/{model}/safetensors",  # our bounded reader has validated the weights first
+        safetensors="artifacts/{model}/safetensors",  # our bounded reader has validated the weights before transformers
         evaluation="artifacts/{model}/tokens/evaluation.json",
     output:
         "artifacts/{model}/expected.json",
@@ -104,21 +78,22 @@ rule expected_predictions:
         "{params.python:q} {params.program:q} {input.source:q} {output:q}" + SCORING
 
 
-def reference_options(wildcards, input):
-    """Return the flags for the reference's predictions: its logits, or the program that recomputes them."""
-    if STUDY["reference_logits"] == "disk":
-        return [f"--reference={input.reference}"]
-    python = runner("quality.reference_logits", REFERENCE_ENGINE)["python"]
-    engine = [f"--recompute-engine={REFERENCE_ENGINE}", f"--recompute-python={python}"]
-    return [f"--recompute={input.reference[0]}", *engine]
-
-
 if STUDY["reference_logits"] == "disk":
     REFERENCE = [f"artifacts/{{model}}/quality/{STUDY['reference']}-logits.npy"]
     REFERENCE_MADE_OF = None
 else:
     REFERENCE = [f"artifacts/{{model}}/{STUDY['reference']}", *environment(ENGINES[REFERENCE_ENGINE].env)]
     REFERENCE_MADE_OF = runner("quality.reference_logits", REFERENCE_ENGINE)["made_of"]
+
+
+def reference_options(wildcards, input):
+    """Return the flags for the reference's predictions (its logits, or the program that recomputes them) and the task."""
+    scored = [f"--expected={input.expected}"] if "expected" in input.keys() else ["--noise-floor"]
+    if REFERENCE_MADE_OF is None:
+        return [f"--reference={input.reference}", *scored]
+    python = runner("quality.reference_logits", REFERENCE_ENGINE)["python"]
+    engine = [f"--recompute-engine={REFERENCE_ENGINE}", f"--recompute-python={python}"]
+    return [f"--recompute={input.reference[0]}", *engine, *scored]
 
 
 rule quality:
@@ -148,10 +123,25 @@ rule quality:
         made_of=REFERENCE_MADE_OF,
     shell:
         "{params.run[python]:q} {params.run[program]:q} {input.artifact:q} {output[0]:q} {params.run[arguments]:q}"
-        " {params.reference:q} --expected {input.expected:q}" + SCORING
+        " {params.reference:q}" + SCORING
 
 
-rule noise_floor:
+use rule quality as reference_logits with:
+    input:
+        env=environment(ENGINES[REFERENCE_ENGINE].env),
+        artifact=f"artifacts/{{model}}/{STUDY['reference']}",
+        evaluation="artifacts/{model}/tokens/evaluation.json",
+    output:
+        intermediate(f"artifacts/{{model}}/quality/{STUDY['reference']}-logits.npy"),
+    log:
+        "artifacts/logs/{model}/reference-logits.log",
+    params:
+        run=runner("quality.reference_logits", REFERENCE_ENGINE),
+        reference=[],
+        made_of=None,
+
+
+use rule quality as noise_floor with:
     input:
         env=environment(ENGINES[REFERENCE_ENGINE].env),
         artifact=f"artifacts/{{model}}/{STUDY['reference']}",
@@ -162,17 +152,3 @@ rule noise_floor:
     log:
         "artifacts/logs/{model}/noise-floor.log",
     priority: 1
-    threads: 8
-    resources:
-        **request(plan_scoring),
-        gpu=1,
-    params:
-        run=runner("quality.measure", REFERENCE_ENGINE),
-        device=STUDY["device"],
-        protocol=STUDY["perplexity"],
-        reference=reference_options,
-        made_of=REFERENCE_MADE_OF,
-    shell:
-        "{params.run[python]:q} {params.run[program]:q} {input.artifact:q} {output:q} {params.run[arguments]:q}"
-        " --noise-floor"
-        " {params.reference:q}" + SCORING

@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness: their documents once a study, then every cell's answers."""
+"""Tasks of lm-evaluation-harness: their documents once for a study, then the answers of every cell."""
 
 TASKS = STUDY["tasks"]
 HARNESS = "lm-eval"  # the environment

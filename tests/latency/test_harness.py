@@ -6,6 +6,7 @@ tests/helpers/harness/engines/fake.py in place of a real one.
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,9 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import REPO
+from conftest import REPO, line_of_refusal
 
 from quantmill.common import manifest
+from quantmill.common.program import UserError
 from quantmill.gate import fidelity
 from quantmill.quality import alignment, teacher_forcing
 
@@ -29,20 +31,28 @@ RUN = REPO / "tests/helpers/harness/run.py"
 WITHIN = 0.01
 
 
+IDS = np.random.default_rng(3).integers(fake.VOCAB, size=500).tolist()
+
+
+def make_engine(folder: Path, **does: Any) -> fake.Engine:
+    """Make an artifact of the fake engine, and load it in this process."""
+    folder.mkdir(exist_ok=True)
+    (folder / "fake.json").write_text(json.dumps(does))
+    (folder / "config.json").write_text(json.dumps({"bos_token_id": fake.BOS, "vocab_size": fake.VOCAB}))
+    return fake.Engine(folder, "cpu", 1)
+
+
 @pytest.fixture
 def harness(tmp_path: Path, call: Callable) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run a program on a fake artifact; the tokens that it takes lie in the same folder."""
-    ids = np.random.default_rng(3).integers(fake.VOCAB, size=500).tolist()
-    prompts = [{"text": str(size), "ids": ids[size : 2 * size]} for size in (30, 60)]
+    """Run a program on a fake artifact; the tokens that it takes are in the same folder."""
+    prompts = [{"text": str(size), "ids": IDS[size : 2 * size]} for size in (30, 60)]
     shared = {"context": 120, "text_sha256": "x", "bytes": 1, "words": 1}
     (tmp_path / "prompts.json").write_text(json.dumps({"prompts": prompts, **shared}))
-    (tmp_path / "evaluation.json").write_text(json.dumps({"ids": ids, **shared, "context": 50}))
+    (tmp_path / "evaluation.json").write_text(json.dumps({"ids": IDS, **shared, "context": 50}))
 
     def run(program: str, out: str, does: dict[str, Any], *options: object) -> subprocess.CompletedProcess[str]:
         artifact = tmp_path / f"artifact-{out}"
-        artifact.mkdir(exist_ok=True)
-        (artifact / "fake.json").write_text(json.dumps(does))
-        (artifact / "config.json").write_text(json.dumps({"bos_token_id": fake.BOS, "vocab_size": fake.VOCAB}))
+        make_engine(artifact, **does)
         (artifact / manifest.NAME).unlink(missing_ok=True)
         manifest.write(artifact, format="fake", tool="fake", tool_version="1")
         command = [sys.executable, RUN, program, artifact, tmp_path / out, "--engine", "fake", "--device", "cpu"]
@@ -53,11 +63,8 @@ def harness(tmp_path: Path, call: Callable) -> Callable[..., subprocess.Complete
 
 
 def expect(tmp_path: Path, protocol: str = "gptq-2048") -> Path:
-    """expected.json, of an engine without faults and noise."""
-    (tmp_path / "plain").mkdir()
-    (tmp_path / "plain/fake.json").write_text("{}")
-    (tmp_path / "plain/config.json").write_text(json.dumps({"bos_token_id": fake.BOS, "vocab_size": fake.VOCAB}))
-    engine = fake.Engine(tmp_path / "plain", "cpu", 1)
+    """Write expected.json, by an engine without faults and noise."""
+    engine = make_engine(tmp_path / "plain")
     text = teacher_forcing.read_text(tmp_path / "evaluation.json", protocol).first(8)
     found = fidelity.Predictions(engine, text)
     content = {"protocol": protocol, "perplexity": found.perplexity, "windows": len(text.windows)}
@@ -68,18 +75,27 @@ def expect(tmp_path: Path, protocol: str = "gptq-2048") -> Path:
     return tmp_path / "expected.json"
 
 
-def latency(harness: Callable, tmp_path: Path, does: dict[str, Any], *options: object) -> dict[str, Any]:
-    flags = ["--new-tokens", NEW_TOKENS, "--repeats", 1, "--processes", 2, "--prompts", tmp_path / "prompts.json"]
-    result = harness("latency.measure", "out.json", does, *flags, *options)
+def flags(tmp_path: Path, **changes: Any) -> list[object]:
+    protocol = {"new_tokens": NEW_TOKENS, "repeats": 1, "processes": 1, "decode": "captured"}
+    protocol |= {"prompt_tokens": [], "batch_sizes": [1]} | changes
+    return ["--latency", json.dumps(protocol), "--prompts", tmp_path / "prompts.json"]
+
+
+def latency(
+    harness: Callable, tmp_path: Path, does: dict[str, Any], *options: object, **changes: Any
+) -> dict[str, Any]:
+    result = harness("latency.measure", "out.json", does, *flags(tmp_path, processes=2, **changes), *options)
     assert result.returncode == 0, result.stderr
     return json.loads((tmp_path / "out.json").read_text())
 
 
-def test_a_way_to_decode_that_does_not_fit_costs_no_row(harness: Callable, tmp_path: Path) -> None:
+def test_a_refused_way_to_decode_keeps_the_row(harness: Callable, tmp_path: Path) -> None:
     found = latency(harness, tmp_path, {"other_way": "its step waits for the host"})
     assert found["mode"] == "fake"
     assert len({run["process"] for run in found["runs"]}) == 2
     assert found["other_modes"] == [{"mode": "other", "refused": "its step waits for the host"}]
+    plain = latency(harness, tmp_path, {"other_way": "its step waits for the host"}, decode="generate")
+    assert (plain["mode"], plain["other_modes"]) == ("fake", [])
 
 
 @pytest.mark.timing
@@ -93,11 +109,11 @@ def test_threads_are_those_that_the_engine_is_told(
 
 @pytest.mark.timing
 def test_known_delays_come_out_within_one_percent(harness: Callable, tmp_path: Path) -> None:
-    options = ("--prompt-tokens", 80, 111, "--batch-sizes", 4)
+    more = {"prompt_tokens": [80, 111], "batch_sizes": [4]}
     seconds = (30 + 60) * PREFILL + 2 * (NEW_TOKENS - 1) * STEP
     together = 60 * PREFILL + (NEW_TOKENS - 1) * STEP
     for _ in range(5):  # a stall of this machine is no fault of the harness, whether it saw it or not
-        found = latency(harness, tmp_path, {"prefill": PREFILL, "step": STEP}, *options)
+        found = latency(harness, tmp_path, {"prefill": PREFILL, "step": STEP}, **more)
         summary, (longer, beyond), (four,) = found["summary"], found["lengths"], found["batches"]
         figures = {
             "tpot": (summary["tpot_ms_p50"], STEP * 1000),
@@ -138,58 +154,61 @@ def test_a_busy_host_marks_the_row(harness: Callable, tmp_path: Path) -> None:
     assert reasons[1].endswith("(process 1)")
 
 
+ADDED = "it adds a token (a beginning of sequence?) before those that it is given"
+DECODED = "it adds a token (a beginning of sequence?) before the prompt when it decodes"
+ROW = "it adds a token of its own (a beginning of sequence?)"
+LATE = "its logits are shifted by one: a token's row holds what follows the token"
+SHIFTED = "its log-probabilities are shifted by one, towards the token"
+FAULTS = {"bos": ADDED, "bos-in-logits": ADDED, "bos-row": f"returned logits of 5 positions for 4 tokens: {ROW}"}
+FAULTS |= {"bos-shifts": f"{ADDED}, and returns that one's row too", "bos-in-decoding": DECODED}
+FAULTS |= {"late": f"{LATE} before it", "early": f"{LATE} after it"}
+
+
+@pytest.mark.parametrize("fault", ["bos-in-decoding", "bos-row", "late", "early", "random-tokens"])
+def test_tokens_after_another_prompt_are_refused(tmp_path: Path, fault: str) -> None:
+    message = {"random-tokens": "it decodes after something else", "bos-row": ROW}.get(fault) or FAULTS[fault]
+    with pytest.raises(UserError, match=re.escape(message)):
+        alignment.check_chosen(make_engine(tmp_path, fault=fault), [IDS[30:60], IDS[60:120]], fake.BOS)
+
+
+@pytest.mark.parametrize("fault", ["fewer", "bos-in-decoding"])
+def test_latency_refuses_an_engine_in_one_line(harness: Callable, tmp_path: Path, fault: str) -> None:
+    result = harness("latency.measure", "out.json", {"fault": fault}, *flags(tmp_path))
+    message = FAULTS.get(fault, "the engine returned 9 tokens where 10 were asked for")
+    assert message in (line_of_refusal(result, tmp_path / "out.json") or "")
+
+
 @pytest.mark.parametrize(
-    ("fault", "message"),
+    ("does", "message"),
     [
-        ("fewer", "the engine returned 9 tokens where 10 were asked for"),
-        ("bos-in-decoding", "it adds a token (a beginning of sequence?) before the prompt when it decodes"),
-        ("bos-row", "it adds a token of its own (a beginning of sequence?)"),
-        ("late", "its logits are shifted by one: a token's row holds what follows the token before it"),
-        ("early", "its logits are shifted by one: a token's row holds what follows the token after it"),
-        ("random-tokens", "it decodes after something else"),
+        *(({"fault": fault}, message) for fault, message in FAULTS.items()),
+        ({"fault": "bos", "tells": ["target_logprobs"]}, ADDED),
+        ({"fault": "late", "tells": ["target_logprobs"]}, f"{SHIFTED} before"),
+        ({"fault": "early", "tells": ["target_logprobs"]}, f"{SHIFTED} after"),
     ],
 )
-def test_latency_refuses_an_engine_that_answers_another_prompt(
-    harness: Callable, tmp_path: Path, fault: str, message: str
+def test_predictions_of_another_text_are_refused(
+    harness: Callable, tmp_path: Path, does: dict[str, Any], message: str
 ) -> None:
-    flags = ["--new-tokens", NEW_TOKENS, "--repeats", 1, "--processes", 1, "--prompts", tmp_path / "prompts.json"]
-    result = harness("latency.measure", "out.json", {"fault": fault}, *flags)
-    assert result.returncode == 1
-    assert message in result.stderr.splitlines()[-1]
-    assert "Traceback" not in result.stderr
-    assert not (tmp_path / "out.json").exists()
+    engine = make_engine(tmp_path / "faulty", noise=0.5, **does)
+    with pytest.raises(UserError, match=re.escape(message)):
+        alignment.examine(engine, tmp_path / "faulty", IDS, expect(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        ("bos", "it adds a token (a beginning of sequence?) before those that it is given"),
-        ("bos-in-logits", "it adds a token (a beginning of sequence?) before those that it is given"),
-        ("bos-row", "returned logits of 5 positions for 4 tokens: it adds a token of its own"),
-        ("bos-shifts", "before those that it is given, and returns that one's row too"),
-        ("bos-in-decoding", "it adds a token (a beginning of sequence?) before the prompt when it decodes"),
-        ("late", "its logits are shifted by one: a token's row holds what follows the token before it"),
-        ("early", "its logits are shifted by one: a token's row holds what follows the token after it"),
-    ],
-)
 @pytest.mark.parametrize("program", ["gate.check", "quality.measure"])
-def test_scoring_names_what_is_wrong(harness: Callable, tmp_path: Path, program: str, fault: str, message: str) -> None:
+def test_scoring_names_a_fault_in_one_line(harness: Callable, tmp_path: Path, program: str) -> None:
     options = ["--reference", expect(tmp_path)]
     if program == "quality.measure":
         assert harness("quality.reference_logits", "logits.npy", {}).returncode == 0
         options = ["--reference", tmp_path / "logits.npy", "--expected", tmp_path / "expected.json"]
-    result = harness(program, "out.json", {"fault": fault, "noise": 0.5}, *options)
-    assert result.returncode == 1
-    assert message in result.stderr.splitlines()[-1]
-    assert not (tmp_path / "out.json").exists()
+    result = harness(program, "out.json", {"fault": "bos", "noise": 0.5}, *options)
+    assert ADDED in (line_of_refusal(result, tmp_path / "out.json") or "")
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.5, 2.0])
 def test_an_engine_that_is_only_imprecise_passes(harness: Callable, tmp_path: Path, noise: float) -> None:
-    gate = expect(tmp_path)
-    (tmp_path / "plain/fake.json").write_text(json.dumps({"noise": noise}))
-    ids = json.loads((tmp_path / "evaluation.json").read_text())["ids"]
-    assert alignment.examine(fake.Engine(tmp_path / "plain", "cpu", 1), tmp_path / "plain", ids, gate) == {}
+    gate, plain = expect(tmp_path), tmp_path / "plain"
+    assert alignment.examine(make_engine(plain, noise=noise), plain, IDS, gate) == {}
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.01, 1.0])
@@ -212,7 +231,7 @@ def measure_quality(harness: Callable, tmp_path: Path, does: dict[str, Any], out
     return json.loads((tmp_path / out).read_text())
 
 
-def test_what_an_engine_cannot_tell_is_empty_with_the_reason(harness: Callable, tmp_path: Path) -> None:
+def test_missing_probabilities_are_empty_with_a_reason(harness: Callable, tmp_path: Path) -> None:
     expect(tmp_path)
     assert harness("quality.reference_logits", "logits.npy", {}).returncode == 0
     whole = measure_quality(harness, tmp_path, {"noise": 0.5}, "whole.json")
@@ -241,15 +260,14 @@ def test_what_an_engine_cannot_tell_is_empty_with_the_reason(harness: Callable, 
 LIKELIEST = TARGETS | {"top": 5}
 
 
-def test_tokens_are_held_against_the_likeliest_that_an_engine_tells(harness: Callable, tmp_path: Path) -> None:
+def test_tokens_are_compared_with_reported_likeliest_ones(harness: Callable, tmp_path: Path) -> None:
     assert "unchecked" not in latency(harness, tmp_path, LIKELIEST)
-    flags = ["--new-tokens", NEW_TOKENS, "--repeats", 1, "--processes", 1, "--prompts", tmp_path / "prompts.json"]
-    result = harness("latency.measure", "wrong.json", LIKELIEST | {"fault": "random-tokens"}, *flags)
-    assert "the tokens that the engine decodes are not the likeliest of those" in result.stderr.splitlines()[-1]
-    assert not (tmp_path / "wrong.json").exists()
+    result = harness("latency.measure", "wrong.json", LIKELIEST | {"fault": "random-tokens"}, *flags(tmp_path))
+    said = line_of_refusal(result, tmp_path / "wrong.json") or ""
+    assert "the tokens that the engine decodes are not the likeliest of those" in said
 
 
-def test_the_gate_asks_an_engine_for_what_it_can_tell(harness: Callable, tmp_path: Path) -> None:
+def test_the_gate_uses_what_an_engine_reports(harness: Callable, tmp_path: Path) -> None:
     options = ["--reference", expect(tmp_path)]
     perplexities = []
     for does in ({}, TARGETS, {"tells": []}):
@@ -260,25 +278,7 @@ def test_the_gate_asks_an_engine_for_what_it_can_tell(harness: Callable, tmp_pat
     assert perplexities == [pytest.approx(found["reference"]), pytest.approx(found["reference"]), None]
 
 
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        ("bos", "it adds a token (a beginning of sequence?) before those that it is given"),
-        ("late", "its log-probabilities are shifted by one, towards the token before"),
-        ("early", "its log-probabilities are shifted by one, towards the token after"),
-    ],
-)
-def test_log_probabilities_of_another_text_are_refused(
-    harness: Callable, tmp_path: Path, fault: str, message: str
-) -> None:
-    result = harness(
-        "gate.check", "out.json", {"fault": fault, "noise": 0.5} | TARGETS, "--reference", expect(tmp_path)
-    )
-    assert result.returncode == 1
-    assert message in result.stderr.splitlines()[-1]
-
-
-def test_options_and_cards_are_recorded_or_refused_in_a_line(harness: Callable, tmp_path: Path) -> None:
+def test_options_and_gpus_are_recorded_or_refused(harness: Callable, tmp_path: Path) -> None:
     found = latency(harness, tmp_path, {}, "--options", '{"step": 0.02}')
     assert found["options"] == {"step": 0.02}
     assert found["summary"]["tpot_ms_p50"] > 19  # the processes that measured were told, too

@@ -30,14 +30,14 @@ def text(tmp_path: Path) -> teacher_forcing.Text:
 
 
 def reference(engine: Fake, text: teacher_forcing.Text, positions: int | None = None) -> Logits:
-    """What the reference's file would hold, in float32."""
+    """Return the content of the reference's file, in float32."""
     file = io.BytesIO()
     np.save(file, np.concatenate([chunk.logits for chunk in teacher_forcing.chunks(engine, text)])[:positions])
     file.seek(0)
     return Logits(file)
 
 
-def test_every_scored_position_is_the_next_token_of_its_window(text: teacher_forcing.Text) -> None:
+def test_scored_positions_predict_the_windows_next_token(text: teacher_forcing.Text) -> None:
     assert [window[:2] for window in text.windows] == [(0, 8), (8, 16), (16, 24), (24, 32), (32, 40)]
     assert text.positions == 35
     engine = Fake()
@@ -121,7 +121,7 @@ def test_too_few_windows_for_an_interval_are_refused(tmp_path: Path) -> None:
 
 
 def evaluation(folder: Path, protocol: str, **changes: object) -> teacher_forcing.Text:
-    """A text of `TOKENS` random ids, cut by a protocol."""
+    """Return a text of `TOKENS` random ids, cut by a protocol."""
     ids = np.random.default_rng(3).integers(1, VOCAB, size=TOKENS).tolist()
     content = {"ids": ids, "context": CONTEXT, "text_sha256": "x", "bytes": 90, "words": 20, "bos_id": 0}
     (folder / "evaluation.json").write_text(json.dumps(content | changes))
@@ -133,7 +133,7 @@ def nll(before: int, after: int) -> float:
     return -perplexity.log_softmax(Fake().table)[before, after]
 
 
-def test_llamacpp_reads_bos_at_the_start_of_a_chunk_and_scores_its_second_half(tmp_path: Path) -> None:
+def test_llamacpp_reads_bos_and_scores_second_halves(tmp_path: Path) -> None:
     text = evaluation(tmp_path, "llamacpp-512")
     seen: list[list[int]] = []
 
@@ -152,7 +152,7 @@ def test_llamacpp_reads_bos_at_the_start_of_a_chunk_and_scores_its_second_half(t
     assert summary["perplexity_standard_error"] == pytest.approx(error)
 
 
-def test_llamacpp_leaves_the_first_token_where_the_tokenizer_adds_none(tmp_path: Path) -> None:
+def test_llamacpp_keeps_the_first_token_without_bos(tmp_path: Path) -> None:
     assert evaluation(tmp_path, "llamacpp-512", bos_id=None).bos is None
     assert evaluation(tmp_path, "gptq-2048").bos is None
 
@@ -163,7 +163,7 @@ def test_hf_strided_scores_all_but_the_first(tmp_path: Path) -> None:
     assert positions["nll"] == pytest.approx([nll(text.ids[i], text.ids[i + 1]) for i in range(TOKENS - 1)])
 
 
-def test_lm_eval_divides_by_words_and_mixes_no_documents(tmp_path: Path) -> None:
+def test_lm_eval_divides_by_words_within_documents(tmp_path: Path) -> None:
     documents = [
         {"ids": [1, 2, 3], "words": 2, "bytes": 9},
         {"ids": [], "words": 5, "bytes": 1},
@@ -207,7 +207,7 @@ class Teller(Fake):
 
 
 @pytest.mark.parametrize("protocol", ["gptq-2048", "llamacpp-512", "hf-strided", "lm-eval-word"])
-def test_log_probabilities_of_targets_give_the_perplexity_of_logits(tmp_path: Path, protocol: str) -> None:
+def test_target_log_probabilities_give_the_same_perplexity(tmp_path: Path, protocol: str) -> None:
     documents = [{"ids": list(range(1, 11)) * 5, "words": 15, "bytes": 80}]
     changes = {"prefix_id": 0, "documents": documents, "detokenizer": None} if protocol == "lm-eval-word" else {}
     text = evaluation(tmp_path, protocol, **changes)
@@ -221,7 +221,7 @@ def test_log_probabilities_of_targets_give_the_perplexity_of_logits(tmp_path: Pa
 
 
 @pytest.mark.parametrize("top", [1, 2, VOCAB - 1])
-def test_the_likeliest_tokens_say_what_the_divergence_is_at_least(text: teacher_forcing.Text, top: int) -> None:
+def test_likeliest_tokens_bound_the_divergence_below(text: teacher_forcing.Text, top: int) -> None:
     """With all but one of the vocabulary it is the divergence itself."""
     engine, other = Fake(), Teller()
     other.table = engine.table + np.random.default_rng(5).normal(size=engine.table.shape).astype(np.float32)
@@ -245,7 +245,7 @@ def test_lm_eval_wants_a_token_before_a_document(tmp_path: Path) -> None:
         evaluation(tmp_path, "lm-eval-word", prefix_id=None, documents=documents, detokenizer=None)
 
 
-def test_a_disk_that_is_too_small_is_said_before_anything_is_written(
+def test_a_small_disk_is_refused_before_writing(
     text: teacher_forcing.Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: argparse.Namespace(free=35 * VOCAB * 2 - 1))
@@ -263,7 +263,7 @@ def test_a_disk_that_is_too_small_is_said_before_anything_is_written(
     assert rows[0] - rows[0, 3] == pytest.approx(Fake().table[text.ids[0]] - Fake().table[text.ids[0], 3], abs=0.02)
 
 
-def test_a_token_that_is_masked_out_diverges_by_no_infinity() -> None:
+def test_masked_tokens_diverge_finitely() -> None:
     masked = np.array([[2.0, -np.inf, 1.0], [2.0, np.finfo(np.float32).min, 1.0]], np.float32)
     kept = narrow(masked)
     assert kept.tolist() == [[0, -65504, -1]] * 2
@@ -287,7 +287,7 @@ def test_a_reference_process_that_fails_is_one_line(text: teacher_forcing.Text) 
         score(Fake(), text, logits)
 
 
-def test_a_reference_process_that_dies_midway_is_one_line(text: teacher_forcing.Text) -> None:
+def test_a_reference_process_dies_in_one_line(text: teacher_forcing.Text) -> None:
     program = (
         "import sys, numpy as np; out = sys.stdout.buffer; np.lib.format.write_array_header_1_0(out, {'descr': '<f2', "
         f"'fortran_order': False, 'shape': (35, {VOCAB})}}); out.write(bytes(2 * {VOCAB})); sys.exit('error: gone')"

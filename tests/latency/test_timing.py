@@ -1,6 +1,5 @@
-"""What one process measures of decoding, and how the ways to decode are judged beside each other."""
+"""Measure decoding in one process, and compare the ways to decode."""
 
-import argparse
 import json
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from quantmill.common import manifest
 from quantmill.common.program import UserError
 from quantmill.latency import variants
 from quantmill.latency.decoding import time_tokens
+from quantmill.latency.job import LatencyTask, Protocol
 from quantmill.latency.measure import Observation, assemble, judge, speculates, summarise
 from quantmill.latency.worker import Measurement
 
@@ -27,8 +27,8 @@ def test_known_delays_are_measured() -> None:
 
 
 @pytest.mark.parametrize("ahead", [-10.0, 10.0])
-def test_times_that_cannot_be_are_refused(ahead: float) -> None:
-    with pytest.raises(UserError, match="times that cannot be"):
+def test_impossible_times_are_refused(ahead: float) -> None:
+    with pytest.raises(UserError, match="timestamps go backwards"):
         time_tokens(Fake(ahead=ahead), [[1]], 3)
 
 
@@ -51,7 +51,7 @@ def test_a_batch_that_is_not_whole_is_refused() -> None:
         time_tokens(Batch(), [[1], [2], [3]], 2)
 
 
-def test_a_step_of_a_batch_is_over_when_its_last_token_is_there() -> None:
+def test_a_batchs_step_ends_with_its_last_token() -> None:
     class Uneven:
         """Two prompts, the second of which is ahead: three of its tokens come before the first one's second."""
 
@@ -69,7 +69,7 @@ def test_a_step_of_a_batch_is_over_when_its_last_token_is_there() -> None:
 
 
 def observe(mode: str, seconds: float, *outputs: list[int], gap: float = 0) -> list[Observation]:
-    """What one process says that decodes a token every `seconds`; `gap`: of its last token from the likeliest."""
+    """Return the measurement of a process that decodes a token every `seconds`. `gap`: of its last token."""
     runs = [
         {"process": 0, "repeat": 0, "prompt": number, "token_seconds": [seconds * (i + 1) for i in range(len(tokens))]}
         for number, tokens in enumerate(outputs)
@@ -106,28 +106,23 @@ def test_tokens_of_one_step_read_the_weights_once(options: dict[str, object], re
         ([4, 5, 6], 0, 0.1, "generate", None),
         ([4, 5, 6], 0.7, 0.01, "captured", None),  # the plain way chooses the same
         ([4, 9, 6], 0.04, 0.01, "captured", None),
-        (
-            [4, 9, 6],
-            0.7,
-            0.01,
-            "generate",
-            "its tokens differ from those of generate after prompt 2, from token 2 on",
-        ),
+        ([4, 9, 6], 0.7, 0.01, "generate", "its tokens differ from those of generate after prompt 2, from token 2 on"),
     ],
 )
-def test_another_way_to_decode_counts_if_its_tokens_are_the_same_but_for_ties(
+def test_another_way_counts_if_only_ties_differ(
     tmp_path: Path, tokens: list[int], gap: float, seconds: float, mode: str, refused: str | None
 ) -> None:
     (tmp_path / "model.bin").write_bytes(b"")
     manifest.write(tmp_path, format="fake", tool="fake", tool_version="1")
-    prompts = {"prompts": [{"text": "a", "ids": [1]}, {"text": "b", "ids": [2]}], "text_sha256": "ab"}
-    (tmp_path / "prompts.json").write_text(json.dumps(prompts))
-    options = argparse.Namespace(
-        artifact=tmp_path, prompts=tmp_path / "prompts.json", engine="fake", new_tokens=3, repeats=1, processes=1
+    text = {"prompts": [{"text": "a", "ids": [1]}, {"text": "b", "ids": [2]}], "text_sha256": "ab"}
+    (tmp_path / "prompts.json").write_text(json.dumps(text))
+    prompts = tmp_path / "prompts.json"
+    protocol = Protocol(3, repeats=1, processes=1, decode="captured", prompt_tokens=[9], batch_sizes=[1])
+    job = LatencyTask(
+        tmp_path, "fake", {}, 1, "cpu", threads=[1], prompts=prompts, evaluation=prompts, protocol=protocol
     )
-    options.prompt_tokens, options.batch_sizes, options.options, options.gpus = [9], [1], {}, 1
     ways = [observe("generate", 0.05, [1, 2, 3], [4, 5, 6]), observe("captured", seconds, [1, 2, 3], tokens, gap=gap)]
-    result = assemble(options, ways, bandwidth=1e4)
+    result = assemble(job, ways, [], bandwidth=1e4)
     assert result["mode"] == mode
     assert result["summary"]["tokens_per_second"] == pytest.approx(1 / seconds if mode == "captured" else 20)
     assert result["summary"]["bandwidth_fraction"] == pytest.approx(result["summary"]["tokens_per_second"] / 100)
@@ -150,20 +145,20 @@ def test_another_way_to_decode_counts_if_its_tokens_are_the_same_but_for_ties(
 @pytest.mark.parametrize(
     ("gap", "refused"), [(0.04, None), (0.7, "its tokens differ from run to run, by up to 0.7 nats")]
 )
-def test_a_later_run_counts_as_well_as_the_first(gap: float, refused: str | None) -> None:
+def test_a_later_run_is_judged_too(gap: float, refused: str | None) -> None:
     plain = {"mode": "generate", "outputs": [[4, 5, 6]], "largest_gaps": [], "deterministic": True}
     captured = plain | {"mode": "captured", "largest_gaps": [gap]}
     assert judge(captured | {"deterministic": False}, plain)["refused"] == refused
     assert judge(captured, plain) == {"refused": None, "differs": None}
 
 
-def test_the_plain_way_is_no_tie_with_itself() -> None:
+def test_the_plain_way_does_not_differ_from_itself() -> None:
     plain = {"mode": "generate", "outputs": [[4, 5, 6]], "largest_gaps": [], "deterministic": False}
     assert judge(plain, plain) == {"refused": None, "differs": None}
 
 
 @pytest.mark.parametrize(("gap", "refused"), [(0.04, False), (0.7, True)])
-def test_a_later_process_counts_as_well_as_the_first_after_a_long_prompt(gap: float, refused: bool) -> None:
+def test_later_processes_are_judged_after_long_prompts(gap: float, refused: bool) -> None:
     entries = {
         mode: [
             observe(mode, 0.01, tokens, gap=0 if number == 0 else gap)[0].measured.lengths[0]
@@ -176,7 +171,7 @@ def test_a_later_process_counts_as_well_as_the_first_after_a_long_prompt(gap: fl
     assert ("refused" in captured[0]) == refused
 
 
-def test_what_a_client_does_before_it_sends_is_not_the_servers() -> None:
+def test_times_begin_when_the_request_is_sent() -> None:
     class Served:
         """Its request takes a while to make."""
 

@@ -18,7 +18,7 @@ def of(folder: Path, config: dict[str, Any], *said: str) -> int | None:
     return kv_cache.bytes_per_token(folder, "float16", *said)
 
 
-def test_it_is_what_llama_cpp_tells_of_these_models(tmp_path: Path) -> None:
+def test_cache_bytes_are_those_of_llama_cpp(tmp_path: Path) -> None:
     """Its log has 1,024 MiB for 8,192 tokens of Llama 3 8B, 2,048 for 4,096 of Llama 2 7B, 3,584 for 8,192 of Gemma."""
     assert kv_cache.bytes_per_token(tmp_path, "float16") is None  # no config.json
     assert of(tmp_path, LLAMA_3_8B) == 1024 * 2**20 // 8192
@@ -39,11 +39,11 @@ def test_it_is_what_llama_cpp_tells_of_these_models(tmp_path: Path) -> None:
         ("f16, q4_0", 41 / 64),
     ],
 )
-def test_the_type_may_be_another_of_keys_and_of_values(tmp_path: Path, said: str, share: float) -> None:
+def test_keys_and_values_may_differ_in_type(tmp_path: Path, said: str, share: float) -> None:
     assert of(tmp_path, LLAMA_3_8B, said) == share * 131072
 
 
-def test_what_the_server_multiplies_in_is_its_type_unless_it_says_another(tmp_path: Path) -> None:
+def test_the_compute_type_is_the_caches_default(tmp_path: Path) -> None:
     of(tmp_path, LLAMA_3_8B)
     assert kv_cache.bytes_per_token(tmp_path, "float32") == 2 * 131072
 

@@ -17,7 +17,7 @@ def test_ties_are_no_fault() -> None:
     assert agreement.check_tokens(replies, [], [each.prompt for each in asked], OFFLINE.behind) == []
 
 
-def test_the_gaps_of_all_tokens_are_told_by_their_largest_and_their_mean() -> None:
+def test_findings_give_largest_and_mean_gap() -> None:
     study = Study()
     asked = [LoadRequest(prompt(place), 2) for place in range(2)]
     _, replies = study.send(asked, Closed(1))
@@ -30,10 +30,10 @@ def test_the_gaps_of_all_tokens_are_told_by_their_largest_and_their_mean() -> No
 REPEATS = {
     "prefix_cache": (
         "prefix_cached",
-        "the server keeps prompts: one whose beginning it has seen takes 50% of the time of a",
+        "the server caches prompts: a prompt whose beginning it has seen takes 50% of the time of a",
     ),
-    "answer_cache": ("answers_cached", "the server keeps answers: a prompt that it has seen is answered at once"),
-    "sampling": ("sampling", "the server samples: 5 of 5 prompts were answered otherwise when they were sent again"),
+    "answer_cache": ("answers_cached", "the server caches answers: it answers a prompt that it has seen at once"),
+    "sampling": ("sampling", "the server samples: 5 of 5 prompts got another answer when they were sent again"),
 }
 
 
@@ -45,7 +45,7 @@ def test_kept_prompts_kept_answers_and_sampling_have_names(fault: str) -> None:
     assert message in found[0].message
 
 
-def test_an_answer_in_a_few_that_differs_is_no_sampling() -> None:
+def test_one_differing_answer_is_not_sampling() -> None:
     study = Study()
     asked = [LoadRequest(prompt(place), NEW) for place in range(5)]
     first, again = (study.send(asked, Closed(1))[1] for _ in range(2))
@@ -69,15 +69,15 @@ def test_tokens_that_depend_on_the_batch_are_named() -> None:
     assert study.alone() == []
     (found,) = study.agree()
     assert found.fault == "batch_dependent"
-    assert found.message.startswith("the server's tokens depend on what else it answers at the time: 14 of 16 answers")
+    assert found.message.startswith("the server's tokens depend on its other requests: 14 of 16 answers")
 
 
-def test_a_load_is_not_blamed_for_what_one_request_alone_gets_too() -> None:
+def test_a_load_is_not_blamed_for_solo_faults() -> None:
     assert Study("speculation").agree() == []
     (found,) = Study("lossy").agree()  # speculation that takes the second token of every seven
     assert (found.fault, found.refuses) == ("unlike_predictions", True)
     assert found.message.startswith(
-        "the server's tokens are not those that it predicts, one request at a time either: 16 of 16 answers hold tokens"
+        "the server's tokens are not those that it predicts, even for one request at a time: 16 of 16 answers "
     )
 
 
@@ -93,7 +93,7 @@ def test_the_mean_decides_where_a_format_rounds_activations(fault: str, refuses:
     assert names(study.agree(rounds=False))
 
 
-def test_a_load_is_to_blame_where_only_its_mean_is_beyond_rounding() -> None:
+def test_a_load_beyond_rounding_is_blamed() -> None:
     """Alone some tokens are second choices, as rounding makes them; under load they are another model's."""
     asked = [LoadRequest(prompt(place), NEW) for place in range(8)]
     (_, foreign), (_, alone) = (Study(fault).send(asked, Closed(1)) for fault in ("other_model", "lossy"))

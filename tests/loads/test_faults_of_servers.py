@@ -40,14 +40,11 @@ ANSWERS = {
     "one_chunk": ("one_event", "came in one event: the server does not stream, and has no TTFT and no TPOT"),
     "usage_lies": ("usage_differs", "have a usage that is not true: 18 tokens where 16 came"),
     "prefix_cache_told": ("cached", "tokens of prompts came out of the"),
-    "bos": (
-        "token_added",
-        "tokens of its own before the prompt (a beginning of sequence?): it read 41 tokens for 40",
-    ),
+    "bos": ("token_added", "tokens of its own before the prompt (a beginning of sequence?): it read 41 tokens for 40"),
     "left_cut": ("prompt_cut", "the server cuts prompts on the left: it read 8 tokens for 40"),
     "acceptance": ("acceptance", "the server's count of accepted tokens is not true"),
     "rejects": ("rejected", "26 of 80 answers were rejected with status 429 and 503"),
-    "serial": ("serial", "the server answered one request at a time where 4 were in flight"),
+    "serial": ("serial", "the server answered one request at a time while 4 were in flight"),
 }
 
 
@@ -63,7 +60,7 @@ def test_a_fault_of_the_answers_is_named(fault: str) -> None:
 
 
 @pytest.mark.parametrize(("told", "faults"), [(13, {"short"}), (14, set()), (18, set()), (19, {"long"}), (None, set())])
-def test_tokens_of_a_server_that_tells_no_ids_are_as_many_as_were_asked_for(told: int | None, faults: set[str]) -> None:
+def test_tokens_without_ids_are_counted_as_asked(told: int | None, faults: set[str]) -> None:
     """By its own count, which may be two off: text-generation-webui counts the tokens of its text again."""
     asked = [LoadRequest(prompt(place), NEW) for place in range(4)]
     _, replies = Study("cumulative").send(asked, Closed(SLOTS))
@@ -74,7 +71,7 @@ def test_tokens_of_a_server_that_tells_no_ids_are_as_many_as_were_asked_for(told
     assert "no_ids" in notes(found)
 
 
-def test_few_answers_in_one_event_are_a_server_that_does_not_keep_up() -> None:
+def test_answers_in_one_event_are_a_slow_server() -> None:
     asked = [LoadRequest(prompt(place), NEW) for place in range(100)]
     healthy, whole = (Study(*faults).send(asked, Closed(SLOTS))[1] for faults in ((), ("one_chunk",)))
     (found,) = checks.check_replies([*whole[:1], *healthy[1:]], asked)
@@ -104,7 +101,7 @@ def test_what_is_borne_is_noted(fault: str) -> None:
 
 
 TIMES: dict[str, tuple[dict[str, Any], str, str]] = {
-    "stall": ({"stall": (1.0, 3.0)}, "stall", "the server stood still for 2.0 s, 1.0 s after the start"),
+    "stall": ({"stall": (1.0, 3.0)}, "stall", "the server stalled for 2.0 s, 1.0 s after the start"),
     "cliff": ({"cliff": 1.5}, "cliff", "took 1.51 s: warm up with every batch size"),
 }
 
@@ -129,8 +126,8 @@ def together(number: int, first: float, steps: list[float]) -> Timeline:
     return Timeline(number, 0.0, 0.0, times[-1], times, (1.0,) * len(times))
 
 
-def test_a_step_that_reads_others_prompts_is_no_cliff() -> None:
-    """As vLLM takes 64 requests at once: four prompts, then sixty beside the second tokens of the four, in 0.3 s."""
+def test_prefill_of_others_is_not_a_cliff() -> None:
+    """vLLM's way with 64 requests at once: four prompts, then sixty in 0.3 s with the four's second tokens."""
     early = [together(number, 0.05, [0.3] + [0.01] * 40) for number in range(4)]
     late = [together(number, 0.35, [0.01] * 20) for number in range(4, 64)]
     assert load_checks.check_load(early + late, 64) == []
@@ -138,13 +135,13 @@ def test_a_step_that_reads_others_prompts_is_no_cliff() -> None:
     assert names(load_checks.check_load(alone, 4)) == {"cliff"}
 
 
-def test_a_step_that_reads_others_prompts_is_no_stall() -> None:
-    """As vLLM on a processor takes a burst: one prompt in 0.4 s, then 58 beside its second token, in 18 s."""
+def test_prefill_of_others_is_not_a_stall() -> None:
+    """A CPU with vLLM takes a burst: one prompt in 0.4 s, then 58 in 18 s with its second token."""
     early = together(0, 0.4, [18.0] + [0.7] * 30)
     late = [together(number, 18.4, [0.7] * 30) for number in range(1, 59)]
     assert load_checks.check_load([early, *late]) == []
     (found,) = load_checks.check_load([early, *late[:20]])  # 0.4 s for each of 20 prompts is less
-    assert found.message == "the server stood still for 18.0 s, 0.4 s after the start"
+    assert found.message == "the server stalled for 18.0 s, 0.4 s after the start"
 
 
 @pytest.mark.parametrize(
@@ -171,7 +168,7 @@ def test_a_client_that_reads_slowly_is_named() -> None:
 
     found = study.load(clock=clock)
     assert names(found) == {"slow_reader"}
-    assert found[0].message.startswith("the client stood still for ")
+    assert found[0].message.startswith("the client stalled for ")
     assert found[0].message.endswith("% of the time: give it a core of its own")
 
 
@@ -181,7 +178,7 @@ def test_a_clock_that_is_set_changes_no_figure() -> None:
     found = study.load(calendar=lambda: next(times))
     assert (names(found), notes(found)) == (set(), {"clock_step"})
     assert "the host's clock was set by" in found[0].message
-    assert "no figure is taken from it" in found[0].message
+    assert "no figure depends on it" in found[0].message
 
 
 def test_a_client_at_its_limits_is_refused() -> None:
@@ -203,7 +200,7 @@ def test_a_client_at_its_limits_is_refused() -> None:
     (ceiling,) = check(ceiling=1.9 * recording.arrivals / recording.seconds)
     assert "more than half of the" in ceiling.message
     (lag,) = check(late=0.0005)  # TPOT is 6 ms, of which 5% are 0.3
-    assert lag.message == "requests were taken up 0.50 ms late (p99), of at most 0.30: the client lags"
+    assert lag.message == "requests were sent up to 0.50 ms late (p99), of at most 0.30: the client lags"
     assert check(late=0.0002) == []
 
 
@@ -217,7 +214,7 @@ def test_a_client_at_its_limits_is_refused() -> None:
         ([], False),
     ],
 )
-def test_float16_on_a_processor_that_cannot_multiply_it_is_noted(
+def test_float16_without_hardware_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, features: list[str], slow: bool
 ) -> None:
     monkeypatch.setattr(cpu, "features", lambda: features)
@@ -245,7 +242,7 @@ INT4 = {"num_bits": 4, "type": "int"}
         (None, False),
     ],
 )
-def test_vllms_rounding_beside_weights_of_4_bits_is_told(
+def test_vllms_rounding_with_4_bit_weights_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: dict | None, rounded: bool
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": quantization}))
@@ -276,7 +273,7 @@ def test_a_change_of_the_artifact_is_refused(tmp_path: Path) -> None:
     )
 
 
-def test_an_artifact_that_is_built_meanwhile_of_the_same_tokenizer_changes_nothing(tmp_path: Path) -> None:
+def test_a_shared_tokenizer_does_not_change_an_artifact(tmp_path: Path) -> None:
     served, other = tmp_path / "served", tmp_path / "other"
     for folder in (served, other):
         folder.mkdir()
@@ -298,7 +295,7 @@ def test_counts_of_the_server_that_differ_are_refused() -> None:
     assert names(checks.check_counters(cached, replies, cache_off=True)) == {"cached"}
 
 
-def test_what_a_server_wrote_of_an_answer_that_was_given_up_is_no_fault_of_its_counters() -> None:
+def test_abandoned_answers_do_not_fault_the_counters() -> None:
     study = Study("speculation")
     _, replies = study.send([LoadRequest(prompt(place), NEW) for place in range(4)], Closed(1))
     wrote = Counters(generated_tokens=70, drafted=200, accepted=100)
@@ -307,8 +304,8 @@ def test_what_a_server_wrote_of_an_answer_that_was_given_up_is_no_fault_of_its_c
     assert checks.check_counters(wrote, replies, cache_off=True) == []
 
 
-def test_a_draft_that_was_right_beyond_an_answers_end_may_be_counted_whole() -> None:
-    """As vLLM counts: at most what an event brought but one, for each answer."""
+def test_drafts_beyond_an_answer_may_count() -> None:
+    """Count as vLLM does: for each answer at most the tokens of an event except one."""
     study = Study("speculation")
     _, replies = study.send([LoadRequest(prompt(place), NEW) for place in range(4)], Closed(1))
     seen = 4 * NEW - sum(len(reply.events) for reply in replies)

@@ -1,4 +1,4 @@
-"""What loads send, and what makes them end before or after they ran, without a server."""
+"""Requests of loads, and errors before and after they run, without a server."""
 
 import json
 import threading
@@ -34,7 +34,7 @@ def test_a_plan_sends_what_the_study_asks_for() -> None:
     assert rate.schedule_sha256 == plan(rates=[2.5]).loads[0].schedule_sha256 != found.at_rate(3.0).schedule_sha256
 
 
-def test_a_load_that_a_shared_context_has_no_room_for_is_one_line() -> None:
+def test_a_load_beyond_the_context_is_refused() -> None:
     found = plan(burst=2, concurrency=[4], new_tokens=12, prompt_tokens=32, rates=[2.0])
     found.check_room(152)  # four times 32 and six
     four = found.loads[1]
@@ -55,7 +55,7 @@ def test_a_load_that_a_shared_context_has_no_room_for_is_one_line() -> None:
         ({"ctx_size": "8k"}, None),  # the server's own affair
     ],
 )
-def test_llama_servers_slots_share_what_it_is_told_or_the_models_context(
+def test_llama_servers_slots_share_one_context(
     options: dict[str, Any], room: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(llama_server.files, "first", lambda artifact: artifact / "model.gguf")
@@ -84,7 +84,7 @@ def test_whether_a_config_says_that_activations_are_rounded(words: object, round
     assert rounds_activations(tmp_path) == rounds
 
 
-def test_the_page_names_the_limits_that_the_code_has() -> None:
+def test_the_page_names_the_codes_limits() -> None:
     page = " ".join((REPO / "docs/SERVING.md").read_text().split())
     assert f"tokens more than {TIE} nats behind the likeliest that the server itself predicts" in page
     assert f"further than {SHIFT} nats a token from those of the same texts alone" in page
@@ -92,7 +92,7 @@ def test_the_page_names_the_limits_that_the_code_has() -> None:
     assert f"their texts may move by {ROUNDED_SHIFT} nats a token" in page
 
 
-def test_slots_that_begin_together_do_not_go_on_in_step() -> None:
+def test_slots_that_begin_together_do_not_stay_in_step() -> None:
     (four,) = plan(concurrency=[4], new_tokens=100).loads
     assert [each.new_tokens for each in four.asked[:6]] == [25, 50, 75, 100, 100, 100]
 
@@ -101,11 +101,7 @@ def test_slots_that_begin_together_do_not_go_on_in_step() -> None:
     ("evaluation", "serving", "message"),
     [
         ({}, {"burst": 13}, r"^loads.burst: 13 prompts, and its text holds 12; lower it, or add more$"),
-        (
-            {"context": 40},
-            {"concurrency": [1]},
-            r"^loads: prompt and new tokens are 44 together, and the model's",
-        ),
+        ({"context": 40}, {"concurrency": [1]}, r"^loads: prompt and new tokens are 44 together, and the model's"),
         ({"ids": IDS[:40]}, {"concurrency": [4]}, r"^the text of 40 tokens has no \d+ prompts that begin differently"),
         ({"ids": IDS[:20]}, {"concurrency": [4]}, r"^a prompt of 32 tokens is longer than the text \(20\)"),
     ],
@@ -141,9 +137,7 @@ def test_predictions_that_depend_on_load_are_measured(shift: float, found: float
     ("shift", "rounds", "refused"),
     [(0.004, False, False), (0.006, False, True), (0.006, True, False), (0.04, True, False), (0.06, True, True)],
 )
-def test_predictions_may_depend_on_load_as_far_as_rounding_moves_them(
-    shift: float, rounds: bool, refused: bool
-) -> None:
+def test_predictions_may_shift_by_rounding(shift: float, rounds: bool, refused: bool) -> None:
     nothing = SimpleNamespace(loads=[], asked={"goodput": False})
     loader = SimpleNamespace(begin=list, plan=nothing, score=lambda: shift, rounds=rounds)
     found = run_start(loader, 1.0, True, LIMITS, print)

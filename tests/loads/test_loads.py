@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,30 +31,44 @@ from quantmill.report.load_columns import LOAD_COLUMNS, bytes_read
 DISTURBED = {"slow_reader", "schedule_lag", "stall"}  # what a busy machine does to a client, which is refused
 
 
-@pytest.fixture
-def load(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run loads.measure on a fake artifact; the server's faults are options."""
-    artifact = tmp_path / "model/fake"
+def program(folder: Path, options: dict[str, Any], serving: dict[str, Any]) -> list[str]:
+    """Return the command of loads.measure for the folder's fake artifact; the server's faults are options."""
+    command = [sys.executable, REPO / "tests/helpers/harness/run.py", "loads.measure"]
+    command += [folder / "model/fake", folder / "out.json", "--engine", "fake-serve", "--device", "cpu"]
+    command += ["--options", json.dumps({"times": TIMES} | options), "--loads", json.dumps(SERVING | serving)]
+    command += ["--evaluation", folder / "evaluation.json", "--burst", folder / "burst.json"]
+    return list(map(str, command))
+
+
+def prepare(folder: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Make a fake artifact and its texts; return a function that runs loads.measure there."""
+    artifact = folder / "model/fake"
     artifact.mkdir(parents=True)
     (artifact / "config.json").write_text(json.dumps({"vocab_size": VOCAB, "eos_token_id": EOS}))
     manifest.write(artifact, format="fake", tool="fake", tool_version="1")
-    EVALUATION.write(tmp_path / "evaluation.json")
-    (tmp_path / "burst.json").write_text(json.dumps({"prompts": [{"text": "", "ids": ids} for ids in BURST]}))
+    EVALUATION.write(folder / "evaluation.json")
+    (folder / "burst.json").write_text(json.dumps({"prompts": [{"text": "", "ids": ids} for ids in BURST]}))
+    return lambda options, **serving: subprocess.run(program(folder, options, serving), capture_output=True, text=True)
 
-    def run(options: dict[str, Any], **serving: Any) -> subprocess.CompletedProcess[str]:
-        command = [
-            sys.executable,
-            REPO / "tests/helpers/harness/run.py",
-            "loads.measure",
-            artifact,
-            tmp_path / "out.json",
-        ]
-        command += ["--engine", "fake-serve", "--device", "cpu", "--options", json.dumps({"times": TIMES} | options)]
-        command += ["--loads", json.dumps(SERVING | serving), "--evaluation", tmp_path / "evaluation.json"]
-        command += ["--burst", tmp_path / "burst.json"]
-        return subprocess.run(list(map(str, command)), capture_output=True, text=True)
 
-    return run
+@pytest.fixture
+def load(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    return prepare(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Measure a server under two requests at a time, once."""
+    folder = tmp_path_factory.mktemp("measured")
+    result = prepare(folder)({}, concurrency=[2], prompt_tokens=[10, 20], new_tokens=6)
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+@pytest.fixture
+def copied(measured: Path, tmp_path: Path) -> Path:
+    """Copy that measurement, to change it."""
+    return shutil.copytree(measured, tmp_path, dirs_exist_ok=True)
 
 
 def read(tmp_path: Path) -> dict[str, Any]:
@@ -93,13 +108,13 @@ def rewrite_config(artifact: Path, config: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("rounds", [False, True])
-def test_the_mean_decides_about_tokens_of_a_format_that_rounds_activations(
-    load: Callable, tmp_path: Path, rounds: bool
-) -> None:
+def test_rounded_activations_are_judged_by_the_mean(load: Callable, tmp_path: Path, rounds: bool) -> None:
     groups = {"group_0": {"weights": {"num_bits": 8}, "input_activations": {"num_bits": 8} if rounds else None}}
     config = {"vocab_size": VOCAB, "eos_token_id": EOS, "quantization_config": {"config_groups": groups}}
+    config["text_config"] = {"num_experts": 8 if rounds else 1}
     rewrite_config(tmp_path / "model/fake", config)
     assert load({"fault": "batch"}, concurrency=[3]).returncode == 0
+    assert read(tmp_path)["mixture"] is rounds
     (three,) = read(tmp_path)["loads"]
     about = {each["fault"]: each["refuses"] for each in three["findings"] if "nats behind" in each["message"]}
     assert about == ({"tokens_moved": False} if rounds else {"batch_dependent": True})
@@ -119,16 +134,11 @@ def test_figures_are_the_servers_own(load: Callable, tmp_path: Path) -> None:
     assert found == right
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "named"),
-    [
-        ("short", "short"),
-        pytest.param("bos", "token_added", marks=pytest.mark.slow),
-        pytest.param("prefix_cache_told", "cached", marks=pytest.mark.slow),
-        pytest.param("serial", "serial", marks=pytest.mark.slow),
-    ],
+    ("fault", "named"), [("bos", "token_added"), ("prefix_cache_told", "cached"), ("serial", "serial")]
 )
-def test_a_fault_of_the_server_takes_the_figures_away(load: Callable, tmp_path: Path, fault: str, named: str) -> None:
+def test_a_servers_fault_refuses_the_figures(load: Callable, tmp_path: Path, fault: str, named: str) -> None:
     result = load({"fault": fault}, concurrency=[3])
     assert result.returncode == 0, result.stderr
     (three,) = read(tmp_path)["loads"]
@@ -136,7 +146,7 @@ def test_a_fault_of_the_server_takes_the_figures_away(load: Callable, tmp_path: 
 
 
 @pytest.mark.slow
-def test_the_largest_rate_is_searched_for(load: Callable, tmp_path: Path) -> None:
+def test_the_goodput_is_searched_for(load: Callable, tmp_path: Path) -> None:
     # one slot that takes 1 + 11 x 3 ms a request: 29 a second at most
     times, limits = (0.001, 0.0, 0.003, 0.0), {"ttft_ms": 200, "tpot_ms": 50}
     result = load({"slots": 1, "times": times}, goodput=True, concurrency=[1], requests=40, limits=limits)
@@ -147,17 +157,15 @@ def test_the_largest_rate_is_searched_for(load: Callable, tmp_path: Path) -> Non
     assert all(met <= arrived == 40 for _, met, arrived, _, _ in (each.values() for each in found["trials"]))
 
 
-def test_what_disturbed_the_search_for_the_largest_rate_is_said(load: Callable, tmp_path: Path) -> None:
+def test_interference_of_the_goodput_search_is_reported(copied: Path) -> None:
     busy, noisy = "other programs took 62% of the processors' time", "the card was 20 degrees hotter"
     loaded = [SimpleNamespace(findings=[], interference=each) for each in ([busy], [], [noisy, busy])]
     start = SimpleNamespace(goodput=Goodput(2.0, 2.1, None, None, []), findings=[], loads=[], searched=loaded)
-    found = result.goodput(start)
-    assert load({}, concurrency=[1], requests=4).returncode == 0
-    (tmp_path / "out.json").write_text(json.dumps(read(tmp_path) | {"goodput": found}))
-    assert collect(tmp_path)[-1]["interference"] == [busy, noisy]
+    (copied / "out.json").write_text(json.dumps(read(copied) | {"goodput": result.goodput(start)}))
+    assert collect(copied)[-1]["interference"] == [busy, noisy]
 
 
-def test_what_refuses_a_servers_tokens_refuses_its_largest_rate() -> None:
+def test_token_faults_refuse_the_goodput() -> None:
     """The search compares no tokens."""
 
     def load_with(*faults: str) -> SimpleNamespace:
@@ -173,7 +181,7 @@ def test_what_refuses_a_servers_tokens_refuses_its_largest_rate() -> None:
     assert found == {"sampling", "batch_dependent", "unlike_predictions", "serial"}
 
 
-def test_a_context_without_room_is_told_before_the_first_load(load: Callable, tmp_path: Path) -> None:
+def test_a_small_context_is_refused_before_loads(load: Callable, tmp_path: Path) -> None:
     result = load({"context": 100}, concurrency=[3])
     assert result.returncode == 1
     assert "concurrency-3 have some" in result.stderr.splitlines()[-1]
@@ -181,7 +189,7 @@ def test_a_context_without_room_is_told_before_the_first_load(load: Callable, tm
     assert not (tmp_path / "out.json").exists()
 
 
-def test_a_server_that_dies_in_the_middle_is_one_line_and_leaves_nothing(load: Callable, tmp_path: Path) -> None:
+def test_a_dying_server_is_one_line(load: Callable, tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLER, str(tmp_path / "model/.servers")]
     with subprocess.Popen(command) as killer:
         result = load({"times": (0.01, 0.0001, 0.05, 0.001)}, concurrency=[3], new_tokens=60)
@@ -209,18 +217,15 @@ while True:
 @pytest.mark.slow
 def test_a_killed_program_leaves_no_server(load: Callable, tmp_path: Path) -> None:
     script = "import signal, os, sys, time; time.sleep(4); os.kill(int(sys.argv[1]), signal.SIGKILL)"
-    artifact = tmp_path / "model/fake"
-    command = [sys.executable, REPO / "tests/helpers/harness/run.py", "loads.measure", artifact, tmp_path / "out.json"]
-    command += ["--engine", "fake-serve", "--device", "cpu", "--options", json.dumps({"times": (0.01, 0, 0.2, 0)})]
-    command += ["--loads", json.dumps(SERVING | {"concurrency": [2]}), "--evaluation", tmp_path / "evaluation.json"]
-    with subprocess.Popen(list(map(str, command)), stderr=subprocess.DEVNULL) as program:
+    command = program(tmp_path, {"times": (0.01, 0, 0.2, 0)}, {"concurrency": [2]})
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as killed:
         records = tmp_path / "model/.servers"
         deadline = time.monotonic() + 60
         while not (found := [pid for each in records.glob("*.json") for pid in json.loads(each.read_text())][1:]):
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        subprocess.run([sys.executable, "-c", script, str(program.pid)], check=True)
-    assert program.returncode == -signal.SIGKILL
+        subprocess.run([sys.executable, "-c", script, str(killed.pid)], check=True)
+    assert killed.returncode == -signal.SIGKILL
     deadline = time.monotonic() + 60
     while any(processes.began(int(pid)) is not None for pid in found):
         assert time.monotonic() < deadline
@@ -240,18 +245,17 @@ def collect(tmp_path: Path, **changes: Any) -> list[dict[str, Any]]:
     return loads.collect({"config": config, "cells": [cell]}, [alone])
 
 
-def test_a_load_reads_its_weights_once_a_step_and_each_users_cache(load: Callable, tmp_path: Path) -> None:
-    """The fake server's artifact has no config.json: its cache is unknown until somebody tells it."""
-    assert load({}, concurrency=[2], prompt_tokens=[10, 20], new_tokens=6).returncode == 0
-    (row,) = collect(tmp_path)
+def test_a_step_reads_weights_once_and_each_cache(copied: Path) -> None:
+    """The config.json of the fake artifact has no layers: the size of its cache is unknown until the test sets it."""
+    (row,) = collect(copied)
     assert row["bandwidth_fraction"] is None
-    out = tmp_path / "out.json"
+    out = copied / "out.json"
     for bytes_a_token, most in ((1e6, "weights"), (3e6, "cache")):
-        found = read(tmp_path) | {"kv_bytes_per_token": bytes_a_token}
+        found = read(copied) | {"kv_bytes_per_token": bytes_a_token}
         found["artifact"]["weight_bytes_per_token"] = int(5e7)
         found["loads"][0]["findings"] = []  # of a machine that does other things meanwhile
         out.write_text(json.dumps(found))
-        (row,) = collect(tmp_path)
+        (row,) = collect(copied)
         # a step of two users reads 5e7 bytes of weights; each has 15 + 3 tokens
         read_bytes = row["output_tokens_per_second"] * (5e7 / 2 + 18 * bytes_a_token)
         assert row["bandwidth_fraction"] == pytest.approx(read_bytes / 1e9, rel=1e-9)
@@ -259,7 +263,7 @@ def test_a_load_reads_its_weights_once_a_step_and_each_users_cache(load: Callabl
 
 
 def read_of(slots: int = 4, mixture: bool = False, **figures: float) -> Reads | None:
-    """What decoding reads of 100 bytes of weights and 2 a token of the cache, at 60 tokens a second."""
+    """Return the bytes that decoding reads: 100 of weights and 2 a token of the cache, at 60 tokens/s."""
     protocol = {"prompt_tokens": 8, "new_tokens": 4}
     found = {"artifact": {"weight_bytes_per_token": 100}, "kv_bytes_per_token": 2, "mixture": mixture}
     found |= {"protocol": {"loads": protocol}}
@@ -267,25 +271,23 @@ def read_of(slots: int = 4, mixture: bool = False, **figures: float) -> Reads | 
     return bytes_read(found, load, {"bandwidth_fraction": 0.5})
 
 
-def test_an_event_of_several_tokens_is_a_step_where_tokens_are_drafted_alone() -> None:
+def test_only_drafted_tokens_share_a_step() -> None:
     assert read_of(tokens_per_event=1.5) == read_of(tokens_per_event=1.0) == (60 / 4 * 100, 60 * 10 * 2)
     assert read_of(tokens_per_event=1.5, acceptance=0.5) == (40 / 4 * 100, 40 * 10 * 2)
 
 
-def test_how_many_experts_several_users_read_is_not_known(load: Callable, tmp_path: Path) -> None:
+def test_experts_that_several_users_read_are_unknown(copied: Path) -> None:
     assert read_of(1, mixture=True) == read_of(1)
     assert read_of(2, mixture=True) is None
-    for experts in (1, 8):
-        config = {"vocab_size": VOCAB, "eos_token_id": EOS, "text_config": {"num_experts": experts}}
-        rewrite_config(tmp_path / "model/fake", config)
-        assert load({}, concurrency=[2], requests=4, new_tokens=2).returncode == 0
-        assert read(tmp_path)["mixture"] is (experts == 8)
-    why = collect(tmp_path)[0]["missing"]["bandwidth_fraction"]
+    (copied / "out.json").write_text(json.dumps(read(copied) | {"mixture": True}))
+    why = collect(copied)[0]["missing"]["bandwidth_fraction"]
     assert "(of a mixture of experts, one)" in why or why.startswith("refused: ")
 
 
 def test_rows_hold_the_figures_or_the_reason(load: Callable, tmp_path: Path) -> None:
     assert load({"fault": "short"}, burst=4, concurrency=[2]).returncode == 0
+    for each in read(tmp_path)["loads"]:
+        assert "short" in {finding["fault"] for finding in each["findings"] if finding["refuses"]}
     rows = collect(tmp_path)
     assert [(row["load"], row["slots"]) for row in rows] == [("burst-4", None), ("concurrency-2", 2)]
     for row in rows:

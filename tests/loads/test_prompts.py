@@ -27,7 +27,7 @@ def test_no_two_prompts_begin_with_the_same_block() -> None:
     assert cut == prompts.cut_prompts(ids, lengths, seed=2) != prompts.cut_prompts(ids, lengths, seed=3)
 
 
-def test_a_warm_up_shares_nothing_with_what_is_measured() -> None:
+def test_a_warm_up_shares_nothing_with_loads() -> None:
     ids = np.random.default_rng(0).integers(50, size=3000).tolist()
     measured = prompts.cut_prompts(ids, [64] * 100, seed=1, prefix=[1])
     assert all(prompt[0] == 1 and len(prompt) == 64 for prompt in measured)

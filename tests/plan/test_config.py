@@ -21,7 +21,7 @@ def test_defaults_are_filled_in() -> None:
     formats = FORMATS | {"ct2-float16": FORMATS["fp16"]}
     study = complete({"models": {"demo": {"source": "demo"}}}, SCHEMA, replace(REGISTRY, formats=formats))
     assert study["reference"] == "fp16"
-    protocol = {"new_tokens": 200, "repeats": 3, "processes": 3, "decode": "captured"}
+    protocol = {"new_tokens": 200, "repeats": 3, "processes": 3, "decode": "generate"}
     assert study["latency"] == protocol | {"prompt_tokens": [512, 2048], "batch_sizes": [1]}
     assert study["texts"]["prompts"] == "config/prompts.txt"
     assert study["models"]["demo"]["formats"] == ["fp16", "ct2-int8", "ct2-float16"]

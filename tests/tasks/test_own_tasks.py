@@ -1,4 +1,4 @@
-"""What a user's own task may name: data of the study's folder or the hub, and YAML files of its own folder."""
+"""A user's task may name data of the study's folder or the hub, and YAML files of its own folder."""
 
 import json
 import os
@@ -36,7 +36,7 @@ for folder in sys.argv[1:]:
         print(json.dumps(str(error)))
 """
 ADDRESS = "is an address"
-OUTSIDE = "lies outside of the folder that Snakemake runs in"
+OUTSIDE = "is outside of the folder that Snakemake runs in"
 NOT_OF_THE_HUB = "is not a data set of the hub"
 
 
@@ -101,7 +101,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[str | None]:
 
 
 @pytest.mark.parametrize("number", range(len(ASKED)), ids=[json.dumps(question) for question, _ in ASKED])
-def test_a_task_asks_for_files_of_the_study_or_of_the_hub(answers: list[str | None], number: int) -> None:
+def test_a_task_reads_study_or_hub_files(answers: list[str | None], number: int) -> None:
     said, expected = answers[number], ASKED[number][1]
     assert said is None if expected is None else expected in said, said
 
@@ -113,7 +113,7 @@ def bomb(levels: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_a_task_file_reads_nothing_outside_of_its_folder(tmp_path: Path, call: Callable) -> None:
+def test_a_task_file_stays_in_its_folder(tmp_path: Path, call: Callable) -> None:
     (tmp_path / "outside.yaml").write_text("task: outside\n")
     contents = {
         "good": ("include: base.yaml\ntask: mine\n", None),

@@ -1,4 +1,4 @@
-"""What asks an engine in another process: each answer is kept as it comes, and asked once."""
+"""An engine in another process: each answer is stored as it comes, and requested once."""
 
 import json
 import sys
@@ -68,7 +68,7 @@ def test_answers_come_in_order_and_are_asked_once(start: Callable, tmp_path: Pat
     assert len(read_questions(tmp_path)) == 3
 
 
-def test_a_run_that_was_killed_asks_the_rest_alone(start: Callable, tmp_path: Path) -> None:
+def test_a_killed_run_sends_only_the_rest(start: Callable, tmp_path: Path) -> None:
     start(lambda answers: list(answers.score(ENTRIES)))
     kept = tmp_path / "kept.jsonl"
     lines = kept.read_text().splitlines(keepends=True)
@@ -79,7 +79,7 @@ def test_a_run_that_was_killed_asks_the_rest_alone(start: Callable, tmp_path: Pa
     assert kept.read_text() == "".join(lines)
 
 
-def test_what_a_failure_of_the_machine_left_is_asked_again(start: Callable, tmp_path: Path) -> None:
+def test_damaged_answers_are_sent_again(start: Callable, tmp_path: Path) -> None:
     start(lambda answers: list(answers.score(ENTRIES)))
     kept = tmp_path / "kept.jsonl"
     lines = kept.read_bytes().splitlines(keepends=True)
@@ -88,7 +88,7 @@ def test_what_a_failure_of_the_machine_left_is_asked_again(start: Callable, tmp_
     assert kept.read_bytes() == b"".join(lines)
 
 
-def test_answers_of_other_weights_or_code_are_asked_anew(start: Callable, tmp_path: Path) -> None:
+def test_other_weights_or_code_discard_answers(start: Callable, tmp_path: Path) -> None:
     start(lambda answers: list(answers.score(ENTRIES)))
     assert start(lambda answers: (list(answers.score(ENTRIES)), answers.asked), {"files": "other"}) == (FOUND, 3)
 
@@ -96,14 +96,12 @@ def test_answers_of_other_weights_or_code_are_asked_anew(start: Callable, tmp_pa
 @pytest.mark.parametrize(
     ("facts", "asked"), [(("2", "cpu", "9"), 3), (("1", "cuda", "9"), 3), (("1", "cpu", "of other free memory"), 0)]
 )
-def test_answers_of_another_library_or_device_are_asked_anew(
-    start: Callable, facts: tuple[str, str, str], asked: int
-) -> None:
+def test_another_library_or_device_discards_answers(start: Callable, facts: tuple[str, str, str], asked: int) -> None:
     start(lambda answers: list(answers.score(ENTRIES)))
     assert start(lambda answers: (list(answers.score(ENTRIES)), answers.asked), facts=facts) == (FOUND, asked)
 
 
-def test_writing_ends_where_whoever_asks_says_so(start: Callable, tmp_path: Path) -> None:
+def test_the_caller_ends_a_text(start: Callable, tmp_path: Path) -> None:
     def write(answers: Answers) -> tuple[list[int], list[int], int]:
         some = answers.write([1], 10, lambda written: written[-1] == 7, ["."])
         return some, answers.write([1], 2, lambda written: False, []), answers.asked
@@ -112,7 +110,7 @@ def test_writing_ends_where_whoever_asks_says_so(start: Callable, tmp_path: Path
     assert start(write) == ([5, 6, 7], [5, 6], 0)
 
 
-def test_what_the_engines_process_says_last_is_the_error(start: Callable) -> None:
+def test_the_error_is_the_processs_last_line(start: Callable) -> None:
     with pytest.raises(UserError, match="the engine's process failed: the engine has no token 13"):
         start(lambda answers: list(answers.score([*ENTRIES, ([13], [[1]])])))
     with pytest.raises(UserError, match="no token 13"):  # and what came before is kept
@@ -120,7 +118,7 @@ def test_what_the_engines_process_says_last_is_the_error(start: Callable) -> Non
     assert start(lambda answers: (list(answers.score(ENTRIES)), answers.asked)) == (FOUND, 0)
 
 
-def test_scores_are_sums_of_log_probabilities_and_greedy_where_each_token_is_the_likeliest() -> None:
+def test_scores_are_sums_and_greedy_flags() -> None:
     engine = Fake()
     ids = [3, 1, 4, 1, 5, 9, 2, 6]
     table = perplexity.log_softmax(engine.table)
@@ -133,7 +131,7 @@ def test_scores_are_sums_of_log_probabilities_and_greedy_where_each_token_is_the
     assert found[0][1] is bool(engine.table[9].argmax() == 2 and likeliest == [6, 7])
 
 
-def test_many_texts_at_once_are_answered_as_one_by_one() -> None:
+def test_texts_together_are_answered_like_single_ones() -> None:
     engine = Fake()
     entries = [(list(range(1, 1 + size)), [[size % VOCAB], [1] * min(size, 4)]) for size in (9, 7, 7, 3, 1)]
     together = list(worker.score(engine, entries, VOCAB))
@@ -170,11 +168,11 @@ class Told(engines.Engine):
         return engines.Targets(own, np.full((len(own), self.top), 4), top)
 
 
-def test_an_engine_without_logits_knows_what_is_greedy_by_its_likeliest_tokens() -> None:
+def test_likeliest_tokens_decide_greedy_without_logits() -> None:
     assert list(worker.score(Told(2), [([1, 2], [[4], [5], [2, 4]])], VOCAB)) == [
         [(-1.0, True), (-2.0, False), (-3.0, False)]
     ]
-    with pytest.raises(UserError, match="log-probabilities alone"):
+    with pytest.raises(UserError, match="does not report its likeliest tokens"):
         list(worker.score(Told(0), [([1, 2], [[4]])], VOCAB))
 
 
@@ -184,22 +182,23 @@ import json, sys
 from pathlib import Path
 sys.path.insert(0, "scripts")
 import numpy as np, torch
-import answer, engines
+from quantmill import engines
+from quantmill.tasks import worker
 rng = np.random.default_rng(3)
 rows = rng.normal(0, 3, (6, 50)).astype(np.float32)
 continuations = [[4, 9, 2, 7, 1, 30], [int(rows[-1].argmax())], [3, 3]]
-read = lambda chunk: [answer.read(chunk[low:low + 4], continuations, 6, low) for low in (0, 4)]
-found = [answer.answers(read(chunk), continuations, 6) for chunk in (rows, torch.from_numpy(rows))]
+read = lambda chunk: [worker.read(chunk[low:low + 4], continuations, 6, low) for low in (0, 4)]
+found = [worker.answers(read(chunk), continuations, 6) for chunk in (rows, torch.from_numpy(rows))]
 engine = engines.load("transformers", Path(sys.argv[1]), "cpu", 1)
 texts = [list(range(5, 5 + size)) for size in (300, 150, 90, 88, 40, 12, 1)]
 entries = [(ids, [[7], [8, 9, 10][:len(ids)]]) for ids in texts]
-together = list(answer.score(engine, entries, 2048))
-alone = [each for entry in entries for each in answer.score(engine, [entry], 2048)]
+together = list(worker.score(engine, entries, 2048))
+alone = [each for entry in entries for each in worker.score(engine, [entry], 2048)]
 print(json.dumps({"kinds": found, "together": together, "alone": alone, "batches": list(engine._batches(texts))}))
 """
 
 
-def test_tensors_are_read_as_arrays_and_batches_of_texts_as_one_by_one(
+def test_tensors_and_batches_are_read_alike(
     call: Callable, tmp_path: Path, torch_python: Path, tools_python: Path
 ) -> None:
     steps = [

@@ -13,9 +13,7 @@ TASKS = "tasks: {names: [%s], limit: 6, include: tests/data/tasks}\n"
 
 
 @pytest.mark.slow
-def test_tasks_are_added_to_a_study_without_another_job_and_a_wrong_name_costs_tasks_alone(
-    demo: Path, call: Callable, tmp_path: Path
-) -> None:
+def test_tasks_join_a_study_alone(demo: Path, call: Callable, tmp_path: Path) -> None:
     root = study_of_demo(demo, tmp_path, FORMATS)
     config, python = root / "config/config.yaml", json.dumps({"lm-eval": str(interpreter("lm-eval"))})[1:-1]
     text = config.read_text().replace("interpreters: {", f"interpreters: {{{python}, ")

@@ -68,7 +68,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if "template" not in name])
-def test_prompts_of_tasks_are_read_as_tokenizer_json_says(found: dict[str, dict[str, Any]], name: str) -> None:
+def test_task_prompts_follow_tokenizer_json(found: dict[str, dict[str, Any]], name: str) -> None:
     assert found[name]["one"] == found[name]["many"] == found[name]["own"]
     assert found[name]["text"] == TEXT
     assert found[name]["ends"] == [0, 1]

@@ -22,7 +22,7 @@ FLOAT32 = json.dumps({"quantization": "float32"})
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, call: Call, tools_python: Path, torch_python: Path) -> Path:
-    """The demo's fp16 artifact, one of CTranslate2's of the same float32 arithmetic, and the documents of all tasks."""
+    """Make the demo's fp16 artifact, one of CTranslate2 with the same float32 arithmetic, and all documents."""
     folder = tmp_path_factory.mktemp("tasks")
     steps = [
         (tools_python, "fetch.link", "demo", folder / "source", "--kind", "demo"),
@@ -41,14 +41,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory, call: Call, tools_python: P
 
 
 @pytest.fixture(scope="module")
-def run(folder: Path, call: Call, torch_python: Path) -> Callable[..., dict[str, Any]]:
+def measure(folder: Path, call: Call, torch_python: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run tasks.measure on an artifact of the folder."""
+
+    def run(artifact: str, engine: str, out: Path, asked: dict[str, Any], *options: object) -> Any:
+        return call(
+            *(interpreter("lm-eval"), "scripts/quantmill", "tasks.measure", folder / artifact, out, "--engine", engine),
+            *("--python", torch_python, "--model", folder / "safetensors", "--device", "cpu"),
+            *("--tasks", json.dumps(asked), "--documents", *options),
+        )
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path, measure: Callable) -> Callable[..., dict[str, Any]]:
     def tasks(artifact: str, engine: str, out: str, *options: str, names: list[str] = ALL, **words: Any) -> Any:
         asked = {"names": names, "include": TASKS, "metrics": {}} | words
-        result = call(
-            *(interpreter("lm-eval"), "scripts/quantmill", "tasks.measure", folder / artifact, folder / "tasks" / out),
-            *("--engine", engine, "--python", torch_python, "--model", folder / "safetensors", "--device", "cpu"),
-            *("--tasks", json.dumps(asked), "--documents", *(folder / "documents" / name for name in names), *options),
-        )
+        documents = [folder / "documents" / name for name in names]
+        result = measure(artifact, engine, folder / "tasks" / out, asked, *documents, *options)
         assert result.returncode == 0, result.stderr
         return json.loads((folder / "tasks" / out).read_text())
 
@@ -62,7 +73,7 @@ def ours(run: Callable) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def theirs(folder: Path, call: Call) -> dict[str, Any]:
-    """What lm-evaluation-harness' own model says of the same artifact and tasks."""
+    """Return the results of lm-evaluation-harness' own model for the same artifact and tasks."""
     out = folder / "hf.json"
     result = call(interpreter("lm-eval"), "tests/tasks/tasks_checks.py", folder / "fp16", TASKS, out, *ALL)
     assert result.returncode == 0, result.stderr
@@ -94,7 +105,7 @@ def test_fp16_equals_lm_evaluation_harness_own_model(ours: dict[str, Any], their
         assert part["answers"] == [int(document[0][1]) for document in responses]
 
 
-def test_the_right_ones_are_where_the_answer_is_the_target(ours: dict[str, Any]) -> None:
+def test_correct_answers_are_the_targets(ours: dict[str, Any]) -> None:
     part = ours["tasks"]["endings"]["tasks"]["endings"]
     rows = [json.loads(line) for line in Path(REPO, TASKS, "endings.jsonl").read_text().splitlines()]
     assert part["ids"] == list(range(len(rows))) and part["documents"] == part["of"] == len(rows)
@@ -105,7 +116,7 @@ def test_the_right_ones_are_where_the_answer_is_the_target(ours: dict[str, Any])
     assert [each["choices"] for each in part["texts"]] == [row["endings"] for row in rows]
 
 
-def test_another_engine_with_the_same_arithmetic_gives_the_same_answers(ours: dict[str, Any], run: Callable) -> None:
+def test_engines_of_equal_arithmetic_answer_alike(ours: dict[str, Any], run: Callable) -> None:
     other = run("ct2-float32", "ctranslate2", "ct2-float32.json")
     for name in ALL:
         for task, part in other["tasks"][name]["tasks"].items():
@@ -118,7 +129,7 @@ def test_another_engine_with_the_same_arithmetic_gives_the_same_answers(ours: di
 
 
 @pytest.mark.slow
-def test_a_metric_is_chosen_and_its_answers_with_it(ours: dict[str, Any], run: Callable) -> None:
+def test_the_chosen_metric_gives_the_answers(ours: dict[str, Any], run: Callable) -> None:
     found = run("fp16", "transformers", "fp16.json", names=["endings"], metrics={"endings": "acc_norm"})
     mine, plain = found["tasks"]["endings"], ours["tasks"]["endings"]
     assert (mine["metric"], plain["metric"]) == ("acc_norm,none", "acc,none")
@@ -133,7 +144,7 @@ def test_a_metric_is_chosen_and_its_answers_with_it(ours: dict[str, Any], run: C
 
 
 @pytest.mark.slow
-def test_a_limit_draws_the_same_documents_for_every_cell_by_the_seed(run: Callable, folder: Path) -> None:
+def test_a_limit_draws_documents_by_the_seed(run: Callable, folder: Path) -> None:
     few = {"names": ["endings", "last_words"], "limit": 7}
     one = run("fp16", "transformers", "fp16.json", "--seed", "3", **few)
     kept = (folder / "tasks/.fp16.answers.jsonl").read_text()
@@ -181,9 +192,9 @@ doc_to_target: right
         ((), ""),
         (('"{{beginning}}"', "!function evil.text"), "a task there wants to run Python (!function evil.text)"),
         (('"{{beginning}}"', "!function os.getcwd"), "a task there wants to run Python (!function os.getcwd)"),
-        (('"{{beginning}}"', "\"{{''.__class__.__mro__[1].__subclasses__()}}\""), "tasks: mine: cannot be made (Sec"),
+        (('"{{beginning}}"', "\"{{''.__class__.__mro__[1].__subclasses__()}}\""), "tasks: mine: cannot be loaded (Sec"),
         (("endings.jsonl", "gone.jsonl"), "tests/data/tasks/gone.jsonl: is not there; data_files are relative"),
-        (("test_split: test", "test_split: other"), "tasks: mine: cannot be made (KeyError: 'other')"),
+        (("test_split: test", "test_split: other"), "tasks: mine: cannot be loaded (KeyError: 'other')"),
         (
             (": json\ndataset_kwargs: {data_files: {test: tests/data/tasks/endings.jsonl}}", ": acme/none"),
             "acme/none: revision main is not in the cache",
@@ -199,13 +210,11 @@ doc_to_target: right
         ),
         (("multiple_choice", "generate_until\ngeneration_kwargs: {do_sample: true}"), "tasks: mine wants samples"),
         (("task: mine", "task: another"), "has no task 'mine'"),
-        (("task: mine", "group: mine\ntask: [endings]"), "tasks: mine has no figure of all its tasks; name those"),
+        (("task: mine", "group: mine\ntask: [endings]"), "tasks: mine has no figure for all its tasks; name those"),
     ],
 )
 @pytest.mark.slow
-def test_a_task_of_ones_own_is_refused_in_a_line_and_runs_no_code(
-    tmp_path: Path, call: Call, change: tuple[str, str], said: str
-) -> None:
+def test_a_users_task_runs_no_code(tmp_path: Path, call: Call, change: tuple[str, str], said: str) -> None:
     mine = tmp_path / "own"
     write_task(mine, "mine", MINE.replace(*change) if change else MINE)
     (mine / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ntext = str\n")
@@ -220,7 +229,7 @@ def test_a_task_of_ones_own_is_refused_in_a_line_and_runs_no_code(
     assert not (tmp_path / "out/mine").exists()
 
 
-def test_a_task_that_is_not_there_is_an_error_that_names_the_nearest(tmp_path: Path, call: Call) -> None:
+def test_an_unknown_task_names_the_nearest(tmp_path: Path, call: Call) -> None:
     write_task(tmp_path / "own", "mine", MINE)
     result = call(interpreter("lm-eval"), "-c", UNKNOWN, tmp_path / "own")
     assert result.stdout.splitlines()[-1].endswith("has no task 'mien'; did you mean 'mine'?"), result.stderr
@@ -240,26 +249,12 @@ except UserError as error:
 """
 
 
-def test_documents_that_were_not_fetched_are_asked_of_nobody(
-    folder: Path, call: Call, torch_python: Path, tmp_path: Path
-) -> None:
+def test_missing_documents_are_not_downloaded(folder: Path, measure: Callable, tmp_path: Path) -> None:
     shutil.copytree(folder / "documents/endings", tmp_path / "endings")
     for data in tmp_path.glob("endings/*/"):
         shutil.rmtree(data)
-    asked = json.dumps({"names": ["endings"], "include": TASKS})
-    result = call(
-        *(
-            interpreter("lm-eval"),
-            "scripts/quantmill",
-            "tasks.measure",
-            folder / "fp16",
-            tmp_path / "out.json",
-            "--engine",
-            "transformers",
-        ),
-        *("--python", torch_python, "--model", folder / "safetensors", "--tasks", asked, "--device", "cpu"),
-        *("--documents", tmp_path / "endings"),
-    )
+    asked = {"names": ["endings"], "include": TASKS}
+    result = measure("fp16", "transformers", tmp_path / "out.json", asked, tmp_path / "endings")
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1].startswith("error: json: is not among the documents of the tasks")
     assert not (tmp_path / "out.json").exists()
@@ -271,9 +266,7 @@ HUB = MINE.replace("json\n", "acme/endings\n").replace(
 
 
 @pytest.mark.slow
-def test_data_of_the_hub_comes_at_a_recorded_commit_and_is_read_offline(
-    tmp_path: Path, call: Call, folder: Path, torch_python: Path
-) -> None:
+def test_hub_data_has_a_commit_and_works_offline(tmp_path: Path, call: Call, measure: Callable) -> None:
     mine, rows = tmp_path / "own", Path(REPO, TASKS, "endings.jsonl").read_bytes()
     write_task(mine, "mine", HUB)
     with serve() as hub:
@@ -288,20 +281,8 @@ def test_data_of_the_hub_comes_at_a_recorded_commit_and_is_read_offline(
     assert (data["hub"], data["revision"], data["commit"]) == ("acme/endings", "main", repository.commit)
     assert facts["documents"] == {"mine": 24}
     shutil.rmtree(tmp_path / "home")
-    asked = json.dumps({"names": ["mine"], "include": str(mine)})
-    result = call(
-        *(
-            interpreter("lm-eval"),
-            "scripts/quantmill",
-            "tasks.measure",
-            folder / "fp16",
-            tmp_path / "fp16.json",
-            "--engine",
-            "transformers",
-        ),
-        *("--python", torch_python, "--model", folder / "safetensors", "--tasks", asked, "--device", "cpu"),
-        *("--documents", tmp_path / "out/mine"),
-    )
+    asked = {"names": ["mine"], "include": str(mine)}
+    result = measure("fp16", "transformers", tmp_path / "fp16.json", asked, tmp_path / "out/mine")
     assert result.returncode == 0, result.stderr
     found = json.loads((tmp_path / "fp16.json").read_text())
     assert found["data"] == facts["data"]

@@ -16,7 +16,7 @@ Rows = dict[str, dict[str, Any]]
 
 
 def add_cells(demo: Path, folder: Path, call: Callable, config: str) -> tuple[Path, str]:
-    """A copy of the finished demo after the study that `config` makes of it; what Snakemake said."""
+    """Copy the finished demo and run the study of `config` there; return it and Snakemake's output."""
     root = study_of_demo(demo, folder, config)
     result = call(SNAKEMAKE, "--cores", "8", "report", cwd=root)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -75,7 +75,7 @@ def test_options_reach_the_engine(study: tuple[Path, str]) -> None:
     assert 0 < found["fp16@half"]["kld_mean"] < 1e-3
 
 
-def test_somebody_elses_artifact_has_the_figures_of_ours_when_it_is_the_same(study: tuple[Path, str]) -> None:
+def test_an_equal_prebuilt_artifact_has_equal_figures(study: tuple[Path, str]) -> None:
     found = rows(study[0])
     for theirs, ours in (("theirs", "gptq-int4"), ("theirs-ct2", "ct2-int8")):
         assert found[theirs]["perplexity"] == pytest.approx(found[ours]["perplexity"], rel=1e-12)
@@ -87,7 +87,7 @@ def test_somebody_elses_artifact_has_the_figures_of_ours_when_it_is_the_same(stu
 
 
 def test_only_the_new_cells_were_measured(study: tuple[Path, str]) -> None:
-    """What the demo had is neither built nor measured again for its new runs."""
+    """Nothing of the demo is built or measured again for its new runs."""
     ran = re.findall(r"^(?:local)?rule (\w+):$", study[1], re.MULTILINE)
     assert sorted(set(ran) - {"report"}) == ["latency", "page", "prebuilt", "quality", "study"]
     cells = re.findall(r"wildcards: model=demo, cell=([\w@.-]+)", study[1])
@@ -127,6 +127,6 @@ runs:
     assert found["gptq-g32"]["bits_per_weight"] > found["gptq-int4"]["bits_per_weight"]
     assert found["gptq-g32"]["artifact"]["format"] == "gptq-g32"
     built = re.findall(
-        r"^(?:local)?rule quantize:\n(?:    .*\n)*?    wildcards: model=demo, format=([\w-]+)", said, re.MULTILINE
+        r"^rule artifact:\n(?:    .*\n)*?    wildcards: model=demo, artifact=([\w-]+)", said, re.MULTILINE
     )
     assert set(built) - {"autogptq-int4"} == {"gptq-g32"}  # the slow tests' demo holds auto-gptq's already

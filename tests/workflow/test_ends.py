@@ -1,10 +1,11 @@
-"""How a run of Snakemake ends: in one line for what its user can mend, and always so that the same command goes on."""
+"""The end of a Snakemake run: one line for the user's errors, and the same command always goes on."""
 
 import os
 import re
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,20 +19,31 @@ STUDY = "models: {demo: {source: demo}}\nformats: [fp16]\n"
 SECONDS = 60  # until a run that was told to end has ended
 
 
+@pytest.fixture(scope="module")
+def clone(checkout: Callable[[], Path], tools_python: Path) -> Path:
+    """Copy the project; nothing is made in the copy."""
+    clone = checkout()
+    (clone / ".venv").symlink_to(REPO / ".venv")
+    return clone
+
+
 @pytest.fixture
-def root(checkout: Callable[[], Path], tools_python: Path) -> Path:
-    """A copy of the project with a study."""
+def root(clone: Path) -> Path:
+    """Write a study into it."""
+    (clone / "study.yaml").write_text(with_interpreters(STUDY))
+    return clone
+
+
+@pytest.fixture
+def slow(checkout: Callable[[], Path], tools_python: Path) -> Path:
+    """Copy the project with a study whose jobs make a file `begun`, and wait for one `quick`."""
     root = checkout()
-    (root / "study.yaml").write_text(with_interpreters(STUDY))
-    return root
-
-
-@pytest.fixture
-def slow(root: Path, tools_python: Path) -> Path:
-    """The same, whose jobs take a second more than they need; a job that runs is a file `begun`."""
     python = root / "slow python"
-    python.write_text(f'#!/bin/sh\ntouch "{root}/begun"\nsleep 1\nexec {tools_python} "$@"\n')
+    python.write_text(
+        f'#!/bin/sh\ntouch "{root}/begun"\nuntil [ -e "{root}/quick" ]; do sleep 0.1; done\nexec {tools_python} "$@"\n'
+    )
     python.chmod(0o755)
+    (root / "study.yaml").write_text(with_interpreters(STUDY))
     study = root / "study.yaml"
     study.write_text(study.read_text().replace(str(tools_python), str(python)))
     return root
@@ -89,8 +101,7 @@ def test_a_folder_that_cannot_be_written(root: Path) -> None:
 
 
 @pytest.mark.parametrize("home", ["/proc/none", "/etc/passwd", None])
-def test_a_home_that_holds_nothing_is_none_of_makes_needs(root: Path, home: str | None) -> None:
-    (root / ".venv").symlink_to(REPO / ".venv")
+def test_make_needs_no_home(root: Path, home: str | None) -> None:
     (root / "study.yaml").write_text("models: {}\n")
     environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_CACHE_HOME")}
     environment |= {"HOME": home} if home else {}
@@ -100,9 +111,7 @@ def test_a_home_that_holds_nothing_is_none_of_makes_needs(root: Path, home: str 
     assert any(line.startswith("config error: models") for line in done.stderr.splitlines()), done.stderr
 
 
-def test_a_clone_at_an_odd_path_is_run_from_elsewhere(
-    checkout: Callable[..., Path], tools_python: Path, tmp_path: Path
-) -> None:
+def test_a_clone_at_an_odd_path_runs(checkout: Callable[..., Path], tools_python: Path, tmp_path: Path) -> None:
     clone, here = checkout(tmp_path / "a b$c'd\"é"), tmp_path / "here"
     here.mkdir()
     (here / "my study.yaml").write_text(with_interpreters(STUDY))
@@ -140,10 +149,14 @@ def test_every_word_of_a_shell_command_is_quoted() -> None:
     ids=["SIGHUP", "SIGHUP to all", "SIGTERM", "SIGTERM to all", "Ctrl-C twice", "SIGKILL to all"],
 )
 def test_the_same_command_goes_on(slow: Path, signals: list[signal.Signals], group: bool) -> None:
-    process = start(slow, TARGETS[0], start_new_session=True)  # one job, which sleeps then and does not import
-    wait_for((slow / "begun").exists)
+    process = start(slow, *TARGETS, start_new_session=True)
+    # one job waits; Ctrl-C while the other's interpreter starts, before a line of ours, prints Python's own traceback
+    other = slow / ("artifacts/report/study.json" if signal.SIGINT in signals else "artifacts/report")
+    wait_for(lambda: (slow / "begun").exists() and other.exists())
+    time.sleep(0.1)  # until Snakemake has handed both over
     for number in signals:
         (os.killpg if group else os.kill)(process.pid, number)
+    (slow / "quick").touch()
     told, _ = process.communicate(timeout=SECONDS)
     assert process.returncode != 0
     assert "Traceback" not in told
@@ -156,13 +169,14 @@ def test_a_signal_while_jobs_are_planned(slow: Path) -> None:
     process = start(slow, *TARGETS, start_new_session=True)
     wait_for((slow / ".snakemake/log").exists)
     os.kill(process.pid, signal.SIGTERM)
+    (slow / "quick").touch()
     process.communicate(timeout=SECONDS)
     shutil.rmtree(slow / "artifacts", ignore_errors=True)
     code, told = run(slow, *TARGETS)
     assert code == 0, told
 
 
-def test_no_solver_holds_the_schedulers_lock_when_a_signal_comes() -> None:
+def test_profiles_use_the_greedy_scheduler() -> None:
     """Snakemake's handler of SIGTERM waits for that lock, and what it has interrupted holds it while it solves."""
     profile = yaml.safe_load((REPO / "profiles/default/config.v8+.yaml").read_text())
     assert profile["scheduler"] == "greedy"

@@ -43,7 +43,7 @@ pump(server.stdout.fileno(), 1)
 
 
 def prepare(root: Path) -> Path:
-    """The study of one format; the environments of this checkout serve it."""
+    """Write a study of one format, with the environments of this checkout."""
     (root / "study.yaml").write_text(with_interpreters("models: {demo: {source: demo}}\nformats: [fp16]\n"))
     return root
 
@@ -82,7 +82,7 @@ def check_next_run(root: Path, undisturbed: dict[str, str]) -> None:
 
 @contextmanager
 def mount(folder: Path, *options: str) -> Iterator[Path]:
-    """A file system of its own in memory; the test is skipped where there can be none."""
+    """Mount a file system in memory, or skip the test."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", *options, "tmpfs", str(folder)]
     made = subprocess.run(command, capture_output=True, text=True)
@@ -154,7 +154,7 @@ def test_a_read_only_file_system(root: Path, tmp_path: Path) -> None:
 
 
 def test_a_killed_worker(root: Path, tools_python: Path, undisturbed: dict[str, str]) -> None:
-    """kill -9 of a job's program: what does not depend on it is made all the same, and the next run makes the rest."""
+    """Jobs that do not depend on a program that kill -9 ended are made, and the next run makes the rest."""
     python, moments = root / "python", random.Random(1)
     study = (root / "study.yaml").read_text()
     (root / "study.yaml").write_text(study.replace(str(tools_python), str(python)))
@@ -176,7 +176,7 @@ def test_a_killed_worker(root: Path, tools_python: Path, undisturbed: dict[str, 
 
 
 def test_a_killed_snakemake(root: Path, undisturbed: dict[str, str]) -> None:
-    """kill -9 of Snakemake, whose jobs run on, and by turns of its jobs as well."""
+    """Snakemake is ended by kill -9, and in turn its jobs as well."""
     moments, killed = random.Random(0), 0
     while killed < ROUNDS:
         shutil.rmtree(root / "artifacts", ignore_errors=True)
@@ -200,7 +200,7 @@ def test_a_killed_snakemake(root: Path, undisturbed: dict[str, str]) -> None:
 
 
 def has_ended(session: int) -> bool:
-    """Whether no process of a session runs any more."""
+    """Return whether all processes of a session have ended."""
     command = ["ps", "-o", "stat=", "--sid", str(session)]
     found = subprocess.run(command, capture_output=True, text=True).stdout
     return all(state.startswith("Z") for state in found.split())
@@ -231,7 +231,7 @@ def set_times(folder: Path, seconds: float) -> None:
 
 @contextmanager
 def mount_slowly(folder: Path, place: Path) -> Iterator[Path]:
-    """A folder over a network file system (SFTP) that is slow to answer; the test is skipped where there is none."""
+    """Mount a folder by a slow network file system (SFTP), or skip the test."""
     server = Path("/usr/lib/openssh/sftp-server")
     if not (shutil.which("sshfs") and shutil.which("fusermount3") and server.exists() and Path("/dev/fuse").exists()):
         pytest.skip("sshfs is not installed: apt-get install sshfs openssh-sftp-server")

@@ -15,7 +15,7 @@ PROMPTS = 9  # config/prompts.txt: three on programming, three literary, three o
 
 @pytest.fixture
 def folder(tmp_path: Path, torch_python: Path, tools_python: Path) -> Path:
-    """The page's workflow in an empty folder, with this checkout as its `quantmill`."""
+    """Write the page's workflow into an empty folder, with this checkout as its `quantmill`."""
     page = (REPO / "docs/MODULE.md").read_text()
     for language, name in (("python", "Snakefile"), ("yaml", "config.yaml")):
         (text,) = re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
@@ -30,24 +30,16 @@ def test_a_dry_run_plans_the_whole_demo(folder: Path, call: Callable) -> None:
     said = result.stdout + result.stderr
     planned = Counter(re.findall(r"^(?:local)?rule (\w+):$", said, re.MULTILINE))
     planned.pop("quantmill_environment", None)  # those that this checkout has not built yet
-    once = (
-        "source",
-        "tensors",
-        "safetensors",
-        "fp16",
-        "mlc_library",
-        "expected_predictions",
-        "reference_logits",
-    )
     jobs = Counter({"latency": 6, "quality": 6, "tokens": 3, "artifact": 6})
-    jobs.update([*once, "noise_floor", "study", "page"])
+    jobs.update(["source", "tensors", "safetensors", "mlc_library", "expected_predictions"])
+    jobs.update(["reference_logits", "noise_floor", "study", "page"])
     assert planned == {"all": 1, "count_prompts": 1} | {f"quantmill_{name}": count for name, count in jobs.items()}
     places, programs = zip(*re.findall(r"(\S+/scripts/quantmill) (\w+\.\w+)", said), strict=True)
     assert {(folder / place).resolve() for place in places} == {REPO / "scripts/quantmill"}
     assert len(set(programs)) > 10
 
 
-def test_a_rule_of_ones_own_reads_what_the_module_made(folder: Path, call: Callable) -> None:
+def test_a_users_rule_reads_the_modules_files(folder: Path, call: Callable) -> None:
     result = call(SNAKEMAKE, "--cores", "2", "prompts.txt", "artifacts/report/study.json", cwd=folder)
     assert result.returncode == 0, result.stderr
     assert (folder / "prompts.txt").read_text().split() == [str(PROMPTS)]
@@ -60,7 +52,7 @@ def test_a_rule_of_ones_own_reads_what_the_module_made(folder: Path, call: Calla
     assert "Nothing to be done" in again.stdout + again.stderr
 
 
-def test_a_mistake_in_the_modules_config_is_one_line(folder: Path, call: Callable) -> None:
+def test_the_modules_config_fails_in_one_line(folder: Path, call: Callable) -> None:
     (folder / "config.yaml").write_text("quantmill: {models: {demo: {source: demo}}, format: [fp16]}\n")
     result = call(SNAKEMAKE, "-n", cwd=folder)
     assert result.returncode == 1

@@ -125,7 +125,7 @@ def test_looking_needs_no_lock(roots: list[Path], tmp_path: Path) -> None:
     holder.communicate()
 
 
-def test_an_environment_is_not_built_while_another_workflow_works(roots: list[Path], tmp_path: Path) -> None:
+def test_environments_wait_for_another_workflow(roots: list[Path], tmp_path: Path) -> None:
     holder = hold(tmp_path / "shared")
     assert holder.stdout.readline() == "held\n"
     code, told = run(roots[0], "envs/tools")
@@ -136,7 +136,7 @@ def test_an_environment_is_not_built_while_another_workflow_works(roots: list[Pa
 
 
 def hold(folder: Path, *later: str) -> subprocess.Popen[str]:
-    """A program that holds the lock until its input ends; `later`: it takes it a line of input after it has planned."""
+    """Start a program that holds the lock until its input ends. `later`: it takes it after a line of input."""
     command = [sys.executable, "-c", LOCK, str(folder), *later]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=REPO, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
@@ -151,7 +151,7 @@ def test_the_lock_is_free_however_its_holder_ends(tmp_path: Path, end: signal.Si
     assert hold(tmp_path).communicate()[0] == "held\n"
 
 
-def test_what_was_planned_before_another_worked_is_not_done(tmp_path: Path) -> None:
+def test_an_outdated_plan_is_not_run(tmp_path: Path) -> None:
     late = hold(tmp_path, "later")
     assert late.stdout.readline() == "planned\n"
     assert hold(tmp_path).communicate()[0] == "held\n"

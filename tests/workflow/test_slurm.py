@@ -38,7 +38,7 @@ ELSEWHERE = {"source", "tensors", "safetensors", "tokens", "page"}
 
 
 def run(*command: str) -> str:
-    """What a command printed."""
+    """Return the output of a command."""
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
@@ -65,7 +65,7 @@ def jobs(column: str, *options: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A Slurm that runs, and what was in /etc/slurm again afterwards."""
+    """Start Slurm; restore /etc/slurm afterwards."""
     folder = tmp_path_factory.mktemp("slurm")
     before = files(ETC)
     started = start(folder)
@@ -80,7 +80,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def make_study(checkout: Callable[[], Path]) -> Callable[[], Path]:
-    """A fresh copy of the project with short texts, and a Python that writes down when it ran what on which card."""
+    """Copy the project with short texts, and a Python that records when it ran what on which GPU."""
     environments = {env: interpreter(env) for env in ("torch", "tools")}
 
     def make() -> Path:
@@ -109,7 +109,7 @@ def make_study(checkout: Callable[[], Path]) -> Callable[[], Path]:
 
 @pytest.fixture(scope="module")
 def plain(make_study: Callable[[], Path]) -> Path:
-    """The study's quality on one machine, without Slurm."""
+    """Measure the study's quality on one machine, without Slurm."""
     root = make_study()
     targets = [f"artifacts/demo/quality/{name}.json" for name in SCORED]
     command = [*SNAKEMAKE, "--cores", "8", *targets, "--configfile", "study.yaml"]
@@ -120,7 +120,7 @@ def plain(make_study: Callable[[], Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def study_run(cluster: Path, make_study: Callable[[], Path]) -> Path:
-    """The study through Slurm."""
+    """Run the study through Slurm."""
     root = make_study()
     command = [*SNAKEMAKE, *SUBMIT, "report", "--configfile", "study.yaml"]
     result = subprocess.run(command, cwd=root, capture_output=True, text=True)
@@ -131,7 +131,7 @@ def study_run(cluster: Path, make_study: Callable[[], Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def failed_run(study_run: Path) -> tuple[Path, str]:
-    """The same folder after a run whose jobs Slurm ended: one cancelled, one over its memory, one over its time. With
+    """Run it again; Slurm ends some jobs: one cancelled, one over its memory, one over its time. With
     what Snakemake printed."""
     (study_run / "artifacts/demo/quality/noise-floor.json").unlink()
     (study_run / "ran").unlink()
@@ -155,7 +155,7 @@ def resume_node() -> bool:
 
 @pytest.fixture(scope="module")
 def repaired_run(failed_run: tuple[Path, str]) -> Path:
-    """The same folder after a run without these limits, while the node with the cards goes DOWN and comes back."""
+    """Run it again without these limits, while the node with the GPUs goes DOWN and comes back."""
     root, _ = failed_run
     command = [*SNAKEMAKE, *SUBMIT, "report", "--configfile", "study.yaml"]
     with (root / "printed").open("w+") as printed:
@@ -180,7 +180,7 @@ def quality(root: Path, name: str) -> dict:
 
 
 def failure_reason(printed: str, rule: str) -> str:
-    """The line in which Snakemake says why a rule's job failed."""
+    """Return Snakemake's line about the failure of a rule's job."""
     _, _, after = printed.partition(f"Error in rule {rule}:\n")
     return after.split("\n", 1)[0]
 
@@ -202,7 +202,7 @@ def test_quality_is_the_same_through_slurm(study_run: Path, plain: Path, name: s
     assert quality(study_run, name) == quality(plain, name)
 
 
-def test_measurements_go_to_a_card_and_the_rest_elsewhere(study_run: Path) -> None:
+def test_only_measurements_go_to_a_gpu(study_run: Path) -> None:
     partitions = {"cpu": set(), "gpu": set()}
     for comment, partition in jobs("%P", "--states=all").items():
         partitions[partition].add(comment.removeprefix("rule_").split("_wildcards")[0])
@@ -226,7 +226,7 @@ def test_jobs_never_share_a_card(study_run: Path) -> None:
     assert any(a[0] < b[1] and b[0] < a[1] for a in spans["0"] for b in spans["1"])
 
 
-def test_a_job_over_its_memory_fails_and_slurms_log_says_why(failed_run: tuple[Path, str]) -> None:
+def test_a_job_over_its_memory_says_why(failed_run: tuple[Path, str]) -> None:
     root, printed = failed_run
     assert "SLURM status is: 'FAILED'" in failure_reason(printed, "noise_floor")
     (log,) = (root / "artifacts/logs/slurm/rule_noise_floor").rglob("*.log")
@@ -235,7 +235,7 @@ def test_a_job_over_its_memory_fails_and_slurms_log_says_why(failed_run: tuple[P
     assert not (root / "artifacts/demo/quality/noise-floor.json").exists()
 
 
-def test_a_cancelled_job_and_one_over_its_time_leave_nothing(failed_run: tuple[Path, str]) -> None:
+def test_cancelled_and_timed_out_jobs_leave_nothing(failed_run: tuple[Path, str]) -> None:
     root, printed = failed_run
     assert "SLURM status is: 'CANCELLED'" in printed
     assert "SLURM status is: 'TIMEOUT'" in printed
@@ -243,7 +243,7 @@ def test_a_cancelled_job_and_one_over_its_time_leave_nothing(failed_run: tuple[P
     assert list((root / "artifacts/demo").glob("latency/*")) == []
 
 
-def test_a_rerun_waits_for_a_node_that_was_down_and_finishes(repaired_run: Path, plain: Path) -> None:
+def test_a_rerun_waits_for_a_down_node(repaired_run: Path, plain: Path) -> None:
     assert {path.name for path in (repaired_run / "artifacts/demo/latency").iterdir()} == {"fp16.json", "ct2-int8.json"}
     assert quality(repaired_run, "noise-floor") == quality(plain, "noise-floor")
     rows = json.loads((repaired_run / "artifacts/report/results.json").read_text())["rows"]

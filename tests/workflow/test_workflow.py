@@ -17,7 +17,7 @@ from workflows import SNAKEMAKE, jobs, rows
 
 @pytest.fixture(scope="module")
 def demo(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy, to be changed."""
+    """Copy the demo, to change it."""
     return shutil.copytree(demo, tmp_path_factory.mktemp("workflow") / "demo", symlinks=True)
 
 
@@ -53,7 +53,7 @@ def test_ct2_float32_has_the_perplexity_of_transformers(demo: Path) -> None:
     assert abs(candidate["kld_mean"]) < 1e-6
 
 
-def test_a_reference_that_is_computed_again_gives_the_same_figures(demo: Path, call: Callable, tmp_path: Path) -> None:
+def test_a_recomputed_reference_gives_equal_figures(demo: Path, call: Callable, tmp_path: Path) -> None:
     study = tmp_path / "study.yaml"
     study.write_text((demo / "config/config.yaml").read_text() + "reference_logits: recompute\n")
     options = ("--configfile", study, "--forcerun", "quality", "--", "artifacts/demo/quality/mlc-q4f16_1.json")
@@ -75,7 +75,7 @@ def test_a_reference_that_is_computed_again_gives_the_same_figures(demo: Path, c
         assert recomputed[name] == pytest.approx(value, rel=1e-3), name
 
 
-def test_the_noise_floor_is_measured_and_lies_below_what_int8_changes(demo: Path) -> None:
+def test_the_noise_floor_is_below_int8(demo: Path) -> None:
     floor = json.loads((demo / "artifacts/demo/quality/noise-floor.json").read_text())
     assert floor["compute_type"] == "float16"
     assert 0 < floor["summary"]["kld_mean"] < 1e-4
@@ -90,7 +90,7 @@ def test_the_noise_floor_is_measured_and_lies_below_what_int8_changes(demo: Path
     assert verdicts["mlc-q4f16_1"] == "worse"  # int8 is a tie on one processor and worse on another: docs/FOOTGUNS.md
 
 
-def test_four_bits_cost_something_and_the_pairs_show_it(demo: Path) -> None:
+def test_four_bits_have_a_paired_loss(demo: Path) -> None:
     results = json.loads((demo / "artifacts/report/results.json").read_text())
     ratios = {row["format"]: row["perplexity_ratio"] for row in results["rows"]}
     assert ratios["mlc-q4f16_1"]["low"] > 1
@@ -117,7 +117,7 @@ def test_latency_keeps_every_raw_time(demo: Path) -> None:
         assert result["deterministic"]
 
 
-def test_engines_of_the_same_arithmetic_write_the_same_text(demo: Path) -> None:
+def test_engines_of_equal_arithmetic_write_alike(demo: Path) -> None:
     outputs = []
     for name in ("fp16", "ct2-float32", "ct2-float16"):
         result = json.loads((demo / f"artifacts/demo/latency/{name}.json").read_text())
@@ -125,7 +125,7 @@ def test_engines_of_the_same_arithmetic_write_the_same_text(demo: Path) -> None:
     assert outputs[0] == outputs[1] == outputs[2]
 
 
-def test_the_source_was_bin_and_the_manifest_says_what_made_each(demo: Path) -> None:
+def test_the_manifest_names_source_and_tool(demo: Path) -> None:
     manifest = json.loads((demo / "artifacts/demo/ct2-int8/quantmill.json").read_text())
     assert manifest["format"] == "ct2-int8"
     assert manifest["engine"] == "ctranslate2"
@@ -181,20 +181,20 @@ def test_an_edit_reruns_what_depends_on_it(demo: Path, call: Callable, edited: s
 def test_a_new_format_runs_only_its_own_jobs(demo: Path, call: Callable) -> None:
     file = demo / "rules/formats/copy.smk"
     file.write_text(
-        (demo / "rules/formats/fp16.smk").read_text().replace("fp16", "copy16").replace("build_copy16", "build_fp16")
+        (demo / "rules/formats/fp16.smk").read_text().replace("fp16", "copy16").replace("build.copy16", "build.fp16")
     )
     config = demo / "config/config.yaml"
     original = config.read_text()
     try:
         config.write_text(original.replace("ct2-float32,", "ct2-float32, copy16,"))
-        assert jobs(call, demo) == {"copy16 copy16", "latency copy16", "quality copy16", "study", "page", "report"}
+        assert jobs(call, demo) == {"artifact copy16", "latency copy16", "quality copy16", "study", "page", "report"}
     finally:
         file.unlink()
         config.write_text(original)
 
 
 @pytest.mark.skipif(not AUTOGPTQ, reason="envs/autogptq wants Python 3.11")
-def test_a_format_that_is_off_by_default_joins_the_report_when_named(demo: Path, call: Callable) -> None:
+def test_a_format_off_by_default_joins_when_named(demo: Path, call: Callable) -> None:
     config = demo / "config/config.yaml"
     original = config.read_text()
     try:
@@ -202,11 +202,11 @@ def test_a_format_that_is_off_by_default_joins_the_report_when_named(demo: Path,
         planned = jobs(call, demo)
     finally:
         config.write_text(original)
-    rest = {"quantize autogptq-int4", "quality autogptq-int4", "study", "page", "report"}
+    rest = {"artifact autogptq-int4", "quality autogptq-int4", "study", "page", "report"}
     assert planned - rest == {"latency autogptq-int4"}
 
 
-def test_the_page_is_one_file_that_draws_without_a_network(demo: Path, tmp_path: Path) -> None:
+def test_the_page_draws_without_a_network(demo: Path, tmp_path: Path) -> None:
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if not chromium:
         pytest.skip("chromium is not installed")
@@ -220,7 +220,7 @@ def test_the_page_is_one_file_that_draws_without_a_network(demo: Path, tmp_path:
     assert not re.search(r"""(?:src|href)=["']https?:""", result.stdout)
 
 
-def test_mlc_llm_of_the_users_is_asked_to_convert(demo: Path, call: Callable, tmp_path: Path) -> None:
+def test_the_users_mlc_llm_converts(demo: Path, call: Callable, tmp_path: Path) -> None:
     config = (demo / "config/config.yaml").read_text()
     study = tmp_path / "study.yaml"
     given = config.replace("interpreters: {", f'interpreters: {{"mlc_llm": "{sys.executable}", ')
@@ -231,7 +231,7 @@ def test_mlc_llm_of_the_users_is_asked_to_convert(demo: Path, call: Callable, tm
     assert f"--mlc-llm-python={sys.executable}" in result.stdout + result.stderr
 
 
-def test_snakemakes_own_report_holds_every_figure_with_a_caption(demo: Path, call: Callable, tmp_path: Path) -> None:
+def test_snakemakes_report_has_captioned_figures(demo: Path, call: Callable, tmp_path: Path) -> None:
     """Made without a network."""
     out, nowhere = tmp_path / "report.html", "http://127.0.0.1:9"  # a proxy that is not there
     result = call(SNAKEMAKE, "--report", out, cwd=demo, HTTPS_PROXY=nowhere, HTTP_PROXY=nowhere)

@@ -1,7 +1,7 @@
 """What must be right in a load's answers before its figures are shown. What a check finds has one line.
 
-A finding that `refuses` takes the figures away; the others are notes beside them. serving.load_checks asks whether the
-server and the client worked evenly, serving.agreement whether it answers as it predicts.
+A finding that `refuses` takes the figures away; the others are notes beside them. loads.load_checks asks whether the
+server and the client worked evenly, loads.agreement whether it answers as it predicts.
 """
 
 from collections import Counter
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from quantmill.client.connection import NO_FILES
-from quantmill.client.dialects import Prompt
 from quantmill.client.stream import REJECTED, Reply
 
 MAX_WHOLE = 0.01  # of the answers may come in one event: as many as p99 leaves out
@@ -26,9 +25,9 @@ class Finding(NamedTuple):
 
 
 class LoadRequest(NamedTuple):
-    """One request: a prompt (ids, or text) and how many tokens were to follow."""
+    """One request: a prompt's token ids, and how many tokens were to follow."""
 
-    prompt: Prompt
+    prompt: list[int]
     new_tokens: int
 
 

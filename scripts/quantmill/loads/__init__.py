@@ -1,1 +1,1 @@
-"""What loads.measure does: the loads of a study, one start of a server under all of them, and what they came to."""
+"""Servers under the loads of a study: several starts of one server, and their joint figures."""

@@ -1,7 +1,7 @@
-"""What the client can take on this machine: events a second and core, from a server that does nothing but send.
+"""The ceiling of the client on this machine: events per second and core, from a server that only sends.
 
-The server is a process of its own (null_server.py), at a pace that leaves the client's core half idle. Sent faster,
-several events come in one arrival, which flatters a client. So what counts is arrivals for each second of the client's
+The server is another process (null_server.py), at a pace that leaves the client's core half idle. At a faster pace
+several events come in one arrival, which flatters a client. So what counts is arrivals per second of the client's
 processor time.
 """
 
@@ -9,12 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from quantmill.client import client
 from quantmill.client.schedule import Closed
 from quantmill.common.program import UserError, start_child
-from quantmill.devices import cpu
 
 NULL_SERVER = Path(__file__).with_name("null_server.py")
 CONNECTIONS = 64
@@ -23,29 +21,20 @@ PACE = 60_000  # events a second, to all connections together
 RUNS = 3
 
 
-def measure(events: int = EVENTS, runs: int = RUNS, pace: int = PACE) -> dict[str, Any]:
-    """`events_per_core_second` (the median of the runs), the processor, and for each run its arrivals, seconds and the
-    client's processor seconds.
-
-    Raises `UserError` where the server that it is measured against does not answer.
-    """
-    found = [_run(events, pace) for _ in range(runs)]
-    rates = [each["arrivals"] / each["cpu_seconds"] for each in found]
-    name = cpu.describe(1)["name"]
-    return {"events_per_core_second": median(rates), "cpu": name, "events": events * CONNECTIONS, "runs": found}
+def measure(events: int = EVENTS, runs: int = RUNS, pace: int = PACE) -> float:
+    """Return the median over the runs. Raises `UserError` if the server does not answer."""
+    found = [run(events, pace) for _ in range(runs)]
+    return median(each.arrivals / each.cpu_seconds for each in found)
 
 
-def _run(events: int, pace: int) -> dict[str, float]:
+def run(events: int, pace: int) -> client.Recording:
+    """Record one run. Raises `UserError` if the server does not answer."""
     command = [sys.executable, NULL_SERVER, CONNECTIONS, events, pace]
     with start_child(command, stdout=subprocess.PIPE, text=True) as server:
-        target = client.Target(f"http://127.0.0.1:{server.stdout.readline().strip() or 1}", timeout=60.0)
+        port = next(iter(server.stdout or ()), "1")
+        target = client.Target(f"http://127.0.0.1:{port.strip()}", timeout=60.0)
         recording = client.run(target, [target.request("/", {})] * CONNECTIONS, Closed(CONNECTIONS))
     lost = next((each.failure for each in recording.exchanges if each.failure), None)
     if lost:
         raise UserError(f"the client's ceiling: its own server did not answer ({lost}); is there a loopback interface?")
-    return {
-        "arrivals": recording.arrivals,
-        "seconds": recording.seconds,
-        "cpu_seconds": recording.cpu_seconds,
-        "longest_stall": recording.longest_stall,
-    }
+    return recording

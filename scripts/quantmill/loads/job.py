@@ -1,40 +1,36 @@
-"""What one start of a server is told, and what it gives back."""
+"""The task of one start of a server, and its result."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quantmill.devices.fresh_process import Task
 from quantmill.loads.plan import Plan
 from quantmill.loads.server_start import Start
 from quantmill.tokens.files import Tokens
 
 
 @dataclass(frozen=True)
-class LoadTask:
-    """What one process is to do; paths are text, so that a job is JSON as it stands."""
+class LoadTask(Task):
+    """The task of one start of a server: to put it under every load of the study."""
 
-    artifact: str
-    engine: str
-    options: dict[str, Any]
-    gpus: int
-    device: str
     threads: int
-    loads: dict[str, Any]
-    evaluation: str
-    burst: str | None
+    loads: dict[str, Any]  # the config's `loads`
+    evaluation: Path
+    burst: Path | None
     seed: int
     ceiling: float
     number: int  # of the start
 
     def plan(self) -> Plan:
-        """What is to be sent."""
-        texts = Tokens.read(Path(self.burst)).prompts if self.burst else []
-        return Plan(self.loads, Tokens.read(Path(self.evaluation)), [prompt.ids for prompt in texts], self.seed)
+        """Plan the requests."""
+        texts = Tokens.read(self.burst).prompts if self.burst else []
+        return Plan(self.loads, Tokens.read(self.evaluation), [prompt.ids for prompt in texts], self.seed)
 
 
 @dataclass(frozen=True)
 class StartResult:
-    """What one start gave, and what the server says of itself."""
+    """The loads of one start, and what the server reports about itself."""
 
     start: Start
     peak_memory_bytes: int | None

@@ -1,5 +1,5 @@
-"""A server that answers every request with the same stream, as fast as it is told: python null_server.py CONNECTIONS
-EVENTS PACE. It prints its port. Standard library alone, and nothing of ours."""
+"""A server that sends the same stream for every request at a given pace: python null_server.py CONNECTIONS EVENTS PACE.
+It prints its port. It needs only the standard library."""
 
 import socket
 import sys
@@ -14,7 +14,7 @@ EVENT = (
 
 
 def serve(connections: int, events: int, pace: float) -> None:
-    """Send so many events to each connection, one to each in turn; `pace` is events a second to all together."""
+    """Send events to all connections in turn; `pace` is events per second, all connections together."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=connections)
     print(listener.getsockname()[1], flush=True)
     accepted = [listener.accept()[0] for _ in range(connections)]

@@ -1,4 +1,4 @@
-"""The loads that a study asks for: what is sent, and when. Nothing of it depends on the server."""
+"""The loads of a study: requests and their times, which do not depend on the server."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from quantmill.loads import prompts
 from quantmill.metrics.serving import WINDOW_REQUESTS
 from quantmill.tokens.files import Tokens
 
-# requests of each slot: the first is before the window, the last one is the drain (metrics.serving.window)
+# requests of each slot; the first is before the window and the last is the drain (metrics.serving.window)
 PER_SLOT = WINDOW_REQUESTS + 3
 WARM_UP_PROMPT = 32  # tokens
 PROBE_TOKENS = 12
@@ -19,8 +19,7 @@ PROBE_TOKENS = 12
 
 @dataclass(frozen=True)
 class PlannedLoad:
-    """One load. `slots`: requests that it keeps in flight; `rate`: requests a second of a schedule with that hash; a
-    burst has neither."""
+    """One load. `slots`: requests kept in flight; `rate`: requests/s of a schedule with that hash; a burst has none."""
 
     name: str
     asked: list[LoadRequest]
@@ -31,7 +30,7 @@ class PlannedLoad:
 
     @property
     def together(self) -> int:
-        """The largest batch that the load surely makes."""
+        """The largest batch that the load makes for certain."""
         return self.slots or (len(self.asked) if self.rate is None else 1)
 
 
@@ -46,7 +45,7 @@ class Plan:
             texts: ids of the burst's prompts.
 
         Raises:
-            UserError: where a prompt and its new tokens exceed the model's context, or texts are too short.
+            UserError: if a prompt and its new tokens exceed the model's context, or texts are too short.
         """
         self.asked, self.ids, self.seed = asked, evaluation.ids, seed
         self.prefix = [] if evaluation.bos_id is None else [evaluation.bos_id]
@@ -65,16 +64,16 @@ class Plan:
         number = self.asked["burst"]
         if number > len(texts):
             raise UserError(f"loads.burst: {number} prompts, and its text holds {len(texts)}; lower it, or add more")
-        lengths = prompts.draw_lengths(_lengths(self.asked["new_tokens"]), number, self.seed)
+        lengths = prompts.draw_lengths(self.asked["new_tokens"], number, self.seed)
         asked = [LoadRequest(ids, n) for ids, n in zip(texts[:number], lengths, strict=True)]
         self._check(asked)
         self.loads.append(PlannedLoad(f"burst-{number}", asked, burst(number)))
-        self.used += [list(each.prompt) for each in asked]
+        self.used += [each.prompt for each in asked]
 
     def _cut(self, number: int) -> list[LoadRequest]:
-        """So many requests, whose prompts share no beginning with any before them."""
-        sizes = prompts.draw_lengths(_lengths(self.asked["prompt_tokens"]), number, self.seed)
-        lengths = prompts.draw_lengths(_lengths(self.asked["new_tokens"]), number, self.seed + 1)
+        """Cut requests from the text. No prompt shares its beginning with an earlier one."""
+        sizes = prompts.draw_lengths(self.asked["prompt_tokens"], number, self.seed)
+        lengths = prompts.draw_lengths(self.asked["new_tokens"], number, self.seed + 1)
         cut = prompts.cut_prompts(self.ids, sizes, seed=self.seed, prefix=self.prefix, others=self.used)
         asked = [LoadRequest(ids, n) for ids, n in zip(cut, lengths, strict=True)]
         self._check(asked)
@@ -90,8 +89,8 @@ class Plan:
             )
 
     def check_room(self, room: int) -> None:
-        """Raises `UserError` for a load whose requests in flight have more tokens than a server's slots share: each its
-        prompt and half of its answer, in the mean."""
+        """Raise `UserError` for a load whose requests in flight have more tokens than a server's slots share: in the
+        mean, each its prompt and half of its answer."""
         for planned in self.loads:
             mean = sum(len(each.prompt) + each.new_tokens / 2 for each in planned.asked) / len(planned.asked)
             if planned.together > 1 and planned.together * mean > room:
@@ -103,13 +102,13 @@ class Plan:
                 )
 
     def at_rate(self, rate: float) -> PlannedLoad:
-        """A load of the study's requests at so many a second, at times that its seed draws."""
+        """Plan a load of the study's requests at a rate per second; the seed draws the times."""
         schedule = Poisson.draw(rate, len(self.scheduled), self.seed)
         name = f"rate-{rate:g}"
         return PlannedLoad(name, self.scheduled, schedule.load, rate=schedule.rate, schedule_sha256=schedule.sha256)
 
     def warm_up(self) -> list[LoadRequest]:
-        """A burst that covers every batch size of the loads; its prompts share nothing with theirs."""
+        """Plan a burst that covers every batch size of the loads; its prompts share nothing with theirs."""
         largest = max((each.together for each in self.loads), default=1)
         lengths = prompts.warm_up_lengths(largest)
         room = min(WARM_UP_PROMPT, self.context - max(lengths) if self.context else WARM_UP_PROMPT)
@@ -119,22 +118,16 @@ class Plan:
         return [LoadRequest(ids, n) for ids, n in zip(cut, lengths, strict=True)]
 
     def probes(self, number: int) -> list[LoadRequest]:
-        """So many short answers to prompts as long as the longest of the loads, which none of those is."""
+        """Plan requests of short answers to new prompts, as long as the longest of the loads."""
         longest = max((len(each.prompt) for planned in self.loads for each in planned.asked), default=WARM_UP_PROMPT)
-        cut = prompts.cut_prompts(
-            self.ids, [longest] * number, seed=self.seed + 3, prefix=self.prefix, others=self.used
-        )
+        sizes = [longest] * number
+        cut = prompts.cut_prompts(self.ids, sizes, seed=self.seed + 3, prefix=self.prefix, others=self.used)
         return [LoadRequest(ids, PROBE_TOKENS) for ids in cut]
 
 
 def stagger(asked: Sequence[LoadRequest], slots: int) -> list[LoadRequest]:
-    """The same requests, of which the first ones end one after another: slots that begin together, with answers of one
-    length, would go on in step, and every prompt would wait for all others'."""
-    first = [
-        each._replace(new_tokens=max(2, each.new_tokens * (n + 1) // slots)) for n, each in enumerate(asked[:slots])
-    ]
+    """Shorten the answers of the first requests, so that they end one after another. Slots that begin together would
+    stay in step if all answers had one length, and every prompt would wait for all others."""
+    shares = enumerate(asked[:slots], start=1)
+    first = [each._replace(new_tokens=max(2, each.new_tokens * n // slots)) for n, each in shares]
     return [*first, *asked[slots:]]
-
-
-def _lengths(value: int | list[int]) -> prompts.Lengths:
-    return value if isinstance(value, int) else (value[0], value[1])

@@ -1,4 +1,4 @@
-"""Prompts of a load, cut from a text's ids: a prefix cache that was left on finds nothing in them."""
+"""Prompts of a load, cut from the ids of a text so that a prefix cache that is still on finds nothing in them."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,14 +6,12 @@ import numpy as np
 
 from quantmill.common.program import UserError
 
-BLOCK = 16  # tokens of the smallest block that engines cache; prompts that differ in it differ in every larger one
-START, STEP = 32, 2  # tokens of a warm-up's answers: until the last prompt is read, and by which they differ
-
-Lengths = int | tuple[int, int]
+BLOCK = 16  # tokens of the smallest block that engines cache; larger blocks differ if it differs
+START, STEP = 32, 2  # tokens of a warm-up's answers: the shortest, which outlasts all prompts, and the difference
 
 
-def draw_lengths(lengths: Lengths, number: int, seed: int) -> list[int]:
-    """So many lengths in tokens: all equal, or drawn once between two (both included), the same ones for one seed."""
+def draw_lengths(lengths: int | Sequence[int], number: int, seed: int) -> list[int]:
+    """Return lengths in tokens: all equal, or drawn between two (both included). The seed determines them."""
     if isinstance(lengths, int):
         return [lengths] * number
     low, high = lengths
@@ -29,16 +27,16 @@ def cut_prompts(
     block: int = BLOCK,
     others: Iterable[Sequence[int]] = (),
 ) -> list[list[int]]:
-    """A prompt of each length (tokens, with the prefix), from places of the text that are drawn from the seed.
+    """Cut a prompt of each length (tokens, with the prefix) from random places of the text.
 
-    No two begin with the same `block` tokens, nor does one with those of `others`; a prompt shorter than that is not
-    the beginning of another. So no two share a block of any cache whose blocks are at least that large.
+    No two prompts begin with the same `block` tokens, nor does one begin as one of `others`. A shorter prompt never
+    begins another. So no two share a block of any cache whose blocks are at least that large.
 
     Args:
-        prefix: what begins every prompt, such as the beginning of sequence that the model's tokenizer adds.
+        prefix: ids that begin every prompt, such as the tokenizer's beginning of sequence.
 
     Raises:
-        UserError: where the text has not so many different beginnings, or is shorter than a prompt.
+        UserError: if the text is shorter than a prompt, or has too few different beginnings.
     """
     prefix = list(prefix)
     longest = max(lengths, default=0)
@@ -65,6 +63,6 @@ def cut_prompts(
 
 
 def warm_up_lengths(largest: int) -> list[int]:
-    """New tokens of each request of a burst that warms up every batch size from `largest` down to 1: the requests end
-    one after another."""
+    """Return the new tokens of a burst whose requests end one after another, so that every batch size from `largest`
+    down to 1 is warmed up."""
     return [START + STEP * number for number in range(largest)]

@@ -1,4 +1,4 @@
-"""What all starts of a server came to under one load: figures, what refuses them, and distributions for the page."""
+"""The result of one load over all starts of a server: figures, findings, and distributions for the page."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -9,23 +9,24 @@ import numpy as np
 from quantmill.client.checks import Finding
 from quantmill.loads.server_start import LoadResult, Start
 from quantmill.metrics import restarts, serving, steadiness
-from quantmill.metrics.goodput import Goodput, slo_attainment
+from quantmill.metrics.goodput import slo_attainment
 
-# faults of single requests: a rate at which they come is not met, and is no reason to doubt the others
+# faults of single requests: the server does not sustain such a rate, but the other rates stay valid
 MISSES = {"rejected", "failed", "cut", "error_inside"}
-# faults of tokens: the search compares none, so the loads before it speak for its server
+# faults of tokens, which the search for the goodput does not check: those of the loads before it count
 OF_TOKENS = {"batch_dependent", "unlike_predictions"}
 
 
 def join(loads: Sequence[LoadResult], alone: Sequence[Finding], limits: Mapping[str, float]) -> dict[str, Any]:
-    """One load of all starts.
+    """Join one load of all starts.
 
     Args:
-        alone: what was found of the server before any load.
+        alone: findings about the server before any load.
         limits: `ttft_ms` and `tpot_ms`, which good requests meet.
     """
     planned, runs = loads[0].planned, [each.timelines for each in loads]
-    figures, missing = serving.summary(runs, planned.slots)
+    served, missing = serving.summary(runs, planned.slots)
+    figures: dict[str, float | None] = {**served}
     met = [slo_attainment(run, limits["ttft_ms"] / 1000, limits["tpot_ms"] / 1000) for run in runs]
     figures["slo_attainment"] = sum(good for good, _ in met) / sum(arrived for _, arrived in met)
     if "output_tokens_per_second" in figures:
@@ -58,32 +59,22 @@ def join(loads: Sequence[LoadResult], alone: Sequence[Finding], limits: Mapping[
 
 
 def goodput(start: Start) -> dict[str, Any] | None:
-    """What the search for the largest rate found, and what refuses it; None where nobody searched."""
+    """Return the goodput of the search, and the findings that refuse it; None without a search."""
     if start.goodput is None:
         return None
-    found: Goodput = start.goodput
-    findings = [
-        *(finding for finding in start.findings if finding.refuses),
-        *(finding for each in start.loads for finding in each.findings if finding.fault in OF_TOKENS),
-        *(
-            finding
-            for each in start.searched
-            for finding in each.findings
-            if finding.refuses and finding.fault not in MISSES
-        ),
-    ]
-    trials = [trial._asdict() for trial in found.trials]
-    interference = _reasons(start.searched)
-    return found._asdict() | {
-        "trials": trials,
+    searched = (finding for each in start.searched for finding in each.findings if finding.fault not in MISSES)
+    findings = [finding for finding in (*start.findings, *searched) if finding.refuses]
+    findings += [finding for each in start.loads for finding in each.findings if finding.fault in OF_TOKENS]
+    return start.goodput._asdict() | {
+        "trials": [trial._asdict() for trial in start.goodput.trials],
         "findings": [each._asdict() for each in _unique(findings)],
-        "interference": interference,
+        "interference": _reasons(start.searched),
     }
 
 
 def raw(starts: Sequence[Start]) -> dict[str, np.ndarray]:
-    """Every time of every request, by `LOAD/START/WHAT`: intended, sent, end, outcome and events of each, and the
-    events' times and tokens one after another; seconds, from the load's first request on."""
+    """Return all times by `LOAD/START/NAME`: intended, sent, end, outcome and events of each request, and the times and
+    tokens of all events in a row. Times are seconds from the load's first request on."""
     arrays: dict[str, np.ndarray] = {}
     for number, start in enumerate(starts):
         for place, loaded in enumerate([*start.loads, *start.searched]):
@@ -103,15 +94,13 @@ def raw(starts: Sequence[Start]) -> dict[str, np.ndarray]:
 
 
 def _server_counts(loads: Sequence[LoadResult]) -> dict[str, float | None]:
-    """What the server's own counters say over all starts; None where one does not tell."""
+    """Sum the server's own counters over all starts; None if one start lacks a counter."""
 
     def total(name: str) -> float | None:
         values = [each.counters[name] for each in loads]
         return None if None in values else sum(value for value in values if value is not None)
 
-    prompts, cached, drafted, accepted = (
-        total(name) for name in ("prompt_tokens", "cached_tokens", "drafted", "accepted")
-    )
+    prompts, cached, drafted, accepted = map(total, ("prompt_tokens", "cached_tokens", "drafted", "accepted"))
     events = sum(each.events for each in loads)
     return {
         "preemptions": total("preemptions"),
@@ -126,12 +115,12 @@ def _tokens(loads: Sequence[LoadResult]) -> float:
 
 
 def _reasons(loads: Sequence[LoadResult]) -> list[str]:
-    """What disturbed the loads, each reason once."""
+    """Return each reason of interference once."""
     return list(dict.fromkeys(reason for each in loads for reason in each.interference))
 
 
 def unsteady(runs: Sequence[Sequence[serving.Timeline]], slots: int | None) -> list[str]:
-    """What the load's own tokens say of the machine: that it was slower for a part of the time, in words."""
+    """Describe a part of the time in which the machine was slower, found by the load's own tokens."""
     spans = serving.windows(runs, slots)
     if slots is None or min(span.seconds for span in spans) <= 0:
         return []
@@ -140,7 +129,7 @@ def unsteady(runs: Sequence[Sequence[serving.Timeline]], slots: int | None) -> l
 
 
 def _unique(findings: Sequence[Finding]) -> list[Finding]:
-    """The first of each fault, those that refuse first."""
+    """Return the first finding of each fault; those that refuse come first."""
     found: dict[str, Finding] = {}
     for each in sorted(findings, key=lambda each: not each.refuses):
         found.setdefault(each.fault, each)
@@ -152,8 +141,8 @@ def _range(values: Sequence[int]) -> list[int]:
 
 
 def _quantiles(runs: Sequence[Sequence[serving.Timeline]], slots: int | None) -> dict[str, list[float]]:
-    """Of TTFT and of the gaps between events, in ms, at `serving.LEVELS`, of the requests that `serving.summary` takes;
-    without those that have none."""
+    """Return quantiles of TTFT and of the gaps between events, in ms, at `serving.LEVELS`, over the requests that
+    `serving.summary` uses. A figure without values is left out."""
     good = serving.answered_within(runs, serving.windows(runs, slots))
     gaps = [(later - earlier) * 1000 for each in good for earlier, later in pairwise(each.times)]
     values = {"ttft_ms": serving.samples(good)["ttft_ms"], "itl_ms": gaps}

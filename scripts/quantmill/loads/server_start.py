@@ -1,9 +1,9 @@
-"""One start of a server under all loads of a plan: what came, and what must not be."""
+"""Put one start of a server under all loads of a plan, and check its answers."""
 
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,17 +22,17 @@ from quantmill.metrics.goodput import goodput as find_goodput
 from quantmill.metrics.serving import Timeline
 from quantmill.quality import alignment
 
-CHECKED = 8  # answers of each load that are held against those that came one at a time, and against likelihoods
+CHECKED = 8  # answers of each load that are compared with those of one request at a time, and with likelihoods
 SCORED, WINDOW = 8, 256  # texts whose predictions are compared alone and together, and their tokens
-# nats a token by which predictions may depend on what else the server does: bfloat16's rounding, and where the format
-# rounds activations three times what moved a text of SmolLM2 with float8 (benchmarks/rounding_noise.py)
+# nats per token by which predictions may depend on the server's other work: bfloat16's rounding, and for a format that
+# rounds activations three times the shift of a text of SmolLM2 with float8 (benchmarks/rounding_noise.py)
 SHIFT, ROUNDED_SHIFT = 5e-3, 5e-2
-REPEATED = 5  # prompts that are sent again, to see what the server keeps
+REPEATED = 5  # prompts that are sent again, to find caches
 
 
 @dataclass
 class LoadResult:
-    """One load of one start. `equal`: the share of checked answers whose tokens are those of the same prompt alone."""
+    """One load of one start. `equal`: the share of checked answers with the same tokens as the prompt alone."""
 
     planned: PlannedLoad
     timelines: list[Timeline]
@@ -41,10 +41,10 @@ class LoadResult:
     counters: dict[str, float | None]
     events: int
     span: tuple[float, float]  # of the load, by `time.perf_counter()`
-    host: dict[str, Any] | None  # `host_load.Load`
-    own: list[int]  # processes of the server and the client
+    host: host_load.Load | None
+    own: list[int]  # process ids of the server and the client
     equal: float | None = None
-    conditions: dict[str, Any] = field(default_factory=dict)  # what it ran under: loads.measure sees that from outside
+    conditions: dict[str, Any] = field(default_factory=dict)  # filled in by loads.measure, which samples the device
     interference: list[str] = field(default_factory=list)
 
 
@@ -55,24 +55,20 @@ class Start:
     startup_s: float | None
     findings: list[Finding] = field(default_factory=list)
     loads: list[LoadResult] = field(default_factory=list)
-    nll_shift: float | None = None  # nats a token: how much predictions depend on load
+    nll_shift: float | None = None  # nats per token by which predictions depend on load
     goodput: Goodput | None = None
-    searched: list[LoadResult] = field(default_factory=list)  # the loads of the search for the largest rate
+    searched: list[LoadResult] = field(default_factory=list)  # the loads of the search for the goodput
 
 
 def fingerprint(folder: Path) -> dict[str, tuple[int, int, int]]:
-    """Of each file of the artifact what changes when its content does, without reading it.
-
-    Not the time of its last change of state: a format that is built meanwhile gives tokenizer.json a second name.
-    """
-    files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name[0] != "."]
-    stats = [(path.name, path.stat()) for path in files]
-    return {name: (each.st_size, each.st_mtime_ns, each.st_ino) for name, each in stats}
+    """Return size, mtime and inode of each file of the artifact. Not the ctime: a build of another format may link
+    tokenizer.json meanwhile."""
+    stats = {path.name: path.stat() for path in folder.iterdir() if path.is_file() and path.name[0] != "."}
+    return {name: (each.st_size, each.st_mtime_ns, each.st_ino) for name, each in stats.items()}
 
 
 class Loader:
-    """A server that is ready, and what puts it under loads. Raises `UserError` for loads that its context has no room
-    for."""
+    """A ready server that is put under loads. Raises `UserError` for loads that its context has no room for."""
 
     def __init__(self, engine: Served, plan: Plan, ceiling: float | None, cpus: frozenset[int]) -> None:
         self.engine, self.plan, self.ceiling, self.cpus = engine, plan, ceiling, cpus
@@ -82,36 +78,35 @@ class Loader:
             plan.check_room(room)
 
     def send(self, asked: Sequence[LoadRequest], load: schedule.Load) -> tuple[client.Recording, list[stream.Reply]]:
-        """Send requests, and read what came back. Raises `UserError` where the server has ended."""
-        requests = [self.engine.request(list(each.prompt), each.new_tokens) for each in asked]
+        """Send requests, and read the replies. Raises `UserError` if the server has ended."""
+        requests = [self.engine.request(each.prompt, each.new_tokens) for each in asked]
         recording = client.run(self.engine.target, requests, load)
         self.engine.check()
         return recording, self.engine.read(recording)
 
     def begin(self) -> list[Finding]:
-        """Warm up, and look at what the server keeps and whether it samples. Raises `UserError` as `send`."""
+        """Warm up, and check that the server does not cache or sample. Raises `UserError` as `send`."""
         warm_up = self.plan.warm_up()
         self.send(warm_up, schedule.burst(len(warm_up)))
         new, *probes = self.plan.probes(1 + REPEATED)
         ends = [LoadRequest([*each.prompt[:-1], each.prompt[0]], each.new_tokens) for each in probes]
         alone = partial(self.send, load=schedule.Closed(1))
-        alone([new])  # whatever a prompt of that length takes the first time
+        alone([new])  # the first prompt of a length may take longer
         first, again, longer = (alone(each)[1] for each in (probes, probes, ends))
         found = agreement.check_repeats(first, again, longer)
         told = self.engine.counters().cached_tokens is not None or any(
             reply.usage and reply.usage.cached_tokens is not None for reply in again
         )
-        return [each for each in found if not (told and each.fault == "prefix_cached")]  # counts tell, not times
+        return [each for each in found if not (told and each.fault == "prefix_cached")]  # by counts, not by times
 
     def run(self, planned: PlannedLoad, check_tokens: bool) -> LoadResult:
         """Put the server under one load. Raises `UserError` as `send`."""
         engine = self.engine
         before, counted = host_load.read(self.cpus, engine.processes()), engine.counters()
         recording, replies = self.send(planned.asked, planned.load)
-        # a server counts a request when it has forgotten it, a moment after the answer
+        # a server may count a request a moment after its answer
         counted = self._settle(counted, sum(reply.tokens or 0 for reply in replies))
         after = host_load.read(self.cpus, engine.processes())
-        beside = host_load.load(before, after, len(self.cpus))
         timelines = [stream.timeline(reply) for reply in replies]
         findings = checks.check_replies(replies, planned.asked)
         findings += checks.check_counters(counted, replies, cache_off=True)
@@ -131,7 +126,7 @@ class Loader:
             vars(counted),
             events=sum(len(reply.events) for reply in replies),
             span=(recording.start, recording.end),
-            host=beside and asdict(beside),
+            host=host_load.load(before, after, len(self.cpus)),
             own=sorted({os.getpid(), *processes.tree(engine.processes())}),
         )
         if check_tokens and not any(each.refuses for each in checks.check_replies(replies, planned.asked)):
@@ -139,7 +134,7 @@ class Loader:
         return loaded
 
     def _settle(self, before: Counters, expected: float) -> Counters:
-        """What the server's counters grew by, as soon as they hold what came, or a second later."""
+        """Return the growth of the server's counters, once they include all tokens or a second later."""
         deadline = time.monotonic() + 1.0
         while True:
             counted = self.engine.counters().since(before)
@@ -148,7 +143,7 @@ class Loader:
             time.sleep(0.05)
 
     def _check_tokens(self, loaded: LoadResult, replies: Sequence[stream.Reply]) -> None:
-        """Hold some answers against those that the same prompts get alone, and against likelihoods."""
+        """Compare some answers with those of the same prompts alone, and with likelihoods."""
         asked = loaded.planned.asked
         places = sorted({round(place) for place in np.linspace(0, len(asked) - 1, CHECKED)})
         some = [replies[place] for place in places]
@@ -158,15 +153,17 @@ class Loader:
         pairs = [(reply.ids, ids[reply.number]) for reply in some if reply.ok and reply.ids and reply.number in ids]
         loaded.equal = sum(mine == theirs for mine, theirs in pairs) / len(pairs) if pairs else None
         if "target_logprobs" not in self.engine.capabilities:
-            message = f"the server tells no log-probabilities: {CHECKED} answers were compared with the same ones alone"
+            message = (
+                f"the server reports no log-probabilities: {CHECKED} answers were compared with the same ones alone"
+            )
             loaded.findings.append(Finding("tokens_not_judged", message, refuses=False))
             return
-        prompts = [list(each.prompt) for each in asked]
+        prompts = [each.prompt for each in asked]
         loaded.findings += agreement.check_tokens(some, alone, prompts, self.behind, self.rounds)
 
     def score(self) -> float | None:
-        """How far, in nats a token, the mean log-probability of a text's tokens is from that of the same text alone,
-        where all texts are scored together; the mean of the texts' distances. None where the server tells none."""
+        """Return how far, in nats per token, log-probabilities of texts that are scored together are from those of each
+        text alone: the mean of all texts. None if the server reports no log-probabilities."""
         if "target_logprobs" not in self.engine.capabilities:
             return None
         size = min(WINDOW, self.plan.context or WINDOW, len(self.plan.ids) // SCORED)
@@ -176,7 +173,7 @@ class Loader:
         return float(np.abs(np.subtract([each.logprobs.mean() for each in found], alone)).mean())
 
     def behind(self, prompt: Sequence[int], chosen: Sequence[int]) -> Sequence[float]:
-        """How many nats each token lies behind the likeliest, as the server itself predicts one text at a time."""
+        """Return how many nats each token is behind the likeliest, as the server predicts one text at a time."""
         found = alignment.gaps_of_targets(self.engine, list(prompt), list(chosen))
         return [0.0] * len(chosen) if found is None else found.tolist()
 
@@ -184,8 +181,8 @@ class Loader:
 def run(
     loader: Loader, startup_s: float | None, first: bool, limits: Mapping[str, float], say: Callable[[str], None]
 ) -> Start:
-    """All loads of a plan; in the `first` start of a server its tokens are compared, and the largest rate is looked for
-    where the study asks for it."""
+    """Run all loads of a plan. Only the `first` start of a server compares tokens, and searches for the goodput if the
+    study asks for it."""
     start = Start(startup_s, loader.begin())
     for planned in loader.plan.loads:
         say(planned.name)
@@ -193,9 +190,7 @@ def run(
     start.nll_shift = loader.score() if first else None
     limit = ROUNDED_SHIFT if loader.rounds else SHIFT
     if start.nll_shift is not None and start.nll_shift > limit:
-        words = (
-            f"the server's predictions depend on what else it does at the time: by {start.nll_shift:.2g} nats a token"
-        )
+        words = f"the server's predictions depend on its other requests, by {start.nll_shift:.2g} nats a token"
         start.findings.append(Finding("load_dependent", words))
     if first and loader.plan.asked["goodput"]:
 
@@ -210,11 +205,8 @@ def run(
 
 
 def _first_rate(start: Start) -> float:
-    """Half of what the server answered a second at most, where it was kept busy; else one request a second."""
-    spans = [max(t.end for t in each.timelines) - min(t.intended for t in each.timelines) for each in start.loads]
-    rates = [
-        len(each.timelines) / span
-        for each, span in zip(start.loads, spans, strict=True)
-        if each.planned.rate is None and span > 0
-    ]
+    """Return half of the most requests/s that the server answered while it was busy; 1 without such a load."""
+    busy = [each.timelines for each in start.loads if each.planned.rate is None]
+    spans = [max(t.end for t in each) - min(t.intended for t in each) for each in busy]
+    rates = [len(each) / span for each, span in zip(busy, spans, strict=True) if span > 0]
     return max(rates, default=2.0) / 2

@@ -1,26 +1,21 @@
-"""One start of a server under all loads, in a process of its own: python scripts/quantmill loads.worker job.json
-DESCRIPTOR
+"""Put one start of a server under all loads, as a process of loads.measure, which passes it a `LoadTask`.
 
-It is the client, so nothing else runs in it: who looks at the device meanwhile is the process that started it. The job
-is a `loading.job.Job` as JSON; what came is a `StartResult`, pickled into the pipe with that descriptor.
+This process is the client, so nothing else runs in it: its parent samples the device. The answer is a `StartResult`.
 """
 
-import json
-import os
-import pickle
 import resource
 import sys
-from pathlib import Path
 
-from quantmill import devices, engines
+from quantmill import engines
 from quantmill.common.program import UserError, command
 from quantmill.devices import cpu, cuda, processes
+from quantmill.devices.fresh_process import answer_task
 from quantmill.engines.served.served import Served
 from quantmill.loads import server_start
 from quantmill.loads.job import LoadTask, StartResult
 from quantmill.loads.server_start import Loader
 
-COMMAND = command("loads.worker")  # and a job's file
+COMMAND = command("loads.worker")
 
 
 def raise_file_limit() -> None:
@@ -30,13 +25,13 @@ def raise_file_limit() -> None:
 
 
 def load(job: LoadTask) -> StartResult:
-    """Start the server, and put it under every load. Raises `UserError` for an engine that is none."""
+    """Start the server, and put it under every load. Raises `UserError` for an engine that is not a server."""
     cpus = cpu.processors()
     plan = job.plan()
-    engine = engines.load(job.engine, Path(job.artifact), job.device, job.threads, job.gpus, **job.options)
+    engine = engines.load(job.engine, job.artifact, job.device, job.threads, job.gpus, **job.options)
     if not isinstance(engine, Served):
-        raise UserError(f"engine {job.engine} is no server; loads are for servers")
-    raise_file_limit()  # after the server's start: it keeps the limit that its users would give it
+        raise UserError(f"engine {job.engine} is not a server; loads are for servers")
+    raise_file_limit()  # after the server's start, which keeps the limit that its users would give it
     try:
         loader = Loader(engine, plan, job.ceiling, cpus)
         say = lambda name: print(f"start {job.number + 1}: {name}", file=sys.stderr)  # noqa: E731
@@ -50,9 +45,4 @@ def load(job: LoadTask) -> StartResult:
 
 
 def main() -> None:
-    path, told = sys.argv[1:]
-    job = LoadTask(**json.loads(Path(path).read_text(encoding="utf-8")))
-    devices.resolve(job.device, gpus=job.gpus)
-    came = load(job)
-    with os.fdopen(int(told), "wb") as pipe:
-        pickle.dump(came, pipe)
+    answer_task(load)

@@ -1,4 +1,4 @@
-"""Tasks by lm-evaluation-harness: its data, its requests answered by our engines, and what a result keeps of them.
+"""Tasks of lm-evaluation-harness: its data, its requests answered by our engines, and the results.
 
-All of it runs in envs/lm-eval, and only there. scripts/quantmill/metrics/flips.py compares what two results hold.
+Everything but the worker runs in envs/lm-eval alone. scripts/quantmill/metrics/flips.py compares two results.
 """

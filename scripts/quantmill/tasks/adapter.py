@@ -1,11 +1,12 @@
-"""lm-evaluation-harness' model `hf` without weights: its tokens, its windows, its truncation, and our engine's answers.
+"""lm-evaluation-harness' model `hf` without weights: its tokens, windows and truncation, with our engine's answers.
 
-What a prompt's ids are, where a text that is too long is cut and which token stands before an empty context is all
-decided by the harness' own code, which this class inherits. Only what would run the model is replaced.
+The harness' own code, which this class inherits, tokenizes prompts, truncates long texts and puts a token before an
+empty context. Only the methods that would run the model are replaced.
 """
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +21,25 @@ from quantmill.common import limited, remote_code, special_tokens, tokenizer
 from quantmill.common.program import UserError, first_line
 from quantmill.tasks.answers import Answers
 
-WINDOWS = 4096  # of rolling texts that are asked for together
-MAX_PROMPT = 2**24  # characters of a conversation that a chat template wrote
+WINDOWS = 4096  # of rolling texts, scored together
+MAX_PROMPT = 2**24  # characters of a conversation that a chat template renders
 RENDERING = {"megabytes": 512, "seconds": 20}  # limits of one conversation
-ROOM = 1  # tokens that an engine without logits reads beyond what it is asked about: see tasks.worker
+ROOM = 1  # tokens that an engine without logits reads beyond those that are scored: see tasks.worker
 
 Request = tuple[tuple[str, str] | None, list[int], list[int]]
 
 
 class Adapter(HFLM):
-    """A causal model whose answers come from `answers`."""
+    """A causal model whose answers come from an engine in another process."""
 
     def __init__(self, folder: Path, answers: Answers) -> None:
-        """`folder`: config.json and a tokenizer, whose ids are tokenizer.json's, as those of the evaluation text are.
-        Raises `UserError` where transformers cannot read them."""
+        """Read config.json and the tokenizer of `folder`. Ids are tokenizer.json's, as for the evaluation text. Raises
+        `UserError` if transformers cannot read them."""
         remote_code.forbid()
         self.file = folder / tokenizer.FILE
         try:
             config = AutoConfig.from_pretrained(folder)
-            with torch.device("meta"):  # no weight is made
+            with torch.device("meta"):  # without weights
                 model = AutoModelForCausalLM.from_config(config)
             with tokenizer.limits(self.file):
                 words = tokenizer.for_transformers(folder)
@@ -69,7 +70,7 @@ class Adapter(HFLM):
             return super().tok_decode(tokens, *arguments, **options)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], *arguments: Any, **options: Any) -> str:
-        """A conversation as text. Raises `UserError` where the model's template fails or goes on and on."""
+        """Render a conversation. Raises `UserError` if the model's template fails or exceeds its limits."""
         with limited.step(f"the chat template of {self.file.parent}", **RENDERING):
             try:
                 text = super().apply_chat_template(chat_history, *arguments, **options)
@@ -87,24 +88,24 @@ class Adapter(HFLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[Request], disable_tqdm: bool = False, override_bs: int | None = None
     ) -> list[tuple[float, bool]]:
-        """Sum of log-probabilities of each continuation, and whether it is greedy. Continuations that are read off the
-        same ids are asked for together; long texts come first."""
+        """Return for each continuation its sum of log-probabilities, and whether it is greedy. Continuations after the
+        same ids are scored together; long texts come first."""
         groups: dict[tuple[int, ...], list[int]] = {}
         for number, (_, context, continuation) in enumerate(requests):
             ids = (context + continuation)[-(self.max_length + 1) :][:-1]
             groups.setdefault(tuple(ids), []).append(number)
         order = sorted(groups, key=lambda ids: (-len(ids), ids))
-        entries = [(list(ids), [requests[number][2] for number in groups[ids]]) for ids in order]
+        entries = [(list(each), [requests[number][2] for number in groups[each]]) for each in order]
         found: dict[int, tuple[float, bool]] = {}
         with tqdm(total=len(requests), desc="log-likelihoods", mininterval=1) as bar:
-            for ids, values in zip(order, self.answers.score(entries), strict=True):
-                found |= zip(groups[ids], values, strict=True)
+            for each, values in zip(order, self.answers.score(entries), strict=True):
+                found |= zip(groups[each], values, strict=True)
                 bar.update(len(values))
         return [found[number] for number in range(len(requests))]
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """What the engine writes greedily after each prompt, up to a stop sequence. Raises `UserError` for a task that
-        writes more than the model's context holds."""
+        """Return the engine's greedy text after each prompt, up to a stop sequence. Raises `UserError` for a task that
+        writes more tokens than the model's context has."""
         eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
         texts = []
         for request in tqdm(requests, desc="texts", mininterval=1):
@@ -117,26 +118,20 @@ class Adapter(HFLM):
                     f"tasks: {request.task_name} writes {most} tokens, and the model's context is {self.max_length}"
                 )
             ids, _ = self.tok_batch_encode([prompt], left_truncate_len=self.max_length - most)
-            written = self.answers.write(ids[0].tolist(), most, Stop(self, until), until)
+            written = self.answers.write(ids[0].tolist(), most, partial(self._ends, until), until)
             texts.append(postprocess_generated_text(self.tok_decode(written), until, think_end_token=None))
         return texts
 
-
-class Stop:
-    """Whether what was written so far ends: by a token that ends a sequence, or by one of the texts."""
-
-    def __init__(self, model: Adapter, until: Sequence[str]) -> None:
-        self.model, self.until = model, [text for text in until if text]
-
-    def __call__(self, written: list[int]) -> bool:
-        if written[-1] in self.model.stop_ids:
+    def _ends(self, until: Sequence[str], written: list[int]) -> bool:
+        """Return whether a text is at its end, by a token that ends a sequence or by a stop sequence."""
+        if written[-1] in self.stop_ids:
             return True
-        text = self.model.tok_decode(written, skip_special_tokens=False)
-        return any(each in text for each in self.until)
+        text = self.tok_decode(written, skip_special_tokens=False)
+        return any(each in text for each in until if each)
 
 
 def stop_ids(folder: Path, config: Any) -> set[int]:
-    """Tokens that end a sequence: as generation_config.json says, which transformers asks first, else config.json."""
+    """Return the tokens that end a sequence, from generation_config.json, as in transformers, else from config.json."""
     path = folder / "generation_config.json"
     said = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.exists() else None
     text = config.get_text_config()

@@ -1,7 +1,7 @@
-"""What tasks ask `datasets.load_dataset` for: fetched once, at a recorded commit, and read from a folder ever after.
+"""The data sets of tasks: fetched once, at a recorded commit, and read from a folder afterwards.
 
-lm-evaluation-harness names a data set without a commit. So `load_dataset` is replaced while tasks are made: where data
-is fetched by one that asks the hub for the commit first and keeps what came, elsewhere by one that reads what was kept.
+lm-evaluation-harness names a data set without a commit. So `datasets.load_dataset` is replaced while tasks are made. In
+the program that fetches, the replacement asks the hub for the commit and stores the data; elsewhere it reads that.
 """
 
 import hashlib
@@ -23,22 +23,22 @@ from quantmill.fetch import hub
 PACKAGED = ("json", "csv", "text", "parquet", "arrow")  # readers of files that data_files names
 REPOSITORY = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)  # a data set's name on the hub
 FILES = ("data_files", "data_dir")
-# What may be told to load_dataset. Others write elsewhere (cache_dir), send a token, or start processes
-WORDS = (*FILES, "column_names", "delimiter", "features", "field", "header", "revision", "sep", "split", "streaming")
-WORDS += ("verification_mode",)
-WILD = re.compile(r"[*?\[\]{}]")  # of a pattern, which finds more files than are hashed
+# Allowed arguments of load_dataset. Others write elsewhere (cache_dir), send a token, or start processes
+WORDS = set(FILES) | {"column_names", "delimiter", "features", "field", "header", "revision", "sep", "split"}
+WORDS |= {"streaming", "verification_mode"}
+WILD = re.compile(r"[*?\[\]{}]")  # of a pattern, which matches more files than are hashed
 load_dataset = datasets.load_dataset
-datasets.disable_progress_bars()  # a log is no place for them
+datasets.disable_progress_bars()  # they do not belong in a log
 
 
 def key(path: str, name: str | None, words: Mapping[str, Any]) -> str:
-    """The folder of a data set: the same for the same question."""
+    """Return the folder name of a data set, which depends on the arguments alone."""
     asked = json.dumps([path, name, words], sort_keys=True, default=str)
     return hashlib.sha256(asked.encode()).hexdigest()[:16]
 
 
 def local_files(data_files: Any) -> list[Path]:
-    """The files that `data_files` names in any of its forms. Raises `UserError` for another form."""
+    """Return the files that `data_files` names, in any form. Raises `UserError` for anything else."""
     if isinstance(data_files, str):
         return [Path(data_files)]
     parts = data_files.values() if isinstance(data_files, Mapping) else data_files
@@ -48,12 +48,12 @@ def local_files(data_files: Any) -> list[Path]:
 
 
 def check_question(path: str, name: str | None, words: Mapping[str, Any]) -> None:
-    """Check what a task asks `load_dataset` for: a repository of the hub with files of its own, or files of the folder
-    that Snakemake runs in. Raises `UserError` for anything else."""
+    """Check the arguments of `load_dataset`: a repository of the hub and its own files, or files of the folder that
+    Snakemake runs in. Raises `UserError` for anything else."""
     if not isinstance(path, str) or not (name is None or isinstance(name, str)):
-        raise UserError(f"dataset_path: {path!r:.60} with {name!r:.60} is not a data set's name; name one")
-    if strange := sorted(set(words) - {*WORDS}):
-        raise UserError(f"{path}: dataset_kwargs.{strange[0]} is not passed on; use {', '.join(WORDS)}")
+        raise UserError(f"dataset_path: {path!r:.60} with {name!r:.60} is not a data set's name; correct it")
+    if strange := sorted(words.keys() - WORDS):
+        raise UserError(f"{path}: dataset_kwargs.{strange[0]} is not passed on; use {', '.join(sorted(WORDS))}")
     if path in PACKAGED:
         if words.get("data_dir") is not None or not words.get("data_files"):
             raise UserError(f"{path}: wants data_files, which names each file; correct dataset_kwargs")
@@ -71,20 +71,22 @@ def check_question(path: str, name: str | None, words: Mapping[str, Any]) -> Non
 
 
 def check_file(file: Path) -> None:
-    """Raise `UserError` where a data file of the user's is not a plain file in the folder that Snakemake runs in."""
+    """Raise `UserError` if a data file of the user is not a plain file in the folder that Snakemake runs in."""
     if ":" in str(file):
-        raise UserError(f"{file}: is an address, whose content no commit keeps; name a file, or another task")
+        raise UserError(f"{file}: is an address, whose content may change; name a file, or another task")
     if WILD.search(str(file)):
         raise UserError(f"{file}: is a pattern; data_files names each file")
     if file.is_absolute() or not file.resolve().is_relative_to(Path.cwd().resolve()):
-        raise UserError(f"{file}: lies outside of the folder that Snakemake runs in; copy it there, name it from there")
+        raise UserError(
+            f"{file}: is outside of the folder that Snakemake runs in; copy it there and use a relative path"
+        )
     if not file.is_file():
         raise UserError(f"{file}: is not there; data_files are relative to the folder that Snakemake runs in")
 
 
 def describe(path: str, words: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a data set comes from: a repository at its commit, or files by their hashes. Raises `UserError` where it is
-    not to be had."""
+    """Return the origin of a data set: a repository at its commit, or files with their hashes. Raises `UserError` if it
+    is not available."""
     if path not in PACKAGED:
         repository = hub.resolve(path, words.get("revision") or "main", "dataset")
         return {"hub": path, "revision": words.get("revision") or "main", "commit": repository.commit}
@@ -94,14 +96,14 @@ def describe(path: str, words: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def fetch_data(folder: Path) -> Iterator[list[dict[str, Any]]]:
-    """Keep what is asked for meanwhile in `folder`; yields where each of it came from."""
-    found: dict[str, dict[str, Any]] = {}
+    """Store the data sets of the block in `folder`; yield the list of their origins."""
+    origins: list[dict[str, Any]] = []
 
     def fetch(path: str, name: str | None = None, **words: Any) -> Any:
         words.pop("trust_remote_code", None)
         check_question(path, name, words)
         mine = key(path, name, words)
-        if mine not in found:
+        if not (folder / mine).exists():
             origin = describe(path, words)
             asked = words | ({"revision": origin["commit"]} if "commit" in origin else {})
             try:
@@ -109,26 +111,24 @@ def fetch_data(folder: Path) -> Iterator[list[dict[str, Any]]]:
             except Exception as error:  # whatever its readers raise
                 raise UserError(f"{path}: datasets cannot load it ({first_line(error)})") from None
             if not isinstance(data, (Dataset, DatasetDict)):
-                raise UserError(f"{path}: is streamed, so it cannot be kept; name another task")
+                raise UserError(f"{path}: is streamed, so it cannot be stored; name another task")
             data.save_to_disk(folder / mine)
-            found[mine] = {"folder": mine, "name": name, **origin}
+            origins.append({"folder": mine, "name": name, **origin})
         return load_from_disk(folder / mine)
 
-    origins: list[dict[str, Any]] = []
     with answer_by(fetch):
         yield origins
-    origins += found.values()
 
 
 @contextmanager
 def read_kept(folders: list[Path]) -> Iterator[None]:
-    """Read what `fetch_data` kept in one of the folders."""
+    """Read data sets that `fetch_data` stored in one of the folders."""
 
     def read(path: str, name: str | None = None, **words: Any) -> Any:
         words.pop("trust_remote_code", None)
-        for folder in folders:
-            if (folder / key(path, name, words)).exists():
-                return load_from_disk(folder / key(path, name, words))
+        for kept in (folder / key(path, name, words) for folder in folders):
+            if kept.exists():
+                return load_from_disk(kept)
         raise UserError(f"{path}: is not among the documents of the tasks; remove their folders and run again")
 
     with answer_by(read):
@@ -137,7 +137,7 @@ def read_kept(folders: list[Path]) -> Iterator[None]:
 
 @contextmanager
 def answer_by(load: Callable[..., Any]) -> Iterator[None]:
-    """Let everybody who asks the library for a data set ask `load`."""
+    """Replace the library's `load_dataset` in the block."""
     datasets.load_dataset = load
     try:
         yield

@@ -2,9 +2,9 @@
 
     python scripts/quantmill tasks.fetch_documents NAME DST [--include FOLDER]
 
-NAME is a task or a group of them, of lm-evaluation-harness or of somebody's own YAML files in FOLDER. DST becomes a
-folder with the data that it asks for, as the library `datasets` keeps it, documents.json (which tasks it means, which
-files say so, where each data set came from) and its manifest. Whatever runs the task afterwards asks nobody.
+NAME is a task or a group of tasks, of lm-evaluation-harness or of the user's YAML files in FOLDER. DST becomes a folder
+with the data sets as the library `datasets` saves them, documents.json (the tasks, their YAML files, the origin of each
+data set) and a manifest. The task then runs offline.
 """
 
 import json
@@ -23,10 +23,10 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("name")
     arguments.add_argument("dst", type=Path, help="folder to write")
-    arguments.add_argument("--include", type=Path, help="a folder of one's own task YAMLs")
+    arguments.add_argument("--include", type=Path, help="a folder of the user's task YAMLs")
     options = arguments.parse_args()
 
-    limited.supervise()  # templates are a stranger's
+    limited.supervise()  # templates are untrusted
     harness.restrain()
     with write_atomically(options.dst) as folder:
         folder.mkdir()

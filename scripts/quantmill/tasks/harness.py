@@ -1,7 +1,7 @@
-"""lm-evaluation-harness itself: which tasks a name means, and what may run to make them.
+"""Load tasks of lm-evaluation-harness by name, and limit the code that runs for them.
 
-Its own tasks are pinned code, and may run. Of a task in somebody's own YAML no code runs: no `!function`, templates in
-a sandbox. No metric is fetched from the hub, which would be code too.
+Its own tasks are pinned code, and may run. A task in the user's YAML runs no code: `!function` is refused, and
+templates run in a sandbox. No metric is fetched from the hub, because that would be code too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,17 +28,14 @@ refused: list[str] = []  # metrics
 FEWSHOT_SEED = 1234  # lm-evaluation-harness' own default
 RENDERING = {"megabytes": 512, "seconds": 20}  # limits of one text of a task
 MAX_TEXT = 2**22  # characters of it
-SCORING = {
-    "megabytes": 2048,
-    "seconds": 60,
-}  # limits of what a task makes of one answer, and for a hundred of its filters
+SCORING = {"megabytes": 2048, "seconds": 60}  # limits of the metrics of an answer, and of the filters of a hundred
 KINDS = ("multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until")
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a name means: a task, or a group with its tasks. `files`: the YAML files that say so; `local`: not
-    lm-evaluation-harness' own."""
+    """A task, or a group with its tasks, by its name. `files`: the YAML files that define it; `local`: it is not one of
+    lm-evaluation-harness."""
 
     name: str
     item: Task | Group
@@ -47,42 +44,44 @@ class Loaded:
 
     @property
     def tasks(self) -> dict[str, Task]:
-        """The tasks that have documents, by name."""
+        """Tasks that have documents, by name."""
         found = self.item.get_all_tasks() if isinstance(self.item, Group) else [self.item]
         return {task.task_name: task for task in found}
 
 
-class Limited(SandboxedEnvironment):
-    """Templates that end, with a text of a size that is allowed. Run them in a child (`limited.supervise`)."""
+@dataclass(frozen=True)
+class LimitedTemplate:
+    """A template that renders within limits. Use it in a child process (`limited.supervise`)."""
 
-    def from_string(self, source: Any, *arguments: Any, **options: Any) -> Template:
-        with limited.step(name_template(source), **RENDERING):  # constants are calculated already
-            template = super().from_string(source, *arguments, **options)
-        render = template.render
+    name: str  # in errors
+    template: Template
 
-        def render_limited(*arguments: Any, **words: Any) -> str:
-            with limited.step(name_template(source), **RENDERING):
-                text = render(*arguments, **words)
-            if len(text) > MAX_TEXT:
-                raise UserError(
-                    f"{name_template(source)}: makes {len(text):,} characters, and {MAX_TEXT:,} are the most"
-                )
-            return text
-
-        template.render = render_limited
-        return template
+    def render(self, **words: Any) -> str:
+        """Render the template. Raises `UserError` if it exceeds a limit."""
+        with limited.step(self.name, **RENDERING):
+            text = self.template.render(**words)
+        if len(text) > MAX_TEXT:
+            raise UserError(f"{self.name}: makes {len(text):,} characters, and {MAX_TEXT:,} are the most")
+        return text
 
 
-def name_template(source: Any) -> str:
-    """What an error calls a template of a task."""
-    return f"tasks: the template {' '.join(str(source)[:80].split())!r:.60}"
+class LimitedEnvironment:
+    """The part of jinja2's environment that lm-evaluation-harness uses, in a sandbox and with limits."""
+
+    def __init__(self, filters: Mapping[str, Any]) -> None:
+        self.sandbox = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+        self.sandbox.filters |= filters
+
+    def from_string(self, source: str) -> LimitedTemplate:
+        """Compile a template, which computes its constants. Raises `UserError` if that exceeds a limit."""
+        name = f"tasks: the template {' '.join(source[:80].split())!r:.60}"
+        with limited.step(name, **RENDERING):
+            return LimitedTemplate(name, self.sandbox.from_string(source))
 
 
 def restrain() -> None:
-    """Let no code run that comes with data or with somebody's own task, and no template without end."""
-    filters = utils.env.filters
-    utils.env = Limited(undefined=StrictUndefined, keep_trailing_newline=True)
-    utils.env.filters |= filters
+    """Refuse code that comes with data or with the user's tasks, and limit templates."""
+    utils.env = LimitedEnvironment(utils.env.filters)
     import_function = _yaml_loader._import_func_in_yml
 
     def refuse_strangers(name: str, folder: Path) -> Any:
@@ -101,23 +100,17 @@ def restrain() -> None:
     evaluate.load = refuse_metric
 
 
-def index(files: Sequence[Path]) -> Mapping[str, Any]:
-    """What YAML files define, without any other: to read all of lm-evaluation-harness' own takes half a minute."""
-    found: dict[str, Any] = {}
-    for file in files:
-        TaskIndex.process_cfg(load_yaml(file, resolve_func=False), file, found)
-    return found
-
-
 def load(name: str, include: Path | None, files: Sequence[Path] | None = None) -> Loaded:
-    """A task or group by its name, from a folder of one's own or from lm-evaluation-harness; `files`: what is known to
-    define it. Raises `UserError` where there is none, or it cannot be used."""
+    """Load a task or group by its name, from the user's folder or from lm-evaluation-harness. `files`: the YAML files
+    that define it, if they are known. Raises `UserError` if it does not exist or cannot be used."""
     if include:
         own_tasks.check(include)
     local = TaskIndex.build([include]) if include else {}
     manager = TaskManager(include_path=include, include_defaults=files is None and name not in local)
-    if files is not None:
-        manager._index = dict(index(files))
+    if files is not None:  # reading all of lm-evaluation-harness' own takes half a minute
+        manager._index = {}
+        for file in files:
+            TaskIndex.process_cfg(load_yaml(file, resolve_func=False), file, manager._index)
     entry = manager.task_index.get(name)
     if entry is None:
         where = f"lm-evaluation-harness{f' and {include}' if include else ''}"
@@ -126,15 +119,15 @@ def load(name: str, include: Path | None, files: Sequence[Path] | None = None) -
         item = manager._load_spec(name)
     except UserError:
         raise
-    except Exception as error:  # whatever a task's own code and lm-evaluation-harness raise
-        if refused:  # which it does not pass on
+    except Exception as error:  # of a task's own code, or of lm-evaluation-harness
+        if refused:  # the harness hides this error
             raise UserError(
                 f"tasks: {name}: its metric {refused[0]!r} is a program on the hub, which is not run"
             ) from None
-        raise UserError(f"tasks: {name}: cannot be made ({type(error).__name__}: {first_line(error)})") from None
+        raise UserError(f"tasks: {name}: cannot be loaded ({type(error).__name__}: {first_line(error)})") from None
     if isinstance(item, list) or (isinstance(item, Group) and not item.aggregate_metric_list):
         parts = sorted(each.task_name for each in (item if isinstance(item, list) else item.get_all_tasks()))
-        raise UserError(f"tasks: {name} has no figure of all its tasks; name those you want: {', '.join(parts)}")
+        raise UserError(f"tasks: {name} has no figure for all its tasks; name those you want: {', '.join(parts)}")
     groups = [item, *item.get_all_groups()] if isinstance(item, Group) else []
     tasks = item.get_all_tasks() if isinstance(item, Group) else [item]
     used = [group.name for group in groups] + [task.task_name for task in tasks]
@@ -150,18 +143,13 @@ def load(name: str, include: Path | None, files: Sequence[Path] | None = None) -
 
 
 def prepare(task: Task, num_fewshot: int | None) -> None:
-    """What lm-evaluation-harness' own start of an evaluation sets: the number of examples in a prompt, and their
-    seed."""
+    """Set the number of examples in a prompt and their seed, as lm-evaluation-harness does when it starts. Limit
+    filters and metrics, which may be the user's regular expressions."""
     if num_fewshot is not None and task.get_config("num_fewshot") != 0:
         task.set_config(key="num_fewshot", value=num_fewshot)
     elif task.get_config("num_fewshot") is None:
         task.set_config(key="num_fewshot", value=0)
     task.set_fewshot_seed(seed=FEWSHOT_SEED)
-    limit(task)
-
-
-def limit(task: Task) -> None:
-    """Let a task's filters and metrics, which may be regular expressions of somebody's own, end within limits."""
     name, process, filters = f"tasks: {task.task_name}", task.process_results, task.apply_filters
 
     def process_limited(*arguments: Any, **words: Any) -> Any:
@@ -177,14 +165,14 @@ def limit(task: Task) -> None:
 
 
 def name_files(files: Sequence[Path], include: Path | None) -> list[str]:
-    """YAML files by names that hold in another checkout: `own/` before what is lm-evaluation-harness'."""
+    """Return portable names of YAML files: `own/` is lm-evaluation-harness' folder, the rest relative to `include`."""
     found = []
     for file in files:
         own = file.resolve().is_relative_to(OWN)
-        found.append(f"own/{file.resolve().relative_to(OWN)}" if own else str(file.relative_to(include)))
+        found.append(f"own/{file.resolve().relative_to(OWN)}" if own else str(file.relative_to(include or "")))
     return found
 
 
 def place(names: Sequence[str], include: str | None) -> list[Path]:
-    """Where files lie that `name_files` named."""
-    return [OWN / name.removeprefix("own/") if name.startswith("own/") else Path(include, name) for name in names]
+    """Return the paths of names by `name_files`."""
+    return [OWN / name.removeprefix("own/") if name.startswith("own/") else Path(include or "", name) for name in names]

@@ -3,20 +3,21 @@
     python scripts/quantmill tasks.measure ARTIFACT OUT --engine ctranslate2 --python PYTHON --model MODEL --tasks TASKS
         --documents FOLDER... [--texts]
 
-It runs in envs/lm-eval. The harness makes the requests and computes the metrics by its own code; --python, which has
-the engine, answers them (scripts/quantmill/tasks/worker.py). Answers are kept beside OUT as they come, in
-.CELL.answers.jsonl: a run that was ended goes on there, and a task that is added later asks only what is new.
+It runs in envs/lm-eval. The harness' own code makes the requests and computes the metrics. The engine, which --python
+has, answers the requests (scripts/quantmill/tasks/worker.py). Answers are stored as they come in .CELL.answers.jsonl,
+in the folder of OUT: an interrupted run resumes there, and a task that is added later sends only new requests.
 
-TASKS is JSON: what the config says under `tasks`. FOLDERs are what tasks.fetch_documents wrote, one a name.
+TASKS is JSON, the study's config of that name. Each FOLDER is one that tasks.fetch_documents wrote.
 """
 
 import json
 import os
 import random
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-# its bootstrap in this process: a pool of others would be as many copies of it
+# the harness' bootstrap runs in this process: each process of a pool would be a copy of it
 os.environ |= {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1", "DISABLE_MULTIPROC": "1"}
 
 import lm_eval
@@ -33,14 +34,14 @@ from quantmill.metrics import METRICS_VERSION
 from quantmill.tasks import answers, documents, harness, records
 from quantmill.tasks.adapter import Adapter
 
-BOOTSTRAP = 1000  # resamples of lm-evaluation-harness' own, for metrics whose error has no formula
+BOOTSTRAP = 1000  # the harness' resamples, for metrics without a formula of the standard error
 NO_PROBABILITIES = "its engine tells no probabilities of a given text"
 NO_ENDS = "its engine always writes as many tokens as it is asked for"
 
 
 def choose(loaded: harness.Loaded, limit: int | None, seed: int) -> dict[str, list[int]] | None:
-    """Numbers of the documents of each task, drawn without replacement; None for all. They depend on the seed and on
-    the task's name and size alone, so that every cell and model gets the same."""
+    """Draw the numbers of each task's documents without replacement; None for all. They depend on the seed and the
+    task's name and size alone, so that every cell and model gets the same."""
     if limit is None:
         return None
     found = {}
@@ -51,7 +52,7 @@ def choose(loaded: harness.Loaded, limit: int | None, seed: int) -> dict[str, li
 
 
 def why_not(loaded: harness.Loaded, facts: dict[str, Any]) -> str | None:
-    """Why an engine cannot answer a task; None where it can."""
+    """Return why an engine cannot answer a task, or None if it can."""
     written = {task.OUTPUT_TYPE == "generate_until" for task in loaded.tasks.values()}
     if False in written and not {"logits", "target_logprobs"} & {*facts["capabilities"]}:
         return NO_PROBABILITIES
@@ -66,40 +67,29 @@ def main() -> None:
     arguments.add_argument("--python", required=True, help="the Python that has the engine")
     arguments.add_argument("--model", type=Path, required=True, help="folder of the model's config.json and tokenizer")
     arguments.add_argument("--tasks", type=json.loads, required=True, help="JSON, as in the config")
-    arguments.add_argument("--documents", type=Path, nargs="+", required=True, help="what tasks.fetch_documents wrote")
+    arguments.add_argument("--documents", type=Path, nargs="+", required=True, help="written by tasks.fetch_documents")
     arguments.add_argument("--seed", type=int, default=0, help="of the documents that a limit leaves")
-    arguments.add_argument("--texts", action="store_true", help="keep what was asked, for the page")
+    arguments.add_argument("--texts", action="store_true", help="store the requests, for the page")
     options = arguments.parse_args()
 
-    limited.supervise()  # templates and tokenizers are a stranger's
+    limited.supervise()  # templates and tokenizers are untrusted
     asked, include = options.tasks, options.tasks.get("include")
     artifact = manifest.read_unchanged(options.artifact)
     module = PACKAGE / f"engines/{options.engine.replace('-', '_')}.py"
-    made_of = code_hash.digest(
-        *(file for start in (PACKAGE / "tasks/worker.py", module) for file in code_hash.closure(start, PACKAGE.parent))
-    )
+    files = [code_hash.closure(start, PACKAGE.parent) for start in (PACKAGE / "tasks/worker.py", module)]
     engine = {"engine": options.engine, "options": options.options, "gpus": options.gpus}
     remote_code.forbid()
     vocab = AutoConfig.from_pretrained(options.model).get_text_config().vocab_size
-    command = [
-        *program.command("tasks.worker", options.python),
-        options.artifact,
-        "--engine",
-        options.engine,
-        "--vocab",
-        vocab,
-    ]
-    command += ["--options", json.dumps(options.options), "--gpus", options.gpus]
+    command = [*program.command("tasks.worker", options.python), options.artifact, "--engine", options.engine]
+    command += ["--vocab", vocab, "--options", json.dumps(options.options), "--gpus", options.gpus]
     command += ["--device", options.device, "--threads", options.threads]
     kept = options.out.with_name(f".{options.out.stem}.answers.jsonl")
-    of = engine | {"files": artifact["files"], "made_of": made_of}
+    of = engine | {"files": artifact["files"], "made_of": code_hash.digest(*chain(*files))}
     harness.restrain()
     with answers.ask(command, kept, of) as told, documents.read_kept(options.documents):
         facts = [json.loads((folder / "documents.json").read_text(encoding="utf-8")) for folder in options.documents]
-        loaded = [
-            harness.load(each["name"], Path(include) if include else None, harness.place(each["files"], include))
-            for each in facts
-        ]
+        folder = Path(include) if include else None
+        loaded = [harness.load(each["name"], folder, harness.place(each["files"], include)) for each in facts]
         told.start()
         model = Adapter(options.model, told)
         found = {}
@@ -124,7 +114,7 @@ def main() -> None:
 
 
 def evaluate_one(loaded: harness.Loaded, model: Adapter, asked: dict[str, Any], options: Any) -> dict[str, Any]:
-    """Run a task or a group of them, and what a result says of it."""
+    """Run a task or a group of them, and return its part of the result."""
     for task in loaded.tasks.values():
         harness.prepare(task, asked.get("num_fewshot"))
     random.seed(0)

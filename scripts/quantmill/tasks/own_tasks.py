@@ -1,4 +1,4 @@
-"""Checks of a user's own task YAMLs, before lm-evaluation-harness reads them: what they name lies in their folder."""
+"""Check the user's task YAMLs before lm-evaluation-harness reads them: they may name files of their folder alone."""
 
 import os
 import stat
@@ -20,10 +20,10 @@ PROMPTS = "use_prompt"  # names another file by any path, which get_prompt opens
 
 
 def check(include: Path) -> None:
-    """Check each YAML file of a folder, as lm-evaluation-harness looks for them.
+    """Check each YAML file of a folder that lm-evaluation-harness would find.
 
-    Raises `UserError` for a file that is not a plain one of at most `LARGEST` bytes, that lies outside the folder or
-    includes one that does, that names prompts of another file, or that aliases make larger than `MOST_VALUES` values.
+    Raises `UserError` for a file that is not a plain one of at most `LARGEST` bytes, is outside the folder or includes
+    such a file, names prompts of another file, or has more than `MOST_VALUES` values with its aliases.
     """
     root = include.resolve()
     for folder, _, names in os.walk(include):
@@ -33,12 +33,12 @@ def check(include: Path) -> None:
 
 
 def _check_file(path: Path, root: Path) -> None:
-    """Check one file of the folder `root`; files that it includes are checked as files of that folder."""
+    """Check one file of the folder `root`. Files that it includes are checked when the folder is walked."""
     _check_place(path, path, root)
     try:
         _check_depth(path)
         content = load_yaml(path, resolve_func=False, recursive=False)
-    except (yaml.YAMLError, ValueError):  # the index skips it too, and its task is not there
+    except (yaml.YAMLError, ValueError):  # the index skips it too, so its task does not exist
         return
     _check_values(content, path)
     includes = content.get("include") or []
@@ -49,7 +49,7 @@ def _check_file(path: Path, root: Path) -> None:
 
 
 def _check_place(path: Path, namer: Path, root: Path) -> None:
-    """Raise `UserError` for a file outside `root` and the harness' own tasks, or that is not plain, or too large."""
+    """Raise `UserError` for a file that is outside `root` and the harness' own tasks, is not plain, or is too large."""
     real = path.resolve()
     if not (real.is_relative_to(root) or real.is_relative_to(OWN)):
         raise UserError(f"{namer}: leads to {path}, outside of tasks.include; copy that file into the folder")
@@ -61,7 +61,7 @@ def _check_place(path: Path, namer: Path, root: Path) -> None:
 
 
 def _check_depth(path: Path) -> None:
-    """Count the nested values of a file by its events, which libyaml tells without a stack."""
+    """Check the nesting of a file by its events, for which libyaml needs no stack."""
     depth = 0
     with path.open("rb") as file:
         for event in yaml.parse(file, Loader=yaml.CSafeLoader):
@@ -71,7 +71,7 @@ def _check_depth(path: Path) -> None:
 
 
 def _check_values(content: Any, path: Path) -> None:
-    """Walk all values, each alias as often as it stands there."""
+    """Check all values, and each alias as often as it occurs."""
     waiting, seen = [content], 0
     while waiting:
         seen += 1

@@ -1,4 +1,4 @@
-"""What a result keeps of lm-evaluation-harness' own results: figures of each name, and each document's answer."""
+"""The result file's part of lm-evaluation-harness' results: figures of each name, and each document's answer."""
 
 import hashlib
 import json
@@ -11,18 +11,23 @@ from lm_eval.api.task import Task
 from quantmill.common.program import UserError
 from quantmill.tasks.harness import Loaded
 
-PROMPT, CHOICE = 700, 300  # characters that are kept of a prompt's end, and of an answer
+PROMPT, CHOICE = 700, 300  # characters of the end of a prompt, and of an answer, that are stored
 DIGITS = 8  # of a document's log-probabilities
 
 
 def of_name(
     loaded: Loaded, results: Mapping[str, Any], metric: str | None, texts: bool, sizes: Mapping[str, int]
 ) -> dict[str, Any]:
-    """What a result says of a name of the config.
+    """Return the result of a name of the config.
 
-    `metric`: which of its metrics counts, by its name; the first that is 0 or 1 of each document where it is None, or
-    where there is none its first. `texts`: keep what was asked too. `sizes`: documents of each task, all of them.
-    Raises `UserError` for a metric that the task has not.
+    Args:
+        metric: the name of the metric that counts. By default the first that is 0 or 1 for each document, or else the
+            first.
+        texts: store the requests too.
+        sizes: the number of all documents of each task.
+
+    Raises:
+        UserError: for a metric that the task does not have.
     """
     figures = results["results"][loaded.name]
     names = [name for name in figures if "," in name and "_stderr," not in name]
@@ -49,7 +54,7 @@ def of_name(
 
 
 def of_task(task: Task, results: Mapping[str, Any], metric: str, share: bool, texts: bool, size: int) -> dict[str, Any]:
-    """What a result says of a task with documents: which task it is, of which documents, and each one's answer."""
+    """Return the result of a task with documents: its identity, its documents, and the answer to each."""
     name, (metric_name, _, filter_name) = task.task_name, metric.partition(",")
     samples = [each for each in results["samples"][name] if each["filter"] == filter_name]
     samples.sort(key=lambda each: each["doc_id"])
@@ -73,7 +78,7 @@ def of_task(task: Task, results: Mapping[str, Any], metric: str, share: bool, te
 
 
 def is_share(loaded: Loaded, results: Mapping[str, Any], name: str) -> bool:
-    """Whether a metric is 0 or 1 of every document, so that its mean is a share of them."""
+    """Return whether a metric is 0 or 1 for every document, so that its mean is a share."""
     metric, _, filter_name = name.partition(",")
     values = [
         each.get(metric) for task in loaded.tasks for each in results["samples"][task] if each["filter"] == filter_name
@@ -82,8 +87,7 @@ def is_share(loaded: Loaded, results: Mapping[str, Any], name: str) -> bool:
 
 
 def answer(task: Task, sample: Mapping[str, Any], metric: str) -> int | str | None:
-    """What was answered: the number of a choice, a text, whether the continuation was the model's own; None where there
-    is nothing to answer."""
+    """Return the answer: the number of a choice, a text, or whether the continuation is greedy; None without one."""
     found = sample["filtered_resps"]
     if task.OUTPUT_TYPE == "multiple_choice":
         choices = task.doc_to_choice(sample["doc"])
@@ -96,7 +100,7 @@ def answer(task: Task, sample: Mapping[str, Any], metric: str) -> int | str | No
 
 
 def scores(task: Task, sample: Mapping[str, Any]) -> list[float]:
-    """Log-probabilities that an answer follows from, in nats; none of a text that was written."""
+    """Return the log-probabilities behind an answer, in nats; a written text has none."""
     found = sample["filtered_resps"]
     if task.OUTPUT_TYPE == "generate_until":
         return []
@@ -104,7 +108,7 @@ def scores(task: Task, sample: Mapping[str, Any]) -> list[float]:
 
 
 def text(task: Task, sample: Mapping[str, Any]) -> dict[str, Any]:
-    """What was asked, and the choices or the answer that is right."""
+    """Return the request, and its choices or the right answer."""
     prompt = sample["arguments"][0][0][-PROMPT:]
     if task.OUTPUT_TYPE == "multiple_choice":
         choices = [str(each)[:CHOICE] for each in task.doc_to_choice(sample["doc"])]
@@ -113,13 +117,13 @@ def text(task: Task, sample: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stderr_of(metric: str) -> str:
-    """lm-evaluation-harness' own name of a metric's standard error."""
+    """Return lm-evaluation-harness' name of a metric's standard error."""
     name, _, filter_name = metric.partition(",")
     return f"{name}_stderr,{filter_name}"
 
 
 def plain(value: Any) -> Any:
-    """A figure as JSON has it; None for one that is none."""
+    """Return a figure as JSON allows it; None for NaN and infinity."""
     if isinstance(value, (list, tuple)):
         return [plain(each) for each in value]
     if isinstance(value, (float, np.floating)):
@@ -130,7 +134,7 @@ def plain(value: Any) -> Any:
 
 
 def without_place(config: str) -> str:
-    """A task's config without where its YAML lies on this machine."""
+    """Return a task's config without the path of its YAML on this machine."""
     content = json.loads(config)
     if isinstance(content.get("metadata"), dict):
         content["metadata"].pop("config_source", None)

@@ -1,15 +1,15 @@
-"""Answer requests of token ids by an engine: what it thinks of continuations, and what it writes after a prompt.
+"""Answer requests of token ids by an engine: log-probabilities of continuations, and texts after a prompt.
 
     python scripts/quantmill tasks.worker ARTIFACT --engine transformers --vocab 32000
 
-tasks.measure starts it in the engine's environment, where lm-evaluation-harness is not, and speaks JSON lines with it.
-The first line out says what the engine can do. Then, for each line in:
+tasks.measure starts it in the engine's environment, which lacks lm-evaluation-harness, and exchanges JSON lines with
+it. The first output line is the engine's facts. The input lines and their answers are:
 
     {"score": [[IDS, [CONTINUATION, ...]], ...]}   a line for each entry: [[sum of log-probabilities, greedy], ...]
-        CONTINUATION: ids that the last positions of IDS predict, the last of them after all of IDS.
-        greedy: whether every one of its ids was the likeliest.
-    {"write": IDS, "tokens": N}                    a line for each token, at most N; after each it waits for a line,
-        true to go on. null ends it.
+        CONTINUATION: ids that the last positions of IDS predict; the last id follows all of IDS.
+        greedy: whether each of its ids was the likeliest.
+    {"write": IDS, "tokens": N}                    a line for each token, at most N, and null at the end. After each
+        token the worker waits for a line: true to go on.
 """
 
 import json
@@ -30,7 +30,7 @@ Answer = tuple[float, bool]
 
 
 def score(engine: engines.Engine, entries: Sequence[tuple[list[int], Continuations]], vocab: int) -> Iterator[list]:
-    """Yield for each entry the answers of its continuations. `vocab`: tokens that the model has; rows of logits may be
+    """Yield for each entry the answers of its continuations. `vocab`: tokens of the model; rows of logits may be
     longer. Raises `UserError` for logits that are not finite or too few."""
     if "logits" not in engine.capabilities:
         yield from score_targets(engine, entries)
@@ -50,9 +50,9 @@ def score(engine: engines.Engine, entries: Sequence[tuple[list[int], Continuatio
 
 
 def read(chunk: Any, continuations: Continuations, count: int, place: int) -> np.ndarray:
-    """What a chunk of logits [n, vocab] says of each continuation's ids: [n, continuations, 2], their log-probabilities
-    and whether they are the likeliest. `place`: of the chunk among the last `count` positions; NaN where a continuation
-    has not begun."""
+    """Return of a chunk of logits [n, vocab] the log-probabilities of each continuation's ids and whether they are the
+    likeliest: [n, continuations, 2], NaN before a continuation begins. `place`: of the chunk among the last `count`
+    positions."""
     if not teacher_forcing.is_finite(chunk):
         raise UserError("the engine returned logits that are not finite; the artifact is broken")
     xp = teacher_forcing.library(chunk)
@@ -73,7 +73,7 @@ def read(chunk: Any, continuations: Continuations, count: int, place: int) -> np
 
 
 def answers(parts: Sequence[np.ndarray], continuations: Continuations, count: int) -> list[Answer]:
-    """The answers of an entry from all of its chunks. Raises `UserError` where positions are missing."""
+    """Return the answers of an entry from all of its chunks. Raises `UserError` if positions are missing."""
     found = np.concatenate(parts)
     if len(found) != count:
         raise UserError(f"the engine returned logits of {len(found)} positions, not {count}")
@@ -82,8 +82,8 @@ def answers(parts: Sequence[np.ndarray], continuations: Continuations, count: in
 
 
 def score_targets(engine: engines.Engine, entries: Sequence[tuple[list[int], Continuations]]) -> Iterator[list[Answer]]:
-    """The same by an engine without logits, which is asked for each continuation by itself. Raises `UserError` where it
-    does not tell its likeliest tokens."""
+    """Yield the same from an engine without logits, which scores each continuation separately. Raises `UserError` if it
+    does not report its likeliest tokens."""
     texts = [ids[: len(ids) + 1 - len(each)] + each for ids, continuations in entries for each in continuations]
     told = engine.target_logprobs_batch(texts)
     for _, continuations in entries:
@@ -91,27 +91,23 @@ def score_targets(engine: engines.Engine, entries: Sequence[tuple[list[int], Con
         for continuation in continuations:
             mine, last = next(told), len(continuation)
             if not mine.top_ids.size:
-                raise UserError(
-                    "the engine tells log-probabilities alone, so nobody knows whether an answer is its own"
-                )
+                raise UserError("the engine does not report its likeliest tokens, so its own answer is unknown")
             greedy = mine.logprobs[-last:] >= mine.top_logprobs[-last:, 0]
             found.append((float(mine.logprobs[-last:].sum()), bool(greedy.all())))
         yield found
 
 
 def write(engine: engines.Engine, ids: list[int], tokens: int, lines: Iterator[str], out: TextIO) -> None:
-    """Tell each token as it comes, for as long as whoever asked wants more."""
-    came = engine.decode([ids], tokens)
-    for _, token, _ in came:
+    """Send each token as it comes, until the caller wants no more."""
+    for _, token, _ in engine.decode([ids], tokens):
         tell(out, token)
         if not json.loads(next(lines)):
             break
-    came.close()
     tell(out, None)
 
 
 def tell(out: TextIO, content: Any) -> None:
-    """One line to whoever asked."""
+    """Send one line to the caller."""
     out.write(json.dumps(content) + "\n")
     out.flush()
 
@@ -124,7 +120,7 @@ def main() -> None:
     options = arguments.parse_args()
 
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries print too
     device = devices.resolve(options.device, gpus=options.gpus)
     engine = engines.load(options.engine, options.artifact, device, options.threads, options.gpus, **options.options)
     facts = {"compute_type": engine.compute_type, "versions": engine.versions()}
