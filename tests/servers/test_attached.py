@@ -1,4 +1,4 @@
-"""Servers that somebody else runs: each replayed from its transcript, and what is wrong named in one line."""
+"""Servers that the user runs, replayed from transcripts; each fault is one line."""
 
 import json
 import os

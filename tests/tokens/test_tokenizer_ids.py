@@ -29,7 +29,7 @@ ADDED = {
 LETTERS = {"type": "Split", "pattern": {"Regex": "[a-z]+"}, "behavior": "Isolated", "invert": False}
 DIGITS = {"type": "Sequence", "pretokenizers": [LETTERS, {**BYTE_LEVEL, "add_prefix_space": False}]}
 OTHER = "makes"  # in the note of ids that differ
-# tokenizer.json's changes, tokenizer_config.json's (None: there is no such file), what the note says
+# tokenizer.json's changes, tokenizer_config.json's (None: no such file), the note's words
 DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str | None]] = {
     "as it is": ({}, {}, None),
     "no tokenizer_config.json": ({}, None, None),
