@@ -110,7 +110,7 @@ def test_an_environment_is_built_among_traps(trapped: Trapped, tmp_path: Path) -
     command = [
         sys.executable,
         REPO / "scripts/quantmill",
-        "environments/create.py",
+        "environments.create",
         tmp_path / "empty.txt",
         tmp_path / "env",
     ]
