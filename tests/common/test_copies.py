@@ -221,7 +221,7 @@ def test_a_file_that_grows_during_copying_is_refused(tmp_path: Path, monkeypatch
     source.write_bytes(bytes(3 * 2**20))
 
     class Writing:
-        """A hash during whose first piece somebody writes to the file."""
+        """A hash during whose first piece the file is written to."""
 
         def __init__(self) -> None:
             self.pieces = 0

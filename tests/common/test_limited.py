@@ -100,7 +100,7 @@ def test_a_user_error_and_a_fault_come_through() -> None:
 
 
 def test_a_supervised_program_ends_as_its_child_does() -> None:
-    start = "import sys; sys.path.insert(0, 'scripts')\nfrom common import limited\n"
+    start = "import sys; sys.path.insert(0, 'scripts')\nfrom quantmill.common import limited\n"
     start += "from quantmill.common.program import run, UserError\n"
     ends = {
         "print('done')": (0, "done\n", ""),

@@ -254,7 +254,7 @@ def test_what_may_not_be_read_is_one_line() -> None:
         locked.chmod(0)
         inside.parent.chmod(0)
         me = os.geteuid()
-        if me == 0:  # who may read everything
+        if me == 0:  # root may read everything
             os.seteuid(65534)
         try:
             with pytest.raises(UserError, match="/file: Permission denied; make it readable"):

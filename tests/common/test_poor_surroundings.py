@@ -12,7 +12,7 @@ from whole_results import whole_cell
 
 pytestmark = pytest.mark.slow
 
-# in a mount namespace of its own: nobody else's folders change
+# in its own mount namespace, so that no other folders change
 SURROUNDINGS = {
     "full TMPDIR": "mount -t tmpfs -o size=64k tmpfs $F && export TMPDIR=$F && head -c 60k /dev/zero > $F/rest",
     "no TMPDIR": "export TMPDIR=$F/none",

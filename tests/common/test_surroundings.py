@@ -39,7 +39,7 @@ ODD = "a b$c'd\"é"  # a folder's name
 
 
 def traps(folder: Path, names: list[str]) -> Path:
-    """Modules that write a file when they are imported; the file. They end the program besides."""
+    """Write modules that write a file and end the program when they are imported; return the file."""
     folder.mkdir(parents=True, exist_ok=True)
     caught = folder / "caught"
     for name in names:
@@ -110,7 +110,7 @@ def test_an_environment_is_built_among_traps(trapped: Trapped, tmp_path: Path) -
     command = [
         sys.executable,
         REPO / "scripts/quantmill",
-        "environments/create.py",
+        "environments.create",
         tmp_path / "empty.txt",
         tmp_path / "env",
     ]
@@ -171,13 +171,13 @@ def test_a_child_gets_no_path_of_our_modules() -> None:
 
 
 def words(node: ast.AST) -> list[list[object]]:
-    """Every list in a program that could be a command: its words, with None for what is no constant."""
+    """Yield each list in a program that could be a command: its words, with None for expressions."""
     lists = [each for each in ast.walk(node) if isinstance(each, (ast.List, ast.Tuple))]
     calls = [ast.List(each.args) for each in ast.walk(node) if isinstance(each, ast.Call)]
     return [[getattr(word, "value", None) for word in each.elts] for each in (*lists, *calls)]
 
 
-# what has a -m or a -c and is no Python: llama.cpp's programs, and a shell
+# other programs with -m or -c: llama.cpp's, and a shell
 OTHERS = {"imatrix.py", "perplexities.py", "llama_bench.py", "gguf_build.py"}
 
 

@@ -87,14 +87,14 @@ def test_a_job_of_several_gpus_has_all_or_waits(start) -> None:  # noqa: ANN001
     one.kill()
     one.wait()
     four = start(1, CARDS="3")
-    assert cards(four) == ("GPU-0", "GPU-0")  # who waits for more holds none meanwhile
+    assert cards(four) == ("GPU-0", "GPU-0")  # a waiting job holds none
     four.kill()
     two.kill()
     assert cards(three) == ("GPU-0,GPU-1,GPU-2", "GPU-0,GPU-1,GPU-2")
 
 
 def test_a_child_that_wants_fewer_sees_fewer(start) -> None:  # noqa: ANN001
-    """Such as the reference, which runs beside what it is compared with."""
+    """An example is the reference, which runs at the same time as the compared artifact."""
     assert cards(start(2, CHILD="1")) == ("GPU-0,GPU-1", "GPU-0")
 
 

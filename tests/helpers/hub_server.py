@@ -32,7 +32,7 @@ LARGE = (
 
 @dataclass
 class Repository:
-    """Files of one commit, and who may read them: `token` is the one that is accepted, None where none is needed."""
+    """Files of one commit. `token`: the accepted one, or None if none is needed."""
 
     files: dict[str, bytes]
     revisions: set[str] = field(default_factory=lambda: {"main"})

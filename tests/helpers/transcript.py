@@ -59,7 +59,7 @@ def listen(answer: Answer) -> Iterator[str]:
 
 
 class Replay:
-    """Answers of a transcript, one after the other. `wrong`: how a request differed; `left`: what nobody asked for."""
+    """Answers of a transcript, in order. `wrong`: differences of requests; `left`: unused answers."""
 
     def __init__(self, exchanges: list[Exchange]) -> None:
         self.left, self.wrong, self.headers = list(exchanges), "", [{}]

@@ -150,7 +150,7 @@ def test_windows_that_are_too_short_have_no_throughput() -> None:
 
 
 def test_a_long_first_request_makes_no_burst() -> None:
-    """It never is steady, in one of two starts: there is no throughput, and the reason stands where it would."""
+    """One of two starts never is steady: there is a reason instead of a throughput."""
     even, _, _, _ = run(Closed(4), 100)
     hung = [replace(even[0], end=even[-1].end + 600, times=(), tokens=(), outcome="failed"), *even[1:]]
     assert "output_tokens_per_second" in serving.summary([even, even], 4).values

@@ -1,4 +1,4 @@
-"""Print an engine's answer as text, by its ids or as it reports: python served_text.py ENGINE ARTIFACT"""
+"""What an engine writes after a prompt, as text, by its ids or as it says: python served_text.py ENGINE ARTIFACT"""
 
 import json
 import sys

@@ -33,7 +33,7 @@ def test_what_went_over_the_wire_is_understood(path: Path, attach: Callable[...,
         assert result.returncode == 0
 
 
-def test_each_attached_engine_is_recorded_and_documented() -> None:
+def test_every_engine_that_is_attached_has_a_transcript_and_a_row_of_the_documentation() -> None:
     rules = (REPO / "rules/engines/attached.smk").read_text()
     page = (REPO / "docs/SERVING.md").read_text()
     known = {read(path.stem)["engine"]: path.stem for path in TRANSCRIPTS}
@@ -52,7 +52,9 @@ def test_each_attached_engine_is_recorded_and_documented() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 422, 503])
-def test_refused_scores_and_failures_differ(status: int, attach: Callable[..., Told]) -> None:
+def test_a_server_that_refuses_to_score_a_text_has_no_quality_and_one_that_fails_is_an_error(
+    status: int, attach: Callable[..., Told]
+) -> None:
     exchanges = read("openai-vllm")["exchanges"]
     for each in exchanges:
         if "prompt_logprobs" in (each["body"] or {}):
@@ -144,7 +146,7 @@ def test_each_fault_of_a_server_is_one_line(fault: str, attach: Callable[..., To
     assert result.stderr.count("\n") == 1
 
 
-def test_a_missing_server_is_one_line(attach: Callable[..., Told]) -> None:
+def test_a_server_that_is_not_there_is_one_line(attach: Callable[..., Told]) -> None:
     with listen(Replay([])) as url:
         pass
     result = attach("tgi", url)
@@ -182,7 +184,7 @@ def test_a_token_is_sent_and_shown_nowhere(locked: tuple[str, Replay], attach: C
         ({"MY_TOKEN": "sk-wrong"}, {"token_variable": "MY_TOKEN"}, "status 401; name the environment variable of"),
     ],
 )
-def test_a_wrong_token_is_one_line_without_it(
+def test_a_token_that_is_wrong_is_one_line_without_it(
     locked: tuple[str, Replay],
     attach: Callable[..., Told],
     environment: dict[str, str],
@@ -196,7 +198,7 @@ def test_a_wrong_token_is_one_line_without_it(
     assert "sk-" not in result.stdout + result.stderr
 
 
-def test_prompts_and_pieces_keep_their_tokens(call: Callable[..., Told]) -> None:
+def test_a_prompt_is_the_text_of_its_ids_and_a_piece_has_as_many_tokens(call: Callable[..., Told]) -> None:
     program, text = REPO / "tests/servers/texts_facts.py", REPO / "config/evaluation.txt"
     result = call(interpreter("tools"), program, REPO / "demo", text, PYTHONPATH=str(REPO / "scripts"))
     told = json.loads(result.stdout)
@@ -225,7 +227,7 @@ def test_transformers_serve_writes_what_transformers_does(demo: Path, call: Call
     assert not (fp16.parent / ".servers").exists()
 
 
-def test_transformers_server_is_not_trusted_with_texts(
+def test_transformers_own_server_is_not_believed_to_read_as_tokenizer_json_says(
     tmp_path: Path, torch_python: Path, call: Callable[..., Told]
 ) -> None:
     """Of two folders that differ in `tokenizer_class`, it would read one in another way."""

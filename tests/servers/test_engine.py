@@ -60,7 +60,7 @@ def test_an_option_of_ours_is_refused_also_shortened(artifact: Path, option: str
         Engine(artifact, "cpu", 1, **{option: 1})
 
 
-def test_two_servers_at_once_do_not_interfere(artifact: Path) -> None:
+def test_two_of_the_same_at_once_are_in_no_way_of_each_other(artifact: Path) -> None:
     script = (
         "import sys; sys.path[:0] = sys.argv[1:3]\n"
         "from pathlib import Path; import fake_serve\n"
@@ -79,7 +79,7 @@ def test_two_servers_at_once_do_not_interfere(artifact: Path) -> None:
     assert not (artifact.parent / ".servers").exists()
 
 
-def test_a_killed_clients_server_is_ended(artifact: Path) -> None:
+def test_what_a_killed_client_left_is_waited_for_and_removed(artifact: Path) -> None:
     script = (
         "import os, sys; sys.path[:0] = sys.argv[1:3]\n"
         "from pathlib import Path; import fake_serve\n"

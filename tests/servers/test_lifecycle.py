@@ -167,7 +167,7 @@ def test_a_port_that_is_taken(begin: Callable) -> None:
 
 
 def test_an_orphan_that_takes_the_port_is_named(begin: Callable) -> None:
-    """The server dies, and what somebody else has started answers for it."""
+    """The server dies, and another program answers on its port."""
     with begin("import threading; threading.Timer(0.5, lambda: os._exit(9)).start()") as server:
         wait(lambda: server.supervisor.poll() is not None)
         with (

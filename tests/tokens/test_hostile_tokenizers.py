@@ -1,5 +1,4 @@
-"""Hostile tokenizers and configs through tokens.tokenize_texts: one line, no token that no engine has, nobody's
-Python."""
+"""Hostile tokenizers and configs through tokens.tokenize_texts: one line, valid tokens only, and no foreign Python."""
 
 import json
 import shutil
@@ -21,7 +20,7 @@ CASES = {
         f"a context of {tokens!r}": ("config.json", {"max_position_embeddings": tokens}, "max_position_embeddings")
         for tokens in (-1, 0, 1, 2.5, "x")
     },
-    # transformers asks at the terminal whether it may run; somebody's `y` there is no answer
+    # transformers asks at the terminal whether it may run; a user's `y` does not count
     "a program": ("tokenizer_config.json", CODE, "transformers cannot read its tokenizer"),
     "a model": ("tokenizer_config.json", {"tokenizer_class": "AutoModel"}, "tokenizer"),
     "another tokenizer": ("tokenizer_config.json", {"tokenizer_class": "BertTokenizer"}, "tokenizer"),

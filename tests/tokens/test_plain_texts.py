@@ -1,4 +1,4 @@
-"""Texts as other systems write them: marks and line ends change no token, and what is no text is one line."""
+"""Texts of other systems: marks and line ends change no token, and an invalid text is one line."""
 
 import json
 import subprocess

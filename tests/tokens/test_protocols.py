@@ -49,7 +49,7 @@ def fp16(tmp_path_factory: pytest.TempPathFactory, call: Callable, tools_python:
 def texts(fp16: Path, call: Callable, torch_python: Path) -> list[Path]:
     """Tokenised: a part of the demo's text, the same in WikiText's form, and pages of WikiText where it is there.
 
-    Beside each of the last two its pages, split as lm-eval's data set has them.
+    With each of the last two, its pages as lm-eval's data set splits them.
     """
     plain = (REPO / "config/evaluation.txt").read_text()
     parts = {"plain": plain[:12_000], "like": wikitext_of(plain, 10_000)}

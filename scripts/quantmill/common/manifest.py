@@ -3,7 +3,6 @@
 import hashlib
 import json
 import resource
-import sys
 import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -30,18 +29,13 @@ def sha256(path: Path) -> str:
 def peak_rss_bytes(children: bool = False) -> int:
     """Return this program's peak resident memory in bytes; with `children`, at least that of its largest ended child.
 
-    On Linux it is VmHWM, because getrusage's count starts from the memory of the parent process. Elsewhere it is
-    getrusage, in bytes on macOS and in KiB on other systems.
+    It is VmHWM if the kernel reports it, because getrusage's count starts from the memory of the parent process.
     """
-    if children:
-        largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-        return max(peak_rss_bytes(), largest if sys.platform == "darwin" else largest * 1024)
-    status = Path("/proc/self/status")
-    for line in status.read_text(encoding="utf-8").splitlines() if status.exists() else []:
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    own = next((int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
+    own = own or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss if children else 0
+    return max(own, largest) * 1024
 
 
 def write(

@@ -139,7 +139,7 @@ def start_child(
 ) -> Iterator[subprocess.Popen]:
     """Run a program while the block lasts, in the environment of `surroundings.of_child`.
 
-    On Linux the kernel kills it when this process dies.
+    The kernel kills it when this process dies.
     """
     mine = os.getpid()
 
@@ -148,10 +148,8 @@ def start_child(
         if os.getppid() != mine:  # the parent died before prctl
             os._exit(1)
 
-    if sys.platform == "linux":
-        options["preexec_fn"] = end_with_parent
-    told = surroundings.of_child(command, env)
-    with subprocess.Popen([str(part) for part in command], env=told, **options) as process:
+    options |= {"env": surroundings.of_child(command, env), "preexec_fn": end_with_parent}
+    with subprocess.Popen([str(part) for part in command], **options) as process:
         try:
             yield process
         finally:

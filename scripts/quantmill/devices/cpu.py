@@ -17,8 +17,7 @@ VECTORS = ("avx", "fma", "f16c", "bmi", "sse", "asimd", "sve", "fp")  # x86 and 
 
 def processors() -> frozenset[int]:
     """Return the processors that this process may use; a container or a scheduler may allow fewer than exist."""
-    every = range(os.cpu_count() or 1)
-    return frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else every)
+    return frozenset(os.sched_getaffinity(0))
 
 
 def available_threads() -> int:

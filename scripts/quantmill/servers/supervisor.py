@@ -69,8 +69,7 @@ def _reap(server: subprocess.Popen[bytes]) -> None:
 def main() -> int:
     """Supervise the server; return its exit code as a shell reports it."""
     grace, command = float(sys.argv[1]), sys.argv[2:]
-    if sys.platform == "linux":
-        LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)  # a terminal's Ctrl-C is for the measuring program
     wake, signalled = os.pipe()
@@ -81,8 +80,7 @@ def main() -> int:
     def prepare() -> None:  # the server does not ignore signals
         for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(name, signal.SIG_DFL)
-        if sys.platform == "linux":
-            LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
     try:
         server = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Run one of our programs with the engines of tests/helpers/harness/engines beside the real ones.
+"""Run one of our programs with the engines of tests/helpers/harness/engines in addition to the real ones.
 
 python tests/helpers/harness/run.py latency.measure ARTIFACT OUT --engine fake ...
 """

@@ -60,7 +60,7 @@ class Engine(engines.Engine):
             chosen = [int(model(added + text, self.noise)[-1].argmax()) for text in texts]
             if self.fault == "random-tokens":
                 chosen = [(token + number) % VOCAB for token in chosen]
-            # sleep comes late; who spins all the time has used up its share of a busy processor when the token is due
+            # sleep comes late; a process that spins has used up its share of a busy processor when the token is due
             time.sleep(max(0.0, due - time.perf_counter() - SPIN))
             while time.perf_counter() < due:
                 pass
