@@ -88,7 +88,7 @@ def test_the_docs_lead_to_a_report_without_a_network_or_a_home_and_with_another_
     there = {"/opt/quantmill": str(tmp_path / "opt"), "/usr/bin/python3": str(interpreter("torch"))}
 
     def adapt(line: str) -> str:
-        """A line of the docs with this machine's places and Pythons."""
+        """Return a line of the docs with this machine's places and Pythons."""
         for place, mine in there.items():
             line = line.replace(place, mine)
         return line.replace("3.12", version if ".venv" in line else here)

@@ -86,16 +86,17 @@ def find_uv(pins: Path) -> list[str]:
 
 
 def call(command: list[str], environment: Mapping[str, str]) -> None:
-    """Run a command and print its errors. Raises `UserError` with the last of them where it fails."""
-    whole = {**environment, "UV_NO_WRAP": "1"}  # the last line is shown, not the rest of a broken one
+    """Run pip or uv and print its errors. Raises `UserError` with the last error of a command that fails."""
+    whole = {**environment, "UV_NO_WRAP": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}  # an error stands on one line
     result = subprocess.run(command, env=surroundings.of_child(command, whole), stderr=subprocess.PIPE, text=True)
     sys.stderr.write(result.stderr)
     if result.returncode:
-        lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]
+        lines = [line.strip() for line in result.stderr.splitlines() if line.strip()] or [f"exit {result.returncode}"]
+        start = max((number for number, line in enumerate(lines) if line.lower().startswith("error:")), default=-1)
         raise UserError(
-            f"{' '.join(command)} failed ({lines[-1] if lines else f'exit code {result.returncode}'}). "
-            "A package that failed to build wants a C++ compiler and Python's headers: install them, or leave out the "
-            "formats that use this environment (config/README.md, `formats`)"
+            f"{' '.join(command)} failed ({' '.join(lines[start:])}). A package that failed to build wants a C++ "
+            "compiler and Python's headers: install them, or leave out the formats that use this environment "
+            "(config/README.md, `formats`)"
         )
 
 
