@@ -29,7 +29,7 @@ endif
 quoted = '$(subst ','\'',$(1))'
 STUDY = $(if $(CONFIG),$(call quoted,$(value CONFIG)))
 
-.PHONY: report plan serve-command environments llama.cpp bundle test-quick test test-all test-slurm test-real lint format pins record pictures readme clean
+.PHONY: report plan serve-command environments llama.cpp bundle test-quick test test-all test-slurm test-real lint format pins outdated record pictures readme clean
 
 # The demo, or a study: make report CONFIG=my-study.yaml. At a terminal, steps and progress instead of Snakemake's log,
 # which is in .snakemake/log.
@@ -113,18 +113,32 @@ $(BOOTSTRAP): envs/bootstrap.txt
 	@touch $@
 
 # Resolve the pins again after an edit of envs/*.in. torch goes without hashes, so that a CPU build of the same version
-# serves too, and without its CUDA packages, which its CUDA build asks for by itself.
+# serves too, and without its CUDA packages, which its CUDA build requires by itself.
+CUDA := cuda-bindings cuda-pathfinder cuda-toolkit triton nvidia-cublas nvidia-cuda-cupti nvidia-cuda-nvrtc \
+	nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand nvidia-cusolver nvidia-cusparse \
+	nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx
+RESOLVE := $(BIN)/uv pip compile --universal --python-version 3.11 --upgrade --quiet --no-emit-index-url \
+	--no-emit-find-links --no-annotate --no-header $(addprefix --no-emit-package ,$(CUDA))
 pins: $(BOOTSTRAP)
 	for env in $(ENVS); do \
-		$(BIN)/uv pip compile envs/$$env.in --output-file envs/$$env.txt --universal --python-version 3.11 --upgrade --quiet \
-			$$(test -f envs/$$env.override && echo --override envs/$$env.override) \
-			--generate-hashes --no-emit-index-url --no-emit-find-links --no-annotate --no-header \
-			$$(for name in cuda-bindings cuda-pathfinder cuda-toolkit triton nvidia-cublas nvidia-cuda-cupti nvidia-cuda-nvrtc \
-				nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand nvidia-cusolver nvidia-cusparse \
-				nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx; do \
-				echo --no-emit-package $$name; done) && \
+		$(RESOLVE) envs/$$env.in --output-file envs/$$env.txt --generate-hashes \
+			$$(test -f envs/$$env.override && echo --override envs/$$env.override) && \
 		sed -i -e '/^torch==/{:a;/\\$$/{N;ba};s/ \\\n.*//}' envs/$$env.txt || exit 1; \
 	done
+
+# Pins that are behind the registry, also those that envs/*.in hold fixed: environment, package, pinned, newest.
+VERSIONS := sed -n 's/^\([a-z0-9][^ ;=]*\)==\([^ ;]*\).*/\1 \2/p'
+HIGHEST := sort -Vr | sort -s -u -k1,1
+outdated: export LC_ALL := C
+outdated: $(BOOTSTRAP)
+	@new=$$(mktemp -d) && cp envs/*.override $$new && \
+	for file in envs/*.in; do sed 's/^\([^ ;=]*\)==[^ ;#]*/\1/' $$file > $$new/$${file#envs/}; done && \
+	for env in $(ENVS); do \
+		$(RESOLVE) $$new/$$env.in --output-file $$new/$$env.txt \
+			$$(test -f $$new/$$env.override && echo --override $$new/$$env.override) || exit 1; \
+		$(VERSIONS) envs/$$env.txt | $(HIGHEST) > $$new/pinned; \
+		$(VERSIONS) $$new/$$env.txt | $(HIGHEST) | join $$new/pinned - | awk -v env=$$env '$$2 != $$3 {print env, $$0}'; \
+	done; status=$$?; rm -r $$new; exit $$status
 
 # Keep the demo's report as the one that the README shows.
 record: override CONFIG =

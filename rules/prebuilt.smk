@@ -18,7 +18,6 @@ def prebuilt_options(wildcards):
     options += [f"--{key}={words[key]}" for key in ("revision", "file") if key in words]
     options += [
         f"--layout={words['layout']}",
-       
         f"--format={wildcards.artifact}",
         f"--engine={engine}",
     ]
