@@ -100,6 +100,7 @@ lint: $(BOOTSTRAP)
 	for page in $(QUOTING); do $(BIN)/python scripts/quantmill report.update_readme $$page --check || exit 1; done
 	for run in $(RUNS); do $(BIN)/python scripts/quantmill report.update_readme $$run/README.md $$run $$(ls $$run/perplexities*.json $$run/by-hand*.json 2>/dev/null) --check || exit 1; done
 	$(BIN)/python scripts/quantmill report.update_readme results/repeats/README.md results/repeats/rows.json results/repeats/simulated.json --check
+	$(BIN)/python scripts/quantmill report.update_readme docs/VERSIONS.md results/versions.json --check
 
 format: $(BOOTSTRAP)
 	$(BIN)/ruff check --fix .
@@ -157,6 +158,8 @@ pictures: $(BOOTSTRAP)
 
 readme:
 	$(BIN)/python scripts/quantmill report.write_schema
+	$(BIN)/python scripts/quantmill environments.versions results/versions.json
+	$(BIN)/python scripts/quantmill report.update_readme docs/VERSIONS.md results/versions.json
 	$(BIN)/python scripts/quantmill report.update_readme README.md results/smollm2 --short
 	for page in $(QUOTING); do $(BIN)/python scripts/quantmill report.update_readme $$page || exit 1; done
 	for run in $(RUNS); do $(BIN)/python scripts/quantmill report.update_readme $$run/README.md $$run $$(ls $$run/perplexities*.json $$run/by-hand*.json 2>/dev/null) || exit 1; done

@@ -8,6 +8,7 @@ addresses, rate limits of the real hub.
 import hashlib
 import json
 import re
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -28,6 +29,20 @@ LARGE = (
     ".gguf",
     ".png",
 )  # stored apart, under their SHA-256, as the hub does
+
+
+WRITE_PARQUET = "import json, sys, pyarrow as a; from pyarrow import parquet\n" + (
+    "parquet.write_table(a.table({'text': json.load(sys.stdin)}), sys.argv[1])"
+)
+
+
+def parquet_of(rows: list[str], path: Path, tools_python: Path) -> bytes:
+    subprocess.run([tools_python, "-c", WRITE_PARQUET, path], input=json.dumps(rows), text=True, check=True)
+    return path.read_bytes()
+
+
+def lines_of(rows: list[str]) -> bytes:
+    return "".join(json.dumps({"text": row, "url": "x"}) + "\n" for row in rows).encode()
 
 
 @dataclass
