@@ -1,4 +1,4 @@
-"""What a study publishes on the hub: never part of the report. `snakemake publish` asks for it."""
+"""Upload a study's artifacts to the hub. `snakemake publish` does it; the report never depends on it."""
 
 from quantmill.plan import publications
 
@@ -6,14 +6,14 @@ PUBLICATIONS = {(each.model, each.name): each for each in publications.of_study(
 
 
 def receipts(wildcards):
-    """What is kept here of each upload; a study that publishes nothing ends Snakemake with one line."""
+    """Return the local record of each upload. A study that publishes nothing ends Snakemake with one line."""
     if not PUBLICATIONS:
-        refuse("the config says not what to publish; add publish: {repository: ORG/{model}-{format}, formats: [...]}")
+        refuse("the config publishes nothing; add publish: {repository: ORG/{model}-{format}, formats: [...]}")
     return [f"artifacts/{model}/published/{name}.json" for model, name in PUBLICATIONS]
 
 
 def publication(wildcards):
-    """The repository of a receipt."""
+    """Return the repository of a receipt."""
     if (wildcards.model, wildcards.publication) not in PUBLICATIONS:
         refuse(
             f"artifacts/{wildcards.model}: the config publishes no {wildcards.publication}; add it to publish.formats"
@@ -22,12 +22,13 @@ def publication(wildcards):
 
 
 def licence_source(wildcards):
-    """The checkpoint as published, which names its licence, where the study does not."""
+    """Return the checkpoint as published, which names its licence, unless the study does."""
     return [] if "license" in STUDY["publish"] else f"artifacts/{wildcards.model}/source"
 
 
 def push_options(wildcards, input):
-    """Where to, and under which terms, as the program's flags."""
+    """Return the repository and the terms as flags of the program."""
+
     each, words = publication(wildcards), STUDY["publish"]
     options = [f"--repository={each.repository}", f"--model={each.model}", f"--layout={each.layout}"]
     options += [f"--library={LAYOUTS[each.layout].hub_library}"]

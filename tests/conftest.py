@@ -25,7 +25,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # a thread that spins while it waits ta
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 settings.register_profile("suite", deadline=None)  # how long an example takes says how busy the machine is
 settings.load_profile("suite")
-pytest_plugins = ["attached_servers", "bundle_fixtures", "llama_fixtures", "run_fixtures"]
+pytest_plugins = ["attached_servers", "bundle_fixtures", "llama_fixtures", "published_study", "run_fixtures"]
 collect_ignore = ["browser"]  # in an environment of its own: make test
 AUTOGPTQ = ["autogptq-int4"] if sys.version_info[:2] == (3, 11) else []  # its environment is for Python 3.11 alone
 MEMORY = 200 * 1024  # KiB

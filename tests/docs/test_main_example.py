@@ -1,4 +1,4 @@
-"""The example that the README leads to, unchanged, with a small model and short texts from a hub on this machine."""
+"""Run the example that the README leads to, with a small model and short texts from a hub on this machine."""
 
 import gzip
 import json
@@ -21,7 +21,7 @@ TOKEN = "hf_secretsecretsecret"
 def test_the_main_example_from_a_hub(
     checkout: Callable, call: Callable, tmp_path: Path, tools_python: Path, torch_python: Path
 ) -> None:
-    """A gated model of .bin weights and its default texts at pinned commits; the second run needs no network."""
+    """Build a gated model of .bin weights with its default texts; a second run needs no network."""
     root = checkout()
     ((name, model),) = yaml.safe_load((root / STUDY).read_text())["models"].items()
     source, (_, wikitext), (_, c4) = model["source"], TEXTS["evaluation"], TEXTS["calibration"]

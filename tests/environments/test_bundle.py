@@ -92,7 +92,7 @@ def test_pip_names_what_is_missing_or_damaged(fault: str, call: Callable, packed
 
 
 def test_another_python_gets_its_own_wheels(pack: Callable, packed: Path, tmp_path: Path) -> None:
-    """pip alone would evaluate markers for the Python that runs it."""
+    """Evaluate markers for the target: pip would do so for the Python that runs it."""
     out = tmp_path / "out"
     assert pack(out, "--python-version", f"3.{MINOR - 1}", "--platform", "manylinux_2_28_x86_64") is None
     assert lines(packed) == ["probe-both", "probe-cuda", "probe-top"]

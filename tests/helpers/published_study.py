@@ -1,4 +1,4 @@
-"""A study before it is published: artifacts with the recorded demo's figures and made-up weights."""
+"""Study that is ready to publish: artifacts with the recorded demo's figures and random weights."""
 
 import copy
 import hashlib
@@ -6,11 +6,13 @@ import json
 import os
 import random
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from conftest import REPO
-from hub_server import Hub
+from hub_server import Hub, serve
 
 from quantmill.plan import registry
 
@@ -18,6 +20,15 @@ TOKEN = "hf_tokenoftheuserwhopublishes"
 WEIGHTS = {"ct2-int8": "model.bin", "gptq-int4": "model.safetensors", "fp16": "model.safetensors"}
 LAYOUTS = {"ct2-int8": "ct2", "gptq-int4": "gptq", "fp16": "hf"}
 HEAD = "---\nlicense: apache-2.0\n---\n# A model\n"
+PARSE = """
+import json, sys
+from huggingface_hub import ModelCard
+from huggingface_hub.repocard_data import model_index_to_eval_results
+data = ModelCard(sys.stdin.read(), ignore_metadata_errors=False).data
+name, results = model_index_to_eval_results(data.to_dict()["model-index"])
+head = {key: value for key, value in data.to_dict().items() if key != "model-index"}
+print(json.dumps({"head": head, "name": name, "results": [vars(each) for each in results]}))
+"""
 
 
 class Study:
@@ -35,11 +46,11 @@ class Study:
         self.write()
 
     def row(self, format: str) -> dict[str, Any]:
-        """The recorded row of a format's default run."""
+        """Return the recorded row of a format's default run."""
         return next(row for row in self.results["rows"] if row["format"] == format and row["run"] is None)
 
     def build(self, name: str, sizes: dict[str, int], like: str = "", **changes: Any) -> Path:
-        """An artifact with files of so many random bytes, and a config.json; its manifest is that of a recorded row."""
+        """Write an artifact: files of n random bytes, a config.json, and the manifest of a recorded row."""
         folder = self.root / "artifacts/demo" / name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 512}\n')
@@ -55,7 +66,7 @@ class Study:
         return folder
 
     def add_row(self, like: str, **changes: Any) -> dict[str, Any]:
-        """One more row, like a recorded one."""
+        """Add a row, a copy of a recorded one with changes."""
         self.results["rows"].append(copy.deepcopy(self.row(like)) | changes)
         return self.results["rows"][-1]
 
@@ -64,7 +75,7 @@ class Study:
         (self.root / "artifacts/report/results.json").write_text(json.dumps(self.results))
 
     def command(self, *names: str, repository: str = "acme/demo", layout: str = "") -> list[str]:
-        """What publishes artifacts."""
+        """Return the command that publishes artifacts."""
         folders = [f"artifacts/demo/{name}" for name in names]
         command = [self.python, REPO / "scripts/quantmill", "publish.push", "artifacts/demo/published/x.json", *folders]
         layout = layout or LAYOUTS[names[0]]
@@ -74,7 +85,7 @@ class Study:
         return [*map(str, command)]
 
     def environment(self, **more: str) -> dict[str, str]:
-        """That of a user with a token, and a cache of its own; uploads go over LFS, which the hub here speaks."""
+        """Return the environment of a user with a token and an empty cache; uploads go over LFS."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
         mine = {"HF_ENDPOINT": self.hub.endpoint, "HF_HOME": str(self.root / "home"), "HF_TOKEN": TOKEN}
         return kept | mine | {"HF_HUB_DISABLE_XET": "1", "HF_HUB_ETAG_TIMEOUT": "5"} | more
@@ -89,6 +100,29 @@ class Study:
         )
 
     def receipt(self) -> dict[str, Any] | None:
-        """What is kept of the last upload."""
+        """Return the local record of the last upload."""
         path = self.root / "artifacts/demo/published/x.json"
         return json.loads(path.read_text()) if path.exists() else None
+
+    def published(self, *names: str, **words: Any) -> dict[str, bytes]:
+        """Publish artifacts, and return the files of the repository."""
+        result = self.push(*names, **words)
+        assert result.returncode == 0, result.stderr
+        return self.hub.repositories["models/acme/demo"].files
+
+    def head(self, card: bytes) -> dict[str, Any]:
+        """Return the head of a card, by the hub's own parsers."""
+        found = subprocess.run([self.python, "-c", PARSE], input=card, capture_output=True, check=True)
+        return json.loads(found.stdout)
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with serve() as server:
+        server.storage.writers, server.storage.part = {TOKEN}, 1_000_000
+        yield server
+
+
+@pytest.fixture
+def study(tmp_path: Path, hub: Hub, tools_python: Path) -> Study:
+    return Study(tmp_path / "alicesecret", hub, tools_python)

@@ -50,8 +50,8 @@ def list_versions(root: Path) -> list[dict[str, str]]:
         {
             "package": f"`{package}`",
             "pinned": ", ".join(sorted(pinned[package])),
-            "measured on a CPU": ", ".join(sorted(measured[name, "CPU"])) or "–",
-            "measured on a GPU": ", ".join(sorted(measured[name, "GPU"])) or "–",
+            "measured on a CPU": ", ".join(sorted(measured[name, "CPU"])) or "none",
+            "measured on a GPU": ", ".join(sorted(measured[name, "GPU"])) or "none",
         }
         for name, package in PACKAGES.items()
     ]
