@@ -14,22 +14,9 @@ from quantmill.common.atomic import write_atomically
 from quantmill.common.program import parser
 from quantmill.environments.bundle import read_pins
 
-PACKAGES = {  # what engines and build tools are called in results, and the package
-    "apache-tvm": "apache-tvm",
-    "auto-round": "auto-round",
-    "autoawq": "autoawq",
-    "bitsandbytes": "bitsandbytes",
-    "ctranslate2": "ctranslate2",
-    "exllamav3": "exllamav3",
-    "gptqmodel": "gptqmodel",
-    "hqq": "hqq",
-    "llama.cpp": "llama-cpp-python",
-    "llm-compressor": "llmcompressor",
-    "torch": "torch",
-    "torchao": "torchao",
-    "transformers": "transformers",
-    "vllm": "vllm",
-}
+SAME = "apache-tvm auto-round autoawq bitsandbytes ctranslate2 exllamav3 gptqmodel hqq torch torchao transformers vllm"
+# name of an engine or build tool in results -> package
+PACKAGES = {name: name for name in SAME.split()} | {"llama.cpp": "llama-cpp-python", "llm-compressor": "llmcompressor"}
 
 
 def list_versions(root: Path) -> list[dict[str, str]]:
@@ -53,7 +40,7 @@ def list_versions(root: Path) -> list[dict[str, str]]:
             "measured on a CPU": ", ".join(sorted(measured[name, "CPU"])) or "none",
             "measured on a GPU": ", ".join(sorted(measured[name, "GPU"])) or "none",
         }
-        for name, package in PACKAGES.items()
+        for name, package in sorted(PACKAGES.items())
     ]
 
 

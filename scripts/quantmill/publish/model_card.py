@@ -137,13 +137,9 @@ def table_lines(rows: Sequence[Mapping[str, Any]], reference: str) -> list[str]:
     found = [cells_by_heading(row, reference) for row in rows]
     known = [name for name in max(found, key=len) if name not in ("model", "device")]
     headings = [name for name in known if any(row.get(name, MISSING) != MISSING for row in found)]
-    lines = [
-        headings,
-        ["---"] * len(headings),
-        *([escape(row.get(name, MISSING)) for name in headings] for row in found),
-    ]
-    lines[2:] = [[f"`{label(row)}`", *line[1:]] for row, line in zip(rows, lines[2:], strict=True)]
-    return ["| " + " | ".join(line) + " |" for line in lines]
+    body = [[escape(row.get(name, MISSING)) for name in headings[1:]] for row in found]
+    named = [[f"`{label(row)}`", *line] for row, line in zip(rows, body, strict=True)]
+    return ["| " + " | ".join(line) + " |" for line in (headings, ["---"] * len(headings), *named)]
 
 
 def cells_by_heading(row: Mapping[str, Any], reference: str) -> dict[str, str]:

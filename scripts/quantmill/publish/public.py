@@ -19,6 +19,7 @@ import yaml
 from quantmill.common.program import PACKAGE, UserError
 from quantmill.plan.config import CHECKOUT, TEXTS
 from quantmill.publish import words
+from quantmill.report.labels import label
 
 SCHEMA = PACKAGE / "report/results.schema.json"
 CONFIG_SCHEMA = CHECKOUT / "config/config.schema.yaml"
@@ -136,11 +137,6 @@ def row(found: Mapping[str, Any], public: Public) -> dict[str, Any]:
     said = "versions by its server" if "url" in found["options"] else "versions"
     versions = public.value(kept.pop("versions"), "rows", label(found), said)
     return public.value(kept, "rows", label(found)) | {"versions": versions}
-
-
-def label(found: Mapping[str, Any]) -> str:
-    """Return a row's name in the list of withheld values."""
-    return f"{found['format']}@{found['run']}" if found.get("run") else str(found["format"])
 
 
 def fields(kind: str) -> Mapping[str, Any]:

@@ -78,6 +78,6 @@ def main() -> None:
     for withheld in dict.fromkeys(allowed.withheld):
         print(f"not published: {printable(withheld)}", file=sys.stderr)
     pushed = remote.push(options.repository, files, hashes, not options.public, options.overwrite)
-    write_json(options.receipt, remote.receipt(options.repository, pushed, hashes))
+    write_json(options.receipt, {"repository": options.repository, "commit": pushed.commit, "files": hashes})
     done = f"{len(pushed.sent)} of {len(files)} files sent" if pushed.sent or pushed.removed else "nothing to send"
     print(f"{options.repository}: {done}; commit {pushed.commit}, every hash is that of the local file")

@@ -26,7 +26,16 @@ GIT = ".gitattributes"  # written by the hub
 OVERWRITE = "name another, or set publish: {overwrite: true}, which removes what it holds"
 FULL = (402, 413, 507)  # status of a full quota; so is a 403 that mentions storage
 OF_XET = re.compile(r"error \((\d{3}) ")  # the status in an error of hf_xet, which raises OSError
-STALE = (409, 412)  # status of a commit whose parent is no longer the newest
+STALE = "the repository was created or changed meanwhile (CODE), or your token may not see it; run again"
+REASONS = {  # by status
+    400: "the hub refuses what was sent (CODE); check the repository's name and the licence's",
+    401: "the hub does not accept your token (CODE); make a new one that may write, and set HF_TOKEN to it",
+    403: "your token may not write there (CODE); give it write access to repositories of this account",
+    404: "the hub has no such repository (any more), or your token may not see it; check the name and the token",
+    409: STALE,
+    412: STALE,
+    429: "the hub asks to slow down (CODE); wait some minutes and run again",
+}
 Files = Mapping[str, Path | bytes]
 Hashes = Mapping[str, Mapping[str, Any]]
 
@@ -69,7 +78,7 @@ def push(name: str, files: Files, hashes: Hashes, private: bool, overwrite: bool
     removed = sorted(there.files.keys() - files.keys() - {GIT})
     commit = there.commit
     if sent or removed:
-        operations = [CommitOperationAdd(file, _source(files[file])) for file in sent]
+        operations = [CommitOperationAdd(file, files[file]) for file in sent]
         operations += [CommitOperationDelete(file) for file in removed]
         with _one_line(name):
             made = api.create_commit(
@@ -78,10 +87,6 @@ def push(name: str, files: Files, hashes: Hashes, private: bool, overwrite: bool
         commit = made.oid
     verify(api, name, commit, files, hashes)
     return Pushed(commit, sent, removed)
-
-
-def _source(content: Path | bytes) -> str | bytes:
-    return content if isinstance(content, bytes) else str(content)
 
 
 def find_repository(api: huggingface_hub.HfApi, name: str, private: bool) -> hub.Repository | None:
@@ -158,11 +163,6 @@ def verify(api: huggingface_hub.HfApi, name: str, commit: str, files: Files, has
         )
 
 
-def receipt(name: str, pushed: Pushed, hashes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the local record of an upload."""
-    return {"repository": name, "commit": pushed.commit, "files": hashes}
-
-
 def causes(error: BaseException) -> Iterator[BaseException]:
     """Yield an error and the errors that it was raised from."""
     found: BaseException | None = error
@@ -203,17 +203,5 @@ def status(code: int, said: str) -> str:
     """Say what a status of the hub means for an upload."""
     if code in FULL or (code == 403 and "storage" in said.lower()):
         return f"the hub has no room for it ({code}); free some of the account's storage, or enlarge it"
-    if code == 401:
-        return "the hub does not accept your token (401); make a new one that may write, and set HF_TOKEN to it"
-    if code == 403:
-        return "your token may not write there (403); give it write access to repositories of this account"
-    if code == 404:
-        return "the hub has no such repository (any more), or your token may not see it; check the name and the token"
-    if code in STALE:
-        return f"the repository was created or changed meanwhile ({code}), or your token may not see it; run again"
-
-    if code == 429:
-        return "the hub asks to slow down (429); wait some minutes and run again"
-    if code == 400:
-        return "the hub refuses what was sent (400); check the repository's name and the licence's"
-    return f"{constants.ENDPOINT} answers {code}; run again later: what arrived is not sent again"
+    again = f"{constants.ENDPOINT} answers {code}; run again later: what arrived is not sent again"
+    return REASONS.get(code, again).replace("CODE", str(code))

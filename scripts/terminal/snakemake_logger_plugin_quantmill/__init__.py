@@ -119,6 +119,10 @@ class Progress:
 class LogHandler(LogHandlerBase):
     """Redraws a few lines at the end of the terminal, and writes messages that are kept above them."""
 
+    writes_to_stream, writes_to_file = True, False
+    has_filter = False  # Snakemake's own filter: --quiet and the like
+    has_formatter = needs_rulegraph = False
+
     def __post_init__(self) -> None:
         self.progress = Progress(time.monotonic())
         self.drawn = 0  # lines
@@ -158,23 +162,3 @@ class LogHandler(LogHandlerBase):
     def close(self) -> None:
         self.over.set()
         super().close()
-
-    @property
-    def writes_to_stream(self) -> bool:
-        return True
-
-    @property
-    def writes_to_file(self) -> bool:
-        return False
-
-    @property
-    def has_filter(self) -> bool:
-        return False  # Snakemake's own: --quiet and the like
-
-    @property
-    def has_formatter(self) -> bool:
-        return False
-
-    @property
-    def needs_rulegraph(self) -> bool:
-        return False
