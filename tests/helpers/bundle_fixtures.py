@@ -26,7 +26,7 @@ def digest(path: Path) -> str:
 
 @pytest.fixture(scope="session")
 def envs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of pins and wheels. Like torch, probe-top has no hash and requires probe-cuda, which is not pinned.
+    """Write pins and wheels. Like torch, probe-top has no hash and requires probe-cuda, which is not pinned.
 
     probe-old is for older Pythons than this one.
     """
@@ -76,7 +76,7 @@ def pack(envs: Path, call: Callable, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="session")
 def packed(pack: Callable, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle that no test changes."""
+    """Return a bundle that no test changes."""
     out = tmp_path_factory.mktemp("packed") / "out"
     assert pack(out) is None
     return out
