@@ -155,7 +155,7 @@ def test_files_of_an_older_upload_are_removed(hub: Hub, study: Study) -> None:
     assert weights == {"model.safetensors"}
 
 
-def test_a_public_repository_is_refused_for_a_private_study(hub: Hub, study: Study) -> None:
+def test_a_public_repository_is_refused_when_private(hub: Hub, study: Study) -> None:
     hub.repositories[NAME] = Repository({".gitattributes": b""})
     assert "is public, and the study says private" in refusal(study, study.push("gptq-int4"))
     more = ("--license", "mit", "--public")
