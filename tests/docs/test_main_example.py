@@ -34,13 +34,12 @@ def test_the_main_example_from_a_hub(
     }
     (root / "short.yaml").write_text(json.dumps(short))
     snakemake = (REPO / ".venv/bin/snakemake", "--cores", "2", "--configfile", STUDY, "short.yaml", "--")
-    program = ("scripts/quantmill", "checkpoint.to_bin", "demo", tmp_path / "bin")
-    assert call(tools_python, *program).returncode == 0
     with serve() as hub:
         hub.repositories[f"models/{source['hub']}"] = stored = Repository.of(
-            tmp_path / "bin", revisions={"main", source["revision"]}, gated=True, token=TOKEN
+            REPO / "demo", revisions={"main", source["revision"]}, gated=True, token=TOKEN
         )
-        assert [file for file in stored.files if file.endswith((".bin", ".safetensors"))] == ["pytorch_model.bin"]
+        weights = [file for file in sorted(stored.files) if file.endswith((".bin", ".safetensors"))]
+        assert weights == [f"pytorch_model-0000{number}-of-00003.bin" for number in (1, 2, 3)]
         hub.repositories[f"datasets/{wikitext['hub']}"] = Repository(
             {wikitext["file"]: parquet_of(rows, tmp_path / "t.parquet", tools_python)}, revisions={wikitext["revision"]}
         )
@@ -56,7 +55,7 @@ def test_the_main_example_from_a_hub(
         assert result.returncode == 0, result.stdout + result.stderr
         manifest = json.loads((root / f"artifacts/{name}/fp16/quantmill.json").read_text())["source"]
         found = (manifest["hub"], manifest["revision"], manifest["commit"])
-        assert found == (source["hub"], source["revision"], stored.commit)
+        assert found == (source["hub"], source["revision"], source["revision"])
         assert (root / "artifacts/texts/evaluation/text.txt").read_text() == "\n\n".join(rows)
         measured = json.loads((root / "artifacts/report/results.json").read_text())["rows"]
         assert [row["format"] for row in measured] == yaml.safe_load((root / STUDY).read_text())["formats"]

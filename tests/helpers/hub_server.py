@@ -56,9 +56,10 @@ class Repository:
 
     @property
     def commit(self) -> str:
-        return hashlib.sha1(
-            repr(sorted((n, hashlib.sha256(b).hexdigest()) for n, b in self.files.items())).encode()
-        ).hexdigest()
+        """Return the revision that is a commit, or else a hash of the files."""
+        listing = repr(sorted((n, hashlib.sha256(b).hexdigest()) for n, b in self.files.items()))
+        pinned = (each for each in self.revisions if re.fullmatch("[0-9a-f]{40}", each))
+        return next(pinned, hashlib.sha1(listing.encode()).hexdigest())
 
     @classmethod
     def of(cls, folder: Path, **options: object) -> "Repository":
