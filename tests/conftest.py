@@ -26,7 +26,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # a waiting thread that spins takes the
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 settings.register_profile("suite", deadline=None)  # an example's time depends on the machine's load
 settings.load_profile("suite")
-pytest_plugins = ["attached_servers", "bundle_fixtures", "llama_fixtures", "program_fixtures", "run_fixtures"]
+pytest_plugins = [
+    "attached_servers",
+    "bundle_fixtures",
+    "llama_fixtures",
+    "program_fixtures",
+    "published_study",
+    "run_fixtures",
+]
 collect_ignore = ["browser"]  # in an environment of its own: make test
 AUTOGPTQ = ["autogptq-int4"] if sys.version_info[:2] == (3, 11) else []  # its environment is for Python 3.11 alone
 MEMORY = 200 * 1024  # KiB

@@ -201,7 +201,6 @@ RAW = {
     "llamacpp/compile.py": "the same of pip; the others are no Python",
     "exllamav3/compile.py": "nvcc",
     "report/page.py": "git",
-    "environments/unpack_bundle.py": "it is copied to other machines and clears the environment itself",
 }
 
 

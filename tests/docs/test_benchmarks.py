@@ -1,4 +1,4 @@
-"""Benchmarks that read results: what they make of a text, and what they say of files that are something else."""
+"""Benchmarks that read results: their figures, and their errors for other files."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ def assert_one_line(result: subprocess.CompletedProcess[str], words: str) -> Non
     assert words in result.stderr
 
 
-def test_a_passage_ends_before_a_word_that_it_has(tmp_path: Path) -> None:
+def test_a_passage_ends_before_its_word(tmp_path: Path) -> None:
     line = " ".join(["Elephants", *["are"] * 45, "Elephants", "again"])
     (tmp_path / "text").write_text(f"a title\n{line}\ntoo short\n{line.replace('Elephants', 'Owls')}\n")
     assert benchmark("last_words.py", tmp_path / "text", tmp_path / "a task").returncode == 0
@@ -49,7 +49,7 @@ def test_a_text_without_passages_makes_no_task(tmp_path: Path, content: bytes | 
 
 @pytest.mark.parametrize("content", ["", '{"protocol"', "[]", "{}", '{"protocol": 1}'])
 @pytest.mark.parametrize("name", TABLES)
-def test_what_is_no_result_is_one_line(tmp_path: Path, name: str, content: str) -> None:
+def test_a_file_without_results_is_one_line(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / "cell.json").write_text(content)
     arguments = [tmp_path / "cell.json"] * (3 if name == "perplexities.py" else 2)
     assert_one_line(benchmark(name, *arguments), "cell.json: is not ")
@@ -77,8 +77,8 @@ def test_another_protocol_and_another_engine_are_named(tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_a_row_and_the_library_by_hand_are_measured_in_turn(tmp_path: Path) -> None:
-    """By an interpreter that only says what was to be measured: the row takes 10 ms a token, the library 10 to 12."""
+def test_row_and_library_are_measured_in_turn(tmp_path: Path) -> None:
+    """A fake interpreter takes 10 ms a token for the row, and 10 to 12 for the library."""
     latency = tmp_path / "artifacts/m/latency/fp16@vllm.json"
     latency.parent.mkdir(parents=True)
     row = {"engine": "vllm", "mode": "vLLM", "other_modes": [], "options": {"dtype": "float16"}, "gpus": 1}
@@ -117,9 +117,7 @@ esac
         ("cuda", "int8", {}, "float16"),
     ],
 )
-def test_by_hand_a_model_is_loaded_in_the_type_of_its_row(
-    device: str, compute_type: str, options: dict[str, str], dtype: str
-) -> None:
+def test_by_hand_uses_the_type_of_the_row(device: str, compute_type: str, options: dict[str, str], dtype: str) -> None:
     row = {"device": {"device": device}, "compute_type": compute_type, "options": options}
     told = f"import by_hand; print(by_hand.dtype({row!r}))"
     result = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, cwd=REPO / "benchmarks")
@@ -135,7 +133,7 @@ def test_same_process_refuses_another_format(tmp_path: Path, quantization: dict[
 
 
 def test_ways_are_compared_round_by_round() -> None:
-    """A machine that gets slower by the round slows all of them; medians over all rounds would not see the tenth."""
+    """The machine slows down with each round, so medians over all rounds would miss a difference of a tenth."""
     told = """
 import json, same_process
 hand = [[round * each for each in (1.0, 1.0, 9.0)] for round in range(1, 7)]
@@ -167,7 +165,7 @@ def test_same_process_refuses_options_that_cannot_be(tmp_path: Path, options: li
     assert "Traceback" not in result.stderr
 
 
-def test_the_change_of_predictions_is_told_in_nats_and_in_places(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_predictions_in_nats_and_places(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(REPO / "benchmarks")
     import rounding_noise
 
@@ -191,7 +189,7 @@ def test_a_text_that_is_too_short_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "out.json").exists()
 
 
-def test_a_token_is_an_answer_less_its_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_per_token_excludes_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(REPO / "benchmarks")
     from step_profile import Kernel, summary
 
@@ -212,7 +210,7 @@ def test_a_profile_of_one_token_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"), [('{"engine": "llama_cpp", "source": {}}', "runs in llama_cpp; name"), ("{", "quantmill")]
 )
-def test_an_artifact_that_cannot_be_profiled_is_one_line(tmp_path: Path, content: str, words: str) -> None:
+def test_an_unknown_artifact_is_not_profiled(tmp_path: Path, content: str, words: str) -> None:
     (tmp_path / "quantmill.json").write_text(content)
     assert_one_line(benchmark("step_profile.py", tmp_path / "out.json", tmp_path), words)
     assert_one_line(benchmark("step_profile.py", tmp_path / "out.json", tmp_path / "none"), "none")
@@ -224,7 +222,7 @@ def repeated(rate: float, low: float, high: float, *interference: str) -> dict[s
     return summary | {"tokens": 100 * rate, "seconds": 100.0, "interference": list(interference)}
 
 
-def test_rows_that_were_repeated_are_held_against_the_pooled_quiet_ones(tmp_path: Path) -> None:
+def test_repeated_rows_are_compared_with_quiet_ones(tmp_path: Path) -> None:
     arms = {
         "quiet": [repeated(100, 90, 110), repeated(104, 102, 106)],
         "busy": [repeated(80, 70, 90, "not steady: x"), repeated(90, 80, 103)],

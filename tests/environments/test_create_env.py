@@ -1,4 +1,4 @@
-"""Environments are built with uv from pip's own settings."""
+"""Build environments with uv from pip's own settings."""
 
 import json
 import re
@@ -46,13 +46,13 @@ def test_pip_options_become_uv_variables() -> None:
     }
 
 
-def test_what_uv_was_told_wins_and_without_pip_settings_nothing_is_added() -> None:
+def test_uvs_own_settings_win() -> None:
     assert uv_environment({"find-links": "/pip"}, {"UV_FIND_LINKS": "/uv"}) == {"UV_FIND_LINKS": "/uv"}
     assert uv_environment({}, {}) == {}
 
 
 def wheel(folder: Path) -> None:
-    """The smallest package there can be."""
+    """Write the smallest possible package."""
     write_wheel(folder, "quantmill_probe", "1.0", {"quantmill_probe.py": b"ANSWER = 42\n"})
 
 
@@ -74,9 +74,9 @@ def test_a_folder_of_wheels_that_only_pip_knows(call: Callable, tmp_path: Path, 
 
 
 def test_jobs_that_start_together_fetch_uv_once(call: Callable, tmp_path: Path, pins: Path) -> None:
-    """Without uv beside Python or on the PATH, as for whoever brings a Snakemake of their own.
+    """Without uv next to Python or on the PATH, as with a Snakemake of the user's own.
 
-    What pip finds is a script that calls the uv of this environment.
+    The uv that pip finds is a script that calls the uv of this environment.
     """
     wheel(tmp_path)
     (tmp_path / "bootstrap.txt").write_text("uv==0.0.1\n")
@@ -96,7 +96,7 @@ def test_jobs_that_start_together_fetch_uv_once(call: Callable, tmp_path: Path, 
     assert [path.name for path in (tmp_path / ".uv").glob("*/bin/uv")] == ["uv"]
 
 
-def test_a_package_that_is_nowhere_leaves_no_environment(call: Callable, tmp_path: Path, pins: Path) -> None:
+def test_a_missing_package_leaves_no_environment(call: Callable, tmp_path: Path, pins: Path) -> None:
     env = tmp_path / "env"
     settings = {"PIP_FIND_LINKS": str(tmp_path), "PIP_NO_INDEX": "1", "UV_CACHE_DIR": str(tmp_path / "cache")}
     result = call(sys.executable, "scripts/quantmill", "environments.create", pins, env, **settings)
@@ -123,14 +123,12 @@ def test_pins_name_versions_and_hashes_and_no_registry() -> None:
         ), path
 
 
-OF_CUDA = ("nvidia-", "cuda-", "triton")  # torch asks for these by itself
+OF_CUDA = ("nvidia-", "cuda-", "triton")  # torch requires these itself
 
 
 @pytest.mark.slow
-def test_the_environments_of_a_fresh_copy_hold_what_is_pinned_and_build_with_it(
-    call: Callable, checkout: Callable[..., Path]
-) -> None:
-    """Elsewhere the tests give every copy of the project the environments of this checkout."""
+def test_a_fresh_copy_builds_with_the_pinned_environments(call: Callable, checkout: Callable[..., Path]) -> None:
+    """Build a copy's own environments; other tests use those of this checkout."""
     root = checkout()
     envs = ["tools", "torch", "gptqmodel", "mlc", *(["autogptq"] if AUTOGPTQ else [])]
     targets = [*(f"envs/{env}" for env in envs), "artifacts/demo/fp16"]

@@ -1,4 +1,4 @@
-"""The whole workflow on a machine without a network, by the commands of docs/CLUSTER.md and nothing else.
+"""Run the whole workflow on a machine without a network, only by the commands of docs/CLUSTER.md.
 
 The bundles are packed here, with the package index. Everything after that runs in a network namespace without
 interfaces, with an empty home and another Python for Snakemake.
@@ -28,7 +28,7 @@ latency: {{new_tokens: 4, repeats: 1, processes: 1}}
 
 
 def another_python() -> tuple[str, Path]:
-    """The version and the path of a newer Python of this machine."""
+    """Return the version and the path of a newer Python of this machine."""
     for version in NEWER:
         installed = sorted((Path.home() / ".pyenv/versions").glob(f"{version}.*/bin/python{version}"))
         found = [*installed, *filter(None, [shutil.which(f"python{version}")])]
@@ -40,7 +40,7 @@ def another_python() -> tuple[str, Path]:
 
 
 def commands(heading: str) -> list[list[str]]:
-    """The blocks of commands below a heading of docs/CLUSTER.md, each a list of lines."""
+    """Return the blocks of commands below a heading of docs/CLUSTER.md, each a list of lines."""
     text = (REPO / "docs/CLUSTER.md").read_text().partition(f"### {heading}\n")[2]
     text = re.split(r"^#+ ", text, flags=re.MULTILINE)[0]
     return [
@@ -51,9 +51,7 @@ def commands(heading: str) -> list[list[str]]:
 
 
 @pytest.mark.slow
-def test_the_docs_lead_to_a_report_without_a_network_or_a_home_and_with_another_python(
-    checkout: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_the_docs_work_without_a_network(checkout: Callable[..., Path], tmp_path: Path) -> None:
     if not OFF:
         pytest.skip("this user may make no network namespace (unshare -rn)")
     version, python = another_python()
@@ -88,7 +86,7 @@ def test_the_docs_lead_to_a_report_without_a_network_or_a_home_and_with_another_
     there = {"/opt/quantmill": str(tmp_path / "opt"), "/usr/bin/python3": str(interpreter("torch"))}
 
     def adapt(line: str) -> str:
-        """A line of the docs with this machine's places and Pythons."""
+        """Return a line of the docs with this machine's places and Pythons."""
         for place, mine in there.items():
             line = line.replace(place, mine)
         return line.replace("3.12", version if ".venv" in line else here)

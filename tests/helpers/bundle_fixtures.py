@@ -1,14 +1,13 @@
-"""A small environment to be packed, of wheels that are made here, and what packs and unpacks it.
+"""A small environment to pack, of wheels that are made here, and functions that pack and install it.
 
-The network is off in a namespace of its own (`unshare -rn`) where that is allowed. In any case every index and proxy
-that is set leads to a closed port.
+The network is off in a network namespace (`unshare -rn`) where that is allowed. In any case every index and proxy that
+is set leads to a closed port.
 """
 
-import hashlib
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from hashlib import sha256
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -16,20 +15,21 @@ import pytest
 from wheels import write_wheel
 
 MINOR = sys.version_info.minor
-PART = 2**20  # bytes
 NAMESPACE = ["unshare", "-rn"]
 OFF = NAMESPACE if subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode == 0 else []
 CLOSED = "http://127.0.0.1:9"
 
 
 def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return sha256(path.read_bytes()).hexdigest()
 
 
 @pytest.fixture(scope="session")
 def envs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of pins, and the wheels. probe-top has no hash and asks for probe-cuda, which is pinned nowhere, as
-    torch does. probe-old is for older Pythons than this."""
+    """Write pins and wheels. Like torch, probe-top has no hash and requires probe-cuda, which is not pinned.
+
+    probe-old is for older Pythons than this one.
+    """
     folder = tmp_path_factory.mktemp("envs")
     wheels = folder / "wheels"
     wheels.mkdir()
@@ -62,48 +62,29 @@ def pack(envs: Path, call: Callable, tmp_path_factory: pytest.TempPathFactory) -
     cache = tmp_path_factory.mktemp("cache")
 
     def run(out: Path, *options: object, env: str = "probe", **environment: str) -> str | None:
-        """The line of a refusal, which may leave wheels for the next try; None where it went well."""
+        """Return the error line, or None."""
         settings = {"PIP_FIND_LINKS": str(envs / "wheels"), "PIP_NO_INDEX": "1", "PIP_CACHE_DIR": str(cache / "pip")}
         settings |= {"UV_CACHE_DIR": str(cache / "uv")} | environment
-        command = [
-            sys.executable,
-            "scripts/quantmill",
-            "environments.bundle",
-            envs / f"{env}.txt",
-            out,
-            "--part-size",
-            "1M",
-            *options,
-        ]
-        result = call(*command, **settings)
-        hidden = {path.name for path in out.parent.glob(f".{out.name}.*")}
-        assert hidden <= ({f".{out.name}.wheels"} if result.returncode else set())
-        if result.returncode == 0:
-            return None
+        program = (sys.executable, "scripts/quantmill", "environments.bundle")
+        result = call(*program, envs / f"{env}.txt", out, *options, **settings)
+        assert not list(out.parent.glob(f".{out.name}.*"))
         assert "Traceback" not in result.stderr
-        return result.stderr.splitlines()[-1]
+        return result.stderr.splitlines()[-1] if result.returncode else None
 
     return run
 
 
 @pytest.fixture(scope="session")
 def packed(pack: Callable, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle, which nobody changes."""
+    """Return a bundle that no test changes."""
     out = tmp_path_factory.mktemp("packed") / "out"
     assert pack(out) is None
     return out
 
 
-def unpack(call: Callable, folder: Path, target: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run unpack.py with the network off; what is set for pip would make it fail."""
+def install(call: Callable, folder: Path, target: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Install a bundle with the network off, by the commands of docs/CLUSTER.md; pip's settings would make it fail."""
     closed = {"PIP_INDEX_URL": CLOSED, "PIP_NO_BINARY": ":all:", "https_proxy": CLOSED, "http_proxy": CLOSED}
-    return call(*OFF, sys.executable, folder / "unpack.py", target, **closed | environment)
-
-
-def wait_for(path: Path, process: subprocess.Popen) -> None:
-    """Until it is there, and the process is at work on it."""
-    end = time.monotonic() + 60
-    while not path.exists():
-        assert process.poll() is None, f"ended before {path} was there"
-        assert time.monotonic() < end
-        time.sleep(0.002)
+    call(sys.executable, "-m", "venv", "--without-pip", target)
+    pip = (target / "bin/python", folder / "pip.whl/pip", "--isolated", "install", "--no-deps")
+    return call(*OFF, *pip, "--requirement", folder / "requirements.txt", **closed | environment)

@@ -8,6 +8,7 @@ addresses, rate limits of the real hub.
 import hashlib
 import json
 import re
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -30,6 +31,20 @@ LARGE = (
 )  # stored apart, under their SHA-256, as the hub does
 
 
+WRITE_PARQUET = "import json, sys, pyarrow as a; from pyarrow import parquet\n" + (
+    "parquet.write_table(a.table({'text': json.load(sys.stdin)}), sys.argv[1])"
+)
+
+
+def parquet_of(rows: list[str], path: Path, tools_python: Path) -> bytes:
+    subprocess.run([tools_python, "-c", WRITE_PARQUET, path], input=json.dumps(rows), text=True, check=True)
+    return path.read_bytes()
+
+
+def lines_of(rows: list[str]) -> bytes:
+    return "".join(json.dumps({"text": row, "url": "x"}) + "\n" for row in rows).encode()
+
+
 @dataclass
 class Repository:
     """Files of one commit. `token`: the accepted one, or None if none is needed."""
@@ -41,9 +56,10 @@ class Repository:
 
     @property
     def commit(self) -> str:
-        return hashlib.sha1(
-            repr(sorted((n, hashlib.sha256(b).hexdigest()) for n, b in self.files.items())).encode()
-        ).hexdigest()
+        """Return the revision that is a commit, or else a hash of the files."""
+        listing = repr(sorted((n, hashlib.sha256(b).hexdigest()) for n, b in self.files.items()))
+        pinned = (each for each in self.revisions if re.fullmatch("[0-9a-f]{40}", each))
+        return next(pinned, hashlib.sha1(listing.encode()).hexdigest())
 
     @classmethod
     def of(cls, folder: Path, **options: object) -> "Repository":

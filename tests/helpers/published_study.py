@@ -1,38 +1,57 @@
-"""A study before it is published: artifacts with the recorded demo's figures and made-up weights."""
+"""Study that is ready to publish: artifacts with the recorded demo's figures and random weights."""
 
 import copy
 import hashlib
 import json
 import os
 import random
-import resource
 import subprocess
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from conftest import REPO
-from hub_server import Hub
+from hub_server import Hub, serve
 
 from quantmill.plan import registry
 
 TOKEN = "hf_tokenoftheuserwhopublishes"
 WEIGHTS = {"ct2-int8": "model.bin", "gptq-int4": "model.safetensors", "fp16": "model.safetensors"}
 LAYOUTS = {"ct2-int8": "ct2", "gptq-int4": "gptq", "fp16": "hf"}
-ADDRESSES = 16 * 2**30  # bytes that a program may reserve; drawing, which reserves 68 GB, then gives up at once
 HEAD = "---\nlicense: apache-2.0\n---\n# A model\n"
+PARSE = """
+import json, sys
+from huggingface_hub import ModelCard
+from huggingface_hub.repocard_data import model_index_to_eval_results
+data = ModelCard(sys.stdin.read(), ignore_metadata_errors=False).data
+name, results = model_index_to_eval_results(data.to_dict()["model-index"])
+head = {key: value for key, value in data.to_dict().items() if key != "model-index"}
+print(json.dumps({"head": head, "name": name, "results": [vars(each) for each in results]}))
+"""
+
+# the program with a picture that is its data's hash: a real one takes seconds
+WITHOUT_DRAWING = """
+import sys
+from hashlib import sha256
+from types import SimpleNamespace
+sys.path.insert(0, sys.argv.pop(1))
+from quantmill.report import drawing
+drawing.draw = lambda *data: SimpleNamespace(png=b"\\x89PNG" + sha256(repr(data).encode()).digest())
+from quantmill.common.program import run
+from quantmill.publish import push
+run(push.main)
+"""
 
 
 class Study:
     """Artifacts of one model in `root`, and the program that publishes them to a hub on this machine.
 
-    Where `draws` is false, the picture is a text that says why there is none: drawing takes half of the time.
+    Unless `draws` is set, the picture is a hash of its data.
     """
 
-    draws = False
-
     def __init__(self, root: Path, hub: Hub, python: Path) -> None:
-        self.root, self.hub, self.python = root, hub, python
+        self.root, self.hub, self.python, self.draws = root, hub, python, False
         self.results = json.loads((REPO / "results/demo/results.json").read_text())
         (root / "artifacts/report").mkdir(parents=True)
         self.source = root / "artifacts/demo/source"
@@ -47,7 +66,7 @@ class Study:
         return next(row for row in self.results["rows"] if row["format"] == format and row["run"] is None)
 
     def build(self, name: str, sizes: dict[str, int], like: str = "", **changes: Any) -> Path:
-        """Write an artifact with random files of the given sizes, a config.json, and a recorded row's manifest."""
+        """Write an artifact: files of n random bytes, a config.json, and the manifest of a recorded row."""
         folder = self.root / "artifacts/demo" / name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 512}\n')
@@ -63,7 +82,7 @@ class Study:
         return folder
 
     def add_row(self, like: str, **changes: Any) -> dict[str, Any]:
-        """One more row, like a recorded one."""
+        """Add a row, a copy of a recorded one with changes."""
         self.results["rows"].append(copy.deepcopy(self.row(like)) | changes)
         return self.results["rows"][-1]
 
@@ -74,7 +93,10 @@ class Study:
     def command(self, *names: str, repository: str = "acme/demo", layout: str = "") -> list[str]:
         """Return the command that publishes artifacts."""
         folders = [f"artifacts/demo/{name}" for name in names]
-        command = [self.python, REPO / "scripts/quantmill", "publish.push", "artifacts/demo/published/x.json", *folders]
+        program = (
+            [REPO / "scripts/quantmill", "publish.push"] if self.draws else ["-c", WITHOUT_DRAWING, REPO / "scripts"]
+        )
+        command = [self.python, *program, "artifacts/demo/published/x.json", *folders]
         layout = layout or LAYOUTS[names[0]]
         command += ["--repository", repository, "--model", "demo", "--layout", layout]
         command += ["--library", registry.LAYOUTS[layout].hub_library]
@@ -82,7 +104,7 @@ class Study:
         return [*map(str, command)]
 
     def environment(self, **more: str) -> dict[str, str]:
-        """Return the environment of a user with a token and an own cache; uploads use LFS, like the test's hub."""
+        """Return the environment of a user with a token and an empty cache; uploads go over LFS."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
         mine = {"HF_ENDPOINT": self.hub.endpoint, "HF_HOME": str(self.root / "home"), "HF_TOKEN": TOKEN}
         return kept | mine | {"HF_HUB_DISABLE_XET": "1", "HF_HUB_ETAG_TIMEOUT": "5"} | more
@@ -92,11 +114,33 @@ class Study:
     ) -> subprocess.CompletedProcess[str]:
         """Publish artifacts."""
         command = self.command(*names, **{key: words.pop(key) for key in ("repository", "layout") if key in words})
-        limit = partial(resource.setrlimit, resource.RLIMIT_AS, (ADDRESSES, ADDRESSES))
-        options = {"cwd": self.root, "env": self.environment(**words), "preexec_fn": None if self.draws else limit}
-        return subprocess.run([*command, *more], **options, capture_output=True, text=True, timeout=120)
+        options = {"cwd": self.root, "env": self.environment(**words), "capture_output": True, "text": True}
+        return subprocess.run([*command, *more], **options, timeout=120)
 
     def receipt(self) -> dict[str, Any] | None:
-        """Return the record of the last upload."""
+        """Return the local record of the last upload."""
         path = self.root / "artifacts/demo/published/x.json"
         return json.loads(path.read_text()) if path.exists() else None
+
+    def published(self, *names: str, **words: Any) -> dict[str, bytes]:
+        """Publish artifacts, and return the files of the repository."""
+        result = self.push(*names, **words)
+        assert result.returncode == 0, result.stderr
+        return self.hub.repositories["models/acme/demo"].files
+
+    def head(self, card: bytes) -> dict[str, Any]:
+        """Return the head of a card, by the hub's own parsers."""
+        found = subprocess.run([self.python, "-c", PARSE], input=card, capture_output=True, check=True)
+        return json.loads(found.stdout)
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with serve() as server:
+        server.storage.writers, server.storage.part = {TOKEN}, 1_000_000
+        yield server
+
+
+@pytest.fixture
+def study(tmp_path: Path, hub: Hub, tools_python: Path) -> Study:
+    return Study(tmp_path / "alicesecret", hub, tools_python)

@@ -186,8 +186,9 @@ def test_a_study_of_ones_own_replaces_the_demo(call: Callable, checkout: Callabl
 def test_the_study_that_the_readme_shows_is_one(call: Callable, checkout: Callable[[], Path]) -> None:
     """With a model that is there."""
     root = checkout()
-    shown = re.search(r"^    models: .*\n    formats: .*\n", (REPO / "README.md").read_text(), re.MULTILINE)
+    shown = re.search(r"^    models: .*\n(?:    \w.*\n){3}", (REPO / "README.md").read_text(), re.MULTILINE)
     assert shown
+    (root / "my-text.txt").write_text((root / "config/evaluation.txt").read_text())
     (root / "mine.yaml").write_text(textwrap.dedent(shown[0]).replace("/models/my-model", "demo"))
     result = call(REPO / ".venv/bin/snakemake", "-n", "report", "--configfile", "mine.yaml", cwd=root)
     assert result.returncode == 0, result.stderr

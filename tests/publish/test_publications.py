@@ -1,4 +1,4 @@
-"""What a study publishes, and mistakes in `publish:`, which cost one line at parse time."""
+"""Repositories of a study, and mistakes in `publish:`, which end in one line at parse time."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ PUBLISH = {"repository": "acme/{model}-{format}", "formats": ["gptq-int4"]}
 
 
 def study(**changes: Any) -> dict[str, Any]:
-    """A study's config with its defaults."""
+    """Return a study's config with its defaults."""
     config = {"models": {"demo": {"source": "demo"}}, "formats": [*FORMATS], "publish": PUBLISH} | changes
     return complete(config, SCHEMA, REGISTRY)
 
@@ -40,7 +40,7 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPO)
 
 
-def test_nothing_is_published_unless_a_study_says_so() -> None:
+def test_nothing_is_published_by_default() -> None:
     config = {"models": {"demo": {"source": "demo"}}, "formats": ["fp16"]}
     assert publications.of_study(complete(config, SCHEMA, REGISTRY), REGISTRY) == []
 
@@ -106,7 +106,7 @@ def test_mistakes_are_one_line(changes: dict[str, Any], publish: dict[str, Any],
     assert "\n" not in str(caught.value)
 
 
-def test_somebody_elses_artifact_and_random_weights_are_not_published(tmp_path: Path) -> None:
+def test_prebuilt_artifacts_and_random_weights_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     theirs = {"theirs": {"layout": "gptq", "path": str(tmp_path)}}
     models = {"demo": {"source": "demo", "prebuilt": theirs}}

@@ -1,4 +1,4 @@
-"""The whole way: `snakemake publish`, and what was published in somebody else's study."""
+"""Run `snakemake publish`, and use what was published in another study."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def hub() -> Iterator[Hub]:
 
 @pytest.fixture(scope="module")
 def root(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the demo's run, whose study publishes two of its artifacts."""
+    """Return a copy of the demo's run whose study publishes two of its artifacts."""
     copied = shutil.copytree(demo, tmp_path_factory.mktemp("publishing") / "demo", symlinks=True)
     words = {"repository": "acme/{model}-{format}", "formats": ["fp16", "ct2-int8"], "license": "apache-2.0"}
     with (copied / "config/config.yaml").open("a") as config:
@@ -37,7 +37,7 @@ def root(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def snakemake(hub: Hub, root: Path) -> Callable[..., str]:
-    """Run Snakemake there with a token; what it said."""
+    """Return a function that runs Snakemake with a token and returns its output."""
 
     def run(*options: str, good: bool = True) -> str:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
@@ -52,7 +52,7 @@ def snakemake(hub: Hub, root: Path) -> Callable[..., str]:
     return run
 
 
-def test_the_report_publishes_nothing_and_publish_does(hub: Hub, root: Path, snakemake: Callable[..., str]) -> None:
+def test_only_the_target_publish_uploads(hub: Hub, root: Path, snakemake: Callable[..., str]) -> None:
     snakemake("report")
     assert not hub.log
     snakemake("publish")
@@ -73,9 +73,7 @@ def test_the_report_publishes_nothing_and_publish_does(hub: Hub, root: Path, sna
     assert written.stdout == ""
 
 
-def test_what_was_published_is_somebody_elses_prebuilt_artifact(
-    hub: Hub, root: Path, snakemake: Callable[..., str]
-) -> None:
+def test_a_published_artifact_is_measured_as_prebuilt(hub: Hub, root: Path, snakemake: Callable[..., str]) -> None:
     snakemake("publish")
     config = yaml.safe_load((root / "config/config.yaml").read_text())
     theirs = {"layout": "ct2", "hub": "acme/demo-ct2-int8"}
@@ -103,7 +101,7 @@ def test_the_published_study_builds_the_same_files(hub: Hub, root: Path, snakema
 
 
 def interpreters(root: Path) -> dict[str, str]:
-    """The environments that the copy's study names."""
+    """Return the environments that the copy's study names."""
     return yaml.safe_load((root / "config/config.yaml").read_text())["interpreters"]
 
 

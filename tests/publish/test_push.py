@@ -1,37 +1,22 @@
-"""scripts/quantmill/publish/push.py with the real huggingface_hub client against a hub on this machine."""
+"""Publish with the real huggingface_hub client to a hub on this machine."""
 
 import hashlib
 import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from conftest import REPO
-from hub_server import Fault, Hub, Repository, serve
+from hub_server import Fault, Hub, Repository
 from published_study import TOKEN, Study
 from workflows import wait_for
 
 NAME = "models/acme/demo"
-PART = 1_000_000
-
-
-@pytest.fixture
-def hub() -> Iterator[Hub]:
-    with serve() as server:
-        server.storage.writers, server.storage.part = {TOKEN}, PART
-        yield server
-
-
-@pytest.fixture
-def study(tmp_path: Path, hub: Hub, tools_python: Path) -> Study:
-    return Study(tmp_path, hub, tools_python)
 
 
 def refusal(study: Study, result: subprocess.CompletedProcess[str]) -> str:
-    """The one line that a refused upload ends with; it names the repository, and no token."""
+    """Return the last line of a refused upload without the repository, and check that no token is in it."""
     assert result.returncode == 1, result.stdout
     assert "Traceback" not in result.stderr
     assert TOKEN not in result.stderr + result.stdout
@@ -41,7 +26,7 @@ def refusal(study: Study, result: subprocess.CompletedProcess[str]) -> str:
     return line.removeprefix("error: acme/demo: ")
 
 
-def test_what_is_there_afterwards_is_what_lies_here(hub: Hub, study: Study) -> None:
+def test_the_repository_equals_the_local_files(hub: Hub, study: Study) -> None:
     result = study.push("gptq-int4")
     assert result.returncode == 0, result.stderr
     found = hub.repositories[NAME]
@@ -67,8 +52,7 @@ def test_what_is_there_afterwards_is_what_lies_here(hub: Hub, study: Study) -> N
     assert asked[-1].endswith(f"/revision/{found.commit}")  # every hash is asked for after the commit
 
 
-def test_a_second_time_sends_nothing_and_a_changed_card_alone(hub: Hub, study: Study) -> None:
-    study.draws = True
+def test_a_second_upload_sends_only_changes(hub: Hub, study: Study) -> None:
     assert study.push("gptq-int4").returncode == 0
     before = len(hub.log)
     result = study.push("gptq-int4")
@@ -88,7 +72,7 @@ def test_the_plot_shows_this_model_alone(hub: Hub, study: Study) -> None:
     plot = hub.repositories[NAME].files["quality-speed.png"]
     assert plot.startswith(b"\x89PNG")
     assert plot != (REPO / "scripts/quantmill/report/page_files/no-plot.png").read_bytes()
-    study.add_row("fp16", model="of which nobody is to know")
+    study.add_row("fp16", model="private")
     study.write()
     assert "nothing to send" in study.push("gptq-int4").stdout
     study.row("gptq-int4")["tokens_per_second"] *= 2
@@ -97,7 +81,7 @@ def test_the_plot_shows_this_model_alone(hub: Hub, study: Study) -> None:
     assert hub.repositories[NAME].files["quality-speed.png"] != plot
 
 
-def test_a_killed_upload_goes_on_with_what_is_missing(hub: Hub, study: Study) -> None:
+def test_a_killed_upload_sends_only_the_rest_later(hub: Hub, study: Study) -> None:
     study.build(
         "gptq-int4",
         {
@@ -130,12 +114,12 @@ def test_a_killed_upload_goes_on_with_what_is_missing(hub: Hub, study: Study) ->
     ("files", "reason"),
     [
         ({"notes.txt": b"mine"}, "holds something else, and no quantmill.json"),
-        ({"quantmill.json": b"[]"}, "its quantmill.json is of no upload of Quantmill's"),
+        ({"quantmill.json": b"[]"}, "its quantmill.json is not of an upload of Quantmill"),
         ({"quantmill.json": b'{"artifacts": {}, "files": {}, "model": "other"}'}, "holds another model, 'other'"),
     ],
     ids=["something else", "no manifest", "another model"],
 )
-def test_something_else_is_overwritten_where_the_study_says_so_alone(
+def test_other_files_are_overwritten_only_on_request(
     hub: Hub, study: Study, files: dict[str, bytes], reason: str
 ) -> None:
     hub.repositories[NAME] = Repository(dict(files), token=TOKEN)
@@ -148,17 +132,19 @@ def test_something_else_is_overwritten_where_the_study_says_so_alone(
     assert "model.safetensors" in hub.repositories[NAME].files
 
 
-def test_what_somebody_changed_since_is_not_lost(hub: Hub, study: Study) -> None:
+def test_changes_on_the_hub_are_not_lost(hub: Hub, study: Study) -> None:
     assert study.push("gptq-int4").returncode == 0
     (study.root / "artifacts/demo/published/x.json").unlink()
     mine = hub.repositories[NAME]
     for change in ({"README.md": b"by hand"}, {"picture.png": b"by hand"}):
         hub.repositories[NAME] = Repository(mine.files | change, token=TOKEN)
-        assert f"somebody put '{next(iter(change))}' there, or changed it" in refusal(study, study.push("gptq-int4"))
+        assert f"'{next(iter(change))}' was added or changed since the upload" in refusal(
+            study, study.push("gptq-int4")
+        )
         assert hub.repositories[NAME].files == mine.files | change
 
 
-def test_files_of_the_last_upload_that_are_gone_go(hub: Hub, study: Study) -> None:
+def test_files_of_an_older_upload_are_removed(hub: Hub, study: Study) -> None:
     study.build("gptq-int4", {"model-00001-of-00002.safetensors": 10, "model-00002-of-00002.safetensors": 10})
     assert study.push("gptq-int4").returncode == 0
     for name in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
@@ -169,7 +155,7 @@ def test_files_of_the_last_upload_that_are_gone_go(hub: Hub, study: Study) -> No
     assert weights == {"model.safetensors"}
 
 
-def test_a_public_repository_is_not_taken_for_a_private_one(hub: Hub, study: Study) -> None:
+def test_a_public_repository_is_refused_when_private(hub: Hub, study: Study) -> None:
     hub.repositories[NAME] = Repository({".gitattributes": b""})
     assert "is public, and the study says private" in refusal(study, study.push("gptq-int4"))
     more = ("--license", "mit", "--public")
@@ -190,8 +176,8 @@ STORAGE = {"X-Error-Message": "Private repository storage limit reached"}
         (Fault("POST /api/repos/create", status=402), "the hub has no room for it (402)"),
         (Fault("/preupload/", status=403, headers=STORAGE), "the hub has no room for it (403)"),
         (Fault("/objects/batch", status=413), "the hub has no room for it (413)"),
-        (Fault("POST /api/repos/create", status=409), "somebody else made or changed it meanwhile (409)"),
-        (Fault("/commit/", status=412), "somebody else made or changed it meanwhile (412)"),
+        (Fault("POST /api/repos/create", status=409), "the repository was created or changed meanwhile (409)"),
+        (Fault("/commit/", status=412), "the repository was created or changed meanwhile (412)"),
         (Fault("/commit/", status=503), "answers 503; run again later"),
         (Fault("GET /api/models", status=429, times=1), "the hub asks to slow down (429)"),
         (Fault("/commit/", drop_after=10), "the connection to http://127.0.0.1"),
@@ -201,7 +187,7 @@ STORAGE = {"X-Error-Message": "Private repository storage limit reached"}
         None if isinstance(value, str) else f"{value.status or 'dropped' if not value.corrupt else 'hash'}"
     ),
 )
-def test_a_refusal_is_one_line_and_the_next_run_goes_on(hub: Hub, study: Study, fault: Fault, reason: str) -> None:
+def test_a_refused_upload_continues_in_the_next_run(hub: Hub, study: Study, fault: Fault, reason: str) -> None:
     hub.faults = [fault]
     assert reason in refusal(study, study.push("gptq-int4"))
     hub.faults = []
@@ -211,7 +197,7 @@ def test_a_refusal_is_one_line_and_the_next_run_goes_on(hub: Hub, study: Study, 
     assert study.receipt()["commit"] == hub.repositories[NAME].commit
 
 
-def test_a_commit_whose_answer_was_lost_is_found_and_not_made_again(hub: Hub, study: Study) -> None:
+def test_a_commit_with_a_lost_answer_is_found(hub: Hub, study: Study) -> None:
     hub.faults = [Fault("/commit/", mute=True, times=1)]
     assert "the connection to http://127.0.0.1" in refusal(study, study.push("gptq-int4"))
     result = study.push("gptq-int4")
@@ -228,12 +214,12 @@ def test_a_commit_whose_answer_was_lost_is_found_and_not_made_again(hub: Hub, st
     ],
     ids=["500", "dropped"],
 )
-def test_storage_that_stays_away_is_one_line(hub: Hub, study: Study, fault: Fault, reason: str) -> None:
+def test_missing_storage_is_one_line(hub: Hub, study: Study, fault: Fault, reason: str) -> None:
     hub.faults = [fault]  # the client tries five times, which takes half a minute
     assert reason in refusal(study, study.push("gptq-int4"))
 
 
-def test_weights_that_somebody_changed_are_no_prebuilt_artifact(hub: Hub, study: Study) -> None:
+def test_changed_weights_are_not_a_prebuilt_artifact(hub: Hub, study: Study) -> None:
     assert study.push("gptq-int4").returncode == 0
     hub.repositories[NAME].files["model.safetensors"] = b"theirs"
     command = [
@@ -254,7 +240,7 @@ def test_weights_that_somebody_changed_are_no_prebuilt_artifact(hub: Hub, study:
     assert not (study.root / "out").exists()
 
 
-def test_what_passes_is_waited_for(hub: Hub, study: Study) -> None:
+def test_temporary_errors_are_retried(hub: Hub, study: Study) -> None:
     hub.faults = [Fault("PUT /lfs", times=1, status=503), Fault("/objects/batch", times=1, drop_after=10)]
     result = study.push("gptq-int4")
     assert result.returncode == 0, result.stderr
@@ -279,19 +265,19 @@ def test_tokens_and_networks(study: Study, environment: dict[str, str], reason: 
     ("status", "reason"),
     [(401, "does not accept your token (401)"), (403, "may not write there (403)"), (404, "has no such repository")],
 )
-def test_what_xet_is_refused_is_one_line_too(hub: Hub, study: Study, status: int, reason: str) -> None:
+def test_errors_of_xet_are_one_line(hub: Hub, study: Study, status: int, reason: str) -> None:
     hub.faults = [Fault("/xet-write-token/", status=status)]
     assert reason in refusal(study, study.push("gptq-int4", HF_HUB_DISABLE_XET="0"))
 
 
-def test_a_token_of_hf_auth_login_is_as_good(hub: Hub, study: Study) -> None:
+def test_a_token_of_hf_auth_login_works(hub: Hub, study: Study) -> None:
     (study.root / "home").mkdir()
     (study.root / "home/token").write_text(TOKEN)
     result = study.push("gptq-int4", HF_TOKEN="")
     assert result.returncode == 0, result.stderr
 
 
-def test_an_artifact_that_changed_since_it_was_built_is_not_proved(hub: Hub, study: Study) -> None:
+def test_a_changed_artifact_is_refused(hub: Hub, study: Study) -> None:
     weights = study.root / "artifacts/demo/gptq-int4/model.safetensors"
     weights.write_bytes(bytes(weights.stat().st_size))
     said = study.push("gptq-int4").stderr

@@ -2,8 +2,8 @@
 
     python scripts/quantmill environments.create envs/torch.txt envs/torch
 
-uv is fast but does not read pip's configuration. Whoever has pip set up (a mirror, a folder of wheels, a proxy's
-certificate) has said all there is to say, so pip's settings are handed on; what uv itself was told wins.
+uv is fast but does not read pip's configuration (a mirror, a folder of wheels, a proxy's certificate). So its settings
+are passed to uv; uv's own settings take precedence.
 """
 
 import ast
@@ -19,7 +19,7 @@ from pathlib import Path
 from quantmill.common import surroundings
 from quantmill.common.program import UserError, parser, run_child
 
-# pip's option -> (uv's variable, what separates several values there)
+# pip's option -> (uv's variable, its separator between values)
 SETTINGS = {
     "index-url": ("UV_DEFAULT_INDEX", " "),
     "extra-index-url": ("UV_INDEX", " "),
@@ -34,12 +34,12 @@ SETTINGS = {
 
 
 def pip_listing() -> str:
-    """What `pip config list` prints; nothing where this Python has no pip."""
+    """Return the output of `pip config list`; empty if this Python has no pip."""
     return run_child([sys.executable, "-P", "-m", "pip", "config", "list"], stdout=subprocess.PIPE).stdout
 
 
 def pip_config(listing: str) -> dict[str, str]:
-    """Options from the output of `pip config list`; the environment outranks files, `install` outranks `global`."""
+    """Parse the output of `pip config list`. The environment outranks files, `install` outranks `global`."""
     ranked: dict[str, tuple[int, str]] = {}
     ranks = {"global": 0, "install": 1, ":env:": 2}
     for line in listing.splitlines():
@@ -53,7 +53,7 @@ def pip_config(listing: str) -> dict[str, str]:
 
 
 def uv_environment(options: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` with pip's options in uv's variables. Variables that are set already stay as they are."""
+    """Return `environment` with pip's options in uv's variables. Variables that are already set stay."""
     result = dict(environment)
     for option, (variable, separator) in SETTINGS.items():
         if options.get(option):
@@ -64,7 +64,7 @@ def uv_environment(options: Mapping[str, str], environment: Mapping[str, str]) -
 
 
 def find_uv(pins: Path) -> list[str]:
-    """The command of uv: beside this Python, on the PATH, or brought by pip at the version of bootstrap.txt."""
+    """Return the command of uv: next to this Python, on the PATH, or installed by pip at bootstrap.txt's version."""
     beside = Path(sys.executable).parent / "uv"
     found = str(beside) if beside.exists() else shutil.which("uv")
     if found:
@@ -77,7 +77,7 @@ def find_uv(pins: Path) -> list[str]:
     ready = folder / "ready"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder.parent / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # environments are built several at a time, and only one job fetches uv
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several environments are built at a time; one job fetches uv
         if not ready.exists():
             call([sys.executable, "-P", "-m", "venv", "--clear", str(folder)], os.environ)
             call([str(folder / "bin" / "pip"), "install", "--quiet", f"uv=={version[1]}"], os.environ)
@@ -86,35 +86,37 @@ def find_uv(pins: Path) -> list[str]:
 
 
 def call(command: list[str], environment: Mapping[str, str]) -> None:
-    """Run a command and print its errors. Raises `UserError` with the last of them where it fails."""
-    whole = {**environment, "UV_NO_WRAP": "1"}  # the last line is shown, not the rest of a broken one
+    """Run pip or uv and print its errors. Raises `UserError` with the last error of a command that fails."""
+    whole = {**environment, "UV_NO_WRAP": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}  # an error stands on one line
     result = subprocess.run(command, env=surroundings.of_child(command, whole), stderr=subprocess.PIPE, text=True)
     sys.stderr.write(result.stderr)
     if result.returncode:
-        lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]
+        lines = [line.strip() for line in result.stderr.splitlines() if line.strip()] or [f"exit {result.returncode}"]
+        start = max((number for number, line in enumerate(lines) if line.lower().startswith("error:")), default=-1)
         raise UserError(
-            f"{' '.join(command)} failed ({lines[-1] if lines else f'exit code {result.returncode}'}). "
-            "A package that failed to build wants a C++ compiler and Python's headers: install them, or leave out the "
-            "formats that use this environment (config/README.md, `formats`)"
+            f"{' '.join(command)} failed ({' '.join(lines[start:])}). A package that failed to build wants a C++ "
+            "compiler and Python's headers: install them, or leave out the formats that use this environment "
+            "(config/README.md, `formats`)"
         )
 
 
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("pins", type=Path, help="requirements file with name==version lines")
-    arguments.add_argument("env", type=Path, help="folder of the environment; replaced where it exists")
+    arguments.add_argument("env", type=Path, help="folder of the environment; replaced if it exists")
     options = arguments.parse_args()
     if not options.pins.is_file():
         raise UserError(f"{options.pins}: no such file of pins")
 
     environment = uv_environment(pip_config(pip_listing()), os.environ)
-    environment.setdefault("DISABLE_CUDA", "1")  # HQQ's setup.py compiles kernels, by whatever Python is on the PATH
+    environment.setdefault("DISABLE_CUDA", "1")  # HQQ's setup.py would compile kernels with any Python on the PATH
     uv = find_uv(options.pins)
     try:
-        # in place and not renamed afterwards: an environment's scripts hold its own path
+        # built in place: an environment's scripts hold its path, so it cannot be renamed
         call([*uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(options.env)], environment)
         python = str(options.env / "bin" / "python")
-        override = options.pins.with_suffix(".override")  # of what a package wants of others, where that cannot be had
+        override = options.pins.with_suffix(".override")  # replaces requirements that no index has
+
         more = ["--override", str(override)] if override.exists() else []
         call([*uv, "pip", "install", "--python", python, "--requirements", str(options.pins), *more], environment)
     except BaseException:

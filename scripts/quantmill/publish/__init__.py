@@ -1,3 +1,3 @@
-"""Artifacts on the hub: what is uploaded, its card, its licence, and what the hub has after it."""
+"""Publish artifacts on the hub: files, model card, licence, and the check of every hash after the upload."""
 
-from quantmill.fetch import hub as hub  # before anything imports the client: it says what that one logs
+from quantmill.fetch import hub as hub  # imported before the hub's client, because it sets what that logs

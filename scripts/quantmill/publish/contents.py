@@ -1,4 +1,4 @@
-"""What a repository of the hub holds: an artifact's files, or all GGUF files of a model, and what describes them."""
+"""Contents of a hub repository: an artifact's files, or all GGUF files of a model, and the files that describe them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -23,8 +23,10 @@ GGUF = ".gguf"
 
 @dataclass(frozen=True)
 class Artifact:
-    """An artifact of the study: its folder, its manifest, and its files by their names in the repository. `left_out`
-    are those of its files that are not uploaded."""
+    """Artifact of the study: folder, manifest, and files by their names in the repository.
+
+    `left_out` names files that are not uploaded.
+    """
 
     name: str
     folder: Path
@@ -34,19 +36,19 @@ class Artifact:
 
 
 def published_name(model: str, artifact: str) -> str:
-    """What people call a GGUF file: `MODEL-Q4_K_M.gguf`."""
+    """Return the usual name of a GGUF file: `MODEL-Q4_K_M.gguf`."""
     type_ = artifact.removeprefix("gguf-")
     return f"{model}-{type_.upper() if type_ != artifact else artifact}{GGUF}"
 
 
 def read(model: str, folder: Path) -> Artifact:
-    """An artifact from its folder. Raises `UserError` where a file is not the one that its manifest names."""
+    """Read an artifact from its folder. Raises `UserError` if a file is not the one that its manifest names."""
     found = manifest.read(folder)
     if (folder / gguf_files.MODEL).is_file():
         names = {published_name(model, folder.name): gguf_files.MODEL}
     else:
         indexed = plain_file.is_there(folder / INDEXES["safetensors"])
-        weights = {file.name for file in shards.find(folder).files} if indexed else set()  # under whatever names
+        weights = {file.name for file in shards.find(folder).files} if indexed else set()  # shards have any name
         taken = (name for name in found["files"] if name in weights or is_artifacts(name))
         names = {name: name for name in taken if name != CARD}
     for name in names.values():
@@ -58,13 +60,13 @@ def read(model: str, folder: Path) -> Artifact:
 
 
 def hashes(artifacts: Sequence[Artifact], files: Mapping[str, Path | bytes]) -> dict[str, dict[str, Any]]:
-    """Size and SHA-256 of each file: of an artifact's what its manifest names, so that nothing large is read twice."""
+    """Return size and SHA-256 of each file. An artifact's are those of its manifest: no large file is read twice."""
     known = {name: each.manifest["files"][path.name] for each in artifacts for name, path in each.files.items()}
     return {name: known.get(name) or entry(content) for name, content in sorted(files.items())}
 
 
 def entry(content: Path | bytes) -> dict[str, Any]:
-    """Size and SHA-256 of a file."""
+    """Return size and SHA-256 of a file."""
     if isinstance(content, bytes):
         return {"bytes": len(content), "sha256": sha256(content).hexdigest()}
     return {"bytes": content.stat().st_size, "sha256": manifest.sha256(content)}
@@ -77,7 +79,7 @@ def describe(
     files: Mapping[str, Mapping[str, Any]],
     shown: public.Public,
 ) -> bytes:
-    """quantmill.json of a repository: what made each artifact, and each file's size and SHA-256."""
+    """Return the quantmill.json of a repository: how each artifact was made, and each file's size and SHA-256."""
     content = {
         "model": model,
         "layout": layout,
@@ -89,18 +91,19 @@ def describe(
 
 
 def facts(artifact: Artifact, shown: public.Public) -> dict[str, Any]:
-    """What a manifest says of how an artifact was made, as strangers may read it."""
+    """Return the facts of a manifest about how an artifact was made, without private ones."""
     known = {*public.fields("artifact")}
     kept = {key: value for key, value in artifact.manifest.items() if key in known and key != "source"}
     return shown.value(kept, MANIFEST, artifact.name)
 
 
 def beside(results: Mapping[str, Any], source: Path | None, plot: bytes) -> dict[str, Path | bytes]:
-    """What lies beside artifacts, but for the card: their rows, the study that makes them, the plot, the terms.
+    """Return the files next to the artifacts, without the card: rows, study, plot and terms.
 
     Args:
-        results: what `public.results` gave. plot: drawn of this model alone, since the report's shows the others too.
+        results: from `public.results`. plot: PNG of this model only, because the report's shows the other models too.
     """
+
     return {
         **(licence.texts(source) if source else {}),
         RESULTS: (json.dumps(results, allow_nan=False) + "\n").encode(),

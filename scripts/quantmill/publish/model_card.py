@@ -1,4 +1,4 @@
-"""The model card: a head that the hub reads, and a text whose figures are the report's rows."""
+"""Model card: a head that the hub reads, and a text whose figures are the report's rows."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,10 +20,10 @@ from quantmill.report.numbers import MISSING
 
 TEMPLATE = Path(__file__).with_name("model_card.md.j2")
 TASK = "text-generation"
-QUALITIES = ("perplexity", "kld_mean", "top1_agreement")  # columns that the head tells of a row
+QUALITIES = ("perplexity", "kld_mean", "top1_agreement")  # columns of a row that the head holds
 SPEEDS = ("tokens_per_second", "ttft_ms_p50", "tpot_ms_p50")
-CALIBRATION = {"samples": "samples", "sequence_length": "tokens each"}  # parameters, and what they count
-OF_QUALITY = ("perplexity", "windows", "window", "text_sha256", "unit")  # of the protocols, for the head
+CALIBRATION = {"samples": "samples", "sequence_length": "tokens each"}  # parameter -> its words on the card
+OF_QUALITY = ("perplexity", "windows", "window", "text_sha256", "unit")  # keys of the protocols, for the head
 OF_SPEED = ("batch", "new_tokens", "repeats", "processes", "decoding")
 
 
@@ -40,11 +40,11 @@ def render(
     hashes: Mapping[str, Mapping[str, Any]],
     shown: public.Public,
 ) -> str:
-    """The card of a repository.
+    """Return the card of a repository.
 
     Args:
-        results: what `public.results` gave. licence: what `licence.find` gave. base_model: of the hub, where known.
-        commit: Quantmill's. hashes: each file's size and SHA-256. shown: what copies manifests.
+        results: from `public.results`. licence: from `licence.find`. base_model: repository of the hub, if known.
+        commit: of Quantmill. hashes: each file's size and SHA-256. shown: copies manifests without private facts.
     """
     rows, config = results["rows"], results["config"]
     head = ModelCardData(
@@ -88,12 +88,12 @@ def render(
 
 
 def escape(text: str) -> str:
-    """A text of a log or a device as a cell of Markdown."""
+    """Escape a text of a log or a device for a cell of Markdown."""
     return printable(text).replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
 
 
 def about(artifact: Artifact, shown: public.Public) -> dict[str, Any]:
-    """What the card says of how an artifact was made."""
+    """Return the card's facts about how an artifact was made."""
     found = contents.facts(artifact, shown)
     words = {name: value for name, value in found["parameters"].items() if not isinstance(value, dict | list)}
     said = ", ".join(f"{name} {value}" for name, value in words.items()) or "no parameters"
@@ -107,7 +107,7 @@ def about(artifact: Artifact, shown: public.Public) -> dict[str, Any]:
 
 
 def conditions(row: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """Under which a row was measured: device, load, how perplexity is counted, and of which text."""
+    """Return the conditions of a row: device, load, protocol of the perplexity, and text."""
     latency, quality = row["protocol"]["latency"], row["protocol"]["quality"]
     parts = [row["device"] and f"on {row['device']}", latency and page_header.load(latency)]
     if quality:
@@ -117,7 +117,7 @@ def conditions(row: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
 
 def text_name(config: Mapping[str, Any], kind: str) -> str:
-    """What a text of a published study is called."""
+    """Return the name of a text of a published study."""
     text = config["texts"].get(kind)
     if isinstance(text, dict):
         return f"{text['hub']} ({text['file']})"
@@ -125,29 +125,25 @@ def text_name(config: Mapping[str, Any], kind: str) -> str:
 
 
 def tables(rows: Sequence[Mapping[str, Any]], reference: str, config: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """Conditions, and the lines of a Markdown table of the rows that were measured under them."""
+    """Return conditions, each with the lines of a Markdown table of the rows that were measured under them."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault(conditions(row, config), []).append(row)
-    return [(escape(words), table(group, reference)) for words, group in groups.items()]
+    return [(escape(words), table_lines(group, reference)) for words, group in groups.items()]
 
 
-def table(rows: Sequence[Mapping[str, Any]], reference: str) -> list[str]:
-    """The columns that a report shows at once; those that no row has are left out."""
-    found = [words(row, reference) for row in rows]
-    asked = [name for name in max(found, key=len) if name not in ("model", "device")]
-    headings = [name for name in asked if any(row.get(name, MISSING) != MISSING for row in found)]
-    lines = [
-        headings,
-        ["---"] * len(headings),
-        *([escape(row.get(name, MISSING)) for name in headings] for row in found),
-    ]
-    lines[2:] = [[f"`{label(row)}`", *line[1:]] for row, line in zip(rows, lines[2:], strict=True)]
-    return ["| " + " | ".join(line) + " |" for line in lines]
+def table_lines(rows: Sequence[Mapping[str, Any]], reference: str) -> list[str]:
+    """Return a table of the columns that a report shows at once, without those that no row has."""
+    found = [cells_by_heading(row, reference) for row in rows]
+    known = [name for name in max(found, key=len) if name not in ("model", "device")]
+    headings = [name for name in known if any(row.get(name, MISSING) != MISSING for row in found)]
+    body = [[escape(row.get(name, MISSING)) for name in headings[1:]] for row in found]
+    named = [[f"`{label(row)}`", *line] for row, line in zip(rows, body, strict=True)]
+    return ["| " + " | ".join(line) + " |" for line in (headings, ["---"] * len(headings), *named)]
 
 
-def words(row: Mapping[str, Any], reference: str) -> dict[str, str]:
-    """Heading -> cell, as the recorded results have them; of a row whose speed was not measured too."""
+def cells_by_heading(row: Mapping[str, Any], reference: str) -> dict[str, str]:
+    """Return heading -> cell as in the recorded results, also for a row whose speed was not measured."""
     timed = row["device_details"] is not None
     nothing = {"device_details": row["device_details"] or {"device": None}, "other_modes": row["other_modes"] or []}
     found = cells({**row, **nothing}, reference)
@@ -155,7 +151,7 @@ def words(row: Mapping[str, Any], reference: str) -> dict[str, str]:
 
 
 def reasons(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Row and reason: what disturbed its speed, and why it lacks figures that the report shows at once."""
+    """Return rows with reasons: what disturbed their speed, and why they lack figures that the report shows at once."""
     shown = {column.name for column in shown_columns()} - {"run", "group_size"}
     found = [(label(row), each) for row in rows for each in row["interference"] or ()]
     found += [(label(row), why) for row in rows for name, why in row["missing"].items() if name in shown]
@@ -165,7 +161,7 @@ def reasons(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 def usages(
     rows: Sequence[Mapping[str, Any]], artifacts: Sequence[Artifact], repository: str
 ) -> list[tuple[str, str, str]]:
-    """Row, engine with versions, and how to run it there; each engine that was measured."""
+    """Return row, engine with versions, and how to run it there, for each engine that was measured."""
     by_name = {each.name: each for each in artifacts}
     found = []
     for row in rows:
@@ -174,13 +170,13 @@ def usages(
         told = {name: text for name, text in (row["versions"] or {}).items() if name != "arguments"}  # kernels too
         versions = ", ".join(f"{name} {text}" for name, text in told.items())
         found.append(
-            (label(row), escape(versions or row["engine"]), usage.text(row, by_name[row["format"]], repository))
+            (label(row), escape(versions or row["engine"]), usage.describe(row, by_name[row["format"]], repository))
         )
     return found
 
 
 def calibrations(artifacts: Sequence[Artifact], config: Mapping[str, Any]) -> list[str]:
-    """What an artifact was calibrated on, in words; nothing for those that were not."""
+    """Return a sentence about the calibration of each artifact that was calibrated."""
     name, found = text_name(config, "calibration"), []
     for each in artifacts:
         if digest := each.manifest["calibration_sha256"]:
@@ -191,7 +187,7 @@ def calibrations(artifacts: Sequence[Artifact], config: Mapping[str, Any]) -> li
 
 
 def evaluations(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> list[EvalResult]:
-    """The figures for the hub's model-index: quality of the evaluation text, speed after the prompts."""
+    """Return the figures for the hub's model-index: quality on the evaluation text, speed after the prompts."""
     columns = {column.name: column for column in COLUMNS}
     found = []
     for row in rows:
@@ -216,7 +212,8 @@ def evaluations(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) ->
 
 
 def result(row: Mapping[str, Any], column: Column, dataset: Mapping[str, Any], said: Mapping[str, Any]) -> EvalResult:
-    """One figure of a row."""
+    """Return one figure of a row."""
+
     return EvalResult(
         task_type=TASK,
         task_name="Text generation",

@@ -1,7 +1,7 @@
-"""What a study recorded, as strangers may read it: fields and values of an allow-list, and nothing else.
+"""Copy results for publication: only fields and values of an allow-list.
 
-Nothing here changes an artifact. A text goes out only if it is made of known words
-(scripts/quantmill/publish/words.py). What is held back is listed, so that the user sees it before anything is sent.
+Nothing here changes an artifact. A text is published only if it is made of known words
+(scripts/quantmill/publish/words.py). Everything that is held back is listed for the user before anything is sent.
 """
 
 import io
@@ -19,40 +19,45 @@ import yaml
 from quantmill.common.program import PACKAGE, UserError
 from quantmill.plan.config import CHECKOUT, TEXTS
 from quantmill.publish import words
+from quantmill.report.labels import label
 
 SCHEMA = PACKAGE / "report/results.schema.json"
 CONFIG_SCHEMA = CHECKOUT / "config/config.schema.yaml"
 WITHHELD = "not published"  # in place of a value
 FAILED = "failed: the reason is not published"
-TOP = ("schema_version", "metrics_version", "units", "config", "rows", "loads", "tasks")  # of results.json
-OF_SERVERS = ("url", "authority", "token_variable")  # options of a run that say where its server is
+TOP = ("schema_version", "metrics_version", "units", "config", "rows", "loads", "tasks")  # keys of results.json
+OF_SERVERS = ("url", "authority", "token_variable")  # options of a run that tell where its server is
 OF_MACHINES = ("interpreters", "llama_cpp", "publish", "loads")  # keys of a study that rebuild nothing
-# last words of options whose values are places or secrets, whatever they look like
+# last words of names of options whose values are places or secrets
 PLACES = {"address", "cache", "dir", "directory", "endpoint", "file", "folder", "home", "host", "hostname", "key"}
 PLACES |= {"password", "path", "proxy", "root", "secret", "server", "socket", "token", "url", "user", "username"}
 OPTIONS = ("options", "parameters", "environment")  # free mappings, of the study's config or of a tool
-# fields whose texts come from logs, devices and servers too: each word has to be known
-SENTENCES = ("missing", "warnings", "interference", "differs", "refused", "skipped", "notes", "unchecked", "reason")
-SENTENCES += ("units", "versions by its server")
+# fields with texts of logs, devices and servers: each word has to be known
+SENTENCES = {"missing", "warnings", "interference", "differs", "refused", "skipped", "notes", "unchecked", "reason"}
+SENTENCES |= {"units", "versions by its server"}
 DEVICES = ("device", "name")
 FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*\.(safetensors|bin|json|gguf|txt|model)", re.ASCII)
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 IN_A_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)*", re.ASCII)  # a file, or a revision
 PIECE = 2**20
-CHECKPOINT = "checkpoint"  # what a published study calls a folder whose path is nobody's business
+CHECKPOINT = "checkpoint"  # name in a published study of a folder whose path is private
 
 
 @dataclass
 class Public:
-    """Copies values that strangers may read. `names`: of the study's models, formats, runs, engines and tasks;
-    `withheld`: where something was held back, filled by each call."""
+    """Copies values that may be published.
+
+    `names` are the study's models, formats, runs, engines and tasks. Each call adds to `withheld` what it held back.
+    """
 
     names: frozenset[str] = frozenset()
     withheld: list[str] = field(default_factory=list)
 
     def value(self, found: Any, *where: str) -> Any:
-        """The same JSON with `WITHHELD` or `FAILED` in place of each text that is not known to be harmless, and without
-        entries whose key is not. `where`: the names that lead to it."""
+        """Copy JSON: `WITHHELD` or `FAILED` replace texts that are not known to be harmless; such keys are left out.
+
+        `where` are the keys that lead to the value.
+        """
         if isinstance(found, Mapping):
             return self._mapping(found, where)
         if isinstance(found, list | tuple):
@@ -79,13 +84,13 @@ class Public:
         return kept
 
     def is_key(self, key: str, where: tuple[str, ...]) -> bool:
-        """Whether a key may be read: a field's name, a name of the study, or a file of the weights."""
+        """Tell whether a key may be published: a field's name, a name of the study, or a file of the weights."""
         if key in self.names or ("sha256" in where[-1:] and FILE.fullmatch(key)):
             return True
         return words.is_name(key) or ("/" not in key and words.is_sentence(key, self.names))
 
     def is_harmless(self, text: str, where: tuple[str, ...]) -> bool:
-        """Whether a text may be read where it stands."""
+        """Tell whether a text may be published at this place."""
         last = where[-1] if where else ""
         if text in self.names:
             return True
@@ -95,7 +100,7 @@ class Public:
             return True
         if last == "arguments":
             return words.is_command(text, self.names)
-        if set(SENTENCES) & {*where}:
+        if SENTENCES & {*where}:
             return False
         if last == "hub":
             return bool(REPOSITORY.fullmatch(text))
@@ -105,12 +110,12 @@ class Public:
 
 
 def is_place(key: str) -> bool:
-    """Whether an option of this name holds a place or a secret."""
+    """Tell whether an option of this name holds a place or a secret."""
     return re.split(r"[_.-]", key.lower())[-1] in PLACES
 
 
 def of_study(content: Mapping[str, Any]) -> Public:
-    """What copies a results.json: the names that its author chose, or that Quantmill gave, are known."""
+    """Return what copies a results.json. It knows the names that the study's author or Quantmill gave."""
     config, rows = content["config"], content["rows"]
     names = {row[each] for row in rows for each in ("model", "format", "run", "engine") if row[each]}
     names |= {f"{row['format']}@{row['run']}" for row in rows if row["run"]}
@@ -120,12 +125,12 @@ def of_study(content: Mapping[str, Any]) -> Public:
 
 
 def source(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Where weights came from: a repository of the hub with its commit, or the hashes alone."""
+    """Return the origin of weights without a path: a hub repository with its commit, or only hashes."""
     return {key: value for key, value in found.items() if key != "path"}
 
 
 def row(found: Mapping[str, Any], public: Public) -> dict[str, Any]:
-    """A row of results.json."""
+    """Copy a row of results.json."""
     kept = {name: value for name, value in found.items() if name in fields("row")}
     if kept["artifact"]:
         kept["artifact"] = kept["artifact"] | {"source": source(kept["artifact"]["source"])}
@@ -134,23 +139,20 @@ def row(found: Mapping[str, Any], public: Public) -> dict[str, Any]:
     return public.value(kept, "rows", label(found)) | {"versions": versions}
 
 
-def label(found: Mapping[str, Any]) -> str:
-    """A row's name in the list of what is withheld."""
-    return f"{found['format']}@{found['run']}" if found.get("run") else str(found["format"])
-
-
 def fields(kind: str) -> Mapping[str, Any]:
-    """The fields of a `row`, a `load` or a `task` of results.json."""
+    """Return the fields of a `row`, a `load` or a `task` of results.json."""
     return json.loads(SCHEMA.read_text(encoding="utf-8"))["$defs"][kind]["properties"]
 
 
 def study(config: Mapping[str, Any], model: str, artifacts: Sequence[str], public: Public) -> dict[str, Any]:
-    """A study that builds and measures one model's artifacts again, in the words of config/README.md. Tasks of its
-    author's own, whose files are not published, are left out."""
+    """Return a config that builds and measures one model's artifacts again.
+
+    Tasks in files of the study's author are left out, because those files are not published.
+    """
     wanted = list(dict.fromkeys([config["reference"], *artifacts]))
     variants = {name: words for name, words in config["variants"].items() if name in wanted}
     bases = (variants.get(name, {"format": name})["format"] for name in artifacts)
-    # the reference is named, also where it is a variant
+    # the reference has to be listed even if it is a variant
     formats = list(dict.fromkeys([config["reference"], *bases]))
     runs = {
         name: words | {"formats": [each for each in words["formats"] if each in artifacts]}
@@ -170,7 +172,7 @@ def study(config: Mapping[str, Any], model: str, artifacts: Sequence[str], publi
 
 
 def results(content: Mapping[str, Any], model: str, artifacts: Sequence[str], public: Public) -> dict[str, Any]:
-    """results.json with the rows, loads and tasks of a model's artifacts alone, in the study's order."""
+    """Return results.json with only the rows, loads and tasks of a model's artifacts, in the study's order."""
 
     def ours(name: str) -> list[Mapping[str, Any]]:
         return [each for each in content.get(name, ()) if each["model"] == model and each["format"] in artifacts]
@@ -191,25 +193,28 @@ def results(content: Mapping[str, Any], model: str, artifacts: Sequence[str], pu
 
 
 def check(files: Mapping[str, Path | bytes]) -> None:
-    """Raises `UserError` for a file that holds a path of this machine or its user, or the token. A last look: what
-    Quantmill writes holds none, but a checkpoint's other files, which go along, may hold anything."""
+    """Raise `UserError` if a file holds a path of this machine or its user, or the token.
+
+    What Quantmill writes holds none, but a checkpoint's other files may hold anything.
+    """
     secrets = {str(place): "a path of this machine" for place in places()}
     if token := huggingface_hub.get_token():
         secrets[token] = "your token"
     for name, content in files.items():
-        if secret := find(content, [each.encode() for each in secrets]):
+        if secret := first_held(content, [each.encode() for each in secrets]):
             what = secrets[secret.decode()]
-            raise UserError(f"{name}: holds {what}, which nobody is to read; remove it from the file, build again")
+            raise UserError(f"{name}: holds {what}, which must stay private; remove it from the file and build again")
 
 
 def places() -> list[Path]:
-    """Folders whose paths say something of this machine: not `/root`, say, which any text may hold."""
+    """Return folders whose paths identify this machine. `/root` does not: any text may hold it."""
     folders = (Path.cwd(), CHECKOUT.resolve(), Path.home())
     return [folder for folder in dict.fromkeys(folders) if len(folder.parts) > 2]
 
 
-def find(content: Path | bytes, needles: Sequence[bytes]) -> bytes | None:
-    """The first of some byte strings that bytes, or a file's, hold; read in pieces, each with the end of the last."""
+def first_held(content: Path | bytes, needles: Sequence[bytes]) -> bytes | None:
+    """Return the first needle that a file or bytes hold. A file is read in pieces that overlap."""
+
     overlap, end = max(map(len, needles), default=1), b""
     with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
         while piece := file.read(PIECE):

@@ -5,9 +5,9 @@
         [--source FOLDER] [--license ID] [--base-model ORG/NAME] [--public] [--overwrite]
         ARTIFACT …
 
-ARTIFACT is a folder of the workflow's; of layout gguf there may be several. SOURCE, the checkpoint as its author
-published it, says the licence. The token is that of HF_TOKEN or `hf auth login`. What the hub has is compared with what
-is here before anything is sent, and every hash afterwards. RECEIPT is written last.
+ARTIFACT is a folder of the workflow; for the layout gguf there may be several. FOLDER is the checkpoint as its author
+published it, which names the licence. The token is that of HF_TOKEN or `hf auth login`. The hub's files are compared
+with the local ones before anything is sent, and every hash afterwards. RECEIPT is written last.
 """
 
 import json
@@ -30,23 +30,25 @@ def main() -> None:
     arguments.add_argument("--repository", required=True)
     arguments.add_argument("--model", required=True, help="its name in the study")
     arguments.add_argument("--layout", required=True)
-    arguments.add_argument("--library", default="transformers", help="what loads this layout, in the hub's words")
+    arguments.add_argument(
+        "--library", default="transformers", help="library that loads this layout, by the hub's name"
+    )
     arguments.add_argument("--results", type=Path, required=True, help="the report's results.json")
     arguments.add_argument("--source", type=Path, help="folder of the checkpoint, for its licence")
-    arguments.add_argument("--license", help="instead of the source's")
-    arguments.add_argument("--base-model", help="of the hub; default: the source's repository")
+    arguments.add_argument("--license", help="licence to name instead of the source's")
+    arguments.add_argument("--base-model", help="repository of the hub; default: the source's")
     arguments.add_argument("--public", action="store_true", help="make a public repository")
-    arguments.add_argument("--overwrite", action="store_true", help="remove whatever else the repository holds")
+    arguments.add_argument("--overwrite", action="store_true", help="remove all other files of the repository")
     options = arguments.parse_args()
     if not (options.license or options.source):
-        raise UserError("--license: is wanted where no --source says it")
+        raise UserError("--license: is required without --source")
 
     terms = licence.find(options.source, options.license)
     artifacts = [contents.read(options.model, folder) for folder in options.artifacts]
     results = json.loads(plain_file.read(options.results, MAX_RESULTS))
     for each in artifacts:
         if each.left_out:
-            print(printable(f"{each.folder}: not uploaded, as no engine needs it: {', '.join(each.left_out)}"))
+            print(printable(f"{each.folder}: not uploaded, because no engine needs it: {', '.join(each.left_out)}"))
     names = [each.name for each in artifacts]
     allowed = public.of_study(results)
     shown = public.results(results, options.model, names, allowed)
@@ -73,9 +75,9 @@ def main() -> None:
     files[MANIFEST] = contents.describe(options.model, options.layout, artifacts, hashes, allowed)
     hashes[MANIFEST] = contents.entry(files[MANIFEST])
     public.check(files)
-    for each in dict.fromkeys(allowed.withheld):
-        print(f"not published: {printable(each)}", file=sys.stderr)
+    for withheld in dict.fromkeys(allowed.withheld):
+        print(f"not published: {printable(withheld)}", file=sys.stderr)
     pushed = remote.push(options.repository, files, hashes, not options.public, options.overwrite)
-    write_json(options.receipt, remote.receipt(options.repository, pushed, hashes))
+    write_json(options.receipt, {"repository": options.repository, "commit": pushed.commit, "files": hashes})
     done = f"{len(pushed.sent)} of {len(files)} files sent" if pushed.sent or pushed.removed else "nothing to send"
-    print(f"{options.repository}: {done}; commit {pushed.commit}, every hash as here")
+    print(f"{options.repository}: {done}; commit {pushed.commit}, every hash is that of the local file")

@@ -1,8 +1,8 @@
-"""A repository of the hub that is written to: what it holds, whether that may be replaced, the upload, the proof of it.
+"""Upload to a hub repository: read what it holds, check that this may be replaced, upload, and verify every hash.
 
-Through huggingface_hub's own client. No token passes through our hands, and no error repeats what a server says, which
-may hold an address with a signature. An upload is one commit: an interrupted one leaves the repository as it was, and
-large files that arrived whole are not sent again.
+huggingface_hub's own client does the transfers. Quantmill never handles the token, and no error repeats a server's
+words, which may hold a signed address. An upload is one commit: if it is interrupted, the repository stays as it was,
+and large files that arrived whole are not sent again.
 """
 
 import json
@@ -22,18 +22,27 @@ from quantmill.common.atomic import MANIFEST
 from quantmill.common.program import UserError
 from quantmill.fetch import hub
 
-GIT = ".gitattributes"  # the hub's own
+GIT = ".gitattributes"  # written by the hub
 OVERWRITE = "name another, or set publish: {overwrite: true}, which removes what it holds"
-FULL = (402, 413, 507)  # of a quota, beside a 403 that speaks of storage
-OF_XET = re.compile(r"error \((\d{3}) ")  # a status in what hf_xet raises, whose errors are the system's
-STALE = (409, 412)  # of a commit whose parent is not the newest any more
+FULL = (402, 413, 507)  # status of a full quota; so is a 403 that mentions storage
+OF_XET = re.compile(r"error \((\d{3}) ")  # the status in an error of hf_xet, which raises OSError
+STALE = "the repository was created or changed meanwhile (CODE), or your token may not see it; run again"
+REASONS = {  # by status
+    400: "the hub refuses what was sent (CODE); check the repository's name and the licence's",
+    401: "the hub does not accept your token (CODE); make a new one that may write, and set HF_TOKEN to it",
+    403: "your token may not write there (CODE); give it write access to repositories of this account",
+    404: "the hub has no such repository (any more), or your token may not see it; check the name and the token",
+    409: STALE,
+    412: STALE,
+    429: "the hub asks to slow down (CODE); wait some minutes and run again",
+}
 Files = Mapping[str, Path | bytes]
 Hashes = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Pushed:
-    """What a repository holds after an upload, and how many files were sent and removed for it."""
+    """Commit after an upload, and the files that were sent and removed."""
 
     commit: str
     sent: list[str]
@@ -41,14 +50,14 @@ class Pushed:
 
 
 def push(name: str, files: Files, hashes: Hashes, private: bool, overwrite: bool) -> Pushed:
-    """Make a repository hold these files and no others; what it has already is not sent.
+    """Make a repository hold these files and no others. Files that it has already are not sent.
 
     Args:
         hashes: each file's size and SHA-256.
 
     Raises:
-        UserError: it holds something else than an upload of ours of the same artifacts, the hub refuses, or what it has
-            afterwards has other hashes.
+        UserError: the repository holds something other than Quantmill's upload of the same artifacts, the hub refuses,
+            or its files have other hashes afterwards.
     """
     if constants.HF_HUB_OFFLINE:
         raise UserError(f"{name}: HF_HUB_OFFLINE is set; unset it to publish")
@@ -56,19 +65,20 @@ def push(name: str, files: Files, hashes: Hashes, private: bool, overwrite: bool
         raise UserError(f"{name}: there is no token; set HF_TOKEN to one that may write there, or run `hf auth login`")
     api = huggingface_hub.HfApi(library_name="quantmill")
     with _one_line(name):
-        there = find(api, name, private)
+        there = find_repository(api, name, private)
         if there is None:
             api.create_repo(name, private=private)
-            there = find(api, name, private)
+            there = find_repository(api, name, private)
     if there is None:
         raise UserError(f"{name}: was made, and your token may not read it; give the token read access as well")
     if not overwrite:
-        check_ours(there, json.loads(files[MANIFEST]))
+        ours = files[MANIFEST]
+        check_ours(there, json.loads(ours if isinstance(ours, bytes) else ours.read_bytes()))
     sent = [file for file, content in files.items() if not has(there, file, content, hashes[file])]
     removed = sorted(there.files.keys() - files.keys() - {GIT})
     commit = there.commit
     if sent or removed:
-        operations = [CommitOperationAdd(file, _source(files[file])) for file in sent]
+        operations = [CommitOperationAdd(file, files[file]) for file in sent]
         operations += [CommitOperationDelete(file) for file in removed]
         with _one_line(name):
             made = api.create_commit(
@@ -79,17 +89,15 @@ def push(name: str, files: Files, hashes: Hashes, private: bool, overwrite: bool
     return Pushed(commit, sent, removed)
 
 
-def _source(content: Path | bytes) -> str | bytes:
-    return content if isinstance(content, bytes) else str(content)
+def find_repository(api: huggingface_hub.HfApi, name: str, private: bool) -> hub.Repository | None:
+    """Return a repository at its newest commit, or None if the token sees none.
 
-
-def find(api: huggingface_hub.HfApi, name: str, private: bool) -> hub.Repository | None:
-    """A repository at its newest commit; None where there is none, as far as the token tells. Raises `UserError` for a
-    public one where a private one is asked for."""
+    Raises `UserError` if it is public and the study says private.
+    """
     try:
         info = api.repo_info(name, files_metadata=True)
     except errors.RepositoryNotFoundError as error:
-        if error.response.status_code == 401:  # of a token that the hub does not know
+        if error.response.status_code == 401:  # the hub does not know the token
             raise
         return None
     if private and not info.private:
@@ -98,7 +106,7 @@ def find(api: huggingface_hub.HfApi, name: str, private: bool) -> hub.Repository
 
 
 def has(there: hub.Repository, name: str, content: Path | bytes, known: Mapping[str, Any]) -> bool:
-    """Whether a repository holds a file with these bytes. `known`: their number and SHA-256."""
+    """Tell whether a repository holds a file with these bytes. `known`: their number and SHA-256."""
     found = there.files.get(name)
     if found is None or found.size != known["bytes"]:
         return False
@@ -106,7 +114,7 @@ def has(there: hub.Repository, name: str, content: Path | bytes, known: Mapping[
 
 
 def check_ours(there: hub.Repository, ours: Mapping[str, Any]) -> None:
-    """Raises `UserError` where a repository holds anything that an upload of the same artifacts did not put there."""
+    """Raise `UserError` if a repository holds a file that no upload of the same artifacts put there."""
     if not there.files.keys() - {GIT}:
         return
     if MANIFEST not in there.files:
@@ -124,26 +132,26 @@ def check_ours(there: hub.Repository, ours: Mapping[str, Any]) -> None:
     for name in names:
         found = there.files[name].sha256 or manifest.sha256(fetched[name])
         if theirs["files"].get(name, {}).get("sha256") != found:
-            raise UserError(f"{there.name}: somebody put {name!r:.60} there, or changed it; {OVERWRITE}")
+            raise UserError(f"{there.name}: {name!r:.60} was added or changed since the upload; {OVERWRITE}")
 
 
 def read_manifest(there: hub.Repository) -> dict[str, Any]:
-    """quantmill.json of a repository. Raises `UserError` where it is none that an upload wrote."""
+    """Read the quantmill.json of a repository. Raises `UserError` if no upload of Quantmill wrote it."""
     data = hub.fetch(there, [MANIFEST])[MANIFEST].read_bytes()
     try:
         found = bounded_json.loads(data, manifest.MAX_BYTES)
     except ValueError:
         found = None
-    parts = [found.get(key) for key in ("artifacts", "files")] if isinstance(found, dict) else []
-    if not parts or not all(isinstance(part, dict) for part in parts):
-        raise UserError(f"{there.name}: its {MANIFEST} is of no upload of Quantmill's; {OVERWRITE}")
-    if not all(isinstance(each, dict) for each in parts[1].values()):
+    artifacts, described = map((found if isinstance(found, dict) else {}).get, ("artifacts", "files"))
+    if not isinstance(artifacts, dict) or not isinstance(described, dict):
+        raise UserError(f"{there.name}: its {MANIFEST} is not of an upload of Quantmill; {OVERWRITE}")
+    if not all(isinstance(each, dict) for each in described.values()):
         raise UserError(f"{there.name}: its {MANIFEST} is damaged; {OVERWRITE}")
     return found
 
 
 def verify(api: huggingface_hub.HfApi, name: str, commit: str, files: Files, hashes: Hashes) -> None:
-    """Ask the hub for the hash of every file at a commit. Raises `UserError` where one is not that of the file here."""
+    """Compare the hub's hash of every file at a commit. Raises `UserError` if one is not that of the local file."""
     with _one_line(name):
         there = hub.of_info(name, "model", api.repo_info(name, revision=commit, files_metadata=True))
     wrong = [file for file, content in files.items() if not has(there, file, content, hashes[file])]
@@ -155,13 +163,8 @@ def verify(api: huggingface_hub.HfApi, name: str, commit: str, files: Files, has
         )
 
 
-def receipt(name: str, pushed: Pushed, hashes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What is kept here of an upload."""
-    return {"repository": name, "commit": pushed.commit, "files": hashes}
-
-
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """An error, and what it was raised from."""
+    """Yield an error and the errors that it was raised from."""
     found: BaseException | None = error
     while found is not None:
         yield found
@@ -170,7 +173,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 @contextmanager
 def _one_line(name: str) -> Iterator[None]:
-    """Turn what the client raises into one line that says what to do."""
+    """Turn any error of the client into one line that says what to do."""
     try:
         yield
     except UserError:
@@ -180,10 +183,10 @@ def _one_line(name: str) -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """What failed and what to do, of an error of the client's or one that it hides."""
+    """Say what failed and what to do, by an error of the client or one of its causes."""
     for each in causes(error):
         if isinstance(each, errors.HFValidationError):
-            return "is no repository's name; it is ORGANISATION/NAME"
+            return "is not a repository's name, which is ORGANISATION/NAME"
         if isinstance(each, errors.HfHubHTTPError):
             return status(each.response.status_code, each.response.headers.get("X-Error-Message", ""))
         if isinstance(each, OSError) and (found := OF_XET.search(str(each))):
@@ -197,19 +200,8 @@ def reason(error: BaseException) -> str:
 
 
 def status(code: int, said: str) -> str:
-    """What the hub's status means for who uploads."""
+    """Say what a status of the hub means for an upload."""
     if code in FULL or (code == 403 and "storage" in said.lower()):
         return f"the hub has no room for it ({code}); free some of the account's storage, or enlarge it"
-    if code == 401:
-        return "the hub does not accept your token (401); make a new one that may write, and set HF_TOKEN to it"
-    if code == 403:
-        return "your token may not write there (403); give it write access to repositories of this account"
-    if code == 404:
-        return "the hub has no such repository (any more), or your token may not see it; check the name and the token"
-    if code in STALE:
-        return f"somebody else made or changed it meanwhile ({code}), or your token may not see it; run again"
-    if code == 429:
-        return "the hub asks to slow down (429); wait some minutes and run again"
-    if code == 400:
-        return "the hub refuses what was sent (400); check the repository's name and the licence's"
-    return f"{constants.ENDPOINT} answers {code}; run again later: what arrived is not sent again"
+    again = f"{constants.ENDPOINT} answers {code}; run again later: what arrived is not sent again"
+    return REASONS.get(code, again).replace("CODE", str(code))

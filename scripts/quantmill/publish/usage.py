@@ -1,4 +1,4 @@
-"""How to run what was published, as it was measured: a server's command line, a few lines of Python of a library."""
+"""Text for running a published artifact as it was measured: a server's command line, or some Python for a library."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from quantmill.servers import vllm_settings
 from quantmill.servers.endpoint import Endpoint
 
 LOCAL = "127.0.0.1"
-SERVERS = {"vllm-serve": ["python3"], "llama-server": ["llama-server"]}  # what is called with the engine's words
+SERVERS = {"vllm-serve": ["python3"], "llama-server": ["llama-server"]}  # server -> its program
 GENERATE = """
 inputs = tokenizer("Once upon a time", return_tensors="pt").to(model.device)
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=32)[0]))"""
@@ -33,7 +33,7 @@ from transformers import AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained("$repository")
 model = GPTQModel.load("$repository", device="$device"$options).model
 {GENERATE.strip()}"""
-# engine -> Python for its library; its words are those of `values`
+# engine -> Python for its library, a template of `values`
 PYTHON = {
     "transformers": TRANSFORMERS,
     **dict.fromkeys(("bitsandbytes", "torchao", "compressed-tensors"), QUANTIZED),
@@ -73,8 +73,8 @@ OTHERS = {
 }
 
 
-def text(row: Mapping[str, Any], artifact: Artifact, repository: str) -> str:
-    """Markdown that says how to run an artifact in the engine of a row that was measured, as `public.row` gave it."""
+def describe(row: Mapping[str, Any], artifact: Artifact, repository: str) -> str:
+    """Return Markdown for running an artifact in the engine of a measured row from `public.row`."""
     options = dict(row["options"])
     environment = options.pop("environment", {})
     row = {**row, "options": options}
@@ -88,7 +88,7 @@ def text(row: Mapping[str, Any], artifact: Artifact, repository: str) -> str:
 
 
 def by_library(row: Mapping[str, Any], artifact: Artifact, repository: str, device: str) -> str:
-    """The same for an engine that is no server that `make serve-command` knows."""
+    """Do the same for an engine that is not a server of `make serve-command`."""
     engine = row["engine"]
     said, left = python_options(row, artifact, device)
     values = {
@@ -104,25 +104,25 @@ def by_library(row: Mapping[str, Any], artifact: Artifact, repository: str, devi
         return block("python", Template(PYTHON[engine]).substitute(values).strip()) + more
     if engine in OTHERS:
         return Template(OTHERS[engine]).substitute(values)
-    if arguments := (row["versions"] or {}).get("arguments"):  # of a server that Quantmill started
+    if arguments := (row["versions"] or {}).get("arguments"):  # a server that Quantmill started
         return block("sh", f"{download(artifact, repository)}\npython3 {arguments.replace('PORT', str(PORT))}")
     options = f", with the options `{json.dumps(row['options'])}`" if row["options"] else ""
     return f"Measured in {printable(engine)}{options}. Its own manual says how it loads a model of the hub."
 
 
 def python_options(row: Mapping[str, Any], artifact: Artifact, device: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A run's options as the library's own arguments, and those that it takes in other words."""
+    """Return a run's options as arguments of the library, and those that it takes in another form."""
     options, engine = dict(row["options"]), row["engine"]
     if engine == "vllm":
         return vllm_settings.settings(artifact.folder, options, row["gpus"] if device == "cuda" else 0), {}
     if engine == "llama_cpp":
         same = {name: value for name, value in options.items() if name in ("n_batch", "n_ubatch")}
         return same, {name: value for name, value in options.items() if name not in same}
-    return {name: value for name, value in options.items() if name != "dtype"}, {}  # which is the row's arithmetic
+    return {name: value for name, value in options.items() if name != "dtype"}, {}  # the row's compute type says it
 
 
 def download(artifact: Artifact, repository: str) -> str:
-    """What brings an artifact into the folder that commands name: a GGUF repository holds others too."""
+    """Return the command that downloads an artifact; a GGUF repository holds several."""
     file = next((f" {name}" for name in artifact.files if name.endswith(".gguf")), "")
     return f"hf download {repository}{file} --local-dir {artifact.name}"
 
@@ -130,8 +130,7 @@ def download(artifact: Artifact, repository: str) -> str:
 def server_command(
     row: Mapping[str, Any], artifact: Artifact, repository: str, device: str, environment: Mapping[str, str]
 ) -> str:
-    """The command line of a server with the options that were measured, as scripts/quantmill/deploy/serve_command.py
-    prints it."""
+    """Return the command line of a server with the options that were measured, as `make serve-command` prints it."""
     cards = row["gpus"] if device == "cuda" else 0
     arguments = (row["versions"] or {}).get("arguments", "")
     threads = re.search(r"--threads (\d+)", arguments)
@@ -147,5 +146,6 @@ def server_command(
 
 
 def block(language: str, content: str) -> str:
-    """A fenced block of Markdown."""
+    """Return a fenced block of Markdown."""
+
     return f"```{language}\n{content}\n```\n".rstrip()

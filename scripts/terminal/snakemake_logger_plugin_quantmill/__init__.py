@@ -1,8 +1,11 @@
-"""Snakemake's logger for a reader at a terminal: steps done, an estimate, and the jobs that run with their progress.
+"""Snakemake logger for a terminal: steps done, an estimate of the time left, and the running jobs with their progress.
 
     PYTHONPATH=scripts/terminal snakemake --logger quantmill ...
 
-Errors and warnings appear as Snakemake writes them. Its full log is in .snakemake/log, as always.
+Errors and warnings appear as Snakemake writes them. Its full log is in .snakemake/log.
+
+snakemake-logger-plugin-rich 0.5.1 does not replace it: it shows progress by rule and the log of a failed job, but not
+the last line of a running one, and it redraws eight times a second while speeds are measured.
 """
 
 import logging
@@ -18,16 +21,16 @@ from pathlib import Path
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
-REFRESH = 2.0  # seconds; drawing takes less than a thousandth of that, so that no measurement is disturbed
-TAIL = 4096  # bytes of a log in which its last line is looked for
+REFRESH = 2.0  # seconds; drawing takes under a thousandth of that, so no measurement is disturbed
+TAIL = 4096  # bytes at the end of a log that are searched for its last line
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[^\x20-\x7e\u00a0-\uffff]")  # colours, and what moves the cursor
 INTERRUPTED = "Terminating processes on user request"
-NOTICES = ("Nothing to be done", INTERRUPTED, "Complete log")  # of what Snakemake says, what stays
-ERASE = "\x1b[{}A\x1b[J"  # so many lines up, and everything below
+NOTICES = ("Nothing to be done", INTERRUPTED, "Complete log")  # messages of Snakemake that are kept
+ERASE = "\x1b[{}A\x1b[J"  # goes up n lines and erases everything below
 
 
 def last_line(log: str) -> str:
-    """The last line of a job's log, such as its progress bar; nothing where there is none."""
+    """Return the last line of a job's log, such as its progress bar, or an empty string."""
     try:
         with Path(log).open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - TAIL))
@@ -39,7 +42,7 @@ def last_line(log: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a reader says them: 45 s, 3 min 20 s, 2 h 10 min."""
+    """Format seconds: 45 s, 3 min 20 s, 2 h 10 min."""
     minutes, rest = divmod(round(seconds), 60)
     if not minutes:
         return f"{rest} s"
@@ -48,7 +51,7 @@ def duration(seconds: float) -> str:
 
 @dataclass
 class Job:
-    """A job that runs."""
+    """Running job."""
 
     rule: str
     name: str
@@ -58,7 +61,7 @@ class Job:
 
 @dataclass
 class Progress:
-    """What is done, what runs and what is left, from Snakemake's events; times in seconds of one clock."""
+    """Jobs that are done, running and left, from Snakemake's events; times in seconds of one clock."""
 
     started: float
     left: Counter[str] = field(default_factory=Counter)  # jobs of a rule that have not ended
@@ -67,25 +70,28 @@ class Progress:
     total: int = 0
 
     def hear(self, record: logging.LogRecord, now: float) -> None:
-        """Take in one event."""
-        event = getattr(record, "event", None)
+        """Update the counts by one event."""
+        facts = vars(record)  # Snakemake adds an event's facts as attributes
+        event = facts.get("event")
         if event == LogEvent.RUN_INFO:
-            self.left = Counter({rule: count for rule, count in record.stats.items() if rule != "total"})
+            self.left = Counter({rule: count for rule, count in facts["stats"].items() if rule != "total"})
             self.total = self.left.total()
         elif event == LogEvent.JOB_INFO:
-            name = " ".join([record.rule_name, *map(str, record.wildcards.values())])
-            self.running[record.jobid] = Job(record.rule_name, name, next(iter(record.log), ""), now)
-        elif event == LogEvent.JOB_FINISHED and (job := self.running.pop(record.job_id, None)):
+            name = " ".join([facts["rule_name"], *map(str, facts["wildcards"].values())])
+            self.running[facts["jobid"]] = Job(facts["rule_name"], name, next(iter(facts["log"]), ""), now)
+        elif event == LogEvent.JOB_FINISHED and (job := self.running.pop(facts["job_id"], None)):
             self.left[job.rule] -= 1
             self.took[job.rule].append(now - job.since)
         elif event == LogEvent.JOB_ERROR:
-            self.running.pop(record.jobid, None)
+            self.running.pop(facts["jobid"], None)
         elif record.getMessage().startswith(INTERRUPTED):
             self.running.clear()
 
     def estimate(self, now: float) -> float | None:
-        """Seconds to go: jobs that are left take as long as those of their rule took, and as many run at once as until
-        now. None until jobs of all rules but one in four have ended."""
+        """Estimate the seconds left: a job takes as long as its rule's jobs took, and as many run at once as before.
+
+        None until jobs of three quarters of the rules have ended.
+        """
         rules = [rule for rule, count in self.left.items() if count]
         if sum(rule in self.took for rule in rules) < 0.75 * len(rules):
             return None
@@ -98,7 +104,7 @@ class Progress:
         return work / at_once
 
     def lines(self, now: float, width: int) -> list[str]:
-        """What the terminal shows: a line on the whole, and one for each job that runs."""
+        """Return what the terminal shows: a line of totals, and one for each running job."""
         seconds = self.estimate(now)
         done = self.total - self.left.total()
         head = f"{done} of {self.total} steps, {duration(now - self.started)}"
@@ -111,7 +117,11 @@ class Progress:
 
 
 class LogHandler(LogHandlerBase):
-    """Redraws a few lines at the end of the terminal; what stays is written above them."""
+    """Redraws a few lines at the end of the terminal, and writes messages that are kept above them."""
+
+    writes_to_stream, writes_to_file = True, False
+    has_filter = False  # Snakemake's own filter: --quiet and the like
+    has_formatter = needs_rulegraph = False
 
     def __post_init__(self) -> None:
         self.progress = Progress(time.monotonic())
@@ -121,11 +131,14 @@ class LogHandler(LogHandlerBase):
 
     def _redraw(self) -> None:
         while not self.over.wait(REFRESH):
-            with self.lock:
+            self.acquire()
+            try:
                 self._draw()
+            finally:
+                self.release()
 
     def _draw(self, kept: str = "") -> None:
-        """Write `kept` to stay, and below it how things stand."""
+        """Write `kept`, which stays, and the progress below it."""
         size = shutil.get_terminal_size()
         lines = self.progress.lines(time.monotonic(), size.columns)[: size.lines - 1] if self.progress.running else []
         erase = ERASE.format(self.drawn) if self.drawn else ""
@@ -141,30 +154,11 @@ class LogHandler(LogHandlerBase):
             self._draw(self.format(record) if stays else "")
 
     def _is_notice(self, record: logging.LogRecord) -> bool:
-        """Whether a message is for the reader: what Snakemake ends with, and our own summary."""
+        """Tell whether a message is for the reader: Snakemake's last ones, and Quantmill's summary."""
+
         message = record.getMessage()
         return hasattr(record, "summary") or message.startswith(NOTICES)
 
     def close(self) -> None:
         self.over.set()
         super().close()
-
-    @property
-    def writes_to_stream(self) -> bool:
-        return True
-
-    @property
-    def writes_to_file(self) -> bool:
-        return False
-
-    @property
-    def has_filter(self) -> bool:
-        return False  # Snakemake's own: --quiet and the like
-
-    @property
-    def has_formatter(self) -> bool:
-        return False
-
-    @property
-    def needs_rulegraph(self) -> bool:
-        return False
