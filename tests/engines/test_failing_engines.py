@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +23,6 @@ ARTIFACT = Path("artifacts/m/f")
 class Broken(engines.Engine):
     """An engine that fails where it is told to."""
 
-    options: ClassVar = dict.fromkeys(("load", "decode", "logits", "target_logprobs", "processes"), object)
     modes, mode = ("broken",), "broken"
 
     def __init__(self, artifact: Path, device: str, threads: int, **errors: Any) -> None:
@@ -112,11 +111,14 @@ def test_options_that_an_engine_does_not_take_are_one_line(options: dict[str, An
     class Fake(engines.Engine):
         """An engine of three options."""
 
-        options: ClassVar = {"step": float, "size": int, "any": object}
+        def __init__(
+            self, artifact: Path, device: str, threads: int, step: float = 0.0, size: int | None = None, any: Any = None
+        ) -> None: ...
 
-    engines.check_options("fake", Fake, {"step": 1.0, "size": 1, "any": True})
+    Fake.name = "fake"
+    engines.check_options(Fake, {"step": 1.0, "size": 1, "any": True})
     with pytest.raises(UserError) as caught:
-        engines.check_options("fake", Fake, options)
+        engines.check_options(Fake, options)
     assert str(caught.value) == message
 
 

@@ -8,10 +8,12 @@ import difflib
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import json
 import os
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+import typing
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +21,7 @@ from typing import Any, ClassVar, Literal
 
 from quantmill.common.program import PACKAGE, UserError, first_line
 from quantmill.devices import cpu
+from quantmill.engines.served.attached_servers import SERVERS
 from quantmill.metrics.targets import Targets as Targets
 
 # float32 values in one chunk of logits: 40 MiB. glibc's malloc gives more than 32 MiB back at once, and kept a little
@@ -42,8 +45,6 @@ class Engine:
     """A loaded artifact on a device."""
 
     name: ClassVar[str]  # by which it is registered; by itself its module's
-    # what `__init__` takes, in the engine's own words, and its type; None: whatever the engine itself takes
-    options: ClassVar[Mapping[str, type] | None] = {}
     capabilities: frozenset[Capability] = frozenset({"logits"})  # what cannot be had is an empty cell, with the reason
     compute_type: str  # what it really calculates in, asked of the library
     modes: tuple[str, ...]  # how it can decode this artifact on this device, the plain way first
@@ -127,13 +128,16 @@ class Engine:
 
 
 def module(name: str) -> ModuleType:
-    """Import the module of engine `name`: the one of that name (`-` as `_`), or `quantized` where it is the name of an
-    installed package. Raises `UserError` where it is neither."""
+    """Import the module of engine `name`: the one of that name (`-` as `_`), `attached` for one of its servers, or
+    `quantized` for an installed package. Raises `UserError` for any other name."""
     file = name.replace("-", "_")
     if importlib.util.find_spec(f"quantmill.engines.{file}") is None:
-        if not any(importlib.metadata.Distribution.discover(name=name)):
+        if name in SERVERS:
+            file = SERVERS[name].implementation
+        elif any(importlib.metadata.Distribution.discover(name=name)):
+            file = "quantized"
+        else:
             raise UserError(f"engine {name!r}: there is no scripts/quantmill/engines/{file}.py, and no package {name}")
-        file = "quantized"
     return importlib.import_module(f"quantmill.engines.{file}")
 
 
@@ -157,7 +161,7 @@ def load(name: str, artifact: Path, device: str, threads: int, gpus: int = 1, **
         os.environ |= environment
         kind = find(name)
         kind.environment = environment
-        check_options(name, kind, options)
+        check_options(kind, options)
         if gpus > 1 and "multi_gpu" not in kind.capabilities:
             raise UserError(f"engine {name} runs on one GPU, and {gpus} are asked for; leave gpus out")
         engine = kind(artifact, device, threads, **options)
@@ -168,18 +172,28 @@ def load(name: str, artifact: Path, device: str, threads: int, gpus: int = 1, **
     return engine
 
 
-def check_options(name: str, kind: type[Engine], options: Mapping[str, Any]) -> None:
-    """Raises `UserError` for an option that the engine does not have, or of another type."""
+def check_options(kind: type[Engine], options: Mapping[str, Any]) -> None:
+    """Raise `UserError` for an option that `kind.__init__` does not take, or of another type. A class that takes any
+    (`**options`) checks them itself."""
+    parameters = list(inspect.signature(kind).parameters.values())[3:]  # after artifact, device and threads
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return
+    hints = typing.get_type_hints(kind.__init__)
     for option, value in options.items():
-        if kind.options is None:
-            continue
-        if option not in kind.options:
-            close = difflib.get_close_matches(option, kind.options, 1)
-            known = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(kind.options) or 'none'}"
-            raise UserError(f"engine {name}: unknown option {option!r}; {known}")
-        expected = kind.options[option]
-        if not isinstance(value, expected) or (isinstance(value, bool) and expected is int):
-            raise UserError(f"engine {name}: option {option} is {value!r}; it is to be of type {expected.__name__}")
+        check_name(kind.name, option, [each.name for each in parameters])
+        kinds = typing.get_args(hints[option]) or (hints[option],)
+        if Any not in kinds and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
+            raise UserError(
+                f"engine {kind.name}: option {option} is {value!r}; it is to be of type {kinds[0].__name__}"
+            )
+
+
+def check_name(engine: str, option: str, known: Collection[str]) -> None:
+    """Raise `UserError` for an option that is not a known one."""
+    if option not in known:
+        close = difflib.get_close_matches(option, known, 1)
+        suggestion = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known) or 'none'}"
+        raise UserError(f"engine {engine}: unknown option {option!r}; {suggestion}")
 
 
 def add_arguments(arguments: argparse.ArgumentParser) -> None:

@@ -1,7 +1,6 @@
 """GPTQ through auto-gptq 0.7.1's kernels, in transformers 4's model."""
 
 from pathlib import Path
-from typing import ClassVar
 
 import auto_gptq
 from transformers import DynamicCache, PreTrainedModel
@@ -14,7 +13,8 @@ from quantmill.engines import transformers
 class Engine(transformers.Engine):
     """See `engines.Engine`."""
 
-    options: ClassVar = {}
+    def __init__(self, artifact: Path, device: str, threads: int) -> None:
+        super().__init__(artifact, device, threads)
 
     def _load(self, artifact: Path, device: str) -> PreTrainedModel:
         stored = shards.find(artifact).tensors()

@@ -8,7 +8,6 @@ import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 
@@ -47,7 +46,6 @@ def _release(engine: weakref.ref) -> None:
 class Engine(engines.Engine):
     """See `engines.Engine`."""
 
-    options: ClassVar = {"compute_type": str}
     capabilities = frozenset({"logits", "batches"})
     modes = ("greedy search",)
     mode = modes[0]

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 # Read at import: its own guess is wrong on machines with two cores; no kernel sources may come from the network
 os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
@@ -35,8 +35,6 @@ KERNELS = {
 
 class Engine(transformers.Engine):
     """See `engines.Engine`."""
-
-    options: ClassVar = {"backend": str}
 
     def __init__(self, artifact: Path, device: str, threads: int, backend: str | None = None) -> None:
         if backend and backend not in BACKEND.__members__:

@@ -4,9 +4,9 @@ import ctypes
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -25,12 +25,21 @@ FLASH_LINE = re.compile(r"resolve_fused_ops: flash attention (enabled|not suppor
 class Engine(engines.Engine):
     """See `engines.Engine`. Options are those of llama.cpp's programs; what they leave out is llama.cpp's default."""
 
-    options: ClassVar = {"type_k": str, "type_v": str, "flash_attn": str, "n_batch": int, "n_ubatch": int}
     capabilities = frozenset({"logits", "batches", "multi_gpu"})
     modes = ("greedy",)
     mode = modes[0]
 
-    def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
+    def __init__(
+        self,
+        artifact: Path,
+        device: str,
+        threads: int,
+        type_k: str = "f16",
+        type_v: str = "f16",
+        flash_attn: str = "auto",
+        n_batch: int | None = None,
+        n_ubatch: int | None = None,
+    ) -> None:
         self.file = files.first(artifact)
         self.lib = llamacpp.binding()
         if device == "cuda" and not self.lib.llama_supports_gpu_offload():
@@ -38,8 +47,12 @@ class Engine(engines.Engine):
                 "device cuda: llama.cpp was compiled without CUDA, for lack of nvcc or of a GPU at that time; delete "
                 f"{llamacpp.folder()} and run again where both are"
             )
-        self.settings = settings(options)
-        self.device, self.threads, self.flash = device, threads, options.get("flash_attn", "auto")
+        sizes = {"n_batch": n_batch, "n_ubatch": n_ubatch}
+        self.settings = {name: size for name, size in sizes.items() if size is not None}
+        self.settings["type_k"] = _number("type_k", type_k, KV_TYPES)
+        self.settings["type_v"] = _number("type_v", type_v, KV_TYPES)
+        self.settings["flash_attn_type"] = _number("flash_attn", flash_attn, FLASH)
+        self.device, self.threads, self.flash = device, threads, flash_attn
         self._listen()
         self.lib.llama_backend_init()
         parameters = self.lib.llama_model_default_params()
@@ -173,7 +186,6 @@ class Engine(engines.Engine):
 
     def versions(self) -> dict[str, str]:
         build = llamacpp.build()
-        types = {name: self.settings.get(name, KV_TYPES["f16"]) for name in ("type_k", "type_v")}
         kinds = {number: name for name, number in KV_TYPES.items()}
         parts = build["flags"].get("CMAKE_CUDA_ARCHITECTURES"), build.get("nvcc")
         compiled = (
@@ -184,7 +196,7 @@ class Engine(engines.Engine):
         return {
             "llama.cpp": build["sources"],
             **compiled,
-            "KV": f"{kinds[types['type_k']]}, {kinds[types['type_v']]}",
+            "KV": f"{kinds[self.settings['type_k']]}, {kinds[self.settings['type_v']]}",
             "flash attention": self.flash,
         }
 
@@ -196,16 +208,8 @@ class Engine(engines.Engine):
         self.context = self.model = None
 
 
-def settings(options: dict[str, Any]) -> dict[str, int]:
-    """The options in the library's numbers. Raises `UserError` for a value that it does not have."""
-    found = {name: value for name, value in options.items() if name.startswith("n_")}
-    for name, field, known in (
-        ("type_k", "type_k", KV_TYPES),
-        ("type_v", "type_v", KV_TYPES),
-        ("flash_attn", "flash_attn_type", FLASH),
-    ):
-        if name in options:
-            if options[name] not in known:
-                raise UserError(f"llama_cpp: {name} is {options[name]!r}; it is one of {', '.join(known)}")
-            found[field] = known[options[name]]
-    return found
+def _number(option: str, value: str, known: Mapping[str, int]) -> int:
+    """Return the library's number of an option's value. Raises `UserError` for a value that it does not have."""
+    if value not in known:
+        raise UserError(f"llama_cpp: {option} is {value!r}; it is one of {', '.join(known)}")
+    return known[value]

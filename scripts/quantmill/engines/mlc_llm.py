@@ -8,7 +8,7 @@ import importlib.metadata
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from mlc_llm.protocol.debug_protocol import DebugConfig
 from mlc_llm.protocol.generation_config import GenerationConfig
@@ -29,7 +29,6 @@ NEVER = -100.0  # the least bias that MLC-LLM takes
 class Engine(engines.Engine):
     """See `engines.Engine`. One sequence at a time: its mode for one user."""
 
-    options: ClassVar = {"mode": str}
     capabilities = frozenset()
     modes = ("MLC-LLM",)
     mode = modes[0]

@@ -11,17 +11,15 @@ from collections.abc import Sequence
 
 from quantmill.client import stream
 from quantmill.common.program import UserError
-from quantmill.engines.served.attached import Attached
+from quantmill.engines import attached
 from quantmill.engines.served.served import Contradiction, NotTold, Objection
 from quantmill.servers import lifecycle
 
 WAYS = (("completions", True, True), ("completions", True, False), ("extended", False, False), ("plain", False, False))
 
 
-class Engine(Attached):
-    """See `serving.attached.Attached`."""
-
-    version = ("/version", "version")
+class Engine(attached.Engine):
+    """See `engines.attached`."""
 
     def probe(self, number: int = 0) -> None:
         objection: Objection | None = None
@@ -41,7 +39,7 @@ class Engine(Attached):
         if not self.tells_ids:
             self.prove_tokenizer(number)
         if self.tells_ids and self.tells_likelihood():
-            self.capabilities = Attached.capabilities | {"target_logprobs"}
+            self.capabilities |= {"target_logprobs"}
 
     def prove_tokenizer(self, number: int) -> None:
         """Of a server that tells no ids: as many tokens as the artifact's tokenizer makes of a text. Raises
@@ -75,4 +73,4 @@ class Engine(Attached):
         try:
             lifecycle.attach(self.target, "/health")
         except UserError:  # not every server has it
-            lifecycle.attach(self.target, self.models)
+            lifecycle.attach(self.target, self.server.models)

@@ -1,7 +1,7 @@
 """Quantized weights that transformers loads, in the layers or tensors of the library that its config.json names.
 
-An engine that has no module of its own and is registered with `module="quantized"` is this one. Its name is that of the
-library's package. A subclass says what its library does otherwise.
+This is every engine that is registered with `implementation="quantized"`; its name is that of the library's package. A
+subclass says what its library does otherwise.
 """
 
 from importlib.metadata import version

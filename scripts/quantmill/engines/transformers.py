@@ -4,7 +4,7 @@ import gc
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import transformers
@@ -45,7 +45,6 @@ class Engine(engines.Engine):
     """See `engines.Engine`. `generate` is the model's own method, as people call it; `captured`, on a GPU, a step that
     is recorded as a CUDA graph: this is Quantmill's own way to decode, which transformers does not have."""
 
-    options: ClassVar = {"dtype": str, "attn_implementation": str}
     capabilities = frozenset({"logits", "batches"})
     plain = True  # layers of torch's own: they can be moved to a device, and merged there
 

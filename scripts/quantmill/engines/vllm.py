@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # read at import
 
@@ -29,19 +29,20 @@ from quantmill.servers import vllm_settings
 from quantmill.servers.guard import Guard
 from quantmill.servers.vllm_settings import OURS
 
-OPTIONS = {field.name for field in dataclasses.fields(EngineArgs)}
+OPTIONS = {field.name for field in dataclasses.fields(EngineArgs)} - OURS
 
 
 class Engine(engines.Engine):
     """See `engines.Engine`."""
 
-    options: ClassVar = dict.fromkeys(OPTIONS - OURS, object)
     capabilities = frozenset({"target_logprobs", "batches", "multi_gpu", "own_threads"})
     modes = ("vLLM",)
     mode = modes[0]
     may_end = False
 
     def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
+        for option in options:
+            engines.check_name(self.name, option, OPTIONS)
         config = shards.read_json(artifact / "config.json")
         self.stop_ids = special_tokens.ends(config)
         self.artifact, self.requests = artifact, 0

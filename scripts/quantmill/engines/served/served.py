@@ -7,7 +7,7 @@ or several at once, gives the row's headline figures; scripts/quantmill/loads/me
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from quantmill import engines
 from quantmill.client import client, prometheus, schedule, stream, together, words
@@ -52,10 +52,10 @@ class Served(engines.Engine):
 
     modes = ("served",)
     mode = modes[0]
-    dialect: ClassVar[str] = "completions"  # how it is spoken to: `serving.dialects`
-    health: ClassVar[str] = "/health"  # answered with 200 as soon as it is ready
-    counted: ClassVar[Mapping[str, str]] = {}  # names of `Counters`, and those of its /metrics
-    tells_ids: ClassVar[bool] = True  # whether it tells the tokens that it chose
+    dialect = "completions"  # how it is spoken to: a key of `client.dialects.DIALECTS`
+    health = "/health"  # answers 200 as soon as it is ready
+    counted: Mapping[str, str] = {}  # names of `Counters`, and those of its /metrics
+    tells_ids = True  # whether it tells the tokens that it chose
     artifact: Path
     target: client.Target
     startup_s: float | None

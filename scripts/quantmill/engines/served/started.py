@@ -26,7 +26,6 @@ class Started(Served):
     """See `engines.Engine`. Options are those of the server's command line, in its words; `-` and `_` are the same."""
 
     capabilities = frozenset({"multi_gpu", "own_threads"})
-    options: ClassVar = None  # whatever its command line takes, but:
     ours: ClassVar[frozenset[str]] = frozenset()  # options that Quantmill sets itself
     model = MODEL
 

@@ -1,4 +1,4 @@
-"""A server that somebody else runs, found at its URL. Its module says how it is spoken to; everything else is here.
+"""A server that its user runs, at a URL. `served.attached_servers` says how each is spoken to.
 
 Nobody but its owner can say what it serves and how it was started. So it is asked: for its models' names, its version,
 and a few tokens after a short prompt, which must be those of the artifact's tokenizer.
@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from quantmill.checkpoint import gguf_file, shards
 from quantmill.client import client, stream, words
@@ -19,6 +19,7 @@ from quantmill.client.words import Expected
 from quantmill.common import redaction, special_tokens
 from quantmill.common.program import UserError, printable
 from quantmill.devices import listeners
+from quantmill.engines.served.attached_servers import SERVERS
 from quantmill.engines.served.served import Contradiction, Objection, Served, vocabulary
 from quantmill.llamacpp import files
 from quantmill.servers import lifecycle
@@ -27,35 +28,42 @@ PROBES = ("One, two, three, four, five", "Monday, Tuesday", "red, green and blue
 PROBE_TOKENS = 8
 
 
-class Attached(Served):
-    """See `serving.engine.Served`. Options: `url`; `model`, what the server calls it; `token_variable`, the environment
+class Engine(Served):
+    """See `engines.served.Served`. Options: `url`; `model`, the server's name of it; `token_variable`, the environment
     variable that holds its token; `authority`, a file of certificates to trust instead of the system's."""
 
     capabilities = frozenset({"own_threads", "batches", "multi_gpu"})
-    options: ClassVar = {"url": str, "model": str, "token_variable": str, "authority": str}
-    models: ClassVar[str] = "/v1/models"  # where its models' names are
-    version: ClassVar[tuple[str, str] | None] = None  # where its version is, and the key
-    takes_ids: ClassVar[bool] = True  # whether a prompt is ids, or text
-    cache_off: ClassVar[str] = "start it without a cache of prompts"
+    takes_ids: bool  # whether a prompt is ids, or text
     compute_type = "unknown"
     startup_s = None
     proved = True  # whether it told of every prompt as how many ids it read it
 
-    def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
-        self.name = type(self).__module__.rpartition(".")[2].replace("_", "-")
-        if "url" not in options:
+    def __init__(
+        self,
+        artifact: Path,
+        device: str,
+        threads: int,
+        url: str = "",
+        model: str | None = None,
+        token_variable: str | None = None,
+        authority: str | None = None,
+    ) -> None:
+        if not url:
             raise UserError(f"engine {self.name}: is a server that somebody else runs; say where with url")
         self.artifact, self.threads = artifact, threads
+        self.server = SERVERS[self.name]
+        self.dialect, self.health, self.counted = self.server.dialect, self.server.health, self.server.counted
+        self.takes_ids, self.tells_ids = self.server.takes_ids, self.server.tells_ids
+        if self.server.likelihood:
+            self.capabilities |= {"target_logprobs"}
         config = shards.read_json(artifact / "config.json")
         self.stop_ids = special_tokens.ends(config)
-        self.target = client.Target(
-            options["url"], token=_token(options.get("token_variable")), authority=_authority(options.get("authority"))
-        )
+        self.target = client.Target(url, token=_token(token_variable), authority=_authority(authority))
         self.check()
         answering = listeners.find(self.target.url)
         self.here = answering is not None and answering.place == "here"
         self.unknown = answering.unknown if answering else None
-        self.listed, self.model = self.find_model(options.get("model"))
+        self.listed, self.model = self.find_model(model)
         self.expected = Expected(vocabulary(config), self.model)
         self.probe()
 
@@ -70,7 +78,7 @@ class Attached(Served):
 
         Of a server that cannot list its models, the name is what the run says; then its answers must say it too."""
         try:
-            answer = lifecycle.attach(self.target, self.models)
+            answer = lifecycle.attach(self.target, self.server.models)
         except UserError:
             if wanted is None:
                 raise
@@ -81,7 +89,7 @@ class Attached(Served):
                 raise TypeError
         except stream.JSON_ERRORS:
             raise UserError(
-                f"{self.target.url}: {self.models} tells no models; is it a server of {self.name}?"
+                f"{self.target.url}: {self.server.models} tells no models; is it a server of {self.name}?"
             ) from None
         served = printable(", ".join(names)[:200]) or "nothing"
         if wanted is None and len(names) != 1:
@@ -95,7 +103,12 @@ class Attached(Served):
     def names(self, answer: Any) -> list[Any]:
         """What the server says that it serves, of its answer on the path `models`. Raises KeyError or TypeError where
         it is none."""
+        if self.server.named:
+            return [answer[self.server.named]]
         return [each["id"] for each in answer["data"]]
+
+    def more(self, n: int) -> dict[str, Any]:
+        return dict(self.server.more)
 
     def probe(self, number: int = 0) -> None:
         """Ask for a few tokens, after a prompt of this number: one that was sent before may be kept. Raises `UserError`
@@ -128,7 +141,7 @@ class Attached(Served):
             self.proved &= bool(reply.usage) and reply.usage.prompt_tokens is not None
             if reply.usage and reply.usage.cached_tokens:
                 said = f"{reply.usage.cached_tokens} tokens of a prompt came out of its cache"
-                raise Objection(f"{self.where()}: {said}; {self.cache_off}")
+                raise Objection(f"{self.where()}: {said}; {self.server.cache_off}")
         return replies
 
     def where(self) -> str:
@@ -161,9 +174,9 @@ class Attached(Served):
 
     def told_version(self) -> str:
         """Its version; `unknown` where it does not tell."""
-        if self.version is None:
+        if self.server.version is None:
             return "unknown"
-        path, key = self.version
+        path, key = self.server.version
         try:
             said = words.parse(client.get(self.target, path), redaction.of(self.target.token))[key]
         except (client.Unreachable, *stream.JSON_ERRORS):
