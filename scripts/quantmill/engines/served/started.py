@@ -5,6 +5,7 @@ import atexit
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping
@@ -15,9 +16,10 @@ from typing import Any, ClassVar
 from quantmill.checkpoint import shards
 from quantmill.client.words import Expected
 from quantmill.common import redaction, special_tokens
-from quantmill.common.program import UserError
+from quantmill.common.program import PACKAGE, UserError
 from quantmill.engines.served.served import Served, vocabulary
 from quantmill.servers import lifecycle
+from quantmill.servers.endpoint import Endpoint
 
 MODEL = "quantmill"  # what requests call it
 
@@ -67,7 +69,7 @@ class Started(Served):
             log=self.log,
             record=self.log.with_suffix(".json"),
             health=self.health,
-            environment=environment | self.environment,
+            environment={**environment, **self.environment},
             processors=theirs,
         )
         self.server = self.stack.enter_context(started)
@@ -102,6 +104,54 @@ class Started(Served):
         self.log.unlink(missing_ok=True)
         if not any(self.log.parent.iterdir()):
             shutil.rmtree(self.log.parent, ignore_errors=True)
+
+
+class Deployable(Started):
+    """A server whose users can start it as it was measured: what `make serve-command` and the card of a published
+    artifact print. Modules of such servers import nothing that only their environment has.
+
+    Attributes:
+        package: the key of its version in `versions()`.
+        program: what starts it where it is installed.
+        entrypoint: what starts it in its image, where the image itself starts something else.
+    """
+
+    package: ClassVar[str]
+    program: ClassVar[str]
+    entrypoint: ClassVar[str | None] = None
+
+    @staticmethod
+    def words(artifact: Path, place: Endpoint, cards: int, threads: int, options: Mapping[str, Any]) -> list[str]:
+        """Return the arguments of its program that serve the artifact there, on so many GPUs (0: a CPU)."""
+        raise NotImplementedError
+
+    @staticmethod
+    def env(cards: int) -> str:
+        """Return the environment that has it."""
+        raise NotImplementedError
+
+    @classmethod
+    def image(cls, recorded: str | None, cards: int) -> tuple[str, str]:
+        """Return the container image of a recorded version (None: of the pinned one), and one line about it."""
+        raise NotImplementedError
+
+    @staticmethod
+    def program_here(python: str) -> str:
+        """Return what starts it on this machine; `python` is its environment's."""
+        return python
+
+    @staticmethod
+    def variables(cards: int) -> dict[str, str]:
+        """Return the environment variables that it is started with."""
+        return {}
+
+
+def pin(file: str, package: str) -> str:
+    """Return the version of a package that a file of envs/ pins."""
+    path = PACKAGE.parents[1] / "envs" / file
+    found = re.search(rf"^{package}==([\w.]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    assert found, path
+    return found[1]
 
 
 def _runs(pid: str) -> bool:
