@@ -17,10 +17,11 @@ from conftest import REPO
 from load_study import SERVING
 from raw_server import OK, answer, forever, serve
 
-from quantmill.client import client, connection, sse, stream
-from quantmill.client.client import Target
+from quantmill.client import client, connection, query, sse, stream
+from quantmill.client.body import whole
 from quantmill.client.dialects import DIALECTS
 from quantmill.client.schedule import Closed, burst
+from quantmill.client.target import Target
 
 CHUNKED = OK + b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 COMPLETIONS = DIALECTS["completions"]
@@ -30,8 +31,8 @@ def fails(handle: Callable[[socket.socket], None], seconds: float = 20.0, limit:
     """Why an answer is refused: to a question outside of loads, and in a load."""
     with serve(handle) as url:
         target = Target(url, timeout=seconds, connect_timeout=seconds)
-        with pytest.raises(client.Unreachable) as found:
-            client.get(target, "/health", limit)
+        with pytest.raises(query.Unreachable) as found:
+            query.get(target, "/health", limit)
         (exchange,) = client.run(target, [target.request("/", {})], Closed(1)).exchanges
     reply = stream.read(exchange, COMPLETIONS)
     assert not reply.ok
@@ -62,11 +63,11 @@ HEADS = {
     ),
     "a compressed answer": (
         answer(OK + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\nok"),
-        "a compressed answer, which nobody asked for",
+        "a compressed answer, which was not asked for",
     ),
     "compressed chunks": (
         answer(OK + b"Transfer-Encoding: gzip, chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"),
-        "a compressed answer, which nobody asked for",
+        "a compressed answer, which was not asked for",
     ),
     "a long extension": (answer(CHUNKED + b"2;" + b"x" * 300 + b"\r\nok\r\n0\r\n\r\n"), "no size of a chunk"),
     "a negative size": (answer(CHUNKED + b"-2\r\nok\r\n0\r\n\r\n"), "no size of a chunk"),
@@ -133,8 +134,8 @@ def test_a_redirection_is_not_followed() -> None:
         heard.append(peer.recv(65536))
         peer.sendall(b"HTTP/1.1 307 Elsewhere\r\nLocation: /other\r\nContent-Length: 0\r\n\r\n")
 
-    with serve(handle) as url, pytest.raises(client.Unreachable, match="status 307: it sends its users elsewhere"):
-        client.get(Target(url, token="sk-secret-7"), "/health")
+    with serve(handle) as url, pytest.raises(query.Unreachable, match="status 307: it sends its users elsewhere"):
+        query.get(Target(url, token="sk-secret-7"), "/health")
     assert len(heard) == 1
 
 
@@ -148,7 +149,7 @@ def test_bytes_behind_an_answer_belong_to_no_other_request() -> None:
     with serve(handle) as url:
         target = Target(url, timeout=5.0)
         found = client.run(target, [target.request("/", {})] * 2, Closed(1)).exchanges
-    assert [stream.whole(each)[1] for each in found] == [b"ok", b"ok"]
+    assert [whole(each)[1] for each in found] == [b"ok", b"ok"]
 
 
 @pytest.mark.parametrize("end", [b"\r", b"\n", b"\r\n"])
@@ -191,11 +192,11 @@ def test_deep_and_crowded_json_is_an_error() -> None:
 PRELUDE = """
 import sys; sys.path.insert(0, {scripts!r})
 from quantmill.common.program import run
-from quantmill.client import client, together
+from quantmill.client import client, query, together
 from quantmill.client.schedule import Closed, burst
 target = client.Target({url!r}, timeout=600.0, connect_timeout=600.0)
 bodies = [target.request("/", {{}})] * 4
-ask = lambda number: client.ask(target, "/", {{}})
+ask = lambda number: query.ask(target, "/", {{}})
 def main():
     print("begun", flush=True)
     {call}

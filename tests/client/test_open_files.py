@@ -12,9 +12,9 @@ from conftest import REPO
 
 from quantmill.client import checks, client, stream
 from quantmill.client.checks import LoadRequest
-from quantmill.client.client import Target
 from quantmill.client.dialects import DIALECTS
 from quantmill.client.schedule import Closed
+from quantmill.client.target import Target
 from quantmill.loads import result
 
 

@@ -15,10 +15,10 @@ from attached_servers import Told, read
 from raw_server import OK, answer, serve
 from transcript import Exchange, Replay, listen
 
-from quantmill.client import client, stream
-from quantmill.client.client import Target
+from quantmill.client import client, query, stream
 from quantmill.client.dialects import DIALECTS
 from quantmill.client.schedule import Closed
+from quantmill.client.target import Target
 from quantmill.common import redaction
 from quantmill.common.program import UserError
 from quantmill.engines.served.started import Started
@@ -97,8 +97,8 @@ def raw(data: bytes) -> str:
     """All that a client says of an answer."""
     with serve(answer(data)) as url:
         target = Target(url, token=TOKEN, timeout=20.0)
-        with pytest.raises(client.Unreachable) as found:
-            client.get(target, "/health")
+        with pytest.raises(query.Unreachable) as found:
+            query.get(target, "/health")
         (exchange,) = client.run(target, [target.request("/", {})], Closed(1)).exchanges
     return f"{found.value} {stream.read(exchange, COMPLETIONS, TOKEN)}"
 
@@ -242,6 +242,6 @@ def test_the_client_itself_sends_the_token(monkeypatch: pytest.MonkeyPatch) -> N
         peer.sendall(OK + b"Content-Length: 2\r\n\r\nok")
 
     with serve(handle) as url:
-        assert client.get(Target(url, token=TOKEN), "/health") == b"ok"
+        assert query.get(Target(url, token=TOKEN), "/health") == b"ok"
     assert f"Authorization: Bearer {TOKEN}\r\n".encode() in heard[0]
     assert TOKEN not in os.environ.values()

@@ -168,21 +168,6 @@ def test_a_stream_that_only_its_connection_ends() -> None:
     assert not stream.read(exchange(data, failure="the connection was lost"), COMPLETIONS).ended
 
 
-def test_a_chat_has_a_first_event_without_text() -> None:
-    def delta(finish: str | None = None, **content: str) -> bytes:
-        choice = {"index": 0, "delta": content, "finish_reason": finish}
-        return b"data: " + json.dumps({"choices": [choice], "model": "m"}).encode() + b"\n\n"
-
-    parts = [delta(role="assistant", content=""), delta(reasoning_content="so"), delta(content=" it is"), delta("stop")]
-    data = chunked(*parts, b"data: [DONE]\n\n")
-    cuts = [len(HEAD) + 2 * sum(map(len, parts[:1]))]
-    reply = stream.read(exchange(data, cuts), DIALECTS["chat"])
-    assert (reply.ok, reply.text, reply.finish, reply.ids) == (True, "so it is", "stop", None)
-    assert reply.oddities["empty"] == 1
-    with pytest.raises(ValueError, match="a chat takes text"):
-        DIALECTS["chat"].body("m", [1, 2], 4, True)
-
-
 def test_llama_server_withholds_tokens_whose_text_is_half_a_character() -> None:
     """As its stream tells it: the count goes on, the id never comes."""
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quantmill.client.client import Target
+from quantmill.client.target import Target
 from quantmill.common.program import UserError
 
 

@@ -12,9 +12,9 @@ from raw_server import OK, answer, serve
 from transcript import Exchange, listen
 
 from quantmill.client import client, stream, words
-from quantmill.client.client import Target
 from quantmill.client.dialects import DIALECTS
 from quantmill.client.schedule import Closed
+from quantmill.client.target import Target
 from quantmill.client.words import Expected, Untrue
 from quantmill.common.redaction import Secrets
 

@@ -21,7 +21,6 @@ from quantmill.common.program import UserError
 from quantmill.devices import cpu, processes
 
 PROMPT = [5, 9, 13, 40]
-CHAT = {"messages": [{"role": "user", "content": "w1 w2"}], "stream": True}
 TIMES = (0.02, 0.0, 0.01, 0.0)  # a, b, c, d of the fake server
 
 
@@ -123,10 +122,7 @@ def test_a_server_that_died_is_named(artifact: Path) -> None:
 
 def test_a_server_without_ids_is_refused(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(artifact, "cpu", 1)
-    monkeypatch.setattr(engine, "dialect", "chat")  # which tells text alone
-    monkeypatch.setattr(
-        engine, "request", lambda ids, n: engine.target.request("/v1/chat/completions", CHAT | {"max_tokens": n})
-    )
+    monkeypatch.setattr(engine, "dialect", "extended")  # which does not ask for ids
     with pytest.raises(UserError, match="its server does not tell the tokens that it chose"):
         list(engine.decode([PROMPT], 5))
     engine.close()

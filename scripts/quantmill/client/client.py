@@ -7,91 +7,20 @@ times what a client can that reads each event. One loop, one thread; serving.str
 import asyncio
 import errno
 import gc
-import json
-import os
-import re
-import socket
-import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from dataclasses import dataclass
 
-from quantmill.client import stream, words
-from quantmill.client.connection import LOST, NO_FILES, TIMED_OUT, TOO_LONG, Connection, Exchange, Room
+from quantmill.client.connection import LOST, NO_FILES, Connection, Exchange, Room
 from quantmill.client.event_loop import new_event_loop
 from quantmill.client.schedule import Closed, Load, Open
-from quantmill.client.urls import wrong_url
-from quantmill.common import redaction
-from quantmill.common.program import UserError, printable
+from quantmill.client.target import Connect, Target, reason
 
 TICK = 0.01  # seconds between looks at how late the loop is
 LATE = 0.001  # seconds that are no stall
 FILES_OUT = (errno.EMFILE, errno.ENFILE)  # a connection is a file: the process, or the host, has no more of them
-ASK_BUFFER = 64 * 1024  # bytes that are read at once of what is asked outside of loads
-REDIRECTIONS = (301, 302, 303, 307, 308)
 STALE = 1.0  # seconds after which a connection that waits is not used again: servers close theirs after some
-
-
-@cache
-def _context(authority: Path | None) -> ssl.SSLContext:
-    """Made once: to read the system's certificates takes tens of milliseconds, in which the loop stands still."""
-    return ssl.create_default_context(cafile=authority)
-
-
-Connect = Callable[[Callable[[], Connection]], Awaitable[tuple[Any, Connection]]]
-
-
-@dataclass(frozen=True)
-class Target:
-    """A server: its URL (`http://host:port`, with a path before its API's where it has one), and how to reach it.
-
-    `token` is sent as a bearer token and stands in no result, log or error. `authority` is a file of certificates to
-    trust instead of the system's; certificates are always verified. `reuse`: whether a connection serves several
-    requests (`Recording.reusable` tells whether the server lets it).
-    """
-
-    url: str
-    token: str | None = field(default=None, repr=False)
-    authority: Path | None = None
-    connect_timeout: float = 10.0
-    timeout: float = 600.0  # seconds for a whole request
-    reuse: bool = True
-
-    def __post_init__(self) -> None:
-        if why := wrong_url(self.url):
-            raise UserError(f"url: {why}")
-        if self.token is not None and not (self.token.isascii() and self.token.isprintable()):
-            raise UserError(f"{self.url}: its token holds what no header can; look at the variable that names it")
-
-    def request(self, path: str, body: dict[str, Any] | None) -> bytes:
-        """A POST of `body` as JSON, or a GET where that is None."""
-        parts = urlsplit(self.url)
-        content = b"" if body is None else json.dumps(body).encode()
-        lines = [
-            f"{'GET' if body is None else 'POST'} {parts.path.rstrip('/')}{path} HTTP/1.1",
-            f"Host: {parts.netloc}",
-            "Accept: text/event-stream, application/json",
-            *([] if body is None else ["Content-Type: application/json", f"Content-Length: {len(content)}"]),
-            *([f"Authorization: Bearer {self.token}"] if self.token else []),
-        ]
-        return "\r\n".join([*lines, "", ""]).encode() + content
-
-    def tls(self) -> ssl.SSLContext | None:
-        """What its certificate is verified by; None where it speaks HTTP."""
-        return _context(self.authority) if urlsplit(self.url).scheme == "https" else None
-
-    async def connect(self, factory: Callable[[], Connection]) -> tuple[Any, Connection]:
-        """Open a connection. Raises OSError (also ssl.SSLError) or TimeoutError."""
-        parts = urlsplit(self.url)
-        secure = self.tls()
-        port = parts.port or (443 if secure else 80)
-        create = asyncio.get_running_loop().create_connection(factory, parts.hostname, port, ssl=secure)
-        return await asyncio.wait_for(create, self.connect_timeout)
 
 
 @dataclass(frozen=True)
@@ -172,77 +101,6 @@ async def send(
     return Recording(exchanges, start, end, cpu, *stalls, step, client.reusable)
 
 
-class Unreachable(Exception):
-    """A server does not answer a question, and why, without its token. `status`: of what it answered instead."""
-
-    def __init__(self, why: str, status: int | None = None) -> None:
-        super().__init__(why)
-        self.status = status
-
-
-def get(target: Target, path: str, limit: int = 2**22) -> bytes:
-    """What a server answers to a GET, at most `limit` bytes. Raises `Unreachable` unless its status is 200."""
-    return ask(target, path, None, limit, target.connect_timeout)
-
-
-def ask(
-    target: Target, path: str, body: dict[str, Any] | None, limit: int = 2**28, timeout: float | None = None
-) -> bytes:
-    """What a server answers to one question outside of loads: a POST of `body` as JSON, or a GET where that is None.
-    The bytes are as they came; `words.parse` takes secrets out of them.
-
-    `timeout` is for all of it, however slowly it comes, and `limit` for its head too. No proxy is asked, and no
-    redirection followed. Raises `Unreachable` unless the status is 200 and the answer is whole. May be called in
-    several threads.
-    """
-    seconds = target.timeout if timeout is None else timeout
-    target.tls()
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        exchange = runner.run(_ask(target, target.request(path, body), limit, seconds))
-    secrets = redaction.of(target.token)
-    if exchange.failure:
-        if exchange.failure.startswith(TOO_LONG):
-            raise Unreachable(f"{path} was answered with more than {limit:,} bytes")
-        raise Unreachable(f"no answer ({exchange.failure.replace(TIMED_OUT, 'none in')})")
-    try:
-        head, content = stream.whole(exchange)
-    except ValueError as error:
-        raise Unreachable(f"no answer (broken HTTP: {error})") from None
-    if head.status in REDIRECTIONS:
-        raise Unreachable(f"{path} was answered with status {head.status}: it sends its users elsewhere", head.status)
-    if head.status != 200:
-        said = f"{path} was answered with status {head.status}{_said(content, secrets)}"
-        raise Unreachable(said, head.status)
-    return content
-
-
-async def _ask(target: Target, request: bytes, limit: int, seconds: float) -> Exchange:
-    """One exchange over a connection of its own; what fails is in its `failure`."""
-    exchange = Exchange(0, time.perf_counter())
-    buffer = memoryview(bytearray(ASK_BUFFER))
-    connection = None
-    try:
-        async with asyncio.timeout(seconds):
-            new = lambda: Connection(time.perf_counter, Room(limit), limit, buffer)  # noqa: E731
-            _, connection = await target.connect(new)
-            await connection.exchange(exchange, request, seconds)
-    except (OSError, TimeoutError) as error:
-        exchange.failure = _reason(error, min(seconds, target.connect_timeout) if connection is None else seconds)
-    finally:
-        if connection:
-            connection.close()
-    return exchange
-
-
-def _said(content: bytes, secrets: redaction.Secrets) -> str:
-    """The reason in a server's own words, where it gives one as OpenAI's API does; without secrets."""
-    try:
-        said = words.parse(content, secrets)["error"]["message"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return ""
-    return f" ({printable(secrets.text(said))[:300]})" if isinstance(said, str) else ""
-
-
 class _Client:
     def __init__(self, target: Target, requests: Sequence[bytes], connect: Connect, clock: Callable[[], float]) -> None:
         self.target, self.requests, self.connect, self.clock = target, requests, connect, clock
@@ -296,8 +154,8 @@ class _Client:
             try:
                 connection = self.take() or await self.new_connection()
             except (OSError, TimeoutError) as error:
-                reason = f"no connection: {_reason(error, self.target.connect_timeout)}"
-                exchange.failure = NO_FILES if getattr(error, "errno", None) in FILES_OUT else reason
+                failure = f"no connection: {reason(error, self.target.connect_timeout)}"
+                exchange.failure = NO_FILES if getattr(error, "errno", None) in FILES_OUT else failure
                 exchange.finished = self.clock()
                 return exchange
             again = connection.used
@@ -333,20 +191,6 @@ class _Client:
         """Close every connection."""
         for connection in self.connections:
             connection.close()
-
-
-def _reason(error: BaseException, timeout: float) -> str:
-    if isinstance(error, TimeoutError):
-        return f"none in {timeout:g} s"
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return error.verify_message
-    if isinstance(error, socket.gaierror):
-        return (error.strerror or "no such host").lower()
-    if numbers := re.findall(r"\[Errno (\d+)\]", str(error)):  # of several addresses
-        return os.strerror(int(numbers[-1])).lower()
-    if isinstance(error, OSError) and error.errno and not isinstance(error, ssl.SSLError):
-        return os.strerror(error.errno).lower()
-    return str(error)
 
 
 @contextmanager

@@ -35,12 +35,6 @@ def _completions_body(model: str, prompt: Prompt, new_tokens: int, stream: bool)
     return {"prompt": prompt, "return_token_ids": True, **_openai(model, new_tokens, stream)}
 
 
-def _chat_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) -> dict[str, Any]:
-    if not isinstance(prompt, str):
-        raise ValueError("a chat takes text, no ids")
-    return {"messages": [{"role": "user", "content": prompt}], **_openai(model, new_tokens, stream)}
-
-
 def _openai(model: str, new_tokens: int, stream: bool) -> dict[str, Any]:
     body = {"model": model, "max_tokens": new_tokens, "temperature": 0, "ignore_eos": True, "stream": stream}
     return body | ({"stream_options": {"include_usage": True}} if stream else {})
@@ -84,19 +78,6 @@ def _ollama_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) -> d
 
 
 def _read_completions(content: dict[str, Any]) -> Piece:
-    return _read_openai(content, lambda choice: choice.get("text"))
-
-
-def _read_chat(content: dict[str, Any]) -> Piece:
-    def text(choice: dict[str, Any]) -> str:
-        message = choice.get("delta") or choice.get("message") or {}
-        thought = message.get("reasoning_content") or message.get("reasoning") or ""
-        return thought + (message.get("content") or "")
-
-    return _read_openai(content, text)
-
-
-def _read_openai(content: dict[str, Any], text: Callable[[dict[str, Any]], str | None]) -> Piece:
     counts, choices = content.get("usage"), content["choices"]
     usage = None
     if counts:
@@ -105,16 +86,15 @@ def _read_openai(content: dict[str, Any], text: Callable[[dict[str, Any]], str |
     if len(choices) > 1:
         raise Untrue(f"it gives {len(choices)} answers to one prompt")
     choice = choices[0] if choices else {}  # the event with the usage has none
-    prompt_ids = choice.get("prompt_token_ids") or content.get("prompt_token_ids")
     finish = choice.get("finish_reason")
     return Piece(
         ids=choice.get("token_ids"),
-        text=text(choice) or "",
+        text=choice.get("text") or "",
         finish=finish,
         usage=usage,
         model=content.get("model"),
-        prompt_ids=prompt_ids,
-        last=bool(finish and usage),  # transformers serve says no [DONE]
+        prompt_ids=choice.get("prompt_token_ids") or content.get("prompt_token_ids"),
+        last=bool(finish and usage),  # transformers serve sends no [DONE]
     )
 
 
@@ -169,5 +149,4 @@ DIALECTS = {
     "ollama": Dialect("/api/generate", _ollama_body, _read_ollama),
     "extended": Dialect("/v1/completions", _extended_body, _read_completions),  # and `ignore_eos`
     "openvino": Dialect("/v3/completions", _extended_body, _read_completions),
-    "chat": Dialect("/v1/chat/completions", _chat_body, _read_chat),
 }

@@ -3,14 +3,8 @@
 import hashlib
 import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-
-from quantmill.common import bounded_json, plain_file
-from quantmill.common.atomic import write_json
-from quantmill.common.program import UserError
 
 
 @dataclass(frozen=True)
@@ -69,25 +63,5 @@ class Poisson:
     @property
     def sha256(self) -> str:
         """Hash of rate, seed and times, for results: runs with the same hash had the same arrivals."""
-        return hashlib.sha256(json.dumps(self._content()).encode()).hexdigest()
-
-    def _content(self) -> dict[str, Any]:
-        return {"rate": self.rate, "seed": self.seed, "times": list(self.times)}
-
-    def write(self, path: Path) -> None:
-        """Store it as JSON with its hash."""
-        write_json(path, self._content() | {"sha256": self.sha256})
-
-    @classmethod
-    def read(cls, path: Path) -> "Poisson":
-        """A stored schedule. Raises `UserError` where the file is not what `write` wrote."""
-        try:
-            content = bounded_json.loads(plain_file.read(path, bounded_json.MAX_BYTES))
-            schedule = cls(content["rate"], content["seed"], tuple(content["times"]))
-            Open(schedule.times)
-            same = schedule.sha256 == content["sha256"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path}: is no schedule of requests ({error}); remove it and run again") from None
-        if not same:
-            raise UserError(f"{path}: its times were changed since it was drawn; remove it and run again")
-        return schedule
+        content = {"rate": self.rate, "seed": self.seed, "times": list(self.times)}
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()

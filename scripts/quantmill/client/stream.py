@@ -4,7 +4,6 @@ An event's time is that of the arrival that completed it, however its bytes were
 that a server sends raises: what cannot be read is the reply's `error`.
 """
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,9 +11,10 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from quantmill.client import words
+from quantmill.client.body import Body, read_body
 from quantmill.client.connection import TIMED_OUT, Exchange
 from quantmill.client.dialects import Dialect
-from quantmill.client.http1 import MAX_SIZE_LINE, Head, chunk_size, read_head, skip_chunks
+from quantmill.client.http1 import read_head
 from quantmill.client.sse import read_events, read_lines
 from quantmill.client.words import ANYTHING, Expected, Piece, Untrue, Usage
 from quantmill.common import redaction
@@ -129,9 +129,7 @@ def read(exchange: Exchange, dialect: Dialect, token: str | None = None, expecte
         if head is None:
             return reply
         reply.status = head.status
-        body = _body(exchange, head.body, head.chunked, head.length)
-        if head.packed:
-            raise ValueError("a compressed answer, which nobody asked for")
+        body = read_body(exchange, head)
     except ValueError as error:
         reply.error = f"broken HTTP: {error}"
         return reply
@@ -149,50 +147,12 @@ def read(exchange: Exchange, dialect: Dialect, token: str | None = None, expecte
     return reply
 
 
-def whole(exchange: Exchange) -> tuple[Head, bytes]:
-    """The head of a complete response and its body. Raises ValueError where it is broken, or compressed."""
-    head = read_head(exchange.data)
-    if head is None or head.packed:
-        raise ValueError("a compressed answer, which nobody asked for" if head else "no head of an HTTP response")
-    return head, _body(exchange, head.body, head.chunked, head.length).content
-
-
-class _Body(NamedTuple):
-    """A body without its framing. Content from `starts[i]` on stands in the data from `places[i]` on."""
-
-    content: bytes
-    starts: list[int]
-    places: list[int]
-    exchange: Exchange
-
-    def arrival(self, at: int) -> int:
-        """The number of the arrival that brought the content's byte `at`."""
-        part = bisect_right(self.starts, at) - 1
-        return bisect_right(self.exchange.ends, self.places[part] + at - self.starts[part])
-
-
-def _body(exchange: Exchange, start: int, chunked: bool, length: int | None) -> _Body:
-    data = exchange.data
-    if not chunked:
-        return _Body(bytes(data[start:] if length is None else data[start : start + length]), [0], [start], exchange)
-    parts, starts, places, at, total = [], [0], [start], start, 0
-    stop, _ = skip_chunks(data, start)
-    while at < min(stop, len(data)):
-        end = data.find(b"\r\n", at, at + MAX_SIZE_LINE)
-        size = chunk_size(data, at, end)
-        parts.append(bytes(data[end + 2 : end + 2 + size]))
-        starts.append(total)
-        places.append(end + 2)
-        total, at = total + size, end + size + 4
-    return _Body(b"".join(parts), starts, places, exchange)
-
-
 @dataclass
 class _Reading:
     """A body on its way into a reply."""
 
     reply: Reply
-    body: _Body
+    body: Body
     dialect: Dialect
     secrets: Secrets
     expected: Expected
@@ -246,7 +206,7 @@ class _Reading:
             reply.events = [each._replace(text=part) for each, part in zip(reply.events, places, strict=True)]
 
 
-def _count_splits(oddities: Counter[str], body: _Body, first: int, last: int) -> None:
+def _count_splits(oddities: Counter[str], body: Body, first: int, last: int) -> None:
     if first == last:
         return
     oddities["split"] += 1

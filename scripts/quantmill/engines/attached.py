@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quantmill.checkpoint import gguf_file, shards
-from quantmill.client import client, stream, words
+from quantmill.client import client, query, stream, words
 from quantmill.client.dialects import Prompt
 from quantmill.client.text_prompts import Texts
 from quantmill.client.words import Expected
@@ -178,8 +178,8 @@ class Engine(Served):
             return "unknown"
         path, key = self.server.version
         try:
-            said = words.parse(client.get(self.target, path), redaction.of(self.target.token))[key]
-        except (client.Unreachable, *stream.JSON_ERRORS):
+            said = words.parse(query.get(self.target, path), redaction.of(self.target.token))[key]
+        except (query.Unreachable, *stream.JSON_ERRORS):
             return "unknown"
         return printable(said)[:100] if isinstance(said, str) else "unknown"
 

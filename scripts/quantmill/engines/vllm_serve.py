@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from quantmill.checkpoint import shards
-from quantmill.client import client, stream, words
+from quantmill.client import query, stream, words
 from quantmill.client.likelihood import TOP
 from quantmill.common import redaction
 from quantmill.devices import cuda
@@ -91,8 +91,8 @@ class Engine(Deployable):
 
     def versions(self) -> dict[str, str]:
         try:
-            version = str(words.parse(client.get(self.target, "/version"), redaction.of())["version"])
-        except (client.Unreachable, *stream.JSON_ERRORS):
+            version = str(words.parse(query.get(self.target, "/version"), redaction.of())["version"])
+        except (query.Unreachable, *stream.JSON_ERRORS):
             version = "unknown"
         torch = importlib.metadata.version("torch")
         return {"vllm": version, "torch": torch, **self.said, "arguments": self.arguments}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quantmill import engines
-from quantmill.client import client, prometheus, schedule, stream, together, words
+from quantmill.client import client, prometheus, query, schedule, stream, together, words
 from quantmill.client.checks import Counters
 from quantmill.client.connection import Exchange
 from quantmill.client.dialects import DIALECTS, Prompt
@@ -80,8 +80,8 @@ class Served(engines.Engine):
         if not self.counted:
             return Counters()
         try:
-            told = prometheus.read(client.get(self.target, "/metrics").decode(errors="replace"))
-        except client.Unreachable:
+            told = prometheus.read(query.get(self.target, "/metrics").decode(errors="replace"))
+        except query.Unreachable:
             return Counters()
         counted = {name: told.get(metric) for name, metric in self.counted.items()}
         for name, value in counted.items():
@@ -145,8 +145,8 @@ class Served(engines.Engine):
             raise NotImplementedError
         body, size = dialect.likelihood.body(self.model, ids), ANSWER_BYTES + TOKEN_BYTES * len(ids)
         try:
-            answer = client.ask(self.target, dialect.path, body, size)
-        except client.Unreachable as error:
+            answer = query.ask(self.target, dialect.path, body, size)
+        except query.Unreachable as error:
             self.check()
             kind = NotTold if error.status in REFUSALS else UserError
             raise kind(f"{self.where()}: its server does not answer ({error})") from None
