@@ -85,7 +85,7 @@ def check_replies(replies: Sequence[Reply], asked: Sequence[LoadRequest]) -> lis
 def _tokens(reply: Reply, asked: Sequence[LoadRequest]) -> int | None:
     """How many new tokens came; of a reply without ids as many as the server says, which are those that were asked for
     where they are nearly as many: some servers count the tokens of their text again."""
-    told = reply.usage.new_tokens if reply.usage else None
+    told = reply.usage.new_tokens
     if reply.tokens is not None or told is None:
         return reply.tokens
     wanted = asked[reply.number].new_tokens
@@ -98,7 +98,7 @@ def _check_failures(replies: Sequence[Reply]) -> list[Finding]:
     unsent = [reply for reply in replies if reply.failure == NO_FILES]
     rest = [reply for reply in replies if not reply.ok and reply.status not in REJECTED and reply.failure != NO_FILES]
     if rejected:
-        statuses = " and ".join(str(status) for status in sorted({reply.status for reply in rejected}))
+        statuses = " and ".join(sorted({str(reply.status) for reply in rejected}))
         found.append(Finding("rejected", f"{_of(rejected, replies)} were rejected with status {statuses}"))
     if unsent:
         message = f"{NO_FILES} for {len(unsent)} of {len(replies)} requests; raise its limit (ulimit -Hn)"
@@ -147,7 +147,7 @@ def _check_events(good: Sequence[Reply], asked: Sequence[LoadRequest]) -> list[F
 
 def _check_usage(good: Sequence[Reply], asked: Sequence[LoadRequest]) -> list[Finding]:
     found = []
-    silent = [reply for reply in good if reply.usage is None or reply.usage.new_tokens is None]
+    silent = [reply for reply in good if reply.usage.new_tokens is None]
     if silent:
         message = f"{_of(silent, good)} tell no usage: the server's count is not held against the client's"
         found.append(Finding("no_usage", message, refuses=False))
@@ -170,7 +170,7 @@ def _check_prompts(good: Sequence[Reply], asked: Sequence[LoadRequest]) -> list[
         if isinstance(prompt, str):
             continue
         read = reply.prompt_ids
-        number = len(read) if read is not None else reply.usage.prompt_tokens if reply.usage else None
+        number = len(read) if read is not None else reply.usage.prompt_tokens
         if number is None or (number == len(prompt) and read in (None, tuple(prompt))):
             continue
         if number > len(prompt) and (read is None or list(read[-len(prompt) :]) == prompt):
@@ -196,17 +196,17 @@ def check_counters(counted: Counters, replies: Sequence[Reply], cache_off: bool)
         cache_off: whether the server was told to keep no prefix cache.
     """
     found = []
-    tokens = [reply.tokens for reply in replies]
+    came = sum(reply.tokens or 0 for reply in replies)
     # of an answer that was given up, the server has counted tokens that never came
-    comparable = None not in tokens and not any(reply.failure for reply in replies)
-    if counted.generated_tokens is not None and comparable and counted.generated_tokens != sum(tokens):
-        message = f"the server counts {counted.generated_tokens:.0f} new tokens where {sum(tokens)} came"
+    comparable = not any(reply.failure or reply.tokens is None for reply in replies)
+    if counted.generated_tokens is not None and comparable and counted.generated_tokens != came:
+        message = f"the server counts {counted.generated_tokens:.0f} new tokens where {came} came"
         found.append(Finding("counter_differs", message))
     if counted.cached_tokens and cache_off:
         message = f"{counted.cached_tokens:.0f} tokens of prompts came out of the cache, which was to be off"
         found.append(Finding("cached", message))
     if counted.accepted is not None and counted.drafted and comparable:
-        seen = sum(tokens) - sum(len(reply.events) for reply in replies)
+        seen = came - sum(len(reply.events) for reply in replies)
         # vLLM counts a draft whole that was right beyond the last token asked for
         unseen = sum(max((event.tokens or 1 for event in reply.events), default=1) - 1 for reply in replies)
         margin = ACCEPTANCE * max(seen, 1)

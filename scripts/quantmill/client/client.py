@@ -132,7 +132,7 @@ class _Client:
         async def slot(intended: float) -> None:
             for number in numbers:
                 exchange = await self.exchange(number, intended)
-                intended = exchange.finished
+                intended = exchange.finished or self.clock()
 
         start = self.clock()
         await asyncio.gather(*(slot(start) for _ in range(min(slots, len(self.requests)))))

@@ -48,8 +48,8 @@ class Exchange:
     intended: float
     sent: float | None = None
     data: bytearray = field(default_factory=bytearray)
-    stamps: array = field(default_factory=lambda: array("d"))
-    ends: array = field(default_factory=lambda: array("Q"))
+    stamps: "array[float]" = field(default_factory=lambda: array("d"))
+    ends: "array[int]" = field(default_factory=lambda: array("Q"))
     finished: float | None = None
     failure: str | None = None
     taken: float | None = None
@@ -116,7 +116,7 @@ class Connection(asyncio.BufferedProtocol):
         data += self._buffer[:nbytes]
         size = len(data)
         exchange.ends.append(size)
-        if size > self._paid and not self._pay(size):
+        if size > self._paid and not self._pay(exchange, size):
             return
         try:
             complete = self._is_complete(data)
@@ -152,7 +152,7 @@ class Connection(asyncio.BufferedProtocol):
         self._more = len(data) > end  # what nobody asked for: the next response would not be the next request's
         return True
 
-    def _pay(self, size: int) -> bool:
+    def _pay(self, exchange: Exchange, size: int) -> bool:
         """Take room for an answer of that size and what may follow. False where there is none: then nothing is kept of
         it, since whatever it holds is no answer."""
         most = min(self._limit, size + STEP)
@@ -163,7 +163,6 @@ class Connection(asyncio.BufferedProtocol):
         words = (
             f"{self._limit:,} bytes" if size > self._limit else f"{MAX_KEPT:,} bytes together with the other answers"
         )
-        exchange = self._exchange
         self._room.left += self._paid
         exchange.data, exchange.stamps, exchange.ends = bytearray(), array("d"), array("Q")
         self._end(f"{TOO_LONG} {words}")

@@ -101,14 +101,14 @@ def _read_completions(content: dict[str, Any]) -> Piece:
 def _read_llama(content: dict[str, Any]) -> Piece:
     # a token whose text ends inside of a character is withheld with its id: only the count tells of it
     ids, text, so_far = content.get("tokens"), content["content"], content.get("tokens_predicted")
+    stop: str = content.get("stop_type", "")
     if not content["stop"]:
         return Piece(ids, text, so_far)
-    word = content.get("stop_type")
     return Piece(
         ids,
         text,
         so_far,
-        finish={"limit": "length", "eos": "stop", "word": "stop"}.get(word, word),
+        finish=LLAMA_STOPS.get(stop, stop),
         usage=Usage(content.get("tokens_evaluated"), so_far, (content.get("timings") or {}).get("cache_n")),
         model=content.get("model"),
         last=True,
@@ -138,6 +138,7 @@ def _read_ollama(content: dict[str, Any]) -> Piece:
     return Piece(None, content["response"], finish=content.get("done_reason"), usage=usage, last=content["done"])
 
 
+LLAMA_STOPS = {"limit": "length", "eos": "stop", "word": "stop"}
 DIALECTS = {
     "completions": Dialect("/v1/completions", _completions_body, _read_completions, VLLM),
     "llama": Dialect("/completion", _llama_body, _read_llama),

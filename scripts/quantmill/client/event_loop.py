@@ -10,13 +10,12 @@ import os
 import selectors
 import struct
 import sys
-from typing import Any
 
 CLOCK_MONOTONIC = 1
 NEAR = 0.002  # seconds
 
 
-class ExactSelector(selectors.EpollSelector if sys.platform == "linux" else selectors.DefaultSelector):
+class ExactSelector(selectors.DefaultSelector):
     """A selector that wakes to the microsecond, where the system has timerfd(2)."""
 
     def __init__(self) -> None:
@@ -51,5 +50,4 @@ class ExactSelector(selectors.EpollSelector if sys.platform == "linux" else sele
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
     """A loop of asyncio with exact timers, or an ordinary one where the system has no timerfd."""
-    options: dict[str, Any] = {"selector": ExactSelector()} if sys.platform == "linux" else {}
-    return asyncio.SelectorEventLoop(**options)
+    return asyncio.SelectorEventLoop(ExactSelector() if sys.platform == "linux" else None)

@@ -13,17 +13,17 @@ def read_events(content: bytes, complete: bool, oddities: Counter[str]) -> Itera
     Args:
         complete: whether nothing more can come: then an event counts that no empty line ends.
     """
-    name, data, start = b"", [], None
+    name, data, start = b"", list[bytes](), -1
     for line, begin, after in _lines(content, 3 if content.startswith(b"\xef\xbb\xbf") else 0, complete):
         if not line:
             if data:
                 yield start, after, name, b"\n".join(data)
-            name, data, start = b"", [], None
+            name, data, start = b"", [], -1
             continue
         if line.startswith(b":"):
             oddities["pings"] += 1
             continue
-        start = begin if start is None else start
+        start = begin if start < 0 else start
         key, _, value = line.partition(b":")
         value = value[1:] if value.startswith(b" ") else value
         if key == b"data":

@@ -16,7 +16,7 @@ from quantmill.client.connection import TIMED_OUT, Exchange
 from quantmill.client.dialects import Dialect
 from quantmill.client.http1 import read_head
 from quantmill.client.sse import read_events, read_lines
-from quantmill.client.words import ANYTHING, Expected, Piece, Untrue, Usage
+from quantmill.client.words import ANYTHING, NO_USAGE, Expected, Piece, Untrue, Usage
 from quantmill.common import redaction
 from quantmill.common.redaction import Secrets
 from quantmill.metrics.serving import Outcome, Timeline
@@ -62,7 +62,7 @@ class Reply:
     status: int | None = None
     events: list[Event] = field(default_factory=list)
     finish: str | None = None
-    usage: Usage | None = None
+    usage: Usage = NO_USAGE
     model: str | None = None
     prompt_ids: tuple[int, ...] | None = None
     error: str | None = None
@@ -85,8 +85,8 @@ class Reply:
     @property
     def tokens(self) -> int | None:
         """How many new tokens came; None where only the text is known."""
-        counts = [event.tokens for event in self.events]
-        return None if None in counts else sum(counts)
+        known = [event.tokens for event in self.events if event.tokens is not None]
+        return sum(known) if len(known) == len(self.events) else None
 
     @property
     def ok(self) -> bool:
@@ -102,7 +102,7 @@ def timeline(reply: Reply, count: Callable[[str], int] | None = None) -> Timelin
     """
     counts: list[float] = [event.tokens or 0 for event in reply.events]
     if reply.tokens is None:
-        total = count(reply.text) if count else (reply.usage.new_tokens if reply.usage else None) or 0
+        total = count(reply.text) if count else reply.usage.new_tokens or 0
         counts = [total / len(counts)] * len(counts)
     outcome: Outcome = "ok" if reply.ok else "failed"
     if reply.status in REJECTED:

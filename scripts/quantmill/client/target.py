@@ -71,7 +71,7 @@ class Target:
         parts = urlsplit(self.url)
         secure = self.tls()
         port = parts.port or (443 if secure else 80)
-        create = asyncio.get_running_loop().create_connection(factory, parts.hostname, port, ssl=secure)
+        create = asyncio.get_running_loop().create_connection(factory, str(parts.hostname), port, ssl=secure)
         return await asyncio.wait_for(create, self.connect_timeout)
 
 

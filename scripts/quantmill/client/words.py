@@ -31,6 +31,9 @@ class Usage(NamedTuple):
     cached_tokens: int | None = None
 
 
+NO_USAGE = Usage()
+
+
 class Piece(NamedTuple):
     """What one event of a stream, or one whole answer, says.
 
@@ -93,7 +96,7 @@ def check(piece: Piece, expected: Expected) -> Piece:
         raise TypeError("no text")
     check_ids("token", piece.ids or [], expected.vocabulary)
     check_ids("prompt token", piece.prompt_ids or [], expected.vocabulary)
-    for name, count in (*(piece.usage or Usage())._asdict().items(), ("tokens_so_far", piece.tokens_so_far)):
+    for name, count in (*(piece.usage or NO_USAGE)._asdict().items(), ("tokens_so_far", piece.tokens_so_far)):
         if type(count) not in (int, type(None)):
             raise TypeError(f"{name} is no whole number")
         if count is not None and not 0 <= count <= MAX_COUNT:
@@ -132,9 +135,9 @@ def targets(told: Told, ids: Sequence[int], vocabulary: int | None, top: int) ->
         top: how many likeliest tokens of each place it was asked for, of which it may tell fewer.
     """
     field, places, most = told.field, len(ids) - 1, min(top, vocabulary or top)
-    for name, values in (("log-probabilities", told.logprobs), ("likeliest tokens", told.top)):
-        if len(values) != places:
-            raise Untrue(f"{field} holds {name} of {len(values)} places, and {places} follow the first of {len(ids)}")
+    for name, count in (("log-probabilities", len(told.logprobs)), ("likeliest tokens", len(told.top))):
+        if count != places:
+            raise Untrue(f"{field} holds {name} of {count} places, and {places} follow the first of {len(ids)}")
     count = len(told.top[0]) if told.top else 0  # some servers tell fewer than they are asked for
     for place, likeliest in enumerate(told.top, 1):
         if len(likeliest) != count or not 0 < count <= most:

@@ -138,8 +138,8 @@ class Engine(Served):
                 raise Objection(f"{self.where()}: its server {said}: it does not ignore the end of sequence")
             if reply.tokens != n:
                 raise Contradiction(f"{self.where()}: its server wrote {reply.tokens} tokens where {n} were asked for")
-            self.proved &= bool(reply.usage) and reply.usage.prompt_tokens is not None
-            if reply.usage and reply.usage.cached_tokens:
+            self.proved &= reply.usage.prompt_tokens is not None
+            if reply.usage.cached_tokens:
                 said = f"{reply.usage.cached_tokens} tokens of a prompt came out of its cache"
                 raise Objection(f"{self.where()}: {said}; {self.server.cache_off}")
         return replies

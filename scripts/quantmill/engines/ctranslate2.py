@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -87,7 +88,7 @@ class Engine(engines.Engine):
         # The callback runs in the thread that decodes, for one sequence after the other. generate_tokens hands tokens
         # to another thread through a queue, where they wait while the decoding threads hold the cores: the first came
         # late, and others in bursts. min_length forbids the end-of-sequence token until n tokens are there.
-        options = {"max_length": n, "min_length": n, "beam_size": 1, "sampling_topk": 1}
+        options: dict[str, Any] = {"max_length": n, "min_length": n, "beam_size": 1, "sampling_topk": 1}
         # by itself it takes a token that no vocabulary holds for one beyond the last, and writes behind the logits
         options["end_token"] = self.stop_ids
         options |= {"min_length": 0, "return_end_token": True} if self.may_end else {}

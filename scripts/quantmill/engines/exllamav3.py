@@ -17,7 +17,8 @@ from quantmill.common.program import UserError
 from quantmill.exllamav3 import decodes_in_int8, library
 
 remote_code.forbid()
-exllamav3 = library()
+library()
+import exllamav3  # noqa: E402
 from exllamav3.constants import PAGE_SIZE  # noqa: E402
 from exllamav3.ext import exllamav3_ext  # noqa: E402
 from exllamav3.generator.sampler import CustomSampler, SS_Argmax, SS_BanTokens  # noqa: E402

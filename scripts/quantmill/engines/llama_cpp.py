@@ -67,7 +67,7 @@ class Engine(engines.Engine):
         self.stop_ids = [each for each in range(self.vocab_size) if self.lib.llama_vocab_is_eog(vocabulary, each)]
         self.seen = 0, np.empty((0, self.vocab_size), np.float32)  # where logits lay, and as an array
         self.batch = self.lib.llama_batch_init(BATCH, 0, 1)
-        self.context, self.size = None, (0, 0)
+        self.context, self.size, self.n_batch = None, (0, 0), BATCH
         self._prepare(STEP, 1)  # so that a model that it cannot calculate is refused here
         self.compute_type = files.compute_type(gguf_file.read_all(self.file))
 

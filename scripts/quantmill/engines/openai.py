@@ -56,8 +56,7 @@ class Engine(attached.Engine):
 
     def ask(self, prompts: Sequence[list[int]], n: int) -> list[stream.Reply]:
         replies = super().ask(prompts, n)
-        usages = [reply.usage for reply in replies]
-        self.counts = all(each and None not in (each.prompt_tokens, each.new_tokens) for each in usages)
+        self.counts = all(None not in (each.usage.prompt_tokens, each.usage.new_tokens) for each in replies)
         return replies
 
     def tells_likelihood(self) -> bool:

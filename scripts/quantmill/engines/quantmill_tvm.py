@@ -3,6 +3,7 @@
 Not MLC-LLM: its speed is another.
 """
 
+import ctypes
 import json
 import os
 import time
@@ -256,7 +257,7 @@ class CudaSession(Session):
         super().__init__(machine, device, *model)
         self.counters = (self._tensor(np.zeros(self.shape.num_key_value_heads, np.int32)),)
         self.stream = Stream(device) if device == tvm.cuda() else None
-        self.recording = None
+        self.recording: ctypes.c_void_p | None = None
 
     def _new_cache(self) -> tuple[Any, ...]:
         shape = self.shape
@@ -275,7 +276,7 @@ class CudaSession(Session):
         for start in range(0, len(ids), CHUNK):
             self._read(ids[start : start + CHUNK])
         for number in range(n):
-            if self.stream is None:
+            if self.stream is None or self.recording is None:
                 if number:
                     self._decode()
                 yield int(self.token.numpy()[0, 0])

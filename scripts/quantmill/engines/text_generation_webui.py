@@ -9,7 +9,7 @@ class Engine(attached.Engine):
     """See `engines.attached`."""
 
     def spread(self, reply: stream.Reply, n: int) -> None:
-        told = reply.usage.new_tokens if reply.usage else None
+        told = reply.usage.new_tokens
         if told is not None and abs(told - n) <= max(2, n // 10):
             reply.usage, reply.finish = reply.usage._replace(new_tokens=n), "length"
         super().spread(reply, n)

@@ -48,7 +48,7 @@ class Engine(engines.Engine):
         self.artifact, self.requests = artifact, 0
         cards = torch.cuda.device_count() if device == "cuda" else 0
         own = sorted(cpu.processors())[:threads]
-        os.environ |= vllm_settings.environment(cards, own) | vllm_settings.SOCKETS | self.environment
+        os.environ |= {**vllm_settings.environment(cards, own), **vllm_settings.SOCKETS, **self.environment}
         self.threads = len(own)
         settings = vllm_settings.settings(artifact, options, cards)
         self.guard = Guard()

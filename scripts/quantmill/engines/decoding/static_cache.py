@@ -11,7 +11,7 @@ from transformers.cache_utils import StaticLayer
 from quantmill.common.program import first_line
 from quantmill.engines import CannotDecode
 from quantmill.engines.decoding.attention import SHARED_HEADS
-from quantmill.engines.decoding.fused import fuse, write_cache
+from quantmill.engines.decoding.fused import Write, fuse, write_cache
 
 ALIGNMENT = 64  # positions; attention kernels want rows of the mask aligned
 WARM_UP = 3  # steps before the capture, in which kernels choose and allocate what they need
@@ -67,7 +67,7 @@ class StaticDecode:
         self.slots = self.all_positions
         layers = model.config.get_text_config().num_hidden_layers
         self.cache = Cache(layers=[_Layer(self) for _ in range(layers)])
-        self.write = write_cache
+        self.write: Write = write_cache
         self.fused: list[str] = []
         self.step: Callable[[], None] = self._step
         if captured:

@@ -120,7 +120,7 @@ class Served(engines.Engine):
 
     def compare(self, reply: stream.Reply, prompt: list[int]) -> None:
         """Hold a server's counts against what was sent and what came. Raises `Contradiction` where they differ."""
-        usage = reply.usage or words.Usage()
+        usage = reply.usage
         read = usage.prompt_tokens
         if reply.prompt_ids is not None and list(reply.prompt_ids) != prompt and self.prompt(prompt) == prompt:
             read = len(reply.prompt_ids)
@@ -224,7 +224,7 @@ class Served(engines.Engine):
 
     def spread(self, reply: stream.Reply, n: int) -> None:
         """Spread n tokens over the events of a reply without ids. Raises `UserError` where there are not n."""
-        told = reply.usage.new_tokens if reply.usage else None
+        told = reply.usage.new_tokens
         if reply.finish != "length" or told not in (None, n) or not reply.events:
             words = f"{told} tokens" if told is not None else f"{len(reply.events)} events"
             raise UserError(
