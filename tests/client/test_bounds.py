@@ -1,4 +1,4 @@
-"""What a server sends is bounded in bytes and in time, and a client that waits for it ends when it is told to."""
+"""Answers are bounded in bytes and in time, and a client that waits for one ends when it is told to."""
 
 import json
 import os
@@ -28,7 +28,7 @@ COMPLETIONS = DIALECTS["completions"]
 
 
 def fails(handle: Callable[[socket.socket], None], seconds: float = 20.0, limit: int = 2**20) -> tuple[str, str]:
-    """Why an answer is refused: to a question outside of loads, and in a load."""
+    """Return why an answer is refused: to a question outside loads, and in a load."""
     with serve(handle) as url:
         target = Target(url, timeout=seconds, connect_timeout=seconds)
         with pytest.raises(query.Unreachable) as found:
@@ -44,14 +44,14 @@ HEADS = {
     "a long line": (answer(OK + b"X: " + b"a" * 20_000 + b"\r\n\r\n"), "a line of its head of more than 16 KiB"),
     "an endless 100 Continue": (forever(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), "a head of an HTTP response of more"),
     "another protocol": (answer(b"HTTP/1.1 099 No\r\n\r\n"), "no head of an HTTP response"),
-    "a folded line": (answer(OK + b"X: a\r\n b\r\n\r\n"), "a line of its head that is no field"),
-    "a negative length": (answer(OK + b"Content-Length: -2\r\n\r\nok"), "a Content-Length that is no number"),
-    "a signed length": (answer(OK + b"Content-Length: +2\r\n\r\nok"), "a Content-Length that is no number"),
-    "a length for Python": (answer(OK + b"Content-Length: 0_2\r\n\r\nok"), "a Content-Length that is no number"),
-    "a secret length": (answer(OK + b"Content-Length: sk-secret-7\r\n\r\nok"), "a Content-Length that is no number"),
+    "a folded line": (answer(OK + b"X: a\r\n b\r\n\r\n"), "a line of its head that is not a field"),
+    "a negative length": (answer(OK + b"Content-Length: -2\r\n\r\nok"), "a Content-Length that is not a number"),
+    "a signed length": (answer(OK + b"Content-Length: +2\r\n\r\nok"), "a Content-Length that is not a number"),
+    "a length for Python": (answer(OK + b"Content-Length: 0_2\r\n\r\nok"), "a Content-Length that is not a number"),
+    "a secret length": (answer(OK + b"Content-Length: sk-secret-7\r\n\r\nok"), "a Content-Length that is not a number"),
     "two lengths": (
         answer(OK + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\nok"),
-        "a Content-Length that is no number",
+        "a Content-Length that is not a number",
     ),
     "length and chunks": (
         answer(OK + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
@@ -78,7 +78,7 @@ HEADS = {
 
 
 @pytest.mark.parametrize("fault", HEADS)
-def test_an_answer_that_is_framed_wrongly_is_refused_by_name_everywhere(fault: str) -> None:
+def test_wrong_framing_is_refused_by_name(fault: str) -> None:
     handle, words = HEADS[fault]
     asked, loaded = fails(handle)
     assert asked.startswith(f"no answer (broken HTTP: {words}")
@@ -116,7 +116,7 @@ def test_all_answers_of_a_load_share_a_bound(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("begin", [b"", OK, OK + b"\r\n", CHUNKED])
-def test_a_request_ends_in_its_time_however_its_answer_drips(begin: bytes) -> None:
+def test_a_slow_answer_ends_at_the_timeout(begin: bytes) -> None:
     """Each byte comes well before the last one's patience is over."""
     again = {b"": b"H", OK: b"X: y\r\n", CHUNKED: b"1\r\n \r\n"}.get(begin, b" ")
     asked, loaded = fails(forever(begin, again, 0.05), seconds=0.6)
@@ -153,7 +153,7 @@ def test_bytes_behind_an_answer_belong_to_no_other_request() -> None:
 
 
 @pytest.mark.parametrize("end", [b"\r", b"\n", b"\r\n"])
-def test_each_kind_of_line_end_is_read_in_linear_time(end: bytes) -> None:
+def test_line_ends_are_read_in_linear_time(end: bytes) -> None:
     """Eight times the lines take about eight times as long; 64 times where each looks for a line's end to the end."""
 
     def seconds(lines: int) -> float:
@@ -235,7 +235,7 @@ def end(call: str, url: str, seconds: float = 1.0) -> tuple[int, str]:
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("state", STATES)
-def test_sigterm_ends_a_client_in_every_state_with_one_line(state: str, call: str) -> None:
+def test_sigterm_ends_a_client_in_every_state(state: str, call: str) -> None:
     with serve(STATES[state]) as url:
         assert end(CALLS[call], url) == (1, "error: interrupted; nothing was written\n")
 
@@ -259,7 +259,7 @@ def test_sigterm_ends_a_client_that_connects(scheme: str, call: str) -> None:
             each.close()
 
 
-def test_sigterm_ends_a_load_of_an_attached_server_that_hangs(tmp_path: Path) -> None:
+def test_sigterm_ends_a_load_of_a_hanging_server(tmp_path: Path) -> None:
     """loads.measure as the workflow runs it: its child is the client, and goes with it."""
     artifact = tmp_path / "fp16"
     artifact.mkdir()

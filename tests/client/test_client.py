@@ -47,7 +47,7 @@ def fake() -> Iterator[Callable[..., Target]]:
 
 @pytest.fixture
 def script() -> Iterator[Callable[..., int]]:
-    """A server that does to each connection what a function says; its port."""
+    """Start a server that passes each connection to a function, and return its port."""
     listeners = []
 
     def start(handle: Callable[[socket.socket], None], context: ssl.SSLContext | None = None) -> int:
@@ -155,7 +155,7 @@ def test_what_a_server_does_to_a_connection(script: Callable, answer: bytes, fai
     assert failures(Target(f"http://127.0.0.1:{script(handle)}"), 3) == [failure] * 3
 
 
-def test_a_connection_that_the_server_closed_meanwhile_is_not_used(script: Callable) -> None:
+def test_a_closed_connection_is_not_reused(script: Callable) -> None:
     """Servers close what waits; a request that was sent there would be lost."""
     made = []
 
@@ -170,8 +170,8 @@ def test_a_connection_that_the_server_closed_meanwhile_is_not_used(script: Calla
     assert len(made) == 2  # the third request has a new one
 
 
-def test_a_server_that_closes_without_a_word_is_found_out_once(script: Callable) -> None:
-    """As llama-server does after each stream. What was lost there was not read, and is sent again."""
+def test_silent_closing_is_noticed_once(script: Callable) -> None:
+    """llama-server does so after each stream. A request that was lost was not read, and is sent again."""
     read = []
 
     def handle(connection: socket.socket) -> None:
@@ -213,7 +213,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_server_behind_tls_is_verified_and_given_its_token(
+def test_a_tls_server_is_verified_and_given_its_token(
     script: Callable, certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, make = [], ssl.create_default_context

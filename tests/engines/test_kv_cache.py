@@ -1,4 +1,4 @@
-"""What a key-value cache of few bits costs is in the quality that is measured: scores go through the cache."""
+"""The loss by a KV cache of few bits is in the measured quality: scores go through the cache."""
 
 import json
 from collections.abc import Callable

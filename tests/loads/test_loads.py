@@ -187,7 +187,7 @@ def test_a_server_that_dies_in_the_middle_is_one_line_and_leaves_nothing(load: C
         result = load({"times": (0.01, 0.0001, 0.05, 0.001)}, concurrency=[3], new_tokens=60)
         killer.wait()
     assert result.returncode == 1
-    assert result.stderr.splitlines()[-1].startswith("error: fake@fake_serve: the server ended (killed by signal 9)")
+    assert result.stderr.splitlines()[-1].startswith("error: fake@fake-serve: the server ended (killed by signal 9)")
     assert not (tmp_path / "out.json").exists()
     assert not (tmp_path / "out.npz").exists()
 

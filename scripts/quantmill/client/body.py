@@ -8,7 +8,7 @@ from quantmill.client.http1 import MAX_SIZE_LINE, Head, chunk_size, read_head, s
 
 
 class Body(NamedTuple):
-    """A body without its framing. Content from `starts[i]` on stands in the data from `places[i]` on."""
+    """A body without its framing. Content from `starts[i]` on is in the data from `places[i]` on."""
 
     content: bytes
     starts: list[int]
@@ -16,7 +16,7 @@ class Body(NamedTuple):
     exchange: Exchange
 
     def arrival(self, at: int) -> int:
-        """The number of the arrival that brought the content's byte `at`."""
+        """Return the number of the arrival that brought the content's byte `at`."""
         part = bisect_right(self.starts, at) - 1
         return bisect_right(self.exchange.ends, self.places[part] + at - self.starts[part])
 

@@ -1,7 +1,7 @@
 """Send a load to a server, and keep every byte that comes back with the time of its arrival.
 
-Nothing is parsed while the load runs: one core stamps 50,000 to 190,000 arrivals a second (docs/SERVING.md), several
-times what a client can that reads each event. One loop, one thread; serving.stream reads the bytes afterwards.
+Nothing is parsed while the load runs: one core stamps 50,000 to 190,000 arrivals per second (docs/SERVING.md), several
+times as many as if it parsed each event. One loop, one thread; `stream` reads the bytes afterwards.
 """
 
 import asyncio
@@ -17,22 +17,22 @@ from quantmill.client.event_loop import new_event_loop
 from quantmill.client.schedule import Closed, Load, Open
 from quantmill.client.target import Connect, Target, reason
 
-TICK = 0.01  # seconds between looks at how late the loop is
-LATE = 0.001  # seconds that are no stall
-FILES_OUT = (errno.EMFILE, errno.ENFILE)  # a connection is a file: the process, or the host, has no more of them
-STALE = 1.0  # seconds after which a connection that waits is not used again: servers close theirs after some
+TICK = 0.01  # seconds between checks of how late the loop is
+LATE = 0.001  # seconds of delay that are not a stall
+FILES_OUT = (errno.EMFILE, errno.ENFILE)  # a connection is a file: the process or the host has no more
+STALE = 1.0  # seconds after which an idle connection is not reused: servers close theirs after some
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What a load gave: an exchange for each request, in their order, and how the client itself fared.
+    """The result of a load: an exchange for each request, in order, and how the client itself did.
 
     Attributes:
         start, end: of the load, by the client's clock.
         cpu_seconds: processor time of this process meanwhile.
-        stall_seconds, longest_stall: time for which the loop stood still, beyond a millisecond each, and the longest.
+        stall_seconds, longest_stall: time for which the loop stood still, counting stalls over 1 ms, and the longest.
         clock_step: seconds that the host's calendar clock moved against the clock that times are taken from.
-        reusable: whether no connection was closed after an answer without a word, as llama-server does after a stream.
+        reusable: whether the server kept connections open; llama-server closes them silently after a stream.
     """
 
     exchanges: list[Exchange]
@@ -46,29 +46,29 @@ class Recording:
 
     @property
     def seconds(self) -> float:
-        """How long the load took."""
+        """Return how long the load took."""
         return self.end - self.start
 
     @property
     def lags(self) -> list[float]:
-        """Seconds from when each request was to be sent to when the client took it up: a connection that is made after
-        that waits for the server."""
+        """Return the seconds from when each request was to be sent to when the client began with it; a connection made
+        after that waits for the server."""
         return [each.taken - each.intended for each in self.exchanges if each.taken is not None]
 
     @property
     def arrivals(self) -> int:
-        """How often something arrived."""
+        """Return the number of arrivals."""
         return sum(len(each.stamps) for each in self.exchanges)
 
 
 def run(target: Target, requests: Sequence[bytes], load: Load) -> Recording:
     """Send `requests` (what `Target.request` made) as `load` says, and wait for all answers.
 
-    A request that fails has its reason in its exchange. None is sent twice, but where a connection that had served
-    another request was closed before it answered a byte. Raises `ValueError` where a schedule has not one time for each
-    request.
+    A request that fails has the reason in its exchange. A request is sent again only if its connection had served
+    another one and was closed before the first byte of the answer. Raises `ValueError` unless a schedule has one time
+    for each request.
     """
-    target.tls()  # its certificates are read before, not while a request waits
+    target.tls()  # reads certificates now, not while a request waits
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(send(target, requests, load, target.connect))
 
@@ -81,7 +81,8 @@ async def send(
     clock: Callable[[], float] = time.perf_counter,
     calendar: Callable[[], float] = time.time,
 ) -> Recording:
-    """`run` in the loop that runs, over connections that `connect` opens. `clock` must go as fast as the loop's."""
+    """Do what `run` does in the running loop, over connections that `connect` opens. `clock` must run as fast as the
+    loop's."""
     if isinstance(load, Open) and len(load.times) != len(requests):
         raise ValueError(f"a schedule of {len(load.times)} times for {len(requests)} requests")
     client = _Client(target, requests, connect, clock)
@@ -112,21 +113,22 @@ class _Client:
         self.room = Room()
 
     async def open_connections(self, number: int) -> None:
-        """Open connections for what is to leave at once. What fails here fails again where it is needed.
+        """Open connections for the requests that leave at once. A failure here shows again where the connection is
+        needed.
 
-        Not more: servers with a thread for each connection (llama-server) have none left for others while some wait.
+        Not more: servers with a thread for each connection (llama-server) would have none left for others.
         """
         made = await asyncio.gather(*(self.new_connection() for _ in range(number)), return_exceptions=True)
         self.free = [each for each in made if isinstance(each, Connection)]
 
     async def new_connection(self) -> Connection:
-        """Open one."""
+        """Open a connection."""
         _, connection = await self.connect(lambda: Connection(self.clock, self.room))
         self.connections.append(connection)
         return connection
 
     async def send_in_slots(self, slots: int) -> None:
-        """Each slot sends its next request when its last has ended."""
+        """Send in slots, each of which sends its next request when its last has ended."""
         numbers = iter(range(len(self.requests)))
 
         async def slot(intended: float) -> None:
@@ -138,7 +140,7 @@ class _Client:
         await asyncio.gather(*(slot(start) for _ in range(min(slots, len(self.requests)))))
 
     async def send_at(self, times: Sequence[float]) -> None:
-        """Each request leaves at its time."""
+        """Send each request at its time."""
         start, tasks = self.clock(), []
         for number, at in enumerate(times):
             wait = start + at - self.clock()
@@ -148,7 +150,7 @@ class _Client:
         await asyncio.gather(*tasks)
 
     async def exchange(self, number: int, intended: float) -> Exchange:
-        """Send one request, over a connection that is free or a new one."""
+        """Send one request, over a free connection or a new one."""
         exchange = self.exchanges[number] = Exchange(number, intended, taken=self.clock())
         while True:
             try:
@@ -168,7 +170,7 @@ class _Client:
         return exchange
 
     def take(self) -> Connection | None:
-        """The connection that was used last and is still open, if it may be used again and has not waited for long."""
+        """Return the connection that was used last, if it is open, may be reused and was not idle for long."""
         reuse = self.target.reuse and self.reusable
         while self.free:
             connection = self.free.pop()
@@ -178,7 +180,7 @@ class _Client:
         return None
 
     async def watch(self) -> None:
-        """See how late the loop is, all the time."""
+        """Measure how late the loop is, until cancelled."""
         while True:
             due = self.clock() + TICK
             await asyncio.sleep(TICK)
@@ -195,7 +197,7 @@ class _Client:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Python looks for cycles among all that is kept: half a second with a million objects."""
+    """Switch garbage collection off: it takes half a second with a million objects."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -1,4 +1,4 @@
-"""What servers want to be asked and how they answer: one table, a few lines for each way of speaking.
+"""The APIs of servers, requests and answers, in one table with a few lines for each.
 
 Every body asks for the likeliest token each time, for exactly `new_tokens` of them, and for the counts at the end.
 """
@@ -15,14 +15,14 @@ Prompt = str | list[int]
 
 @dataclass(frozen=True)
 class Dialect:
-    """A way of speaking to a server.
+    """An API of servers.
 
     Attributes:
         path: where requests go.
-        body: of a request: (model, prompt, new tokens, whether to stream).
-        read: what one JSON object of the answer says, to be checked by `words.check`. Raises KeyError, TypeError,
-            IndexError or AttributeError where it is none of this dialect.
-        likelihood: how it is asked for the probabilities of a given text; None where it cannot be.
+        body: makes the body of a request: (model, prompt, new tokens, whether to stream).
+        read: reads one JSON object of the answer, to be checked by `words.check`. Raises KeyError, TypeError,
+            IndexError or AttributeError where it is not of this dialect.
+        likelihood: asks for the log-probabilities of a given text; None where the API cannot.
     """
 
     path: str
@@ -73,7 +73,7 @@ def _lmdeploy_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) ->
 
 
 def _ollama_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) -> dict[str, Any]:
-    sampling = {"num_predict": new_tokens, "temperature": 0, "seed": 0}  # raw: without a template of a chat
+    sampling = {"num_predict": new_tokens, "temperature": 0, "seed": 0}  # raw: without a chat template
     return {"model": model, "prompt": prompt, "raw": True, "stream": stream, "options": sampling}
 
 
@@ -99,7 +99,7 @@ def _read_completions(content: dict[str, Any]) -> Piece:
 
 
 def _read_llama(content: dict[str, Any]) -> Piece:
-    # a token whose text ends inside of a character is withheld with its id: only the count tells of it
+    # a token whose text ends inside a character is withheld with its id: only the count shows it
     ids, text, so_far = content.get("tokens"), content["content"], content.get("tokens_predicted")
     stop: str = content.get("stop_type", "")
     if not content["stop"]:
@@ -142,8 +142,8 @@ LLAMA_STOPS = {"limit": "length", "eos": "stop", "word": "stop"}
 DIALECTS = {
     "completions": Dialect("/v1/completions", _completions_body, _read_completions, VLLM),
     "llama": Dialect("/completion", _llama_body, _read_llama),
-    "plain": Dialect("/v1/completions", _plain_body, _read_completions),  # OpenAI's own words alone
-    "bare": Dialect("/v1/completions", _bare_body, _read_completions),  # without a word of the usage, which is told
+    "plain": Dialect("/v1/completions", _plain_body, _read_completions),  # OpenAI's own fields only
+    "bare": Dialect("/v1/completions", _bare_body, _read_completions),  # usage is not asked for, but returned
     "tgi": Dialect("/generate_stream", _tgi_body, _read_tgi),
     "sglang": Dialect("/generate", _sglang_body, _read_meta_info, SGLANG),
     "lmdeploy": Dialect("/generate", _lmdeploy_body, _read_meta_info),

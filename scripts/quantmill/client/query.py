@@ -17,7 +17,7 @@ REDIRECTIONS = (301, 302, 303, 307, 308)
 
 
 class Unreachable(Exception):
-    """A server does not answer a question, and why, without its token. `status`: of what it answered instead."""
+    """The reason why a server does not answer a question, without its token. `status`: that of its answer, if any."""
 
     def __init__(self, why: str, status: int | None = None) -> None:
         super().__init__(why)
@@ -25,19 +25,19 @@ class Unreachable(Exception):
 
 
 def get(target: Target, path: str, limit: int = 2**22) -> bytes:
-    """What a server answers to a GET, at most `limit` bytes. Raises `Unreachable` unless its status is 200."""
+    """Return the answer to a GET, at most `limit` bytes. Raises `Unreachable` unless its status is 200."""
     return ask(target, path, None, limit, target.connect_timeout)
 
 
 def ask(
     target: Target, path: str, body: dict[str, Any] | None, limit: int = 2**28, timeout: float | None = None
 ) -> bytes:
-    """What a server answers to one question outside of loads: a POST of `body` as JSON, or a GET where that is None.
-    The bytes are as they came; `words.parse` takes secrets out of them.
+    """Return the answer to a POST of `body` as JSON, or to a GET where that is None. The bytes are as they came;
+    `words.parse` removes secrets.
 
-    `timeout` is for all of it, however slowly it comes, and `limit` for its head too. No proxy is asked, and no
-    redirection followed. Raises `Unreachable` unless the status is 200 and the answer is whole. May be called in
-    several threads.
+    `timeout` (seconds) covers the whole exchange, and `limit` (bytes) includes the head. No proxy is used and no
+    redirection followed. Raises `Unreachable` unless the status is 200 and the answer is whole. Threads may call it at
+    the same time.
     """
     seconds = target.timeout if timeout is None else timeout
     target.tls()
@@ -61,7 +61,7 @@ def ask(
 
 
 async def _ask(target: Target, request: bytes, limit: int, seconds: float) -> Exchange:
-    """One exchange over a connection of its own; what fails is in its `failure`."""
+    """Make one exchange over a connection of its own; a failure is in its `failure`."""
     exchange = Exchange(0, time.perf_counter())
     buffer = memoryview(bytearray(ASK_BUFFER))
     connection = None
@@ -79,7 +79,7 @@ async def _ask(target: Target, request: bytes, limit: int, seconds: float) -> Ex
 
 
 def _said(content: bytes, secrets: redaction.Secrets) -> str:
-    """The reason in a server's own words, where it gives one as OpenAI's API does; without secrets."""
+    """Return a server's own reason, where it gives one as OpenAI's API does; without secrets."""
     try:
         said = words.parse(content, secrets)["error"]["message"]
     except (ValueError, KeyError, TypeError, RecursionError):

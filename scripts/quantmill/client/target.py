@@ -1,4 +1,4 @@
-"""How a server is reached: its URL, its token, and the certificates that it is trusted by."""
+"""The address of a server: its URL, its token, and the certificates that verify it."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ from quantmill.common.program import UserError
 
 @cache
 def _context(authority: Path | None) -> ssl.SSLContext:
-    """Made once: to read the system's certificates takes tens of milliseconds, in which the loop stands still."""
+    """Make a context once: reading the system's certificates stops the loop for tens of milliseconds."""
     return ssl.create_default_context(cafile=authority)
 
 
@@ -29,11 +29,11 @@ Connect = Callable[[Callable[[], Connection]], Awaitable[tuple[Any, Connection]]
 
 @dataclass(frozen=True)
 class Target:
-    """A server: its URL (`http://host:port`, with a path before its API's where it has one), and how to reach it.
+    """A server: its URL (`http://host:port`, with a path before its API's if any), and how to reach it.
 
-    `token` is sent as a bearer token and stands in no result, log or error. `authority` is a file of certificates to
-    trust instead of the system's; certificates are always verified. `reuse`: whether a connection serves several
-    requests (`Recording.reusable` tells whether the server lets it).
+    `token` is sent as a bearer token and is in no result, log or error. `authority` is a file of certificates to trust
+    instead of the system's; certificates are always verified. `reuse`: whether a connection serves several requests
+    (`Recording.reusable` says whether the server allows it).
     """
 
     url: str
@@ -47,10 +47,10 @@ class Target:
         if why := wrong_url(self.url):
             raise UserError(f"url: {why}")
         if self.token is not None and not (self.token.isascii() and self.token.isprintable()):
-            raise UserError(f"{self.url}: its token holds what no header can; look at the variable that names it")
+            raise UserError(f"{self.url}: its token cannot be sent in a header; check the variable that names it")
 
     def request(self, path: str, body: dict[str, Any] | None) -> bytes:
-        """A POST of `body` as JSON, or a GET where that is None."""
+        """Return a POST of `body` as JSON, or a GET where that is None."""
         parts = urlsplit(self.url)
         content = b"" if body is None else json.dumps(body).encode()
         lines = [
@@ -63,7 +63,7 @@ class Target:
         return "\r\n".join([*lines, "", ""]).encode() + content
 
     def tls(self) -> ssl.SSLContext | None:
-        """What its certificate is verified by; None where it speaks HTTP."""
+        """Return what verifies its certificate; None for HTTP."""
         return _context(self.authority) if urlsplit(self.url).scheme == "https" else None
 
     async def connect(self, factory: Callable[[], Connection]) -> tuple[Any, Connection]:

@@ -1,7 +1,7 @@
 """A server that its user runs, at a URL. `served.attached_servers` says how each is spoken to.
 
-Nobody but its owner can say what it serves and how it was started. So it is asked: for its models' names, its version,
-and a few tokens after a short prompt, which must be those of the artifact's tokenizer.
+It is asked for its models' names, its version, and a few tokens after a short prompt, which must be those of the
+artifact's tokenizer.
 """
 
 import os
@@ -36,7 +36,7 @@ class Engine(Served):
     takes_ids: bool  # whether a prompt is ids, or text
     compute_type = "unknown"
     startup_s = None
-    proved = True  # whether it told of every prompt as how many ids it read it
+    proved = True  # whether it reported the number of ids of every prompt
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Engine(Served):
         authority: str | None = None,
     ) -> None:
         if not url:
-            raise UserError(f"engine {self.name}: is a server that somebody else runs; say where with url")
+            raise UserError(f"engine {self.name}: needs the address of a running server; add url: http://HOST:PORT")
         self.artifact, self.threads = artifact, threads
         self.server = SERVERS[self.name]
         self.dialect, self.health, self.counted = self.server.dialect, self.server.health, self.server.counted
@@ -73,10 +73,10 @@ class Engine(Served):
         return Texts(self.artifact)
 
     def find_model(self, wanted: str | None) -> tuple[bool, str]:
-        """Whether the server lists what it serves, and what it calls that. Raises `UserError` where it serves something
-        else, or several.
+        """Return whether the server lists its models, and its name of the model. Raises `UserError` where it serves
+        another one, or several.
 
-        Of a server that cannot list its models, the name is what the run says; then its answers must say it too."""
+        If a server cannot list its models, the run says the name, which its answers must then repeat."""
         try:
             answer = lifecycle.attach(self.target, self.server.models)
         except UserError:
@@ -89,7 +89,7 @@ class Engine(Served):
                 raise TypeError
         except stream.JSON_ERRORS:
             raise UserError(
-                f"{self.target.url}: {self.server.models} tells no models; is it a server of {self.name}?"
+                f"{self.target.url}: {self.server.models} lists no models; is it a server of {self.name}?"
             ) from None
         served = printable(", ".join(names)[:200]) or "nothing"
         if wanted is None and len(names) != 1:
@@ -101,8 +101,8 @@ class Engine(Served):
         return True, wanted or names[0]
 
     def names(self, answer: Any) -> list[Any]:
-        """What the server says that it serves, of its answer on the path `models`. Raises KeyError or TypeError where
-        it is none."""
+        """Return the models' names in the answer to the path `models`. Raises KeyError or TypeError where it holds
+        none."""
         if self.server.named:
             return [answer[self.server.named]]
         return [each["id"] for each in answer["data"]]
@@ -111,7 +111,7 @@ class Engine(Served):
         return dict(self.server.more)
 
     def probe(self, number: int = 0) -> None:
-        """Ask for a few tokens, after a prompt of this number: one that was sent before may be kept. Raises `UserError`
+        """Ask for a few tokens after probe `number`; one that was sent before may be in a cache. Raises `UserError`
         where the server reads or writes other tokens than the artifact's tokenizer."""
         has_tokenizer = not self.takes_ids or (self.artifact / "tokenizer.json").is_file()
         ids = self.texts.encode(PROBES[number]) if has_tokenizer else list(range(2 + number, 10))
@@ -151,12 +151,13 @@ class Engine(Served):
         lifecycle.attach(self.target, self.health)
 
     def processes(self) -> set[int]:
-        """Those that answer at its url, so that they are no interference; empty where they are not known."""
+        """Return the processes that answer at its url, which are not interference; none where they are not known."""
         found = listeners.find(self.target.url)
         return set(found.pids) if found else set()
 
     def weight_bytes(self) -> int | None:
-        """Of the artifact's files, where the server runs on this machine: they are compared with its bandwidth."""
+        """Return the bytes in the artifact's files, where the server runs on this machine, whose bandwidth they are
+        compared with."""
         if not self.here:
             return None
         if any(self.artifact.glob("*.gguf")):
@@ -168,12 +169,12 @@ class Engine(Served):
         if not self.takes_ids:
             others = len(self.texts.reread)
             sent = "text" + (f", {others} of which it reads as other ids, as many" if others else "")
-        told = {self.name: self.told_version(), "model": Path(self.model).name, "prompts": sent}  # without its places
+        told = {self.name: self.told_version(), "model": Path(self.model).name, "prompts": sent}  # without its path
         told |= {} if self.takes_ids or self.proved else {"prompts' ids": "not told"}
         return told | ({listeners.DISTURBANCE: self.unknown} if self.unknown else {})
 
     def told_version(self) -> str:
-        """Its version; `unknown` where it does not tell."""
+        """Return its version; `unknown` where it does not report one."""
         if self.server.version is None:
             return "unknown"
         path, key = self.server.version
@@ -185,7 +186,7 @@ class Engine(Served):
 
 
 def _token(variable: str | None) -> str | None:
-    """The token in an environment variable. Raises `UserError` where it is not set."""
+    """Return the token in an environment variable. Raises `UserError` where it is not set."""
     if variable is None:
         return None
     if not os.environ.get(variable):
@@ -194,7 +195,7 @@ def _token(variable: str | None) -> str | None:
 
 
 def _authority(file: str | None) -> Path | None:
-    """A file of certificates. Raises `UserError` where it holds none."""
+    """Return a file of certificates. Raises `UserError` where it holds none."""
     if file is None:
         return None
     try:

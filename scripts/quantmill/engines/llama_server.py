@@ -1,5 +1,5 @@
-"""llama.cpp's server, asked over HTTP with token ids. It tells no log-probabilities of a prompt: quality is that of the
-same artifact through the library."""
+"""llama.cpp's server, asked over HTTP with token ids. It does not report the log-probabilities of a prompt: quality is
+that of the same artifact through the library."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ from quantmill.servers.endpoint import Endpoint
 
 
 class Engine(Deployable):
-    """See `serving.started.Started`."""
+    """See `served.started.Started`."""
 
     package, program = "llama.cpp", "llama-server"
     dialect = "llama"
@@ -49,7 +49,7 @@ class Engine(Deployable):
             "metrics": True,
         }
         if options.get("parallel", 1) > 1:
-            settings["kv_unified"] = True  # as where it chooses the slots itself: each may use all of the context
+            settings["kv_unified"] = True  # as by its own number of slots: each may use the whole context
         settings |= options
         settings |= {"n_gpu_layers": 999} if cards else {"device": "none"}
         argv = ["--model", f"{place.folder}/{files.first(artifact).name}", "--alias", place.name]
@@ -74,7 +74,7 @@ class Engine(Deployable):
         return str(llamacpp.place() / "bin/llama-server")
 
     def shared_context(self, context: int | None) -> int | None:
-        # one cache for all slots (kv_unified): "Context size has been exceeded" where it is full; 0: the model's own
+        # all slots share one cache (kv_unified), which says "Context size has been exceeded" when full; 0: the model's
         return int(self.context) or context if str(self.context).isdecimal() else None
 
     def weight_bytes(self) -> int | None:

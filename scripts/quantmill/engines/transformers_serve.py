@@ -1,8 +1,8 @@
-"""Hugging Face transformers' own server, asked over HTTP. It takes and tells text, and no log-probabilities: quality is
-that of the same artifact through the library.
+"""Hugging Face transformers' own server, asked over HTTP. It takes and returns text, without log-probabilities: quality
+is that of the same artifact through the library.
 
-Its API knows neither ids nor an end of sequence that is ignored. Both are had by a generation config in each request:
-at least as many new tokens as at most.
+Its API cannot ignore an end of sequence. A generation config in each request does it: the least number of new tokens is
+the largest one. Other rooms ask for this class, so libraries of its environment are imported where they are used.
 """
 
 import importlib.metadata
@@ -18,7 +18,7 @@ from quantmill.engines.served.started import Started, flags, python
 
 
 class Engine(Started):
-    """See `serving.started.Started`."""
+    """See `served.started.Started`."""
 
     dialect = "bare"
     tells_ids = False
@@ -35,7 +35,7 @@ class Engine(Started):
         self.texts, self.model = Texts(artifact), str(artifact.absolute())
         remote_code.forbid()
         self.reader = AutoTokenizer.from_pretrained(artifact)  # as the server does
-        # float16 on a CPU is many times slower there, and other engines calculate in float32
+        # float16 is many times slower on a CPU, where other engines calculate in float32
         settings = {"dtype": "float16" if device == "cuda" else "float32", **options}
         self.compute_type = str(settings["dtype"])
         argv = [*python(), "-P", "-m", "transformers.cli.transformers", "serve", self.model, "--host", "127.0.0.1"]
@@ -43,7 +43,7 @@ class Engine(Started):
         return argv, {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
     def prompt(self, ids: list[int]) -> Prompt:
-        """The text of ids. Raises `UserError` where the server would not read it as tokenizer.json says."""
+        """Return the text of ids. Raises `UserError` where the server would not read it as tokenizer.json says."""
         from quantmill.common import tokenizer
 
         text = self.texts.text(ids)
@@ -52,7 +52,7 @@ class Engine(Started):
         if read != self.texts.encode(text):
             raise UserError(
                 f"{self.texts.file}: transformers' server reads prompts by {type(self.reader).__name__}, as other "
-                "tokens than this file says; leave its runs out, or correct tokenizer_class in tokenizer_config.json"
+                "tokens than this file says; remove its runs, or correct tokenizer_class in tokenizer_config.json"
             )
         return text
 

@@ -15,7 +15,7 @@ from quantmill.engines.served.started import MODEL, Deployable, flags, pin, pyth
 from quantmill.servers import lifecycle, vllm_settings
 from quantmill.servers.endpoint import Endpoint
 
-# what its log says of the configuration that is in effect
+# patterns of its log for the configuration in effect
 SAID = {
     "dtype": r"\bdtype=(?:torch\.)?(\w+)",
     "quantization": r"\bquantization=([\w-]+)",
@@ -27,7 +27,7 @@ SAID = {
 
 
 class Engine(Deployable):
-    """See `serving.started.Started`."""
+    """See `served.started.Started`."""
 
     capabilities = Deployable.capabilities | {"target_logprobs", "batches"}
     package, program, entrypoint = "vllm", "python3", "python3"
@@ -83,7 +83,7 @@ class Engine(Deployable):
         return {"min_tokens": 0 if self.may_end else n, "stop_token_ids": self.stop_ids, "ignore_eos": False}
 
     def allow_eos(self) -> bool:
-        self.may_end = True  # it ends there, and tells the token
+        self.may_end = True  # it ends there, and returns the token
         return True
 
     def weight_bytes(self) -> int | None:

@@ -13,7 +13,7 @@ LLAMA_COUNTERS = {
 
 @dataclass(frozen=True)
 class AttachedServer:
-    """How a server is spoken to.
+    """A server's API and switches.
 
     Attributes:
         loads: the layouts that it loads; None for any.

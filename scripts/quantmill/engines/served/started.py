@@ -1,4 +1,4 @@
-"""A server that Quantmill starts with the artifact, on this machine. Its module says its command line; everything else
+"""A server that Quantmill starts with the artifact, on this machine. Its module gives the command line; everything else
 is here."""
 
 import atexit
@@ -21,11 +21,11 @@ from quantmill.engines.served.served import Served, vocabulary
 from quantmill.servers import lifecycle
 from quantmill.servers.endpoint import Endpoint
 
-MODEL = "quantmill"  # what requests call it
+MODEL = "quantmill"  # the model's name in requests
 
 
 class Started(Served):
-    """See `engines.Engine`. Options are those of the server's command line, in its words; `-` and `_` are the same."""
+    """See `engines.Engine`. Options are those of the server's command line; `-` and `_` mean the same."""
 
     capabilities = frozenset({"multi_gpu", "own_threads"})
     ours: ClassVar[frozenset[str]] = frozenset()  # options that Quantmill sets itself
@@ -34,8 +34,8 @@ class Started(Served):
     def command(
         self, artifact: Path, device: str, threads: int, port: int, options: Mapping[str, Any]
     ) -> tuple[list[str], dict[str, str]]:
-        """The command line that serves the artifact on this port of the loopback interface, and what its environment
-        says besides. Raises `UserError` where it cannot."""
+        """Return the command line that serves the artifact on this port of the loopback interface, and further
+        environment variables. Raises `UserError` where the artifact cannot be served."""
         raise NotImplementedError
 
     def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
@@ -49,10 +49,10 @@ class Started(Served):
         port, (mine, theirs) = lifecycle.free_port(), lifecycle.divide_processors()
         self.threads = min(threads, len(theirs))
         self.argv, environment = self.command(artifact, device, self.threads, port, options)
-        said = redaction.of().text(" ".join(self.argv[1:]))  # for results: without this machine's places
+        said = redaction.of().text(" ".join(self.argv[1:]))  # for results: without paths of this machine
         self.arguments = said.replace(str(artifact.absolute()), artifact.name).replace(str(port), "PORT")
-        # by what is served and how, and by whom: the next run of the same finds a server that was left behind
-        name = f"{artifact.name}@{type(self).__module__.rpartition('.')[2]}"
+        # named by artifact, engine, options and process: the next such run finds a server that was left behind
+        name = f"{artifact.name}@{self.name}"
         settings = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:8]
         folder = artifact.parent / ".servers"
         folder.mkdir(exist_ok=True)
@@ -80,19 +80,18 @@ class Started(Served):
 
     @classmethod
     def check_ours(cls, options: Mapping[str, Any]) -> None:
-        """Raises `UserError` for an option that Quantmill sets itself, also shortened, as argparse allows, and for one
-        that holds a secret: options stand in results."""
-        engine = cls.__module__.rpartition(".")[2].replace("_", "-")
+        """Raise `UserError` for an option that Quantmill sets itself, also if abbreviated, as argparse allows, and for
+        one that holds a secret: results show options."""
         secrets = redaction.of()
         for option, value in options.items():
             if any(name.startswith(option) for name in cls.ours):
-                raise UserError(f"engine {engine}: option {option!r} is Quantmill's own affair; leave it out")
+                raise UserError(f"engine {cls.name}: option {option!r} is set by Quantmill; remove it")
             if (isinstance(value, str) and redaction.is_secret(option)) or secrets.value(value) != value:
-                words = "holds a secret, and options stand in results; name it in the server's environment instead"
-                raise UserError(f"engine {engine}: option {option!r} {words}")
+                words = "holds a secret, and results show options; put it into the server's environment instead"
+                raise UserError(f"engine {cls.name}: option {option!r} {words}")
 
     def check(self) -> None:
-        """Raises `UserError` where the server has ended, or another one answers in its place."""
+        """Raise `UserError` where the server has ended, or another one answers in its place."""
         self.server.check()
 
     def processes(self) -> set[int]:
@@ -155,17 +154,17 @@ def pin(file: str, package: str) -> str:
 
 
 def _runs(pid: str) -> bool:
-    """Whether a process of this machine has this number."""
+    """Return whether a process of this machine has this id."""
     return Path("/proc", pid).exists()
 
 
 def underscored(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options in the one spelling that settings have."""
+    """Return options with `_` in their names."""
     return {name.replace("-", "_"): value for name, value in options.items()}
 
 
 def flags(options: Mapping[str, Any]) -> list[str]:
-    """Options as a command line: `--max-num-seqs 64`, `--flag` and `--no-flag`, JSON for what has parts."""
+    """Return options as a command line: `--max-num-seqs 64`, `--flag` and `--no-flag`, JSON for lists and mappings."""
     found = []
     for name, value in options.items():
         flag = name.replace("_", "-")
@@ -177,5 +176,5 @@ def flags(options: Mapping[str, Any]) -> list[str]:
 
 
 def python() -> list[str]:
-    """This environment's interpreter, for servers that are Python programs."""
+    """Return this environment's interpreter, for servers that are Python programs."""
     return [sys.executable]
