@@ -51,6 +51,8 @@ class Engine:
     mode: str  # the one in use, `modes[0]` at first; set it to choose another
     here: bool = True  # whether it is known to run on this machine, so that the device here is its own
     stop_ids: list[int]  # end-of-sequence tokens, which it never chooses
+    can_end: ClassVar[bool] = False  # whether `allow_eos` has an effect, which is `may_end`
+    may_end: bool = False
     environment: Mapping[str, str] = {}  # environment variables that the run sets
     threads: int | None = None  # CPU threads in use, where that is another number than it was given
     sent: float | None = None  # when the last request to a server was sent: the client builds it and connects before
@@ -104,7 +106,8 @@ class Engine:
     def allow_eos(self) -> bool:
         """Let `decode` choose end-of-sequence tokens from now on, and return whether it can. It may end after one or go
         on; the caller stops at the first."""
-        return False
+        self.may_end = self.can_end
+        return self.can_end
 
     def processes(self) -> set[int]:
         """Return the ids of the engine's own processes without their children; none where they run on another

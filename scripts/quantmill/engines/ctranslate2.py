@@ -51,7 +51,7 @@ class Engine(engines.Engine):
     capabilities = frozenset({"logits", "batches"})
     modes = ("greedy search",)
     mode = modes[0]
-    may_end = False
+    can_end = True  # it ends after one
 
     def __init__(self, artifact: Path, device: str, threads: int, compute_type: str = "default") -> None:
         if device == "cuda" and ctranslate2.get_cuda_device_count() == 0:
@@ -108,10 +108,6 @@ class Engine(engines.Engine):
         view = np.asarray(window)[0]  # does not keep `window` alive, so chunks are copied out of it
         for chunk in np.split(view, range(size := engines.chunk_positions(view.shape[1]), len(view), size)):
             yield chunk.copy()
-
-    def allow_eos(self) -> bool:
-        self.may_end = True  # it cannot go on after one, and the caller stops there
-        return True
 
     def weight_bytes(self) -> int:
         return ctranslate2_bin.bytes_per_token(self.variables, self.compute_type)

@@ -38,7 +38,7 @@ class Engine(engines.Engine):
     capabilities = frozenset({"target_logprobs", "batches", "multi_gpu", "own_threads"})
     modes = ("vLLM",)
     mode = modes[0]
-    may_end = False
+    can_end = True  # it ends after one, and returns it
 
     def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
         for option in options:
@@ -110,10 +110,6 @@ class Engine(engines.Engine):
             if tokens[:, 0].tolist() != ids[1:]:
                 raise UserError(f"{self.artifact}: vLLM returned log-probabilities of other tokens than it was given")
             yield engines.Targets(values[:, 0], tokens[:, 1:], values[:, 1:])
-
-    def allow_eos(self) -> bool:
-        self.may_end = True  # it ends there, and returns the token
-        return True
 
     def weight_bytes(self) -> int | None:
         return shards.bytes_per_token(self.artifact)

@@ -32,7 +32,7 @@ class Engine(Deployable):
     capabilities = Deployable.capabilities | {"target_logprobs", "batches"}
     package, program, entrypoint = "vllm", "python3", "python3"
     ours: ClassVar = vllm_settings.OURS
-    may_end = False
+    can_end = True  # it ends after one, and returns it
     counted: Mapping[str, str] = {
         "prompt_tokens": "vllm:prompt_tokens_total",
         "generated_tokens": "vllm:generation_tokens_total",
@@ -81,10 +81,6 @@ class Engine(Deployable):
 
     def more(self, n: int) -> dict[str, Any]:
         return {"min_tokens": 0 if self.may_end else n, "stop_token_ids": self.stop_ids, "ignore_eos": False}
-
-    def allow_eos(self) -> bool:
-        self.may_end = True  # it ends there, and returns the token
-        return True
 
     def weight_bytes(self) -> int | None:
         return shards.bytes_per_token(self.artifact)
