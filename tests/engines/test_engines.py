@@ -16,7 +16,7 @@ from quantmill.devices import cpu
 def facts(demo: Path, torch_python: Path, call: Callable, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     artifacts = tmp_path_factory.mktemp("engines") / "demo"
     shutil.copytree(demo / "artifacts/demo", artifacts)
-    result = call(torch_python, REPO / "tests/engines/engine_checks.py", artifacts)
+    result = call(torch_python, REPO / "tests/engines/engines_checks.py", artifacts)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 

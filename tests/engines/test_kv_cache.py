@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_cache_of_few_bits_costs_quality(run_gguf: Callable, build_gguf: Callable, gguf_model: Path) -> None:
-    result = run_gguf("tests/engines/kv_checks.py", build_gguf("f16"), gguf_model / "evaluation.json")
+    result = run_gguf("tests/engines/kv_cache_checks.py", build_gguf("f16"), gguf_model / "evaluation.json")
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout.splitlines()[-1])
     means = {kind: sum(halves) / 2 for kind, halves in found["halves"].items()}
