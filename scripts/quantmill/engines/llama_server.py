@@ -41,13 +41,7 @@ class Engine(Deployable):
 
     @staticmethod
     def words(artifact: Path, place: Endpoint, cards: int, threads: int, options: Mapping[str, Any]) -> list[str]:
-        settings: dict[str, Any] = {
-            "threads": threads,
-            "parallel": 1,
-            "cache_prompt": False,
-            "webui": False,
-            "metrics": True,
-        }
+        settings = dict[str, Any](threads=threads, parallel=1, cache_prompt=False, webui=False, metrics=True)
         if options.get("parallel", 1) > 1:
             settings["kv_unified"] = True  # as by its own number of slots: each may use the whole context
         settings |= options

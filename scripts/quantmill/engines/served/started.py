@@ -121,7 +121,7 @@ class Deployable(Started):
 
     @staticmethod
     def words(artifact: Path, place: Endpoint, cards: int, threads: int, options: Mapping[str, Any]) -> list[str]:
-        """Return the arguments of its program that serve the artifact there, on so many GPUs (0: a CPU)."""
+        """Return the arguments of its program that serve the artifact there, on `cards` GPUs (0: a CPU)."""
         raise NotImplementedError
 
     @staticmethod
