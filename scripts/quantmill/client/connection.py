@@ -125,9 +125,6 @@ class Connection(asyncio.BufferedProtocol):
             if complete:
                 self._end(None)
 
-    def eof_received(self) -> None:
-        """Do nothing: `connection_lost` follows."""
-
     def connection_lost(self, error: Exception | None) -> None:
         """End the response: this is its end if it has neither a length nor chunks, else its loss."""
         self.usable = False

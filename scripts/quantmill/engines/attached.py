@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from quantmill.checkpoint import gguf_file, shards
+from quantmill.checkpoint import shards
 from quantmill.client import client, query, stream, words
 from quantmill.client.dialects import Prompt
 from quantmill.client.text_prompts import Texts
@@ -21,7 +21,6 @@ from quantmill.common.program import UserError, printable
 from quantmill.devices import listeners
 from quantmill.engines.served.attached_servers import SERVERS
 from quantmill.engines.served.served import Contradiction, Objection, Served, vocabulary
-from quantmill.llamacpp import files
 from quantmill.servers import lifecycle
 
 PROBES = ("One, two, three, four, five", "Monday, Tuesday", "red, green and blue", "north, east, south and west")
@@ -158,11 +157,7 @@ class Engine(Served):
     def weight_bytes(self) -> int | None:
         """Return the bytes in the artifact's files, where the server runs on this machine, whose bandwidth they are
         compared with."""
-        if not self.here:
-            return None
-        if any(self.artifact.glob("*.gguf")):
-            return files.bytes_per_token(gguf_file.read_all(files.first(self.artifact)))
-        return shards.bytes_per_token(self.artifact) if any(self.artifact.glob("*.safetensors")) else None
+        return super().weight_bytes() if self.here else None
 
     def versions(self) -> dict[str, str]:
         sent = "ids"

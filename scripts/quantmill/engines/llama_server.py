@@ -28,8 +28,7 @@ class Engine(Deployable):
     def command(
         self, artifact: Path, device: str, threads: int, port: int, options: Mapping[str, Any]
     ) -> tuple[list[str], dict[str, str]]:
-        self.file = files.first(artifact)
-        self.compute_type = files.compute_type(gguf_file.read_all(self.file))
+        self.compute_type = files.compute_type(gguf_file.read_all(files.first(artifact)))
         if options.get("parallel", 1) > 1:
             self.capabilities = self.capabilities | {"batches"}
         self.context = options.get("ctx_size", options.get("c", 0))
@@ -70,9 +69,6 @@ class Engine(Deployable):
     def shared_context(self, context: int | None) -> int | None:
         # all slots share one cache (kv_unified), which says "Context size has been exceeded" when full; 0: the model's
         return int(self.context) or context if str(self.context).isdecimal() else None
-
-    def weight_bytes(self) -> int | None:
-        return files.bytes_per_token(gguf_file.read_all(self.file))
 
     def versions(self) -> dict[str, str]:
         return {"llama.cpp": llamacpp.build()["sources"], "kv cache": self.cache, "arguments": self.arguments}

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from quantmill.checkpoint import shards
 from quantmill.client.dialects import Prompt
 from quantmill.common.program import UserError
 from quantmill.engines.served.started import Started, flags, python
@@ -59,9 +58,6 @@ class Engine(Started):
     def more(self, n: int) -> dict[str, Any]:
         wanted = {"min_new_tokens": n, "max_new_tokens": n, "do_sample": False, "eos_token_id": self.stop_ids or None}
         return {"generation_config": json.dumps(wanted)}
-
-    def weight_bytes(self) -> int | None:
-        return shards.bytes_per_token(self.artifact)
 
     def versions(self) -> dict[str, str]:
         names = ("transformers", "torch")

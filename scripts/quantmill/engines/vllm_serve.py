@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from quantmill.checkpoint import shards
 from quantmill.client import query, stream, words
 from quantmill.client.likelihood import TOP
 from quantmill.common import redaction
@@ -81,9 +80,6 @@ class Engine(Deployable):
 
     def more(self, n: int) -> dict[str, Any]:
         return {"min_tokens": 0 if self.may_end else n, "stop_token_ids": self.stop_ids, "ignore_eos": False}
-
-    def weight_bytes(self) -> int | None:
-        return shards.bytes_per_token(self.artifact)
 
     def versions(self) -> dict[str, str]:
         try:

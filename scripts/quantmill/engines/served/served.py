@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quantmill import engines
+from quantmill.checkpoint import gguf_file, shards
 from quantmill.client import client, prometheus, query, schedule, stream, together, words
 from quantmill.client.checks import Counters
 from quantmill.client.connection import Exchange
@@ -19,6 +20,7 @@ from quantmill.client.words import ANYTHING, Expected, Untrue
 from quantmill.common import redaction
 from quantmill.common.model_config import of_text
 from quantmill.common.program import UserError, printable
+from quantmill.llamacpp import files
 
 UNKNOWN = -1  # the id of a token that a server does not report
 AT_ONCE = 16  # texts that are scored at the same time
@@ -171,6 +173,11 @@ class Served(engines.Engine):
         if read not in (None, len(ids)):
             raise Contradiction(f"{self.where()}: it read {read} tokens where {len(ids)} were sent to be scored")
         return found
+
+    def weight_bytes(self) -> int | None:
+        if any(self.artifact.glob("*.gguf")):
+            return files.bytes_per_token(gguf_file.read_all(files.first(self.artifact)))
+        return shards.bytes_per_token(self.artifact) if any(self.artifact.glob("*.safetensors")) else None
 
     def request(self, ids: list[int], n: int) -> bytes:
         """Return one request for n tokens, streamed."""
